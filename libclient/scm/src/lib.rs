@@ -1,1 +1,37 @@
-//! Placeholder.
+//! Bytes and file descriptors over `AF_UNIX` `SOCK_SEQPACKET`: the only `sendmsg`/`recvmsg` code of fdbroker.
+//! It must never lose or leak an fd unseen, and never close a received fd on its own account: an
+//! fd of a hung FUSE server blocks `close` for ever, so who closes it, and where, is the caller's choice.
+//!
+//! What the kernel does, and what this crate makes of it (unix(7), recvmsg(2), measured on 6.18):
+//!
+//! | kernel | here |
+//! |---|---|
+//! | at most 253 fds per message | [`SendError::TooManyFds`], before the kernel is asked |
+//! | one bad fd: nothing is sent | [`SendError::BadFd`] |
+//! | receiver at its `RLIMIT_NOFILE`: bytes come, fds are gone, `MSG_CTRUNC` | [`Message::fds_truncated`]; those that came are handed over |
+//! | room for 1 fd admits 2 (alignment) | what came is counted, not what was asked for |
+//! | a 0-byte message looks like the end | [`RecvError::EmptyMessage`], [`RecvError::Eof`]; [`send`] refuses to send one |
+//! | `ECONNRESET` comes before a queued reply | read again |
+//! | uid over `RLIMIT_NOFILE` fds in flight: `ETOOMANYREFS` | [`SendError::TooManyRefs`]; [`send_timeout`] waits it out |
+//! | `SIGPIPE` | never raised (but see `send_grant`) |
+
+mod cmsg;
+mod error;
+mod fds;
+#[cfg(feature = "sendfd")]
+mod grant;
+mod recv;
+mod send;
+mod socket;
+
+pub use error::{RecvError, SendError};
+pub use fds::ReceivedFds;
+#[cfg(feature = "sendfd")]
+pub use grant::send_grant;
+pub use recv::{Message, recv, recv_timeout};
+pub use send::{send, send_timeout};
+pub use socket::{seqpacket_pair, unread_bytes};
+
+/// The most fds one message can carry, all control messages summed.
+/// Source: `SCM_MAX_FD` in the kernel's `include/net/scm.h`, unix(7).
+pub const MAX_FDS: usize = 253;

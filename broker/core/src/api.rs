@@ -1,0 +1,358 @@
+//! What goes into the core and what comes out of it: inputs, effects, configuration. Plain data: must
+//! never hold an fd, a clock or an OS type. The core speaks of slots; the daemon's fd table maps a slot
+//! to the one fd the broker has of that allocation.
+
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, MemoryKind, Share, Status, limits::DRIVER_DATA_BYTES,
+};
+
+/// A point in time, in microseconds from an origin of the daemon's choice. Never goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Now(pub u64);
+
+/// A client's number: chosen by the daemon (its connection slot), free for another client after
+/// [`Effect::Forget`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u32);
+
+/// The client's number for a request. Unique among those of the client that are under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// A lease's number: slot in the low half, generation in the high half. Never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LeaseId(pub u64);
+
+/// An fd on its way through a closer thread. Charged until [`Input::Closed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u32);
+
+/// Which isolation domain a client is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DomainKey {
+    /// The listener it came by.
+    pub listener: u32,
+    /// Its uid (SO_PEERCRED).
+    pub uid: u32,
+}
+
+/// Which closer thread takes an fd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Classified: its close may take milliseconds, and ends.
+    Accepted,
+    /// Not recognised: its close may hang for ever. Bounded per domain.
+    Refused,
+}
+
+/// One deposit of a register: what the client said, with what the daemon found out about the fd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deposit {
+    /// `Err`: the fd was refused before the core saw it (UNSUPPORTED_FD and its kind), and goes to `lane`.
+    pub checked: Result<(), Status>,
+    /// Where the fd goes when it is not kept.
+    pub lane: Lane,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Who may acquire it.
+    pub share: Share,
+    /// The broker may evict it.
+    pub recallable: bool,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// Bytes, more than 0.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, bytes.
+    pub fd_offset: u64,
+    /// The owner's id of it.
+    pub owner_allocation_id: u64,
+    /// Address in the owner, 0 = none.
+    pub base: u64,
+    /// Driver data, if any: length 1..=64 and the bytes.
+    pub driver_data: Option<(u8, [u8; DRIVER_DATA_BYTES])>,
+}
+
+/// One answer of a supply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Supply {
+    /// The allocation recalled.
+    pub id: AllocationId,
+    /// `Ok`: index of the fd among the message's fds, after the daemon classified it. `Err`: the owner's
+    /// refusal, or the daemon's (the fd, if any, is listed as `refused_fd`).
+    pub fd: Result<u16, ErrorCode>,
+    /// An fd that came with the item and did not pass the daemon's check, and where it goes.
+    pub refused_fd: Option<(u16, Lane)>,
+    /// The allocation's id read again after the export.
+    pub owner_allocation_id: u64,
+    /// Where in the fd it begins now, bytes.
+    pub fd_offset: u64,
+    /// Its size, bytes.
+    pub size_bytes: u64,
+}
+
+/// One handle of an acquire, after the daemon verified its MAC.
+pub type Wanted = Result<AllocationId, ErrorCode>;
+
+/// What happened.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// A client's socket was accepted. Takes [`crate::limits::FDS_PER_CONNECTION`] places in the table.
+    /// Answered by nothing, or by [`Effect::Disconnect`] when a cap is in the way.
+    Connect { client: ClientId, domain: DomainKey, pid: u32 },
+    /// Its hello. Answered by [`Effect::Welcome`], or [`Effect::Failed`] and [`Effect::Disconnect`].
+    Hello { client: ClientId, request: RequestId, own_fds: u32 },
+    /// Its process has died or its socket has ended. Ends with [`Effect::Forget`], maybe some polls later.
+    Gone { client: ClientId },
+    /// Deposits; the fd of each is at the same index of the message. More of them than credits:
+    /// [`Effect::Failed`] PROTOCOL, every fd by [`Effect::CloseArrived`].
+    Register {
+        client: ClientId,
+        request: RequestId,
+        deposits: &'a [Deposit],
+        credits_wanted: u32,
+        deadline: Now,
+    },
+    /// The owner ends registrations.
+    Unregister { client: ClientId, request: RequestId, ids: &'a [AllocationId] },
+    /// A consumer wants fds.
+    Acquire { client: ClientId, request: RequestId, wanted: &'a [Wanted], deadline: Now },
+    /// The grant that the effects of the step just applied told the daemon to send could not be sent
+    /// (EAGAIN, ETOOMANYREFS): its leases never were, and the request goes back to the head of the queue.
+    /// `wanted` as in [`Granted::wanted`], `deadline` and `seq` as in [`Effect::Granted`].
+    Unsent { client: ClientId, request: RequestId, grants: &'a [Granted], deadline: Now, seq: u64 },
+    /// Whether the client has room for another message with fds. While `false` its parked requests stay parked.
+    /// Connected clients begin with `true`.
+    Sendable { client: ClientId, sendable: bool },
+    /// Give up a parked request: answers CANCELLED. Not parked any more: nothing.
+    Cancel { client: ClientId, request: RequestId },
+    /// Leases whose memory is imported and whose fd is closed. `request` `None` = one-way.
+    Mapped { client: ClientId, request: Option<RequestId>, leases: &'a [LeaseId] },
+    /// Leases given back. `request` `None` = one-way.
+    Release { client: ClientId, request: Option<RequestId>, leases: &'a [LeaseId] },
+    /// The owner's answers to recalls.
+    Supply { client: ClientId, supplies: &'a [Supply] },
+    /// A closer has closed it.
+    Closed { ticket: Ticket },
+}
+
+/// The outcome of one handle of an acquire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The handle asked for.
+    pub wanted: Wanted,
+    /// OK: the fields below hold, and the fd in the slot of `wanted` is to be sent.
+    pub status: Status,
+    /// The lease; `LeaseId(0)` unless OK.
+    pub lease: LeaseId,
+    /// Memory kind.
+    pub kind: MemoryKind,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, bytes.
+    pub fd_offset: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// The owner's id of it.
+    pub owner_allocation_id: u64,
+    /// Whether [`crate::Core::driver_data`] has some for it.
+    pub has_driver_data: bool,
+}
+
+/// The outcome of one deposit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registered {
+    /// OK, or why not.
+    pub status: Status,
+    /// The allocation; meaningless unless OK.
+    pub id: AllocationId,
+    /// Index of the deposit in its message, for the handle's hints.
+    pub index: u16,
+}
+
+/// What the daemon is to do, in this order. Ranges are into the lists of [`Effects`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The fd at `index` of the message just handed in becomes the fd of `slot`.
+    StoreArrived { index: u16, slot: u32 },
+    /// The fd at `index` of the message just handed in goes to a closer.
+    CloseArrived { index: u16, ticket: Ticket, lane: Lane },
+    /// The fd of `slot` goes to the closer of accepted fds.
+    CloseHeld { slot: u32, ticket: Ticket },
+    /// Write the generation page: the live generation of `slot`, or 0.
+    Publish { slot: u32, generation: u32 },
+    /// Answer hello: welcome, with credit for that many deposits.
+    Welcome { client: ClientId, request: RequestId, deposit_credits: u32 },
+    /// Answer register: [`Effects::registered`].
+    Registered {
+        client: ClientId,
+        request: RequestId,
+        range: std::ops::Range<usize>,
+        deposit_credits: u32,
+    },
+    /// Answer unregister, mapped or release, as [`StatusReply`] says: [`Effects::statuses`].
+    Statuses {
+        client: ClientId,
+        request: RequestId,
+        reply: StatusReply,
+        range: std::ops::Range<usize>,
+    },
+    /// Answer acquire: [`Effects::granted`]. If it cannot be sent, hand in [`Input::Unsent`] after the
+    /// remaining effects of the step have been applied.
+    Granted {
+        client: ClientId,
+        request: RequestId,
+        range: std::ops::Range<usize>,
+        deadline: Now,
+        seq: u64,
+    },
+    /// Answer a request that failed as a whole.
+    Failed { client: ClientId, request: RequestId, status: Status },
+    /// The client has events: call [`crate::Core::take_events`] as its event socket takes them.
+    Events { client: ClientId },
+    /// End the client's connection (then [`Input::Gone`]).
+    Disconnect { client: ClientId, status: Status },
+    /// Nothing of the client is left: its number is free.
+    Forget { client: ClientId },
+}
+
+/// Which reply a list of statuses is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusReply {
+    /// To unregister; an OK status with value 1 = drained already.
+    Unregister,
+    /// To mapped or release.
+    Lease,
+}
+
+/// The effects of one step, in a buffer that is cleared and reused.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// What to do, in order.
+    pub list: Vec<Effect>,
+    /// Items of [`Effect::Granted`].
+    pub granted: Vec<Granted>,
+    /// Items of [`Effect::Registered`].
+    pub registered: Vec<Registered>,
+    /// Items of [`Effect::Statuses`].
+    pub statuses: Vec<Status>,
+}
+
+impl Effects {
+    /// Forgets everything, keeps the memory.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.granted.clear();
+        self.registered.clear();
+        self.statuses.clear();
+    }
+}
+
+/// One message for a client's event socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Events {
+    /// Export these again.
+    Recall(Vec<RecallEvent>),
+    /// These leases' allocations have ended.
+    Revoked(Vec<RevokedEvent>),
+    /// These allocations' last leases are gone.
+    Drained(Vec<DrainedEvent>),
+}
+
+/// One recall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecallEvent {
+    /// The allocation.
+    pub id: AllocationId,
+    /// As registered.
+    pub owner_allocation_id: u64,
+    /// As registered.
+    pub base: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes.
+    pub fd_offset: u64,
+    /// Ordinal.
+    pub device: u32,
+}
+
+/// One revoked lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RevokedEvent {
+    /// The allocation that ended.
+    pub id: AllocationId,
+    /// The client's lease of it.
+    pub lease: LeaseId,
+    /// STALE or OWNER_GONE.
+    pub code: ErrorCode,
+}
+
+/// One drained allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainedEvent {
+    /// The allocation that ended.
+    pub id: AllocationId,
+    /// As registered.
+    pub owner_allocation_id: u64,
+    /// As registered.
+    pub base: u64,
+}
+
+/// Caps of one account; `u64::MAX` = none. Units: fds, bytes, leases, allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Held, closing, promised, own and open: the sum.
+    pub fds: u64,
+    /// Held, closing and promised places in the broker.
+    pub held_fds: u64,
+    /// Bytes of held allocations.
+    pub held_bytes: u64,
+    /// Open leases (and those promised with a recall).
+    pub open_leases: u64,
+    /// Mapped leases.
+    pub mapped_leases: u64,
+    /// Allocations.
+    pub allocations: u64,
+}
+
+impl Caps {
+    /// No caps at all.
+    pub const NONE: Caps = Caps {
+        fds: u64::MAX,
+        held_fds: u64::MAX,
+        held_bytes: u64::MAX,
+        open_leases: u64::MAX,
+        mapped_leases: u64::MAX,
+        allocations: u64::MAX,
+    };
+}
+
+/// How the core is set up. Every number is checked by [`Config::check`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Caps of the node.
+    pub node: Caps,
+    /// Caps of each domain.
+    pub domain: Caps,
+    /// Caps of each client.
+    pub client: Caps,
+    /// Fds in the broker's table that the core may plan with: RLIMIT_NOFILE less what the daemon itself keeps open.
+    pub table_fds: u64,
+    /// Most clients.
+    pub max_clients: u32,
+    /// Most domains.
+    pub max_domains: u32,
+    /// Most requests of one client parked at once.
+    pub max_parked_per_client: u32,
+    /// Refused fds of one domain whose close has not returned; at this number the domain's deposits are refused unread.
+    pub max_refused_per_domain: u32,
+    /// Most allocation slots: those of the generation page.
+    pub max_slots: u32,
+    /// Lowest generation ever given out here, at least 1: above all that a former broker gave.
+    pub first_generation: u32,
+    /// Deposit credits a client keeps when it wants no more.
+    pub base_credits: u32,
+    /// Most deposit credits of one client, at most 253.
+    pub max_credits: u32,
+    /// Time an owner has to answer a recall, in microseconds.
+    pub recall_timeout_us: u64,
+}

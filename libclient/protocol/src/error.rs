@@ -1,0 +1,285 @@
+//! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. A number
+//! is never reused and never changes its meaning.
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $field:literal, $remedy:literal;)*) => {
+        /// Why a request, or one item of it, was not done. The numbers are the wire's and the C ABI's.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        pub enum ErrorCode { $($(#[$doc])* $name = $number,)* }
+
+        impl ErrorCode {
+            /// Every code, in the order of its number.
+            pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$name,)*];
+
+            /// The code of a number on the wire; `None` for 0 (OK) and for unknown numbers.
+            pub fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$name),)* _ => None }
+            }
+
+            /// The name in the field's style, such as `NO_QUOTA`.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$name => $field,)* }
+            }
+
+            /// Cause and remedy, one sentence each.
+            pub fn remedy(self) -> &'static str {
+                match self { $(Self::$name => $remedy,)* }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// No broker at the socket path, or the connection is lost.
+    NotConnected = 1, "NOT_CONNECTED", "no broker answers at the socket; start fdbrokerd or `fdbroker run`, or check FDBROKER_SOCKET";
+    /// The handle was made on another node or before a reboot.
+    WrongNode = 2, "WRONG_NODE", "the handle names memory of another node (or of this one before a reboot); handles are good on their own node only";
+    /// Magic, version, length or MAC of the handle is wrong.
+    BadHandle = 3, "BAD_HANDLE", "these bytes are not a handle of this broker; pass all 64 bytes unchanged, from a process of the same broker";
+    /// The allocation has ended.
+    Stale = 4, "STALE", "the allocation was released or its address reused; get a new handle from its owner";
+    /// Not of this client's domain, or not its own to change.
+    NotPermitted = 5, "NOT_PERMITTED", "the allocation belongs to another user or another client; its owner may register it with a wider `share`";
+    /// A cap is full; the status names the cap, its value and the largest holder.
+    NoQuota = 6, "NO_QUOTA", "a cap is full; release leases or registrations, or raise the cap named";
+    /// Not ready yet; ask again for this item.
+    Again = 7, "AGAIN", "not ready yet; ask again for this item";
+    /// The deadline passed in the library.
+    TimedOut = 8, "TIMED_OUT", "the deadline passed; allow more time, or look for who holds the fds with `fdbroker ls`";
+    /// The caller cancelled the request.
+    Cancelled = 9, "CANCELLED", "the caller cancelled the request";
+    /// The owner's process has ended.
+    OwnerGone = 10, "OWNER_GONE", "the process that owned the allocation has ended; get a new handle from a live owner";
+    /// The owner did not answer a recall, or could not export again (value = its error code).
+    OwnerSilent = 11, "OWNER_SILENT", "the owner did not give the fd again when recalled; check that it runs and serves its recall callback";
+    /// The caller's own fd table is full. Nothing is lost: retry.
+    LocalFdLimit = 12, "LOCAL_FD_LIMIT", "this process has no free fd; close some or raise RLIMIT_NOFILE, then retry: nothing is lost";
+    /// The fd deposited is of a type that cannot be shared; value = `FdType`.
+    UnsupportedFd = 13, "UNSUPPORTED_FD", "this fd cannot be shared; deposit a dma-buf, a CUDA VMM fd, or a memfd with F_SEAL_SHRINK and F_SEAL_SEAL, with its true size";
+    /// The backend or feature is absent here.
+    NotSupported = 14, "NOT_SUPPORTED", "this backend or feature is absent here; see the message for what is missing";
+    /// The peer broke the protocol, or speaks another version.
+    Protocol = 15, "PROTOCOL", "the peer broke the protocol or speaks another version; use a library and a broker of the same release";
+    /// The broker is going away.
+    ShuttingDown = 16, "SHUTTING_DOWN", "the broker is going away; the library reconnects when it is back";
+    /// A bug or an exhausted resource of the broker itself.
+    Internal = 17, "INTERNAL", "a fault in the broker; see its log";
+}
+
+impl std::fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.name(), self.remedy())
+    }
+}
+
+macro_rules! wire_enum {
+    ($(#[$doc:meta])* $name:ident : $repr:ty { $($(#[$vdoc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr($repr)]
+        pub enum $name { $($(#[$vdoc])* $variant = $number,)* }
+
+        impl $name {
+            /// Every value, in the order of its number.
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+
+            /// The value of a number on the wire; `None` when unknown.
+            pub fn from_number(number: $repr) -> Option<Self> {
+                match number { $($number => Some(Self::$variant),)* _ => None }
+            }
+
+            /// The name in tables, JSON and messages.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.name()) }
+        }
+    };
+}
+pub(crate) use wire_enum;
+
+wire_enum! {
+    /// What a cap bounds. `fds` is the sum of `held_fds`, `open_leases` and `own_fds`.
+    Resource: u8 {
+        /// All fds of shared memory: held, closing, promised, leased and clients' own.
+        Fds = 1, "fds";
+        /// Fds in the broker or promised a place there: held, closing, recall and deposit reservations.
+        HeldFds = 2, "held_fds";
+        /// Bytes of the allocations whose fd the broker holds.
+        HeldBytes = 3, "held_bytes";
+        /// Duplicates granted and not yet mapped or released.
+        OpenLeases = 4, "open_leases";
+        /// Leases whose memory is imported and whose fd is closed.
+        MappedLeases = 5, "mapped_leases";
+        /// Allocations registered, or ended and still leased.
+        Allocations = 6, "allocations";
+        /// Fds of shared memory that clients hold by themselves, as they declared in hello.
+        OwnFds = 7, "own_fds";
+        /// The broker's own fd table: held, closing, connections, pidfds, reserve.
+        TableFds = 8, "table_fds";
+        /// Connections of clients.
+        Connections = 9, "connections";
+        /// Requests parked until they can be answered.
+        ParkedRequests = 10, "parked_requests";
+        /// Refused fds whose close has not returned.
+        RefusedFds = 11, "refused_fds";
+        /// Bytes of ended allocations, charged to those whose leases still pin them.
+        PinnedBytes = 12, "pinned_bytes";
+    }
+}
+
+wire_enum! {
+    /// Whose account a cap belongs to.
+    Scope: u8 {
+        /// One connection.
+        Client = 1, "client";
+        /// One isolation domain: a listener and a uid.
+        Domain = 2, "domain";
+        /// One job (cgroup). No job accounts yet.
+        Job = 3, "job";
+        /// The whole node.
+        Node = 4, "node";
+    }
+}
+
+wire_enum! {
+    /// What the kernel says a deposited fd is; the `value` of an `UNSUPPORTED_FD` status.
+    FdType: u8 {
+        /// Not recognised.
+        Unknown = 0, "unknown";
+        /// A dma-buf.
+        DmaBuf = 1, "dma-buf";
+        /// An fd of /dev/nvidiactl.
+        CudaVmm = 2, "cuda-vmm";
+        /// A memfd with both seals.
+        Memfd = 3, "memfd";
+        /// A memfd that lacks F_SEAL_SHRINK or F_SEAL_SEAL.
+        UnsealedMemfd = 4, "memfd without F_SEAL_SHRINK and F_SEAL_SEAL";
+        /// A socket.
+        Socket = 5, "socket";
+        /// A pipe or FIFO.
+        Pipe = 6, "pipe";
+        /// An epoll, eventfd, timerfd or other anonymous inode.
+        Anonymous = 7, "anonymous inode (epoll, eventfd, ...)";
+        /// A directory.
+        Directory = 8, "directory";
+        /// A regular file that is no memfd.
+        File = 9, "file";
+        /// A device other than /dev/nvidiactl.
+        Device = 10, "device";
+        /// Right type, but size or offset exceed what the fd holds.
+        TooSmall = 11, "fd smaller than the size and offset claimed";
+        /// The fd's type is not the memory kind claimed.
+        KindMismatch = 12, "fd of another type than the memory kind claimed";
+    }
+}
+
+/// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
+///
+/// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap, `pid` the process that
+/// holds most of it. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
+/// (`PROTOCOL` in answer to hello): `value` is the broker's version. Otherwise 0.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Status {
+    /// 0 or an [`ErrorCode`].
+    pub code: U16,
+    /// 0 or a [`Resource`].
+    pub resource: u8,
+    /// 0 or a [`Scope`].
+    pub scope: u8,
+    /// Largest holder's pid as the broker sees it, or 0.
+    pub pid: U32,
+    /// See the type.
+    pub value: U64,
+}
+
+impl Status {
+    /// Success.
+    pub const OK: Status =
+        Status { code: U16::ZERO, resource: 0, scope: 0, pid: U32::ZERO, value: U64::ZERO };
+
+    /// A failure with no detail.
+    pub fn error(code: ErrorCode) -> Self {
+        Status { code: U16::new(code as u16), ..Self::OK }
+    }
+
+    /// A failure with a detail value.
+    pub fn with_value(code: ErrorCode, value: u64) -> Self {
+        Status { code: U16::new(code as u16), value: U64::new(value), ..Self::OK }
+    }
+
+    /// `NO_QUOTA`: which cap, whose, its value, and the pid of the largest holder (0 = unknown).
+    pub fn no_quota(resource: Resource, scope: Scope, cap: u64, pid: u32) -> Self {
+        Status {
+            code: U16::new(ErrorCode::NoQuota as u16),
+            resource: resource as u8,
+            scope: scope as u8,
+            pid: U32::new(pid),
+            value: U64::new(cap),
+        }
+    }
+
+    /// Whether the code is 0.
+    pub fn is_ok(&self) -> bool {
+        self.code.get() == 0
+    }
+
+    /// `Ok` or the error code; a number this build does not know reads as `INTERNAL`.
+    pub fn result(&self) -> Result<(), ErrorCode> {
+        match self.code.get() {
+            0 => Ok(()),
+            number => Err(ErrorCode::from_number(number).unwrap_or(ErrorCode::Internal)),
+        }
+    }
+}
+
+impl From<ErrorCode> for Status {
+    fn from(code: ErrorCode) -> Self {
+        Status::error(code)
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let code = match self.result() {
+            Ok(()) => return f.write_str("OK"),
+            Err(code) => code,
+        };
+        let value = self.value.get();
+        match code {
+            ErrorCode::NoQuota => {
+                let scope = Scope::from_number(self.scope).map_or("unknown", Scope::name);
+                let resource =
+                    Resource::from_number(self.resource).map_or("unknown", Resource::name);
+                write!(f, "NO_QUOTA: the {scope} cap {resource} = {value} is full")?;
+                match self.pid.get() {
+                    0 => f.write_str("; release leases or registrations, or raise the cap"),
+                    pid => {
+                        write!(f, ", most of it held by pid {pid}; release there, or raise the cap")
+                    }
+                }
+            }
+            ErrorCode::UnsupportedFd => {
+                let what = u8::try_from(value).ok().and_then(FdType::from_number);
+                write!(f, "{code} (it is: {})", what.map_or("unknown", FdType::name))
+            }
+            ErrorCode::OwnerSilent if value != 0 => {
+                let cause = u16::try_from(value).ok().and_then(ErrorCode::from_number);
+                write!(f, "{code} (the owner said {})", cause.map_or("unknown", ErrorCode::name))
+            }
+            code => write!(f, "{code}"),
+        }
+    }
+}

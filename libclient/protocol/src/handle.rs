@@ -1,0 +1,336 @@
+//! The handle: 64 bytes that name an allocation by value, and the keyed MAC that makes them hard to
+//! forge. Holds no pointer, pid or fd number; must never resolve anything itself.
+
+use crate::error::{ErrorCode, wire_enum};
+use siphasher::sip::SipHasher24;
+use siphasher::sip128::{Hasher128, SipHasher24 as SipHasher128};
+use std::hash::Hasher;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+/// First four bytes of every handle.
+pub const HANDLE_MAGIC: [u8; 4] = *b"FDBH";
+/// Version of the handle's layout.
+pub const HANDLE_VERSION: u8 = 1;
+/// Bytes of a handle: those of `ze_ipc_mem_handle_t`, `cudaIpcMemHandle_t`, `CUmemFabricHandle`.
+pub const HANDLE_BYTES: usize = 64;
+/// Leading bytes that suffice to resolve a handle: those of a 32-byte HSA IPC handle.
+pub const HANDLE_PREFIX_BYTES: usize = 32;
+/// Bytes of the owner token.
+pub const TOKEN_BYTES: usize = 16;
+
+wire_enum! {
+    /// What an allocation's fd is.
+    MemoryKind: u8 {
+        /// A dma-buf: size proved by the broker.
+        DmaBuf = 1, "dma-buf";
+        /// A CUDA VMM export (fd of /dev/nvidiactl): size claimed by the owner.
+        CudaVmm = 2, "cuda-vmm";
+        /// A range of a sealed memfd: size proved by the broker.
+        Memfd = 3, "memfd";
+    }
+}
+
+wire_enum! {
+    /// Who may acquire an allocation, apart from its owner.
+    Share: u8 {
+        /// Clients of the owner's domain: the same listener and uid.
+        Uid = 0, "uid";
+        /// Clients of the same listener that have the owner's group.
+        Gid = 1, "gid";
+        /// Whoever presents the handle: the handle is the capability.
+        Any = 2, "any";
+    }
+}
+
+/// An allocation on this node: its slot in the registry and the slot's generation (never 0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AllocationId {
+    /// Slot index.
+    pub slot: u32,
+    /// Generation of the slot; grows with each allocation that used it, 0 = none.
+    pub generation: u32,
+}
+
+impl std::fmt::Display for AllocationId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.slot, self.generation)
+    }
+}
+
+impl std::str::FromStr for AllocationId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = |part: &str| part.parse::<u32>().ok();
+        text.split_once('.')
+            .and_then(|(slot, generation)| Some((parse(slot)?, parse(generation)?)))
+            .map(|(slot, generation)| AllocationId { slot, generation })
+            .ok_or_else(|| {
+                format!("`{text}` is no allocation id; write SLOT.GENERATION, such as 12.3")
+            })
+    }
+}
+
+/// The first 32 bytes of a handle: all that an acquire needs.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct HandlePrefix {
+    /// [`HANDLE_MAGIC`].
+    pub magic: [u8; 4],
+    /// [`HANDLE_VERSION`].
+    pub version: u8,
+    /// A [`MemoryKind`].
+    pub kind: u8,
+    /// Reserved, 0.
+    pub flags: U16,
+    /// Hash of the boot id, see [`node_id`].
+    pub node: U64,
+    /// Slot index.
+    pub slot: U32,
+    /// Generation of the slot.
+    pub generation: U32,
+    /// SipHash-2-4 of the 24 bytes before it, under the node key.
+    pub mac: U64,
+}
+
+/// A handle, 64 bytes, plain old data: copy it by value through MPI, a file, anything.
+///
+/// Bytes 32-63 are hints for the consumer and are not covered by the MAC: the grant's own size is
+/// what bounds an offset.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Handle {
+    /// What suffices to resolve it.
+    pub prefix: HandlePrefix,
+    /// Size of the allocation in bytes.
+    pub size_bytes: U64,
+    /// Offset inside the allocation that the sender means, in bytes.
+    pub offset_bytes: U64,
+    /// The owner's allocation id (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's buffer id).
+    pub owner_allocation_id: U64,
+    /// The owner's device ordinal.
+    pub device: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<Handle>() == HANDLE_BYTES);
+const _: () = assert!(size_of::<HandlePrefix>() == HANDLE_PREFIX_BYTES);
+
+impl HandlePrefix {
+    /// The allocation named. Meaningless until the prefix is verified.
+    pub fn id(&self) -> AllocationId {
+        AllocationId { slot: self.slot.get(), generation: self.generation.get() }
+    }
+}
+
+impl Handle {
+    /// The 64 bytes.
+    pub fn to_bytes(self) -> [u8; HANDLE_BYTES] {
+        zerocopy::transmute!(self)
+    }
+
+    /// Any 64 bytes; whether they are a handle is for the broker to say.
+    pub fn from_bytes(bytes: [u8; HANDLE_BYTES]) -> Self {
+        zerocopy::transmute!(bytes)
+    }
+
+    /// A handle of exactly 64 bytes; `BAD_HANDLE` for any other length.
+    pub fn from_slice(bytes: &[u8]) -> Result<Self, ErrorCode> {
+        Self::read_from_bytes(bytes).map_err(|_| ErrorCode::BadHandle)
+    }
+
+    /// The allocation named. Meaningless until the broker has verified it.
+    pub fn id(&self) -> AllocationId {
+        self.prefix.id()
+    }
+
+    /// The same allocation at `offset_bytes` inside it.
+    pub fn at(mut self, offset_bytes: u64) -> Self {
+        self.offset_bytes = U64::new(offset_bytes);
+        self
+    }
+}
+
+/// What a new handle is made of, apart from node and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandleFields {
+    /// The allocation.
+    pub id: AllocationId,
+    /// Its memory kind.
+    pub kind: MemoryKind,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// The owner's allocation id.
+    pub owner_allocation_id: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+}
+
+/// The broker's secret of 32 bytes: the first half keys the handle's MAC, the second half the owner
+/// token. Never leaves the broker; does not print itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NodeKey {
+    mac: [u8; 16],
+    token: [u8; 16],
+}
+
+impl std::fmt::Debug for NodeKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NodeKey(secret)")
+    }
+}
+
+impl NodeKey {
+    /// Bytes of the secret.
+    pub const BYTES: usize = 32;
+
+    /// From 32 random bytes (getrandom(2), or the key file in the administrator's directory).
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let (mut mac, mut token) = ([0; 16], [0; 16]);
+        mac.copy_from_slice(&bytes[..16]);
+        token.copy_from_slice(&bytes[16..]);
+        NodeKey { mac, token }
+    }
+
+    fn mac(&self, prefix: &HandlePrefix) -> u64 {
+        let mut hasher = SipHasher24::new_with_key(&self.mac);
+        hasher.write(&prefix.as_bytes()[..24]);
+        hasher.finish()
+    }
+
+    /// Makes the handle of an allocation.
+    pub fn seal(&self, node: u64, fields: &HandleFields) -> Handle {
+        let mut prefix = HandlePrefix {
+            magic: HANDLE_MAGIC,
+            version: HANDLE_VERSION,
+            kind: fields.kind as u8,
+            flags: U16::ZERO,
+            node: U64::new(node),
+            slot: U32::new(fields.id.slot),
+            generation: U32::new(fields.id.generation),
+            mac: U64::ZERO,
+        };
+        prefix.mac = U64::new(self.mac(&prefix));
+        Handle {
+            prefix,
+            size_bytes: U64::new(fields.size_bytes),
+            offset_bytes: U64::ZERO,
+            owner_allocation_id: U64::new(fields.owner_allocation_id),
+            device: U32::new(fields.device),
+            reserved: U32::ZERO,
+        }
+    }
+
+    /// The allocation that a prefix names, after magic, version, node and MAC have been checked.
+    /// `BAD_HANDLE` or `WRONG_NODE`; random bytes never reach the registry.
+    pub fn open(&self, node: u64, prefix: &HandlePrefix) -> Result<AllocationId, ErrorCode> {
+        if prefix.magic != HANDLE_MAGIC || prefix.version != HANDLE_VERSION {
+            return Err(ErrorCode::BadHandle);
+        }
+        if prefix.node.get() != node {
+            return Err(ErrorCode::WrongNode);
+        }
+        // Equality of two u64 is one instruction: no timing to learn the MAC from.
+        if self.mac(prefix) != prefix.mac.get() {
+            return Err(ErrorCode::BadHandle);
+        }
+        Ok(prefix.id())
+    }
+
+    /// The owner token of an allocation: proves ownership at re-deposit. Derived, so the broker
+    /// stores nothing for it; never part of the handle.
+    pub fn owner_token(&self, id: AllocationId) -> [u8; TOKEN_BYTES] {
+        let mut hasher = SipHasher128::new_with_key(&self.token);
+        hasher.write_u32(id.slot);
+        hasher.write_u32(id.generation);
+        hasher.finish128().as_bytes()
+    }
+}
+
+/// The node's id: a hash of the kernel's boot id (/proc/sys/kernel/random/boot_id, trimmed), equal
+/// for every broker of one boot. The key is a constant: this is a name, not a secret.
+pub fn node_id(boot_id: &str) -> u64 {
+    let mut hasher = SipHasher24::new_with_key(b"fdbroker node id");
+    hasher.write(boot_id.trim().as_bytes());
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed() -> (NodeKey, Handle) {
+        let key = NodeKey::from_bytes([7; 32]);
+        let id = AllocationId { slot: 12, generation: 3 };
+        let kind = MemoryKind::DmaBuf;
+        let fields =
+            HandleFields { id, kind, size_bytes: 65536, owner_allocation_id: 99, device: 1 };
+        let handle = key.seal(42, &fields);
+        (key, handle)
+    }
+
+    #[test]
+    fn open_when_sealed_by_same_key_then_names_the_allocation() {
+        let (key, handle) = sealed();
+        let copy = Handle::from_slice(&handle.to_bytes()).expect("64 bytes");
+        assert_eq!(key.open(42, &copy.prefix), Ok(AllocationId { slot: 12, generation: 3 }));
+        assert_eq!(copy.size_bytes.get(), 65536);
+    }
+
+    #[test]
+    fn open_when_any_single_bit_of_the_prefix_flips_then_refused() {
+        let (key, handle) = sealed();
+        for bit in 0..HANDLE_PREFIX_BYTES * 8 {
+            let mut bytes = handle.to_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let opened = key.open(42, &Handle::from_bytes(bytes).prefix);
+            let expected =
+                if (64..128).contains(&bit) { ErrorCode::WrongNode } else { ErrorCode::BadHandle };
+            assert_eq!(opened, Err(expected), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn open_when_hints_change_then_still_the_same_allocation() {
+        let (key, handle) = sealed();
+        assert!(key.open(42, &handle.at(4096).prefix).is_ok());
+    }
+
+    #[test]
+    fn open_when_key_or_node_differs_then_refused() {
+        let (key, handle) = sealed();
+        let other = NodeKey::from_bytes([8; 32]);
+        assert_eq!(other.open(42, &handle.prefix), Err(ErrorCode::BadHandle));
+        assert_eq!(key.open(43, &handle.prefix), Err(ErrorCode::WrongNode));
+    }
+
+    #[test]
+    fn from_slice_when_not_64_bytes_then_bad_handle() {
+        for length in [0, 32, 63, 65] {
+            assert_eq!(Handle::from_slice(&vec![0; length]), Err(ErrorCode::BadHandle));
+        }
+    }
+
+    #[test]
+    fn owner_token_when_id_or_key_differs_then_differs() {
+        let (key, handle) = sealed();
+        let token = key.owner_token(handle.id());
+        assert_eq!(token, key.owner_token(handle.id()));
+        assert_ne!(token, key.owner_token(AllocationId { slot: 12, generation: 4 }));
+        assert_ne!(token, NodeKey::from_bytes([8; 32]).owner_token(handle.id()));
+    }
+
+    #[test]
+    fn node_id_when_boot_id_differs_then_differs() {
+        assert_ne!(node_id("a"), node_id("b"));
+        assert_eq!(node_id("a\n"), node_id("a"));
+    }
+}

@@ -1,0 +1,26 @@
+//! Every bound of the wire format, with its reason. Bounds of the daemon's own working (queues,
+//! quotas, timeouts) live in the broker. Must never hold a bound without its reason.
+
+/// Most items, and most fds, in one message: the kernel carries at most 253 fds per message,
+/// all control messages summed (`SCM_MAX_FD`, include/net/scm.h).
+pub const MAX_BATCH: usize = 253;
+
+/// Bytes of driver data that an allocation may carry: the size of `ze_ipc_mem_handle_t`
+/// (`ZE_MAX_IPC_HANDLE_SIZE`, ze_api.h), the largest handle known in the field.
+pub const DRIVER_DATA_BYTES: usize = 64;
+
+/// Largest message on the client and event sockets, in bytes: a full `Granted` with driver data for
+/// each item, 16 + 253 * (64 + 64) = 32,400, and a full `Redeposit`, 32 + 253 * 184 = 46,584; rounded up to a power of
+/// two. Far below the 212,992 bytes of a default SO_SNDBUF, so EMSGSIZE cannot happen.
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+
+/// Largest message on the administrator's socket, in bytes: answers are paged so that one never
+/// holds the daemon's loop for long.
+pub const MAX_ADMIN_MESSAGE_BYTES: usize = 32 * 1024;
+
+/// Bytes of a client's name: the kernel's `TASK_COMM_LEN` (include/linux/sched.h).
+pub const NAME_BYTES: usize = 16;
+
+/// Longest wait a client may ask for, in ms: one hour. A longer one is cut to this, so that every
+/// parked request has an end.
+pub const MAX_DEADLINE_MS: u32 = 3_600_000;

@@ -1,0 +1,437 @@
+//! Every message on the client's and the event socket: fixed little-endian layouts without padding.
+//! Layout only: no IO, no state. The page that explains them is PROTOCOL.md.
+
+use crate::error::{Status, wire_enum};
+use crate::handle::{Handle, HandlePrefix, TOKEN_BYTES};
+use crate::limits::{DRIVER_DATA_BYTES, NAME_BYTES};
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+/// Version of this protocol. A broker and a client agree in hello or part.
+pub const PROTOCOL_VERSION: u8 = 1;
+
+/// First eight bytes of hello's body, in every version of the protocol for ever.
+pub const HELLO_MAGIC: [u8; 8] = *b"fdbroker";
+
+wire_enum! {
+    /// What a message is. Requests are even or have their reply beside them; see PROTOCOL.md.
+    Kind: u16 {
+        /// Client: the first message. Body [`Hello`]. Layout fixed in every version.
+        Hello = 0x01, "hello";
+        /// Broker: [`HelloReply`], 2 fds: event socket, generation page.
+        HelloReply = 0x02, "hello reply";
+        /// Broker: a request failed as a whole. Body [`Status`]. Layout fixed in every version.
+        Failed = 0x03, "failed";
+        /// Client: [`RegisterHead`], [`RegisterItem`]s, one fd per item.
+        Register = 0x10, "register";
+        /// Broker: [`RegisterReplyHead`], [`Registered`]s.
+        RegisterReply = 0x11, "register reply";
+        /// Client: [`AllocationItem`]s.
+        Unregister = 0x12, "unregister";
+        /// Broker: a [`Status`] each; value 1 = drained already (no lease was left).
+        UnregisterReply = 0x13, "unregister reply";
+        /// Client, after a crash of the broker: [`RegisterHead`], [`RedepositItem`]s, fds. Reply: RegisterReply.
+        Redeposit = 0x14, "redeposit";
+        /// Client: [`AcquireHead`], [`HandlePrefix`]es.
+        Acquire = 0x20, "acquire";
+        /// Broker: [`GrantItem`]s, then driver data of those that have it, and the fds.
+        Granted = 0x21, "granted";
+        /// Client, one-way: give up the request whose id is the header's `id`.
+        Cancel = 0x22, "cancel";
+        /// Client: [`LeaseItem`]s imported, fds closed. One-way when the header's `id` is 0.
+        Mapped = 0x24, "mapped";
+        /// Client: [`LeaseItem`]s given back. One-way when the header's `id` is 0.
+        Release = 0x26, "release";
+        /// Broker, to mapped, release and declare with an id: a [`Status`] each.
+        LeaseReply = 0x27, "lease reply";
+        /// Client, after a crash of the broker: [`HandlePrefix`]es it has mapped. Reply: Granted without fds.
+        Declare = 0x28, "declare";
+        /// Broker, event socket: [`RecallItem`]s; export again and answer with supply.
+        Recall = 0x40, "recall";
+        /// Client, event socket: [`SupplyItem`]s, one fd per item whose code is 0, in order.
+        Supply = 0x41, "supply";
+        /// Broker, event socket: [`LeaseItem`]s it would like back if unused; answered by release.
+        Reclaim = 0x42, "reclaim";
+        /// Broker, event socket: [`RevokedItem`]s whose allocation has ended.
+        Revoked = 0x43, "revoked";
+        /// Broker, event socket: [`DrainedItem`]s whose last lease is gone.
+        Drained = 0x44, "drained";
+        /// Broker, event socket: [`GoingAway`].
+        GoingAway = 0x45, "going away";
+        /// Administrator: body [`crate::admin::Query`]. Reply: one [`crate::admin::NodeStatus`].
+        AdminStatus = 0x80, "admin status";
+        /// Broker.
+        AdminStatusReply = 0x81, "admin status reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminAllocations = 0x82, "admin allocations";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AllocationRecord`]s.
+        AdminAllocationsReply = 0x83, "admin allocations reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminLeases = 0x84, "admin leases";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::LeaseRecord`]s.
+        AdminLeasesReply = 0x85, "admin leases reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminClients = 0x86, "admin clients";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::ClientRecord`]s.
+        AdminClientsReply = 0x87, "admin clients reply";
+    }
+}
+
+/// Opens every message: 16 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Header {
+    /// A [`Kind`].
+    pub kind: U16,
+    /// [`PROTOCOL_VERSION`].
+    pub version: u8,
+    /// Reserved, 0.
+    pub flags: u8,
+    /// Items after the head of the body.
+    pub count: U16,
+    /// Fds that travel with the message. Fewer arrived: the receiver's table was full.
+    pub fd_count: U16,
+    /// The client's number for a request, repeated in its reply; 0 on the event socket and one-way.
+    pub id: U64,
+}
+
+/// Body of [`Kind::Hello`], 48 bytes. The first 16 keep their place in every version.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Hello {
+    /// [`HELLO_MAGIC`].
+    pub magic: [u8; 8],
+    /// Lowest protocol version the client speaks.
+    pub version_min: U16,
+    /// Highest protocol version the client speaks.
+    pub version_max: U16,
+    /// Reserved, 0.
+    pub flags: U32,
+    /// Fds of shared memory that this client will hold by itself: its arena, and exports on their
+    /// way to the broker. Charged to it for as long as it is connected.
+    pub own_fds: U32,
+    /// The client's pid in its own PID namespace, for display.
+    pub pid: U32,
+    /// A name for display, such as the command's; padded with zeros.
+    pub name: [u8; NAME_BYTES],
+    /// Reserved, 0.
+    pub reserved: U64,
+}
+
+/// Body of [`Kind::HelloReply`], 64 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct HelloReply {
+    /// The version both will speak.
+    pub version: U16,
+    /// Most items per message, at most [`crate::limits::MAX_BATCH`].
+    pub max_batch: U16,
+    /// Fds the client may deposit before it must ask for more credit.
+    pub deposit_credits: U32,
+    /// See [`crate::handle::node_id`].
+    pub node: U64,
+    /// Random per start of the broker: another value means that all former state is gone.
+    pub incarnation: U64,
+    /// The client's number, as `fdbroker clients` shows it.
+    pub client: U32,
+    /// Slots of the generation page.
+    pub page_slots: U32,
+    /// Longest time a recall may stay unanswered, in ms, before its owner counts as silent.
+    pub recall_timeout_ms: U32,
+    /// Most requests of this client that may be parked at once.
+    pub max_parked: U32,
+    /// Reserved, 0.
+    pub reserved: [U64; 3],
+}
+
+/// Head of [`Kind::Register`] and [`Kind::Redeposit`], 8 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RegisterHead {
+    /// Deposits that will follow this message: the reply grants credit for up to that many.
+    pub credits_wanted: U32,
+    /// How long the broker may hold the reply until it can grant one credit, in ms. Matters only with
+    /// `credits_wanted` > 0; on time-out the items are registered all the same and credits are 0.
+    pub deadline_ms: U32,
+}
+
+/// An allocation to register, 104 bytes; its fd is at the same index.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RegisterItem {
+    /// A [`crate::handle::MemoryKind`].
+    pub kind: u8,
+    /// [`register_flags`].
+    pub flags: u8,
+    /// A [`crate::handle::Share`].
+    pub share: u8,
+    /// Bytes of `driver_data` in use, 0..=64.
+    pub driver_data_len: u8,
+    /// The owner's device ordinal.
+    pub device: U32,
+    /// Size in bytes, more than 0.
+    pub size_bytes: U64,
+    /// Where in the fd the allocation begins, in bytes.
+    pub fd_offset: U64,
+    /// The owner's id of the allocation; another id at the same address is another allocation.
+    pub owner_allocation_id: U64,
+    /// Address in the owner; 0 = it has none and never counts as the same or overlapping.
+    pub base: U64,
+    /// The driver's handle bytes, kept with the allocation and given with each grant.
+    pub driver_data: [u8; DRIVER_DATA_BYTES],
+}
+
+/// Bits of [`RegisterItem::flags`].
+pub mod register_flags {
+    /// The owner can export it again: the broker may evict its fd.
+    pub const RECALLABLE: u8 = 1;
+    /// It outlives its owner, for a time. Answered NOT_SUPPORTED for now.
+    pub const KEEP: u8 = 2;
+    /// Every bit that has a meaning.
+    pub const ALL: u8 = RECALLABLE | KEEP;
+}
+
+/// An allocation given again after a crash of the broker, 184 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RedepositItem {
+    /// As at its registration.
+    pub item: RegisterItem,
+    /// The handle it had.
+    pub handle: Handle,
+    /// The owner token given with it.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+/// Head of [`Kind::RegisterReply`], 16 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RegisterReplyHead {
+    /// Fds the client may deposit from now on.
+    pub deposit_credits: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+    /// With `deposit_credits` 0: why, as NO_QUOTA's value (the cap); else 0.
+    pub cap: U64,
+}
+
+/// The outcome of one registration, 96 bytes. Handle and token are 0 unless the status is OK.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Registered {
+    /// OK, or why not.
+    pub status: Status,
+    /// The handle to pass on.
+    pub handle: Handle,
+    /// Proves ownership at re-deposit; never pass it on.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+/// An allocation named by its owner, 8 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct AllocationItem {
+    /// Slot index.
+    pub slot: U32,
+    /// Generation.
+    pub generation: U32,
+}
+
+/// Head of [`Kind::Acquire`], 8 bytes; then [`HandlePrefix`]es.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct AcquireHead {
+    /// How long the broker may park the request, in ms; 0 = never.
+    pub deadline_ms: U32,
+    /// Reserved, 0.
+    pub flags: U32,
+}
+
+/// Value of [`GrantItem::fd_index`] when the item has no fd.
+pub const NO_FD: u16 = u16::MAX;
+
+/// The outcome of one handle, 64 bytes. Everything after the status is 0 (`fd_index` [`NO_FD`]) unless
+/// the status is OK.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct GrantItem {
+    /// OK, AGAIN (ask again), or why not.
+    pub status: Status,
+    /// The lease: give it back by this number.
+    pub lease: U64,
+    /// Slot of the allocation, for the generation page.
+    pub slot: U32,
+    /// Generation of the allocation.
+    pub generation: U32,
+    /// Size of the allocation in bytes: bounds every offset.
+    pub size_bytes: U64,
+    /// Where in the fd the allocation begins, in bytes.
+    pub fd_offset: U64,
+    /// A [`crate::handle::MemoryKind`].
+    pub kind: u8,
+    /// Bytes of driver data; when not 0, a 64-byte block follows the items, in their order.
+    pub driver_data_len: u8,
+    /// Index among the message's fds, or [`NO_FD`].
+    pub fd_index: U16,
+    /// The owner's device ordinal.
+    pub device: U32,
+    /// The owner's allocation id.
+    pub owner_allocation_id: U64,
+}
+
+/// A lease, 8 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct LeaseItem {
+    /// The lease's number, from [`GrantItem::lease`].
+    pub lease: U64,
+}
+
+/// An allocation whose fd the broker wants again, 48 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RecallItem {
+    /// Slot.
+    pub slot: U32,
+    /// Generation.
+    pub generation: U32,
+    /// The id it was registered with.
+    pub owner_allocation_id: U64,
+    /// Its address in the owner.
+    pub base: U64,
+    /// Its size in bytes.
+    pub size_bytes: U64,
+    /// Where in the fd it began, in bytes.
+    pub fd_offset: U64,
+    /// The owner's device ordinal.
+    pub device: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+}
+
+/// The answer to one recall, 40 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct SupplyItem {
+    /// Slot.
+    pub slot: U32,
+    /// Generation.
+    pub generation: U32,
+    /// 0 = the next fd is it; STALE = the memory is no longer there (ends the allocation); any other
+    /// error code = not now.
+    pub code: U16,
+    /// Reserved, 0.
+    pub reserved: [u8; 6],
+    /// The allocation's id read again *after* the export: another id ends the allocation.
+    pub owner_allocation_id: U64,
+    /// Where in the fd it begins now, in bytes.
+    pub fd_offset: U64,
+    /// Its size in bytes; must not have changed.
+    pub size_bytes: U64,
+}
+
+/// A lease whose allocation has ended, 24 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RevokedItem {
+    /// Slot.
+    pub slot: U32,
+    /// Generation that ended.
+    pub generation: U32,
+    /// The client's lease of it: still on the ledger until released.
+    pub lease: U64,
+    /// Why: STALE (released, address reused, revoked) or OWNER_GONE.
+    pub code: U16,
+    /// Reserved, 0.
+    pub reserved: [u8; 6],
+}
+
+/// An ended allocation whose last lease is gone, 24 bytes: its memory may be used anew.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct DrainedItem {
+    /// Slot.
+    pub slot: U32,
+    /// Generation that ended.
+    pub generation: U32,
+    /// The owner's id of it.
+    pub owner_allocation_id: U64,
+    /// Its address in the owner.
+    pub base: U64,
+}
+
+/// Body of [`Kind::GoingAway`], 8 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct GoingAway {
+    /// 1 = ends, 2 = restarts and keeps all state.
+    pub reason: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+}
+
+/// Every layout, for the page that documents them and the test that pins them: name and size in bytes.
+pub const LAYOUTS: &[(&str, usize)] = &[
+    ("Header", size_of::<Header>()),
+    ("Status", size_of::<Status>()),
+    ("Handle", size_of::<Handle>()),
+    ("HandlePrefix", size_of::<HandlePrefix>()),
+    ("Hello", size_of::<Hello>()),
+    ("HelloReply", size_of::<HelloReply>()),
+    ("RegisterHead", size_of::<RegisterHead>()),
+    ("RegisterItem", size_of::<RegisterItem>()),
+    ("RedepositItem", size_of::<RedepositItem>()),
+    ("RegisterReplyHead", size_of::<RegisterReplyHead>()),
+    ("Registered", size_of::<Registered>()),
+    ("AllocationItem", size_of::<AllocationItem>()),
+    ("AcquireHead", size_of::<AcquireHead>()),
+    ("GrantItem", size_of::<GrantItem>()),
+    ("LeaseItem", size_of::<LeaseItem>()),
+    ("RecallItem", size_of::<RecallItem>()),
+    ("SupplyItem", size_of::<SupplyItem>()),
+    ("RevokedItem", size_of::<RevokedItem>()),
+    ("DrainedItem", size_of::<DrainedItem>()),
+    ("GoingAway", size_of::<GoingAway>()),
+    ("admin::Query", size_of::<crate::admin::Query>()),
+    ("admin::Page", size_of::<crate::admin::Page>()),
+    ("admin::NodeStatus", size_of::<crate::admin::NodeStatus>()),
+    ("admin::AllocationRecord", size_of::<crate::admin::AllocationRecord>()),
+    ("admin::LeaseRecord", size_of::<crate::admin::LeaseRecord>()),
+    ("admin::ClientRecord", size_of::<crate::admin::ClientRecord>()),
+];

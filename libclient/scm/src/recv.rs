@@ -1,0 +1,159 @@
+//! Receiving one message: what came, all that came, and whether something is missing.
+//! It must never leave a received fd without an owner, never hide a truncation, and never take a
+//! reset or a message without bytes for the end while something is still queued.
+
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use crate::error::{RecvError, last_errno};
+use crate::fds::ReceivedFds;
+use crate::socket::{Deadline, queued_bytes, wait};
+
+/// How often a reset is read past. The kernel reports the peer's death once per socket, so one is
+/// enough; more is for a kernel that does otherwise, and the bound is so that none can spin us.
+const RESET_RETRIES: usize = 4;
+
+/// One received message; its fds are in the caller's [`ReceivedFds`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a truncated message is reported here only"]
+pub struct Message {
+    /// Bytes written to the buffer. More than 0 unless the buffer itself has none.
+    pub len: usize,
+    /// `MSG_TRUNC`: the message was longer than the buffer and the rest is gone.
+    pub payload_truncated: bool,
+    /// `MSG_CTRUNC`: some fds are gone, because the table of this process is full
+    /// (`RLIMIT_NOFILE`) or the [`ReceivedFds`] has less room. Those that came are the first ones.
+    /// How many are missing only the payload can say. (With `SO_PASSCRED` and its kin it may also
+    /// be that another control message was cut.)
+    pub fds_truncated: bool,
+}
+
+/// Receives one message without blocking, whatever the socket's mode. One syscall, no allocation.
+///
+/// The bytes go to `buf`, at least 1 byte long, at best the longest message of the protocol. The
+/// fds go to `fds`, close-on-exec, in the sender's order. `fds` must be empty: fds left in it
+/// are the caller's mistake, because they are closed here first, which may block for ever (see
+/// [`ReceivedFds`]).
+///
+/// # Errors
+/// See [`RecvError`]. Only with `EmptyMessage` can there be fds in `fds`.
+pub fn recv(
+    sock: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut ReceivedFds,
+) -> Result<Message, RecvError> {
+    debug_assert!(!buf.is_empty(), "a buffer without room looks like the end");
+    debug_assert!(fds.is_empty(), "take the fds of the last message out before the next one");
+    fds.clear();
+
+    let mut resets = 0;
+    let received = loop {
+        match recv_once(sock, buf, fds) {
+            Ok(received) => break received,
+            Err(libc::EINTR) => {}
+            // Told once, and before the messages that the peer sent before it died.
+            Err(libc::ECONNRESET) if resets < RESET_RETRIES => resets += 1,
+            Err(errno) => return Err(RecvError::from_errno(errno)),
+        }
+    };
+    if received.message.len == 0 && !received.message.payload_truncated {
+        return Err(empty_or_end(sock, received));
+    }
+    Ok(received.message)
+}
+
+/// The same as [`recv`], waiting for a message until `timeout` (`None` = for ever) has passed. A
+/// timeout of zero tries once.
+///
+/// # Errors
+/// See [`RecvError`]; never `WouldBlock`, which becomes `TimedOut`.
+pub fn recv_timeout(
+    sock: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut ReceivedFds,
+    timeout: Option<Duration>,
+) -> Result<Message, RecvError> {
+    let deadline = Deadline::after(timeout);
+    loop {
+        match recv(sock, buf, fds) {
+            Err(RecvError::WouldBlock) => {}
+            done => return done,
+        }
+        if deadline.is_over() {
+            return Err(RecvError::TimedOut);
+        }
+        wait(sock, libc::POLLIN, deadline.left()).map_err(RecvError::Os)?;
+    }
+}
+
+struct Received {
+    message: Message,
+    any_control: bool,
+}
+
+fn recv_once(sock: BorrowedFd<'_>, buf: &mut [u8], fds: &mut ReceivedFds) -> Result<Received, i32> {
+    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    // SAFETY: `msghdr` is plain data for which all zeroes is the empty value.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    let (control, room) = fds.control_mut();
+    message.msg_control = control;
+    message.msg_controllen = room as _;
+
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: `message` points to `buf` and to the control buffer of `fds`, both exclusively
+    // borrowed for the call and as long as stated.
+    let len = unsafe { libc::recvmsg(sock.as_raw_fd(), &raw mut message, flags) };
+    if len < 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: `recvmsg` has just filled the control buffer, and this is its only reading.
+    #[allow(clippy::unnecessary_cast)] // u32 on musl
+    let any_control = unsafe { fds.adopt(message.msg_controllen as usize) };
+    Ok(Received {
+        message: Message {
+            len: len.unsigned_abs(),
+            payload_truncated: message.msg_flags & libc::MSG_TRUNC != 0,
+            fds_truncated: message.msg_flags & libc::MSG_CTRUNC != 0,
+        },
+        any_control,
+    })
+}
+
+/// Nothing was read: tells a message without bytes from the end.
+#[cold]
+fn empty_or_end(sock: BorrowedFd<'_>, received: Received) -> RecvError {
+    if received.any_control || received.message.fds_truncated {
+        return RecvError::EmptyMessage;
+    }
+    match is_hung_up(sock) {
+        Err(errno) => RecvError::Os(errno),
+        Ok(false) => RecvError::EmptyMessage,
+        // The end comes after all that is queued, so with something queued it was not the end.
+        Ok(true) if is_something_queued(sock) => RecvError::EmptyMessage,
+        Ok(true) => RecvError::Eof,
+    }
+}
+
+fn is_hung_up(sock: BorrowedFd<'_>) -> Result<bool, i32> {
+    let events = wait(sock, libc::POLLRDHUP, Some(Duration::ZERO))?;
+    Ok(events & (libc::POLLRDHUP | libc::POLLHUP) != 0)
+}
+
+/// Whether bytes are queued anywhere, or fds in the next message, which may itself have no bytes.
+fn is_something_queued(sock: BorrowedFd<'_>) -> bool {
+    queued_bytes(sock).is_ok_and(|bytes| bytes > 0) || is_control_next(sock)
+}
+
+/// Looks at the next message without room for its fds: none is installed, and the kernel says
+/// with `MSG_CTRUNC` that it had some.
+fn is_control_next(sock: BorrowedFd<'_>) -> bool {
+    // SAFETY: `msghdr` is plain data for which all zeroes is the empty value.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: `message` has neither a buffer for bytes nor one for control messages.
+    let len = unsafe { libc::recvmsg(sock.as_raw_fd(), &raw mut message, flags) };
+    len >= 0 && message.msg_flags & libc::MSG_CTRUNC != 0
+}

@@ -1,0 +1,133 @@
+#!/bin/bash
+# Tests tests/vm/run.sh itself: exit status, the two outputs, environment, users, limits, and several at once.
+# It never tests the workspace's own programs, and leaves nothing behind but the guest image that run.sh keeps.
+set -euo pipefail
+
+case ${1-} in
+  "") ;;
+  -h | --help) sed -n '2,3s/^# //p' "$0"; echo "usage: tests/vm/selftest.sh"; exit 0 ;;
+  *) echo "selftest.sh: it takes no arguments" >&2; exit 2 ;;
+esac
+
+here=$(dirname "$(readlink -f "$0")")
+run=$here/run.sh
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0 code=0
+
+vm() { # runs run.sh; leaves $code, $work/out and $work/err
+  code=0
+  "$run" -t 60 "$@" > "$work/out" 2> "$work/err" || code=$?
+}
+check() { # NAME COMMAND...
+  local name=$1
+  shift
+  if "$@" > /dev/null 2>&1; then
+    passed=$((passed + 1))
+    echo "ok    $name"
+  else
+    failed=$((failed + 1))
+    echo "FAIL  $name"
+    echo "      exit status $code; stdout: $(head -c 400 "$work/out" | tr '\n' '|')"
+    echo "      stderr: $(tail -c 400 "$work/err" | tr '\n' '|')"
+  fi
+}
+is() { [ "$1" = "$2" ]; }
+out_is() { printf '%s\n' "$1" | cmp - "$work/out"; }
+err_is() { printf '%s\n' "$1" | cmp - "$work/err"; }
+err_has() { grep -q -- "$1" "$work/err"; }
+
+# The image first, so that its one-time message is in none of the outputs below.
+"$run" true
+
+vm ls -l /dev/udmabuf /dev/dma_heap/system
+check "the dma-buf devices are there, for everybody" is "$(grep -c '^crw-rw-rw-' "$work/out") $code" "2 0"
+
+vm sh -c 'echo to stdout; echo to stderr >&2; echo reopened > /dev/stderr; exit 7'
+check "exit status 7 comes back" is "$code" 7
+check "stdout alone on stdout" out_is "to stdout"
+check "stderr alone on stderr" err_is $'to stderr\nreopened'
+
+cat > "$work/words.sh" << 'GUEST'
+#!/bin/sh
+printf '[%s]' "$@"; echo
+echo "$ONE|$TWO|${XDG_RUNTIME_DIR-unset}|$PWD|$(cat words.txt)"
+GUEST
+echo "from a file" > "$work/words.txt"
+vm -e ONE="it's \$HOME" -e TWO=$'a\nb' -f "$work/words.txt" "$work/words.sh" "a b" "" "it's" '$x"*'
+check "arguments, variables and extra files arrive as given" \
+  out_is $'[a b][][it\'s][$x"*]\nit\'s $HOME|a\nb|unset|/t|from a file'
+
+cat > "$work/place.sh" << 'GUEST'
+#!/bin/sh
+echo "$(id -u) $(id -un) $(ulimit -Sn) $(ulimit -Hn)"
+stat -c '%a' /tmp; stat -f -c '%T' /tmp /dev/shm /run; cat /sys/fs/cgroup/cgroup.procs | grep -x 1
+: > here && : > /tmp/x && : > /dev/shm/x && : <> /dev/udmabuf && : < /dev/dma_heap/system && echo writable
+cat < /dev/stdin
+sleep 1000 &
+GUEST
+vm "$work/place.sh"
+check "root: open-files limits, mounts, empty stdin, no wait for stragglers" \
+  is "$(xargs < "$work/out") $code" "0 root 1024 65536 1777 tmpfs tmpfs tmpfs 1 writable 0"
+vm -u 65534 "$work/place.sh"
+check "-u 65534: nobody, with the same limits and devices" \
+  is "$(head -1 "$work/out") $(tail -1 "$work/out") $code" "65534 nobody 1024 65536 writable 0"
+vm -u 1234 id
+check "-u 1234: a user without a name" is "$(cut -d' ' -f1,2 "$work/out")" "uid=1234(u1234) gid=1234(u1234)"
+
+# A dynamic program of this host (not the guest's busybox), in a folder with a space.
+mkdir "$work/a b"
+cp "$(command -v cksum)" "$work/a b/host cksum"
+vm -f "$work/words.txt" "$work/a b/host cksum" --version
+check "a dynamic program brings its libraries" grep -q 'GNU coreutils' "$work/out"
+
+# 3 MB to a reader that starts late: not a byte may be lost when the guest powers off.
+code=0
+sum=$("$run" -t 60 seq 1 450000 2> "$work/err" | { sleep 6; cksum; }) || code=$?
+check "a slow reader loses nothing" is "$sum $code" "$(seq 1 450000 | cksum) 0"
+
+vm -t 8 sh -c 'echo early; sleep 1000'
+check "the time limit gives 124" is "$code" 124
+check "what was printed before the limit is kept" out_is early
+check "the time limit is explained on stderr" err_has "not finished after 8 s"
+vm sh -c 'echo c > /proc/sysrq-trigger'
+check "a dead VM gives 125" is "$code" 125
+check "a dead VM shows its console" err_has "Kernel panic"
+vm -v true
+check "-v shows the kernel console on stderr" err_has "Linux version 6.12"
+check "-v leaves stdout alone" is "$(wc -c < "$work/out")" 0
+
+vm
+check "no program: 2, with an example" is "$code $(grep -c 'for instance' "$work/err")" "2 1"
+vm ./no-such-program
+check "a missing program: 2" is "$code" 2
+vm -e 1=x true
+check "a bad variable: 2" is "$code" 2
+
+# Two at once, on an image that neither of them finds: one builds, both use it.
+(FDBROKER_VM_IMG=$work/img "$run" -t 60 sh -c 'echo first; exit 3' > "$work/first" 2> "$work/first.err") &
+first=$!
+FDBROKER_VM_IMG=$work/img vm sh -c 'echo second; exit 4'
+code_first=0
+wait "$first" || code_first=$?
+check "two at once do not meet" is "$(cat "$work/first") $code_first $(cat "$work/out") $code" "first 3 second 4"
+check "the image was built once" is "$(cat "$work/err" "$work/first.err" | grep -c 'first use')" 1
+check "no leftovers of the build" is "$(ls -A "$work/img" | sort | xargs)" ".lock cloud"
+
+# Ended from outside: no QEMU and no temporary folder may stay.
+mkdir "$work/tmp"
+TMPDIR=$work/tmp "$run" sleep 1000 > /dev/null 2>&1 &
+victim=$!
+machines() { grep -al "path=${work/\//[/]}/tmp/" /proc/[0-9]*/cmdline 2> /dev/null | wc -l; }
+for _ in {1..100}; do
+  if [ "$(machines)" -gt 0 ]; then break; fi
+  sleep 0.1
+done
+check "(a run is under way)" [ "$(machines)" -gt 0 ]
+kill "$victim"
+code=0
+wait "$victim" || code=$?
+check "SIGTERM ends the machine and cleans up" is "$code $(ls -A "$work/tmp") $(machines)" "143  0"
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
