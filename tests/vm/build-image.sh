@@ -12,7 +12,7 @@ image=$1
 [ -s "$image/kernel" ] && exit 0
 store=$(dirname "$image")
 mkdir -p "$store" 2> /dev/null && [ -w "$store" ] ||
-  die "cannot write to $store" "set FDBROKER_VM_IMG to a folder of your own (it takes about 60 MB)"
+  die "cannot write to $store" "set FDBROKER_VM_IMG to a folder of your own (60 MB; 200 MB while it is built)"
 
 # The first of several concurrent builders works, the others wait and find the result. Whatever carries a builder's
 # name while the lock is held is the leftover of one that was killed.
@@ -37,9 +37,9 @@ if ! fetch 2> /dev/null; then
   # The host's package lists are absent or old. Private ones leave the host as it is, and need no root.
   mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
   apt+=(-o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work/cache" -o Acquire::Languages=none)
-  apt-get "${apt[@]}" update < /dev/null >&2 9>&- || true
-  fetch || die "apt offers no $meta" \
-    "it lives in Debian 12's security suite: check that /etc/apt/sources.list* has bookworm-security"
+  apt-get "${apt[@]}" update < /dev/null > "$work/log" 2>&1 9>&- || true
+  fetch || { cat "$work/log" >&2; die "apt offers no $meta" \
+    "it lives in Debian 12's security suite: check that /etc/apt/sources.list* has bookworm-security"; }
 fi
 dpkg-deb --fsys-tarfile "$work"/deb/*.deb | tar -x -C "$work/deb" ./boot
 bzimage=$(echo "$work"/deb/boot/vmlinuz-*)
