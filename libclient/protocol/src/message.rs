@@ -158,10 +158,9 @@ pub struct HelloReply {
 )]
 #[repr(C)]
 pub struct RegisterHead {
-    /// Deposits that will follow this message: the reply grants credit for up to that many.
+    /// Deposits that will follow this message: the reply grants credit for as many of them as are free.
     pub credits_wanted: U32,
-    /// How long the broker may hold the reply until it can grant one credit, in ms. Matters only with
-    /// `credits_wanted` > 0; on time-out the items are registered all the same and credits are 0.
+    /// How long a register of 0 items may wait for its first credit, in ms.
     pub deadline_ms: U32,
 }
 

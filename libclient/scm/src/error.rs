@@ -11,7 +11,7 @@ pub enum SendError {
     #[error("the peer has not read what was sent before; wait until the socket is writable")]
     WouldBlock,
     /// `ETOOMANYREFS`: this uid has more unread fds in flight, over all its sockets, than the
-    /// sender's `RLIMIT_NOFILE`. A state, not a death. (Kernels before 6.10 also say so of Unix
+    /// sender's `RLIMIT_NOFILE`. A state, not a death. (Older kernels also say so of Unix
     /// sockets nested more than four deep in one another, which no waiting cures.)
     #[error(
         "too many fds of this uid are in flight, sent and not yet received; wait until peers have read, or raise RLIMIT_NOFILE"
@@ -86,7 +86,7 @@ impl RecvError {
     pub(crate) fn from_errno(errno: i32) -> Self {
         match errno {
             libc::EAGAIN => Self::WouldBlock,
-            // Kernels before 6.x leave a socket so when its peer closes while it sends.
+            // Older kernels leave a socket so when its peer closes while it sends.
             libc::ENOTCONN => Self::Eof,
             other => Self::Os(other),
         }

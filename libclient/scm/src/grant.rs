@@ -14,7 +14,8 @@ use crate::send::{check, send};
 /// Sends one message of `bytes` (at least 1) and `fds` (0 to [`MAX_FDS`](crate::MAX_FDS)), all or
 /// nothing, like [`send`], but through `sendfd`, which passes no flags. So the caller's duties are:
 ///
-/// - the process **ignores SIGPIPE** (Rust programs do from the start; libraries cannot know);
+/// - the process **ignores SIGPIPE** (Rust programs do from the start; libraries cannot know).
+///   Kernel 6.18 raises it for streams only, but send(2) promises it for SEQPACKET too;
 /// - `sock` is **non-blocking**, else this blocks while its buffer is full.
 ///
 /// `sendfd` makes one short-lived allocation; nothing is allocated for a message without fds.

@@ -13,7 +13,7 @@
 //! | a 0-byte message looks like the end | [`RecvError::EmptyMessage`], [`RecvError::Eof`]; [`send`] refuses to send one |
 //! | `ECONNRESET` comes before a queued reply | read again |
 //! | uid over `RLIMIT_NOFILE` fds in flight: `ETOOMANYREFS` | [`SendError::TooManyRefs`]; [`send_timeout`] waits it out |
-//! | `SIGPIPE` | never raised (but see `send_grant`) |
+//! | `SIGPIPE`: promised by send(2), raised on 6.18 for streams only | never raised: `MSG_NOSIGNAL` (but see `send_grant`) |
 
 mod cmsg;
 mod error;

@@ -109,9 +109,10 @@ fn recv_once(sock: BorrowedFd<'_>, buf: &mut [u8], fds: &mut ReceivedFds) -> Res
     if len < 0 {
         return Err(last_errno());
     }
-    // SAFETY: `recvmsg` has just filled the control buffer, and this is its only reading.
     #[allow(clippy::unnecessary_cast)] // u32 on musl
-    let any_control = unsafe { fds.adopt(message.msg_controllen as usize) };
+    let control_len = message.msg_controllen as usize;
+    // SAFETY: `recvmsg` has just filled the control buffer, and this is its only reading.
+    let any_control = unsafe { fds.adopt(control_len) };
     Ok(Received {
         message: Message {
             len: len.unsigned_abs(),
