@@ -1,0 +1,90 @@
+#!/bin/bash
+# Runs every test of the project and ends with the line `N passed, N failed`. Must never skip in silence: what
+# this machine cannot run is named as not run, and counts as failed when CI is set.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    cat << 'HELP'
+usage: tests/run.sh
+
+Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (a million
+steps at least), the command's demo, and the end-to-end tests and the demo on real dma-bufs in a virtual machine
+(tests/vm). No root needed, but without it, or without qemu, some tests are named as not run; with CI=true in the
+environment these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
+HELP
+    exit 0 ;;
+  *) echo "tests/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+
+passed=0 failed=0 not_run=()
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+# Tests that need root or a kernel feature add a line here when they do not run (tests/common).
+export FDBROKER_NOT_RUN_LOG=$logs/not-run
+: > "$FDBROKER_NOT_RUN_LOG"
+
+heading() { printf '\n== %s\n' "$*"; }
+
+# part NAME COMMAND...: one part that counts as one test.
+part() {
+  local name=$1 log=$logs/part; shift
+  heading "$name"
+  if "$@" > "$log" 2>&1; then
+    passed=$((passed + 1)); tail -n 3 "$log"
+  else
+    failed=$((failed + 1)); echo "FAILED (exit $?): $*"; tail -n 80 "$log"
+  fi
+}
+
+# counted NAME COMMAND...: one part that prints cargo's `test result:` lines or a last line `N passed, N failed`.
+counted() {
+  local name=$1 log=$logs/part status=0 p f; shift
+  heading "$name"
+  "$@" > "$log" 2>&1 || status=$?
+  read -r p f < <(awk '
+    /^test result:/ { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i-1); if ($i ~ /^failed/) f += $(i-1) } }
+    /^[0-9]+ passed, [0-9]+ failed$/ { p += $1; f += $3 }
+    END { print p + 0, f + 0 }' "$log")
+  # A part that died, or that ran nothing, is a failure even when no test said so.
+  if [ "$status" != 0 ] && [ "$f" = 0 ] || [ $((p + f)) = 0 ]; then f=$((f + 1)); fi
+  passed=$((passed + p)) failed=$((failed + f))
+  echo "$p passed, $f failed"
+  [ "$f" = 0 ] || { grep -E '^(test .*FAILED|failures:|thread .* panicked|error)' "$log" | sort -u | head -40; tail -n 80 "$log"; }
+}
+
+heading "build"
+if ! cargo build --release --workspace --quiet || ! cargo test --workspace --no-run --quiet; then
+  echo "the build failed"; printf '\n0 passed, 1 failed\n'; exit 1
+fi
+fdbroker=target/release/fdbroker
+
+counted "packages" cargo test --workspace --no-fail-fast --quiet
+counted "simulator" tests/sim/run.sh
+part "demo: 4 ranks, every byte, below the cap" tests/demo.sh "$fdbroker" demo --json
+part "demo: 8 ranks, every byte, below the cap" \
+  tests/demo.sh "$fdbroker" demo --ranks 8 --buffers 200 --max-fds 256 --json
+
+if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
+  counted "virtual machine: the recipe itself" tests/vm/selftest.sh
+  counted "virtual machine: end to end on real dma-bufs" tests/vm/e2e.sh
+  part "virtual machine: demo on real dma-bufs" tests/demo.sh \
+    tests/vm/run.sh "$fdbroker" demo --memory udmabuf --ranks 4 --buffers 50 --max-fds 64 --json
+else
+  not_run+=("virtual machine (3 parts): qemu is not installed; run: sudo tests/vm/install.sh")
+fi
+
+while IFS= read -r line; do
+  # Such a test returned early and was counted as passed.
+  passed=$((passed - 1)); not_run+=("$line")
+done < "$FDBROKER_NOT_RUN_LOG"
+
+echo
+for line in ${not_run[@]+"${not_run[@]}"}; do
+  echo "not run: $line"
+  [ -z "${CI-}" ] || failed=$((failed + 1))
+done
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
