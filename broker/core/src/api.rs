@@ -95,6 +95,7 @@ pub type Wanted = Result<AllocationId, ErrorCode>;
 
 /// What happened.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // the fields are named as their types and the messages of PROTOCOL.md
 pub enum Input<'a> {
     /// A client's socket was accepted. Takes [`crate::limits::FDS_PER_CONNECTION`] places in the table.
     /// Answered by nothing, or by [`Effect::Disconnect`] when a cap is in the way.
@@ -171,6 +172,7 @@ pub struct Registered {
 
 /// What the daemon is to do, in this order. Ranges are into the lists of [`Effects`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are named as their types
 pub enum Effect {
     /// The fd at `index` of the message just handed in becomes the fd of `slot`.
     StoreArrived { index: u16, slot: u32 },

@@ -1,7 +1,222 @@
 //! fdbroker's logic: registry, LRU, ledger, leases, policy. A pure state machine: must never do IO,
 //! read a clock, know an OS type, or contain unsafe code.
+//!
+//! [`Core::step`] takes one input and appends what the daemon is to do to the effects; [`Core::poll`] does
+//! what time or leftover work asks for, when [`Core::poll_timeout`] says; [`Core::take_events`]
+//! gives one message for a client's event socket.
 #![forbid(unsafe_code)]
 
+mod accounts;
+mod acquire;
 pub mod api;
+mod clients;
+mod config;
+mod end;
+mod events;
+mod invariants;
+mod leases;
+mod ledger;
 pub mod limits;
+mod lists;
+mod lru;
+mod recall;
+mod register;
+mod rooms;
+mod slots;
+mod state;
+#[cfg(test)]
+mod tests;
+mod view;
+
 pub use api::*;
+pub use config::ConfigError;
+pub use ledger::Account;
+pub use view::{AllocationView, ClientView, Counters, DomainView, LeaseView, Totals};
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fdbroker_protocol::{ErrorCode, limits::DRIVER_DATA_BYTES};
+use ledger::Table;
+use lists::List;
+use rustc_hash::FxHashMap;
+use slots::Slots;
+use state::{Allocation, Client, Closing, Domain, Lease, Parked, Recall, Timer};
+
+/// The broker's state. See the crate's page.
+#[derive(Debug)]
+pub struct Core {
+    config: Config,
+    node: Account,
+    table: Table,
+    domains: Slots<Domain>,
+    domain_by_key: FxHashMap<DomainKey, u32>,
+    /// By client number; at most `max_clients`.
+    clients: Vec<Option<Box<Client>>>,
+    allocations: Slots<Allocation>,
+    /// Driver data of the allocations that have some, by slot.
+    driver_data: FxHashMap<u32, (u8, [u8; DRIVER_DATA_BYTES])>,
+    leases: Slots<Lease>,
+    recalls: Slots<Recall>,
+    closings: Slots<Closing>,
+    lru: List,
+    /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
+    parked: BTreeMap<u64, Parked>,
+    /// Of these, those that wait for room or a reader, in the order they are served: (not supplied, arrival).
+    rooms: BTreeSet<(bool, u64)>,
+    /// Of these, how many the node's own account blocks.
+    node_blocked: usize,
+    /// Where the scan of `rooms` goes on, when it has not come to its end.
+    scan_from: Option<(bool, u64)>,
+    /// Domains found full by that scan: their later requests are passed over.
+    scan_full_domains: Vec<u32>,
+    /// Room has appeared in this step.
+    room_appeared: bool,
+    timers: BTreeSet<(Now, Timer)>,
+    /// Gone clients not yet torn down.
+    dying: VecDeque<u32>,
+    arrivals: u64,
+    held_now: u64,
+    counters: Counters,
+}
+
+impl Core {
+    /// An empty broker.
+    ///
+    /// # Errors
+    /// When a number of the configuration cannot work; the message says which and why.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        let allocations = Slots::new(config.max_slots, config.first_generation);
+        Ok(Core {
+            node: Account::default(),
+            table: Table::default(),
+            domains: Slots::new(config.max_domains, 1),
+            domain_by_key: FxHashMap::default(),
+            clients: Vec::new(),
+            allocations,
+            driver_data: FxHashMap::default(),
+            leases: Slots::new(slots::NONE, 1),
+            recalls: Slots::new(slots::NONE, 1),
+            closings: Slots::new(slots::NONE, 1),
+            lru: List::EMPTY,
+            parked: BTreeMap::new(),
+            rooms: BTreeSet::new(),
+            node_blocked: 0,
+            scan_from: None,
+            scan_full_domains: Vec::new(),
+            room_appeared: false,
+            timers: BTreeSet::new(),
+            dying: VecDeque::new(),
+            arrivals: 0,
+            held_now: 0,
+            counters: Counters::default(),
+            config,
+        })
+    }
+
+    /// Takes one input; appends to `effects` what the daemon is to do, in order.
+    pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
+        let fx = effects;
+        match input {
+            Input::Connect { client, domain, pid } => self.connect(client, domain, pid, fx),
+            Input::Hello { client, request, own_fds } => self.hello(client, request, own_fds, fx),
+            Input::Gone { client } => self.gone(client),
+            Input::Closed { ticket } => self.closed(ticket, fx),
+            Input::Cancel { client, request } => self.cancel(client, request, fx),
+            Input::Sendable { client, sendable } => self.sendable(client, sendable),
+            Input::Unsent { client, request, grants, deadline, seq } => {
+                self.unsent(client, request, grants, deadline, seq, fx);
+            }
+            Input::Register { client, request, deposits, credits_wanted, deadline } => {
+                match self.welcome(client) {
+                    true => {
+                        self.register(now, client, request, deposits, credits_wanted, deadline, fx);
+                    }
+                    false => {
+                        for (index, deposit) in (0..).zip(deposits) {
+                            self.close_unreserved(client, index, deposit.lane, fx);
+                        }
+                        self.refuse_stranger(client, request, fx);
+                    }
+                }
+            }
+            Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
+            Input::Unregister { client, request, ids } => match self.welcome(client) {
+                true => self.unregister(now, client, request, ids, fx),
+                false => self.refuse_stranger(client, request, fx),
+            },
+            Input::Acquire { client, request, wanted, deadline } => match self.welcome(client) {
+                true => self.acquire(now, client, request, wanted, deadline, fx),
+                false => self.refuse_stranger(client, request, fx),
+            },
+            Input::Mapped { client, request, leases } => match self.welcome(client) {
+                true => self.mapped(client, request, leases, fx),
+                false => self.refuse_stranger(client, request.unwrap_or(RequestId(0)), fx),
+            },
+            Input::Release { client, request, leases } => match self.welcome(client) {
+                true => self.release(client, request, leases, fx),
+                false => self.refuse_stranger(client, request.unwrap_or(RequestId(0)), fx),
+            },
+        }
+        self.after(now, fx);
+    }
+
+    /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
+    pub fn poll(&mut self, now: Now, effects: &mut Effects) {
+        self.expire(now, effects);
+        self.after(now, effects);
+    }
+
+    /// When [`Core::poll`] is due; `Now(0)` = at once.
+    pub fn poll_timeout(&self) -> Option<Now> {
+        if !self.dying.is_empty() || self.scan_from.is_some() {
+            return Some(Now(0));
+        }
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Driver data of a live allocation: bytes in use, and the bytes.
+    pub fn driver_data(
+        &self,
+        id: fdbroker_protocol::AllocationId,
+    ) -> Option<(u8, &[u8; DRIVER_DATA_BYTES])> {
+        let allocation = self.allocations.get(id.slot, id.generation)?;
+        let (len, bytes) = allocation.has_driver_data.then(|| self.driver_data.get(&id.slot))??;
+        Some((*len, bytes))
+    }
+
+    /// What every step ends with.
+    fn after(&mut self, now: Now, fx: &mut Effects) {
+        self.tear_down(now, fx);
+        if std::mem::take(&mut self.room_appeared) {
+            self.scan_from = Some((false, 0));
+        }
+        self.scan(now, fx);
+        self.assert_invariants();
+    }
+
+    /// The client, if it is connected and not gone.
+    fn client(&mut self, client: ClientId) -> Option<&mut Client> {
+        let client = self.clients.get_mut(client.0 as usize)?.as_deref_mut()?;
+        (!client.gone).then_some(client)
+    }
+
+    /// The client of a number that the state itself holds.
+    fn client_mut(&mut self, number: u32) -> &mut Client {
+        self.clients[number as usize].as_deref_mut().expect("numbers in the state are of clients")
+    }
+
+    /// Whether the client may make requests.
+    fn welcome(&mut self, client: ClientId) -> bool {
+        self.client(client).is_some_and(|client| client.welcome)
+    }
+
+    /// A request before hello; or one that the daemon read just before it learnt of the client's end.
+    fn refuse_stranger(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
+        if self.client(client).is_some() {
+            let status = ErrorCode::Protocol.into();
+            fx.list.push(Effect::Failed { client, request, status });
+            fx.list.push(Effect::Disconnect { client, status });
+        }
+    }
+}

@@ -19,5 +19,9 @@ pub const PARKED_SCAN_PER_STEP: usize = 256;
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 
-/// Most recalls under way to one owner; further ones wait in its list. One message's worth.
-pub const RECALLS_PER_OWNER: usize = 253;
+/// Most deadlines dealt with in one poll; further ones are due at once in the next.
+pub const TIMERS_PER_STEP: usize = 1024;
+
+/// Most old allocations that one deposit may end by overlapping them; with more it answers AGAIN, and the
+/// next try goes on.
+pub const OVERLAPS_PER_DEPOSIT: usize = 1024;

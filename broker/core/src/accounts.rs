@@ -1,0 +1,236 @@
+//! Charging clients, their domains and the node together, and the fds on their way through the closers.
+//! Must never charge one account of a list and not the others.
+
+use crate::api::{ClientId, Effect, Effects, Lane, Ticket};
+use crate::ledger::{Accounts, Blocked, Charge, Holder, cap_of};
+use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::state::Closing;
+use crate::{Core, ErrorCode};
+use fdbroker_protocol::{Resource, Scope, Status};
+
+impl Core {
+    fn accounts(&mut self, client: Option<u32>, domain: u32) -> Accounts<'_> {
+        let table_room = self.table_room();
+        let client = client.map(|number| {
+            let client = self.clients[number as usize].as_deref_mut();
+            (number, &mut client.expect("a charged client exists").account)
+        });
+        Accounts {
+            client,
+            domain: (domain, &mut self.domains[domain].account),
+            node: &mut self.node,
+            caps: [&self.config.client, &self.config.domain, &self.config.node],
+            table_room,
+        }
+    }
+
+    /// Charges a client, its domain and the node, or nobody.
+    pub(crate) fn charge(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
+        let domain = self.client_mut(client).domain;
+        self.accounts(Some(client), domain).charge(charge)?;
+        self.table.peak = self.table.peak.max(self.table_now());
+        Ok(())
+    }
+
+    /// Takes a client's charge back. Room in fds or bytes may let parked requests go on.
+    pub(crate) fn release_charge(&mut self, client: u32, charge: Charge) {
+        let domain = self.client_mut(client).domain;
+        self.accounts(Some(client), domain).release(charge);
+        self.room_appeared |= !matches!(charge, Charge::Pinned(_)) && !self.rooms.is_empty();
+    }
+
+    /// Takes a charge back of which only the domain is left, because its client is gone.
+    pub(crate) fn release_domain_charge(&mut self, domain: u32, charge: Charge) {
+        self.accounts(None, domain).release(charge);
+        self.forget_domain_if_unused(domain);
+    }
+
+    /// Moves a charge of a gone client to its domain alone.
+    pub(crate) fn leave_to_domain(&mut self, client: u32, charge: Charge) {
+        let domain = self.client_mut(client).domain;
+        self.accounts(Some(client), domain).release(charge);
+        self.accounts(None, domain).add(charge);
+    }
+
+    /// Makes a charge that has no cap.
+    pub(crate) fn charge_uncapped(&mut self, client: u32, charge: Charge) {
+        let domain = self.client_mut(client).domain;
+        self.accounts(Some(client), domain).add(charge);
+    }
+
+    /// The broker's fd table in use: held places, connections, refused fds, the reserve.
+    pub(crate) fn table_now(&self) -> u64 {
+        let held = self.node.now(Resource::HeldFds);
+        held + self.table.connections + self.table.refused + TABLE_RESERVE
+    }
+
+    /// Held places that still fit the table.
+    pub(crate) fn table_room(&self) -> u64 {
+        self.config.table_fds.saturating_sub(self.table_now())
+    }
+
+    /// Whether another connection fits the table.
+    pub(crate) fn connection_fits(&self) -> bool {
+        self.table_room() >= FDS_PER_CONNECTION
+    }
+
+    /// Free room for held places of a client: the least of all its accounts'.
+    pub(crate) fn held_room(&mut self, client: u32) -> u64 {
+        let domain = self.client_mut(client).domain;
+        let accounts = self.accounts(Some(client), domain);
+        let client = accounts.client.as_ref().map(|(_, account)| &**account);
+        let [client_caps, domain_caps, node_caps] = accounts.caps;
+        let levels = [
+            (client, client_caps),
+            (Some(&*accounts.domain.1), domain_caps),
+            (Some(&*accounts.node), node_caps),
+        ];
+        let mut room = accounts.table_room;
+        for (account, caps) in levels {
+            let Some(account) = account else { continue };
+            for resource in [Resource::Fds, Resource::HeldFds] {
+                room = room.min(cap_of(caps, resource).saturating_sub(account.now(resource)));
+            }
+        }
+        room
+    }
+
+    /// NO_QUOTA for a cap: its value, and the pid of who holds most.
+    pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
+        let Blocked { resource, account } = blocked;
+        let caps = match account {
+            Holder::Client(_) => &self.config.client,
+            Holder::Domain(_) => &self.config.domain,
+            Holder::Node => &self.config.node,
+        };
+        let cap = match resource {
+            Resource::TableFds => self.config.table_fds,
+            resource => cap_of(caps, resource),
+        };
+        let counted = match resource {
+            Resource::TableFds => Resource::HeldFds,
+            resource => resource,
+        };
+        let of_account = |number: u32, domain: u32| match account {
+            Holder::Client(client) => client == number,
+            Holder::Domain(of) => of == domain,
+            Holder::Node => true,
+        };
+        let largest = (0..)
+            .zip(&self.clients)
+            .filter_map(|(number, client)| Some((number, client.as_deref()?)))
+            .filter(|(number, client)| of_account(*number, client.domain))
+            .max_by_key(|(_, client)| client.account.now(counted));
+        let pid = largest.map_or(0, |(_, client)| client.pid);
+        Status::no_quota(resource, account.scope(), cap, pid)
+    }
+
+    /// NO_QUOTA for a limit of the configuration that is no account's.
+    pub(crate) fn no_quota_limit(resource: Resource, scope: Scope, limit: u64) -> Status {
+        Status::no_quota(resource, scope, limit, 0)
+    }
+
+    // --- closers --------------------------------------------------------------------------------
+
+    /// The place of an fd of `client` becomes that of one in the closers; the charge stays until
+    /// [`Core::closed`].
+    pub(crate) fn closing(&mut self, client: u32) -> Ticket {
+        let record = self.client_mut(client);
+        record.closing += 1;
+        let domain = record.domain;
+        self.domains[domain].closing += 1;
+        self.ticket(Closing { domain, client: Some(client) })
+    }
+
+    fn ticket(&mut self, closing: Closing) -> Ticket {
+        let (slot, _) = self.closings.insert(closing).expect("fds are fewer than slots");
+        Ticket(slot)
+    }
+
+    /// The arrived fd at `index`, whose place `client` is charged for, goes to a closer.
+    pub(crate) fn close_arrived(&mut self, client: u32, index: u16, lane: Lane, fx: &mut Effects) {
+        let ticket = self.closing(client);
+        fx.list.push(Effect::CloseArrived { index, ticket, lane });
+    }
+
+    /// An arrived fd that has no place goes to a closer: it is counted as refused, in the table only.
+    /// A domain with too many of them loses the client.
+    pub(crate) fn close_unreserved(
+        &mut self,
+        client: ClientId,
+        index: u16,
+        lane: Lane,
+        fx: &mut Effects,
+    ) {
+        let record = self.clients.get(client.0 as usize).and_then(Option::as_deref);
+        let Some(domain) = record.map(|client| client.domain) else {
+            // Nobody to count it for: the daemon closes what no effect claims.
+            return;
+        };
+        self.table.refused += 1;
+        self.domains[domain].refused += 1;
+        let ticket = self.ticket(Closing { domain, client: None });
+        fx.list.push(Effect::CloseArrived { index, ticket, lane });
+        let most = u64::from(self.config.max_refused_per_domain);
+        if self.domains[domain].refused == most + 1 && self.client(client).is_some() {
+            let status = Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most);
+            fx.list.push(Effect::Disconnect { client, status });
+        }
+    }
+
+    /// A closer has closed it: the charge ends.
+    pub(crate) fn closed(&mut self, ticket: Ticket, fx: &mut Effects) {
+        if ticket.0 >= self.closings.slots()
+            || self.closings.get(ticket.0, self.closings.generation(ticket.0)).is_none()
+        {
+            return;
+        }
+        let Closing { domain, client } = self.closings.remove(ticket.0);
+        match client {
+            Some(client) => {
+                self.release_charge(client, Charge::Held(1));
+                self.domains[domain].closing -= 1;
+                self.client_mut(client).closing -= 1;
+                self.forget_if_done(client, fx);
+            }
+            None => {
+                self.table.refused -= 1;
+                self.domains[domain].refused -= 1;
+                self.room_appeared |= !self.rooms.is_empty();
+                self.forget_domain_if_unused(domain);
+            }
+        }
+    }
+
+    /// Fds in the closers that will free a place in this account.
+    pub(crate) fn closing_in(&self, account: Holder) -> u64 {
+        match account {
+            Holder::Client(number) => {
+                self.clients[number as usize].as_deref().map_or(0, |client| client.closing)
+            }
+            Holder::Domain(number) => self.domains[number].closing,
+            Holder::Node => self.closings.len() as u64,
+        }
+    }
+
+    /// Drops a domain that nothing is left of.
+    pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
+        let domain = &self.domains[number];
+        if domain.clients == 0 && domain.refused == 0 && domain.account.is_zero() {
+            assert!(domain.lru.is_empty() && domain.blocked == 0 && domain.closing == 0);
+            self.domain_by_key.remove(&domain.key);
+            self.domains.remove(number);
+        }
+    }
+
+    /// The error of an item whose owner is gone or silent; `None` while it may be waited for.
+    pub(crate) fn owner_error(&self, owner: u32) -> Option<ErrorCode> {
+        let client = self.clients.get(owner as usize).and_then(Option::as_deref);
+        match client {
+            None => Some(ErrorCode::OwnerGone),
+            Some(client) if client.gone => Some(ErrorCode::OwnerGone),
+            Some(client) if client.silent => Some(ErrorCode::OwnerSilent),
+            Some(_) => None,
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
+//! never leave a charge behind.
+
+use crate::api::{ClientId, DomainKey, Effect, Effects, Now, RequestId};
+use crate::ledger::{Account, Blocked, Charge, Holder};
+use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
+use crate::lists::List;
+use crate::slots::NONE;
+use crate::state::{AllocationList, Client, Domain, State};
+use crate::{Core, ErrorCode};
+use fdbroker_protocol::{Resource, Scope};
+
+impl Core {
+    pub(crate) fn connect(&mut self, client: ClientId, key: DomainKey, pid: u32, fx: &mut Effects) {
+        let number = client.0 as usize;
+        let status = if number >= self.config.max_clients as usize {
+            let most = u64::from(self.config.max_clients);
+            Self::no_quota_limit(Resource::Connections, Scope::Node, most)
+        } else if !self.connection_fits() {
+            self.no_quota(Blocked { resource: Resource::TableFds, account: Holder::Node })
+        } else if let Some(domain) = self.domain(key) {
+            if self.clients.len() <= number {
+                self.clients.resize_with(number + 1, || None);
+            }
+            assert!(self.clients[number].is_none(), "client {number} is connected already");
+            self.clients[number] = Some(Box::new(Client::new(domain, pid)));
+            self.domains[domain].clients += 1;
+            self.table.connections += FDS_PER_CONNECTION;
+            self.table.peak = self.table.peak.max(self.table_now());
+            self.counters.clients += 1;
+            return;
+        } else {
+            let most = u64::from(self.config.max_domains);
+            Self::no_quota_limit(Resource::Connections, Scope::Domain, most)
+        };
+        fx.list.push(Effect::Disconnect { client, status });
+        // Nothing of it was ever kept.
+        fx.list.push(Effect::Forget { client });
+    }
+
+    fn domain(&mut self, key: DomainKey) -> Option<u32> {
+        if let Some(number) = self.domain_by_key.get(&key) {
+            return Some(*number);
+        }
+        let (clients, closing, refused, blocked) = (0, 0, 0, 0);
+        let (account, lru) = (Account::default(), List::EMPTY);
+        let domain = Domain { key, clients, closing, refused, blocked, account, lru };
+        let (number, _) = self.domains.insert(domain)?;
+        self.domain_by_key.insert(key, number);
+        Some(number)
+    }
+
+    pub(crate) fn hello(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        own: u32,
+        fx: &mut Effects,
+    ) {
+        let Some(record) = self.client(client) else { return };
+        if record.welcome {
+            return self.refuse_stranger(client, request, fx);
+        }
+        let own = u64::from(own);
+        if let Err(blocked) = self.charge(client.0, Charge::Own(own)) {
+            let status = self.no_quota(blocked);
+            self.counters.refusals += 1;
+            fx.list.push(Effect::Failed { client, request, status });
+            fx.list.push(Effect::Disconnect { client, status });
+            return;
+        }
+        let record = self.client_mut(client.0);
+        record.own_fds = own;
+        record.welcome = true;
+        let credits = self.adjust_credits(client.0, 0);
+        fx.list.push(Effect::Welcome { client, request, deposit_credits: credits });
+    }
+
+    pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {
+        let waits = !self.rooms.is_empty();
+        let Some(record) = self.client(client) else { return };
+        record.sendable = sendable;
+        let waits = waits && sendable && !record.parked.is_empty();
+        self.room_appeared |= waits;
+    }
+
+    pub(crate) fn gone(&mut self, client: ClientId) {
+        let Some(record) = self.client(client) else { return };
+        record.gone = true;
+        let parked = std::mem::take(&mut record.parked);
+        let (own, credits) =
+            (std::mem::take(&mut record.own_fds), std::mem::take(&mut record.credits));
+        for seq in parked {
+            self.unpark(seq);
+        }
+        self.release_charge(client.0, Charge::Own(own));
+        self.release_charge(client.0, Charge::Held(credits));
+        self.dying.push_back(client.0);
+    }
+
+    /// Ends what gone clients had, a bounded number of leases and allocations at a time.
+    pub(crate) fn tear_down(&mut self, now: Now, fx: &mut Effects) {
+        let mut left = TEARDOWN_PER_STEP;
+        while let Some(number) = self.dying.front().copied() {
+            while left > 0
+                && let Some(lease) = self.client_mut(number).leases.first()
+            {
+                self.end_lease(lease, fx);
+                left -= 1;
+            }
+            while left > 0
+                && let Some(slot) = self.client_mut(number).owned.first()
+            {
+                self.disown(now, number, slot, fx);
+                left -= 1;
+            }
+            if left == 0 {
+                return;
+            }
+            self.dying.pop_front();
+            self.forget_if_done(number, fx);
+        }
+    }
+
+    /// Ends an allocation of a gone owner and takes it off the owner's record.
+    fn disown(&mut self, now: Now, owner: u32, slot: u32, fx: &mut Effects) {
+        if self.allocations[slot].is_live() {
+            self.end(now, slot, ErrorCode::OwnerGone, fx);
+        } else if self.allocations[slot].drained {
+            self.unlink(slot, AllocationList::Event);
+        }
+        self.unlink(slot, AllocationList::Owned);
+        self.leave_to_domain(owner, Charge::Allocations(1));
+        self.allocations[slot].owner = NONE;
+        if self.allocations[slot].leases.is_empty() {
+            self.free_allocation(slot);
+        } else if let State::Ended(code) = &mut self.allocations[slot].state {
+            // Who asks from now on is told what is true now.
+            *code = ErrorCode::OwnerGone;
+        }
+    }
+
+    /// Forgets a gone client once it has nothing left, closings included.
+    pub(crate) fn forget_if_done(&mut self, number: u32, fx: &mut Effects) {
+        let client = self.client_mut(number);
+        let torn_down = client.gone && client.leases.is_empty() && client.owned.is_empty();
+        if !torn_down || client.closing > 0 || self.dying.contains(&number) {
+            return;
+        }
+        let client = self.clients[number as usize].take().expect("looked at just now");
+        assert!(
+            client.account.is_zero(),
+            "invariant 3: a client that is gone has zero: {client:?}"
+        );
+        assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
+        assert!(client.revoked.is_empty() && client.by_base.is_empty() && client.parked.is_empty());
+        self.table.connections -= FDS_PER_CONNECTION;
+        self.room_appeared |= !self.rooms.is_empty();
+        self.counters.clients -= 1;
+        self.domains[client.domain].clients -= 1;
+        self.forget_domain_if_unused(client.domain);
+        fx.list.push(Effect::Forget { client: ClientId(number) });
+    }
+
+    /// Brings the credits of a client to what it wants, as far as there is free room; gives the number.
+    pub(crate) fn adjust_credits(&mut self, number: u32, wanted: u64) -> u32 {
+        let (base, most) = (self.config.base_credits.into(), self.config.max_credits.into());
+        let target = wanted.max(base).min(most);
+        let now = self.client_mut(number).credits;
+        let now = if now > target {
+            self.release_charge(number, Charge::Held(now - target));
+            target
+        } else {
+            // Half of the room, so that a burst of one client leaves some to the others. The requests
+            // that wait for room come first.
+            let room = if self.rooms.is_empty() { self.held_room(number) } else { 0 };
+            let more = (target - now).min(room.div_ceil(2));
+            self.charge(number, Charge::Held(more)).expect("the room was just measured");
+            now + more
+        };
+        self.client_mut(number).credits = now;
+        u32::try_from(now).expect("at most max_credits")
+    }
+}

@@ -1,0 +1,69 @@
+//! Checks a configuration before a broker is made of it. Must never correct one in silence.
+
+use std::fmt;
+
+use crate::api::Config;
+use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use fdbroker_protocol::MAX_BATCH;
+
+/// A number that cannot work, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Says which number cannot work.
+    ///
+    /// # Errors
+    /// The first such number, with the reason and what would work.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let least_table = TABLE_RESERVE + FDS_PER_CONNECTION + 1;
+        let rules = [
+            (
+                self.table_fds >= least_table,
+                format!(
+                    "table_fds = {} leaves no room for one client and one fd; it must be at least {least_table}: raise RLIMIT_NOFILE",
+                    self.table_fds
+                ),
+            ),
+            (self.max_clients > 0, "max_clients must be at least 1".to_owned()),
+            (self.max_domains > 0, "max_domains must be at least 1".to_owned()),
+            (self.max_slots > 0, "max_slots must be at least 1".to_owned()),
+            (
+                self.max_slots < crate::slots::NONE - 1,
+                format!("max_slots = {} is above the 32-bit slots of a handle", self.max_slots),
+            ),
+            (
+                self.first_generation > 0,
+                "first_generation must be at least 1: 0 means `no allocation` on the generation page"
+                    .to_owned(),
+            ),
+            (
+                self.base_credits <= self.max_credits,
+                format!(
+                    "base_credits = {} is above max_credits = {}",
+                    self.base_credits, self.max_credits
+                ),
+            ),
+            (
+                self.max_credits as usize <= MAX_BATCH && self.max_credits > 0,
+                format!(
+                    "max_credits = {} must be from 1 to {MAX_BATCH}, the most fds of one message",
+                    self.max_credits
+                ),
+            ),
+            (self.recall_timeout_us > 0, "recall_timeout must be more than 0".to_owned()),
+        ];
+        match rules.into_iter().find(|(holds, _)| !holds) {
+            Some((_, why)) => Err(ConfigError(why)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The end of an allocation: unregister, its owner's death, a reused address. Must never let an ended one
+//! be granted again, nor free its slot while leases are out.
+
+use crate::Core;
+use crate::api::{ClientId, Effect, Effects, Now, RequestId, StatusReply};
+use crate::ledger::Charge;
+use crate::lists::List;
+use crate::slots::NONE;
+use crate::state::{AllocationList, LeaseLinks, LeaseList, State};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+
+impl Core {
+    pub(crate) fn unregister(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        request: RequestId,
+        ids: &[AllocationId],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        for id in ids {
+            let status = self.unregister_one(now, client, *id, fx);
+            fx.statuses.push(status);
+        }
+        let (reply, range) = (StatusReply::Unregister, begin..fx.statuses.len());
+        fx.list.push(Effect::Statuses { client, request, reply, range });
+    }
+
+    fn unregister_one(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        id: AllocationId,
+        fx: &mut Effects,
+    ) -> Status {
+        let found = self.allocations.get(id.slot, id.generation);
+        let Some(allocation) = found.filter(|allocation| allocation.is_live()) else {
+            return ErrorCode::Stale.into();
+        };
+        if allocation.owner != client.0 {
+            return ErrorCode::NotPermitted.into();
+        }
+        let allocation = &mut self.allocations[id.slot];
+        allocation.registrations -= 1;
+        if allocation.registrations > 0 {
+            return Status::OK;
+        }
+        self.end(now, id.slot, ErrorCode::Stale, fx);
+        if !self.allocations[id.slot].leases.is_empty() {
+            return Status::OK;
+        }
+        self.free_allocation(id.slot);
+        Status { value: 1.into(), ..Status::OK }
+    }
+
+    /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
+    /// told. The caller then frees the slot or calls [`Core::drain_if_done`]. As many steps as it
+    /// has leases and waiters.
+    pub(crate) fn end(&mut self, now: Now, slot: u32, code: ErrorCode, fx: &mut Effects) {
+        let allocation = &self.allocations[slot];
+        let (owner, size) = (allocation.owner, allocation.size_bytes);
+        let key = (allocation.device, allocation.base);
+        if key.1 != 0 {
+            let removed = self.client_mut(owner).by_base.remove(&key);
+            assert!(removed == Some(slot), "a live allocation with an address is found by it");
+        }
+        fx.list.push(Effect::Publish { slot, generation: 0 });
+        match self.allocations[slot].state {
+            State::Held | State::Resident => {
+                self.lru_remove(slot);
+                self.close_held(slot, fx);
+            }
+            State::Recalling => {
+                self.unlink(slot, AllocationList::Event);
+                self.release_charge(owner, Charge::Held(1));
+                self.release_charge(owner, Charge::Bytes(size));
+            }
+            State::Evicted => {}
+            State::Ended(_) => unreachable!("an allocation ends once"),
+        }
+        self.allocations[slot].state = State::Ended(code);
+        let waiters = self.end_recall(slot);
+        self.revoke_leases(slot, size, fx);
+        for seq in waiters {
+            self.retry(now, seq, false, fx);
+        }
+    }
+
+    /// Charges the holders of an ended allocation for its bytes, and marks their leases to be told of.
+    fn revoke_leases(&mut self, slot: u32, size: u64, fx: &mut Effects) {
+        let mut at = self.allocations[slot].leases.first();
+        while let Some(lease) = at {
+            let holder = self.leases[lease].client;
+            self.charge_uncapped(holder, Charge::Pinned(size));
+            if !self.client_mut(holder).gone {
+                if self.client_mut(holder).revoked.is_empty() {
+                    fx.list.push(Effect::Events { client: ClientId(holder) });
+                }
+                self.with_holder_list(holder, LeaseList::Event, |list, links| {
+                    list.push(links, lease);
+                });
+            }
+            at = List::next(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
+        }
+    }
+
+    /// After the last lease of an ended allocation: its owner is told, or the slot is free when there is none.
+    pub(crate) fn drain_if_done(&mut self, slot: u32, fx: &mut Effects) {
+        let allocation = &self.allocations[slot];
+        if allocation.is_live() || !allocation.leases.is_empty() {
+            return;
+        }
+        let owner = allocation.owner;
+        if owner == NONE {
+            return self.free_allocation(slot);
+        }
+        if self.client_mut(owner).gone {
+            // Its teardown comes to this allocation and frees it.
+            return;
+        }
+        if self.client_mut(owner).drained.is_empty() {
+            fx.list.push(Effect::Events { client: ClientId(owner) });
+        }
+        self.allocations[slot].drained = true;
+        self.link(slot, AllocationList::Event);
+    }
+
+    /// Frees the slot of an ended allocation without leases.
+    pub(crate) fn free_allocation(&mut self, slot: u32) {
+        let allocation = &self.allocations[slot];
+        assert!(!allocation.is_live() && allocation.leases.is_empty() && allocation.recall == NONE);
+        let (owner, domain) = (allocation.owner, allocation.domain);
+        if allocation.has_driver_data {
+            self.driver_data.remove(&slot);
+        }
+        if owner == NONE {
+            self.allocations.remove(slot);
+            self.release_domain_charge(domain, Charge::Allocations(1));
+        } else {
+            self.unlink(slot, AllocationList::Owned);
+            self.allocations.remove(slot);
+            self.release_charge(owner, Charge::Allocations(1));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The invariants, asserted: cheaply after every step, and whole on demand. Must never change anything.
+
+use std::collections::BTreeMap;
+
+use crate::Core;
+use crate::ledger::{Account, Charge, Holder};
+use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::lists::Nodes;
+use crate::slots::NONE;
+use crate::state::{AllocationLinks, AllocationList, LeaseLinks, LeaseList, State, Wait, Wish};
+use fdbroker_protocol::Resource;
+
+impl Core {
+    /// What can be asserted in no time, after every step.
+    pub(crate) fn assert_invariants(&self) {
+        let held = self.node.now(Resource::HeldFds);
+        let planned = held + self.table.connections + TABLE_RESERVE;
+        assert!(planned <= self.config.table_fds, "invariant 1: the table needs {planned} fds");
+        self.node.assert_within(&self.config.node, "the node");
+        assert!(self.held_now + self.closings.len() as u64 <= held + self.table.refused);
+    }
+
+    /// Recomputes every sum from what there is and walks every list both ways. Takes time in
+    /// proportion to all there is: for the simulator and for tests.
+    ///
+    /// # Panics
+    /// On the first difference, naming the invariant.
+    pub fn check_invariants(&mut self) {
+        self.assert_invariants();
+        self.check_sums();
+        self.check_lists();
+        self.check_parked();
+    }
+
+    fn check_sums(&mut self) {
+        let mut clients: BTreeMap<u32, Vec<Charge>> = BTreeMap::new();
+        let mut domains: BTreeMap<u32, Vec<Charge>> = BTreeMap::new();
+        let mut add = |client: Option<u32>, domain: u32, charge| {
+            if let Some(client) = client {
+                clients.entry(client).or_default().push(charge);
+            }
+            domains.entry(domain).or_default().push(charge);
+        };
+        let domain_of =
+            |client: u32| self.clients[client as usize].as_deref().expect("exists").domain;
+        let (mut held, mut refused) = (0, 0);
+        for (_, allocation) in self.allocations.iter_from(0) {
+            let owner = (allocation.owner != NONE).then_some(allocation.owner);
+            add(owner, allocation.domain, Charge::Allocations(1));
+            if allocation.is_held() || allocation.state == State::Recalling {
+                add(owner, allocation.domain, Charge::Held(1));
+                add(owner, allocation.domain, Charge::Bytes(allocation.size_bytes));
+            }
+            held += u64::from(allocation.is_held());
+        }
+        for (_, lease) in self.leases.iter_from(0) {
+            let domain = domain_of(lease.client);
+            let charge = if lease.mapped { Charge::Mapped(1) } else { Charge::Open(1) };
+            add(Some(lease.client), domain, charge);
+            let allocation = &self.allocations[lease.allocation];
+            if !allocation.is_live() {
+                add(Some(lease.client), domain, Charge::Pinned(allocation.size_bytes));
+            }
+        }
+        for (_, recall) in self.recalls.iter_from(0) {
+            if let Some(client) = recall.promised_to {
+                add(Some(client), domain_of(client), Charge::Open(1));
+            }
+        }
+        for (_, closing) in self.closings.iter_from(0) {
+            match closing.client {
+                Some(client) => add(Some(client), closing.domain, Charge::Held(1)),
+                None => refused += 1,
+            }
+        }
+        let mut connections = 0;
+        for (number, client) in (0..).zip(&self.clients) {
+            let Some(client) = client.as_deref() else { continue };
+            add(Some(number), client.domain, Charge::Held(client.credits));
+            add(Some(number), client.domain, Charge::Own(client.own_fds));
+            connections += FDS_PER_CONNECTION;
+        }
+        let sum = |charges: Option<&Vec<Charge>>| Account::of(charges.map_or(&[][..], |all| all));
+        let mut all = Vec::new();
+        for (number, client) in (0..).zip(&self.clients) {
+            let Some(client) = client.as_deref() else { continue };
+            assert!(
+                client.account.same_now(&sum(clients.get(&number))),
+                "invariant 3: client {number}"
+            );
+            client.account.assert_within(&self.config.client, &format!("client {number}"));
+        }
+        for (number, domain) in self.domains.iter_from(0) {
+            assert!(
+                domain.account.same_now(&sum(domains.get(&number))),
+                "invariant 3: {:?}",
+                domain.key
+            );
+            domain.account.assert_within(&self.config.domain, &format!("{:?}", domain.key));
+            all.extend(domains.get(&number).into_iter().flatten().copied());
+        }
+        assert!(self.node.same_now(&Account::of(&all)), "invariant 3: the node");
+        assert_eq!((held, refused), (self.held_now, self.table.refused), "invariant 4: fds held");
+        assert_eq!(connections, self.table.connections, "invariant 1: connections");
+    }
+
+    fn check_lists(&mut self) {
+        let clients: Vec<u32> = (0..)
+            .zip(&self.clients)
+            .filter_map(|(number, client)| client.is_some().then_some(number))
+            .collect();
+        let mut evictable = 0;
+        for number in clients {
+            let client = self.client_mut(number);
+            let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
+            let (drained, revoked, leases) = (client.drained, client.revoked, client.leases);
+            let silent = client.silent;
+            let allocations = &mut self.allocations;
+            owned.checked(&mut AllocationLinks(allocations, AllocationList::Owned));
+            recalls.checked(&mut AllocationLinks(allocations, AllocationList::Event));
+            drained.checked(&mut AllocationLinks(allocations, AllocationList::Event));
+            for slot in lru.checked(&mut AllocationLinks(allocations, AllocationList::OwnerLru)) {
+                let allocation = &allocations[slot];
+                assert!(allocation.state == State::Held && allocation.recall == NONE);
+                assert!(allocation.owner == number);
+                assert_eq!(
+                    allocation.is_in(AllocationList::NodeLru),
+                    !silent,
+                    "invariant 5: silent"
+                );
+            }
+            evictable += if silent { 0 } else { lru.len() };
+            revoked.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Event));
+            leases.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Holder));
+        }
+        let node =
+            self.lru.checked(&mut AllocationLinks(&mut self.allocations, AllocationList::NodeLru));
+        let domains: Vec<_> = self.domains.iter_from(0).map(|(_, domain)| domain.lru).collect();
+        let by_domain: usize = domains
+            .iter()
+            .map(|lru| {
+                let links = &mut AllocationLinks(&mut self.allocations, AllocationList::DomainLru);
+                lru.checked(links).len()
+            })
+            .sum();
+        assert!(node.len() == evictable && by_domain == evictable, "invariant 5: LRU lists differ");
+        self.check_leases();
+    }
+
+    fn check_leases(&mut self) {
+        for slot in 0..self.allocations.slots() {
+            let generation = self.allocations.generation(slot);
+            let Some(allocation) = self.allocations.get(slot, generation) else { continue };
+            let (list, open, live) = (allocation.leases, allocation.open, allocation.is_live());
+            let evictable_but_out = allocation.state == State::Held
+                && allocation.recall == NONE
+                && !allocation.is_in(AllocationList::OwnerLru);
+            assert!(!evictable_but_out, "slot {slot} is held, not waited for, and in no LRU");
+            let mut links = LeaseLinks(&mut self.leases, LeaseList::Allocation);
+            let leases = list.checked(&mut links);
+            for lease in &leases {
+                assert!(links.link(*lease).is_in());
+                assert!(!live || !self.leases[*lease].is_in(LeaseList::Event));
+                links = LeaseLinks(&mut self.leases, LeaseList::Allocation);
+            }
+            let opened = leases.iter().filter(|lease| !self.leases[**lease].mapped).count();
+            assert_eq!(opened, open as usize, "open leases of slot {slot}");
+        }
+    }
+
+    fn check_parked(&self) {
+        let (mut node, mut in_rooms) = (0, 0);
+        for (seq, parked) in &self.parked {
+            let client = self.clients[parked.client.0 as usize].as_deref().expect("it exists");
+            assert!(!client.gone && client.parked.contains(seq), "a parked request of nobody");
+            let waits_in_rooms = parked.wait != Wait::Recall;
+            assert_eq!(self.rooms.contains(&(!parked.supplied, *seq)), waits_in_rooms);
+            in_rooms += usize::from(waits_in_rooms);
+            if let Wait::Room(blocked) = parked.wait {
+                node += usize::from(blocked.account == Holder::Node);
+            }
+            if let (Wish::Acquire(wanted), Wait::Recall) = (&parked.wish, parked.wait) {
+                let waits = wanted.iter().flatten().any(|id| {
+                    let allocation = self.allocations.get(id.slot, id.generation);
+                    let recall = allocation.map_or(NONE, |allocation| allocation.recall);
+                    recall != NONE && self.recalls[recall].waiters.contains(seq)
+                });
+                assert!(waits, "request {seq} waits for nothing");
+            }
+        }
+        assert_eq!(
+            (node, in_rooms),
+            (self.node_blocked, self.rooms.len()),
+            "the room queue's counts"
+        );
+    }
+}

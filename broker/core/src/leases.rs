@@ -1,0 +1,141 @@
+//! Leases: granted, mapped, given back. Must never let one be given back twice, or by another.
+
+use crate::api::{ClientId, Effect, Effects, LeaseId, Now, RequestId, StatusReply};
+use crate::ledger::{Blocked, Charge};
+use crate::lists::List;
+use crate::state::{Lease, LeaseLinks, LeaseList, State};
+use crate::{Core, ErrorCode};
+use fdbroker_protocol::Status;
+
+impl Core {
+    /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
+    pub(crate) fn lease(&mut self, now: Now, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
+        self.charge(client, Charge::Open(1))?;
+        let links = Lease::UNLINKED;
+        let lease = Lease { since: now, allocation: slot, client, mapped: false, links };
+        let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
+        let mut list = self.allocations[slot].leases;
+        list.push(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), number);
+        self.allocations[slot].leases = list;
+        self.allocations[slot].open += 1;
+        self.with_holder_list(client, LeaseList::Holder, |list, links| list.push(links, number));
+        self.counters.grants += 1;
+        Ok(LeaseId(u64::from(generation) << 32 | u64::from(number)))
+    }
+
+    /// Changes one of a client's lists of leases.
+    pub(crate) fn with_holder_list(
+        &mut self,
+        client: u32,
+        which: LeaseList,
+        change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
+    ) {
+        let holder = self.client_mut(client);
+        let list = match which {
+            LeaseList::Event => &mut holder.revoked,
+            _ => &mut holder.leases,
+        };
+        let mut copy = *list;
+        change(&mut copy, &mut LeaseLinks(&mut self.leases, which));
+        let holder = self.client_mut(client);
+        match which {
+            LeaseList::Event => holder.revoked = copy,
+            _ => holder.leases = copy,
+        }
+    }
+
+    /// The slot of a lease of this client; `None` when it has no such lease (any more).
+    fn lease_slot(&self, client: ClientId, lease: LeaseId) -> Option<u32> {
+        let (slot, generation) = (lease.0 as u32, (lease.0 >> 32) as u32);
+        let record = self.leases.get(slot, generation)?;
+        (record.client == client.0).then_some(slot)
+    }
+
+    pub(crate) fn mapped(
+        &mut self,
+        client: ClientId,
+        request: Option<RequestId>,
+        leases: &[LeaseId],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        for lease in leases {
+            let status = match self.lease_slot(client, *lease) {
+                None => ErrorCode::BadHandle.into(),
+                Some(slot) if self.leases[slot].mapped => Status::OK,
+                Some(slot) => self.map_lease(client, slot),
+            };
+            fx.statuses.push(status);
+        }
+        Self::lease_reply(client, request, begin, fx);
+    }
+
+    fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
+        if let Err(blocked) = self.charge(client.0, Charge::Mapped(1)) {
+            return self.no_quota(blocked);
+        }
+        self.leases[slot].mapped = true;
+        let allocation = self.leases[slot].allocation;
+        self.allocations[allocation].open -= 1;
+        self.release_charge(client.0, Charge::Open(1));
+        Status::OK
+    }
+
+    pub(crate) fn release(
+        &mut self,
+        client: ClientId,
+        request: Option<RequestId>,
+        leases: &[LeaseId],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        for lease in leases {
+            let status = match self.lease_slot(client, *lease) {
+                None => ErrorCode::BadHandle.into(),
+                Some(slot) => {
+                    self.end_lease(slot, fx);
+                    Status::OK
+                }
+            };
+            fx.statuses.push(status);
+        }
+        Self::lease_reply(client, request, begin, fx);
+    }
+
+    fn lease_reply(client: ClientId, request: Option<RequestId>, begin: usize, fx: &mut Effects) {
+        let range = begin..fx.statuses.len();
+        match request {
+            Some(request) => {
+                let reply = StatusReply::Lease;
+                fx.list.push(Effect::Statuses { client, request, reply, range });
+            }
+            // One-way: nobody reads them.
+            None => fx.statuses.truncate(begin),
+        }
+    }
+
+    /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
+    pub(crate) fn end_lease(&mut self, slot: u32, fx: &mut Effects) {
+        let Lease { allocation, client, mapped, .. } = self.leases[slot];
+        if self.leases[slot].is_in(LeaseList::Event) {
+            self.with_holder_list(client, LeaseList::Event, |list, links| list.remove(links, slot));
+        }
+        self.with_holder_list(client, LeaseList::Holder, |list, links| list.remove(links, slot));
+        let mut list = self.allocations[allocation].leases;
+        list.remove(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), slot);
+        self.allocations[allocation].leases = list;
+        self.leases.remove(slot);
+        match mapped {
+            true => self.release_charge(client, Charge::Mapped(1)),
+            false => {
+                self.allocations[allocation].open -= 1;
+                self.release_charge(client, Charge::Open(1));
+            }
+        }
+        if let State::Ended(_) = self.allocations[allocation].state {
+            let size = self.allocations[allocation].size_bytes;
+            self.release_charge(client, Charge::Pinned(size));
+            self.drain_if_done(allocation, fx);
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The ledger: who is charged for which fd, byte and lease. A charge is made on all its accounts or on
+//! none; a release asserts that the charge is there. Must never let a sum pass its cap or go below zero.
+
+use crate::api::Caps;
+use fdbroker_protocol::{Resource, Scope};
+
+/// Resources an account counts; their place in the array.
+const COUNTED: [Resource; 8] = [
+    Resource::Fds,
+    Resource::HeldFds,
+    Resource::OpenLeases,
+    Resource::OwnFds,
+    Resource::HeldBytes,
+    Resource::MappedLeases,
+    Resource::Allocations,
+    Resource::PinnedBytes,
+];
+
+/// Where in the arrays a resource is: its index in [`COUNTED`].
+const fn place(resource: Resource) -> usize {
+    match resource {
+        Resource::Fds => 0,
+        Resource::HeldFds => 1,
+        Resource::OpenLeases => 2,
+        Resource::OwnFds => 3,
+        Resource::HeldBytes => 4,
+        Resource::MappedLeases => 5,
+        Resource::Allocations => 6,
+        Resource::PinnedBytes => 7,
+        _ => panic!("not a resource that accounts count"),
+    }
+}
+
+/// One charge: its resource and how many fds, leases, bytes or allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charge {
+    /// Places in the broker: held, closing, promised to a recall or a deposit.
+    Held(u64),
+    /// Open leases, or places promised for them.
+    Open(u64),
+    /// A client's own fds.
+    Own(u64),
+    /// Bytes of held allocations.
+    Bytes(u64),
+    /// Mapped leases.
+    Mapped(u64),
+    /// Allocations.
+    Allocations(u64),
+    /// Bytes of ended allocations. No cap.
+    Pinned(u64),
+}
+
+impl Charge {
+    /// Resource and amount.
+    fn parts(self) -> (Resource, u64) {
+        match self {
+            Charge::Held(n) => (Resource::HeldFds, n),
+            Charge::Open(n) => (Resource::OpenLeases, n),
+            Charge::Own(n) => (Resource::OwnFds, n),
+            Charge::Bytes(n) => (Resource::HeldBytes, n),
+            Charge::Mapped(n) => (Resource::MappedLeases, n),
+            Charge::Allocations(n) => (Resource::Allocations, n),
+            Charge::Pinned(n) => (Resource::PinnedBytes, n),
+        }
+    }
+
+    /// Whether the charge counts among the fds of shared memory on the node.
+    fn is_fds(self) -> bool {
+        matches!(self, Charge::Held(_) | Charge::Open(_) | Charge::Own(_))
+    }
+}
+
+/// Counts of one client, domain or node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    now: [u64; COUNTED.len()],
+    peak: [u64; COUNTED.len()],
+}
+
+impl Account {
+    /// In use now.
+    pub fn now(&self, resource: Resource) -> u64 {
+        self.now[place(resource)]
+    }
+
+    /// Most ever in use.
+    pub fn peak(&self, resource: Resource) -> u64 {
+        self.peak[place(resource)]
+    }
+
+    /// Whether nothing is charged.
+    pub fn is_zero(&self) -> bool {
+        self.now.iter().all(|now| *now == 0)
+    }
+
+    /// The account that these charges make.
+    pub(crate) fn of(charges: &[Charge]) -> Self {
+        let mut account = Account::default();
+        charges.iter().for_each(|charge| account.add(*charge));
+        account
+    }
+
+    /// Whether the same is in use now.
+    pub(crate) fn same_now(&self, other: &Account) -> bool {
+        self.now == other.now
+    }
+
+    /// The resource whose cap the charge would pass, if any.
+    fn refuses(&self, caps: &Caps, charge: Charge) -> Option<Resource> {
+        let (resource, amount) = charge.parts();
+        let full = |resource| self.now(resource).saturating_add(amount) > cap_of(caps, resource);
+        if full(resource) {
+            return Some(resource);
+        }
+        (charge.is_fds() && full(Resource::Fds)).then_some(Resource::Fds)
+    }
+
+    fn add(&mut self, charge: Charge) {
+        let (resource, amount) = charge.parts();
+        let mut add = |resource| {
+            let at = place(resource);
+            self.now[at] += amount;
+            self.peak[at] = self.peak[at].max(self.now[at]);
+        };
+        add(resource);
+        if charge.is_fds() {
+            add(Resource::Fds);
+        }
+    }
+
+    fn take(&mut self, charge: Charge) {
+        let (resource, amount) = charge.parts();
+        let mut take = |resource| {
+            let now = &mut self.now[place(resource)];
+            assert!(*now >= amount, "ledger: {resource} {now} is less than {amount} to release");
+            *now -= amount;
+        };
+        take(resource);
+        if charge.is_fds() {
+            take(Resource::Fds);
+        }
+    }
+
+    /// Asserts that no cap is passed.
+    pub(crate) fn assert_within(&self, caps: &Caps, whose: &str) {
+        for resource in COUNTED {
+            let (now, cap) = (self.now(resource), cap_of(caps, resource));
+            assert!(now <= cap, "invariant 2: {resource} of {whose} is {now}, above its cap {cap}");
+        }
+    }
+}
+
+/// The cap of a resource; `u64::MAX` where there is none.
+pub fn cap_of(caps: &Caps, resource: Resource) -> u64 {
+    match resource {
+        Resource::Fds => caps.fds,
+        Resource::HeldFds => caps.held_fds,
+        Resource::HeldBytes => caps.held_bytes,
+        Resource::OpenLeases => caps.open_leases,
+        Resource::MappedLeases => caps.mapped_leases,
+        Resource::Allocations => caps.allocations,
+        _ => u64::MAX,
+    }
+}
+
+/// Which account a charge did not fit into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// The resource whose cap is full.
+    pub resource: Resource,
+    /// Whose account: client and domain by number.
+    pub account: Holder,
+}
+
+/// An account by its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A client, by its number.
+    Client(u32),
+    /// A domain, by its number.
+    Domain(u32),
+    /// The node. (Job accounts come between domain and node.)
+    Node,
+}
+
+impl Holder {
+    /// The scope that a status names.
+    pub fn scope(self) -> Scope {
+        match self {
+            Holder::Client(_) => Scope::Client,
+            Holder::Domain(_) => Scope::Domain,
+            Holder::Node => Scope::Node,
+        }
+    }
+}
+
+/// The broker's own fd table: what fills it beside the node's held places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Fds of connections.
+    pub connections: u64,
+    /// Fds that came without a place and wait for the closers.
+    pub refused: u64,
+    /// Most of the table ever in use.
+    pub peak: u64,
+}
+
+/// The accounts one charge is made on, borrowed for the moment. A client that is gone has none.
+pub struct Accounts<'a> {
+    /// The client's, with its number.
+    pub client: Option<(u32, &'a mut Account)>,
+    /// The domain's, with its number.
+    pub domain: (u32, &'a mut Account),
+    /// The node's.
+    pub node: &'a mut Account,
+    /// Caps: client, domain, node.
+    pub caps: [&'a Caps; 3],
+    /// Room left in the table for held places.
+    pub table_room: u64,
+}
+
+impl Accounts<'_> {
+    /// Makes the charge on every account, or on none and says which cap is in the way.
+    pub fn charge(self, charge: Charge) -> Result<(), Blocked> {
+        let [client_caps, domain_caps, node_caps] = self.caps;
+        let refused = |account: &Account, caps, holder| {
+            account.refuses(caps, charge).map(|resource| Blocked { resource, account: holder })
+        };
+        let client = self
+            .client
+            .as_ref()
+            .and_then(|(number, account)| refused(account, client_caps, Holder::Client(*number)));
+        let (number, domain) = &self.domain;
+        let blocked = client
+            .or_else(|| refused(domain, domain_caps, Holder::Domain(*number)))
+            .or_else(|| refused(self.node, node_caps, Holder::Node));
+        if let Some(blocked) = blocked {
+            return Err(blocked);
+        }
+        if let Charge::Held(amount) = charge
+            && amount > self.table_room
+        {
+            return Err(Blocked { resource: Resource::TableFds, account: Holder::Node });
+        }
+        self.add(charge);
+        Ok(())
+    }
+
+    /// Makes the charge whatever the caps: for one that only changes its owner.
+    pub fn add(self, charge: Charge) {
+        if let Some((_, account)) = self.client {
+            account.add(charge);
+        }
+        self.domain.1.add(charge);
+        self.node.add(charge);
+    }
+
+    /// Takes the charge back from every account.
+    pub fn release(self, charge: Charge) {
+        if let Some((_, account)) = self.client {
+            account.take(charge);
+        }
+        self.domain.1.take(charge);
+        self.node.take(charge);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn charge(
+        accounts: &mut [Account; 3],
+        caps: [&Caps; 3],
+        charge: Charge,
+    ) -> Result<(), Blocked> {
+        let [client, domain, node] = accounts;
+        let (client, domain) = (Some((4, client)), (2, domain));
+        Accounts { client, domain, node, caps, table_room: 5 }.charge(charge)
+    }
+
+    #[test]
+    fn charge_when_one_cap_is_in_the_way_then_no_account_changes() {
+        let mut accounts = [Account::default(); 3];
+        let node = Caps { fds: 3, ..Caps::NONE };
+        let caps = [&Caps::NONE, &Caps::NONE, &node];
+        charge(&mut accounts, caps, Charge::Open(2)).expect("fits");
+        let before = accounts;
+        let refused = charge(&mut accounts, caps, Charge::Held(2)).unwrap_err();
+        assert_eq!(refused, Blocked { resource: Resource::Fds, account: Holder::Node });
+        assert_eq!(accounts, before);
+    }
+
+    #[test]
+    fn charge_when_the_table_is_full_then_held_is_refused_and_leases_are_not() {
+        let mut accounts = [Account::default(); 3];
+        let caps = [&Caps::NONE; 3];
+        let refused = charge(&mut accounts, caps, Charge::Held(6)).unwrap_err();
+        assert_eq!(refused.resource, Resource::TableFds);
+        charge(&mut accounts, caps, Charge::Open(6)).expect("fits");
+    }
+
+    #[test]
+    #[should_panic(expected = "less than")]
+    fn release_when_not_charged_then_panics() {
+        let [mut client, mut domain, mut node] = [Account::default(); 3];
+        let caps = [&Caps::NONE; 3];
+        let (client, domain) = (Some((0, &mut client)), (0, &mut domain));
+        Accounts { client, domain, node: &mut node, caps, table_room: 0 }.release(Charge::Own(1));
+    }
+}

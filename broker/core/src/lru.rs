@@ -1,0 +1,191 @@
+//! The LRU of held allocations and eviction from it, in the scope whose cap is in the way. Must never evict
+//! what cannot be had again: resident, waited for, or of an owner that does not answer.
+
+use crate::Core;
+use crate::api::{Effect, Effects, Wanted};
+use crate::ledger::{Blocked, Charge, Holder};
+use crate::limits::EVICTIONS_PER_STEP;
+use crate::lists::List;
+use crate::slots::NONE;
+use crate::state::{AllocationLinks, AllocationList, State};
+use fdbroker_protocol::Resource;
+
+impl Core {
+    /// The list and its links, taken out for the moment; the caller puts the list back.
+    fn list_mut(&mut self, slot: u32, list: AllocationList) -> &mut List {
+        let (owner, domain) = (self.allocations[slot].owner, self.allocations[slot].domain);
+        let drained = self.allocations[slot].drained;
+        match list {
+            AllocationList::NodeLru => &mut self.lru,
+            AllocationList::DomainLru => &mut self.domains[domain].lru,
+            AllocationList::OwnerLru => &mut self.client_mut(owner).lru,
+            AllocationList::Owned => &mut self.client_mut(owner).owned,
+            AllocationList::Event if drained => &mut self.client_mut(owner).drained,
+            AllocationList::Event => &mut self.client_mut(owner).recalls,
+        }
+    }
+
+    /// Adds an allocation to one of its lists, at the young end.
+    pub(crate) fn link(&mut self, slot: u32, list: AllocationList) {
+        let mut head = *self.list_mut(slot, list);
+        head.push(&mut AllocationLinks(&mut self.allocations, list), slot);
+        *self.list_mut(slot, list) = head;
+    }
+
+    /// Takes an allocation out of one of its lists, if it is in it.
+    pub(crate) fn unlink(&mut self, slot: u32, list: AllocationList) {
+        if self.allocations[slot].is_in(list) {
+            let mut head = *self.list_mut(slot, list);
+            head.remove(&mut AllocationLinks(&mut self.allocations, list), slot);
+            *self.list_mut(slot, list) = head;
+        }
+    }
+
+    /// Makes a held allocation evictable, as the most recently used. Resident ones and those that are
+    /// waited for stay out.
+    pub(crate) fn lru_insert(&mut self, slot: u32) {
+        let allocation = &self.allocations[slot];
+        if allocation.state != State::Held || allocation.recall != NONE {
+            return;
+        }
+        let owner = allocation.owner;
+        self.link(slot, AllocationList::OwnerLru);
+        if !self.client_mut(owner).silent {
+            self.link(slot, AllocationList::NodeLru);
+            self.link(slot, AllocationList::DomainLru);
+        }
+    }
+
+    /// Makes an allocation not evictable.
+    pub(crate) fn lru_remove(&mut self, slot: u32) {
+        for list in [AllocationList::NodeLru, AllocationList::DomainLru, AllocationList::OwnerLru] {
+            self.unlink(slot, list);
+        }
+    }
+
+    /// Marks an evictable allocation as used just now.
+    pub(crate) fn lru_touch(&mut self, slot: u32) {
+        if self.allocations[slot].is_in(AllocationList::OwnerLru) {
+            self.lru_remove(slot);
+            self.lru_insert(slot);
+        }
+    }
+
+    /// The owner does not answer, or answers again: its held allocations leave or join the node's and the
+    /// domain's list. As many steps as it has evictable ones, which its caps and the fd table bound.
+    pub(crate) fn set_silent(&mut self, owner: u32, silent: bool) {
+        if std::mem::replace(&mut self.client_mut(owner).silent, silent) == silent {
+            return;
+        }
+        let mut at = self.client_mut(owner).lru.first();
+        while let Some(slot) = at {
+            for list in [AllocationList::NodeLru, AllocationList::DomainLru] {
+                match silent {
+                    true => self.unlink(slot, list),
+                    false => self.link(slot, list),
+                }
+            }
+            let mut links = AllocationLinks(&mut self.allocations, AllocationList::OwnerLru);
+            at = List::next(&mut links, slot);
+        }
+    }
+
+    /// The least recently used evictable allocation in the account's scope that `keep` does not want.
+    fn victim(&mut self, account: Holder, keep: &[Wanted]) -> Option<u32> {
+        let (list, kind) = match account {
+            Holder::Node => (self.lru, AllocationList::NodeLru),
+            Holder::Domain(domain) => (self.domains[domain].lru, AllocationList::DomainLru),
+            Holder::Client(client) => {
+                let client = self.clients[client as usize].as_deref();
+                let client = client.filter(|client| !client.silent)?;
+                (client.lru, AllocationList::OwnerLru)
+            }
+        };
+        let mut at = list.first();
+        // Passes over at most the items of one request.
+        while let Some(slot) = at {
+            let generation = self.allocations.generation(slot);
+            let wanted =
+                |item: &Wanted| item.is_ok_and(|id| id.slot == slot && id.generation == generation);
+            if !keep.iter().any(wanted) {
+                return Some(slot);
+            }
+            at = List::next(&mut AllocationLinks(&mut self.allocations, kind), slot);
+        }
+        None
+    }
+
+    /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
+    fn evict(&mut self, slot: u32, fx: &mut Effects) {
+        assert!(
+            self.allocations[slot].state == State::Held,
+            "invariant 5: only held fds are evicted"
+        );
+        self.lru_remove(slot);
+        self.allocations[slot].state = State::Evicted;
+        self.counters.evictions += 1;
+        self.close_held(slot, fx);
+    }
+
+    /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is closed.
+    pub(crate) fn close_held(&mut self, slot: u32, fx: &mut Effects) {
+        let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
+        self.release_charge(owner, Charge::Bytes(size));
+        self.held_now -= 1;
+        let ticket = self.closing(owner);
+        fx.list.push(Effect::CloseHeld { slot, ticket });
+    }
+
+    /// Starts up to `count` evictions that will help against `blocked`, sparing what `keep` wants; says
+    /// how many. An fd freed this way is room only when its closer reports it.
+    pub(crate) fn evict_for(
+        &mut self,
+        blocked: Blocked,
+        count: usize,
+        keep: &[Wanted],
+        fx: &mut Effects,
+    ) -> usize {
+        let helps = matches!(
+            blocked.resource,
+            Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TableFds
+        );
+        if !helps {
+            return 0;
+        }
+        let mut evicted = 0;
+        while evicted < count.min(EVICTIONS_PER_STEP)
+            && let Some(slot) = self.victim(blocked.account, keep)
+        {
+            self.evict(slot, fx);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    /// Charges the bytes of an fd about to be held, evicting others until they fit if it may.
+    pub(crate) fn charge_bytes(
+        &mut self,
+        owner: u32,
+        size: u64,
+        may_evict: bool,
+        keep: &[Wanted],
+        fx: &mut Effects,
+    ) -> Result<(), Blocked> {
+        let most = [self.config.client, self.config.domain, self.config.node];
+        let fits_at_all = most.iter().all(|caps| size <= caps.held_bytes);
+        let mut evicted = 0;
+        loop {
+            let blocked = match self.charge(owner, Charge::Bytes(size)) {
+                Ok(()) => return Ok(()),
+                Err(blocked) => blocked,
+            };
+            if !may_evict || !fits_at_all || evicted >= EVICTIONS_PER_STEP {
+                return Err(blocked);
+            }
+            if self.evict_for(blocked, 1, keep, fx) == 0 {
+                return Err(blocked);
+            }
+            evicted += 1;
+        }
+    }
+}

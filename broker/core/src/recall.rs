@@ -1,0 +1,262 @@
+//! Recalls: asking owners for their fds again, what they answer, and what happens when they do not. Must
+//! never ask before the place for the answer is reserved, nor ask twice at a time.
+
+use crate::Core;
+use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply, Wanted};
+use crate::ledger::{Blocked, Charge};
+use crate::slots::NONE;
+use crate::state::{AllocationList, Recall, State, Timer};
+use fdbroker_protocol::{ErrorCode, Status};
+
+impl Core {
+    /// Reserves the fd's place and bytes on its owner's accounts, and the place of the lease to come on those of
+    /// `promised_to`; then marks the allocation to be recalled. Or says which cap is in the way.
+    pub(crate) fn start_recall(
+        &mut self,
+        now: Now,
+        slot: u32,
+        promised_to: Option<u32>,
+        keep: &[Wanted],
+        fx: &mut Effects,
+    ) -> Result<(), Blocked> {
+        let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
+        self.charge(owner, Charge::Held(1))?;
+        let may_evict = promised_to.is_some();
+        if let Err(blocked) = self.charge_bytes(owner, size, may_evict, keep, fx) {
+            self.release_charge(owner, Charge::Held(1));
+            return Err(blocked);
+        }
+        if let Some(client) = promised_to
+            && let Err(blocked) = self.charge(client, Charge::Open(1))
+        {
+            self.release_charge(owner, Charge::Held(1));
+            self.release_charge(owner, Charge::Bytes(size));
+            return Err(blocked);
+        }
+        let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
+        let recall = Recall { waiters: Vec::new(), promised_to, deadline };
+        let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
+        self.allocations[slot].recall = number;
+        self.allocations[slot].state = State::Recalling;
+        self.set_recall_timer(slot, deadline);
+        if self.client_mut(owner).recalls.is_empty() {
+            fx.list.push(Effect::Events { client: ClientId(owner) });
+        }
+        self.link(slot, AllocationList::Event);
+        self.counters.recalls += 1;
+        Ok(())
+    }
+
+    fn set_recall_timer(&mut self, slot: u32, deadline: Option<Now>) {
+        if let Some(at) = deadline {
+            self.timers.insert((at, Timer::Recall(slot, self.allocations.generation(slot))));
+        }
+    }
+
+    fn stop_recall_timer(&mut self, slot: u32) {
+        let recall = self.allocations[slot].recall;
+        if let Some(at) = self.recalls[recall].deadline.take() {
+            self.timers.remove(&(at, Timer::Recall(slot, self.allocations.generation(slot))));
+        }
+    }
+
+    /// A request waits for a recall under way.
+    pub(crate) fn join_recall(&mut self, now: Now, slot: u32, seq: u64, client: ClientId) {
+        let number = self.allocations[slot].recall;
+        if !self.recalls[number].waiters.contains(&seq) {
+            self.recalls[number].waiters.push(seq);
+        }
+        if self.recalls[number].promised_to.is_none()
+            && self.charge(client.0, Charge::Open(1)).is_ok()
+        {
+            self.recalls[number].promised_to = Some(client.0);
+        }
+        if self.recalls[number].deadline.is_none() {
+            // The owner missed this one, but has answered others since: it is given the time again.
+            let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
+            self.recalls[number].deadline = deadline;
+            self.set_recall_timer(slot, deadline);
+        }
+    }
+
+    /// A request is answered or given up: it waits for none of its items any more.
+    pub(crate) fn leave_recalls(&mut self, seq: u64, wanted: &[Wanted]) {
+        for id in wanted.iter().flatten() {
+            let Some(allocation) = self.allocations.get(id.slot, id.generation) else { continue };
+            let number = allocation.recall;
+            if number == NONE || !self.recalls[number].waiters.contains(&seq) {
+                continue;
+            }
+            self.recalls[number].waiters.retain(|waiter| *waiter != seq);
+            if self.allocations[id.slot].state == State::Held {
+                if self.recalls[number].waiters.is_empty() {
+                    self.unpin(id.slot);
+                }
+            } else {
+                self.move_promise(number);
+            }
+        }
+    }
+
+    /// The lease place promised with a recall goes to the first client that still waits, if to any.
+    fn move_promise(&mut self, number: u32) {
+        let recall = &self.recalls[number];
+        let Some(holder) = recall.promised_to else { return };
+        let client_of = |seq: &u64| self.parked.get(seq).map(|parked| parked.client.0);
+        if recall.waiters.iter().any(|seq| client_of(seq) == Some(holder)) {
+            return;
+        }
+        let next = recall.waiters.iter().find_map(client_of);
+        self.recalls[number].promised_to = None;
+        self.release_charge(holder, Charge::Open(1));
+        if let Some(next) = next
+            && self.charge(next, Charge::Open(1)).is_ok()
+        {
+            self.recalls[number].promised_to = Some(next);
+        }
+    }
+
+    fn free_promise(&mut self, number: u32) {
+        if let Some(client) = self.recalls[number].promised_to.take() {
+            self.release_charge(client, Charge::Open(1));
+        }
+    }
+
+    /// The last waiter of a supplied fd has been served: it may be evicted again.
+    fn unpin(&mut self, slot: u32) {
+        let number = std::mem::replace(&mut self.allocations[slot].recall, NONE);
+        self.recalls.remove(number);
+        self.lru_insert(slot);
+        self.room_appeared |= !self.rooms.is_empty();
+    }
+
+    /// Takes the recall of an allocation away, and gives those who waited for it.
+    pub(crate) fn end_recall(&mut self, slot: u32) -> Vec<u64> {
+        if self.allocations[slot].recall == NONE {
+            return Vec::new();
+        }
+        self.stop_recall_timer(slot);
+        let number = std::mem::replace(&mut self.allocations[slot].recall, NONE);
+        self.free_promise(number);
+        self.recalls.remove(number).waiters
+    }
+
+    pub(crate) fn supply(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        supplies: &[Supply],
+        fx: &mut Effects,
+    ) {
+        let welcome = self.welcome(client);
+        if welcome {
+            self.set_silent(client.0, false);
+            self.room_appeared |= !self.rooms.is_empty();
+        }
+        for supply in supplies {
+            let found = self.allocations.get(supply.id.slot, supply.id.generation);
+            let awaited = found.is_some_and(|allocation| {
+                allocation.owner == client.0 && allocation.state == State::Recalling
+            });
+            match welcome && awaited {
+                true => self.supplied(now, client, supply, fx),
+                false => self.not_awaited(client, supply, fx),
+            }
+        }
+    }
+
+    /// An fd nobody asked for (any more) has no place: it is closed.
+    fn not_awaited(&mut self, client: ClientId, supply: &Supply, fx: &mut Effects) {
+        if let Ok(index) = supply.fd {
+            self.close_unreserved(client, index, Lane::Accepted, fx);
+        }
+        if let Some((index, lane)) = supply.refused_fd {
+            self.close_unreserved(client, index, lane, fx);
+        }
+    }
+
+    fn supplied(&mut self, now: Now, client: ClientId, supply: &Supply, fx: &mut Effects) {
+        let slot = supply.id.slot;
+        self.unlink(slot, AllocationList::Event);
+        let allocation = &self.allocations[slot];
+        let same = allocation.owner_allocation_id == supply.owner_allocation_id
+            && allocation.size_bytes == supply.size_bytes;
+        match (supply.fd, supply.refused_fd) {
+            (Ok(index), _) if same => self.hold_supplied(now, slot, index, supply.fd_offset, fx),
+            (Ok(index), _) => {
+                self.close_supplied(client.0, slot, Some((index, Lane::Accepted)), fx);
+                self.fail_recall(now, slot, ErrorCode::Stale, fx);
+            }
+            (Err(code), refused) => {
+                self.close_supplied(client.0, slot, refused, fx);
+                self.fail_recall(now, slot, code, fx);
+            }
+        }
+    }
+
+    /// The fd takes the place that was reserved for it; who waited is served before anyone else.
+    fn hold_supplied(&mut self, now: Now, slot: u32, index: u16, fd_offset: u64, fx: &mut Effects) {
+        fx.list.push(Effect::StoreArrived { index, slot });
+        self.held_now += 1;
+        self.stop_recall_timer(slot);
+        self.allocations[slot].state = State::Held;
+        self.allocations[slot].fd_offset = fd_offset;
+        let number = self.allocations[slot].recall;
+        let waiters = self.recalls[number].waiters.clone();
+        self.free_promise(number);
+        if waiters.is_empty() {
+            return self.unpin(slot);
+        }
+        for seq in waiters {
+            self.retry(now, seq, true, fx);
+        }
+    }
+
+    /// The place of a recalled fd is given up, or becomes that of a closing one.
+    fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, fx: &mut Effects) {
+        let size = self.allocations[slot].size_bytes;
+        self.release_charge(owner, Charge::Bytes(size));
+        self.allocations[slot].state = State::Evicted;
+        match fd {
+            Some((index, lane)) => self.close_arrived(owner, index, lane, fx),
+            None => self.release_charge(owner, Charge::Held(1)),
+        }
+    }
+
+    /// The owner refused: STALE ends the allocation, anything else is told to those who wait.
+    fn fail_recall(&mut self, now: Now, slot: u32, code: ErrorCode, fx: &mut Effects) {
+        if code == ErrorCode::Stale {
+            self.end(now, slot, ErrorCode::Stale, fx);
+            self.drain_if_done(slot, fx);
+            return;
+        }
+        let status = Status::with_value(ErrorCode::OwnerSilent, code as u64);
+        let id = self.id_of(slot);
+        for seq in self.end_recall(slot) {
+            self.refuse_item(seq, id, status, fx);
+        }
+    }
+
+    /// A recall has not been answered in time: its owner is silent until it answers. The recall stays out,
+    /// and its place reserved.
+    pub(crate) fn recall_overdue(
+        &mut self,
+        now: Now,
+        slot: u32,
+        generation: u32,
+        fx: &mut Effects,
+    ) {
+        let found = self.allocations.get(slot, generation);
+        if found.is_none_or(|allocation| allocation.state != State::Recalling) {
+            return;
+        }
+        let (number, owner) = (self.allocations[slot].recall, self.allocations[slot].owner);
+        self.recalls[number].deadline = None;
+        self.counters.recalls_silent += 1;
+        self.set_silent(owner, true);
+        self.free_promise(number);
+        for seq in std::mem::take(&mut self.recalls[number].waiters) {
+            self.retry(now, seq, false, fx);
+        }
+    }
+}

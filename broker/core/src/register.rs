@@ -1,0 +1,240 @@
+//! Register: deposits become allocations, or the same allocation counted once more; a reused address ends
+//! what was there. Must never keep an fd that has no place, nor two of one allocation.
+
+use crate::Core;
+use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
+use crate::ledger::{Blocked, Charge, Holder};
+use crate::limits::OVERLAPS_PER_DEPOSIT;
+use crate::lists::List;
+use crate::slots::NONE;
+use crate::state::{Allocation, AllocationList, State};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
+
+/// What becomes of a deposit.
+enum Outcome {
+    /// A new allocation, whose fd is kept.
+    Kept(AllocationId),
+    /// An allocation whose fd is not kept: the same as before, or one that is evicted at once.
+    Closed(AllocationId),
+    /// No allocation.
+    Refused(Status),
+}
+
+impl Core {
+    #[allow(clippy::too_many_arguments)] // the fields of one input
+    pub(crate) fn register(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        request: RequestId,
+        deposits: &[Deposit],
+        credits_wanted: u32,
+        deadline: Now,
+        fx: &mut Effects,
+    ) {
+        if let Err(status) = self.admit(client, deposits) {
+            for (index, deposit) in (0..).zip(deposits) {
+                self.close_unreserved(client, index, deposit.lane, fx);
+            }
+            fx.list.push(Effect::Failed { client, request, status });
+            return;
+        }
+        let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());
+        if deposits.is_empty() && self.client_mut(client.0).credits == 0 && wanted > 0 {
+            return self.wait_for_credits(now, client, request, wanted, deadline, fx);
+        }
+        let begin = fx.registered.len();
+        for (index, deposit) in (0..).zip(deposits) {
+            // The place reserved for it becomes that of the fd held, or of one in the closers.
+            self.client_mut(client.0).credits -= 1;
+            let (status, id) = match self.deposit(now, client.0, deposit, fx) {
+                Outcome::Kept(id) => {
+                    fx.list.push(Effect::StoreArrived { index, slot: id.slot });
+                    (Status::OK, id)
+                }
+                Outcome::Closed(id) => {
+                    self.close_arrived(client.0, index, deposit.lane, fx);
+                    (Status::OK, id)
+                }
+                Outcome::Refused(status) => {
+                    self.close_arrived(client.0, index, deposit.lane, fx);
+                    (status, AllocationId { slot: NONE, generation: 0 })
+                }
+            };
+            fx.registered.push(Registered { status, id, index });
+        }
+        self.counters.registrations += deposits.len() as u64;
+        let deposit_credits = self.adjust_credits(client.0, wanted);
+        let short_of = wanted.saturating_sub(deposit_credits.into());
+        if short_of > 0 && self.rooms.is_empty() {
+            self.make_room_for_deposits(client.0, short_of, fx);
+        }
+        let range = begin..fx.registered.len();
+        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+    }
+
+    /// Whether the fds have places, and the domain's refused ones have not piled up.
+    fn admit(&mut self, client: ClientId, deposits: &[Deposit]) -> Result<(), Status> {
+        let record = self.client_mut(client.0);
+        if deposits.len() as u64 > record.credits {
+            return Err(ErrorCode::Protocol.into());
+        }
+        let domain = record.domain;
+        let refused = deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count();
+        let most = u64::from(self.config.max_refused_per_domain);
+        if refused > 0 && self.domains[domain].refused + refused as u64 > most {
+            let (resource, scope) = (Resource::RefusedFds, Scope::Domain);
+            return Err(Self::no_quota_limit(resource, scope, most));
+        }
+        Ok(())
+    }
+
+    fn make_room_for_deposits(&mut self, client: u32, short_of: u64, fx: &mut Effects) {
+        match self.charge(client, Charge::Held(short_of)) {
+            // There was room after all: credits take half of it at a time.
+            Ok(()) => self.release_charge(client, Charge::Held(short_of)),
+            Err(blocked) => {
+                let coming = self.closing_in(blocked.account);
+                let count = usize::try_from(short_of.saturating_sub(coming)).unwrap_or(usize::MAX);
+                self.evict_for(blocked, count, &[], fx);
+            }
+        }
+    }
+
+    fn deposit(&mut self, now: Now, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
+        if let Err(status) = deposit.checked {
+            return Outcome::Refused(status);
+        }
+        let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
+        if deposit.size_bytes == 0 || ends.contains(&None) {
+            return Outcome::Refused(ErrorCode::Protocol.into());
+        }
+        if deposit.share == Share::Gid {
+            return Outcome::Refused(ErrorCode::NotSupported.into());
+        }
+        if let Some(slot) = self.same(owner, deposit) {
+            let Some(more) = self.allocations[slot].registrations.checked_add(1) else {
+                return Outcome::Refused(ErrorCode::Protocol.into());
+            };
+            self.allocations[slot].registrations = more;
+            return Outcome::Closed(self.id_of(slot));
+        }
+        if !self.end_overlapping(now, owner, deposit, fx) {
+            return Outcome::Refused(ErrorCode::Again.into());
+        }
+        self.new_allocation(owner, deposit, fx)
+    }
+
+    /// The live allocation that this deposit names again.
+    fn same(&mut self, owner: u32, deposit: &Deposit) -> Option<u32> {
+        let key = (deposit.device, deposit.base);
+        let slot = self.client_mut(owner).by_base.get(&key).copied()?;
+        let allocation = &self.allocations[slot];
+        let same = allocation.size_bytes == deposit.size_bytes
+            && allocation.owner_allocation_id == deposit.owner_allocation_id;
+        same.then_some(slot)
+    }
+
+    /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
+    /// there were more of them than one deposit may end.
+    fn end_overlapping(
+        &mut self,
+        now: Now,
+        owner: u32,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> bool {
+        if deposit.base == 0 {
+            return true;
+        }
+        let (begin, end) = (deposit.base, deposit.base + deposit.size_bytes);
+        for _ in 0..OVERLAPS_PER_DEPOSIT {
+            // Live ranges do not overlap each other, so the last that begins before our end tells.
+            let before = (deposit.device, 0)..(deposit.device, end);
+            let last = self.client_mut(owner).by_base.range(before).next_back();
+            let Some(slot) = last.map(|(_, slot)| *slot) else { return true };
+            let allocation = &self.allocations[slot];
+            if allocation.base + allocation.size_bytes <= begin {
+                return true;
+            }
+            self.end(now, slot, ErrorCode::Stale, fx);
+            self.drain_if_done(slot, fx);
+        }
+        false
+    }
+
+    fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
+        if !self.allocations.has_room() {
+            let blocked = Blocked { resource: Resource::Allocations, account: Holder::Node };
+            let status =
+                Status { value: u64::from(self.config.max_slots).into(), ..self.no_quota(blocked) };
+            return self.refuse_deposit(status);
+        }
+        if let Err(blocked) = self.charge(owner, Charge::Allocations(1)) {
+            let status = self.no_quota(blocked);
+            return self.refuse_deposit(status);
+        }
+        let fits = self.charge_bytes(owner, deposit.size_bytes, true, &[], fx);
+        if let Err(blocked) = fits
+            && !deposit.recallable
+        {
+            self.release_charge(owner, Charge::Allocations(1));
+            let status = self.no_quota(blocked);
+            return self.refuse_deposit(status);
+        }
+        let state = match (fits.is_ok(), deposit.recallable) {
+            (true, true) => State::Held,
+            (true, false) => State::Resident,
+            (false, _) => State::Evicted,
+        };
+        let id = self.insert_allocation(owner, deposit, state);
+        fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
+        if state == State::Evicted {
+            return Outcome::Closed(id);
+        }
+        self.held_now += 1;
+        self.lru_insert(id.slot);
+        self.room_appeared |= !self.rooms.is_empty();
+        Outcome::Kept(id)
+    }
+
+    fn refuse_deposit(&mut self, status: Status) -> Outcome {
+        self.counters.refusals += 1;
+        Outcome::Refused(status)
+    }
+
+    fn insert_allocation(&mut self, owner: u32, deposit: &Deposit, state: State) -> AllocationId {
+        let domain = self.client_mut(owner).domain;
+        let allocation = Allocation {
+            size_bytes: deposit.size_bytes,
+            fd_offset: deposit.fd_offset,
+            owner_allocation_id: deposit.owner_allocation_id,
+            base: deposit.base,
+            owner,
+            domain,
+            device: deposit.device,
+            registrations: 1,
+            recall: NONE,
+            open: 0,
+            leases: List::EMPTY,
+            links: Allocation::UNLINKED,
+            state,
+            kind: deposit.kind,
+            share: deposit.share,
+            recallable: deposit.recallable,
+            has_driver_data: deposit.driver_data.is_some(),
+            drained: false,
+        };
+        let (slot, generation) = self.allocations.insert(allocation).expect("has_room said so");
+        self.link(slot, AllocationList::Owned);
+        if deposit.base != 0 {
+            let key = (deposit.device, deposit.base);
+            let former = self.client_mut(owner).by_base.insert(key, slot);
+            assert!(former.is_none(), "what was at this address has ended");
+        }
+        if let Some(data) = deposit.driver_data {
+            self.driver_data.insert(slot, data);
+        }
+        AllocationId { slot, generation }
+    }
+}

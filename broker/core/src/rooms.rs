@@ -1,0 +1,280 @@
+//! Parked requests: who waits for what, in which order they are served, and when they are given up. Must
+//! never serve a later request of a domain with what an earlier one of it waits for.
+
+use crate::Core;
+use crate::acquire::Attempt;
+use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
+use crate::ledger::{Blocked, Charge, Holder};
+use crate::limits::{PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
+use crate::slots::NONE;
+use crate::state::{Parked, State, Timer, Wait, Wish};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+
+impl Core {
+    /// Parks a request, until it is served or its deadline passes.
+    pub(crate) fn park(&mut self, seq: u64, parked: Parked) {
+        let (client, deadline, wait) = (parked.client.0, parked.deadline, parked.wait);
+        self.timers.insert((deadline, Timer::Parked(seq)));
+        self.client_mut(client).parked.push(seq);
+        self.parked.insert(seq, parked);
+        self.counters.parkings += 1;
+        self.enter_rooms(seq, wait);
+    }
+
+    /// Takes a parked request away, with all that it waited for.
+    pub(crate) fn unpark(&mut self, seq: u64) -> Option<Parked> {
+        self.leave_rooms(seq);
+        let parked = self.parked.remove(&seq)?;
+        self.timers.remove(&(parked.deadline, Timer::Parked(seq)));
+        self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
+        if let Wish::Acquire(wanted) = &parked.wish {
+            self.leave_recalls(seq, wanted);
+        }
+        Some(parked)
+    }
+
+    fn enter_rooms(&mut self, seq: u64, wait: Wait) {
+        let parked = self.parked.get_mut(&seq).expect("only parked requests wait");
+        parked.wait = wait;
+        let (key, client) = ((!parked.supplied, seq), parked.client.0);
+        match wait {
+            Wait::Recall => return,
+            Wait::Reader => {}
+            Wait::Room(blocked) => match blocked.account {
+                Holder::Node => self.node_blocked += 1,
+                Holder::Domain(domain) => self.domains[domain].blocked += 1,
+                Holder::Client(_) => {}
+            },
+        }
+        debug_assert!(self.clients[client as usize].is_some());
+        self.rooms.insert(key);
+    }
+
+    fn leave_rooms(&mut self, seq: u64) {
+        let Some(parked) = self.parked.get(&seq) else { return };
+        if !self.rooms.remove(&(!parked.supplied, seq)) {
+            return;
+        }
+        if let Wait::Room(blocked) = parked.wait {
+            match blocked.account {
+                Holder::Node => self.node_blocked -= 1,
+                Holder::Domain(domain) => self.domains[domain].blocked -= 1,
+                Holder::Client(_) => {}
+            }
+            // Who was behind it may go on.
+            self.room_appeared |= !self.rooms.is_empty();
+        }
+    }
+
+    /// Looks at a parked request again. `turn`: it may take room. Says what it still waits for; `None`
+    /// when it has been answered.
+    pub(crate) fn retry(
+        &mut self,
+        now: Now,
+        seq: u64,
+        turn: bool,
+        fx: &mut Effects,
+    ) -> Option<Wait> {
+        let parked = self.parked.get_mut(&seq)?;
+        let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
+        // Put back below: the items are borrowed while the rest of the core changes.
+        let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
+        let wait = if !self.client_mut(client.0).sendable {
+            Some(Wait::Reader)
+        } else {
+            match &wish {
+                Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, fx),
+                Wish::Acquire(wanted) => {
+                    let first = false;
+                    let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+                    self.try_acquire(now, attempt, fx)
+                }
+            }
+        };
+        let waits_for_supplied = self.waits_for_supplied(seq, &wish);
+        self.parked.get_mut(&seq)?.wish = wish;
+        match wait {
+            None => {
+                self.unpark(seq);
+            }
+            Some(wait) => {
+                self.leave_rooms(seq);
+                self.parked.get_mut(&seq)?.supplied = waits_for_supplied;
+                self.enter_rooms(seq, wait);
+            }
+        }
+        wait
+    }
+
+    /// Whether one of the items has been supplied for this request: the fd is pinned until it is served.
+    fn waits_for_supplied(&self, seq: u64, wish: &Wish) -> bool {
+        let Wish::Acquire(wanted) = wish else { return false };
+        wanted.iter().flatten().any(|id| {
+            self.allocations.get(id.slot, id.generation).is_some_and(|allocation| {
+                allocation.state == State::Held
+                    && allocation.recall != NONE
+                    && self.recalls[allocation.recall].waiters.contains(&seq)
+            })
+        })
+    }
+
+    /// Serves parked requests in their order while there is room. Stops at the first that the node has no
+    /// room for; passes over the domains that have none, and over clients that have none or do not read.
+    pub(crate) fn scan(&mut self, now: Now, fx: &mut Effects) {
+        let Some(mut cursor) = self.scan_from.take() else { return };
+        if cursor == (false, 0) {
+            self.scan_full_domains.clear();
+        }
+        for _ in 0..PARKED_SCAN_PER_STEP {
+            let Some(key) = self.rooms.range(cursor..).next().copied() else { return };
+            cursor = (key.0, key.1 + 1);
+            let parked = &self.parked[&key.1];
+            let client = parked.client.0;
+            let passed_over = self.clients[client as usize].as_deref().is_none_or(|record| {
+                !record.sendable || self.scan_full_domains.contains(&record.domain)
+            });
+            if passed_over {
+                continue;
+            }
+            match self.retry(now, key.1, true, fx) {
+                Some(Wait::Room(Blocked { account: Holder::Node, .. })) => return,
+                Some(Wait::Room(Blocked { account: Holder::Domain(domain), .. })) => {
+                    self.scan_full_domains.push(domain);
+                    let own = self.client_mut(client).domain;
+                    if own != domain {
+                        // An owner's domain is full: this client's later requests still wait behind it.
+                        self.scan_full_domains.push(own);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.scan_from = self.rooms.range(cursor..).next().is_some().then_some(cursor);
+    }
+
+    // --- credits ----------------------------------------------------------------------------------
+
+    /// Answers a wait for credits if one can be had.
+    fn try_credits(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        wanted: u64,
+        turn: bool,
+        fx: &mut Effects,
+    ) -> Option<Wait> {
+        if !turn && let Some(blocked) = self.queue_ahead(client.0) {
+            return Some(Wait::Room(blocked));
+        }
+        if let Err(blocked) = self.charge(client.0, Charge::Held(1)) {
+            if self.closing_in(blocked.account) == 0 {
+                self.evict_for(blocked, 1, &[], fx);
+            }
+            return Some(Wait::Room(blocked));
+        }
+        let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
+        self.charge(client.0, Charge::Held(more)).expect("the room was just measured");
+        let record = self.client_mut(client.0);
+        record.credits += more + 1;
+        let deposit_credits = u32::try_from(record.credits).expect("at most max_credits");
+        let range = fx.registered.len()..fx.registered.len();
+        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+        None
+    }
+
+    /// A client without credits asks for some, and waits for the first.
+    pub(crate) fn wait_for_credits(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        request: RequestId,
+        wanted: u64,
+        deadline: Now,
+        fx: &mut Effects,
+    ) {
+        let Some(wait) = self.try_credits(client, request, wanted, false, fx) else { return };
+        let most = self.config.max_parked_per_client as usize;
+        let full = self.client_mut(client.0).parked.len() >= most;
+        if let Wait::Room(blocked) = wait
+            && (deadline <= now || full)
+        {
+            self.counters.refusals += 1;
+            let status = self.no_quota(blocked);
+            fx.list.push(Effect::Failed { client, request, status });
+            return;
+        }
+        let (seq, wish) = (self.arrival(), Wish::Credits(wanted));
+        self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
+    }
+
+    // --- ends of waiting ----------------------------------------------------------------------------
+
+    pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
+        let Some(record) = self.clients.get(client.0 as usize).and_then(Option::as_deref) else {
+            return;
+        };
+        let found = record.parked.iter().find(|seq| self.parked[seq].request == request).copied();
+        if let Some(seq) = found {
+            self.unpark(seq);
+            let status = ErrorCode::Cancelled.into();
+            fx.list.push(Effect::Failed { client, request, status });
+        }
+    }
+
+    /// One item of a parked request came to an error that its state does not show any more: answers it.
+    pub(crate) fn refuse_item(
+        &mut self,
+        seq: u64,
+        id: AllocationId,
+        status: Status,
+        fx: &mut Effects,
+    ) {
+        let Some(parked) = self.unpark(seq) else { return };
+        let Parked { client, request, deadline, wish: Wish::Acquire(wanted), .. } = parked else {
+            unreachable!("only acquires wait for recalls")
+        };
+        let begin = fx.granted.len();
+        for item in &wanted {
+            let status = if *item == Ok(id) { status } else { ErrorCode::Again.into() };
+            fx.granted.push(Granted::refused(*item, status));
+        }
+        let range = begin..fx.granted.len();
+        fx.list.push(Effect::Granted { client, request, range, deadline, seq });
+    }
+
+    /// Does what is due.
+    pub(crate) fn expire(&mut self, now: Now, fx: &mut Effects) {
+        for _ in 0..TIMERS_PER_STEP {
+            let Some((at, timer)) = self.timers.first().copied() else { return };
+            if at > now {
+                return;
+            }
+            self.timers.pop_first();
+            match timer {
+                Timer::Recall(slot, generation) => self.recall_overdue(now, slot, generation, fx),
+                Timer::Parked(seq) => self.deadline_passed(seq, fx),
+            }
+        }
+    }
+
+    fn deadline_passed(&mut self, seq: u64, fx: &mut Effects) {
+        let Some(parked) = self.unpark(seq) else { return };
+        let Parked { client, request, deadline, wish, wait, .. } = parked;
+        match wish {
+            Wish::Acquire(wanted) => {
+                let (turn, first) = (false, false);
+                let wanted = &wanted[..];
+                let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+                self.answer_waiting(attempt, wait, fx);
+            }
+            Wish::Credits(_) => {
+                let status = match wait {
+                    Wait::Room(blocked) => self.no_quota(blocked),
+                    Wait::Recall | Wait::Reader => ErrorCode::Again.into(),
+                };
+                self.counters.refusals += 1;
+                fx.list.push(Effect::Failed { client, request, status });
+            }
+        }
+    }
+}

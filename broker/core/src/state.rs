@@ -1,0 +1,314 @@
+//! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain
+//! records; must never act by themselves.
+
+use std::collections::BTreeMap;
+
+use crate::api::{ClientId, DomainKey, Now, RequestId, Wanted};
+use crate::ledger::{Account, Blocked};
+use crate::lists::{Link, List, Nodes};
+use crate::slots::Slots;
+use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
+
+/// Where an allocation's fd is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The broker has it and can get it again.
+    Held,
+    /// The broker has it and cannot get it again.
+    Resident,
+    /// The broker has closed it.
+    Evicted,
+    /// A place is reserved and the owner is asked, see [`Recall`].
+    Recalling,
+    /// The allocation has ended, for this reason; leases or its drained notice are still out.
+    Ended(ErrorCode),
+}
+
+/// Lists that an allocation can be in.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+pub enum AllocationList {
+    /// The node's LRU: held, recallable, not waited for, owner answering.
+    NodeLru,
+    /// The same of its domain.
+    DomainLru,
+    /// The same of its owner; stays when the owner is silent.
+    OwnerLru,
+    /// All allocations of the owner, ended ones included.
+    Owned,
+    /// The owner's recalls to send, or its drained notices to send.
+    Event,
+}
+
+const ALLOCATION_LISTS: usize = 5;
+
+/// One piece of memory. Kept small: there may be a million.
+#[derive(Debug)]
+pub struct Allocation {
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes.
+    pub fd_offset: u64,
+    /// The owner's id.
+    pub owner_allocation_id: u64,
+    /// Address in the owner, 0 = none.
+    pub base: u64,
+    /// Owner's number; [`crate::slots::NONE`] once it is gone.
+    pub owner: u32,
+    /// Owner's domain.
+    pub domain: u32,
+    /// Owner's device ordinal.
+    pub device: u32,
+    /// Registrations not yet taken back.
+    pub registrations: u32,
+    /// Its recall under way, or [`crate::slots::NONE`].
+    pub recall: u32,
+    /// Open leases.
+    pub open: u32,
+    /// All leases.
+    pub leases: List,
+    /// Its places in the lists.
+    pub links: [Link; ALLOCATION_LISTS],
+    /// Where the fd is.
+    pub state: State,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Who may have it.
+    pub share: Share,
+    /// May be evicted.
+    pub recallable: bool,
+    /// Has driver data.
+    pub has_driver_data: bool,
+    /// Ended, drained, and its owner is to be told: in the owner's drained list.
+    pub drained: bool,
+}
+
+impl Allocation {
+    /// No links yet.
+    pub const UNLINKED: [Link; ALLOCATION_LISTS] = [Link::OUT; ALLOCATION_LISTS];
+
+    /// Whether it has not ended.
+    pub fn is_live(&self) -> bool {
+        !matches!(self.state, State::Ended(_))
+    }
+
+    /// Whether the broker has its fd.
+    pub fn is_held(&self) -> bool {
+        matches!(self.state, State::Held | State::Resident)
+    }
+
+    /// Whether it is in a list.
+    pub fn is_in(&self, list: AllocationList) -> bool {
+        self.links[list as usize].is_in()
+    }
+}
+
+/// Allocations seen through one of their lists.
+pub struct AllocationLinks<'a>(pub &'a mut Slots<Allocation>, pub AllocationList);
+
+impl Nodes for AllocationLinks<'_> {
+    fn link(&mut self, node: u32) -> &mut Link {
+        &mut self.0[node].links[self.1 as usize]
+    }
+}
+
+/// Lists that a lease can be in.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+pub enum LeaseList {
+    /// Leases of its allocation.
+    Allocation,
+    /// Leases of its holder.
+    Holder,
+    /// The holder's revoked notices to send.
+    Event,
+}
+
+const LEASE_LISTS: usize = 3;
+
+/// One grant.
+#[derive(Debug)]
+pub struct Lease {
+    /// When it was granted.
+    pub since: Now,
+    /// Slot of its allocation.
+    pub allocation: u32,
+    /// Its holder.
+    pub client: u32,
+    /// Imported, fd closed.
+    pub mapped: bool,
+    /// Its places in the lists.
+    pub links: [Link; LEASE_LISTS],
+}
+
+impl Lease {
+    /// No links yet.
+    pub const UNLINKED: [Link; LEASE_LISTS] = [Link::OUT; LEASE_LISTS];
+
+    /// Whether it is in a list.
+    pub fn is_in(&self, list: LeaseList) -> bool {
+        self.links[list as usize].is_in()
+    }
+}
+
+/// Leases seen through one of their lists.
+pub struct LeaseLinks<'a>(pub &'a mut Slots<Lease>, pub LeaseList);
+
+impl Nodes for LeaseLinks<'_> {
+    fn link(&mut self, node: u32) -> &mut Link {
+        &mut self.0[node].links[self.1 as usize]
+    }
+}
+
+/// A recall under way, or one just answered whose waiters have not all been served: until they are,
+/// the allocation is not evictable.
+#[derive(Debug)]
+pub struct Recall {
+    /// Parked requests that wait for it, by arrival; at most those of all clients.
+    pub waiters: Vec<u64>,
+    /// The client charged for the lease place that goes with it.
+    pub promised_to: Option<u32>,
+    /// When its owner counts as silent; `None` once that has passed, or it has been answered.
+    pub deadline: Option<Now>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Client {
+    /// Its domain's number.
+    pub domain: u32,
+    /// Its pid.
+    pub pid: u32,
+    /// Has said hello.
+    pub welcome: bool,
+    /// Its process or its socket has ended: nothing is addressed to it any more.
+    pub gone: bool,
+    /// Misses a recall.
+    pub silent: bool,
+    /// Has room for a message with fds.
+    pub sendable: bool,
+    /// Places reserved for its deposits.
+    pub credits: u64,
+    /// Fds it holds by itself.
+    pub own_fds: u64,
+    /// Its fds in the closers.
+    pub closing: u64,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its allocations, ended ones included.
+    pub owned: List,
+    /// Its evictable allocations.
+    pub lru: List,
+    /// Its leases.
+    pub leases: List,
+    /// Its allocations to recall.
+    pub recalls: List,
+    /// Its allocations whose drained notice is to be sent.
+    pub drained: List,
+    /// Its leases whose revoked notice is to be sent.
+    pub revoked: List,
+    /// Its live allocations by (device, address). At most its allocations.
+    pub by_base: BTreeMap<(u32, u64), u32>,
+    /// Its parked requests. At most `max_parked_per_client`.
+    pub parked: Vec<u64>,
+}
+
+impl Client {
+    /// A new connection.
+    pub fn new(domain: u32, pid: u32) -> Self {
+        Client {
+            domain,
+            pid,
+            welcome: false,
+            gone: false,
+            silent: false,
+            sendable: true,
+            credits: 0,
+            own_fds: 0,
+            closing: 0,
+            account: Account::default(),
+            owned: List::EMPTY,
+            lru: List::EMPTY,
+            leases: List::EMPTY,
+            recalls: List::EMPTY,
+            drained: List::EMPTY,
+            revoked: List::EMPTY,
+            by_base: BTreeMap::new(),
+            parked: Vec::new(),
+        }
+    }
+}
+
+/// One isolation domain. Kept while it has clients or anything is charged to it.
+#[derive(Debug)]
+pub struct Domain {
+    /// Listener and uid.
+    pub key: DomainKey,
+    /// Clients connected or being torn down.
+    pub clients: u32,
+    /// Its fds in the closers.
+    pub closing: u64,
+    /// Its refused fds in the closers.
+    pub refused: u64,
+    /// Its requests that wait for room in the domain's own account.
+    pub blocked: u32,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its evictable allocations.
+    pub lru: List,
+}
+
+/// An fd in the closers.
+#[derive(Clone, Copy, Debug)]
+pub struct Closing {
+    /// The domain it came from.
+    pub domain: u32,
+    /// Who is charged for its place; `None`: it came without one, and is counted as refused.
+    pub client: Option<u32>,
+}
+
+/// What a parked request wants.
+#[derive(Clone, Debug)]
+pub enum Wish {
+    /// Fds: the items of an acquire.
+    Acquire(Box<[Wanted]>),
+    /// Credits for that many deposits.
+    Credits(u64),
+}
+
+/// What a parked request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// A recall alone.
+    Recall,
+    /// Room in an account.
+    Room(Blocked),
+    /// Its client to read.
+    Reader,
+}
+
+/// A parked request: holds nothing but its place in the queue.
+#[derive(Debug)]
+pub struct Parked {
+    /// Whose.
+    pub client: ClientId,
+    /// The client's number for it.
+    pub request: RequestId,
+    /// When it is answered in any case.
+    pub deadline: Now,
+    /// What it wants.
+    pub wish: Wish,
+    /// What it waits for.
+    pub wait: Wait,
+    /// It waits for room to take a fd that was supplied for it: goes before the others.
+    pub supplied: bool,
+}
+
+/// What a deadline is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Timer {
+    /// The parked request with this arrival number.
+    Parked(u64),
+    /// The recall of this slot and generation of an allocation.
+    Recall(u32, u32),
+}

@@ -1,0 +1,246 @@
+//! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
+
+use crate::Core;
+use crate::api::{ClientId, DomainKey, LeaseId, Now};
+use crate::ledger::{Account, cap_of};
+use crate::slots::NONE;
+use crate::state::State;
+use fdbroker_protocol::admin::AllocationState;
+use fdbroker_protocol::{AllocationId, MemoryKind, Resource, Share};
+
+/// Counts since start, and of what is connected now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Clients now.
+    pub clients: u32,
+    /// Grants made.
+    pub grants: u64,
+    /// Deposits answered.
+    pub registrations: u64,
+    /// Evictions.
+    pub evictions: u64,
+    /// Recalls.
+    pub recalls: u64,
+    /// Recalls not answered in time.
+    pub recalls_silent: u64,
+    /// Requests parked.
+    pub parkings: u64,
+    /// Requests and deposits refused for a cap.
+    pub refusals: u64,
+}
+
+/// The node at a glance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Totals {
+    /// The node's account.
+    pub node: Account,
+    /// Its caps.
+    pub caps: crate::api::Caps,
+    /// The broker's fd table: in use (the reserve included), most ever, most allowed.
+    pub table: (u64, u64, u64),
+    /// Fds held, without those closing or promised.
+    pub held_now: u64,
+    /// Fds in the closers.
+    pub closing_now: u64,
+    /// Domains.
+    pub domains: u32,
+    /// Parked requests.
+    pub parked: u32,
+    /// Counts.
+    pub counters: Counters,
+}
+
+impl Totals {
+    /// Now, peak and cap of a resource on the node.
+    pub fn usage(&self, resource: Resource) -> (u64, u64, u64) {
+        match resource {
+            Resource::TableFds => self.table,
+            _ => (self.node.now(resource), self.node.peak(resource), cap_of(&self.caps, resource)),
+        }
+    }
+}
+
+/// One allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocationView {
+    /// Its id.
+    pub id: AllocationId,
+    /// Where its fd is.
+    pub state: AllocationState,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Who may have it.
+    pub share: Share,
+    /// May be evicted.
+    pub recallable: bool,
+    /// Its owner; `None` once gone.
+    pub owner: Option<ClientId>,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes.
+    pub fd_offset: u64,
+    /// The owner's id.
+    pub owner_allocation_id: u64,
+    /// Address in the owner.
+    pub base: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// Open leases.
+    pub open_leases: u32,
+    /// Mapped leases.
+    pub mapped_leases: u32,
+    /// Requests that wait for it.
+    pub waiters: u32,
+    /// Its owner's domain.
+    pub domain: DomainKey,
+}
+
+/// One lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseView {
+    /// Its number.
+    pub id: LeaseId,
+    /// Its allocation.
+    pub allocation: AllocationId,
+    /// The allocation's owner; `None` once gone.
+    pub owner: Option<ClientId>,
+    /// Whether the allocation has ended.
+    pub ended: bool,
+    /// Its holder.
+    pub client: ClientId,
+    /// Imported, fd closed.
+    pub mapped: bool,
+    /// Granted at.
+    pub since: Now,
+    /// Bytes of the allocation.
+    pub size_bytes: u64,
+}
+
+/// One client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientView {
+    /// Its number.
+    pub id: ClientId,
+    /// Its domain.
+    pub domain: DomainKey,
+    /// Its pid.
+    pub pid: u32,
+    /// Said hello.
+    pub welcome: bool,
+    /// Being torn down.
+    pub gone: bool,
+    /// Misses a recall.
+    pub silent: bool,
+    /// Places reserved for its deposits.
+    pub credits: u64,
+    /// Its fds in the closers.
+    pub closing: u64,
+    /// Its parked requests.
+    pub parked: u32,
+    /// What it is charged for.
+    pub account: Account,
+}
+
+/// One domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainView {
+    /// Listener and uid.
+    pub key: DomainKey,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its refused fds in the closers.
+    pub refused: u64,
+}
+
+impl Core {
+    /// The node at a glance.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            node: self.node,
+            caps: self.config.node,
+            table: (self.table_now(), self.table.peak, self.config.table_fds),
+            held_now: self.held_now,
+            closing_now: self.closings.len() as u64,
+            domains: u32::try_from(self.domains.len()).expect("at most max_domains"),
+            parked: u32::try_from(self.parked.len()).unwrap_or(u32::MAX),
+            counters: self.counters,
+        }
+    }
+
+    /// Allocations from a slot on, in slot order.
+    pub fn allocations(&self, cursor: u32) -> impl Iterator<Item = AllocationView> + '_ {
+        self.allocations.iter_from(cursor).map(|(slot, allocation)| AllocationView {
+            id: self.id_of(slot),
+            state: match allocation.state {
+                State::Held => AllocationState::Held,
+                State::Resident => AllocationState::Resident,
+                State::Evicted => AllocationState::Evicted,
+                State::Recalling => AllocationState::Recalling,
+                State::Ended(_) => AllocationState::Ended,
+            },
+            kind: allocation.kind,
+            share: allocation.share,
+            recallable: allocation.recallable,
+            owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
+            size_bytes: allocation.size_bytes,
+            fd_offset: allocation.fd_offset,
+            owner_allocation_id: allocation.owner_allocation_id,
+            base: allocation.base,
+            device: allocation.device,
+            open_leases: allocation.open,
+            mapped_leases: u32::try_from(allocation.leases.len()).unwrap_or(u32::MAX)
+                - allocation.open,
+            waiters: match allocation.recall {
+                NONE => 0,
+                recall => u32::try_from(self.recalls[recall].waiters.len()).unwrap_or(u32::MAX),
+            },
+            domain: self.domains[allocation.domain].key,
+        })
+    }
+
+    /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
+    pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
+        self.leases.iter_from(cursor).map(|(slot, lease)| {
+            let allocation = &self.allocations[lease.allocation];
+            LeaseView {
+                id: self.lease_id(slot),
+                allocation: self.id_of(lease.allocation),
+                owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
+                ended: !allocation.is_live(),
+                client: ClientId(lease.client),
+                mapped: lease.mapped,
+                since: lease.since,
+                size_bytes: allocation.size_bytes,
+            }
+        })
+    }
+
+    /// Clients from a number on, in order, those being torn down included.
+    pub fn clients(&self, cursor: u32) -> impl Iterator<Item = ClientView> + '_ {
+        let clients = (0..).zip(&self.clients).skip(cursor as usize);
+        clients.filter_map(|(number, client)| {
+            let client = client.as_deref()?;
+            Some(ClientView {
+                id: ClientId(number),
+                domain: self.domains[client.domain].key,
+                pid: client.pid,
+                welcome: client.welcome,
+                gone: client.gone,
+                silent: client.silent,
+                credits: client.credits,
+                closing: client.closing,
+                parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
+                account: client.account,
+            })
+        })
+    }
+
+    /// Domains in use.
+    pub fn domains(&self) -> impl Iterator<Item = DomainView> + '_ {
+        self.domains.iter_from(0).map(|(_, domain)| DomainView {
+            key: domain.key,
+            account: domain.account,
+            refused: domain.refused,
+        })
+    }
+}
