@@ -1,1 +1,37 @@
-//! Placeholder.
+//! The daemon of fdbroker as a library: `fdbrokerd` is its program, and `fdbroker` runs it from its own executable.
+//!
+//! One direction: socket -> `scm` -> `protocol` -> [`fdbroker_core::Core::step`] -> effects -> socket. One thread does all of it;
+//! two more close fds, one more owns the liveness word. Must never decide what the core decides, nor block on what a client sent.
+
+pub mod classify;
+pub mod cli;
+pub mod closers;
+pub mod config;
+pub mod generation_page;
+pub mod kernel;
+pub mod limits;
+pub mod listeners;
+pub mod settings;
+
+mod accept;
+mod admin;
+mod apply;
+mod connection;
+mod derive;
+mod ending;
+mod fd_table;
+mod flow;
+mod log;
+mod places;
+mod replies;
+mod requests;
+mod serve;
+mod server;
+mod signals;
+mod sources;
+mod start;
+mod tokens;
+
+pub use config::ConfigError;
+pub use settings::{Environment, Host, Mode, Settings};
+pub use start::{RunError, run};

@@ -1,1 +1,87 @@
-//! Placeholder.
+//! fdbroker's library for ranks: share memory between the processes of a node without holding its fds.
+//! Must never use a signal, ptrace or prctl, leave an fd unowned, or wait without a deadline.
+//!
+//! A producer registers an allocation and gets a 64-byte [`Handle`], which it passes on by value as it likes. A
+//! consumer acquires the handle and gets a [`Grant`]: a duplicate fd and a [`Lease`]. It imports the
+//! memory, the fd is closed at once, and the lease says who uses what until the [`Import`] is dropped.
+//!
+//! ```no_run
+//! use fdbroker_client::{Access, Arena, Client, Deadline, HostMemory};
+//!
+//! # fn main() -> Result<(), fdbroker_client::Error> {
+//! let client = Client::connect()?;
+//!
+//! // The producer: an arena, a buffer, its handle.
+//! let arena = Arena::new(&client, HostMemory::Memfd, 1 << 20)?;
+//! let buffer = arena.alloc(4096)?;
+//! buffer.write_at(0, b"hello")?;
+//! let handle = buffer.register(Deadline::from_ms(1000))?;
+//!
+//! // A consumer, in another process of this node:
+//! let import = client.acquire(&handle, Deadline::from_ms(1000))?.import(Access::Read, 0)?;
+//! let mut bytes = [0; 5];
+//! import.read_at(0, &mut bytes)?;
+//! assert!(import.is_current());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **Threads.** A [`Client`] is shared by all threads, clones included. One library thread per client serves
+//! recalls and tells [`Notice`]s; callbacks run on it and must not block: a blocking call there
+//! answers NOT_SUPPORTED. It has all signals blocked.
+//!
+//! **Fork.** In the child everything answers NOT_CONNECTED and drops say nothing to the broker; imports are not
+//! mapped there. Connect anew.
+//!
+//! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the background.
+
+mod acquire;
+pub mod backend;
+mod builder;
+mod client;
+mod common;
+mod connection;
+mod credits;
+mod deadline;
+mod deposit;
+mod error;
+mod events;
+mod fork;
+mod grant;
+mod handshake;
+mod import;
+mod inbox;
+mod lease;
+mod limits;
+mod map;
+mod notice;
+mod outbox;
+mod page;
+mod poll;
+mod reader;
+mod register;
+mod supply;
+mod sync;
+
+pub use backend::arena::{Arena, HostBuffer};
+pub use backend::host::HostMemory;
+pub use builder::ClientBuilder;
+pub use client::Client;
+pub use deadline::Deadline;
+pub use deposit::{Deposit, Drained, DriverData, Registration, RegistrationRef};
+pub use error::Error;
+pub use fdbroker_protocol::{
+    AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status,
+};
+pub use grant::{AllocationInfo, Grant};
+pub use handshake::default_socket_path;
+pub use import::Import;
+pub use lease::Lease;
+pub use map::Access;
+pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
+
+/// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`].
+pub mod host {
+    pub use crate::backend::arena::{Arena, HostBuffer};
+    pub use crate::backend::host::HostMemory;
+}

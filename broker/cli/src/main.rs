@@ -1,2 +1,73 @@
-//! Placeholder.
-fn main() {}
+//! The command `fdbroker`: picks what to do and turns its outcome into an exit status. Must never hold
+//! logic of its own.
+
+mod admin;
+mod cli;
+mod demo;
+mod error;
+mod holders;
+mod ls;
+mod output;
+mod private;
+mod records;
+mod run;
+mod signals;
+mod status;
+
+use clap::Parser;
+use cli::{Cli, Command, ListArgs};
+use error::{Error, Result, exit};
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(status) => status,
+        Err(error) => {
+            if !matches!(error, Error::OutputClosed) {
+                eprintln!("fdbroker: {error}");
+            }
+            ExitCode::from(error.exit_status())
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<ExitCode> {
+    let status = match command {
+        Command::Run(args) => run::run(&args.command, args.max_fds, args.json)?,
+        Command::Demo(args) => demo::run(options(&args))?,
+        Command::Status { json } => done(status::run(json))?,
+        Command::Ls(list) => done(ls::run(style(list)))?,
+        Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
+        Command::Exec { command } => run::exec(&command)?,
+        Command::DemoRank { number, way, plan } => done(demo::rank::main(number, way, &plan))?,
+        Command::Broker(args) => {
+            // The parent has blocked signals that the daemon waits for.
+            signals::restore();
+            return Ok(fdbrokerd::cli::run(&args));
+        }
+    };
+    Ok(ExitCode::from(status))
+}
+
+fn done(outcome: Result<()>) -> Result<u8> {
+    outcome.map(|()| exit::OK)
+}
+
+fn style(list: ListArgs) -> ls::Style {
+    ls::Style { json: list.json, no_headings: list.no_headings }
+}
+
+fn options(args: &cli::DemoArgs) -> demo::Options {
+    demo::Options {
+        ranks: args.ranks,
+        buffers: args.buffers,
+        size_bytes: args.size,
+        memory: args.memory,
+        max_fds: args.max_fds,
+        without_broker: args.without_broker,
+        hold: Duration::from_secs(args.hold),
+        timeout: Duration::from_secs(args.timeout),
+        json: args.json,
+    }
+}

@@ -1,0 +1,204 @@
+//! The command line: names, defaults and help. Must never do anything; [`crate::main`] does.
+
+use crate::demo::plan::{Memory, Way};
+use crate::holders::Subject;
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+
+const EXAMPLES: &str = "\
+Examples:
+  See it work, and what it saves:
+    fdbroker demo
+  Run a job with a broker of its own, and look at the broker from inside:
+    fdbroker run -- mpirun -n 4 ./app
+    fdbroker run -- sh -c './app & sleep 5; fdbroker ls; wait'
+  Who holds what, on a node that runs fdbrokerd:
+    fdbroker status
+    fdbroker ls
+    fdbroker holders 12.3
+
+Environment:
+  FDBROKER_SOCKET         socket of the broker for clients
+  FDBROKER_ADMIN_SOCKET   its socket for status, ls and holders; default: DIR-admin/admin.sock for a client's
+                          socket DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists, else
+                          /run/fdbroker-admin/admin.sock
+  NO_COLOR                no colour on the terminal
+
+Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied. `run` ends with the status of
+its command: 127 if there is no such command, 128 + N if signal N killed it.";
+
+/// Share memory between the processes of a node without running out of file descriptors.
+///
+/// A producer deposits the fd of an allocation once and gets a 64-byte handle that can be copied by value;
+/// whoever presents the handle gets the memory. The broker keeps every count of fds under a cap and can say at
+/// any time who holds what.
+#[derive(Debug, Parser)]
+#[command(name = "fdbroker", version, after_long_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command with a private broker: no root, no installation
+    #[command(after_long_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Show with real processes that memory is shared all-to-all under a cap, and what happens without a broker
+    #[command(after_long_help = DEMO_EXAMPLES)]
+    Demo(DemoArgs),
+    /// Show the node at a glance: counts, peaks and caps
+    Status {
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// List the allocations
+    Ls(ListArgs),
+    /// List who has what open or mapped
+    #[command(after_long_help = HOLDERS_EXAMPLES)]
+    Holders {
+        /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N
+        #[arg(value_name = "WHAT")]
+        subject: Option<Subject>,
+        #[command(flatten)]
+        list: ListArgs,
+    },
+    /// The daemon; `run` and `demo` start it
+    #[command(hide = true)]
+    Broker(fdbrokerd::cli::Args),
+    /// The job of `run`
+    #[command(hide = true)]
+    Exec {
+        /// Command and arguments
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// A process of `demo`
+    #[command(hide = true)]
+    DemoRank {
+        /// Its number
+        number: u32,
+        /// How memory is shared
+        way: Way,
+        /// As the parent wrote it
+        plan: String,
+    },
+}
+
+const RUN_EXAMPLES: &str = "\
+The broker serves this job alone, from a directory of its own (mode 0700) that goes away with it. COMMAND finds
+it through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET. Signals go to COMMAND. A summary is printed on stderr.
+
+Examples:
+  fdbroker run -- mpirun -n 4 ./app
+  fdbroker run --max-fds 4096 -- ./app
+  fdbroker run -- fdbroker demo --ranks 8";
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Most fds of shared memory on the node [default: the size of the broker's fd table]
+    #[arg(long, value_name = "N")]
+    pub max_fds: Option<u64>,
+    /// The summary as one line of JSON
+    #[arg(short = 'J', long)]
+    pub json: bool,
+    /// Command and its arguments, after `--`
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+const DEMO_EXAMPLES: &str = "\
+Each rank is a process. It registers its buffers, writes their handles - 64-byte records, no fds - to a file,
+opens every buffer of every other rank by handle, checks every byte against what its owner wrote, and leaves
+its mark in its own 8 bytes at the start of the buffer. At the end each owner checks all marks.
+
+The direct way does the same without a broker: every fd goes from process to process by SCM_RIGHTS and is kept.
+It ends when a process has no free fd; `failed_at` is the number of fds of shared memory open on the node
+then, `null` if everything fitted. All processes run under RLIMIT_NOFILE = --max-fds in both ways.
+
+Fds are counted by the broker's ledger and confirmed in /proc, with all processes stopped while it is read.
+
+With FDBROKER_SOCKET set and no --max-fds, the broker named there is used; then the peaks are those since its start.
+
+Examples:
+  fdbroker demo
+  fdbroker demo --ranks 8 --buffers 200 --max-fds 256 --json
+  fdbroker demo --memory udmabuf            real dma-bufs
+  fdbroker demo --hold 60                   keep everything open for a minute, to look at it
+
+Exit status: 0 when no byte was wrong and nothing failed with the broker (the direct way may fail), else 1.";
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Processes
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub ranks: u32,
+    /// Buffers of each process
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub buffers: u32,
+    /// Bytes of each buffer; made whole pages
+    #[arg(long, value_name = "BYTES", default_value_t = 65536)]
+    pub size: u64,
+    /// Most fds of shared memory on the node; also RLIMIT_NOFILE of each process [default: 256]
+    #[arg(long, value_name = "N")]
+    pub max_fds: Option<u64>,
+    /// What the buffers are
+    #[arg(long, value_enum, default_value_t = Memory::Auto)]
+    pub memory: Memory,
+    /// Do it the direct way too; the table always does
+    #[arg(long)]
+    pub without_broker: bool,
+    /// Keep everything open for so long before the end
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub hold: u64,
+    /// Longest time for each way
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub timeout: u64,
+    /// One line of JSON instead of the table
+    #[arg(short = 'J', long)]
+    pub json: bool,
+}
+
+const HOLDERS_EXAMPLES: &str = "\
+Examples:
+  fdbroker holders                  everyone
+  fdbroker holders 12.3             who has this allocation of `fdbroker ls`
+  fdbroker holders pid:4711         what a process has
+  fdbroker holders uid:1000 --json
+
+Exit status 4: the broker knows no such allocation, process or user.";
+
+/// Arguments of lists.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ListArgs {
+    /// One line of JSON
+    #[arg(short = 'J', long)]
+    pub json: bool,
+    /// Leave out the headings
+    #[arg(short = 'n', long)]
+    pub no_headings: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn command_when_built_then_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_when_no_double_dash_then_the_commands_flags_are_its_own() {
+        let cli = Cli::try_parse_from(["fdbroker", "run", "ls", "--json"]).expect("parses");
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        assert!(!run.json);
+        assert_eq!(run.command, ["ls", "--json"]);
+    }
+}

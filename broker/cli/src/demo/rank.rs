@@ -1,0 +1,248 @@
+//! A rank of the way through the broker: registers its buffers, writes their handles to a file, opens every
+//! other rank's by value. Must never keep an fd of what it opened: mapped memory needs none.
+
+use super::control::{Command, Opened, Report};
+use super::link::Link;
+use super::mapping;
+use super::pattern::BufferId;
+use super::plan::{Memory, Plan, Way};
+use super::sampler::count_shared_memory;
+use crate::error::{Context, Error, Result};
+use crate::signals;
+use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
+use fdbroker_client::{Access, Client, Deadline, Grant, Import};
+use fdbroker_protocol::Handle;
+use fdbroker_protocol::handle::HANDLE_BYTES;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use std::io::Write;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+/// Counting its own fds may cost a rank at most one part in so many of its time.
+const COUNT_COST_SHARE: u32 = 20;
+
+/// The hidden command: runs rank `number` with the plan as its parent wrote it.
+pub fn main(number: u32, way: Way, plan: &str) -> Result<()> {
+    signals::restore();
+    // The parent may be killed at any time, also while this process is stopped for a sample.
+    set_pdeathsig(Signal::SIGKILL).context(|| "ask to end with the parent")?;
+    let plan: Plan = serde_json::from_str(plan)
+        .map_err(|cause| Error::Usage(format!("not a plan of the demo: {cause}")))?;
+    limit_fds(&plan)?;
+    let mut link = Link::new();
+    let outcome = match way {
+        Way::Broker => Rank::start(&plan, number).and_then(|rank| rank.run(&mut link)),
+        Way::Direct => super::direct::run(&plan, number, &mut link),
+    };
+    if let Err(error) = outcome {
+        // The parent prints it, with this rank's number; if it is gone, nobody needs it.
+        let _ = link.report(&Report::Failed { message: error.to_string() });
+    }
+    Ok(())
+}
+
+/// The same limit for each process in both ways.
+fn limit_fds(plan: &Plan) -> Result<()> {
+    let Some(limit) = plan.max_fds else { return Ok(()) };
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context(|| "read RLIMIT_NOFILE")?;
+    let limit = limit.min(hard);
+    setrlimit(Resource::RLIMIT_NOFILE, limit, limit)
+        .context(|| format!("set RLIMIT_NOFILE to {limit}"))
+}
+
+/// One rank with its buffers and what it has opened.
+struct Rank<'a> {
+    plan: &'a Plan,
+    number: u32,
+    // Field order is drop order: imports and buffers go before the connection.
+    imports: Vec<Import>,
+    buffers: Vec<HostBuffer>,
+    client: Client,
+    deadline: Deadline,
+    opened: Opened,
+    first_error: Option<String>,
+    next_count: Instant,
+}
+
+impl<'a> Rank<'a> {
+    /// Connects. All ranks do so before the first of them fills the broker.
+    fn start(plan: &'a Plan, number: u32) -> Result<Self> {
+        let deadline = Deadline::after(Duration::from_millis(plan.timeout_ms));
+        let client = Client::builder()
+            .name(format!("demo-rank-{number}"))
+            .own_fds(plan.own_fds)
+            // A broker that goes away ends the demo: nothing to come back to.
+            .reconnect(false)
+            .connect()
+            .map_err(failed)?;
+        Ok(Rank {
+            plan,
+            number,
+            imports: Vec::new(),
+            buffers: Vec::new(),
+            client,
+            deadline,
+            opened: Opened::default(),
+            first_error: None,
+            next_count: Instant::now(),
+        })
+    }
+
+    /// Fills and registers the buffers, and leaves their handles for the others.
+    fn register(&mut self) -> Result<()> {
+        let memory = match self.plan.memory {
+            Memory::Udmabuf => HostMemory::Udmabuf,
+            _ => HostMemory::Memfd,
+        };
+        let size = usize::try_from(self.plan.size_bytes).unwrap_or(usize::MAX);
+        let total = size.saturating_mul(self.plan.buffers as usize);
+        let arena = Arena::new(&self.client, memory, total).map_err(failed)?;
+        for buffer in 0..self.plan.buffers {
+            let one = arena.alloc(size).map_err(failed)?;
+            let id = BufferId { owner: self.number, buffer };
+            self.plan.pattern().fill(id, buffer_words(&one));
+            self.buffers.push(one);
+        }
+        let handles = arena.register(&self.buffers, self.deadline).map_err(failed)?;
+        let handles: std::result::Result<Vec<Handle>, _> = handles.into_iter().collect();
+        write_handles(self.plan, self.number, &handles.map_err(failed)?)
+    }
+
+    /// The parts that the parent calls for.
+    fn run(mut self, link: &mut Link) -> Result<()> {
+        link.report_and_expect(&Report::Connected, Command::Register)?;
+        self.register()?;
+        link.report_and_expect(&Report::Registered, Command::Open)?;
+        for owner in self.plan.others(self.number) {
+            self.open_all_of(owner, link)?;
+        }
+        if let Some(error) = &self.first_error {
+            eprintln!(
+                "fdbroker: rank {} could not open {} buffers; the first: {error}",
+                self.number, self.opened.failures
+            );
+        }
+        link.report_and_expect(&Report::Opened(self.opened), Command::Check)?;
+        let pattern = self.plan.pattern();
+        let mismatches = (0..)
+            .zip(&self.buffers)
+            .map(|(buffer, memory)| {
+                let id = BufferId { owner: self.number, buffer };
+                pattern.check_all_marks(id, buffer_words(memory))
+            })
+            .sum();
+        link.report_and_expect(&Report::Checked { mismatches }, Command::Release)?;
+        drop(self);
+        link.report(&Report::Released)
+    }
+
+    fn open_all_of(&mut self, owner: u32, link: &mut Link) -> Result<()> {
+        let handles = read_handles(self.plan, owner)?;
+        let mut first = 0;
+        for batch in handles.chunks(self.plan.batch) {
+            let client = self.client.clone();
+            let acquired = client.acquire_each(batch, self.deadline, |index, outcome| {
+                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                let id = BufferId { owner, buffer: first + index };
+                match outcome {
+                    Ok(grant) => self.open(id, grant),
+                    Err(cause) => self.fail(cause),
+                }
+            });
+            acquired.map_err(failed)?;
+            first += u32::try_from(batch.len()).unwrap_or(0);
+            link.progress(self.opened.buffers)?;
+        }
+        Ok(())
+    }
+
+    /// Imports a buffer, which closes its fd, checks every byte, leaves the mark and keeps it mapped.
+    fn open(&mut self, id: BufferId, grant: Grant) {
+        self.count_fds();
+        let import = match grant.import(Access::ReadWrite, 0) {
+            Ok(import) if import.len() as u64 == self.plan.size_bytes => import,
+            Ok(import) => {
+                let got = import.len();
+                return self
+                    .fail(format!("buffer {} of rank {} has {got} bytes", id.buffer, id.owner));
+            }
+            Err(cause) => return self.fail(cause),
+        };
+        self.opened.mismatches +=
+            self.plan.pattern().check_and_mark(self.number, id, import_words(&import));
+        self.opened.verified_bytes += self.plan.size_bytes;
+        self.opened.buffers += 1;
+        self.imports.push(import);
+    }
+
+    fn fail(&mut self, cause: impl ToString) {
+        self.opened.failures += 1;
+        self.first_error.get_or_insert_with(|| cause.to_string());
+    }
+
+    /// Counts the fds of shared memory of this process while a batch is open, as often as is cheap.
+    fn count_fds(&mut self) {
+        let start = Instant::now();
+        if start < self.next_count {
+            return;
+        }
+        // The parent's samples count too: without /proc there are only those.
+        let found = count_shared_memory(Pid::this()).unwrap_or(0);
+        self.opened.fds_peak = self.opened.fds_peak.max(found);
+        self.next_count = Instant::now() + start.elapsed() * COUNT_COST_SHARE;
+    }
+}
+
+fn failed(cause: fdbroker_client::Error) -> Error {
+    Error::Other(cause.to_string())
+}
+
+fn write_handles(plan: &Plan, rank: u32, handles: &[Handle]) -> Result<()> {
+    let path = plan.handles_file(rank);
+    let write = || {
+        let mut file = std::io::BufWriter::new(std::fs::File::create_new(&path)?);
+        for handle in handles {
+            file.write_all(&handle.to_bytes())?;
+        }
+        file.flush()
+    };
+    write().context(|| format!("write {}", path.display()))
+}
+
+/// Handles by value: records of 64 bytes, no fd.
+fn read_handles(plan: &Plan, rank: u32) -> Result<Vec<Handle>> {
+    let path = plan.handles_file(rank);
+    let bytes = std::fs::read(&path).context(|| format!("read {}", path.display()))?;
+    let (records, rest) = bytes.as_chunks::<HANDLE_BYTES>();
+    match rest.is_empty() && records.len() == plan.buffers as usize {
+        true => Ok(records.iter().map(|record| Handle::from_bytes(*record)).collect()),
+        false => Err(Error::Other(format!(
+            "{} has {} bytes instead of {} records of {HANDLE_BYTES}",
+            path.display(),
+            bytes.len(),
+            plan.buffers
+        ))),
+    }
+}
+
+fn buffer_words(buffer: &HostBuffer) -> &[AtomicU64] {
+    match NonNull::new(buffer.as_mut_ptr()) {
+        // SAFETY: page-aligned memory of the arena, mapped for reading and writing as long as the buffer
+        // lives; its memfd is sealed against shrinking.
+        Some(start) => unsafe { mapping::words(start, buffer.len()) },
+        None => &[],
+    }
+}
+
+fn import_words(import: &Import) -> &[AtomicU64] {
+    match NonNull::new(import.as_ptr()) {
+        // SAFETY: imported at offset 0 of a page-aligned allocation, for reading and writing, mapped as long
+        // as the import lives; the broker has checked that its fd cannot shrink.
+        Some(start) => unsafe { mapping::words(start, import.len()) },
+        None => &[],
+    }
+}

@@ -1,0 +1,146 @@
+//! `fdbroker holders`: who has what open or mapped. Must never answer with an empty list when what was
+//! asked about does not exist.
+
+use crate::admin::{Admin, Selection};
+use crate::error::{Error, Result};
+use crate::ls::{List, Style};
+use crate::records::LeaseView;
+use fdbroker_protocol::admin::{AllocationRecord, ClientRecord, LeaseRecord};
+use fdbroker_protocol::handle::{HANDLE_BYTES, HANDLE_MAGIC, HANDLE_VERSION};
+use fdbroker_protocol::{AllocationId, Handle};
+use std::str::FromStr;
+
+/// What `holders` is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A handle, all 64 bytes.
+    Handle(Handle),
+    /// An allocation by its id.
+    Allocation(AllocationId),
+    /// What a process holds.
+    Pid(u32),
+    /// What a user's processes hold.
+    Uid(u32),
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
+        if let Some(pid) = text.strip_prefix("pid:") {
+            return number(pid).map(Subject::Pid);
+        }
+        if let Some(uid) = text.strip_prefix("uid:") {
+            return number(uid).map(Subject::Uid);
+        }
+        if text.len() == 2 * HANDLE_BYTES {
+            return handle(text).map(Subject::Handle);
+        }
+        text.parse().map(Subject::Allocation).map_err(|_| {
+            format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, pid:N, uid:N")
+        })
+    }
+}
+
+fn handle(text: &str) -> std::result::Result<Handle, String> {
+    let mut bytes = [0; HANDLE_BYTES];
+    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok());
+        let value = digit(digits[0]).zip(digit(digits[1])).map(|(high, low)| high << 4 | low);
+        *byte = value.ok_or("a handle is 128 hex digits")?;
+    }
+    let handle = Handle::from_bytes(bytes);
+    match handle.prefix.magic == HANDLE_MAGIC && handle.prefix.version == HANDLE_VERSION {
+        true => Ok(handle),
+        false => {
+            Err("these 64 bytes are no handle of fdbroker: they do not begin with FDBH".into())
+        }
+    }
+}
+
+/// Prints the leases of `subject`, or all.
+pub fn run(subject: Option<Subject>, style: Style) -> Result<()> {
+    let mut admin = Admin::from_env()?;
+    let selection = match subject {
+        None => Selection::ALL,
+        Some(subject) => select(subject, &mut admin)?,
+    };
+    let list = List { name: "holders", columns: LeaseView::COLUMNS, style };
+    list.print(
+        &mut admin,
+        selection,
+        |record: &LeaseRecord| LeaseView::from(record),
+        LeaseView::row,
+    )
+}
+
+/// What to ask for, once the broker has said that it exists.
+fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
+    match subject {
+        Subject::Handle(handle) => {
+            let node = admin.status()?.node.get();
+            if handle.prefix.node.get() != node {
+                return Err(Error::NotFound(
+                    "this is a handle of another node, or of this one before a reboot; handles are good on their own node only".into(),
+                ));
+            }
+            select(Subject::Allocation(handle.id()), admin)
+        }
+        Subject::Allocation(id) => {
+            let selection = Selection::allocation(id);
+            let known = admin.all::<AllocationRecord>(selection)?;
+            require(!known.is_empty(), selection, || {
+                format!(
+                    "no allocation {id}: it has ended, or never was; `fdbroker ls` lists those that are"
+                )
+            })
+        }
+        Subject::Pid(pid) => {
+            let selection = Selection::pid(pid);
+            let known = admin.all::<ClientRecord>(selection)?;
+            require(!known.is_empty(), selection, || {
+                format!("process {pid} is no client of this broker; `fdbroker holders` lists all")
+            })
+        }
+        Subject::Uid(uid) => {
+            let selection = Selection::uid(uid);
+            let known = admin.all::<ClientRecord>(selection)?;
+            require(!known.is_empty(), selection, || {
+                format!("user {uid} has no client of this broker; `fdbroker holders` lists all")
+            })
+        }
+    }
+}
+
+fn require(
+    found: bool,
+    selection: Selection,
+    message: impl FnOnce() -> String,
+) -> Result<Selection> {
+    if found { Ok(selection) } else { Err(Error::NotFound(message())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subject_when_each_form_then_parsed() {
+        assert_eq!("pid:7".parse(), Ok(Subject::Pid(7)));
+        assert_eq!("uid:1000".parse(), Ok(Subject::Uid(1000)));
+        let id = AllocationId { slot: 12, generation: 3 };
+        assert_eq!("12.3".parse(), Ok(Subject::Allocation(id)));
+        let hex = format!("46444248010300{}", "0".repeat(114));
+        assert!(matches!(hex.parse(), Ok(Subject::Handle(_))));
+    }
+
+    #[test]
+    fn subject_when_nonsense_then_the_forms_are_named() {
+        for text in ["", "x", "12", "pid:x", "é", &"zz".repeat(64), &"00".repeat(64)] {
+            assert!(text.parse::<Subject>().is_err(), "{text}");
+        }
+        let error = "x".parse::<Subject>().expect_err("no subject");
+        assert!(error.contains("SLOT.GENERATION"), "{error}");
+    }
+}

@@ -1,0 +1,210 @@
+//! How results look: plain tables for people, one line of JSON for programs, colour on terminals only.
+//! Must never write to stdout through `println!`, which panics when the reader is gone (`ls | head`).
+
+use crate::error::{Error, Result};
+use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
+use serde::Serialize;
+use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+
+/// Standard output, buffered; a reader that went away is [`Error::OutputClosed`].
+pub struct Output {
+    out: BufWriter<StdoutLock<'static>>,
+    colour: bool,
+}
+
+impl Output {
+    /// Locks standard output.
+    pub fn stdout() -> Self {
+        let stdout = io::stdout();
+        let colour = colour_wanted(stdout.is_terminal());
+        Output { out: BufWriter::new(stdout.lock()), colour }
+    }
+
+    /// Writes text as it is.
+    pub fn text(&mut self, text: &str) -> Result<()> {
+        self.out.write_all(text.as_bytes()).map_err(write_error)
+    }
+
+    /// Writes a line, bold on a terminal.
+    pub fn heading(&mut self, line: &str) -> Result<()> {
+        match self.colour {
+            true => self.text(&format!("\x1b[1m{line}\x1b[0m\n")),
+            false => self.text(&format!("{line}\n")),
+        }
+    }
+
+    /// Writes `value` as JSON, without a line end.
+    pub fn json<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        serde_json::to_writer(&mut self.out, value)
+            .map_err(|cause| write_error(io::Error::from(cause)))
+    }
+
+    /// Sends on what is buffered. Without it, what went wrong at the end would go unseen.
+    pub fn finish(mut self) -> Result<()> {
+        self.out.flush().map_err(write_error)
+    }
+}
+
+/// Whether to colour: on a terminal, unless NO_COLOR says no (https://no-color.org).
+pub fn colour_wanted(is_terminal: bool) -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    is_terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+fn write_error(cause: io::Error) -> Error {
+    match cause.kind() {
+        io::ErrorKind::BrokenPipe => Error::OutputClosed,
+        _ => Error::Os { what: "write the output".into(), cause },
+    }
+}
+
+/// A column: its heading, and whether it holds numbers (set to the right).
+#[derive(Clone, Copy, Debug)]
+pub struct Column(pub &'static str, pub Side);
+
+/// Where a column's text stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A table that is written part by part, so that its length has no bound: the first part sets the
+/// columns' least widths, later ones may only widen them.
+pub struct Columns {
+    columns: &'static [Column],
+    widths: Vec<u16>,
+    heading_due: bool,
+}
+
+impl Columns {
+    /// A table with these columns.
+    pub fn new(columns: &'static [Column], headings: bool) -> Self {
+        Columns { columns, widths: vec![0; columns.len()], heading_due: headings }
+    }
+
+    /// Writes the next rows.
+    pub fn write(&mut self, rows: Vec<Vec<String>>, out: &mut Output) -> Result<()> {
+        let mut table = plain_table();
+        if self.heading_due {
+            table.set_header(self.columns.iter().map(|column| column.0));
+        }
+        if rows.is_empty() && !self.heading_due {
+            return Ok(());
+        }
+        table.add_rows(rows);
+        table.discover_columns();
+        for (index, width) in table.column_max_content_widths().iter().enumerate() {
+            if let Some(known) = self.widths.get_mut(index) {
+                *known = (*known).max(*width);
+            }
+        }
+        for (index, column) in self.columns.iter().enumerate() {
+            if let Some(target) = table.column_mut(index) {
+                target.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(
+                    self.widths[index],
+                )));
+                align(target, column.1);
+            }
+        }
+        let text = table.trim_fmt();
+        let mut lines = text.lines();
+        if std::mem::take(&mut self.heading_due)
+            && let Some(heading) = lines.next()
+        {
+            out.heading(heading)?;
+        }
+        for line in lines {
+            out.text(line)?;
+            out.text("\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// A table without borders, columns two spaces apart.
+pub fn plain_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table
+}
+
+/// Sets a column's padding and side.
+pub fn align(column: &mut comfy_table::Column, side: Side) {
+    column.set_padding((0, 2));
+    column.set_cell_alignment(match side {
+        Side::Left => CellAlignment::Left,
+        Side::Right => CellAlignment::Right,
+    });
+}
+
+/// A size for people: `64 KiB`, `1.5 MiB`; exact when it is no round number of a small unit.
+pub fn human_size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let power = (bytes.ilog2() / 10).min(6);
+    let unit = 1u64 << (10 * power);
+    let name = UNITS[power as usize - 1];
+    match bytes % unit {
+        0 => format!("{} {name}", bytes / unit),
+        #[allow(clippy::cast_precision_loss)] // one decimal is shown
+        _ => format!("{:.1} {name}", bytes as f64 / unit as f64),
+    }
+}
+
+/// A number with commas: `11,200`.
+pub fn commas(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A time span for people: `850 ms`, `12.3 s`, `4 min 5 s`, `3 h 2 min`.
+pub fn human_time(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..60_000 => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+        60_000..3_600_000 => format!("{} min {} s", ms / 60_000, ms % 60_000 / 1000),
+        _ => format!("{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn human_size_when_round_then_no_decimals() {
+        assert_eq!(human_size(0), "0 B");
+        assert_eq!(human_size(1023), "1023 B");
+        assert_eq!(human_size(65536), "64 KiB");
+        assert_eq!(human_size(1536 * 1024), "1.5 MiB");
+        assert_eq!(human_size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn commas_when_long_then_groups_of_three() {
+        assert_eq!(commas(0), "0");
+        assert_eq!(commas(999), "999");
+        assert_eq!(commas(11_200), "11,200");
+        assert_eq!(commas(157_286_400), "157,286,400");
+    }
+
+    #[test]
+    fn human_time_when_each_unit_then_readable() {
+        assert_eq!(human_time(850), "850 ms");
+        assert_eq!(human_time(12_345), "12.3 s");
+        assert_eq!(human_time(245_000), "4 min 5 s");
+        assert_eq!(human_time(10_920_000), "3 h 2 min");
+    }
+}

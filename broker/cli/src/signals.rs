@@ -1,0 +1,63 @@
+//! The signals that end a command, read from an fd like any other input, so that children and folders are
+//! always cleaned up. Must never leave its mask to a program that is started: [`restore`] undoes it.
+
+use crate::error::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// `ssi_code` of a signal that the kernel itself sent, such as for Ctrl-C (`SI_KERNEL`,
+/// asm-generic/siginfo.h): the whole foreground process group has got it.
+const SI_KERNEL: i32 = 0x80;
+
+/// One signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Which.
+    pub signal: Signal,
+    /// The terminal sent it, to every process of the foreground group.
+    pub by_terminal: bool,
+}
+
+/// SIGINT, SIGTERM, SIGHUP and SIGCHLD, blocked and read from here.
+#[derive(Debug)]
+pub struct Signals(SignalFd);
+
+impl Signals {
+    /// Blocks them in this thread (and in the threads and children it starts from now on).
+    pub fn take_over() -> Result<Self> {
+        let mut set = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD] {
+            set.add(signal);
+        }
+        set.thread_block().context(|| "block signals")?;
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let fd = SignalFd::with_flags(&set, flags).context(|| "open a signalfd")?;
+        Ok(Signals(fd))
+    }
+
+    /// The next signal, if one has come.
+    pub fn next(&self) -> Option<Received> {
+        let info = self.0.read_signal().ok().flatten()?;
+        let number = i32::try_from(info.ssi_signo).ok()?;
+        let signal = Signal::try_from(number).ok()?;
+        Some(Received { signal, by_terminal: info.ssi_code == SI_KERNEL })
+    }
+
+    /// The next signal that asks this process to end.
+    pub fn next_end(&self) -> Option<Received> {
+        std::iter::from_fn(|| self.next()).find(|received| received.signal != Signal::SIGCHLD)
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Unblocks every signal: the first thing in a child that inherited the mask.
+pub fn restore() {
+    // Cannot fail: the set and the operation are valid.
+    let _ = SigSet::empty().thread_set_mask();
+}

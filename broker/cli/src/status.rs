@@ -1,0 +1,65 @@
+//! `fdbroker status`: the node at a glance. Must never ask for more than one answer.
+
+use crate::admin::Admin;
+use crate::error::Result;
+use crate::output::{Column, Columns, Output, Side, commas, human_size, human_time};
+use crate::records::{StatusView, UseView};
+
+const COLUMNS: &[Column] = &[
+    Column("RESOURCE", Side::Left),
+    Column("NOW", Side::Right),
+    Column("PEAK", Side::Right),
+    Column("CAP", Side::Right),
+    Column("WHAT", Side::Left),
+];
+
+/// Prints the status of the broker that the environment names.
+pub fn run(json: bool) -> Result<()> {
+    let status = StatusView::from(&Admin::from_env()?.status()?);
+    let mut out = Output::stdout();
+    match json {
+        true => {
+            out.json(&status)?;
+            out.text("\n")?;
+        }
+        false => print(&status, &mut out)?,
+    }
+    out.finish()
+}
+
+fn print(status: &StatusView, out: &mut Output) -> Result<()> {
+    out.text(&format!(
+        "broker pid {}, up {}: {} clients, {} requests waiting\n\n",
+        status.pid,
+        human_time(status.uptime_ms),
+        status.clients,
+        status.parked,
+    ))?;
+    let rows = vec![
+        row("fds", &status.fds, commas, "all fds of shared memory on the node"),
+        row("held_fds", &status.held_fds, commas, "in the broker, or promised a place there"),
+        row("open_leases", &status.open_leases, commas, "duplicates that clients have open"),
+        row("own_fds", &status.own_fds, commas, "that clients keep for their own memory"),
+        row("allocations", &status.allocations, commas, "registered, or ended and still leased"),
+        row("mapped_leases", &status.mapped_leases, commas, "memory imported, no fd kept"),
+        row("held_bytes", &status.held_bytes, human_size, "memory whose fd the broker holds"),
+        row("pinned_bytes", &status.pinned_bytes, human_size, "ended memory that leases still pin"),
+        row("table_fds", &status.table_fds, commas, "the broker's own fd table"),
+    ];
+    Columns::new(COLUMNS, true).write(rows, out)?;
+    out.text(&format!(
+        "\nsince start: {} registrations, {} grants, {} evictions, {} recalls ({} unanswered), {} waits, {} refusals\n",
+        commas(status.registrations),
+        commas(status.grants),
+        commas(status.evictions),
+        commas(status.recalls),
+        commas(status.recalls_silent),
+        commas(status.parkings),
+        commas(status.refusals),
+    ))
+}
+
+fn row(name: &str, item: &UseView, show: fn(u64) -> String, what: &str) -> Vec<String> {
+    let cap = item.cap.map_or_else(|| "none".into(), show);
+    vec![name.into(), show(item.now), show(item.peak), cap, what.into()]
+}

@@ -1,0 +1,186 @@
+//! New connections: who may have one, and the time it has for its hello. Must never spin when there is no room, nor let
+//! one uid take all of it.
+
+use crate::connection::{Connection, Phase, client_id};
+use crate::kernel;
+use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE, REFUSED_FDS_PER_UID};
+use crate::server::{Handshake, Server, register};
+use crate::tokens::Source;
+use fdbroker_core::{DomainKey, Input, Now};
+use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use std::os::fd::{AsFd, OwnedFd};
+
+impl Server {
+    /// Accepts what waits, up to this wake's share.
+    pub(crate) fn accept_clients(&mut self) {
+        if self.accept_paused_until.is_some_and(|until| until > self.now) {
+            return;
+        }
+        self.accept_paused_until = None;
+        for number in 0..self.listeners.len() {
+            if self.listeners[number].is_ready {
+                self.accept_from(number);
+            }
+        }
+    }
+
+    fn accept_from(&mut self, number: usize) {
+        for _ in 0..ACCEPTS_PER_WAKE {
+            let state = &mut self.listeners[number];
+            match kernel::accept(state.listener.as_fd()) {
+                Ok(socket) => self.admit(socket, number),
+                Err(Errno::EAGAIN) => {
+                    state.is_ready = false;
+                    return;
+                }
+                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+                Err(errno) => {
+                    // It stays queued and readable: tried again after a pause, or when a place is free.
+                    log::warn!("accepting no clients for {ACCEPT_RETRY:?}: {errno}");
+                    let pause = u64::try_from(ACCEPT_RETRY.as_micros()).unwrap_or(u64::MAX);
+                    self.accept_paused_until = Some(Now(self.now.0 + pause));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd, number: usize) {
+        let Ok(peer) = getsockopt(&socket, PeerCredentials) else { return };
+        let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
+        if let Err(status) = self.check_peer(uid) {
+            self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
+            let bytes = self.writer.failed(0, status);
+            let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
+            self.retiring.push((socket, uid));
+            return;
+        }
+        let listener = u32::try_from(number).expect("at most 16 listeners");
+        let domain = DomainKey { listener, uid };
+        let pidfd = kernel::peer_pidfd(socket.as_fd(), pid, uid, self.settings.kernel);
+
+        self.next_serial += 1;
+        let serial = self.next_serial;
+        let index = self.connections.insert(Connection::new(serial, socket, domain, pid));
+        *self.clients_per_uid.entry(uid).or_default() += 1;
+        let client = client_id(index);
+        let connection = &mut self.connections[index];
+        connection.pidfd = pidfd;
+        let main = connection.socket.as_ref().expect("just made").as_fd();
+        let mut registered = register(&self.poll, main, Source::Main(index));
+        if let Some(pidfd) = &connection.pidfd {
+            registered =
+                registered.and_then(|()| register(&self.poll, pidfd.as_fd(), Source::Process(index)));
+        }
+        let timeout = u64::try_from(self.settings.handshake_timeout.as_micros());
+        let until = Now(self.now.0.saturating_add(timeout.unwrap_or(u64::MAX)));
+        self.handshakes.push_back(Handshake { client, serial, until });
+        self.prune_handshakes();
+        self.step(Input::Connect { client, domain, pid });
+        if let Err(error) = registered {
+            log::error!("cannot watch a new client: {error}");
+            self.disconnect(client, ErrorCode::Internal.into());
+        }
+    }
+
+    fn check_peer(&self, uid: u32) -> Result<(), Status> {
+        if self.overflow_uid == Some(uid) {
+            // Every user that this namespace does not know has this uid: they must not share a domain.
+            return Err(ErrorCode::NotPermitted.into());
+        }
+        if self.fds.is_refusing(uid) {
+            let cap = REFUSED_FDS_PER_UID.into();
+            return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0));
+        }
+        let max_clients = self.settings.core.max_clients;
+        if self.connections.len() >= max_clients as usize {
+            let cap = max_clients.into();
+            return Err(Status::no_quota(Resource::Connections, Scope::Node, cap, 0));
+        }
+        let of_uid = self.clients_per_uid.get(&uid).copied().unwrap_or(0);
+        if of_uid >= self.settings.max_clients_per_uid {
+            let cap = self.settings.max_clients_per_uid.into();
+            return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));
+        }
+        Ok(())
+    }
+
+    /// Nothing of the client is left in the core: its number is free.
+    pub(crate) fn forget(&mut self, index: usize) {
+        self.end_connection(client_id(index));
+        let Some(connection) = self.connections.try_remove(index) else { return };
+        let uid = connection.domain.uid;
+        if let Some(count) = self.clients_per_uid.get_mut(&uid) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.clients_per_uid.remove(&uid);
+            }
+        }
+        // There may be a place again.
+        self.accept_paused_until = None;
+    }
+
+    /// Keeps the list in bounds when connections come and go faster than their time runs out.
+    fn prune_handshakes(&mut self) {
+        if self.handshakes.len() > 2 * self.settings.core.max_clients as usize {
+            let mut handshakes = std::mem::take(&mut self.handshakes);
+            handshakes.retain(|handshake| self.is_awaited(handshake));
+            self.handshakes = handshakes;
+        }
+    }
+
+    fn is_awaited(&self, handshake: &Handshake) -> bool {
+        let connection = self.connections.get(handshake.client.0 as usize);
+        connection.is_some_and(|connection| {
+            connection.serial == handshake.serial
+                && (connection.phase == Phase::Silent || connection.hello_reply.is_some())
+        })
+    }
+
+    /// Disconnects clients that have not said hello in time.
+    pub(crate) fn expire_handshakes(&mut self) {
+        while let Some(handshake) = self.handshakes.front() {
+            let client = handshake.client;
+            let is_waiting = self.is_awaited(handshake);
+            if is_waiting && handshake.until > self.now {
+                return;
+            }
+            self.handshakes.pop_front();
+            if is_waiting {
+                self.log_bad_client(client, &"no hello in time");
+                self.disconnect(client, ErrorCode::Protocol.into());
+            }
+        }
+    }
+}
+
+/// The uid that stands for users unknown in this user namespace; `None` in the first namespace, where all are known
+/// and this uid is a user like any other (user_namespaces(7)).
+pub(crate) fn overflow_uid() -> Option<u32> {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    if is_identity_map(&map) {
+        return None;
+    }
+    let text = std::fs::read_to_string("/proc/sys/fs/overflowuid").unwrap_or_default();
+    Some(text.trim().parse().unwrap_or(65534))
+}
+
+fn is_identity_map(map: &str) -> bool {
+    let words: Vec<&str> = map.split_whitespace().collect();
+    words == ["0", "0", "4294967295"]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_identity_map_when_first_namespace_then_true() {
+        assert!(is_identity_map("         0          0 4294967295\n"));
+        for map in ["", "0 1000 1\n", "0 0 65536\n", "0 0 1000\n1000 1000 4294966295\n"] {
+            assert!(!is_identity_map(map), "{map}");
+        }
+    }
+}

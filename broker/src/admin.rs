@@ -1,0 +1,377 @@
+//! The administrator's side: read-only queries, answered in pages. Must never hold up grants: one query per connection and
+//! wake, a bounded number of records looked at for it.
+
+use crate::connection::Connection;
+use crate::kernel;
+use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_RECORDS_SCANNED, MAX_ADMIN_CONNECTIONS};
+use crate::listeners::Listener;
+use crate::server::{Server, register, watch};
+use crate::tokens::Source;
+use fdbroker_core::{AllocationView, ClientId, ClientView, LeaseView};
+use fdbroker_protocol::admin::{
+    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query, Use,
+};
+use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
+use fdbroker_protocol::message::register_flags;
+use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use slab::Slab;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use zerocopy::{Immutable, IntoBytes};
+
+/// Records fit a page whatever their kind.
+const _: () = assert!(
+    16 + size_of::<Page>() + ADMIN_RECORDS_PER_PAGE * size_of::<AllocationRecord>()
+        <= MAX_ADMIN_MESSAGE_BYTES
+);
+const _: () = assert!(size_of::<ClientRecord>() <= size_of::<AllocationRecord>());
+const _: () = assert!(size_of::<LeaseRecord>() <= size_of::<AllocationRecord>());
+
+/// The administrator's listener and connections.
+pub(crate) struct AdminSide {
+    listener: Listener,
+    is_listener_ready: bool,
+    connections: Slab<AdminConnection>,
+    /// Room for none: no query carries fds.
+    received: ReceivedFds,
+}
+
+struct AdminConnection {
+    socket: OwnedFd,
+    is_ready: bool,
+    /// An answer that the socket did not take; no query is read before it has gone.
+    pending: Option<Vec<u8>>,
+}
+
+impl AdminSide {
+    pub fn new(listener: Listener) -> Self {
+        AdminSide {
+            listener,
+            is_listener_ready: false,
+            connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
+            received: ReceivedFds::with_capacity(0),
+        }
+    }
+
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    pub fn note_listener(&mut self) {
+        self.is_listener_ready = true;
+    }
+
+    pub fn note(&mut self, index: usize) {
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.is_ready = true;
+        }
+    }
+
+    /// Whether there is something to do at once.
+    pub fn is_ready(&self) -> bool {
+        (self.is_listener_ready && self.connections.len() < MAX_ADMIN_CONNECTIONS)
+            || self.connections.iter().any(|(_, connection)| connection.is_ready)
+    }
+}
+
+impl Server {
+    /// One query of each administrator.
+    pub(crate) fn serve_admins(&mut self) {
+        if !self.admin.is_ready() {
+            return;
+        }
+        while self.admin.is_listener_ready && self.admin.connections.len() < MAX_ADMIN_CONNECTIONS {
+            self.accept_admin();
+        }
+        for index in 0..MAX_ADMIN_CONNECTIONS {
+            if self.admin.connections.get(index).is_some_and(|connection| connection.is_ready)
+                && !self.serve_admin(index)
+            {
+                // No fds can lie in it: the kernel refuses them, or drops them where they are not received.
+                self.admin.connections.remove(index);
+            }
+        }
+    }
+
+    fn accept_admin(&mut self) {
+        let Ok(socket) = kernel::accept(self.admin.listener.as_fd()) else {
+            // Nobody there, or no room: the next connection tells anew.
+            self.admin.is_listener_ready = false;
+            return;
+        };
+        kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
+        let connection = AdminConnection { socket, is_ready: true, pending: None };
+        let index = self.admin.connections.insert(connection);
+        let socket = self.admin.connections[index].socket.as_fd();
+        if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
+            log::error!("cannot watch an administrator's connection: {error}");
+            self.admin.connections.remove(index);
+        }
+    }
+
+    /// `false`: the connection has ended or is to end.
+    fn serve_admin(&mut self, index: usize) -> bool {
+        let admin = &mut self.admin;
+        let connection = &mut admin.connections[index];
+        if let Some(bytes) = connection.pending.take() {
+            return self.send_admin(index, &bytes) && self.watch_admin(index);
+        }
+        let socket = connection.socket.as_fd();
+        let received = match fdbroker_scm::recv(socket, &mut self.buffer, &mut admin.received) {
+            Ok(received) => received,
+            Err(RecvError::WouldBlock) => {
+                connection.is_ready = false;
+                return true;
+            }
+            Err(_) => return false,
+        };
+        let bytes = &self.buffer[..received.len];
+        let answer = Message::parse(bytes).map_err(|error| (0, error)).and_then(|message| {
+            let query = message.body_as::<Query>().map_err(|error| (message.id, error))?;
+            Ok((message.kind, message.id, *query))
+        });
+        let mut writer = std::mem::take(&mut self.writer);
+        let (kind, id, query) = match answer {
+            Ok(answer) => answer,
+            Err((id, error)) => {
+                log::warn!("administrator: {error}");
+                let _ = self.send_admin(index, writer.failed(id, ErrorCode::Protocol.into()));
+                self.writer = writer;
+                return false;
+            }
+        };
+        let bytes = self.answer(&mut writer, kind, id, &query);
+        let is_open = self.send_admin(index, bytes);
+        self.writer = writer;
+        is_open
+    }
+
+    fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
+        let connection = &mut self.admin.connections[index];
+        match fdbroker_scm::send(connection.socket.as_fd(), bytes, &[]) {
+            Ok(()) => true,
+            Err(SendError::WouldBlock) => {
+                connection.pending = Some(bytes.to_vec());
+                connection.is_ready = false;
+                self.watch_admin(index)
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Watches for room while an answer waits for it.
+    fn watch_admin(&self, index: usize) -> bool {
+        let connection = &self.admin.connections[index];
+        let is_write_wanted = connection.pending.is_some();
+        let source = Source::Admin(index);
+        watch(&self.poll, connection.socket.as_fd(), source, is_write_wanted).is_ok()
+    }
+
+    fn answer<'w>(
+        &self,
+        writer: &'w mut Writer,
+        kind: Kind,
+        id: u64,
+        query: &Query,
+    ) -> &'w [u8] {
+        let Some(filter) = Filter::from_number(query.filter.get()) else {
+            return writer.failed(id, ErrorCode::NotSupported.into());
+        };
+        let chosen = Chosen { filter, value: query.value.get() };
+        let cursor = query.cursor.get();
+        match kind {
+            Kind::AdminStatus => {
+                writer.start(Kind::AdminStatusReply, id).push(&self.node_status());
+                writer.finish(0, 0)
+            }
+            Kind::AdminAllocations => {
+                let all = self.core.allocations(cursor).map(|view| {
+                    let is_chosen = chosen.has(
+                        Some((view.id.slot, view.id.generation)),
+                        self.pid_of(view.owner),
+                        view.domain.uid,
+                    );
+                    (view.id.slot, is_chosen.then(|| self.allocation_record(&view)))
+                });
+                write_page(writer, Kind::AdminAllocationsReply, id, all)
+            }
+            Kind::AdminLeases => {
+                let all = self.core.leases(cursor).map(|view| {
+                    let (pid, uid) = self.pid_and_uid_of(view.client);
+                    let allocation = (view.allocation.slot, view.allocation.generation);
+                    let is_chosen = chosen.has(Some(allocation), pid, uid);
+                    // The low half of a lease's number is its slot.
+                    let slot = (view.id.0 & u64::from(u32::MAX)) as u32;
+                    (slot, is_chosen.then(|| self.lease_record(&view)))
+                });
+                write_page(writer, Kind::AdminLeasesReply, id, all)
+            }
+            Kind::AdminClients => {
+                let all = self.core.clients(cursor).map(|view| {
+                    let is_chosen = chosen.has(None, view.pid, view.domain.uid) && !view.gone;
+                    (view.id.0, is_chosen.then(|| self.client_record(&view)))
+                });
+                write_page(writer, Kind::AdminClientsReply, id, all)
+            }
+            _ => writer.failed(id, ErrorCode::NotSupported.into()),
+        }
+    }
+
+    fn node_status(&self) -> NodeStatus {
+        let totals = self.core.totals();
+        let usage = |resource| {
+            let (now, peak, cap) = totals.usage(resource);
+            Use { now: now.into(), peak: peak.into(), cap: cap.into() }
+        };
+        let counters = totals.counters;
+        NodeStatus {
+            pid: std::process::id().into(),
+            clients: counters.clients.into(),
+            domains: totals.domains.into(),
+            parked: totals.parked.into(),
+            node: self.identity.node.into(),
+            incarnation: self.page.incarnation().into(),
+            uptime_ms: (self.now.0 / 1000).into(),
+            fds: usage(Resource::Fds),
+            held_fds: usage(Resource::HeldFds),
+            held_bytes: usage(Resource::HeldBytes),
+            open_leases: usage(Resource::OpenLeases),
+            mapped_leases: usage(Resource::MappedLeases),
+            allocations: usage(Resource::Allocations),
+            own_fds: usage(Resource::OwnFds),
+            pinned_bytes: usage(Resource::PinnedBytes),
+            table_fds: usage(Resource::TableFds),
+            held_now: totals.held_now.into(),
+            closing_now: totals.closing_now.into(),
+            grants: counters.grants.into(),
+            registrations: counters.registrations.into(),
+            evictions: counters.evictions.into(),
+            recalls: counters.recalls.into(),
+            recalls_silent: counters.recalls_silent.into(),
+            parkings: counters.parkings.into(),
+            refusals: counters.refusals.into(),
+        }
+    }
+
+    fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
+        let flags = if view.recallable { register_flags::RECALLABLE } else { 0 };
+        AllocationRecord {
+            slot: view.id.slot.into(),
+            generation: view.id.generation.into(),
+            state: (view.state as u32).into(),
+            kind: view.kind as u8,
+            share: view.share as u8,
+            flags,
+            owner_gone: view.owner.is_none().into(),
+            size_bytes: view.size_bytes.into(),
+            fd_offset: view.fd_offset.into(),
+            owner_allocation_id: view.owner_allocation_id.into(),
+            base: view.base.into(),
+            device: view.device.into(),
+            owner_pid: self.pid_of(view.owner).into(),
+            owner_uid: view.domain.uid.into(),
+            open_leases: view.open_leases.into(),
+            mapped_leases: view.mapped_leases.into(),
+            waiters: view.waiters.into(),
+            inode: self.fds.inode(view.id.slot).into(),
+            owner_name: self.name_of(view.owner),
+        }
+    }
+
+    fn lease_record(&self, view: &LeaseView) -> LeaseRecord {
+        let (pid, uid) = self.pid_and_uid_of(view.client);
+        LeaseRecord {
+            lease: view.id.0.into(),
+            slot: view.allocation.slot.into(),
+            generation: view.allocation.generation.into(),
+            state: if view.mapped { 2 } else { 1 }.into(),
+            ended: u32::from(view.ended).into(),
+            client: view.client.0.into(),
+            pid: pid.into(),
+            uid: uid.into(),
+            owner_pid: self.pid_of(view.owner).into(),
+            size_bytes: view.size_bytes.into(),
+            age_ms: (self.now.0.saturating_sub(view.since.0) / 1000).into(),
+            name: self.name_of(Some(view.client)),
+            reserved: 0.into(),
+        }
+    }
+
+    fn client_record(&self, view: &ClientView) -> ClientRecord {
+        let now = |resource| view.account.now(resource).into();
+        ClientRecord {
+            client: view.id.0.into(),
+            pid: view.pid.into(),
+            uid: view.domain.uid.into(),
+            silent: u32::from(view.silent).into(),
+            fds: now(Resource::Fds),
+            held_fds: now(Resource::HeldFds),
+            held_bytes: now(Resource::HeldBytes),
+            open_leases: now(Resource::OpenLeases),
+            mapped_leases: now(Resource::MappedLeases),
+            allocations: now(Resource::Allocations),
+            parked: view.parked.into(),
+            listener: view.domain.listener.into(),
+            name: self.name_of(Some(view.id)),
+            reserved: 0.into(),
+        }
+    }
+
+    fn connection_of(&self, client: Option<ClientId>) -> Option<&Connection> {
+        self.connections.get(client?.0 as usize)
+    }
+
+    fn pid_of(&self, client: Option<ClientId>) -> u32 {
+        self.connection_of(client).map_or(0, |connection| connection.pid)
+    }
+
+    fn pid_and_uid_of(&self, client: ClientId) -> (u32, u32) {
+        let connection = self.connection_of(Some(client));
+        connection.map_or((0, u32::MAX), |connection| (connection.pid, connection.domain.uid))
+    }
+
+    fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
+        self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
+    }
+}
+
+/// What a query asks for.
+#[derive(Clone, Copy)]
+struct Chosen {
+    filter: Filter,
+    value: u64,
+}
+
+impl Chosen {
+    fn has(&self, allocation: Option<(u32, u32)>, pid: u32, uid: u32) -> bool {
+        match self.filter {
+            Filter::None => true,
+            Filter::Allocation => allocation.is_some_and(|(slot, generation)| {
+                u64::from(slot) | u64::from(generation) << 32 == self.value
+            }),
+            Filter::Pid => u64::from(pid) == self.value,
+            Filter::Uid => u64::from(uid) == self.value,
+        }
+    }
+}
+
+/// One page of records: from each entry its slot and, if it is wanted, its record.
+fn write_page<'w, R: IntoBytes + Immutable>(
+    writer: &'w mut Writer,
+    kind: Kind,
+    id: u64,
+    all: impl Iterator<Item = (u32, Option<R>)>,
+) -> &'w [u8] {
+    let mut records = Vec::new();
+    let mut page = Page { next_cursor: 0.into(), done: 1.into() };
+    for (scanned, (slot, record)) in all.enumerate() {
+        if records.len() == ADMIN_RECORDS_PER_PAGE || scanned == ADMIN_RECORDS_SCANNED {
+            page = Page { next_cursor: slot.into(), done: 0.into() };
+            break;
+        }
+        records.extend(record);
+    }
+    writer.start(kind, id).push(&page).push(&records[..]);
+    writer.finish(records.len(), 0)
+}

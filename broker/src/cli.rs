@@ -1,0 +1,115 @@
+//! The daemon's flags. Must never decide anything else: what a flag means, and what wins over it,
+//! is in [`crate::settings`].
+
+use crate::settings::{Environment, Host, Settings};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Runs the daemon, or checks its configuration, as the flags say. Errors go to stderr with their remedy.
+pub fn run(args: &Args) -> ExitCode {
+    let settings =
+        match Settings::load(args, &Environment::of_this_process(), &Host::of_this_process()) {
+            Ok(settings) => settings,
+            Err(error) => {
+                eprintln!("fdbrokerd: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+    if args.check_config {
+        print!("{settings}");
+        return ExitCode::SUCCESS;
+    }
+    crate::log::start(settings.log);
+    match crate::run(settings, || {}) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Examples and the environment, shown at the end of `--help`.
+pub const AFTER_HELP: &str = "\
+Settings come from: flag, then environment, then configuration file, then default.
+
+Environment:
+  FDBROKER_SOCKET         socket for clients, as --socket
+  FDBROKER_ADMIN_SOCKET   socket for administrators, as --admin-socket
+  FDBROKER_CONFIG         configuration file, as --config
+  FDBROKER_MAX_FDS        as --max-fds
+  FDBROKER_TABLE_FDS      as --table-fds
+  FDBROKER_LOG            as --log
+
+Examples:
+  Show what this machine would run with, and from where each value comes:
+    fdbrokerd --check-config
+  A broker for one job, in a directory of its own, with at most 4096 fds:
+    fdbrokerd --private /tmp/job-17 --max-fds 4096
+    FDBROKER_SOCKET=/tmp/job-17/fdbroker/broker.sock ./rank
+  Any key of the configuration file can be set for one start:
+    fdbrokerd --set limits.recall_timeout_ms=500 --set caps.client.open_leases=1000
+
+Exit status: 0 ended by SIGTERM or SIGINT, or the configuration is good; 1 error; 2 usage.
+Signals: SIGTERM, SIGINT end it (a second one at once); SIGHUP is noted in the log.";
+
+/// What `--help` says first.
+pub const ABOUT: &str = "\
+The per-node broker for GPU-memory file descriptors.
+
+Clients deposit the fd of an allocation once and get a 64-byte handle that can be copied by value; whoever
+presents the handle gets a duplicate fd. The broker keeps every count of fds under a cap.";
+
+// A plain comment: a doc comment would become the help of the command that flattens this.
+#[allow(missing_docs)]
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Args {
+    /// Configuration file (TOML). Default: /etc/fdbroker/fdbrokerd.toml if it exists; none with --private
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Print the effective settings, or what is wrong with them, and end
+    #[arg(long)]
+    pub check_config: bool,
+
+    /// Socket for clients. Default: /run/fdbroker/broker.sock as root, else $XDG_RUNTIME_DIR/fdbroker/broker.sock
+    #[arg(long, value_name = "PATH", conflicts_with = "private")]
+    pub socket: Option<PathBuf>,
+
+    /// Socket for administrators; the node key and the generation page stand beside it. Default: admin.sock in the
+    /// directory of the clients' socket with "-admin" appended
+    #[arg(long, value_name = "PATH", conflicts_with = "private")]
+    pub admin_socket: Option<PathBuf>,
+
+    /// Serve one user or job from DIR (made if missing, mode 0700): DIR/fdbroker/broker.sock, DIR/fdbroker-admin/admin.sock
+    #[arg(long, value_name = "DIR")]
+    pub private: Option<PathBuf>,
+
+    /// Most fds of shared memory on the node: held here and granted to clients. Default: the size of the fd table
+    #[arg(long, value_name = "N")]
+    pub max_fds: Option<u64>,
+
+    /// Size of the broker's own fd table. Default: the hard RLIMIT_NOFILE, at most 1048576
+    #[arg(long, value_name = "N")]
+    pub table_fds: Option<u64>,
+
+    /// Set any key of the configuration file; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+
+    /// Log level: error, warn, info, debug. Default: info
+    #[arg(long, value_name = "LEVEL")]
+    pub log: Option<log::LevelFilter>,
+
+    /// Write "READY" and a newline to fd N when clients can connect, then close it
+    #[arg(long, value_name = "N")]
+    pub ready_fd: Option<i32>,
+
+    /// End, as by SIGTERM, when fd N (a pipe or socket) reports the end of its file
+    #[arg(long, value_name = "N")]
+    pub until_eof: Option<i32>,
+
+    /// Kernel features to do without, for tests: peer_pidfd, pidfd_open, dupfd_query, pass_rights
+    #[arg(long, value_name = "LIST", hide = true)]
+    pub without_kernel_features: Option<String>,
+}

@@ -1,0 +1,246 @@
+//! The configuration file: its keys, nothing else. Every key may be left out; an unknown one is an error, so that a
+//! misspelt cap is never silently no cap. Must never hold a default: those are in [`crate::settings`].
+
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Why the configuration cannot be used; each names the place and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}; name a readable file with --config, or none to use the defaults")]
+    Read {
+        /// Of the file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is no TOML or has an unknown key; the message shows line and key.
+    #[error("{path}: {message}correct the line, or remove it to use the default")]
+    File {
+        /// Of the file.
+        path: PathBuf,
+        /// From the parser: line, column and what was expected.
+        message: String,
+    },
+    /// A flag or variable has a value that cannot be used.
+    #[error("{name}: {problem}; {remedy}")]
+    Value {
+        /// The flag, variable or key.
+        name: String,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+}
+
+impl ConfigError {
+    /// A value that cannot be used.
+    pub fn value(
+        name: impl Into<String>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        ConfigError::Value { name: name.into(), problem: problem.into(), remedy: remedy.into() }
+    }
+}
+
+macro_rules! sections {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name { $($(#[$field_doc])* pub $field: Option<$type>,)* }
+
+        impl $name {
+            /// This section with what it lacks taken from `below`.
+            pub fn over(self, below: Self) -> Self {
+                Self { $($field: self.$field.or(below.$field),)* }
+            }
+        }
+    )* };
+}
+
+sections! {
+    /// `[caps.node]`, `[caps.domain]`, `[caps.client]`: absent = the default.
+    CapsSection {
+        /// Fds of shared memory: held, closing, promised, leased, clients' own.
+        fds: u64,
+        /// Fds held in the broker or promised a place there.
+        held_fds: u64,
+        /// Bytes of the allocations held.
+        held_bytes: u64,
+        /// Leases whose holder has the fd.
+        open_leases: u64,
+        /// Leases whose holder has imported the memory and closed the fd.
+        mapped_leases: u64,
+        /// Allocations registered.
+        allocations: u64,
+    }
+    /// `[limits]`.
+    LimitsSection {
+        /// Size of the broker's own fd table.
+        table_fds: u64,
+        /// Most clients connected.
+        max_clients: u32,
+        /// Most of them of one uid.
+        max_clients_per_uid: u32,
+        /// Most isolation domains (listener and uid).
+        max_domains: u32,
+        /// Most requests of one client parked at once.
+        max_parked_per_client: u32,
+        /// Most refused fds of one domain whose close has not returned.
+        max_refused_per_domain: u32,
+        /// Most allocations: slots of the generation page.
+        max_slots: u32,
+        /// Deposit credits a client keeps.
+        base_credits: u32,
+        /// Most deposit credits of one client.
+        max_credits: u32,
+        /// Time an owner has to answer a recall, ms.
+        recall_timeout_ms: u64,
+        /// Time a new connection has for its hello, ms.
+        handshake_timeout_ms: u64,
+    }
+}
+
+/// One `[[listener]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenerSection {
+    /// Of the socket.
+    pub path: PathBuf,
+    /// Of the socket, such as 0o666.
+    pub mode: Option<u32>,
+}
+
+/// `[caps]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CapsSections {
+    /// Of the node.
+    pub node: CapsSection,
+    /// Of each domain.
+    pub domain: CapsSection,
+    /// Of each client.
+    pub client: CapsSection,
+}
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ConfigFile {
+    /// The administrator's socket.
+    pub admin_socket: Option<PathBuf>,
+    /// Log level.
+    pub log: Option<String>,
+    /// Sockets for clients, in the order of their listener numbers.
+    pub listener: Vec<ListenerSection>,
+    /// Caps.
+    pub caps: CapsSections,
+    /// Limits.
+    pub limits: LimitsSection,
+}
+
+impl ConfigFile {
+    /// Reads `path`.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        Self::parse(&text)
+            .map_err(|error| ConfigError::File { path: path.into(), message: error.to_string() })
+    }
+
+    /// From the text of a file.
+    ///
+    /// # Errors
+    /// The parser's: it names line, column and key.
+    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// From `--set` flags: each is one line of a file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the flag.
+    pub fn from_set_flags(flags: &[String]) -> Result<Self, ConfigError> {
+        let mut all = Self::default();
+        for flag in flags {
+            let one = Self::parse(flag).map_err(|error| {
+                let problem = error.message().to_owned();
+                let remedy = "write KEY=VALUE with a key of the configuration file, such as \
+                              limits.max_clients=64";
+                ConfigError::value(format!("--set {flag}"), problem, remedy)
+            })?;
+            all = one.over(all);
+        }
+        Ok(all)
+    }
+
+    /// This file with what it lacks taken from `below`.
+    pub fn over(self, below: Self) -> Self {
+        ConfigFile {
+            admin_socket: self.admin_socket.or(below.admin_socket),
+            log: self.log.or(below.log),
+            listener: if self.listener.is_empty() { below.listener } else { self.listener },
+            caps: CapsSections {
+                node: self.caps.node.over(below.caps.node),
+                domain: self.caps.domain.over(below.caps.domain),
+                client: self.caps.client.over(below.caps.client),
+            },
+            limits: self.limits.over(below.limits),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_when_a_key_is_unknown_then_its_name_and_line_are_told() {
+        for (text, key, line) in [
+            ("[limits]\nmax_clinets = 3\n", "max_clinets", "line 2"),
+            ("[caps.node]\n\nfsd = 1\n", "fsd", "line 3"),
+            ("[[listener]]\npath = \"/x\"\nmod = 1\n", "mod", "line 3"),
+            ("colour = 1\n", "colour", "line 1"),
+        ] {
+            let error = ConfigFile::parse(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("unknown field `{key}`")), "{error}");
+            assert!(error.contains(line), "{error}");
+        }
+    }
+
+    #[test]
+    fn parse_when_empty_then_nothing_is_set() {
+        assert_eq!(ConfigFile::parse("").unwrap(), ConfigFile::default());
+    }
+
+    #[test]
+    fn parse_when_whole_then_every_section_is_read() {
+        let text = "admin_socket = \"/a/admin.sock\"\nlog = \"debug\"\n\
+            [[listener]]\npath = \"/a/b.sock\"\nmode = 0o660\n[[listener]]\npath = \"/c/d.sock\"\n\
+            [caps.node]\nfds = 100\n[caps.client]\nopen_leases = 5\n[limits]\nmax_slots = 16\n";
+        let file = ConfigFile::parse(text).unwrap();
+        assert_eq!(file.listener.len(), 2);
+        assert_eq!(file.listener[0].mode, Some(0o660));
+        assert_eq!(file.caps.node.fds, Some(100));
+        assert_eq!(file.caps.client.open_leases, Some(5));
+        assert_eq!(file.limits.max_slots, Some(16));
+    }
+
+    #[test]
+    fn from_set_flags_when_repeated_then_the_last_wins_and_a_bad_key_is_named() {
+        let set = |flags: &[&str]| {
+            ConfigFile::from_set_flags(&flags.iter().map(|f| (*f).to_owned()).collect::<Vec<_>>())
+        };
+        let file = set(&["limits.max_slots=1", "caps.node.fds=7", "limits.max_slots=2"]).unwrap();
+        assert_eq!((file.limits.max_slots, file.caps.node.fds), (Some(2), Some(7)));
+        let error = set(&["limits.max_slot=1"]).unwrap_err().to_string();
+        assert!(error.contains("--set limits.max_slot=1: unknown field `max_slot`"), "{error}");
+    }
+}

@@ -1,0 +1,214 @@
+//! Caps and limits: what is set, and for the rest sound defaults from the fd table (RLIMIT_NOFILE), each with its reason. Must never
+//! give out more places than the table has.
+
+use crate::cli::Args;
+use crate::config::{CapsSection, ConfigError, ConfigFile, LimitsSection};
+use crate::limits::{MAX_TABLE_FDS, MIN_CORE_FDS, own_fds};
+use crate::settings::{Environment, Host, Mode};
+use crate::sources::{Lines, NONE, Sources, first};
+use fdbroker_core::{Caps, Config};
+
+/// The fd table: its size, and what of it the core may plan with.
+#[derive(Clone, Copy)]
+pub(crate) struct Table {
+    pub fds: u64,
+    pub core_fds: u64,
+}
+
+/// Everything set by whatever source.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    pub args: &'a Args,
+    pub environment: &'a Environment,
+    /// From `--set`.
+    pub set: &'a ConfigFile,
+    pub file: &'a ConfigFile,
+}
+
+impl Given<'_> {
+    /// A key of `[limits]`.
+    pub fn limit<T: Copy>(&self, field: impl Fn(&LimitsSection) -> Option<T>) -> Sources<T> {
+        Sources::of(field(&self.set.limits), field(&self.file.limits))
+    }
+
+    fn cap(
+        &self,
+        section: impl Fn(&ConfigFile) -> &CapsSection,
+        field: impl Fn(&CapsSection) -> Option<u64>,
+    ) -> Sources<u64> {
+        Sources::of(field(section(self.set)), field(section(self.file)))
+    }
+}
+
+/// The size of the fd table.
+pub(crate) fn resolve_table(
+    given: Given<'_>,
+    host: &Host,
+    listeners: usize,
+    lines: &mut Lines,
+) -> Result<Table, ConfigError> {
+    let wanted = Sources {
+        flag: given.args.table_fds,
+        environment: given.environment.parse("FDBROKER_TABLE_FDS", "a number of fds")?,
+        ..given.limit(|limits| limits.table_fds)
+    };
+    let (wanted, origin) = first(wanted, MAX_TABLE_FDS);
+    let fds = wanted.min(host.hard_fds).min(MAX_TABLE_FDS);
+    let origin = match fds < wanted {
+        true if fds == host.hard_fds => "hard RLIMIT_NOFILE",
+        true => "largest possible",
+        false => origin,
+    };
+    lines.push("limits.table_fds", &fds, origin);
+    let own = own_fds(host.open_fds, listeners);
+    let needed = own + MIN_CORE_FDS;
+    if fds < needed {
+        let problem = format!(
+            "{fds} fds are too few: {own} are the broker's own, and {MIN_CORE_FDS} are the least to serve with"
+        );
+        let remedy = format!(
+            "allow at least {needed}, by `ulimit -Hn`, LimitNOFILE= of the unit, or this key"
+        );
+        return Err(ConfigError::value("limits.table_fds", problem, remedy));
+    }
+    Ok(Table { fds, core_fds: fds - own })
+}
+
+/// The core's configuration.
+pub(crate) fn resolve_core(
+    given: Given<'_>,
+    mode: Mode,
+    table: Table,
+    lines: &mut Lines,
+) -> Result<Config, ConfigError> {
+    // A client takes 4 places: a quarter of the table at most goes to connections.
+    let clients = u32::try_from((table.core_fds / 16).clamp(8, 4096)).expect("at most 4096");
+    let max_clients = lines.pick("limits.max_clients", given.limit(|it| it.max_clients), clients);
+    // More domains than clients are in use only by what gone clients have left.
+    let domains = max_clients.saturating_add(64);
+    let max_domains = lines.pick("limits.max_domains", given.limit(|it| it.max_domains), domains);
+    // One per thread of a big rank.
+    let parked = given.limit(|it| it.max_parked_per_client);
+    let max_parked_per_client = lines.pick("limits.max_parked_per_client", parked, 64);
+    // A refused fd is a mistake or an attack: enough for mistakes.
+    let refused = given.limit(|it| it.max_refused_per_domain);
+    let max_refused_per_domain = lines.pick("limits.max_refused_per_domain", refused, 64);
+    // 4 MiB of generation page when all are used; the file is sparse.
+    let max_slots = lines.pick("limits.max_slots", given.limit(|it| it.max_slots), 1 << 20);
+
+    let node_fds = Sources {
+        flag: given.args.max_fds,
+        environment: given.environment.parse("FDBROKER_MAX_FDS", "a number of fds")?,
+        ..given.cap(|it| &it.caps.node, |it| it.fds)
+    };
+    let node_fds_value = first(node_fds, table.fds).0;
+    // One in a thousand per client: a lone register takes one round trip, and a thousand clients still fit.
+    let base = u32::try_from((node_fds_value / 1024).clamp(1, 16)).expect("at most 16");
+    let base_credits = lines.pick("limits.base_credits", given.limit(|it| it.base_credits), base);
+    // One full message.
+    let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 253);
+    // An export under load takes milliseconds; an owner in a debugger takes for ever.
+    let recall = given.limit(|it| it.recall_timeout_ms);
+    let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
+
+    let whole = Whole { mode, node_fds: table.fds, max_slots };
+    let node = resolve_caps("node", node_fds, given, |it| &it.caps.node, whole.node(), lines);
+    let whole = Whole { node_fds: node.fds, ..whole };
+    let domain_fds = given.cap(|it| &it.caps.domain, |it| it.fds);
+    let domain =
+        resolve_caps("domain", domain_fds, given, |it| &it.caps.domain, whole.domain(), lines);
+    let client_fds = given.cap(|it| &it.caps.client, |it| it.fds);
+    let client =
+        resolve_caps("client", client_fds, given, |it| &it.caps.client, whole.client(), lines);
+    Ok(Config {
+        node,
+        domain,
+        client,
+        table_fds: table.core_fds,
+        max_clients,
+        max_domains,
+        max_parked_per_client,
+        max_refused_per_domain,
+        max_slots,
+        first_generation: 1,
+        base_credits,
+        max_credits,
+        recall_timeout_us: recall_timeout_ms.saturating_mul(1000),
+    })
+}
+
+/// What the default caps are derived from.
+#[derive(Clone, Copy)]
+struct Whole {
+    mode: Mode,
+    node_fds: u64,
+    max_slots: u32,
+}
+
+impl Whole {
+    /// The node: fds as far as the table goes; leases as far as memory goes (64 bytes each, 512 MiB).
+    fn node(&self) -> Caps {
+        Caps {
+            fds: self.node_fds,
+            mapped_leases: u64::from(self.max_slots) * 8,
+            allocations: self.max_slots.into(),
+            ..Caps::NONE
+        }
+    }
+
+    /// A domain: 7/8 of the node, so that another user always finds room. A private broker has one user.
+    fn domain(&self) -> Caps {
+        match self.mode {
+            Mode::Private => Caps::NONE,
+            Mode::Service => map_bounded(self.node(), |cap| cap - cap / 8),
+        }
+    }
+
+    /// A client: half of the node.
+    fn client(&self) -> Caps {
+        match self.mode {
+            Mode::Private => Caps::NONE,
+            Mode::Service => map_bounded(self.node(), |cap| cap - cap / 2),
+        }
+    }
+}
+
+fn map_bounded(caps: Caps, f: impl Fn(u64) -> u64) -> Caps {
+    let map = |cap: u64| if cap == u64::MAX { cap } else { f(cap) };
+    Caps {
+        fds: map(caps.fds),
+        held_fds: map(caps.held_fds),
+        held_bytes: map(caps.held_bytes),
+        open_leases: map(caps.open_leases),
+        mapped_leases: map(caps.mapped_leases),
+        allocations: map(caps.allocations),
+    }
+}
+
+fn resolve_caps(
+    scope: &str,
+    fds: Sources<u64>,
+    given: Given<'_>,
+    section: impl Fn(&ConfigFile) -> &CapsSection + Copy,
+    default: Caps,
+    lines: &mut Lines,
+) -> Caps {
+    let mut pick = |key: &str, sources: Sources<u64>, default: u64| {
+        let (value, origin) = first(sources, default);
+        let key = format!("caps.{scope}.{key}");
+        match value {
+            u64::MAX => lines.push(&key, &NONE, origin),
+            value => lines.push(&key, &value, origin),
+        }
+        value
+    };
+    let cap = |field: fn(&CapsSection) -> Option<u64>| given.cap(section, field);
+    Caps {
+        fds: pick("fds", fds, default.fds),
+        held_fds: pick("held_fds", cap(|it| it.held_fds), default.held_fds),
+        held_bytes: pick("held_bytes", cap(|it| it.held_bytes), default.held_bytes),
+        open_leases: pick("open_leases", cap(|it| it.open_leases), default.open_leases),
+        mapped_leases: pick("mapped_leases", cap(|it| it.mapped_leases), default.mapped_leases),
+        allocations: pick("allocations", cap(|it| it.allocations), default.allocations),
+    }
+}

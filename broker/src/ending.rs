@@ -1,0 +1,107 @@
+//! Ends connections and the daemon. Must never close a socket on the loop in which a client's fds may lie unread: their close may
+//! block for ever.
+
+use crate::connection::{Phase, Unread, index};
+use crate::server::Server;
+use fdbroker_core::ClientId;
+use fdbroker_protocol::message::GoingAway;
+use fdbroker_protocol::{Kind, Status};
+use fdbroker_scm::RecvError;
+use mio::unix::SourceFd;
+use nix::sys::socket::{Shutdown, shutdown};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// Messages read from a socket that is to be closed, in search of its end; with more in it, it goes to the refused closer.
+const MESSAGES_TO_END: usize = 16;
+
+impl Server {
+    /// The client's process or socket has ended, or it is to end at once.
+    pub(crate) fn lose(&mut self, client: ClientId) {
+        self.end_connection(client);
+        self.settle_queues();
+    }
+
+    /// Ends a connection and says why, if the client has been told nothing yet.
+    pub(crate) fn disconnect(&mut self, client: ClientId, status: Status) {
+        self.end_with(client, status);
+        self.settle_queues();
+    }
+
+    /// The same while effects are applied: the core hears of it afterwards.
+    pub(crate) fn end_with(&mut self, client: ClientId, status: Status) {
+        let Some(connection) = self.connections.get(index(client)) else { return };
+        log::debug!("disconnecting client {} (pid {}): {status}", client.0, connection.pid);
+        if let (Phase::Silent, Some(socket)) = (connection.phase, connection.socket()) {
+            // Best effort: it is leaving.
+            let _ = fdbroker_scm::send(socket, self.writer.failed(0, status), &[]);
+        }
+        self.end_connection(client);
+    }
+
+    /// Takes the connection's sockets away; its record stays until the core has forgotten the client.
+    pub(crate) fn end_connection(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        if connection.phase == Phase::Gone {
+            return;
+        }
+        connection.phase = Phase::Gone;
+        let uid = connection.domain.uid;
+        let sockets = [connection.socket.take(), connection.event.take()];
+        self.retiring.extend(sockets.into_iter().flatten().map(|socket| (socket, uid)));
+        connection.pidfd = None;
+        connection.hello_reply = None;
+        connection.pending.clear();
+        connection.pending_event = None;
+        connection.blocked = None;
+        connection.is_main_ready = false;
+        connection.is_event_ready = false;
+        self.in_flight_fds -= std::mem::take::<Unread>(&mut connection.unread).fds;
+        self.gone.push(client);
+    }
+
+    /// Closes the sockets of ended connections: here when nothing is left in them, else where it may take its time.
+    pub(crate) fn retire_sockets(&mut self) {
+        while let Some((socket, uid)) = self.retiring.pop() {
+            // From here on the peer can add nothing.
+            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+            if !self.read_to_end(&socket, uid) {
+                let fd = socket.as_raw_fd();
+                let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
+                self.fds.refuse(socket, uid);
+            }
+        }
+    }
+
+    /// Whether the socket is empty now; what was in it is in the refused closer.
+    fn read_to_end(&mut self, socket: &OwnedFd, uid: u32) -> bool {
+        for _ in 0..MESSAGES_TO_END {
+            let result =
+                fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received);
+            if !self.received.is_empty() {
+                // There may be more in it than the table has room for: the rest goes with the socket.
+                self.fds.begin_message(&mut self.received, uid);
+                self.fds.refuse_rest(uid);
+                return false;
+            }
+            match result {
+                Ok(_) | Err(RecvError::EmptyMessage) => {}
+                Err(RecvError::Eof) => return true,
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Tells every client that the broker ends. Best effort: their next call finds out anyway.
+    pub(crate) fn say_goodbye(&mut self) {
+        let body = GoingAway { reason: 1.into(), reserved: 0.into() };
+        self.writer.start(Kind::GoingAway, 0).push(&body);
+        let bytes = self.writer.finish(0, 0);
+        for (_, connection) in &self.connections {
+            if let Some(event) = connection.event() {
+                let _ = fdbroker_scm::send(event, bytes, &[]);
+            }
+        }
+        self.fds.flush();
+    }
+}

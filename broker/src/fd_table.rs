@@ -1,0 +1,183 @@
+//! The sole owner of every fd that clients deposited: those held, by slot, and those of the message at hand. Must never
+//! close one on the calling thread, nor let one leave but to a closer.
+
+use crate::closers::{Closers, Report};
+use crate::kernel;
+use crate::limits::{ARRIVED_CLOSINGS_PER_UID, REFUSED_FDS_PER_UID};
+use fdbroker_core::{Lane, Ticket};
+use fdbroker_protocol::MemoryKind;
+use fdbroker_scm::ReceivedFds;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
+pub const NOBODY: u32 = u32::MAX;
+
+/// Fds of one uid in the closers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Closing {
+    /// Those that came with a message and were not kept.
+    arrived: u32,
+    /// Those that the core does not know of.
+    refused: u32,
+}
+
+/// See the module. Memory: 5 bytes per slot up to the highest in use.
+pub struct FdTable {
+    held: Vec<Option<OwnedFd>>,
+    kinds: Vec<Option<MemoryKind>>,
+    arrived: Vec<Option<OwnedFd>>,
+    closers: Closers,
+    /// Fds that came from a uid and are in the closers; no entry = none.
+    closing: HashMap<u32, Closing>,
+    /// Of the message at hand.
+    uid: u32,
+}
+
+impl FdTable {
+    /// An empty table for slots below `max_slots`.
+    pub fn new(max_slots: u32, closers: Closers) -> Self {
+        // Reserved but not touched: growing later would copy megabytes on the loop.
+        FdTable {
+            held: Vec::with_capacity(max_slots as usize),
+            kinds: Vec::with_capacity(max_slots as usize),
+            arrived: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
+            closers,
+            closing: HashMap::new(),
+            uid: NOBODY,
+        }
+    }
+
+    /// Takes over the fds of a message from a client of `uid`; [`refuse_rest`](Self::refuse_rest) ends the message.
+    pub fn begin_message(&mut self, received: &mut ReceivedFds, uid: u32) {
+        debug_assert!(self.arrived.is_empty(), "the message before has ended");
+        self.uid = uid;
+        self.arrived.extend(received.drain().map(Some));
+    }
+
+    /// Fds of the message at hand.
+    pub fn arrived_count(&self) -> usize {
+        self.arrived.len()
+    }
+
+    /// The fd at `index` of the message at hand, if nothing has taken it.
+    pub fn arrived(&self, index: usize) -> Option<BorrowedFd<'_>> {
+        self.arrived.get(index)?.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Makes the fd at `index` of the message at hand the fd of `slot`. `false`: the core named what is not there.
+    #[must_use]
+    pub fn store_arrived(&mut self, index: u16, slot: u32, kind: MemoryKind) -> bool {
+        let Some(fd) = self.take_arrived(index) else { return false };
+        let slot = slot as usize;
+        if self.held.len() <= slot {
+            self.held.resize_with(slot + 1, || None);
+            self.kinds.resize(slot + 1, None);
+        }
+        self.kinds[slot] = Some(kind);
+        match self.held[slot].replace(fd) {
+            None => true,
+            Some(former) => {
+                // Never closed here, whatever went wrong.
+                self.closers.close(former, Lane::Accepted, Report::Refused(NOBODY));
+                false
+            }
+        }
+    }
+
+    /// Gives the fd at `index` of the message at hand to a closer. `false`: it is not there.
+    #[must_use]
+    pub fn close_arrived(&mut self, index: u16, ticket: Ticket, lane: Lane) -> bool {
+        let Some(fd) = self.take_arrived(index) else { return false };
+        self.closers.close(fd, lane, Report::Arrived(ticket, self.uid));
+        self.closing.entry(self.uid).or_default().arrived += 1;
+        true
+    }
+
+    /// Gives the fd of `slot` to the closer of accepted fds. `false`: it is not there.
+    #[must_use]
+    pub fn close_held(&mut self, slot: u32, ticket: Ticket) -> bool {
+        let Some(fd) = self.held.get_mut(slot as usize).and_then(Option::take) else {
+            return false;
+        };
+        self.closers.close(fd, Lane::Accepted, Report::Held(ticket));
+        true
+    }
+
+    /// The fd of `slot`, while it is held.
+    pub fn held(&self, slot: u32) -> Option<BorrowedFd<'_>> {
+        self.held.get(slot as usize)?.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The inode of the fd of `slot`, 0 while none is held.
+    pub fn inode(&self, slot: u32) -> u64 {
+        self.held(slot).and_then(|fd| kernel::stat(fd).ok()).map_or(0, |stat| stat.inode)
+    }
+
+    /// The memory kind of the last fd that `slot` had.
+    pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
+        self.kinds.get(slot as usize).copied().flatten()
+    }
+
+    /// Ends the message at hand: what nothing has claimed goes to the refused closer, counted against `uid`.
+    pub fn refuse_rest(&mut self, uid: u32) {
+        for fd in self.arrived.drain(..).flatten() {
+            self.closers.close(fd, Lane::Refused, Report::Refused(uid));
+            self.closing.entry(uid).or_default().refused += 1;
+        }
+    }
+
+    /// Gives away a socket in which fds may lie unread: their close may hang as well.
+    pub fn refuse(&mut self, fd: OwnedFd, uid: u32) {
+        self.closing.entry(uid).or_default().refused += 1;
+        self.closers.close(fd, Lane::Refused, Report::Refused(uid));
+    }
+
+    /// Whether `uid` has as many refused fds not yet closed as one may have.
+    pub fn is_refusing(&self, uid: u32) -> bool {
+        uid != NOBODY && self.closing_of(uid).refused >= REFUSED_FDS_PER_UID
+    }
+
+    /// Whether `uid` sends fds faster than they can be closed: its messages wait.
+    pub fn is_closing_many(&self, uid: u32) -> bool {
+        self.closing_of(uid).arrived >= ARRIVED_CLOSINGS_PER_UID
+    }
+
+    fn closing_of(&self, uid: u32) -> Closing {
+        // Nearly always empty: then nothing is hashed.
+        match self.closing.is_empty() {
+            true => Closing::default(),
+            false => self.closing.get(&uid).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Counts an fd that has been closed.
+    pub fn note_closed(&mut self, report: Report) {
+        let uid = match report {
+            Report::Held(_) => return,
+            Report::Arrived(_, uid) | Report::Refused(uid) => uid,
+        };
+        let Some(closing) = self.closing.get_mut(&uid) else { return };
+        match report {
+            Report::Refused(_) => closing.refused = closing.refused.saturating_sub(1),
+            _ => closing.arrived = closing.arrived.saturating_sub(1),
+        }
+        if closing.refused == 0 && closing.arrived == 0 {
+            self.closing.remove(&uid);
+        }
+    }
+
+    /// Hands what is to be closed to the closers.
+    pub fn flush(&mut self) {
+        self.closers.flush();
+    }
+
+    /// Moves what has been closed to `closed`.
+    pub fn take_reports(&self, closed: &mut Vec<Report>) {
+        self.closers.take_reports(closed);
+    }
+
+    fn take_arrived(&mut self, index: u16) -> Option<OwnedFd> {
+        self.arrived.get_mut(usize::from(index))?.take()
+    }
+}

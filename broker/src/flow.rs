@@ -1,0 +1,345 @@
+//! Bounds on what clients leave unread: messages with fds per client, fds in flight to all, replies and events that a full socket did not
+//! take. A client that does not read is served no further; that is a state to wait out. Must never queue without a bound.
+
+use crate::connection::{Blocked, Connection, Unread, index};
+use crate::limits::{EVENTS_PER_TURN, IN_FLIGHT_SWEEP, PENDING_REPLIES_BESIDE_PARKED};
+use crate::replies;
+use crate::server::{Server, watch};
+use crate::tokens::Source;
+use fdbroker_core::{ClientId, Now};
+use fdbroker_protocol::ErrorCode;
+use fdbroker_scm::SendError;
+use slab::Slab;
+use std::os::fd::AsFd;
+
+/// What became of a message without fds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// The kernel has it, or nobody is there to have it.
+    Done,
+    /// The socket is full: it is kept.
+    Kept,
+    /// Nobody will read it.
+    PeerGone,
+}
+
+/// Sends a message without fds to a client's main socket.
+pub(crate) fn send_to(
+    connections: &mut Slab<Connection>,
+    client: ClientId,
+    bytes: &[u8],
+) -> Sent {
+    connections
+        .get_mut(index(client))
+        .map_or(Sent::Done, |connection| send_or_keep(connection, bytes))
+}
+
+/// The same, the connection at hand. Behind what is kept already, so that replies stay in order.
+pub(crate) fn send_or_keep(connection: &mut Connection, bytes: &[u8]) -> Sent {
+    let Some(socket) = connection.socket.as_ref() else { return Sent::Done };
+    if connection.pending.is_empty() {
+        match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+            Ok(()) => return Sent::Done,
+            Err(SendError::WouldBlock) => {}
+            Err(error) => {
+                log::debug!("a reply was not sent: {error}");
+                return Sent::PeerGone;
+            }
+        }
+    }
+    connection.pending.push_back(bytes.to_vec());
+    Sent::Kept
+}
+
+impl Server {
+    /// What follows from the outcome of a send.
+    pub(crate) fn after_send(&mut self, client: ClientId, sent: Sent) {
+        match sent {
+            Sent::Done => {}
+            Sent::PeerGone => self.end_connection(client),
+            Sent::Kept => {
+                let most = self.settings.core.max_parked_per_client as usize
+                    + PENDING_REPLIES_BESIDE_PARKED;
+                let kept = self.connections.get(index(client)).map_or(0, |it| it.pending.len());
+                match kept > most {
+                    true => self.end_with(client, ErrorCode::Protocol.into()),
+                    false => self.block(client, Blocked::Unread),
+                }
+            }
+        }
+    }
+
+    /// Whether requests of the client may be read: it must have room for what they will bring. If not, it is blocked.
+    pub(crate) fn may_read(&mut self, client: ClientId) -> bool {
+        if self.has_room(client) {
+            return true;
+        }
+        self.block(client, Blocked::Unread);
+        self.settle_queues();
+        false
+    }
+
+    /// Whether a message with `fds` fds may be sent to the client now; if not, it is blocked.
+    pub(crate) fn may_send_fds(&mut self, client: ClientId, fds: usize) -> Result<(), ()> {
+        let Some(connection) = self.connections.get(index(client)) else { return Ok(()) };
+        if connection.blocked.is_some() {
+            return Err(());
+        }
+        if !self.has_room(client) {
+            self.block(client, Blocked::Unread);
+            return Err(());
+        }
+        if self.is_in_flight_full(fds) {
+            self.refresh_in_flight();
+            if self.is_in_flight_full(fds) {
+                self.block(client, Blocked::InFlight);
+                return Err(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the client may be sent another message with fds. Asks the kernel only when the count says no.
+    fn has_room(&mut self, client: ClientId) -> bool {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return true };
+        connection.unread.has_room() || {
+            let read = forget_if_read(connection);
+            self.in_flight_fds -= read;
+            connection.unread == Unread::default()
+        }
+    }
+
+    fn is_in_flight_full(&self, fds: usize) -> bool {
+        // One message must always be possible, however small the limit.
+        self.in_flight_fds > 0 && self.in_flight_fds + fds as u64 > self.max_in_flight_fds
+    }
+
+    /// Counts anew what is in flight, at most once per wake.
+    fn refresh_in_flight(&mut self) {
+        if self.last_refresh == Some(self.now) {
+            return;
+        }
+        self.last_refresh = Some(self.now);
+        for (_, connection) in &mut self.connections {
+            if connection.unread.fds > 0 {
+                self.in_flight_fds -= forget_if_read(connection);
+            }
+        }
+    }
+
+    /// Stops serving a client's requests until it has read, or others have.
+    pub(crate) fn block(&mut self, client: ClientId, why: Blocked) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket.as_ref() else { return };
+        let former = connection.blocked;
+        if former.is_none() {
+            self.sendable.push((client, false));
+            // A socket that is writable already is reported again by this, so nothing is missed between the check and now.
+            if let Err(error) = watch(&self.poll, socket.as_fd(), Source::Main(index(client)), true)
+            {
+                log::error!("cannot watch client {}: {error}", client.0);
+                return self.end_with(client, ErrorCode::Internal.into());
+            }
+        }
+        if why == Blocked::InFlight && former != Some(Blocked::InFlight) {
+            self.waiting_in_flight.push(client);
+            let due = after_sweep(self.now);
+            self.next_sweep = Some(self.next_sweep.map_or(due, |former| former.min(due)));
+        }
+        if former != Some(Blocked::InFlight) {
+            self.connections[index(client)].blocked = Some(why);
+        }
+    }
+
+    /// Tries to go on with a blocked client: sends what is kept, and serves it again if it has read.
+    pub(crate) fn retry(&mut self, client: ClientId) {
+        if !self.flush_pending(client) {
+            return self.settle_queues();
+        }
+        if !self.has_room(client) {
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket.as_ref() else { return };
+        if connection.blocked == Some(Blocked::InFlight)
+            && self.in_flight_fds >= self.max_in_flight_fds
+        {
+            return;
+        }
+        if let Err(error) = watch(&self.poll, socket.as_fd(), Source::Main(index(client)), false) {
+            log::error!("cannot watch client {}: {error}", client.0);
+            return self.disconnect(client, ErrorCode::Internal.into());
+        }
+        connection.blocked = None;
+        self.sendable.push((client, true));
+        self.enqueue(client);
+        self.settle_queues();
+    }
+
+    /// Sends what was kept. `false`: not all of it, or the client is lost.
+    fn flush_pending(&mut self, client: ClientId) -> bool {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return false };
+        if connection.hello_reply.is_some() {
+            self.send_hello_reply(client);
+        }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return false };
+        if connection.hello_reply.is_some() {
+            return false;
+        }
+        while let Some(bytes) = connection.pending.front() {
+            let Some(socket) = connection.socket.as_ref() else { return false };
+            match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+                Ok(()) => drop(connection.pending.pop_front()),
+                Err(SendError::WouldBlock) => return false,
+                Err(_) => {
+                    self.end_connection(client);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Looks whether fds in flight have been read, when somebody waits for that and its time has come.
+    pub(crate) fn sweep_in_flight(&mut self) {
+        if self.next_sweep.is_none_or(|due| due > self.now) {
+            return;
+        }
+        self.next_sweep = None;
+        self.refresh_in_flight();
+        let waiting = std::mem::take(&mut self.waiting_in_flight);
+        for client in waiting {
+            let is_waiting = |server: &Self| {
+                let connection = server.connections.get(index(client));
+                connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight))
+            };
+            if is_waiting(self) && !self.waiting_in_flight.contains(&client) {
+                self.retry(client);
+                if is_waiting(self) && !self.waiting_in_flight.contains(&client) {
+                    self.waiting_in_flight.push(client);
+                }
+            }
+        }
+        if !self.waiting_in_flight.is_empty() {
+            self.next_sweep = Some(after_sweep(self.now));
+        }
+    }
+
+    /// Answers hello, or keeps the answer until it can be sent.
+    pub(crate) fn send_hello_reply(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket.as_ref() else { return };
+        let Some(reply) = connection.hello_reply.take() else { return };
+        let bytes = replies::write_hello_reply(
+            &mut self.writer,
+            &self.identity,
+            &self.page,
+            &self.settings.core,
+            client.0,
+            reply.request,
+            reply.deposit_credits,
+        );
+        let fds = [reply.client_end.as_fd(), self.page.reader()];
+        match fdbroker_scm::send_grant(socket.as_fd(), bytes, &fds) {
+            Ok(()) => {
+                connection.unread.add(fds.len());
+                self.in_flight_fds += fds.len() as u64;
+            }
+            Err(SendError::WouldBlock | SendError::TooManyRefs) => {
+                connection.hello_reply = Some(reply);
+                self.block(client, Blocked::InFlight);
+            }
+            Err(_) => self.end_connection(client),
+        }
+    }
+
+    /// The core has events for the client.
+    pub(crate) fn note_events(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        connection.has_events = true;
+        if !std::mem::replace(&mut connection.is_event_queued, true) {
+            self.eventful.push_back(client);
+        }
+    }
+
+    /// Sends the events of each client that has some, one turn each.
+    pub(crate) fn send_events(&mut self) {
+        for _ in 0..self.eventful.len() {
+            let Some(client) = self.eventful.pop_front() else { break };
+            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
+            connection.is_event_queued = false;
+            self.send_events_to(client);
+            let Some(connection) = self.connections.get(index(client)) else { continue };
+            if connection.has_events && connection.pending_event.is_none() {
+                self.note_events(client);
+            }
+        }
+        self.settle_queues();
+    }
+
+    fn send_events_to(&mut self, client: ClientId) {
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(connection) = self.connections.get_mut(index(client)) else { return };
+            let Some(socket) = connection.event.as_ref() else {
+                connection.has_events = false;
+                return;
+            };
+            if connection.pending_event.is_some() {
+                return;
+            }
+            let Some(events) = self.core.take_events(client) else {
+                connection.has_events = false;
+                return;
+            };
+            let bytes = replies::write_events(&mut self.writer, &events);
+            match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+                Ok(()) => {}
+                Err(SendError::WouldBlock) => {
+                    let source = Source::Event(index(client));
+                    let watched = watch(&self.poll, socket.as_fd(), source, true);
+                    connection.pending_event = Some(bytes.to_vec());
+                    if let Err(error) = watched {
+                        log::error!("cannot watch client {}: {error}", client.0);
+                        self.end_with(client, ErrorCode::Internal.into());
+                    }
+                    return;
+                }
+                Err(_) => return self.end_connection(client),
+            }
+        }
+    }
+
+    /// The event socket takes messages again.
+    pub(crate) fn flush_event(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.event.as_ref() else { return };
+        let Some(bytes) = connection.pending_event.take() else { return };
+        match fdbroker_scm::send(socket.as_fd(), &bytes, &[]) {
+            Ok(()) => {
+                let source = Source::Event(index(client));
+                if let Err(error) = watch(&self.poll, socket.as_fd(), source, false) {
+                    log::error!("cannot watch client {}: {error}", client.0);
+                    return self.disconnect(client, ErrorCode::Internal.into());
+                }
+                if connection.has_events {
+                    self.note_events(client);
+                }
+            }
+            Err(SendError::WouldBlock) => connection.pending_event = Some(bytes),
+            Err(_) => self.lose(client),
+        }
+    }
+}
+
+/// Sets the count to 0 if the kernel says that all has been read; returns the fds that it was.
+fn forget_if_read(connection: &mut Connection) -> u64 {
+    let Some(socket) = connection.socket.as_ref() else { return 0 };
+    match fdbroker_scm::unread_bytes(socket.as_fd()) {
+        Ok(0) => std::mem::take(&mut connection.unread).fds,
+        _ => 0,
+    }
+}
+
+fn after_sweep(now: Now) -> Now {
+    Now(now.0 + u64::try_from(IN_FLIGHT_SWEEP.as_micros()).unwrap_or(u64::MAX / 2))
+}

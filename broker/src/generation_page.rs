@@ -1,0 +1,343 @@
+//! The generation page and the node key beside it: the broker's side of the page that clients map read-only. Must never let a
+//! generation be given out twice, nor show a slot as live before the rest of the page is true.
+
+use crate::kernel::{self, RobustListHead};
+use crate::limits::THREAD_STACK_BYTES;
+use fdbroker_protocol::NodeKey;
+use fdbroker_protocol::page::{
+    LIVENESS_OFFSET, PAGE_HEADER_BYTES, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset,
+    page_bytes,
+};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::mem::offset_of;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+/// Name of the page in the administrator's directory.
+pub const PAGE_NAME: &str = "generations";
+/// Name of the key in the administrator's directory.
+pub const KEY_NAME: &str = "node.key";
+
+/// A file of the administrator's directory cannot be made or read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot prepare {path}: {source}; check the space and the owner of its directory")]
+pub struct PageError {
+    /// Of the file.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+/// The page, mapped for writing; the only way to write it.
+#[derive(Debug)]
+pub struct GenerationPage {
+    map: Map,
+    reader: OwnedFd,
+    incarnation: u64,
+    first_generation: u32,
+    liveness: Option<LivenessThread>,
+}
+
+/// Opens key and page in `directory`, or makes both anew when either is missing or of another layout. No other broker uses them: the caller
+/// holds the directory's lock.
+///
+/// # Errors
+/// See [`PageError`].
+pub fn open(directory: &Path, max_slots: u32) -> Result<(NodeKey, GenerationPage), PageError> {
+    let key_path = directory.join(KEY_NAME);
+    let page_path = directory.join(PAGE_NAME);
+    let of = |path: &PathBuf| {
+        let path = path.clone();
+        move |source| PageError { path, source }
+    };
+    let former = read_key(&key_path).zip(FormerPage::open(&page_path));
+    let (key, high) = match former {
+        Some((key, page)) if page.high < u32::MAX => {
+            if page.slots == max_slots {
+                let page = page.reuse(&page_path).map_err(of(&page_path))?;
+                return Ok((key, page));
+            }
+            // Another number of slots: a new page under the old key, above the old generations.
+            (key, page.high)
+        }
+        _ => (make_key(&key_path).map_err(of(&key_path))?, 0),
+    };
+    let page = GenerationPage::create(&page_path, max_slots, high).map_err(of(&page_path))?;
+    Ok((key, page))
+}
+
+impl GenerationPage {
+    fn create(path: &Path, slots: u32, high: u32) -> io::Result<Self> {
+        // Made aside and renamed: a client that still maps an older page must not see it change or shrink.
+        let aside = path.with_extension("new");
+        let file = create_aside(&aside)?;
+        file.set_len(page_bytes(slots) as u64)?;
+        let map = Map::new(&file, slots)?;
+        let header = map.header_ptr();
+        // SAFETY: the header lies within the map, which nobody else has yet.
+        unsafe {
+            (&raw mut (*header).magic).write(PAGE_MAGIC);
+            (&raw mut (*header).version).write(PAGE_VERSION);
+            (&raw mut (*header).slots).write(slots);
+        }
+        std::fs::rename(&aside, path)?;
+        Self::new(map, path, high)
+    }
+
+    fn new(map: Map, path: &Path, high: u32) -> io::Result<Self> {
+        let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
+        // SAFETY: the header lies within the map; no client of this broker can have mapped it yet, and one of an earlier broker reads
+        // this word only after a hello.
+        unsafe { (&raw mut (*map.header_ptr()).incarnation).write_volatile(incarnation) };
+        map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
+        let reader = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?.into();
+        Ok(GenerationPage {
+            map,
+            reader,
+            incarnation,
+            first_generation: high + 1,
+            liveness: None,
+        })
+    }
+
+    /// Shows the broker as alive, from now until this process ends, however it ends. Starts a thread.
+    ///
+    /// # Errors
+    /// Those of starting a thread and of set_robust_list(2).
+    pub fn show_alive(&mut self) -> io::Result<()> {
+        self.liveness = Some(LivenessThread::start(&self.map)?);
+        Ok(())
+    }
+
+    /// Writes the live generation of `slot`, 0 = none. `false`: there is no such slot.
+    #[must_use]
+    pub fn publish(&self, slot: u32, generation: u32) -> bool {
+        if slot >= self.map.slots {
+            return false;
+        }
+        let high = self.map.word(offset_of!(PageHeader, generation_high));
+        // One writer: no need for a read-modify-write. Before the slot, so that a crash between the two forgets nothing.
+        if generation > high.load(Ordering::Relaxed) {
+            high.store(generation, Ordering::Release);
+        }
+        self.map.word(generation_offset(slot)).store(generation, Ordering::Release);
+        true
+    }
+
+    /// The page as clients get it: an fd that can only be read.
+    pub fn reader(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+
+    /// Random per start.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Above every generation ever given out on this page.
+    pub fn first_generation(&self) -> u32 {
+        self.first_generation
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> u32 {
+        self.map.slots
+    }
+}
+
+impl Drop for GenerationPage {
+    fn drop(&mut self) {
+        // Before the map goes.
+        self.liveness.take();
+    }
+}
+
+/// A page that an earlier broker left, checked.
+struct FormerPage {
+    file: File,
+    slots: u32,
+    high: u32,
+}
+
+impl FormerPage {
+    fn open(path: &Path) -> Option<Self> {
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+            .ok()?;
+        let mut header = [0; size_of::<PageHeader>()];
+        file.read_exact(&mut header).ok()?;
+        let u32_at = |offset: usize| -> u32 {
+            let bytes = header[offset..offset + 4].try_into().expect("4 bytes of a longer array");
+            u32::from_ne_bytes(bytes)
+        };
+        let magic = header[..8].try_into().map(u64::from_ne_bytes).expect("8 bytes");
+        let slots = u32_at(offset_of!(PageHeader, slots));
+        let high = u32_at(offset_of!(PageHeader, generation_high));
+        let found = file.metadata().ok()?;
+        let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
+        let is_page = magic == PAGE_MAGIC
+            && u32_at(offset_of!(PageHeader, version)) == PAGE_VERSION
+            && found.len() == page_bytes(slots) as u64;
+        (is_ours && is_page).then_some(FormerPage { file, slots, high })
+    }
+
+    /// Ends every slot, then makes the page this broker's.
+    fn reuse(self, path: &Path) -> io::Result<GenerationPage> {
+        let map = Map::new(&self.file, self.slots)?;
+        let length = i64::from(self.slots) * 4;
+        let start = PAGE_HEADER_BYTES as i64;
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if length > 0 && fallocate(&self.file, flags, start, length).is_err() {
+            for slot in 0..self.slots {
+                map.word(generation_offset(slot)).store(0, Ordering::Relaxed);
+            }
+        }
+        GenerationPage::new(map, path, self.high)
+    }
+}
+
+fn read_key(path: &Path) -> Option<NodeKey> {
+    let mut file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
+    let found = file.metadata().ok()?;
+    let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
+    let mut bytes = [0; NodeKey::BYTES];
+    (is_ours && found.len() == NodeKey::BYTES as u64).then_some(())?;
+    file.read_exact(&mut bytes).ok()?;
+    Some(NodeKey::from_bytes(bytes))
+}
+
+fn make_key(path: &Path) -> io::Result<NodeKey> {
+    let bytes = kernel::random::<{ NodeKey::BYTES }>()?;
+    let aside = path.with_extension("new");
+    create_aside(&aside)?.write_all(&bytes)?;
+    std::fs::rename(&aside, path)?;
+    Ok(NodeKey::from_bytes(bytes))
+}
+
+fn create_aside(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// The page in memory, shared with its file.
+#[derive(Debug)]
+struct Map {
+    start: NonNull<c_void>,
+    bytes: NonZeroUsize,
+    slots: u32,
+}
+
+impl Map {
+    fn new(file: &File, slots: u32) -> io::Result<Self> {
+        let bytes = NonZeroUsize::new(page_bytes(slots)).expect("a page has a header");
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new shared map of a file of this size, which nobody but the broker (the directory's lock) changes or shrinks.
+        let start = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, file, 0) }?;
+        Ok(Map { start, bytes, slots })
+    }
+
+    fn header_ptr(&self) -> *mut PageHeader {
+        self.start.as_ptr().cast()
+    }
+
+    /// The word at `offset`, a multiple of 4 within the page.
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes.get());
+        // SAFETY: within the map (asserted), which starts page-aligned and lives as long as `self`; every access to
+        // these words is atomic.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().cast::<u8>().add(offset).cast()) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: made by `mmap` with this length; all borrows of it have ended with `self`.
+        let _ = unsafe { munmap(self.start, self.bytes.get()) };
+    }
+}
+
+/// The owner of the liveness word: a thread that sleeps until the daemon ends. The kernel marks the word when the thread
+/// dies, and on SIGKILL all threads die.
+#[derive(Debug)]
+struct LivenessThread {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LivenessThread {
+    fn start(map: &Map) -> io::Result<Self> {
+        let start = map.start.as_ptr() as usize;
+        let (end, ended) = mpsc::channel::<()>();
+        let (report, started) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("liveness".into())
+            .stack_size(THREAD_STACK_BYTES)
+            .spawn(move || {
+                // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage` drops it first.
+                let liveness = unsafe { own_liveness(start) };
+                let is_owned = liveness.is_ok();
+                let _ = report.send(liveness.as_ref().map(|_| ()).map_err(|error| error.raw_os_error()));
+                if is_owned {
+                    // Returns when the sender is dropped.
+                    let _ = ended.recv();
+                }
+                if let Ok(word) = liveness {
+                    word.store(0, Ordering::Release);
+                }
+            })?;
+        let this = LivenessThread { end: Some(end), thread: Some(thread) };
+        match started.recv() {
+            Ok(Ok(())) => Ok(this),
+            Ok(Err(errno)) => Err(io::Error::from_raw_os_error(errno.unwrap_or(libc::EINVAL))),
+            Err(_) => Err(io::Error::other("the liveness thread has died")),
+        }
+    }
+}
+
+impl Drop for LivenessThread {
+    fn drop(&mut self) {
+        self.end.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Makes the calling thread the owner of the liveness word of the page mapped at `start`.
+///
+/// # Safety
+/// A whole page header is mapped there for writing, longer than the calling thread lives.
+unsafe fn own_liveness(start: usize) -> io::Result<&'static AtomicU32> {
+    let entry = start + offset_of!(PageHeader, robust_list_entry);
+    let futex_offset = LIVENESS_OFFSET as i64 - offset_of!(PageHeader, robust_list_entry) as i64;
+    // Never freed: the kernel reads it when the thread has ended, after all its destructors.
+    let head: &'static RobustListHead =
+        Box::leak(Box::new(RobustListHead { first: entry as u64, futex_offset, pending: 0 }));
+    let head_address = &raw const *head as u64;
+    // SAFETY: by this function's contract. The entry is read by the kernel alone, in this process: it closes the circle.
+    unsafe { (entry as *mut u64).write_volatile(head_address) };
+    // SAFETY: by this function's contract; the word is only ever accessed atomically.
+    let word: &'static AtomicU32 =
+        unsafe { AtomicU32::from_ptr((start + LIVENESS_OFFSET) as *mut u32) };
+    // SAFETY: the head is never freed, the entry is mapped for as long as the thread lives, and the thread locks nothing but
+    // what the standard library's channel needs, which is no robust mutex.
+    unsafe { kernel::set_robust_list(head) }?;
+    word.store(kernel::thread_id(), Ordering::Release);
+    Ok(word)
+}

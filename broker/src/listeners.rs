@@ -1,0 +1,370 @@
+//! Sockets in the file system: their directories, modes and left-overs of a broker that has died. Must never serve from a
+//! directory in which somebody else could have put or replaced the socket, nor take the place of a broker that lives.
+
+use crate::kernel::{self, KernelFeatures};
+use crate::limits::LISTEN_BACKLOG;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
+};
+use nix::sys::stat::{Mode, fchmod};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt,
+};
+use std::path::{Path, PathBuf};
+
+/// Why a socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The directory cannot be made or looked at.
+    #[error("cannot use directory {path}: {source}; create it, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET")]
+    Directory {
+        /// Of the directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody else could put or replace files in it.
+    #[error("directory {path} is not safe: {problem}; {remedy}")]
+    Unsafe {
+        /// Of the directory.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Another broker serves this place.
+    #[error("another broker serves {path}; end it first, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET")]
+    InUse {
+        /// Of its socket or lock.
+        path: PathBuf,
+    },
+    /// Something that is no socket is in the way.
+    #[error("{path} exists and is no socket; remove it, or name another path")]
+    NoSocket {
+        /// In the way.
+        path: PathBuf,
+    },
+    /// The path does not fit sockaddr_un (unix(7)).
+    #[error("socket path {path} is longer than the 107 bytes the kernel allows; use a shorter directory")]
+    TooLong {
+        /// Too long.
+        path: PathBuf,
+    },
+    /// Any other failure.
+    #[error("cannot serve {path}: {source}")]
+    Os {
+        /// Of the socket or lock.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Who may write into a directory that the broker serves from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectoryRule {
+    /// The administrator's: ours, writable by nobody else.
+    Administrator,
+    /// Of a client socket: ours or root's; writable by others only with the sticky bit.
+    Clients,
+}
+
+/// A listening socket with its path; both end together.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of the path as bound, so that never another broker's socket is removed.
+    identity: Option<(u64, u64)>,
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Listener {
+    /// Binds `path` with exactly `mode` and listens. A socket left there by a broker that has died is removed.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
+        remove_stale(path)?;
+        let failed = |errno: Errno| ListenError::Os { path: path.into(), source: errno.into() };
+        let address = address(path)?;
+        let socket = new_socket().map_err(failed)?;
+        // The mode before bind(2) is the mode it is created with, less the umask: never wider than wanted, not for a moment.
+        fchmod(&socket, Mode::from_bits_truncate(mode & 0o777)).map_err(failed)?;
+        bind(socket.as_raw_fd(), &address).map_err(|errno| match errno {
+            Errno::EADDRINUSE => ListenError::InUse { path: path.into() },
+            errno => failed(errno),
+        })?;
+        let mut listener = Listener { socket, path: path.into(), identity: identity(path) };
+        std::fs::set_permissions(path, Permissions::from_mode(mode & 0o777))
+            .map_err(|source| ListenError::Os { path: path.into(), source })?;
+        listener.identity = identity(path);
+        let backlog = Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN);
+        listen(&listener.socket, backlog).map_err(failed)?;
+        Ok(listener)
+    }
+
+    /// The same for administrators: mode 0600, and the kernel refuses fds sent to it.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub fn bind_admin(path: &Path, features: KernelFeatures) -> Result<Self, ListenError> {
+        let listener = Self::bind(path, 0o600)?;
+        kernel::refuse_rights(listener.as_fd(), features);
+        Ok(listener)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The lock that one broker at a time holds on an administrator's directory. Released by the kernel when the process ends.
+#[derive(Debug)]
+pub struct DirectoryLock(#[allow(dead_code, reason = "held, not used")] Flock<File>);
+
+impl DirectoryLock {
+    /// Takes the lock of `directory`, without waiting.
+    ///
+    /// # Errors
+    /// [`ListenError::InUse`] while another broker has it.
+    pub fn take(directory: &Path) -> Result<Self, ListenError> {
+        let path = directory.join("lock");
+        let failed = |source| ListenError::Os { path: path.clone(), source };
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(failed)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(DirectoryLock(lock)),
+            Err((_, Errno::EWOULDBLOCK)) => Err(ListenError::InUse { path }),
+            Err((_, errno)) => Err(failed(errno.into())),
+        }
+    }
+}
+
+/// Makes `path` with exactly `mode` if it is missing (its parent too), and checks that it is safe by `rule`.
+///
+/// # Errors
+/// [`ListenError::Directory`] and [`ListenError::Unsafe`].
+pub fn prepare_directory(path: &Path, mode: u32, rule: DirectoryRule) -> Result<(), ListenError> {
+    let failed = |source| ListenError::Directory { path: path.into(), source };
+    if let Some(parent) = path.parent()
+        && !parent.as_os_str().is_empty()
+        && !parent.exists()
+    {
+        std::fs::DirBuilder::new().mode(mode).recursive(true).create(parent).map_err(failed)?;
+    }
+    match std::fs::DirBuilder::new().mode(mode).create(path) {
+        // The umask may have cut it.
+        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let found = std::fs::symlink_metadata(path).map_err(failed)?;
+    check_directory(path, &found, rule)
+}
+
+fn check_directory(
+    path: &Path,
+    found: &std::fs::Metadata,
+    rule: DirectoryRule,
+) -> Result<(), ListenError> {
+    let refuse = |problem: String, remedy: String| {
+        Err(ListenError::Unsafe { path: path.into(), problem, remedy })
+    };
+    if !found.is_dir() {
+        let remedy = "remove it, or name another place".into();
+        return refuse("it is no directory (or a symbolic link)".into(), remedy);
+    }
+    let us = nix::unistd::geteuid().as_raw();
+    let owner = found.uid();
+    let is_owner_trusted = owner == us || (rule == DirectoryRule::Clients && owner == 0);
+    if !is_owner_trusted {
+        let problem = format!("it belongs to uid {owner}, and this broker runs as uid {us}");
+        return refuse(problem, format!("`chown {us}` it, or name another place"));
+    }
+    let mode = found.mode() & 0o7777;
+    let is_sticky_enough = rule == DirectoryRule::Clients && mode & 0o1000 != 0;
+    if mode & 0o022 != 0 && !is_sticky_enough {
+        let problem = format!("others may write into it (mode {mode:04o})");
+        return refuse(problem, format!("`chmod go-w {}`", path.display()));
+    }
+    Ok(())
+}
+
+/// Removes a socket that nobody listens on.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let failed = |source| ListenError::Os { path: path.into(), source };
+    let found = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(found) => found,
+    };
+    if !found.file_type().is_socket() {
+        return Err(ListenError::NoSocket { path: path.into() });
+    }
+    let probe = new_socket().map_err(|errno| failed(errno.into()))?;
+    match connect(probe.as_raw_fd(), &address(path)?) {
+        Err(Errno::ECONNREFUSED) => {
+            log::info!("removing {}, left by a broker that has died", path.display());
+            std::fs::remove_file(path).map_err(failed)
+        }
+        // It listens (EAGAIN: its queue is full; EPROTOTYPE: it is of another program).
+        _ => Err(ListenError::InUse { path: path.into() }),
+    }
+}
+
+fn new_socket() -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+}
+
+fn address(path: &Path) -> Result<UnixAddr, ListenError> {
+    UnixAddr::new(path).map_err(|_| ListenError::TooLong { path: path.into() })
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn bind(path: &Path) -> Result<Listener, ListenError> {
+        Listener::bind(path, 0o666)
+    }
+
+    #[test]
+    fn bind_when_done_then_mode_is_exact_and_path_goes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broker.sock");
+        for mode in [0o666, 0o600] {
+            let listener = Listener::bind(&path, mode).unwrap();
+            assert_eq!(mode_of(&path), mode);
+            drop(listener);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn bind_when_a_dead_broker_left_its_socket_then_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broker.sock");
+        let mut dead = bind(&path).unwrap();
+        dead.identity = None;
+        drop(dead);
+        assert!(path.exists());
+        bind(&path).unwrap();
+    }
+
+    #[test]
+    fn bind_when_a_live_broker_is_there_then_refused_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broker.sock");
+        let live = bind(&path).unwrap();
+        assert!(matches!(bind(&path), Err(ListenError::InUse { .. })));
+        assert_eq!(identity(&path), live.identity);
+    }
+
+    #[test]
+    fn bind_when_something_else_is_there_then_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broker.sock");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(bind(&path), Err(ListenError::NoSocket { .. })));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn bind_when_path_is_too_long_then_named() {
+        let path = Path::new("/tmp").join("x".repeat(120));
+        assert!(matches!(bind(&path), Err(ListenError::TooLong { .. })));
+    }
+
+    #[test]
+    fn drop_when_path_is_anothers_by_now_then_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broker.sock");
+        let first = bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _second = bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn prepare_directory_when_missing_then_made_with_exact_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        prepare_directory(&path, 0o755, DirectoryRule::Clients).unwrap();
+        assert_eq!(mode_of(&path), 0o755);
+    }
+
+    #[test]
+    fn prepare_directory_when_others_may_write_then_refused_with_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        for (mode, rule, is_safe) in [
+            (0o777, DirectoryRule::Clients, false),
+            (0o775, DirectoryRule::Clients, false),
+            (0o1777, DirectoryRule::Clients, true),
+            (0o1777, DirectoryRule::Administrator, false),
+            (0o770, DirectoryRule::Administrator, false),
+            (0o750, DirectoryRule::Administrator, true),
+        ] {
+            std::fs::set_permissions(dir.path(), Permissions::from_mode(mode)).unwrap();
+            let result = prepare_directory(dir.path(), 0o700, rule);
+            assert_eq!(result.is_ok(), is_safe, "{mode:o} {rule:?}");
+            if let Err(error) = result {
+                assert!(error.to_string().contains("chmod go-w"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn prepare_directory_when_a_symlink_then_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        let result = prepare_directory(&link, 0o700, DirectoryRule::Clients);
+        assert!(matches!(result, Err(ListenError::Unsafe { .. })));
+    }
+
+    #[test]
+    fn lock_when_taken_then_no_second_until_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = DirectoryLock::take(dir.path()).unwrap();
+        assert!(matches!(DirectoryLock::take(dir.path()), Err(ListenError::InUse { .. })));
+        drop(lock);
+        DirectoryLock::take(dir.path()).unwrap();
+    }
+}

@@ -1,0 +1,85 @@
+//! Which sockets the broker serves, and whom. Must never make a socket wider than the mode of service says.
+
+use crate::config::{ConfigError, ListenerSection};
+use crate::derive::Given;
+use crate::limits::MAX_LISTENERS;
+use crate::settings::{Environment, Host, ListenerSettings, Mode, admin_socket_of};
+use crate::sources::{Lines, Sources, first};
+use std::path::PathBuf;
+
+/// See the module.
+pub(crate) struct Places {
+    pub mode: Mode,
+    pub listeners: Vec<ListenerSettings>,
+    pub admin_socket: PathBuf,
+}
+
+impl Places {
+    pub fn resolve(given: Given<'_>, host: &Host, lines: &mut Lines) -> Result<Self, ConfigError> {
+        let Given { args, environment, set, file } = given;
+        let private = args.private.as_ref().map(|dir| dir.join("fdbroker/broker.sock"));
+        let is_private = private.is_some();
+        let socket = Sources {
+            flag: private.or_else(|| args.socket.clone()),
+            environment: environment.path("FDBROKER_SOCKET"),
+            set: None,
+            file: None,
+        };
+        let listed = if set.listener.is_empty() { &file.listener } else { &set.listener };
+        let is_explicit = socket.flag.is_some() || socket.environment.is_some();
+        let (mode, default) = default_place(environment, host, is_private, is_explicit, listed);
+        let default_socket_mode = if mode == Mode::Private { 0o600 } else { 0o666 };
+        let (listeners, origin) = match is_explicit || listed.is_empty() {
+            true => {
+                let (path, origin) = first(socket, default);
+                (vec![ListenerSettings { path, mode: default_socket_mode }], origin)
+            }
+            false => {
+                let settings = |section: &ListenerSection| ListenerSettings {
+                    path: section.path.clone(),
+                    mode: section.mode.unwrap_or(default_socket_mode),
+                };
+                (listed.iter().map(settings).collect(), "file")
+            }
+        };
+        if listeners.len() > MAX_LISTENERS {
+            let problem = format!("{} of them, at most {MAX_LISTENERS} are served", listeners.len());
+            return Err(ConfigError::value("[[listener]]", problem, "remove some"));
+        }
+        let admin_flag = args.admin_socket.clone();
+        let admin_default = admin_socket_of(&listeners[0].path);
+        let admin = Sources {
+            flag: if is_private { Some(admin_default.clone()) } else { admin_flag },
+            environment: environment.path("FDBROKER_ADMIN_SOCKET"),
+            set: set.admin_socket.clone(),
+            file: file.admin_socket.clone(),
+        };
+        // A private broker takes nothing from the environment's places: those are of the node's broker.
+        let (admin_socket, admin_origin) = first(admin, admin_default);
+        lines.push("admin_socket", &format!("{:?}", admin_socket), admin_origin);
+        for (index, listener) in listeners.iter().enumerate() {
+            let key = format!("listener{index}");
+            lines.push(&format!("{key}.path"), &format!("{:?}", listener.path), origin);
+            lines.push(&format!("{key}.mode"), &format!("0o{:o}", listener.mode), origin);
+        }
+        Ok(Places { mode, listeners, admin_socket })
+    }
+}
+
+/// Root and users without a runtime directory serve the node; any other user serves himself, unless a place is named.
+fn default_place(
+    environment: &Environment,
+    host: &Host,
+    is_private: bool,
+    is_explicit: bool,
+    listed: &[ListenerSection],
+) -> (Mode, PathBuf) {
+    let node = PathBuf::from("/run/fdbroker/broker.sock");
+    match environment.path("XDG_RUNTIME_DIR") {
+        _ if is_private => (Mode::Private, node),
+        Some(dir) if host.euid != 0 && !is_explicit && listed.is_empty() => {
+            (Mode::Private, dir.join("fdbroker/broker.sock"))
+        }
+        _ => (Mode::Service, node),
+    }
+}

@@ -1,0 +1,255 @@
+//! A client's turn: reads its messages, a bounded number of them, and hands each to the core. Must never leave an fd
+//! that came with a message without an owner, nor go on reading from a client that does not read.
+
+use crate::connection::{Connection, Phase, index};
+use crate::fd_table::NOBODY;
+use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID};
+use crate::requests::{self, Breach, Context, Refusal};
+use crate::server::Server;
+use fdbroker_core::{ClientId, Input, RequestId};
+use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
+use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Status};
+use fdbroker_scm::RecvError;
+use std::os::fd::AsFd;
+
+/// Which of a client's two sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Channel {
+    Main,
+    Event,
+}
+
+/// What came of an attempt to read.
+enum Outcome {
+    /// A message was dealt with.
+    Served,
+    /// There is nothing to read, or nobody to read from.
+    Nothing,
+}
+
+impl Server {
+    /// One turn of one client.
+    pub(crate) fn serve(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        connection.is_queued = false;
+        if self.fds.is_refusing(connection.domain.uid) {
+            let cap = REFUSED_FDS_PER_UID.into();
+            let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0);
+            return self.disconnect(client, status);
+        }
+        if self.fds.is_closing_many(connection.domain.uid) {
+            // Taken up again with the next report of a closer.
+            return self.paused.push(client);
+        }
+        // Answers to recalls first: others wait for them.
+        self.serve_channel(client, Channel::Event);
+        self.serve_channel(client, Channel::Main);
+        self.enqueue(client);
+    }
+
+    fn serve_channel(&mut self, client: ClientId, channel: Channel) {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(connection) = self.connections.get(index(client)) else { return };
+            let is_ready = match channel {
+                Channel::Main => connection.is_main_ready && connection.blocked.is_none(),
+                Channel::Event => connection.is_event_ready,
+            };
+            if !is_ready || (channel == Channel::Main && !self.may_read(client)) {
+                return;
+            }
+            if matches!(self.read_one(client, channel), Outcome::Nothing) {
+                return;
+            }
+        }
+    }
+
+    fn read_one(&mut self, client: ClientId, channel: Channel) -> Outcome {
+        let Some(connection) = self.connections.get_mut(index(client)) else {
+            return Outcome::Nothing;
+        };
+        let (socket, is_ready) = match channel {
+            Channel::Main => (&connection.socket, &mut connection.is_main_ready),
+            Channel::Event => (&connection.event, &mut connection.is_event_ready),
+        };
+        let Some(socket) = socket else {
+            *is_ready = false;
+            return Outcome::Nothing;
+        };
+        match fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received) {
+            Ok(received) => self.take_message(client, channel, &received),
+            Err(RecvError::WouldBlock) => {
+                *is_ready = false;
+                return Outcome::Nothing;
+            }
+            Err(RecvError::EmptyMessage) => {
+                self.fds.begin_message(&mut self.received, connection.domain.uid);
+                self.break_off(client, 0, &Breach::Empty);
+            }
+            Err(RecvError::Eof) => self.lose(client),
+            Err(error) => {
+                log::debug!("client {}: {error}", client.0);
+                self.lose(client);
+            }
+        }
+        Outcome::Served
+    }
+
+    fn take_message(
+        &mut self,
+        client: ClientId,
+        channel: Channel,
+        received: &fdbroker_scm::Message,
+    ) {
+        if !self.received.is_empty() {
+            let uid = self.connections[index(client)].domain.uid;
+            self.fds.begin_message(&mut self.received, uid);
+        }
+        if received.payload_truncated {
+            return self.break_off(client, 0, &Breach::TooLong);
+        }
+        let bytes = &self.buffer[..received.len];
+        let message = match Message::parse(bytes) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        if received.fds_truncated {
+            return self.answer_truncated(client, id);
+        }
+        if let Err(error) = message.check_fds(self.fds.arrived_count()) {
+            return self.break_off(client, id, &Breach::Decode(error));
+        }
+        if self.connections[index(client)].phase != Phase::Welcomed {
+            return self.take_hello(client, received.len);
+        }
+        let mut context = Context {
+            client,
+            now: self.now,
+            node: self.identity.node,
+            key: &self.identity.key,
+            fds: &self.fds,
+            classifier: &mut self.classifier,
+        };
+        let decoded = match channel {
+            Channel::Main => requests::decode_request(&message, &mut self.scratch, &mut context),
+            Channel::Event => requests::decode_event(&message, &mut self.scratch, &mut context),
+        };
+        match decoded {
+            Ok(input) => {
+                let mut effects = std::mem::take(&mut self.effects);
+                self.core.step(self.now, input, &mut effects);
+                self.settle(effects);
+                self.refuse_rest(client);
+            }
+            Err(Refusal::Unserved(code)) => {
+                self.fds.refuse_rest(NOBODY);
+                self.reply_failed(client, RequestId(id), code.into());
+                self.settle_queues();
+            }
+            Err(Refusal::Broken(breach)) => self.break_off(client, id, &breach),
+        }
+    }
+
+    /// Some fds of the message are gone, because the broker's table is full: nothing the client has done.
+    fn answer_truncated(&mut self, client: ClientId, id: u64) {
+        log::error!("the fd table is full: fds of client {} were lost", client.0);
+        self.fds.refuse_rest(NOBODY);
+        self.reply_failed(client, RequestId(id), ErrorCode::Internal.into());
+        self.settle_queues();
+    }
+
+    /// The first message, in the buffer.
+    fn take_hello(&mut self, client: ClientId, length: usize) {
+        let message = match Message::parse(&self.buffer[..length]) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        let hello = match check_hello(&message, &self.connections[index(client)]) {
+            Ok(hello) => *hello,
+            Err(breach) => return self.break_off(client, id, &breach),
+        };
+        let connection = &mut self.connections[index(client)];
+        connection.phase = Phase::Greeted;
+        connection.name = hello.name;
+        let own_fds = hello.own_fds.get();
+        self.step(Input::Hello { client, request: RequestId(id), own_fds });
+        self.refuse_rest(client);
+    }
+
+    /// Closes what came with a message and nothing has claimed.
+    fn refuse_rest(&mut self, client: ClientId) {
+        if self.fds.arrived_count() > 0 {
+            let connection = self.connections.get(index(client));
+            self.fds.refuse_rest(connection.map_or(NOBODY, |connection| connection.domain.uid));
+        }
+    }
+
+    /// A broken message: said once in the log, answered PROTOCOL, and the connection ends.
+    fn break_off(&mut self, client: ClientId, id: u64, breach: &Breach) {
+        self.log_bad_client(client, breach);
+        self.refuse_rest(client);
+        let value = match breach {
+            Breach::NoVersion { .. } => u64::from(PROTOCOL_VERSION),
+            _ => 0,
+        };
+        let status = Status::with_value(ErrorCode::Protocol, value);
+        self.reply_failed(client, RequestId(id), status);
+        self.lose(client);
+    }
+
+    pub(crate) fn log_bad_client(&mut self, client: ClientId, what: &dyn std::fmt::Display) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let (uid, pid) = (connection.domain.uid, connection.pid);
+        if !std::mem::replace(&mut connection.is_bad_input_logged, true) {
+            self.log_bad_input(uid, pid, what);
+        }
+    }
+
+    pub(crate) fn log_bad_input(&mut self, uid: u32, pid: u32, what: &dyn std::fmt::Display) {
+        if self.bad_input.allows(self.now.0, uid) {
+            log::warn!("pid {pid} (uid {uid}): {what}");
+        }
+    }
+}
+
+fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {
+    if message.kind != Kind::Hello || connection.phase != Phase::Silent {
+        return Err(Breach::OutOfTurn(message.kind));
+    }
+    if message.fd_count != 0 {
+        let arrived = message.fd_count.into();
+        let error = fdbroker_protocol::DecodeError::FdCount { announced: 0, arrived };
+        return Err(Breach::Decode(error));
+    }
+    // Magic and versions keep their place in every version; what follows may be longer or shorter in another.
+    let (versions, _) = HelloStart::split(message.body).ok_or(Breach::Magic)?;
+    if versions.magic != HELLO_MAGIC {
+        return Err(Breach::Magic);
+    }
+    if !(versions.min..=versions.max).contains(&u16::from(PROTOCOL_VERSION)) {
+        return Err(Breach::NoVersion { min: versions.min, max: versions.max });
+    }
+    if message.id == 0 {
+        return Err(Breach::NoId(message.kind));
+    }
+    message.body_as::<Hello>().map_err(Breach::Decode)
+}
+
+/// The part of a hello that every version has.
+struct HelloStart {
+    magic: [u8; 8],
+    min: u16,
+    max: u16,
+}
+
+impl HelloStart {
+    fn split(body: &[u8]) -> Option<(Self, &[u8])> {
+        let (magic, rest) = body.split_first_chunk()?;
+        let (min, rest) = rest.split_first_chunk()?;
+        let (max, rest) = rest.split_first_chunk()?;
+        let (min, max) = (u16::from_le_bytes(*min), u16::from_le_bytes(*max));
+        Some((HelloStart { magic: *magic, min, max }, rest))
+    }
+}

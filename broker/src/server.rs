@@ -1,0 +1,417 @@
+//! The loop: waits, notes what is ready, gives each ready client its turn, applies what the core says. mio is
+//! edge-triggered: what is ready and not yet served is in a list here, so nothing is forgotten and nobody starves.
+//! Must never block, but in the one wait.
+
+use crate::admin::AdminSide;
+use crate::classify::Classifier;
+use crate::closers::{Closers, Report};
+use crate::connection::{Connection, client_id};
+use crate::fd_table::FdTable;
+use crate::generation_page::GenerationPage;
+use crate::limits::READINESS_PER_WAKE;
+use crate::listeners::Listener;
+use crate::log::BadInput;
+use crate::replies::Identity;
+use crate::requests::Scratch;
+use crate::settings::Settings;
+use crate::signals::{Request, Signals};
+use crate::tokens::Source;
+use fdbroker_core::{ClientId, Core, Effects, Input, Now, RequestId};
+use fdbroker_protocol::Writer;
+use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
+use fdbroker_scm::ReceivedFds;
+use mio::event::Event;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll};
+use slab::Slab;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// A listener with what is known of it.
+pub(crate) struct ListenerState {
+    pub listener: Listener,
+    /// There may be connections to accept.
+    pub is_ready: bool,
+}
+
+/// A grant that could not be sent, by its place in the effects of the pass.
+pub(crate) struct Unsent {
+    pub client: ClientId,
+    pub request: RequestId,
+    pub range: Range<usize>,
+    pub deadline: Now,
+    pub seq: u64,
+}
+
+/// A new connection's time for its hello.
+pub(crate) struct Handshake {
+    pub client: ClientId,
+    pub serial: u64,
+    pub until: Now,
+}
+
+/// What the start has prepared.
+pub(crate) struct Parts {
+    pub listeners: Vec<Listener>,
+    pub admin: Listener,
+    pub page: GenerationPage,
+    pub identity: Identity,
+    pub classifier: Classifier,
+    pub signals: Signals,
+    pub until_eof: Option<OwnedFd>,
+    pub core: Core,
+    pub poll: Poll,
+    pub closers: Closers,
+}
+
+/// The daemon while it runs.
+pub(crate) struct Server {
+    pub settings: Settings,
+    pub poll: Poll,
+    pub core: Core,
+    pub clock: Clock,
+    pub now: Now,
+    pub page: GenerationPage,
+    pub identity: Identity,
+    pub classifier: Classifier,
+    pub fds: FdTable,
+    pub listeners: Vec<ListenerState>,
+    pub admin: AdminSide,
+    pub connections: Slab<Connection>,
+    pub clients_per_uid: HashMap<u32, u32>,
+    pub next_serial: u64,
+    pub handshakes: VecDeque<Handshake>,
+    /// Until when nothing is accepted, because there was no room.
+    pub accept_paused_until: Option<Now>,
+    /// Whether the overflow uid stands for users of another user namespace.
+    pub overflow_uid: Option<u32>,
+    /// Clients with something to read, in the order of their turns.
+    pub ready: VecDeque<ClientId>,
+    /// Ready clients that wait until fds of their uid have been closed.
+    pub paused: Vec<ClientId>,
+    /// Clients with events to send.
+    pub eventful: VecDeque<ClientId>,
+    /// Clients that wait for fds in flight to be read by whomever.
+    pub waiting_in_flight: Vec<ClientId>,
+    pub next_sweep: Option<Now>,
+    pub last_refresh: Option<Now>,
+    pub in_flight_fds: u64,
+    pub max_in_flight_fds: u64,
+    /// What the next pass hands to the core.
+    pub gone: Vec<ClientId>,
+    pub unsent: Vec<Unsent>,
+    pub sendable: Vec<(ClientId, bool)>,
+    /// Sockets to close at the end of the wake, with the uid that may have left fds in them.
+    pub retiring: Vec<(OwnedFd, u32)>,
+    pub reports: Vec<Report>,
+    pub is_report_waiting: bool,
+    pub bad_input: BadInput,
+    pub is_ending: bool,
+    signals: Signals,
+    until_eof: Option<OwnedFd>,
+    // Buffers, reused.
+    pub buffer: Box<[u8]>,
+    pub received: ReceivedFds,
+    pub scratch: Scratch,
+    pub writer: Writer,
+    pub slots: Vec<u32>,
+    pub effects: Effects,
+    pub spare_effects: Effects,
+}
+
+/// Microseconds since the start: the vdso's clock, read once per wake.
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub fn now(&self) -> Now {
+        Now(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+impl Server {
+    pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
+        let max_clients = settings.core.max_clients as usize;
+        let clock = Clock(Instant::now());
+        let max_in_flight_fds =
+            settings.table_fds / crate::limits::IN_FLIGHT_DIVISOR;
+        let fds = FdTable::new(settings.core.max_slots, parts.closers);
+        let listeners = parts.listeners.into_iter();
+        let mut server = Server {
+            now: clock.now(),
+            clock,
+            core: parts.core,
+            poll: parts.poll,
+            page: parts.page,
+            identity: parts.identity,
+            classifier: parts.classifier,
+            fds,
+            listeners: listeners
+                .map(|listener| ListenerState { listener, is_ready: false })
+                .collect(),
+            admin: AdminSide::new(parts.admin),
+            connections: Slab::with_capacity(max_clients.min(4096)),
+            clients_per_uid: HashMap::new(),
+            next_serial: 0,
+            handshakes: VecDeque::new(),
+            accept_paused_until: None,
+            overflow_uid: crate::accept::overflow_uid(),
+            ready: VecDeque::with_capacity(max_clients.min(4096)),
+            paused: Vec::new(),
+            eventful: VecDeque::new(),
+            waiting_in_flight: Vec::new(),
+            next_sweep: None,
+            last_refresh: None,
+            in_flight_fds: 0,
+            max_in_flight_fds,
+            gone: Vec::new(),
+            unsent: Vec::new(),
+            sendable: Vec::new(),
+            retiring: Vec::new(),
+            reports: Vec::new(),
+            is_report_waiting: false,
+            bad_input: BadInput::default(),
+            is_ending: false,
+            signals: parts.signals,
+            until_eof: parts.until_eof,
+            buffer: vec![0; MAX_MESSAGE_BYTES].into_boxed_slice(),
+            received: ReceivedFds::new(),
+            scratch: Scratch::default(),
+            writer: Writer::new(),
+            slots: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
+            effects: Effects::default(),
+            spare_effects: Effects::default(),
+            settings,
+        };
+        server.register_sources()?;
+        Ok(server)
+    }
+
+    fn register_sources(&mut self) -> io::Result<()> {
+        for (number, state) in self.listeners.iter().enumerate() {
+            register(&self.poll, state.listener.as_fd(), Source::Listener(number))?;
+        }
+        register(&self.poll, self.admin.listener(), Source::AdminListener)?;
+        register(&self.poll, self.signals.as_fd(), Source::Signals)?;
+        match &self.until_eof {
+            Some(fd) => register(&self.poll, fd.as_fd(), Source::UntilEof),
+            None => Ok(()),
+        }
+    }
+
+    /// Serves until it is told to end.
+    pub fn run(&mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(READINESS_PER_WAKE);
+        while !self.is_ending {
+            match self.poll.poll(&mut events, self.timeout()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                result => result?,
+            }
+            self.now = self.clock.now();
+            for event in &events {
+                self.note(event);
+            }
+            self.wake();
+        }
+        self.say_goodbye();
+        Ok(())
+    }
+
+    /// One wake's work. Accepting comes last: a number freed in this wake goes to no new client before all
+    /// events of its former one have been seen.
+    fn wake(&mut self) {
+        self.take_reports();
+        self.serve_ready();
+        if self.core.poll_timeout().is_some_and(|due| due <= self.now) {
+            self.poll_core();
+        }
+        self.sweep_in_flight();
+        self.expire_handshakes();
+        self.send_events();
+        self.serve_admins();
+        self.retire_sockets();
+        self.accept_clients();
+        self.fds.flush();
+    }
+
+    /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
+    pub fn step(&mut self, input: Input<'_>) {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.core.step(self.now, input, &mut effects);
+        self.settle(effects);
+    }
+
+    fn poll_core(&mut self) {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.core.poll(self.now, &mut effects);
+        self.settle(effects);
+    }
+
+    fn take_reports(&mut self) {
+        if !std::mem::take(&mut self.is_report_waiting) {
+            return;
+        }
+        let mut reports = std::mem::take(&mut self.reports);
+        self.fds.take_reports(&mut reports);
+        for report in reports.drain(..) {
+            self.fds.note_closed(report);
+            if let Report::Held(ticket) | Report::Arrived(ticket, _) = report {
+                self.step(Input::Closed { ticket });
+            }
+        }
+        self.reports = reports;
+        for client in std::mem::take(&mut self.paused) {
+            self.enqueue(client);
+        }
+    }
+
+    /// One turn for each client that is ready now.
+    fn serve_ready(&mut self) {
+        for _ in 0..self.ready.len() {
+            let Some(client) = self.ready.pop_front() else { return };
+            self.serve(client);
+        }
+    }
+
+    /// Notes an event; what takes longer is done in the client's turn.
+    fn note(&mut self, event: &Event) {
+        match Source::from_token(event.token()) {
+            Some(Source::Main(index)) => self.note_main(index, event),
+            Some(Source::Event(index)) => self.note_event(index, event),
+            Some(Source::Process(index)) => self.note_process(index),
+            Some(Source::Listener(number)) => {
+                if let Some(state) = self.listeners.get_mut(number) {
+                    state.is_ready = true;
+                }
+            }
+            Some(Source::AdminListener) => self.admin.note_listener(),
+            Some(Source::Admin(index)) => self.admin.note(index),
+            Some(Source::Closers) => self.is_report_waiting = true,
+            Some(Source::Signals) => self.note_signals(),
+            Some(Source::UntilEof) => {
+                // Nobody writes; only the end matters.
+                if event.is_read_closed() || event.is_error() {
+                    log::info!("ending: the other end of --until-eof is closed");
+                    self.is_ending = true;
+                }
+            }
+            None => log::error!("an event with the unknown token {:?}", event.token()),
+        }
+    }
+
+    fn note_main(&mut self, index: usize, event: &Event) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if connection.socket.is_none() {
+            return;
+        }
+        if event.is_readable() || event.is_read_closed() || event.is_error() {
+            connection.is_main_ready = true;
+        }
+        let is_blocked = connection.blocked.is_some();
+        if is_blocked && event.is_write_closed() {
+            // Its requests are not read, so its end would not be seen.
+            self.lose(client_id(index));
+        } else if is_blocked && event.is_writable() {
+            self.retry(client_id(index));
+        } else {
+            self.enqueue(client_id(index));
+        }
+    }
+
+    fn note_event(&mut self, index: usize, event: &Event) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if connection.event.is_none() {
+            return;
+        }
+        connection.is_event_ready = true;
+        if event.is_writable() && connection.pending_event.is_some() {
+            self.flush_event(client_id(index));
+        }
+        self.enqueue(client_id(index));
+    }
+
+    fn note_process(&mut self, index: usize) {
+        let Some(connection) = self.connections.get(index) else { return };
+        let Some(pidfd) = &connection.pidfd else { return };
+        // Asked again: the event may be of an earlier client of this number.
+        if is_readable(pidfd.as_fd()) {
+            log::debug!("client {index} (pid {}) has died", connection.pid);
+            self.lose(client_id(index));
+        }
+    }
+
+    fn note_signals(&mut self) {
+        while let Some(request) = self.signals.read() {
+            match request {
+                Request::End => {
+                    log::info!("ending: asked to by a signal");
+                    self.signals.unblock();
+                    self.is_ending = true;
+                }
+                Request::Reload => {
+                    log::warn!("SIGHUP: settings are read at the start only; restart to change them");
+                }
+            }
+        }
+    }
+
+    /// Puts a client with something to do into the list of turns.
+    pub fn enqueue(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
+        if connection.is_serviceable() && !connection.is_queued {
+            connection.is_queued = true;
+            self.ready.push_back(client);
+        }
+    }
+
+    /// How long the wait may last; `None` = until something happens.
+    fn timeout(&self) -> Option<Duration> {
+        let is_work_left = !self.ready.is_empty()
+            || !self.eventful.is_empty()
+            || self.admin.is_ready()
+            || (self.accept_paused_until.is_none()
+                && self.listeners.iter().any(|state| state.is_ready));
+        if is_work_left || self.is_ending {
+            return Some(Duration::ZERO);
+        }
+        let handshake = self.handshakes.front().map(|handshake| handshake.until);
+        let due = [
+            self.core.poll_timeout(),
+            self.next_sweep,
+            handshake,
+            self.accept_paused_until.filter(|_| self.listeners.iter().any(|state| state.is_ready)),
+        ];
+        let due = due.into_iter().flatten().min()?;
+        Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))
+    }
+}
+
+/// Registers a source for reading.
+pub(crate) fn register(poll: &Poll, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    poll.registry().register(&mut SourceFd(&fd), source.token(), Interest::READABLE)
+}
+
+/// Changes what a registered source is watched for.
+pub(crate) fn watch(
+    poll: &Poll,
+    fd: BorrowedFd<'_>,
+    source: Source,
+    is_write_wanted: bool,
+) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    let interest = match is_write_wanted {
+        true => Interest::READABLE | Interest::WRITABLE,
+        false => Interest::READABLE,
+    };
+    poll.registry().reregister(&mut SourceFd(&fd), source.token(), interest)
+}
+
+/// Whether an fd whose poll cannot block (a pidfd) is readable.
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}

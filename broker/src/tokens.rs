@@ -1,0 +1,88 @@
+//! What a readiness event is about, typed. Must never be built from numbers anywhere else.
+
+use mio::Token;
+
+/// A source of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The listener with this number.
+    Listener(usize),
+    /// The administrator's listener.
+    AdminListener,
+    /// An administrator's connection.
+    Admin(usize),
+    /// A client's main socket.
+    Main(usize),
+    /// The broker's end of a client's event socket.
+    Event(usize),
+    /// A client's pidfd.
+    Process(usize),
+    /// The closers' reports.
+    Closers,
+    /// The signals.
+    Signals,
+    /// The fd whose end ends the daemon.
+    UntilEof,
+}
+
+/// Low bits of a token that say which kind it is; the others are its number.
+const KIND_BITS: u32 = 4;
+
+impl Source {
+    /// As mio carries it.
+    pub fn token(self) -> Token {
+        let (kind, number) = match self {
+            Source::Listener(number) => (0, number),
+            Source::AdminListener => (1, 0),
+            Source::Admin(number) => (2, number),
+            Source::Main(number) => (3, number),
+            Source::Event(number) => (4, number),
+            Source::Process(number) => (5, number),
+            Source::Closers => (6, 0),
+            Source::Signals => (7, 0),
+            Source::UntilEof => (8, 0),
+        };
+        Token(number << KIND_BITS | kind)
+    }
+
+    /// From mio. `None` is no token of ours.
+    pub fn from_token(Token(value): Token) -> Option<Self> {
+        let number = value >> KIND_BITS;
+        Some(match value & ((1 << KIND_BITS) - 1) {
+            0 => Source::Listener(number),
+            1 => Source::AdminListener,
+            2 => Source::Admin(number),
+            3 => Source::Main(number),
+            4 => Source::Event(number),
+            5 => Source::Process(number),
+            6 => Source::Closers,
+            7 => Source::Signals,
+            8 => Source::UntilEof,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn from_token_when_made_by_token_then_the_same() {
+        for number in [0, 1, 4095, 1 << 40] {
+            for source in [
+                Source::Listener(number),
+                Source::Admin(number),
+                Source::Main(number),
+                Source::Event(number),
+                Source::Process(number),
+            ] {
+                assert_eq!(Source::from_token(source.token()), Some(source));
+            }
+        }
+        for source in [Source::AdminListener, Source::Closers, Source::Signals, Source::UntilEof] {
+            assert_eq!(Source::from_token(source.token()), Some(source));
+        }
+        assert_eq!(Source::from_token(Token(usize::MAX)), None);
+    }
+}

@@ -1,0 +1,439 @@
+//! An arena: memory allocated once, given out by pages, registered range by range, recalled by the library.
+//! Must never reuse a range before the broker says that its last lease is gone.
+
+use super::ranges::{Freed, Ranges, key};
+use super::{HostMemory, MemoryBackend, Pool};
+use crate::client::Client;
+use crate::common::{MemoryOwner, OwnerKey, Supply, SupplyFd, Unregister};
+use crate::deadline::Deadline;
+use crate::deposit::{Deposit, Export};
+use crate::error::Error;
+use crate::map::page_size;
+use crate::notice::Recall;
+use crate::outbox::OneWay;
+use crate::register::Batch;
+use crate::sync::lock;
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Ids of allocations, of all arenas of the process: an address used again has another id.
+static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Memory to share, given out in buffers.
+///
+/// Its buffers are recallable: the broker may close its fd of one and ask for it again, and the library thread
+/// exports it without the application. A freed buffer is unregistered, and its range used again only
+/// when the last consumer has released it. The arena keeps its client connected.
+///
+/// When the broker is lost, nobody can say any more which consumers have a buffer mapped. Buffers held can be
+/// registered anew at the next broker; ranges freed after that stay unused ([`Arena::orphaned_bytes`])
+/// until the application, which knows its consumers, calls [`Arena::reclaim_orphans`].
+#[derive(Clone, Debug)]
+pub struct Arena {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    // Field order is drop order: the memory goes before the connection.
+    pool: Box<dyn Pool>,
+    client: Client,
+    name: &'static str,
+    kind: MemoryKind,
+    share: Share,
+    ranges: Mutex<Ranges>,
+    // The memfd itself, for memfd arenas: exported without being made.
+    shared_fd: Option<Arc<OwnedFd>>,
+}
+
+impl Arena {
+    /// An arena of `bytes`, rounded up to pages, shared within the uid.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: the backend is absent here, or `own_fds` leaves no export window and the backend needs
+    /// one. INTERNAL: no memory. LOCAL_FD_LIMIT.
+    pub fn new(client: &Client, memory: HostMemory, bytes: usize) -> Result<Self, Error> {
+        Self::with_backend(client, &memory, bytes, Share::Uid)
+    }
+
+    /// The same of any backend, for any circle.
+    ///
+    /// # Errors
+    /// As [`Arena::new`]; NOT_PERMITTED when the backend's exports show their neighbours (memfd) and `share` is not
+    /// [`Share::Uid`].
+    pub fn with_backend(
+        client: &Client,
+        backend: &dyn MemoryBackend,
+        bytes: usize,
+        share: Share,
+    ) -> Result<Self, Error> {
+        let (name, kind) = (backend.name(), backend.kind());
+        if kind == MemoryKind::Memfd && share != Share::Uid {
+            let context = format!(
+                "arena of {name} for {share}: a consumer could map its neighbours; use udmabuf"
+            );
+            return Err(Error::new(ErrorCode::NotPermitted, context));
+        }
+        let pool = backend.allocate(bytes)?;
+        if pool.exports_are_fresh() && client.own_fds() < 2 {
+            let context = format!(
+                "arena of {name}: every export is a new fd, so `own_fds` must be 2 or more"
+            );
+            return Err(Error::new(ErrorCode::NotSupported, context));
+        }
+        let shared_fd = match pool.exports_are_fresh() {
+            true => None,
+            false => match pool.export(0, page_size())?.fd {
+                SupplyFd::Shared(fd) => Some(fd),
+                SupplyFd::Fresh(_) => None,
+            },
+        };
+        let ranges = Mutex::new(Ranges::new(pool.len()));
+        let client = client.clone();
+        let inner = Arc::new(Inner { pool, client, name, kind, share, ranges, shared_fd });
+        let owner: Weak<dyn MemoryOwner> = Arc::<Inner>::downgrade(&inner);
+        inner.client.common().add_owner(owner);
+        Ok(Arena { inner })
+    }
+
+    /// A buffer of `len` bytes (more than 0), in whole pages. What was written there before may still be there.
+    ///
+    /// # Errors
+    /// NO_QUOTA: no free range is long enough; says how much is free, and how much waits to be drained.
+    pub fn alloc(&self, len: usize) -> Result<HostBuffer, Error> {
+        let inner = &self.inner;
+        let span = len.checked_next_multiple_of(page_size()).filter(|span| *span > 0);
+        let mut ranges = lock(&inner.ranges);
+        let id = NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed);
+        let taken = span.and_then(|span| ranges.take(span, id)).ok_or_else(|| {
+            let (largest, free) = ranges.room();
+            let context = format!(
+                "arena: no {len} bytes in a row: {free} of {} are free, at most {largest} in a row",
+                inner.pool.len()
+            );
+            Error::new(ErrorCode::NoQuota, context)
+        })?;
+        drop(ranges);
+        Ok(HostBuffer {
+            arena: Arc::clone(inner),
+            offset: taken.offset,
+            len,
+            owner_allocation_id: taken.owner_allocation_id,
+        })
+    }
+
+    /// Registers buffers of this arena; one handle each, in their order. A buffer registered already keeps its
+    /// handle. After a reconnect they get new ones.
+    ///
+    /// # Errors
+    /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    ///
+    /// # Panics
+    /// When a buffer is of another arena.
+    pub fn register<'a>(
+        &self,
+        buffers: impl IntoIterator<Item = &'a HostBuffer>,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Handle, Error>>, Error> {
+        self.inner.register(&buffers.into_iter().collect::<Vec<_>>(), deadline)
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.inner.pool.len()
+    }
+
+    /// Whether it has no bytes; never so.
+    pub fn is_empty(&self) -> bool {
+        self.inner.pool.is_empty()
+    }
+
+    /// Bytes that can be given out now.
+    pub fn free_bytes(&self) -> usize {
+        lock(&self.inner.ranges).room().1
+    }
+
+    /// Freed bytes that stay unused because the broker that knew their leases is gone.
+    pub fn orphaned_bytes(&self) -> usize {
+        lock(&self.inner.ranges).orphaned_bytes()
+    }
+
+    /// Uses the orphaned ranges again; how many bytes. Only when no consumer of before the reconnect still has
+    /// a buffer of this arena mapped: it would see other data.
+    pub fn reclaim_orphans(&self) -> usize {
+        lock(&self.inner.ranges).reclaim_orphans()
+    }
+
+    /// The backend's name.
+    pub fn backend(&self) -> &'static str {
+        self.inner.name
+    }
+}
+
+impl Inner {
+    fn base(&self) -> u64 {
+        self.pool.base().addr() as u64
+    }
+
+    fn offset_of(&self, base: u64) -> Option<usize> {
+        let offset = usize::try_from(base.checked_sub(self.base())?).ok()?;
+        (offset < self.pool.len()).then_some(offset)
+    }
+
+    fn deposit(&self, buffer: &HostBuffer) -> Deposit {
+        let fd_offset = if self.shared_fd.is_some() { buffer.offset as u64 } else { 0 };
+        Deposit {
+            fd_offset,
+            owner_allocation_id: buffer.owner_allocation_id,
+            base: self.base() + buffer.offset as u64,
+            recallable: true,
+            share: self.share,
+            ..Deposit::new(self.kind, buffer.span() as u64)
+        }
+    }
+
+    fn register(
+        self: &Arc<Self>,
+        buffers: &[&HostBuffer],
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Handle, Error>>, Error> {
+        assert!(buffers.iter().all(|buffer| Arc::ptr_eq(&buffer.arena, self)), "of this arena");
+        let connection = self.client.connection("register")?;
+        let epoch = connection.epoch;
+        let new: Vec<&HostBuffer> = {
+            let mut ranges = lock(&self.ranges);
+            let mut sending = HashSet::new();
+            let mut is_new = |buffer: &&HostBuffer| {
+                let known = ranges.registration(buffer.offset);
+                let is_new = known.is_none_or(|registration| registration.epoch != epoch);
+                if is_new {
+                    ranges.note_sending(buffer.offset);
+                }
+                // Once, should the caller name it twice.
+                is_new && sending.insert(buffer.offset)
+            };
+            buffers.iter().copied().filter(|buffer| is_new(buffer)).collect()
+        };
+        let deposits: Vec<Deposit> = new.iter().map(|buffer| self.deposit(buffer)).collect();
+        let mut export = |index: usize| match &self.shared_fd {
+            Some(fd) => Ok(Export::Shared(fd.as_fd())),
+            None => {
+                let made = self.pool.export(new[index].offset, new[index].span())?;
+                match made.fd {
+                    SupplyFd::Fresh(fd) => Ok(Export::Fresh(fd)),
+                    SupplyFd::Shared(_) => {
+                        unreachable!("a pool's exports are all fresh or all shared")
+                    }
+                }
+            }
+        };
+        let fresh = self.shared_fd.is_none();
+        let mut batch = Batch { deposits: &deposits, export: &mut export, fresh };
+        let outcomes = self.client.register_batch(&mut batch, deadline)?;
+
+        let mut twice: Vec<AllocationId> = Vec::new();
+        let mut failed: HashMap<usize, Error> = HashMap::new();
+        let mut ranges = lock(&self.ranges);
+        for (buffer, outcome) in new.iter().zip(outcomes) {
+            match outcome {
+                Ok(registration) => {
+                    let id = registration.id();
+                    if !ranges.note_registered(buffer.offset, registration) {
+                        twice.push(id);
+                    }
+                }
+                Err(error) => drop(failed.insert(buffer.offset, error)),
+            }
+        }
+        let handle_of = |buffer: &&HostBuffer| {
+            let known = ranges.registration(buffer.offset).map(|known| known.handle);
+            known.ok_or_else(|| {
+                let lost = || Error::not_connected("register: the connection was lost meanwhile");
+                failed.get(&buffer.offset).cloned().unwrap_or_else(lost)
+            })
+        };
+        let handles = buffers.iter().map(handle_of).collect();
+        drop(ranges);
+        let once_less = |id| OneWay::Unregister(Unregister { id, key: None });
+        connection.post_all(twice.into_iter().map(once_less));
+        Ok(handles)
+    }
+
+    fn free(&self, offset: usize, owner_allocation_id: u64) {
+        let connection = self.client.current();
+        let live = connection.is_usable().then_some(connection.epoch);
+        let freed = lock(&self.ranges).free(offset, live);
+        if let Freed::Unregister(id) = freed {
+            let key = Some(key(self.base(), offset, owner_allocation_id));
+            connection.post(OneWay::Unregister(Unregister { id, key }));
+        }
+    }
+}
+
+impl MemoryOwner for Inner {
+    fn covers(&self, base: u64) -> bool {
+        self.offset_of(base).is_some()
+    }
+
+    fn exports_are_fresh(&self) -> bool {
+        self.shared_fd.is_none()
+    }
+
+    fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
+        let offset = self.offset_of(recall.base).ok_or(ErrorCode::Stale)?;
+        let id = recall.owner_allocation_id;
+        let span = {
+            let ranges = lock(&self.ranges);
+            let span = ranges.span(offset).filter(|_| ranges.is_held(offset, id));
+            span.ok_or(ErrorCode::Stale)?
+        };
+        let export = self.pool.export(offset, span).map_err(|error| {
+            log::warn!("recall of {}: {error}", recall.id);
+            error.code
+        })?;
+        // Read again after the export: it may have been freed meanwhile.
+        if !lock(&self.ranges).is_held(offset, id) {
+            return Err(ErrorCode::Stale);
+        }
+        Ok(Supply {
+            fd: export.fd,
+            fd_offset: export.fd_offset,
+            size_bytes: span as u64,
+            owner_allocation_id: id,
+        })
+    }
+
+    fn drained(&self, key: OwnerKey) {
+        if let Some(offset) = self.offset_of(key.base) {
+            lock(&self.ranges).note_drained(offset, key.owner_allocation_id);
+        }
+    }
+
+    fn unregistered(&self, key: OwnerKey, drained: bool) {
+        // Not drained: the broker says so on the event socket when it is.
+        if drained {
+            self.drained(key);
+        }
+    }
+
+    fn disconnected(&self) {
+        lock(&self.ranges).note_disconnected();
+    }
+}
+
+/// Memory of an arena, in whole pages, writable here. Dropping it frees it: it is unregistered, every
+/// holder is told, and the range is used again when the last of them has released it.
+#[derive(Debug)]
+pub struct HostBuffer {
+    arena: Arc<Inner>,
+    offset: usize,
+    len: usize,
+    owner_allocation_id: u64,
+}
+
+// A buffer never is empty.
+#[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+impl HostBuffer {
+    /// First byte; mapped as long as the buffer lives.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.as_mut_ptr()
+    }
+
+    /// First byte, to write. Consumers see what is written at once.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.arena.pool.base().wrapping_add(self.offset)
+    }
+
+    /// Bytes asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes registered: `len` in whole pages.
+    pub fn span(&self) -> usize {
+        self.len.next_multiple_of(page_size())
+    }
+
+    /// Where it begins in the arena, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Its id as the owner counts: another one for each buffer, whatever its address.
+    pub fn owner_allocation_id(&self) -> u64 {
+        self.owner_allocation_id
+    }
+
+    /// Copies `bytes` in at `offset`, each word written once.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.check(offset, bytes.len())?;
+        self.arena.pool.write_at(self.offset + offset, bytes)
+    }
+
+    /// Copies out `into.len()` bytes from `offset`, each word read once.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.check(offset, into.len())?;
+        self.arena.pool.read_at(self.offset + offset, into)
+    }
+
+    /// The bytes as a slice.
+    ///
+    /// # Safety
+    /// Nobody, in any process, reads or writes the memory while the slice is in use: so before it is
+    /// registered, or when the consumers are known to wait.
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: mapped for `len` bytes as long as the buffer lives, and no other buffer of the arena
+        // overlaps; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
+    }
+
+    /// Registers it; the same handle as before when it is registered already.
+    ///
+    /// # Errors
+    /// As [`Client::register`].
+    pub fn register(&self, deadline: Deadline) -> Result<Handle, Error> {
+        let handles = self.arena.register(&[self], deadline)?;
+        handles.into_iter().next().expect("one outcome per buffer")
+    }
+
+    /// Its handle, while it is registered.
+    pub fn handle(&self) -> Option<Handle> {
+        lock(&self.arena.ranges).registration(self.offset).map(|known| known.handle)
+    }
+
+    /// Its allocation, while it is registered.
+    pub fn id(&self) -> Option<AllocationId> {
+        self.handle().map(|handle| handle.id())
+    }
+
+    /// Frees it, like drop.
+    pub fn free(self) {}
+
+    fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => {
+                let context = format!("{len} bytes at {offset} exceed the buffer's {}", self.len);
+                Err(Error::new(ErrorCode::BadHandle, context))
+            }
+        }
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        // A forked child's arena is a copy: its parent's ranges are not its to free.
+        if self.arena.client.common().process.is_current() {
+            self.arena.free(self.offset, self.owner_allocation_id);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A sealed memfd, mapped: the memory of both host backends. Must never be handed out unsealed.
+
+use super::{Pool, PoolExport};
+use crate::common::SupplyFd;
+use crate::error::Error;
+use crate::map::{Access, AtFork, Mapping, page_size};
+use fdbroker_protocol::ErrorCode;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::ftruncate;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Memory in one memfd; every export is that fd at an offset.
+#[derive(Debug)]
+pub(crate) struct MemfdPool {
+    fd: Arc<OwnedFd>,
+    mapping: Mapping,
+}
+
+impl MemfdPool {
+    /// `bytes`, rounded up to pages, more than 0.
+    pub fn new(bytes: usize) -> Result<Self, Error> {
+        let len = bytes.checked_next_multiple_of(page_size()).filter(|len| *len > 0);
+        let len = len.ok_or_else(|| {
+            Error::new(ErrorCode::Internal, format!("an arena of {bytes} bytes cannot be"))
+        })?;
+        let fd = sealed(len)?;
+        // Inherited by a forked child, like any memory of its parent's own.
+        let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Inherit)?;
+        Ok(MemfdPool { fd: Arc::new(fd), mapping })
+    }
+
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+}
+
+/// A memfd of `len` bytes that nobody can shrink, grow or seal any more. memfd_create(2), F_ADD_SEALS.
+fn sealed(len: usize) -> Result<OwnedFd, Error> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let fd = memfd_create(c"fdbroker-arena", flags).map_err(|errno| {
+        let code = match errno {
+            nix::Error::EMFILE | nix::Error::ENFILE => ErrorCode::LocalFdLimit,
+            _ => ErrorCode::Internal,
+        };
+        Error::os(code, "memfd_create", errno)
+    })?;
+    let internal =
+        |what: &'static str| move |errno: nix::Error| Error::os(ErrorCode::Internal, what, errno);
+    let size = i64::try_from(len).map_err(|_| internal("ftruncate")(nix::Error::EFBIG))?;
+    ftruncate(&fd, size).map_err(internal("ftruncate"))?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(internal("F_ADD_SEALS"))?;
+    Ok(fd)
+}
+
+impl Pool for MemfdPool {
+    fn base(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    fn exports_are_fresh(&self) -> bool {
+        false
+    }
+
+    fn export(&self, offset: usize, _len: usize) -> Result<PoolExport, Error> {
+        Ok(PoolExport { fd: SupplyFd::Shared(Arc::clone(&self.fd)), fd_offset: offset as u64 })
+    }
+
+    fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.mapping.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.mapping.write_at(offset, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_when_made_then_sealed_against_shrinking_and_sealing() {
+        let pool = MemfdPool::new(1).unwrap();
+        let seals = fcntl(pool.fd(), FcntlArg::F_GET_SEALS).unwrap();
+        let seals = SealFlag::from_bits_truncate(seals);
+        assert!(seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL));
+        assert_eq!(pool.len(), page_size());
+        assert!(ftruncate(pool.fd(), 0).is_err());
+    }
+
+    #[test]
+    fn write_at_when_unaligned_then_reads_back_and_bounds_hold() {
+        let pool = MemfdPool::new(4096).unwrap();
+        let bytes: Vec<u8> = (0..101).collect();
+        pool.write_at(3, &bytes).unwrap();
+        let mut back = vec![0; 101];
+        pool.read_at(3, &mut back).unwrap();
+        assert_eq!(back, bytes);
+        assert!(pool.write_at(pool.len() - 1, &[1, 2]).is_err());
+        assert!(pool.read_at(usize::MAX, &mut back).is_err());
+    }
+}

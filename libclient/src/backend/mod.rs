@@ -1,0 +1,108 @@
+//! Where shared memory comes from: one trait, the host's backends behind it, others found by name.
+//! Must never pretend: a backend that is absent answers NOT_SUPPORTED and says what is missing.
+
+pub(crate) mod arena;
+pub(crate) mod host;
+mod memfd;
+mod ranges;
+mod udmabuf;
+
+use crate::common::SupplyFd;
+use crate::error::Error;
+use fdbroker_protocol::{ErrorCode, MemoryKind};
+use std::fmt::Debug;
+
+pub use host::HostMemory;
+
+/// A source of memory that can be exported as fds.
+pub trait MemoryBackend: Send + Sync + Debug {
+    /// Its name, such as `memfd`.
+    fn name(&self) -> &'static str;
+
+    /// What its exports are.
+    fn kind(&self) -> MemoryKind;
+
+    /// Whether it works here.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED, with what is missing.
+    fn available(&self) -> Result<(), Error>;
+
+    /// Allocates `bytes` (rounded up to pages) to be exported in ranges.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED; INTERNAL when the system has no memory; LOCAL_FD_LIMIT.
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Pool>, Error>;
+}
+
+/// Memory of a backend: mapped here, exported by ranges.
+pub trait Pool: Send + Sync + Debug {
+    /// First byte; mapped as long as the pool lives.
+    fn base(&self) -> *mut u8;
+
+    /// Bytes, a multiple of the page size.
+    fn len(&self) -> usize;
+
+    /// Whether it has no bytes; never so.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether an export is a new fd in this process, to be counted until it is sent.
+    fn exports_are_fresh(&self) -> bool;
+
+    /// Exports `len` bytes at `offset`, both multiples of the page size.
+    ///
+    /// # Errors
+    /// LOCAL_FD_LIMIT; NOT_SUPPORTED when the driver refuses.
+    fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error>;
+
+    /// Copies out `into.len()` bytes from `offset`, each word read once.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds.
+    fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error>;
+
+    /// Copies `bytes` in at `offset`, each word written once.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds.
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error>;
+}
+
+/// A range as an fd.
+#[derive(Debug)]
+pub struct PoolExport {
+    pub(crate) fd: SupplyFd,
+    /// Where in the fd the range begins, in bytes.
+    pub(crate) fd_offset: u64,
+}
+
+/// The backend of a name: `memfd`, `udmabuf`; `level-zero` and `cuda` are not built yet.
+///
+/// # Errors
+/// NOT_SUPPORTED, with the reason.
+pub fn by_name(name: &str) -> Result<&'static dyn MemoryBackend, Error> {
+    let reason = match name {
+        "memfd" => return Ok(&HostMemory::Memfd),
+        "udmabuf" => return Ok(&HostMemory::Udmabuf),
+        "level-zero" | "cuda" => "this build of the library has no such backend yet",
+        _ => "no backend has this name; there are memfd and udmabuf",
+    };
+    Err(Error::new(ErrorCode::NotSupported, format!("backend {name}: {reason}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_name_when_not_built_then_not_supported_with_reason() {
+        for name in ["level-zero", "cuda", "floppy"] {
+            let error = by_name(name).unwrap_err();
+            assert_eq!(error.code, ErrorCode::NotSupported);
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        assert_eq!(by_name("memfd").unwrap().kind(), MemoryKind::Memfd);
+    }
+}

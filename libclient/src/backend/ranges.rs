@@ -1,0 +1,301 @@
+//! Which parts of an arena are free, in use, or freed and still leased. Pure bookkeeping: no IO, no lock.
+//! Must never give out a range that some consumer may still have mapped.
+
+use crate::common::OwnerKey;
+use crate::deposit::Registration;
+use fdbroker_protocol::AllocationId;
+use std::collections::BTreeMap;
+
+/// The ranges of one arena; offsets and spans are multiples of the page size.
+#[derive(Debug)]
+pub(crate) struct Ranges {
+    /// Offset -> bytes; neighbours are merged.
+    free: BTreeMap<usize, usize>,
+    /// Offset -> what is there.
+    used: BTreeMap<usize, Range>,
+    /// Freed bytes whose drain nobody will report any more.
+    orphaned_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Range {
+    span: usize,
+    owner_allocation_id: u64,
+    state: State,
+    registration: Option<Registration>,
+    /// A broker that is gone may have granted it: nobody knows who still has it mapped.
+    exposed: bool,
+    /// The broker has said that its last lease is gone.
+    drained: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// A buffer of the application.
+    Held,
+    /// Freed, its last lease not yet gone.
+    Draining,
+    /// Freed, and its leases forgotten with the connection.
+    Orphaned,
+}
+
+/// What is left to do after a buffer was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freed {
+    /// Nothing.
+    Done,
+    /// Unregister it at this connection; the range waits for its drain.
+    Unregister(AllocationId),
+}
+
+/// A range taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub offset: usize,
+    pub owner_allocation_id: u64,
+}
+
+impl Ranges {
+    pub fn new(bytes: usize) -> Self {
+        Ranges { free: BTreeMap::from([(0, bytes)]), used: BTreeMap::new(), orphaned_bytes: 0 }
+    }
+
+    /// Takes the first free range of `span` bytes.
+    pub fn take(&mut self, span: usize, owner_allocation_id: u64) -> Option<Taken> {
+        let (offset, room) = self.free.iter().find(|(_, room)| **room >= span)?;
+        let (offset, room) = (*offset, *room);
+        self.free.remove(&offset);
+        if room > span {
+            self.free.insert(offset + span, room - span);
+        }
+        let range = Range {
+            span,
+            owner_allocation_id,
+            state: State::Held,
+            registration: None,
+            exposed: false,
+            drained: false,
+        };
+        self.used.insert(offset, range);
+        Some(Taken { offset, owner_allocation_id })
+    }
+
+    /// The largest free range and the sum of all.
+    pub fn room(&self) -> (usize, usize) {
+        let largest = self.free.values().copied().max().unwrap_or(0);
+        (largest, self.free.values().sum())
+    }
+
+    pub fn registration(&self, offset: usize) -> Option<&Registration> {
+        self.used.get(&offset)?.registration.as_ref()
+    }
+
+    /// A registration of a held range is about to be sent: what was drained before no longer counts.
+    pub fn note_sending(&mut self, offset: usize) {
+        if let Some(range) = self.used.get_mut(&offset) {
+            range.drained = false;
+        }
+    }
+
+    /// `false`: it was so already (by another thread meanwhile), and now counts twice at the broker.
+    pub fn note_registered(&mut self, offset: usize, registration: Registration) -> bool {
+        let Some(range) = self.used.get_mut(&offset) else { return true };
+        let before = range.registration.as_ref();
+        let is_new =
+            before.is_none_or(|b| b.epoch != registration.epoch || b.id() != registration.id());
+        range.registration = Some(registration);
+        is_new
+    }
+
+    /// The application is done with it.
+    pub fn free(&mut self, offset: usize, live_epoch: Option<u64>) -> Freed {
+        let Some(range) = self.used.get_mut(&offset) else { return Freed::Done };
+        debug_assert_eq!(range.state, State::Held);
+        let registration = range.registration.take();
+        let live = registration.filter(|_| !range.drained);
+        match live {
+            None if range.exposed => {
+                range.state = State::Orphaned;
+                self.orphaned_bytes += range.span;
+                Freed::Done
+            }
+            None => {
+                self.give_back(offset);
+                Freed::Done
+            }
+            Some(registration) if live_epoch == Some(registration.epoch) => {
+                range.state = State::Draining;
+                Freed::Unregister(registration.id())
+            }
+            Some(_) => {
+                range.state = State::Orphaned;
+                self.orphaned_bytes += range.span;
+                Freed::Done
+            }
+        }
+    }
+
+    /// The last lease of this allocation is gone.
+    pub fn note_drained(&mut self, offset: usize, owner_allocation_id: u64) {
+        let Some(range) = self.find(offset, owner_allocation_id) else { return };
+        match range.state {
+            State::Held => range.drained = true,
+            State::Draining if range.exposed => self.orphan(offset),
+            State::Draining => self.give_back(offset),
+            State::Orphaned => {}
+        }
+    }
+
+    /// The connection is lost: what was leased will never be reported drained.
+    pub fn note_disconnected(&mut self) {
+        for range in self.used.values_mut() {
+            match range.state {
+                State::Held => {
+                    range.exposed |= range.registration.take().is_some() && !range.drained;
+                }
+                State::Draining => {
+                    range.state = State::Orphaned;
+                    self.orphaned_bytes += range.span;
+                }
+                State::Orphaned => {}
+            }
+        }
+    }
+
+    /// Whether the allocation is there, held, and the one meant.
+    pub fn is_held(&self, offset: usize, owner_allocation_id: u64) -> bool {
+        self.used.get(&offset).is_some_and(|range| {
+            range.state == State::Held && range.owner_allocation_id == owner_allocation_id
+        })
+    }
+
+    /// Bytes of a range.
+    pub fn span(&self, offset: usize) -> Option<usize> {
+        self.used.get(&offset).map(|range| range.span)
+    }
+
+    pub fn orphaned_bytes(&self) -> usize {
+        self.orphaned_bytes
+    }
+
+    /// The application knows that nobody uses the orphaned ranges any more.
+    pub fn reclaim_orphans(&mut self) -> usize {
+        let is_orphan =
+            |(offset, range): (&usize, &Range)| (range.state == State::Orphaned).then_some(*offset);
+        let orphans: Vec<usize> = self.used.iter().filter_map(is_orphan).collect();
+        orphans.into_iter().for_each(|offset| self.give_back(offset));
+        // Nor those still held: whoever had them is gone too.
+        self.used.values_mut().for_each(|range| range.exposed = false);
+        std::mem::take(&mut self.orphaned_bytes)
+    }
+
+    fn find(&mut self, offset: usize, owner_allocation_id: u64) -> Option<&mut Range> {
+        self.used.get_mut(&offset).filter(|range| range.owner_allocation_id == owner_allocation_id)
+    }
+
+    fn orphan(&mut self, offset: usize) {
+        if let Some(range) = self.used.get_mut(&offset) {
+            range.state = State::Orphaned;
+            self.orphaned_bytes += range.span;
+        }
+    }
+
+    fn give_back(&mut self, offset: usize) {
+        let Some(range) = self.used.remove(&offset) else { return };
+        let (mut begin, mut span) = (offset, range.span);
+        if let Some((before, room)) = self.free.range(..begin).next_back()
+            && before + room == begin
+        {
+            (begin, span) = (*before, room + span);
+        }
+        if let Some(after) = self.free.remove(&(offset + range.span)) {
+            span += after;
+        }
+        self.free.insert(begin, span);
+    }
+}
+
+/// The key of a range as the broker names it.
+pub(crate) fn key(base: u64, offset: usize, owner_allocation_id: u64) -> OwnerKey {
+    OwnerKey { base: base + offset as u64, owner_allocation_id }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_protocol::Handle;
+
+    const PAGE: usize = 4096;
+
+    fn registration(slot: u32, epoch: u64) -> Registration {
+        let mut handle = Handle::from_bytes([0; 64]);
+        handle.prefix.slot = slot.into();
+        handle.prefix.generation = 1.into();
+        Registration { handle, token: [0; 16], epoch }
+    }
+
+    #[test]
+    fn take_when_freed_unregistered_then_merged_and_reused() {
+        let mut ranges = Ranges::new(4 * PAGE);
+        let taken: Vec<usize> =
+            (0..4).map(|id| ranges.take(PAGE, id).expect("room").offset).collect();
+        assert_eq!(taken, [0, PAGE, 2 * PAGE, 3 * PAGE]);
+        assert_eq!(ranges.take(PAGE, 9), None);
+        for offset in [PAGE, 3 * PAGE, 2 * PAGE, 0] {
+            assert_eq!(ranges.free(offset, Some(1)), Freed::Done);
+        }
+        assert_eq!(ranges.room(), (4 * PAGE, 4 * PAGE));
+    }
+
+    #[test]
+    fn free_when_registered_then_reused_only_after_drained() {
+        let mut ranges = Ranges::new(PAGE);
+        ranges.take(PAGE, 7).expect("room");
+        assert!(ranges.note_registered(0, registration(3, 1)));
+        let id = AllocationId { slot: 3, generation: 1 };
+        assert_eq!(ranges.free(0, Some(1)), Freed::Unregister(id));
+        assert_eq!(ranges.take(PAGE, 8), None);
+        ranges.note_drained(0, 6);
+        assert_eq!(ranges.take(PAGE, 8), None, "another allocation was drained");
+        ranges.note_drained(0, 7);
+        assert_eq!(ranges.take(PAGE, 8).map(|taken| taken.offset), Some(0));
+    }
+
+    #[test]
+    fn free_when_revoked_and_drained_before_then_free_at_once() {
+        let mut ranges = Ranges::new(PAGE);
+        ranges.take(PAGE, 7).expect("room");
+        assert!(ranges.note_registered(0, registration(3, 1)));
+        ranges.note_drained(0, 7);
+        assert_eq!(ranges.free(0, Some(1)), Freed::Done);
+        assert_eq!(ranges.room().0, PAGE);
+    }
+
+    #[test]
+    fn disconnected_when_leased_then_orphaned_until_reclaimed() {
+        let mut ranges = Ranges::new(2 * PAGE);
+        ranges.take(PAGE, 7).expect("room");
+        ranges.take(PAGE, 8).expect("room");
+        assert!(ranges.note_registered(0, registration(3, 1)));
+        assert!(ranges.note_registered(PAGE, registration(4, 1)));
+        ranges.free(0, Some(1));
+        ranges.note_disconnected();
+        assert_eq!(ranges.orphaned_bytes(), PAGE);
+        assert_eq!(ranges.registration(PAGE), None);
+        assert!(ranges.note_registered(PAGE, registration(5, 2)));
+        ranges.free(PAGE, Some(2));
+        ranges.note_drained(PAGE, 8);
+        assert_eq!(ranges.orphaned_bytes(), 2 * PAGE, "the old broker's leases are unknown");
+        assert_eq!(ranges.reclaim_orphans(), 2 * PAGE);
+        assert_eq!(ranges.room(), (2 * PAGE, 2 * PAGE));
+    }
+
+    #[test]
+    fn free_when_connection_lost_and_not_yet_told_then_orphaned() {
+        let mut ranges = Ranges::new(PAGE);
+        ranges.take(PAGE, 7).expect("room");
+        assert!(ranges.note_registered(0, registration(3, 1)));
+        assert_eq!(ranges.free(0, None), Freed::Done);
+        assert_eq!(ranges.orphaned_bytes(), PAGE);
+    }
+}

@@ -1,0 +1,132 @@
+//! Ranges of a sealed memfd as real dma-bufs, through /dev/udmabuf (linux/udmabuf.h).
+//! Must never keep an export: each is a new fd, closed when sent.
+//!
+//! CPU access by an importer needs no DMA_BUF_IOCTL_SYNC on x86: the pages are the memfd's own, cached and
+//! coherent. (On another architecture do it on the grant's fd, before it is closed.)
+
+use super::memfd::MemfdPool;
+use super::{Pool, PoolExport};
+use crate::common::SupplyFd;
+use crate::error::Error;
+use crate::map::page_size;
+use fdbroker_protocol::ErrorCode;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const DEVICE: &str = "/dev/udmabuf";
+
+/// `struct udmabuf_create` of linux/udmabuf.h.
+#[repr(C)]
+struct UdmabufCreate {
+    memfd: u32,
+    flags: u32,
+    offset: u64,
+    size: u64,
+}
+
+/// `UDMABUF_FLAGS_CLOEXEC` of linux/udmabuf.h.
+const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
+/// `UDMABUF_CREATE`: `_IOW('u', 0x42, struct udmabuf_create)`, linux/udmabuf.h and asm-generic/ioctl.h.
+const UDMABUF_CREATE: libc::c_ulong = (1 << 30)
+    | ((size_of::<UdmabufCreate>() as libc::c_ulong) << 16)
+    | ((b'u' as libc::c_ulong) << 8)
+    | 0x42;
+
+const _: () = assert!(size_of::<UdmabufCreate>() == 24);
+
+/// Memory in one memfd; every export is a new dma-buf of one range.
+#[derive(Debug)]
+pub(crate) struct UdmabufPool {
+    memory: MemfdPool,
+    device: File,
+}
+
+impl UdmabufPool {
+    pub fn new(bytes: usize) -> Result<Self, Error> {
+        Ok(UdmabufPool { memory: MemfdPool::new(bytes)?, device: open()? })
+    }
+}
+
+/// Makes one dma-buf of one page, to see whether it works here.
+pub(crate) fn probe() -> Result<(), Error> {
+    UdmabufPool::new(1)?.export(0, page_size()).map(drop)
+}
+
+fn open() -> Result<File, Error> {
+    // std opens close-on-exec.
+    OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|error| {
+        let code = match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
+            _ => ErrorCode::NotSupported,
+        };
+        Error::new(code, format!("backend udmabuf: {DEVICE}: {error}"))
+    })
+}
+
+impl Pool for UdmabufPool {
+    fn base(&self) -> *mut u8 {
+        self.memory.base()
+    }
+
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn exports_are_fresh(&self) -> bool {
+        true
+    }
+
+    fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error> {
+        let memfd =
+            u32::try_from(self.memory.fd().as_raw_fd()).expect("an open fd is not negative");
+        let (offset, size) = (offset as u64, len as u64);
+        let request = UdmabufCreate { memfd, flags: UDMABUF_FLAGS_CLOEXEC, offset, size };
+        // SAFETY: the request is the structure this ioctl reads, and lives over the call. The answer is a
+        // new fd or -1.
+        let fd = unsafe {
+            libc::ioctl(self.device.as_raw_fd(), UDMABUF_CREATE as _, &raw const request)
+        };
+        if fd < 0 {
+            let error = io::Error::last_os_error();
+            let code = match error.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
+                _ => ErrorCode::NotSupported,
+            };
+            let context = format!("backend udmabuf: {size} bytes at {offset}: {error}");
+            return Err(Error::new(code, context));
+        }
+        // SAFETY: the kernel has just made this fd for us, and nobody else knows it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(PoolExport { fd: SupplyFd::Fresh(fd), fd_offset: 0 })
+    }
+
+    fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.memory.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.memory.write_at(offset, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probe_when_no_device_then_not_supported_and_names_it() {
+        match probe() {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error.code, ErrorCode::NotSupported);
+                assert!(error.to_string().contains("udmabuf"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn request_number_when_computed_then_that_of_the_header() {
+        assert_eq!(UDMABUF_CREATE, 0x4018_7542);
+    }
+}

@@ -1,0 +1,115 @@
+//! Settings of a client, before it connects. Must never connect by itself or read a file.
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::handshake::default_socket_path;
+use crate::notice::{NoticeCallback, RecallCallback};
+use std::path::PathBuf;
+
+/// Settings for a connection; see [`Client::builder`].
+#[derive(Default)]
+#[must_use = "nothing happens until `connect`"]
+pub struct ClientBuilder {
+    socket: Option<PathBuf>,
+    name: Option<String>,
+    own_fds: Option<u32>,
+    on_notice: Option<NoticeCallback>,
+    on_recall: Option<RecallCallback>,
+    no_reconnect: bool,
+}
+
+/// The settings of a client, complete.
+pub(crate) struct Settings {
+    pub socket: PathBuf,
+    pub name: String,
+    pub own_fds: u32,
+    pub on_notice: Option<NoticeCallback>,
+    pub on_recall: Option<RecallCallback>,
+    pub reconnect: bool,
+}
+
+impl ClientBuilder {
+    /// The broker's socket. Default: [`default_socket_path`].
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = Some(path.into());
+        self
+    }
+
+    /// A name for display, cut to 16 bytes. Default: the command's.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Fds of shared memory this client will hold by itself: 1 for a memfd arena, and the export window, that is
+    /// how many exports may be on their way to the broker at once. Charged to it. Default: 1.
+    pub fn own_fds(mut self, count: u32) -> Self {
+        self.own_fds = Some(count);
+        self
+    }
+
+    /// Told every notice, on the library thread. It must not block: a blocking call of this library answers
+    /// NOT_SUPPORTED there; dropping leases, imports and buffers is fine.
+    pub fn on_notice(mut self, callback: NoticeCallback) -> Self {
+        self.on_notice = Some(callback);
+        self
+    }
+
+    /// Exports registered memory again when the broker recalls it, on the library thread, under the same rules.
+    /// Arenas answer for themselves. Without it recalls are answered NOT_SUPPORTED.
+    pub fn on_recall(mut self, callback: RecallCallback) -> Self {
+        self.on_recall = Some(callback);
+        self
+    }
+
+    /// Whether to look for a broker again when the connection is lost. Default: yes.
+    pub fn reconnect(mut self, reconnect: bool) -> Self {
+        self.no_reconnect = !reconnect;
+        self
+    }
+
+    /// Connects and starts the library thread.
+    ///
+    /// # Errors
+    /// NOT_CONNECTED: nobody answers at the socket within 5 s. NOT_PERMITTED: the socket refuses this user.
+    /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT.
+    pub fn connect(self) -> Result<Client, Error> {
+        Client::start(Settings {
+            socket: self.socket.unwrap_or_else(default_socket_path),
+            name: self.name.unwrap_or_else(command_name),
+            own_fds: self.own_fds.unwrap_or(1),
+            on_notice: self.on_notice,
+            on_recall: self.on_recall,
+            reconnect: !self.no_reconnect,
+        })
+    }
+}
+
+/// The command's name, without its path.
+fn command_name() -> String {
+    let path = std::env::args_os().next().map(PathBuf::from);
+    let name = path.as_deref().and_then(|path| path.file_name());
+    name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+impl std::fmt::Debug for ClientBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientBuilder")
+            .field("socket", &self.socket)
+            .field("name", &self.name)
+            .field("own_fds", &self.own_fds)
+            .field("reconnect", &!self.no_reconnect)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settings")
+            .field("socket", &self.socket)
+            .field("name", &self.name)
+            .field("own_fds", &self.own_fds)
+            .field("reconnect", &self.reconnect)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,342 @@
+//! The client: what a rank calls. Finds the connection of the moment, refuses what cannot work, leaves the rest.
+//! Must never block in a callback or in a forked child.
+
+use crate::acquire::{acquire_each, acquire_one};
+use crate::builder::{ClientBuilder, Settings};
+use crate::common::Common;
+use crate::connection::{Connection, Facts};
+use crate::deadline::Deadline;
+use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
+use crate::error::Error;
+use crate::events;
+use crate::grant::Grant;
+use crate::handshake::greet;
+use crate::limits::THREAD_END_TIMEOUT;
+use crate::register::{Batch, Registrations, register, unregister};
+use crate::sync::{lock, wait_until};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+/// A connection to the node's broker, for all threads of a process; clones share it.
+///
+/// Blocking calls take a [`Deadline`]. A broker that goes away answers them with NOT_CONNECTED at once, and
+/// later calls too until the library thread has found a broker again; handles, leases and registrations
+/// of before are void then. A child of fork(2) must connect anew: here everything answers NOT_CONNECTED.
+///
+/// Dropping the last clone (arenas hold one) ends the connection: the broker takes back all leases and ends all
+/// registrations. Memory already imported stays mapped until its [`crate::Import`] is dropped.
+#[derive(Clone, Debug)]
+pub struct Client {
+    owner: Arc<Owner>,
+}
+
+/// What client and library thread share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub settings: Settings,
+    pub common: Arc<Common>,
+    pub stopping: AtomicBool,
+    current: RwLock<Arc<Connection>>,
+    last: LastFacts,
+    ended: Mutex<bool>,
+    ending: Condvar,
+}
+
+/// What the broker said last, to be read without a lock: a forked child may ask too.
+#[derive(Debug)]
+struct LastFacts {
+    node: AtomicU64,
+    incarnation: AtomicU64,
+    client: AtomicU32,
+}
+
+impl LastFacts {
+    fn of(facts: &Facts) -> Self {
+        LastFacts {
+            node: facts.node.into(),
+            incarnation: facts.incarnation.into(),
+            client: facts.client.into(),
+        }
+    }
+
+    fn set(&self, facts: &Facts) {
+        self.node.store(facts.node, Ordering::Relaxed);
+        self.incarnation.store(facts.incarnation, Ordering::Relaxed);
+        self.client.store(facts.client, Ordering::Relaxed);
+    }
+}
+
+/// Ends the library thread when the last client is dropped.
+#[derive(Debug)]
+struct Owner {
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    /// Connects to the broker at the default socket ([`crate::default_socket_path`]) with default settings.
+    ///
+    /// # Errors
+    /// See [`ClientBuilder::connect`].
+    pub fn connect() -> Result<Client, Error> {
+        Self::builder().connect()
+    }
+
+    /// Settings for a connection.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    pub(crate) fn start(settings: Settings) -> Result<Client, Error> {
+        let window = settings.own_fds.saturating_sub(1).max(1);
+        let common = Arc::new(Common::new(window)?);
+        let greeted = greet(&settings.socket, &settings.name, settings.own_fds, || false)?;
+        let connection = Arc::new(Connection::new(1, greeted, Arc::clone(&common))?);
+        let shared = Arc::new(Shared {
+            settings,
+            common,
+            stopping: AtomicBool::new(false),
+            last: LastFacts::of(&connection.facts),
+            current: RwLock::new(connection),
+            ended: Mutex::new(false),
+            ending: Condvar::new(),
+        });
+        events::start(Arc::clone(&shared))?;
+        Ok(Client { owner: Arc::new(Owner { shared }) })
+    }
+
+    /// Registers one allocation: the broker gets its fd, the caller may close its own at once.
+    ///
+    /// # Errors
+    /// NO_QUOTA (with the cap), UNSUPPORTED_FD (with what it is), NOT_SUPPORTED, TIMED_OUT, NOT_CONNECTED.
+    pub fn register(
+        &self,
+        deposit: &Deposit,
+        fd: BorrowedFd<'_>,
+        deadline: Deadline,
+    ) -> Result<Registration, Error> {
+        let registrations = self.register_many(std::slice::from_ref(deposit), &[fd], deadline)?;
+        registrations.into_iter().next().expect("one outcome per deposit")
+    }
+
+    /// Registers any number of allocations, `fds[i]` being that of `deposits[i]` (the same fd may stand there
+    /// many times). One outcome each, in their order. They travel in chunks of what the broker has room
+    /// for, so those of a batch that does not fit fail one by one with NO_QUOTA at the deadline.
+    ///
+    /// # Errors
+    /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    ///
+    /// # Panics
+    /// When `deposits` and `fds` differ in length.
+    pub fn register_many(
+        &self,
+        deposits: &[Deposit],
+        fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+    ) -> Result<Registrations, Error> {
+        assert_eq!(deposits.len(), fds.len(), "one fd per deposit");
+        let mut export = |index: usize| Ok(Export::Shared(fds[index]));
+        self.register_batch(&mut Batch { deposits, export: &mut export, fresh: false }, deadline)
+    }
+
+    /// The same, making each fd just before it is sent and closing it right after, so that no more than the
+    /// export window (`own_fds` - 1, at least 1) exist at once, over all threads. `export` is called once per
+    /// deposit, in their order, and must not wait for anything; its error is the outcome of that deposit.
+    ///
+    /// # Errors
+    /// As [`Client::register_many`].
+    pub fn register_with(
+        &self,
+        deposits: &[Deposit],
+        mut export: impl FnMut(usize) -> Result<OwnedFd, Error>,
+        deadline: Deadline,
+    ) -> Result<Registrations, Error> {
+        let mut export = |index: usize| export(index).map(Export::Fresh);
+        self.register_batch(&mut Batch { deposits, export: &mut export, fresh: true }, deadline)
+    }
+
+    pub(crate) fn register_batch(
+        &self,
+        batch: &mut Batch<'_, '_>,
+        deadline: Deadline,
+    ) -> Result<Registrations, Error> {
+        let connection = self.connection("register")?;
+        Ok(register(&connection, batch, deadline))
+    }
+
+    /// Ends one registration. When the last of its count is gone, so is the allocation: every holder is told.
+    ///
+    /// # Errors
+    /// STALE: it had ended before (or is of a lost connection). BAD_HANDLE, NOT_PERMITTED: not this client's.
+    pub fn unregister(&self, what: impl Into<RegistrationRef>) -> Result<Drained, Error> {
+        let outcomes = self.unregister_many([what.into()])?;
+        outcomes.into_iter().next().expect("one outcome per registration")
+    }
+
+    /// Ends many, one outcome each, in their order.
+    ///
+    /// # Errors
+    /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    pub fn unregister_many<R: Into<RegistrationRef>>(
+        &self,
+        what: impl IntoIterator<Item = R>,
+    ) -> Result<Vec<Result<Drained, Error>>, Error> {
+        let connection = self.connection("unregister")?;
+        let refs: Vec<RegistrationRef> = what.into_iter().map(Into::into).collect();
+        let is_current = |one: &RegistrationRef| one.epoch.is_none_or(|e| e == connection.epoch);
+        let ids: Vec<AllocationId> =
+            refs.iter().filter(|one| is_current(one)).map(|one| one.id).collect();
+        let mut answered = unregister(&connection, &ids).into_iter();
+        let outcomes = refs.iter().map(|one| match is_current(one) {
+            true => answered.next().expect("one outcome per id"),
+            false => {
+                let context = format!("unregister {}: registered before a reconnect", one.id);
+                Err(Error::new(ErrorCode::Stale, context))
+            }
+        });
+        Ok(outcomes.collect())
+    }
+
+    /// Acquires one allocation: a duplicate fd and a lease.
+    ///
+    /// # Errors
+    /// WRONG_NODE, BAD_HANDLE, STALE, NOT_PERMITTED, NO_QUOTA (with the cap), OWNER_GONE, OWNER_SILENT,
+    /// LOCAL_FD_LIMIT (nothing lost: retry), TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
+    pub fn acquire(&self, handle: &Handle, deadline: Deadline) -> Result<Grant, Error> {
+        acquire_one(&self.connection("acquire")?, handle, deadline)
+    }
+
+    /// Acquires any number, one outcome each, in their order. All grants are held until the call returns, so
+    /// many need as many fds: [`Client::acquire_each`] does not.
+    ///
+    /// # Errors
+    /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    pub fn acquire_many(
+        &self,
+        handles: &[Handle],
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Grant, Error>>, Error> {
+        let mut grants: Vec<Option<Result<Grant, Error>>> = Vec::new();
+        grants.resize_with(handles.len(), || None);
+        self.acquire_each(handles, deadline, |index, outcome| grants[index] = Some(outcome))?;
+        let outcome = |one: Option<_>| one.expect("acquire_each hands over each index once");
+        Ok(grants.into_iter().map(outcome).collect())
+    }
+
+    /// Acquires any number and hands each over as it comes, in any order, each index once: import it and close its
+    /// fd at once, and the room is used for the next. `each` runs on the calling thread and may call
+    /// this client.
+    ///
+    /// # Errors
+    /// When nothing was tried (`each` was not called): NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    pub fn acquire_each(
+        &self,
+        handles: &[Handle],
+        deadline: Deadline,
+        each: impl FnMut(usize, Result<Grant, Error>),
+    ) -> Result<(), Error> {
+        acquire_each(&self.connection("acquire")?, handles, deadline, each);
+        Ok(())
+    }
+
+    /// Whether the allocation lives, the broker lives, and this client is connected to it. Two loads, no
+    /// syscall. Ask after putting something into a cache, and on every hit. An id of before a reconnect may
+    /// name something else after it: drop those at [`crate::Notice::Disconnected`], or ask
+    /// [`crate::Lease::is_current`], which knows its connection.
+    pub fn is_current(&self, id: AllocationId) -> bool {
+        let common = &self.owner.shared.common;
+        common.page.is_current(id) && common.process.is_current()
+    }
+
+    /// The node, see [`fdbroker_protocol::node_id`]; as of the last connection.
+    pub fn node(&self) -> u64 {
+        self.owner.shared.last.node.load(Ordering::Relaxed)
+    }
+
+    /// Of the broker, random per start; as of the last connection.
+    pub fn incarnation(&self) -> u64 {
+        self.owner.shared.last.incarnation.load(Ordering::Relaxed)
+    }
+
+    /// This client's number at the broker, as `fdbroker clients` shows it; as of the last connection.
+    pub fn id(&self) -> u32 {
+        self.owner.shared.last.client.load(Ordering::Relaxed)
+    }
+
+    /// Whether calls can be made now.
+    pub fn is_connected(&self) -> bool {
+        self.owner.shared.common.process.is_current() && self.owner.shared.current().is_usable()
+    }
+
+    /// The connection of the moment, if the caller may wait for it.
+    pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
+        let shared = &self.owner.shared;
+        if !shared.common.process.is_current() {
+            // Before any lock: it may be held by a thread that this child does not have.
+            let context = format!("{what}: forked from the process that connected; connect anew");
+            return Err(Error::not_connected(context));
+        }
+        if events::is_library_thread() {
+            let context = format!("{what}: a callback must not wait; do it on another thread");
+            return Err(Error::new(ErrorCode::NotSupported, context));
+        }
+        let connection = shared.current();
+        match connection.is_usable() {
+            true => Ok(connection),
+            false => Err(connection.lost(what)),
+        }
+    }
+
+    /// The connection of the moment, dead or alive.
+    pub(crate) fn current(&self) -> Arc<Connection> {
+        self.owner.shared.current()
+    }
+
+    pub(crate) fn common(&self) -> &Arc<Common> {
+        &self.owner.shared.common
+    }
+
+    pub(crate) fn own_fds(&self) -> u32 {
+        self.owner.shared.settings.own_fds
+    }
+}
+
+impl Shared {
+    pub fn current(&self) -> Arc<Connection> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn replace(&self, connection: Arc<Connection>) {
+        self.last.set(&connection.facts);
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = connection;
+    }
+
+    /// The library thread has ended.
+    pub fn note_end(&self) {
+        *lock(&self.ended) = true;
+        self.ending.notify_all();
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        // A child closes its copies of the fds and leaves everything else to its parent.
+        if !shared.common.process.is_current() {
+            return;
+        }
+        shared.stopping.store(true, Ordering::Release);
+        shared.current().kill("the client was dropped");
+        shared.common.kick();
+        if events::is_library_thread() {
+            return;
+        }
+        let until = Instant::now() + THREAD_END_TIMEOUT;
+        let mut ended = lock(&shared.ended);
+        while !*ended && Instant::now() < until {
+            ended = wait_until(&shared.ending, ended, until);
+        }
+    }
+}

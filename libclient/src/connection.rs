@@ -1,0 +1,395 @@
+//! One connection to the broker, shared by the threads of a process: requests out, replies to who waits.
+//! Must never block without someone able to read, lose a reply's fds, or outlive the broker's word.
+//!
+//! **Reading: leader and follower.** A thread that waits for its reply either has the reader's role
+//! (`Inbox::reading`) or sleeps on its own condition variable. The reader hands every reply to its
+//! thread; when it has its own, it gives up the role and wakes one sleeper to take it. A thread that is
+//! not asleep looks at the state under the lock before it sleeps, so no wake-up is lost. When replies are
+//! owed to nobody (a request given up, a buffer freed) and no thread reads, the library thread does.
+//!
+//! **Sending.** Under a short lock, without waiting in it. The broker stops reading a client that does not
+//! read its replies; so a thread that finds the socket full gives back the lock and looks whether anyone
+//! reads: if not, it takes the role and reads for others until there is room. As every sleeper in
+//! `make_room` looks again after `SEND_SLICE`, at any time someone reads, or will within a slice: the
+//! broker can always go on, hence so can the send. No lock is held over a wait.
+//!
+//! **Lock order**: reader, outbox, inbox, then credits and page; application code is called under none.
+
+use crate::common::{Common, Unregister};
+use crate::credits::Credits;
+use crate::error::Error;
+use crate::handshake::Greeted;
+use crate::inbox::Inbox;
+use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY, SEND_SLICE};
+use crate::outbox::{OneWay, Outbox, Unregistering};
+use crate::page::PageFacts;
+use crate::poll::{poll_one, shut_down};
+use crate::reader::{Reader, Reply};
+use crate::sync::{lock, wait_until};
+use fdbroker_protocol::message::HelloReply;
+use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Writer};
+use fdbroker_scm::SendError;
+use nix::poll::PollFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+/// What the broker said in hello.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub node: u64,
+    pub incarnation: u64,
+    pub client: u32,
+    pub max_batch: usize,
+    pub max_parked: usize,
+    pub recall_timeout_ms: u32,
+}
+
+/// One connection, from hello to its end.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Counts the connections of a client from 1.
+    pub epoch: u64,
+    pub facts: Facts,
+    pub credits: Credits,
+    pub common: Arc<Common>,
+    pub(crate) socket: OwnedFd,
+    pub(crate) events: OwnedFd,
+    alive: AtomicBool,
+    next_id: AtomicU64,
+    pub(crate) inbox: Mutex<Inbox>,
+    pub(crate) reader: Mutex<Reader>,
+    outbox: Mutex<Outbox>,
+    /// Notified when one of `max_parked` places came free and `Inbox::queueing` is not 0.
+    room: Condvar,
+}
+
+/// A request to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'a> {
+    /// For error messages.
+    pub what: &'a str,
+    pub kind: Kind,
+    pub answer: Kind,
+    /// When the library gives up: the broker's deadline and some grace.
+    pub until: Instant,
+    /// Deposit credits claimed for it.
+    pub deposits: u32,
+}
+
+impl Connection {
+    /// A connection on greeted sockets; shows its page.
+    pub fn new(epoch: u64, greeted: Greeted, common: Arc<Common>) -> Result<Self, Error> {
+        let Greeted { socket, events, page, reply } = greeted;
+        let facts =
+            PageFacts { slots: reply.page_slots.get(), incarnation: reply.incarnation.get() };
+        common.page.show(epoch, page.as_fd(), facts)?;
+        Ok(Connection {
+            epoch,
+            facts: Facts::from(&reply),
+            credits: Credits::new(reply.deposit_credits.get()),
+            common,
+            socket,
+            events,
+            alive: AtomicBool::new(true),
+            next_id: AtomicU64::new(1),
+            inbox: Mutex::default(),
+            reader: Mutex::default(),
+            outbox: Mutex::default(),
+            room: Condvar::new(),
+        })
+    }
+
+    /// Whether requests can be made: not lost, and not inherited over a fork.
+    pub fn is_usable(&self) -> bool {
+        self.alive.load(Ordering::Acquire) && self.common.process.is_current()
+    }
+
+    /// Makes a request and waits for its reply. `write` appends the body and returns the item count; it is
+    /// called again when the socket was full. `decode` reads the reply and may take its fds.
+    pub fn call<T>(
+        &self,
+        call: Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: impl Fn(&mut Writer) -> usize,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Result<T, Error> {
+        let sent = self.begin(&call).and_then(|id| {
+            self.send(id, &call, fds, &write).inspect_err(|_| self.withdraw(id))?;
+            Ok(id)
+        });
+        match sent {
+            Ok(id) => self.wait(id, &call, decode),
+            Err(error) => {
+                self.credits.give_back(call.deposits);
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends a message that nobody waits for; queues it when the socket is full. Never waits.
+    pub fn post(&self, message: OneWay) {
+        self.post_all([message]);
+    }
+
+    /// The same for many.
+    pub fn post_all(&self, messages: impl IntoIterator<Item = OneWay>) {
+        // Not in a forked child either: the lock may be held by a thread it does not have.
+        if !self.is_usable() {
+            return;
+        }
+        let mut outbox = lock(&self.outbox);
+        let mut fits = true;
+        for message in messages {
+            fits &= outbox.push(message);
+        }
+        let flushed = self.flush(&mut outbox);
+        let waits = outbox.wants_room();
+        drop(outbox);
+        if !fits {
+            self.kill("too many one-way messages are queued");
+        } else if flushed == Err(SendError::PeerGone) {
+            self.kill("the broker has closed the connection");
+        } else if waits {
+            self.common.kick();
+        }
+    }
+
+    /// Sends what is queued, without waiting. Whether something still waits for room.
+    pub fn flush_queued(&self) -> bool {
+        if !self.is_usable() {
+            return false;
+        }
+        let mut outbox = lock(&self.outbox);
+        if outbox.is_empty() {
+            return false;
+        }
+        let flushed = self.flush(&mut outbox);
+        let waits = outbox.wants_room();
+        drop(outbox);
+        if flushed == Err(SendError::PeerGone) {
+            self.kill("the broker has closed the connection");
+        }
+        waits
+    }
+
+    /// Ends the connection: waiting calls answer NOT_CONNECTED, nothing is current, the library
+    /// thread sees to the rest. Once; later calls do nothing.
+    pub fn kill(&self, reason: &str) {
+        if !self.alive.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        log::info!("connection {} to the broker has ended: {reason}", self.epoch);
+        self.common.page.hide(self.epoch);
+        {
+            let mut inbox = lock(&self.inbox);
+            inbox.close();
+            self.room.notify_all();
+        }
+        self.credits.close();
+        // Wakes whoever polls, and lets the broker release everything now, whoever still has the fds.
+        shut_down(self.socket.as_fd());
+        shut_down(self.events.as_fd());
+        self.common.kick();
+    }
+
+    /// Reads what is there without waiting, unless another thread reads. Whether it could.
+    pub fn read_if_nobody_does(&self) -> bool {
+        if !self.take_role() {
+            return false;
+        }
+        let mut reader = lock(&self.reader);
+        self.read_queued(&mut reader);
+        drop(reader);
+        self.leave_role();
+        true
+    }
+
+    /// Whether replies will come that only the library thread would read.
+    pub fn needs_a_reader(&self) -> bool {
+        let inbox = lock(&self.inbox);
+        inbox.is_owed() && !inbox.reading
+    }
+
+    pub(crate) fn lost(&self, what: &str) -> Error {
+        match self.common.process.is_current() {
+            true => Error::not_connected(format!("{what}: the connection to the broker is lost")),
+            false => Error::not_connected(format!(
+                "{what}: this process was forked from the one that connected; connect anew"
+            )),
+        }
+    }
+
+    fn begin(&self, call: &Call<'_>) -> Result<u64, Error> {
+        if !self.is_usable() {
+            return Err(self.lost(call.what));
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut inbox = lock(&self.inbox);
+        while inbox.len() >= self.facts.max_parked && !inbox.dead {
+            if Instant::now() >= call.until {
+                let context = format!("{}: all {} requests under way", call.what, inbox.len());
+                return Err(Error::timed_out(context));
+            }
+            inbox.queueing += 1;
+            inbox = wait_until(&self.room, inbox, call.until);
+            inbox.queueing -= 1;
+        }
+        if inbox.dead {
+            return Err(self.lost(call.what));
+        }
+        inbox.enter(id, call.deposits);
+        Ok(id)
+    }
+
+    fn send(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: &impl Fn(&mut Writer) -> usize,
+    ) -> Result<(), Error> {
+        loop {
+            let sent = {
+                let mut outbox = lock(&self.outbox);
+                // What was queued goes first; if it does not fit, this will not either, or needs not.
+                let _ = self.flush(&mut outbox);
+                let count = write(outbox.writer.start(call.kind, id));
+                debug_assert!(count <= MAX_BATCH);
+                fdbroker_scm::send(self.socket.as_fd(), outbox.writer.finish(count, fds.len()), fds)
+            };
+            let wanted = match sent {
+                Ok(()) => return Ok(()),
+                Err(SendError::WouldBlock) => PollFlags::POLLOUT,
+                // No event tells when fewer fds are in flight: look again after a slice.
+                Err(SendError::TooManyRefs) => PollFlags::empty(),
+                Err(SendError::PeerGone) => {
+                    self.kill("the broker has closed the connection");
+                    return Err(self.lost(call.what));
+                }
+                Err(error) => return Err(send_error(call.what, error)),
+            };
+            if Instant::now() >= call.until {
+                let why = match wanted.is_empty() {
+                    true => "too many fds of this user are in flight",
+                    false => "the broker does not read",
+                };
+                return Err(Error::timed_out(format!("{}: {why}", call.what)));
+            }
+            self.make_room(wanted);
+            if !self.is_usable() {
+                return Err(self.lost(call.what));
+            }
+        }
+    }
+
+    /// Waits up to a slice for room on the socket, and reads meanwhile unless another thread does.
+    fn make_room(&self, wanted: PollFlags) {
+        if !self.take_role() {
+            poll_one(self.socket.as_fd(), wanted, SEND_SLICE);
+            return;
+        }
+        let mut reader = lock(&self.reader);
+        poll_one(self.socket.as_fd(), wanted | PollFlags::POLLIN, SEND_SLICE);
+        self.read_queued(&mut reader);
+        drop(reader);
+        self.leave_role();
+    }
+
+    fn withdraw(&self, id: u64) {
+        let mut inbox = lock(&self.inbox);
+        if let Some(at) = inbox.position(id) {
+            self.leave(&mut inbox, at);
+        }
+    }
+
+    /// Takes a request out of the inbox and lets the next in, as reader and as asker.
+    pub(crate) fn leave(&self, inbox: &mut Inbox, at: usize) {
+        inbox.leave(at);
+        self.pass_on(inbox);
+    }
+
+    /// Gives up on a request: its reply is owed, and read by whoever reads.
+    pub(crate) fn give_up(&self, mut inbox: MutexGuard<'_, Inbox>, at: usize, id: u64) {
+        inbox.abandon(at);
+        let broken = inbox.abandoned() > MAX_ABANDONED;
+        self.pass_on(&mut inbox);
+        drop(inbox);
+        match broken {
+            true => self.kill("the broker owes too many replies"),
+            false => self.post(OneWay::Cancel(id)),
+        }
+    }
+
+    /// Takes the reader's role if nobody has it.
+    pub(crate) fn take_role(&self) -> bool {
+        let mut inbox = lock(&self.inbox);
+        let free = !inbox.reading && !inbox.dead;
+        inbox.reading |= free;
+        free
+    }
+
+    /// Gives up the reader's role.
+    pub(crate) fn leave_role(&self) {
+        let mut inbox = lock(&self.inbox);
+        inbox.reading = false;
+        self.pass_on(&mut inbox);
+    }
+
+    /// Sees to it that someone reads who waits, and that someone asks who queues.
+    pub(crate) fn pass_on(&self, inbox: &mut Inbox) {
+        if !inbox.reading && !inbox.wake_a_reader() && inbox.is_owed() {
+            self.common.kick();
+        }
+        if inbox.queueing > 0 && inbox.len() < self.facts.max_parked {
+            self.room.notify_one();
+        }
+    }
+
+    fn flush(&self, outbox: &mut Outbox) -> Result<(), SendError> {
+        if outbox.is_empty() {
+            return Ok(());
+        }
+        outbox.flush(self.socket.as_fd(), &mut &*self)
+    }
+}
+
+impl Unregistering for &Connection {
+    fn begin(&mut self) -> Option<u64> {
+        let inbox = lock(&self.inbox);
+        let may = !inbox.dead && inbox.unregistering() < MAX_UNREGISTERS_UNDERWAY;
+        may.then(|| self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn expect(&mut self, id: u64, items: Vec<Unregister>) {
+        lock(&self.inbox).owe(id, items);
+        // Nobody may be reading: the library thread then does.
+        self.common.kick();
+    }
+
+    fn withdraw(&mut self, id: u64) {
+        let _ = lock(&self.inbox).addressee(id);
+    }
+}
+
+impl From<&HelloReply> for Facts {
+    fn from(reply: &HelloReply) -> Self {
+        Facts {
+            node: reply.node.get(),
+            incarnation: reply.incarnation.get(),
+            client: reply.client.get(),
+            max_batch: usize::from(reply.max_batch.get()).clamp(1, MAX_BATCH),
+            max_parked: (reply.max_parked.get() as usize).max(1),
+            recall_timeout_ms: reply.recall_timeout_ms.get(),
+        }
+    }
+}
+
+fn send_error(what: &str, error: SendError) -> Error {
+    let code = match error {
+        SendError::BadFd | SendError::Os(_) => ErrorCode::UnsupportedFd,
+        _ => ErrorCode::Internal,
+    };
+    Error::new(code, format!("{what}: {error}"))
+}

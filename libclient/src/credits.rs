@@ -1,0 +1,167 @@
+//! Deposit credits: how many fds this client may send before the broker has made room for more.
+//! Must never send an fd beyond the credit: the broker would end the connection.
+
+use crate::sync::{lock, wait_until};
+use std::sync::{Condvar, Mutex};
+use std::time::Instant;
+
+/// The credits of one connection, shared by its threads.
+#[derive(Debug)]
+pub(crate) struct Credits {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// May be claimed now.
+    available: u32,
+    /// Claimed, and no answer yet. A reply's credits may have been counted before the broker saw these, so
+    /// they are taken off what it grants: it may look like less than there is, never like more.
+    in_flight: u32,
+    /// Threads that wait for a change: a notification nobody waits for would cost a syscall.
+    waiting: u32,
+    /// A thread is asking the broker for credit.
+    asking: bool,
+    closed: bool,
+}
+
+/// What a thread may do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Send so many fds; then `answered`, `failed` or `give_back`.
+    Granted(u32),
+    /// Ask the broker (a register of 0 items), then call `asked`, then claim again.
+    Ask,
+    /// Time is over.
+    TimedOut,
+    /// The connection is lost.
+    Closed,
+}
+
+impl Credits {
+    pub fn new(granted: u32) -> Self {
+        let state =
+            State { available: granted, in_flight: 0, waiting: 0, asking: false, closed: false };
+        Credits { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Claims 1 to `wanted` credits, waiting until `until` while answers or another asker may bring some.
+    pub fn claim(&self, wanted: u32, until: Instant) -> Claim {
+        let mut state = lock(&self.state);
+        loop {
+            if state.closed {
+                return Claim::Closed;
+            }
+            if state.available > 0 {
+                let claimed = wanted.min(state.available);
+                state.available -= claimed;
+                state.in_flight += claimed;
+                return Claim::Granted(claimed);
+            }
+            if state.in_flight == 0 && !state.asking {
+                state.asking = true;
+                return Claim::Ask;
+            }
+            if Instant::now() >= until {
+                return Claim::TimedOut;
+            }
+            state.waiting += 1;
+            state = wait_until(&self.changed, state, until);
+            state.waiting -= 1;
+        }
+    }
+
+    /// The asker has its answer, or has given up.
+    pub fn asked(&self) {
+        self.change(|state| state.asking = false);
+    }
+
+    /// The reply to a message of `sent` fds says that there are `granted` credits now.
+    /// Called in the order in which replies are read.
+    pub fn answered(&self, sent: u32, granted: u32) {
+        self.change(|state| {
+            state.in_flight = state.in_flight.saturating_sub(sent);
+            state.available = granted.saturating_sub(state.in_flight);
+        });
+    }
+
+    /// A message of `sent` fds was refused as a whole: its credits count as used up.
+    pub fn failed(&self, sent: u32) {
+        self.change(|state| state.in_flight = state.in_flight.saturating_sub(sent));
+    }
+
+    /// `count` claimed credits were not used: nothing was sent.
+    pub fn give_back(&self, count: u32) {
+        self.change(|state| {
+            let unused = count.min(state.in_flight);
+            state.in_flight -= unused;
+            state.available += unused;
+        });
+    }
+
+    /// The connection is lost.
+    pub fn close(&self) {
+        self.change(|state| state.closed = true);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(20)
+    }
+
+    #[test]
+    fn claim_when_some_left_then_no_more_than_those() {
+        let credits = Credits::new(3);
+        assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
+        assert_eq!(credits.claim(2, soon()), Claim::Granted(1));
+        assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
+    }
+
+    #[test]
+    fn answered_when_others_in_flight_then_theirs_are_taken_off() {
+        let credits = Credits::new(4);
+        assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
+        assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
+        credits.answered(2, 3);
+        assert_eq!(credits.claim(9, soon()), Claim::Granted(1));
+    }
+
+    #[test]
+    fn claim_when_none_and_nothing_in_flight_then_one_asks_and_others_wait() {
+        let credits = Credits::new(0);
+        assert_eq!(credits.claim(1, soon()), Claim::Ask);
+        assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
+        credits.answered(0, 5);
+        credits.asked();
+        assert_eq!(credits.claim(9, soon()), Claim::Granted(5));
+    }
+
+    #[test]
+    fn give_back_when_not_sent_then_available_again() {
+        let credits = Credits::new(2);
+        assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
+        credits.give_back(2);
+        assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
+    }
+
+    #[test]
+    fn claim_when_closed_then_closed() {
+        let credits = Credits::new(2);
+        credits.close();
+        assert_eq!(credits.claim(1, soon()), Claim::Closed);
+    }
+}

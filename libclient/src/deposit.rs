@@ -1,0 +1,188 @@
+//! What a producer says of an allocation when it registers it, and what it gets. Plain data.
+//! Must never hold an fd.
+
+use crate::error::Error;
+use fdbroker_protocol::handle::TOKEN_BYTES;
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
+use fdbroker_protocol::message::{RegisterItem, register_flags};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
+
+/// The driver's handle bytes of an allocation, 0 to 64, kept by the broker and given with each grant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct DriverData {
+    len: u8,
+    bytes: [u8; DRIVER_DATA_BYTES],
+}
+
+impl DriverData {
+    /// None.
+    pub const EMPTY: DriverData = DriverData { len: 0, bytes: [0; DRIVER_DATA_BYTES] };
+
+    /// A copy of `bytes`; BAD_HANDLE when there are more than 64.
+    pub fn new(bytes: &[u8]) -> Result<Self, Error> {
+        let mut data = Self::EMPTY;
+        let room = data.bytes.get_mut(..bytes.len()).ok_or_else(|| {
+            let context = format!("{} bytes of driver data, at most 64 travel", bytes.len());
+            Error::new(ErrorCode::BadHandle, context)
+        })?;
+        room.copy_from_slice(bytes);
+        data.len = u8::try_from(bytes.len()).expect("at most 64");
+        Ok(data)
+    }
+
+    /// The first `len` bytes of a block off the wire.
+    pub(crate) fn from_block(block: &[u8; DRIVER_DATA_BYTES], len: u8) -> Self {
+        let mut data = Self::EMPTY;
+        data.len = len.min(DRIVER_DATA_BYTES as u8);
+        let used = usize::from(data.len);
+        data.bytes[..used].copy_from_slice(&block[..used]);
+        data
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl Default for DriverData {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl std::fmt::Debug for DriverData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DriverData({} bytes)", self.len)
+    }
+}
+
+/// An allocation to register; its fd travels beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deposit {
+    /// What the fd is.
+    pub kind: MemoryKind,
+    /// Size in bytes, more than 0.
+    pub size_bytes: u64,
+    /// Where in the fd the allocation begins, in bytes.
+    pub fd_offset: u64,
+    /// The owner's id of it; another id at the same address is another allocation.
+    pub owner_allocation_id: u64,
+    /// Its address in the owner; 0 = it has none and never counts as the same or overlapping.
+    pub base: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// The driver's handle bytes.
+    pub driver_data: DriverData,
+    /// The owner can export it again when recalled, so the broker may evict its fd.
+    pub recallable: bool,
+    /// It outlives its owner, for a time.
+    pub keep: bool,
+    /// Who may acquire it.
+    pub share: Share,
+}
+
+impl Deposit {
+    /// `size_bytes` of `kind` from offset 0 of the fd: resident, for the same user, without an address.
+    pub fn new(kind: MemoryKind, size_bytes: u64) -> Self {
+        Deposit {
+            kind,
+            size_bytes,
+            fd_offset: 0,
+            owner_allocation_id: 0,
+            base: 0,
+            device: 0,
+            driver_data: DriverData::EMPTY,
+            recallable: false,
+            keep: false,
+            share: Share::Uid,
+        }
+    }
+
+    pub(crate) fn to_item(self) -> RegisterItem {
+        let recallable = if self.recallable { register_flags::RECALLABLE } else { 0 };
+        let keep = if self.keep { register_flags::KEEP } else { 0 };
+        RegisterItem {
+            kind: self.kind as u8,
+            flags: recallable | keep,
+            share: self.share as u8,
+            driver_data_len: self.driver_data.len,
+            device: self.device.into(),
+            size_bytes: self.size_bytes.into(),
+            fd_offset: self.fd_offset.into(),
+            owner_allocation_id: self.owner_allocation_id.into(),
+            base: self.base.into(),
+            driver_data: self.driver_data.bytes,
+        }
+    }
+}
+
+/// An allocation registered. It lives until it is unregistered, the client ends, or the connection is
+/// lost; dropping this value does nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The handle to pass on, 64 bytes.
+    pub handle: Handle,
+    pub(crate) token: [u8; TOKEN_BYTES],
+    pub(crate) epoch: u64,
+}
+
+impl Registration {
+    /// The allocation.
+    pub fn id(&self) -> AllocationId {
+        self.handle.id()
+    }
+
+    /// Proves ownership at re-deposit; never pass it on.
+    pub fn owner_token(&self) -> [u8; TOKEN_BYTES] {
+        self.token
+    }
+}
+
+/// What to unregister: a registration, or an allocation by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegistrationRef {
+    pub(crate) id: AllocationId,
+    pub(crate) epoch: Option<u64>,
+}
+
+impl From<AllocationId> for RegistrationRef {
+    fn from(id: AllocationId) -> Self {
+        RegistrationRef { id, epoch: None }
+    }
+}
+
+impl From<&Registration> for RegistrationRef {
+    fn from(registration: &Registration) -> Self {
+        RegistrationRef { id: registration.id(), epoch: Some(registration.epoch) }
+    }
+}
+
+impl From<Registration> for RegistrationRef {
+    fn from(registration: Registration) -> Self {
+        (&registration).into()
+    }
+}
+
+/// Whether no lease was left when an allocation ended: its memory may be used anew at once. If `false`, wait
+/// for [`crate::Notice::Drained`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained(pub bool);
+
+/// An fd for a deposit, made when it is about to be sent.
+#[derive(Debug)]
+pub(crate) enum Export<'a> {
+    /// One that the process holds anyway.
+    Shared(std::os::fd::BorrowedFd<'a>),
+    /// A new one; closed when sent.
+    Fresh(std::os::fd::OwnedFd),
+}
+
+impl std::os::fd::AsFd for Export<'_> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Export::Shared(fd) => *fd,
+            Export::Fresh(fd) => fd.as_fd(),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What a call answers when it does not succeed: the stable code, the broker's detail, and what was tried.
+//! Must never be made on the way of a call that succeeds: it allocates.
+
+use fdbroker_protocol::{ErrorCode, Status};
+
+/// Why a call, or one item of it, was not done.
+///
+/// The code is the wire's and the C ABI's stable number; `status` has the broker's detail (for NO_QUOTA: which
+/// cap, whose, its value, the largest holder). Displays what was tried, the cause and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{context}: {}", self.cause_and_remedy())]
+pub struct Error {
+    /// The stable code.
+    pub code: ErrorCode,
+    /// What the broker said, when it was the broker.
+    pub status: Option<Status>,
+    /// What was tried and what came of it, without the remedy.
+    pub context: String,
+}
+
+impl Error {
+    /// A failure found by the library itself.
+    pub fn new(code: ErrorCode, context: impl Into<String>) -> Self {
+        Error { code, status: None, context: context.into() }
+    }
+
+    /// A failure that the broker reported. A status of OK would be a bug and reads as INTERNAL.
+    pub fn from_status(status: Status, context: impl Into<String>) -> Self {
+        let code = status.result().err().unwrap_or(ErrorCode::Internal);
+        Error { code, status: Some(status), context: context.into() }
+    }
+
+    /// A system call that failed, with its errno.
+    pub(crate) fn os(code: ErrorCode, what: &str, errno: impl Into<std::io::Error>) -> Self {
+        Error::new(code, format!("{what}: {}", errno.into()))
+    }
+
+    fn cause_and_remedy(&self) -> String {
+        self.status.map_or_else(|| self.code.to_string(), |status| status.to_string())
+    }
+
+    pub(crate) fn not_connected(context: impl Into<String>) -> Self {
+        Error::new(ErrorCode::NotConnected, context)
+    }
+
+    pub(crate) fn timed_out(context: impl Into<String>) -> Self {
+        Error::new(ErrorCode::TimedOut, context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_protocol::{Resource, Scope};
+
+    #[test]
+    fn display_when_no_quota_then_names_cap_and_holder() {
+        let status = Status::no_quota(Resource::OpenLeases, Scope::Client, 64, 4711);
+        let text = Error::from_status(status, "acquire 3.1").to_string();
+        assert!(text.contains("acquire 3.1"), "{text}");
+        assert!(text.contains("open_leases = 64"), "{text}");
+        assert!(text.contains("4711"), "{text}");
+    }
+
+    #[test]
+    fn display_when_local_then_has_context_and_remedy() {
+        let text = Error::timed_out("acquire 3.1").to_string();
+        assert!(text.starts_with("acquire 3.1: TIMED_OUT: "), "{text}");
+    }
+}

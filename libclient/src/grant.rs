@@ -1,0 +1,71 @@
+//! The grant: a duplicate fd, its lease, and what the allocation is. Import it, or take it apart.
+//! Must never keep the fd once the memory is imported.
+
+use crate::deposit::DriverData;
+use crate::error::Error;
+use crate::import::Import;
+use crate::lease::Lease;
+use crate::map::{Access, AtFork, Mapping};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// What the broker says of an allocation granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocationInfo {
+    /// Which it is, for [`crate::Client::is_current`].
+    pub id: AllocationId,
+    /// Size in bytes: bounds every offset.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, in bytes.
+    pub fd_offset: u64,
+    /// What the fd is.
+    pub kind: MemoryKind,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// The owner's allocation id.
+    pub owner_allocation_id: u64,
+    /// The driver's handle bytes.
+    pub driver_data: DriverData,
+}
+
+/// A duplicate fd with its lease. Dropping it closes the fd, then gives the lease back.
+///
+/// To import by other means (a GPU driver): take it apart, import from `fd`, close `fd`, call
+/// [`Lease::mapped`], keep the lease as long as the memory is in use.
+#[derive(Debug)]
+#[must_use = "dropping a grant gives it back"]
+pub struct Grant {
+    /// The fd, close-on-exec. (Declared before the lease: closed before the lease is given back.)
+    pub fd: OwnedFd,
+    /// The lease.
+    pub lease: Lease,
+    /// The allocation.
+    pub info: AllocationInfo,
+}
+
+impl Grant {
+    /// Maps the allocation from `offset` bytes inside it to its end, closes the fd and reports the lease
+    /// as mapped. Pages that a later fork(2) leaves to the parent (MADV_DONTFORK).
+    ///
+    /// # Errors
+    /// BAD_HANDLE: `offset` is not inside the allocation. NOT_SUPPORTED: this kind of memory cannot be
+    /// mapped by the CPU (CUDA VMM). INTERNAL: mmap failed. In every case the grant is given back.
+    pub fn import(self, access: Access, offset: u64) -> Result<Import, Error> {
+        let Grant { fd, mut lease, info } = self;
+        if info.kind == MemoryKind::CudaVmm {
+            let context = "map a CUDA VMM fd: only the CUDA driver can import it";
+            return Err(Error::new(ErrorCode::NotSupported, context));
+        }
+        let length = info.size_bytes.checked_sub(offset).filter(|length| *length > 0);
+        let length = length.and_then(|length| usize::try_from(length).ok());
+        let start = info.fd_offset.checked_add(offset);
+        let (Some(length), Some(start)) = (length, start) else {
+            let context = format!("offset {offset} is not inside {} bytes", info.size_bytes);
+            return Err(Error::new(ErrorCode::BadHandle, context));
+        };
+        let mapping = Mapping::new(fd.as_fd(), start, length, access, AtFork::Leave)?;
+        drop(fd);
+        lease.mapped();
+        Ok(Import::new(mapping, lease, info))
+    }
+}

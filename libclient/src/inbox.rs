@@ -1,0 +1,161 @@
+//! Who waits for which reply, and who reads: the state behind leader and follower. See `connection`.
+//! Must never do IO; all of it lives under one short lock.
+
+use crate::common::Unregister;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar};
+
+/// The waiting requests of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    waiting: Vec<Waiting>,
+    owed: Vec<Owed>,
+    /// Condition variables at rest, so that a request allocates none.
+    idle: Vec<Arc<Condvar>>,
+    /// A thread has the reader's role.
+    pub reading: bool,
+    /// Threads waiting for a place among `waiting`.
+    pub queueing: usize,
+    pub dead: bool,
+}
+
+/// A request that a thread waits for.
+#[derive(Debug)]
+struct Waiting {
+    id: u64,
+    deposits: u32,
+    wake: Arc<Condvar>,
+    /// Its thread sleeps on `wake`. One that does not looks at the state itself before it sleeps.
+    sleeps: bool,
+    parcel: Option<Parcel>,
+}
+
+/// A reply read by one thread for another, its fds owned.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub bytes: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// A request that nobody waits for and that the broker will answer.
+#[derive(Debug, Default)]
+pub(crate) struct Owed {
+    pub id: u64,
+    pub deposits: u32,
+    /// The freed buffers that it unregisters; empty when it was given up on.
+    pub unregisters: Vec<Unregister>,
+}
+
+/// Whose a reply is.
+#[derive(Debug)]
+pub(crate) enum Addressee {
+    /// A waiting thread's; its deposits.
+    Waiting(usize, u32),
+    /// Nobody's any more.
+    Late(Owed),
+    /// Of a request that never was, or was answered already.
+    Unknown,
+}
+
+impl Inbox {
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn position(&self, id: u64) -> Option<usize> {
+        self.waiting.iter().position(|waiting| waiting.id == id)
+    }
+
+    pub fn enter(&mut self, id: u64, deposits: u32) {
+        let wake = self.idle.pop().unwrap_or_default();
+        self.waiting.push(Waiting { id, deposits, wake, sleeps: false, parcel: None });
+    }
+
+    pub fn leave(&mut self, at: usize) {
+        let gone = self.waiting.swap_remove(at);
+        self.idle.push(gone.wake);
+    }
+
+    pub fn take_parcel(&mut self, at: usize) -> Option<Parcel> {
+        self.waiting[at].parcel.take()
+    }
+
+    /// The condition variable to sleep on; call `woke` after.
+    pub fn sleep(&mut self, at: usize) -> Arc<Condvar> {
+        self.waiting[at].sleeps = true;
+        Arc::clone(&self.waiting[at].wake)
+    }
+
+    pub fn woke(&mut self, id: u64) {
+        if let Some(at) = self.position(id) {
+            self.waiting[at].sleeps = false;
+        }
+    }
+
+    /// Gives up on a request; its reply will be `Late`.
+    pub fn abandon(&mut self, at: usize) {
+        let Waiting { id, deposits, .. } = self.waiting[at];
+        self.leave(at);
+        self.owed.push(Owed { id, deposits, unregisters: Vec::new() });
+    }
+
+    /// Notes an unregister that nobody waits for.
+    pub fn owe(&mut self, id: u64, unregisters: Vec<Unregister>) {
+        self.owed.push(Owed { id, deposits: 0, unregisters });
+    }
+
+    pub fn abandoned(&self) -> usize {
+        self.owed.len() - self.unregistering()
+    }
+
+    pub fn unregistering(&self) -> usize {
+        self.owed.iter().filter(|owed| !owed.unregisters.is_empty()).count()
+    }
+
+    /// Whether replies will come that nobody waits for.
+    pub fn is_owed(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// Whose reply `id` is. A second reply to one request is nobody's.
+    pub fn addressee(&mut self, id: u64) -> Addressee {
+        match self.position(id) {
+            Some(at) if self.waiting[at].parcel.is_none() => {
+                return Addressee::Waiting(at, self.waiting[at].deposits);
+            }
+            Some(_) => return Addressee::Unknown,
+            None => {}
+        }
+        match self.owed.iter().position(|owed| owed.id == id) {
+            Some(at) => Addressee::Late(self.owed.swap_remove(at)),
+            None => Addressee::Unknown,
+        }
+    }
+
+    /// Puts a reply where its thread finds it, and wakes the thread.
+    pub fn deliver(&mut self, at: usize, parcel: Parcel) {
+        let waiting = &mut self.waiting[at];
+        waiting.parcel = Some(parcel);
+        if waiting.sleeps {
+            waiting.wake.notify_one();
+        }
+    }
+
+    /// Wakes a sleeper to take the reader's role, if nobody has it. `false`: nobody sleeps.
+    pub fn wake_a_reader(&self) -> bool {
+        let sleeper = self.waiting.iter().find(|one| one.sleeps && one.parcel.is_none());
+        if let Some(sleeper) = sleeper {
+            sleeper.wake.notify_one();
+        }
+        sleeper.is_some()
+    }
+
+    /// The connection is lost: every waiting thread finds its request gone.
+    pub fn close(&mut self) {
+        self.dead = true;
+        self.owed.clear();
+        for gone in self.waiting.drain(..) {
+            gone.wake.notify_one();
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Memory shared with other processes, mapped: the one place that maps, reads, writes and unmaps it.
+//! Must never hand out a safe reference into it: another process may write at any time.
+
+use crate::error::Error;
+use crate::fork::Process;
+use fdbroker_protocol::ErrorCode;
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+/// What an import may do with the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read only.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+/// Who has the mapping after fork(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtFork {
+    /// The child does not have it (MADV_DONTFORK).
+    Leave,
+    /// The child has it too.
+    Inherit,
+}
+
+/// A mapping of part of an fd, `len` bytes from any offset. Unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// Page-aligned start and bytes of what was mapped.
+    start: NonNull<u8>,
+    span: usize,
+    /// Where what was asked for begins in it.
+    lead: usize,
+    len: usize,
+    access: Access,
+    at_fork: AtFork,
+    process: Process,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through volatile copies
+// or through raw pointers whose users take on that duty.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes (more than 0) from `offset` of `fd`, shared with every other holder.
+    pub fn new(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        access: Access,
+        at_fork: AtFork,
+    ) -> Result<Self, Error> {
+        let page = page_size();
+        let lead = usize::try_from(offset % page as u64).expect("less than a page");
+        let too_far = || Error::new(ErrorCode::Internal, format!("cannot map at offset {offset}"));
+        let begin = libc::off_t::try_from(offset - lead as u64).map_err(|_| too_far())?;
+        let span = len.checked_add(lead).and_then(NonZeroUsize::new).ok_or_else(too_far)?;
+        let protection = match access {
+            Access::Read => ProtFlags::PROT_READ,
+            Access::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { mmap(None, span, protection, MapFlags::MAP_SHARED, fd, begin) }
+            .map_err(|errno| Error::os(ErrorCode::Internal, "cannot map the memory", errno))?;
+        let mapping = Mapping {
+            start: start.cast(),
+            span: span.get(),
+            lead,
+            len,
+            access,
+            at_fork,
+            process: Process::current(),
+        };
+        if at_fork == AtFork::Leave {
+            // SAFETY: the range is the mapping just made; the advice changes no byte of it.
+            unsafe { madvise(start, span.get(), MmapAdvise::MADV_DONTFORK) }
+                .map_err(|errno| Error::os(ErrorCode::Internal, "MADV_DONTFORK", errno))?;
+        }
+        Ok(mapping)
+    }
+
+    /// Bytes asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// First byte asked for. Valid as long as the mapping lives, in this process.
+    pub fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: `lead` is less than `span`, so the result is inside the mapping.
+        unsafe { self.start.as_ptr().add(self.lead) }
+    }
+
+    /// Copies out `into.len()` bytes from `offset`.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.check(offset, into.len())?;
+        // SAFETY: in bounds (checked), mapped as long as `self` lives, and `into` is exclusively ours.
+        unsafe { copy_out(self.as_ptr().add(offset), into) };
+        Ok(())
+    }
+
+    /// Copies `bytes` in at `offset`.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        if self.access == Access::Read {
+            let context = "write to memory imported for reading";
+            return Err(Error::new(ErrorCode::NotSupported, context));
+        }
+        self.check(offset, bytes.len())?;
+        // SAFETY: in bounds (checked), mapped writable as long as `self` lives.
+        unsafe { copy_in(bytes, self.as_ptr().add(offset)) };
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
+        if !self.process.is_current() && self.at_fork == AtFork::Leave {
+            return Err(Error::not_connected("memory imported before fork is not the child's"));
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => {
+                let context = format!("{len} bytes at {offset} exceed the {} mapped", self.len);
+                Err(Error::new(ErrorCode::BadHandle, context))
+            }
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // A child that never had the mapping may have something else at the address.
+        if self.at_fork == AtFork::Leave && !self.process.is_current() {
+            return;
+        }
+        // SAFETY: the mapping is ours, and whoever took a pointer promised not to outlive it.
+        if let Err(errno) = unsafe { munmap(self.start.cast::<c_void>(), self.span) } {
+            log::error!("cannot unmap {} bytes: {errno}", self.span);
+        }
+    }
+}
+
+const WORD: usize = size_of::<u64>();
+
+/// Volatile copy from shared memory, by words where `from` is aligned.
+///
+/// # Safety
+/// `from` is readable for `into.len()` bytes.
+unsafe fn copy_out(mut from: *const u8, into: &mut [u8]) {
+    let head = from.align_offset(WORD).min(into.len());
+    let (first, rest) = into.split_at_mut(head);
+    let (words, last) = rest.as_chunks_mut::<WORD>();
+    // SAFETY: `from` advances over exactly `into.len()` bytes; words are read where it is aligned.
+    unsafe {
+        for byte in first {
+            *byte = from.read_volatile();
+            from = from.add(1);
+        }
+        for word in words {
+            *word = from.cast::<u64>().read_volatile().to_ne_bytes();
+            from = from.add(WORD);
+        }
+        for byte in last {
+            *byte = from.read_volatile();
+            from = from.add(1);
+        }
+    }
+}
+
+/// Volatile copy into shared memory, by words where `to` is aligned.
+///
+/// # Safety
+/// `to` is writable for `bytes.len()` bytes.
+unsafe fn copy_in(bytes: &[u8], mut to: *mut u8) {
+    let head = to.align_offset(WORD).min(bytes.len());
+    let (first, rest) = bytes.split_at(head);
+    let (words, last) = rest.as_chunks::<WORD>();
+    // SAFETY: `to` advances over exactly `bytes.len()` bytes; words are written where it is aligned.
+    unsafe {
+        for byte in first {
+            to.write_volatile(*byte);
+            to = to.add(1);
+        }
+        for word in words {
+            to.cast::<u64>().write_volatile(u64::from_ne_bytes(*word));
+            to = to.add(WORD);
+        }
+        for byte in last {
+            to.write_volatile(*byte);
+            to = to.add(1);
+        }
+    }
+}
+
+/// Bytes of a page, sysconf(3).
+pub(crate) fn page_size() -> usize {
+    use nix::unistd::{SysconfVar, sysconf};
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0).unwrap_or(4096)
+}

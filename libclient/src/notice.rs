@@ -1,0 +1,96 @@
+//! What the library thread tells the application, and what it asks of it: notices and recalls.
+//! Plain data; must never hold a lock or reach the connection.
+
+use fdbroker_protocol::{AllocationId, ErrorCode};
+use std::os::fd::OwnedFd;
+
+/// News from the broker, told on the library thread. See [`crate::ClientBuilder::on_notice`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// An allocation of which this client has a lease has ended. The lease stays on the ledger until
+    /// it is released; the memory stays mapped until then.
+    Revoked {
+        /// The allocation.
+        id: AllocationId,
+        /// The number of the lease, [`crate::Lease::number`].
+        lease: u64,
+        /// STALE (released, address reused, revoked) or OWNER_GONE.
+        code: ErrorCode,
+    },
+    /// An allocation of this client has ended and its last lease is gone: its memory may be used anew.
+    Drained {
+        /// The allocation.
+        id: AllocationId,
+        /// The id it was registered with.
+        owner_allocation_id: u64,
+        /// The address it was registered with.
+        base: u64,
+    },
+    /// The broker would like these leases back if they are not in use.
+    Reclaim {
+        /// Their numbers, [`crate::Lease::number`].
+        leases: Vec<u64>,
+    },
+    /// The broker is about to end.
+    GoingAway {
+        /// 1 = it ends, 2 = it restarts and keeps all state.
+        reason: u32,
+    },
+    /// The connection is lost: handles, leases and registrations of it are void.
+    Disconnected,
+    /// Connected again: register anew, acquire anew.
+    Reconnected {
+        /// Of the broker: another value than before means that it lost all former state.
+        incarnation: u64,
+    },
+}
+
+/// The broker asks for the fd of an allocation again. See [`crate::ClientBuilder::on_recall`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recall {
+    /// The allocation.
+    pub id: AllocationId,
+    /// The id it was registered with.
+    pub owner_allocation_id: u64,
+    /// The address it was registered with.
+    pub base: u64,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Where in the fd it began, in bytes.
+    pub fd_offset: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+}
+
+/// The owner's answer to a [`Recall`]: the fd exported again.
+#[derive(Debug)]
+pub struct RecallAnswer {
+    /// The new export; closed by the library when sent.
+    pub fd: OwnedFd,
+    /// Where in the fd the allocation begins now, in bytes.
+    pub fd_offset: u64,
+    /// Its size in bytes; must not have changed.
+    pub size_bytes: u64,
+    /// The id of the memory at that address, read again *after* the export.
+    pub owner_allocation_id: u64,
+}
+
+impl RecallAnswer {
+    /// An fd for the very allocation recalled, offset and size as before. Only for memory whose id
+    /// cannot have changed: otherwise read it again after the export.
+    pub fn unchanged(recall: &Recall, fd: OwnedFd) -> Self {
+        RecallAnswer {
+            fd,
+            fd_offset: recall.fd_offset,
+            size_bytes: recall.size_bytes,
+            owner_allocation_id: recall.owner_allocation_id,
+        }
+    }
+}
+
+/// Told every notice, on the library thread. Makes no blocking call of this library.
+pub type NoticeCallback = Box<dyn Fn(Notice) + Send + Sync>;
+/// Exports an allocation again, on the library thread. Makes no blocking call of this library.
+/// `Err(STALE)`: the memory is no longer there; any other code: not now.
+pub type RecallCallback = Box<dyn Fn(&Recall) -> Result<RecallAnswer, ErrorCode> + Send + Sync>;

@@ -1,0 +1,32 @@
+//! Waiting for sockets: poll(2) and shutdown(2). Must never wait without a bound of the caller's.
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{Shutdown, shutdown};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Waits for `wanted` (hang-up and errors always count) up to `timeout`, rounded up to ms. Empty when nothing
+/// came or a signal did.
+pub(crate) fn poll_one(fd: BorrowedFd<'_>, wanted: PollFlags, timeout: Duration) -> PollFlags {
+    let mut fds = [PollFd::new(fd, wanted)];
+    poll_many(&mut fds, timeout);
+    came(&fds[0])
+}
+
+/// The same for several; see [`came`] for what came.
+pub(crate) fn poll_many(fds: &mut [PollFd<'_>], timeout: Duration) {
+    let ms = timeout.as_nanos().div_ceil(1_000_000);
+    let timeout = PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX);
+    // An error (EINTR, ENOMEM) leaves nothing in `revents`: the caller looks at the clock and goes on.
+    let _ = poll(fds, timeout);
+}
+
+/// What came for one fd, unknown bits included.
+pub(crate) fn came(fd: &PollFd<'_>) -> PollFlags {
+    fd.revents().unwrap_or(PollFlags::POLLERR)
+}
+
+/// Ends both directions, for every holder of the socket. That it is over already is no error.
+pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
+    let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+}

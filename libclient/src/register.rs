@@ -1,0 +1,268 @@
+//! Registering and unregistering: deposits in chunks of credit, export window and 253, in their order.
+//! Must never send an fd without credit, nor hold more exports than the window allows.
+
+use crate::acquire::is_final;
+use crate::connection::{Call, Connection};
+use crate::credits::Claim;
+use crate::deadline::Deadline;
+use crate::deposit::{Deposit, Drained, Export, Registration};
+use crate::error::Error;
+use crate::limits::{ANSWER_TIMEOUT, MAX_CREDITS_WANTED, REPLY_GRACE};
+use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
+use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Status, Writer};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+/// One outcome per deposit, in their order.
+pub(crate) type Registrations = Vec<Result<Registration, Error>>;
+
+/// What to register and where its fds come from.
+pub(crate) struct Batch<'a, 'fd> {
+    pub deposits: &'a [Deposit],
+    /// Makes the fd of the deposit at an index; called once each, in order, just before it is sent.
+    pub export: &'a mut dyn FnMut(usize) -> Result<Export<'fd>, Error>,
+    /// Whether it makes new fds, which count in the window.
+    pub fresh: bool,
+}
+
+/// Registers a batch of any size.
+pub(crate) fn register(
+    connection: &Connection,
+    batch: &mut Batch<'_, '_>,
+    deadline: Deadline,
+) -> Registrations {
+    let mut results = Registrations::with_capacity(batch.deposits.len());
+    while results.len() < batch.deposits.len() {
+        if let Err(error) = register_some(connection, batch, deadline, &mut results) {
+            results.resize_with(batch.deposits.len(), || Err(error.clone()));
+        }
+    }
+    results
+}
+
+/// Registers the next chunk. An error is of all that is left; one of the chunk alone is in `results`.
+fn register_some(
+    connection: &Connection,
+    batch: &mut Batch<'_, '_>,
+    deadline: Deadline,
+    results: &mut Registrations,
+) -> Result<(), Error> {
+    let left = batch.deposits.len() - results.len();
+    let claimed = claim(connection, left, deadline)?;
+    let until = deadline.at() + REPLY_GRACE;
+    let places = match batch.fresh {
+        false => None,
+        true => {
+            let wanted = u32::try_from(claimed).expect("at most 253");
+            let places = connection.common.window.take(wanted, until).ok_or_else(|| {
+                connection.credits.give_back(wanted);
+                Error::timed_out("register: other threads hold all exports of the window")
+            })?;
+            Some(places)
+        }
+    };
+    let chunk = places.as_ref().map_or(claimed, |places| places.count());
+
+    let begin = results.len();
+    let mut exports: Vec<Export<'_>> = Vec::with_capacity(chunk);
+    let mut sent: Vec<usize> = Vec::with_capacity(chunk);
+    for index in begin..begin + chunk {
+        match (batch.export)(index) {
+            Ok(export) => {
+                exports.push(export);
+                sent.push(index);
+                // Replaced by the broker's answer.
+                results.push(Err(Error::timed_out("register")));
+            }
+            Err(error) => results.push(Err(error)),
+        }
+    }
+    let unused = u32::try_from(claimed - sent.len()).expect("at most 253");
+    connection.credits.give_back(unused);
+    if sent.is_empty() {
+        return Ok(());
+    }
+
+    let follow = batch.deposits.len() - results.len();
+    let request = Request { deposits: batch.deposits, sent: &sent, follow, deadline };
+    let borrowed: Vec<BorrowedFd<'_>> = exports.iter().map(AsFd::as_fd).collect();
+    let answered = request.make(connection, &borrowed);
+    drop(borrowed);
+    // The exports are closed before their places are given to others.
+    drop(exports);
+    drop(places);
+
+    match answered {
+        Ok(answers) => {
+            for (index, answer) in sent.iter().zip(answers) {
+                results[*index] = answer;
+            }
+            Ok(())
+        }
+        Err(error) => {
+            for index in &sent {
+                results[*index] = Err(error.clone());
+            }
+            if is_final(error.code) { Err(error) } else { Ok(()) }
+        }
+    }
+}
+
+/// Claims 1 to `wanted` credits (at most one message's), asking the broker when there are none.
+fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<usize, Error> {
+    let most = wanted.min(connection.facts.max_batch);
+    let most = u32::try_from(most).expect("at most 253");
+    loop {
+        match connection.credits.claim(most, deadline.at()) {
+            Claim::Granted(claimed) => return Ok(claimed as usize),
+            Claim::Closed => return Err(connection.lost("register")),
+            Claim::TimedOut => {
+                let context = "register: waited for the credits of other threads";
+                return Err(Error::timed_out(context));
+            }
+            Claim::Ask => {
+                let asked = ask_for_credit(connection, wanted, deadline);
+                connection.credits.asked();
+                asked?;
+            }
+        }
+    }
+}
+
+/// A register of 0 items: waits until the broker has a place. The reader counts the credits of the reply.
+fn ask_for_credit(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<(), Error> {
+    let request = Request { deposits: &[], sent: &[], follow: wanted, deadline };
+    let call = request.call("register: no place for another fd in the broker");
+    let granted = connection.call(
+        call,
+        &[],
+        |writer| request.write(writer),
+        |reply| {
+            let (head, _) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
+            Ok((head.deposit_credits.get(), head.cap.get()))
+        },
+    )?;
+    match granted {
+        (0, cap) => {
+            let status = Status::with_value(ErrorCode::NoQuota, cap);
+            Err(Error::from_status(status, call.what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One register message.
+struct Request<'a> {
+    deposits: &'a [Deposit],
+    /// Those in this message.
+    sent: &'a [usize],
+    /// How many follow it.
+    follow: usize,
+    deadline: Deadline,
+}
+
+impl Request<'_> {
+    fn call<'a>(&self, what: &'a str) -> Call<'a> {
+        Call {
+            what,
+            kind: Kind::Register,
+            answer: Kind::RegisterReply,
+            until: self.deadline.at() + REPLY_GRACE,
+            deposits: u32::try_from(self.sent.len()).expect("at most 253"),
+        }
+    }
+
+    fn write(&self, writer: &mut Writer) -> usize {
+        let wanted = u32::try_from(self.follow).unwrap_or(u32::MAX).min(MAX_CREDITS_WANTED);
+        let deadline_ms = self.deadline.remaining_ms().into();
+        writer.push(&RegisterHead { credits_wanted: wanted.into(), deadline_ms });
+        for index in self.sent {
+            writer.push(&self.deposits[*index].to_item());
+        }
+        self.sent.len()
+    }
+
+    fn make(
+        &self,
+        connection: &Connection,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Registrations, Error> {
+        let call = self.call("register");
+        connection.call(
+            call,
+            fds,
+            |writer| self.write(writer),
+            |reply| {
+                let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
+                check_count(Kind::RegisterReply, items.len(), self.sent.len())?;
+                let answers = items.iter().map(|item| match item.status.is_ok() {
+                    true => Ok(Registration {
+                        handle: item.handle,
+                        token: item.token,
+                        epoch: connection.epoch,
+                    }),
+                    false => Err(Error::from_status(item.status, "register")),
+                });
+                Ok(answers.collect())
+            },
+        )
+    }
+}
+
+/// Unregisters many; one outcome each, in their order.
+pub(crate) fn unregister(
+    connection: &Connection,
+    ids: &[AllocationId],
+) -> Vec<Result<Drained, Error>> {
+    let mut results = Vec::with_capacity(ids.len());
+    for chunk in ids.chunks(connection.facts.max_batch) {
+        match unregister_some(connection, chunk) {
+            Ok(statuses) => {
+                results.extend(chunk.iter().zip(statuses).map(
+                    |(id, status)| match status.is_ok() {
+                        true => Ok(Drained(status.value.get() == 1)),
+                        false => Err(Error::from_status(status, format!("unregister {id}"))),
+                    },
+                ));
+            }
+            Err(error) if is_final(error.code) => {
+                results.resize_with(ids.len(), || Err(error.clone()));
+                break;
+            }
+            Err(error) => {
+                results.resize_with(results.len() + chunk.len(), || Err(error.clone()));
+            }
+        }
+    }
+    results
+}
+
+fn unregister_some(connection: &Connection, ids: &[AllocationId]) -> Result<Vec<Status>, Error> {
+    let call = Call {
+        what: "unregister",
+        kind: Kind::Unregister,
+        answer: Kind::UnregisterReply,
+        until: Instant::now() + ANSWER_TIMEOUT,
+        deposits: 0,
+    };
+    let write = |writer: &mut Writer| {
+        for id in ids {
+            let (slot, generation) = (id.slot.into(), id.generation.into());
+            writer.push(&AllocationItem { slot, generation });
+        }
+        ids.len()
+    };
+    connection.call(call, &[], write, |reply| {
+        let statuses = reply.message.items::<Status>()?;
+        check_count(Kind::UnregisterReply, statuses.len(), ids.len())?;
+        Ok(statuses.to_vec())
+    })
+}
+
+/// A reply has as many items as the request.
+pub(crate) fn check_count(kind: Kind, got: usize, expected: usize) -> Result<(), DecodeError> {
+    match got == expected {
+        true => Ok(()),
+        false => Err(DecodeError::Length { kind, got, expected }),
+    }
+}

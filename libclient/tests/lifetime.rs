@@ -1,0 +1,238 @@
+//! The connection's life against a scripted broker: the page, the end, reconnecting, dropping.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use fdbroker_client::{AllocationId, Client, ErrorCode, Notice};
+use fdbroker_protocol::message::{GoingAway, LeaseItem, RevokedItem};
+use fdbroker_protocol::page::FUTEX_OWNER_DIED;
+use fdbroker_protocol::{Kind, Status, Writer};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Instant;
+use support::*;
+
+fn noticing() -> (fdbroker_client::ClientBuilder, Receiver<Notice>) {
+    let (sender, receiver) = channel();
+    let builder = Client::builder().on_notice(Box::new(move |notice| {
+        let _ = sender.send(notice);
+    }));
+    (builder, receiver)
+}
+
+fn next(notices: &Receiver<Notice>) -> Notice {
+    notices.recv_timeout(PATIENCE).unwrap()
+}
+
+#[test]
+fn is_current_when_page_changes_then_follows_it() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let id = AllocationId { slot: 5, generation: 3 };
+    assert!(!client.is_current(id));
+    peer.page.set(id);
+    assert!(client.is_current(id));
+    assert!(!client.is_current(AllocationId { slot: 5, generation: 2 }));
+    assert!(!client.is_current(AllocationId { slot: 6, generation: 0 }), "generation 0 is none");
+    assert!(!client.is_current(AllocationId { slot: u32::MAX, generation: 1 }));
+    peer.page.end(id);
+    assert!(!client.is_current(id));
+    peer.page.set(id);
+    peer.page.set_liveness(1 | FUTEX_OWNER_DIED);
+    assert!(!client.is_current(id), "the broker's main thread has died");
+}
+
+#[test]
+fn call_when_broker_goes_away_then_not_connected_at_once_and_later_too() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, peer) = broker.client_with(builder.reconnect(false), Terms::default());
+    let id = AllocationId { slot: 1, generation: 1 };
+    peer.page.set(id);
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let calls: Vec<_> = (0..4)
+            .map(|n| {
+                scope.spawn({
+                    let c = &client;
+                    move || c.acquire(&handle(n), soon())
+                })
+            })
+            .collect();
+        (0..4).for_each(|_| drop(peer.recv_kind(Kind::Acquire)));
+        assert!(client.is_current(id));
+        drop(peer);
+        for call in calls {
+            assert_eq!(call.join().unwrap().unwrap_err().code, ErrorCode::NotConnected);
+        }
+    });
+    assert!(begin.elapsed() < PATIENCE);
+    assert_eq!(next(&notices), Notice::Disconnected);
+    assert!(!client.is_current(id), "the page is void without a connection");
+    assert!(!client.is_connected());
+    let error = client.acquire(&handle(1), soon()).unwrap_err();
+    assert_eq!(error.code, ErrorCode::NotConnected);
+}
+
+#[test]
+fn call_when_event_socket_ends_then_not_connected() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client_with(Client::builder().reconnect(false), Terms::default());
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.acquire(&handle(1), soon()).unwrap_err());
+        peer.recv_kind(Kind::Acquire);
+        let Peer { socket, events, .. } = peer;
+        drop(events);
+        assert_eq!(call.join().unwrap().code, ErrorCode::NotConnected);
+        drop(socket);
+    });
+}
+
+#[test]
+fn idle_when_broker_goes_away_then_noticed_without_a_call() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, peer) = broker.client_with(builder.reconnect(false), Terms::default());
+    drop(peer);
+    assert_eq!(next(&notices), Notice::Disconnected);
+    assert!(!client.is_connected());
+}
+
+#[test]
+fn reconnect_when_broker_is_back_then_old_leases_are_silent_and_new_ones_work() {
+    let mut broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, mut peer) = broker.client_with(builder, Terms::default());
+    let fd = memory(b"");
+    let old = thread::scope(|scope| {
+        let call = scope.spawn(|| client.acquire(&handle(1), soon()).unwrap());
+        let request = peer.recv();
+        peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
+        call.join().unwrap()
+    });
+    peer.page.set(old.info.id);
+    assert!(old.lease.is_current());
+    broker.stop();
+    drop(peer);
+    assert_eq!(next(&notices), Notice::Disconnected);
+    broker.start();
+    let mut peer = broker.accept(Terms::default());
+    assert_eq!(next(&notices), Notice::Reconnected { incarnation: peer.incarnation });
+    assert_eq!(client.incarnation(), peer.incarnation);
+    peer.page.set(old.info.id);
+    assert!(!old.lease.is_current(), "it is of the former connection");
+    assert!(client.is_current(old.info.id), "the new page is shown");
+    drop(old);
+    peer.assert_silent();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.acquire(&handle(2), soon()).unwrap());
+        let request = peer.recv_kind(Kind::Acquire);
+        let leases = peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
+        drop(call.join().unwrap());
+        assert_eq!(peer.recv_kind(Kind::Release).leases(), leases);
+    });
+}
+
+#[test]
+fn unregister_when_registered_before_a_reconnect_then_stale_without_asking() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    let fd = memory(b"");
+    let registration = thread::scope(|scope| {
+        let call = scope.spawn(|| client.register(&deposit(1), fd.as_fd(), soon()).unwrap());
+        let request = peer.recv_kind(Kind::Register);
+        assert_eq!(request.fds.len(), 1);
+        peer.registered(&request, 8, 3);
+        call.join().unwrap()
+    });
+    drop(peer);
+    assert_eq!(next(&notices), Notice::Disconnected);
+    let peer = broker.accept(Terms::default());
+    next(&notices);
+    assert_eq!(client.unregister(&registration).unwrap_err().code, ErrorCode::Stale);
+    peer.assert_silent();
+}
+
+#[test]
+fn notices_when_broker_sends_events_then_told_in_order() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (_client, peer) = broker.client_with(builder, Terms::default());
+    let id = AllocationId { slot: 4, generation: 2 };
+    let mut writer = Writer::new();
+    let revoked = RevokedItem {
+        slot: 4.into(),
+        generation: 2.into(),
+        lease: 77.into(),
+        code: (ErrorCode::OwnerGone as u16).into(),
+        reserved: [0; 6],
+    };
+    writer.start(Kind::Revoked, 0).push(&revoked);
+    peer.send_event(writer.finish(1, 0));
+    peer.drained(id, 5, 0);
+    writer.start(Kind::Reclaim, 0).push(&LeaseItem { lease: 8.into() });
+    peer.send_event(writer.finish(1, 0));
+    writer.start(Kind::GoingAway, 0).push(&GoingAway { reason: 2.into(), reserved: 0.into() });
+    peer.send_event(writer.finish(0, 0));
+    assert_eq!(next(&notices), Notice::Revoked { id, lease: 77, code: ErrorCode::OwnerGone });
+    assert_eq!(next(&notices), Notice::Drained { id, owner_allocation_id: 5, base: 0 });
+    assert_eq!(next(&notices), Notice::Reclaim { leases: vec![8] });
+    assert_eq!(next(&notices), Notice::GoingAway { reason: 2 });
+}
+
+#[test]
+fn notice_when_callback_panics_then_the_next_is_told() {
+    let broker = FakeBroker::listen();
+    let (sender, notices) = channel();
+    let builder = Client::builder().on_notice(Box::new(move |notice| {
+        assert_ne!(notice, Notice::GoingAway { reason: 1 }, "expected: the test's panic");
+        let _ = sender.send(notice);
+    }));
+    let (_client, peer) = broker.client_with(builder, Terms::default());
+    let mut writer = Writer::new();
+    for reason in [1u32, 2] {
+        let body = GoingAway { reason: reason.into(), reserved: 0.into() };
+        writer.start(Kind::GoingAway, 0).push(&body);
+        peer.send_event(writer.finish(0, 0));
+    }
+    assert_eq!(next(&notices), Notice::GoingAway { reason: 2 });
+}
+
+#[test]
+fn drop_when_last_clone_then_both_sockets_end_though_a_lease_is_left() {
+    let broker = FakeBroker::listen();
+    let (client, mut peer) = broker.client();
+    let fd = memory(b"");
+    let grant = thread::scope(|scope| {
+        let call = scope.spawn(|| client.acquire(&handle(1), soon()).unwrap());
+        let request = peer.recv();
+        peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
+        call.join().unwrap()
+    });
+    let clone = client.clone();
+    drop(client);
+    assert!(clone.is_connected());
+    drop(clone);
+    peer.assert_eof();
+    assert!(receive(peer.events.as_fd(), PATIENCE).is_err());
+    assert_eq!(grant.lease.release().unwrap_err().code, ErrorCode::NotConnected);
+}
+
+#[test]
+fn failed_when_shutting_down_then_all_items_of_all_chunks_answer_so() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let handles: Vec<_> = (0..300).map(handle).collect();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.acquire_many(&handles, soon()).unwrap());
+        let request = peer.recv_kind(Kind::Acquire);
+        peer.fail(request.id, Status::error(ErrorCode::ShuttingDown));
+        for outcome in call.join().unwrap() {
+            assert_eq!(outcome.unwrap_err().code, ErrorCode::ShuttingDown);
+        }
+        peer.assert_silent();
+    });
+}

@@ -1,0 +1,189 @@
+//! What may be deposited and what may not: the daemon looks at each fd itself, without touching what hangs.
+
+use crate::support::broker::Broker;
+use crate::support::memory::{
+    BLOCK_BYTES, assert_bytes, block_with_forged_name, both_seals, memfd, memory_kind,
+};
+use crate::support::owner::Owner;
+use crate::support::wait::patience;
+use fdbroker_client::{Client, Deposit, Error};
+use fdbroker_protocol::{ErrorCode, FdType, MemoryKind};
+use nix::fcntl::{OFlag, SealFlag};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::eventfd::EventFd;
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// Deposits `fd` as one page of memory of `kind`.
+fn deposit(client: &Client, kind: MemoryKind, fd: &OwnedFd) -> Error {
+    let deposit = Deposit::new(kind, BLOCK_BYTES as u64);
+    let outcome = client.register(&deposit, fd.as_fd(), patience());
+    outcome.expect_err("it was accepted")
+}
+
+/// The fd is refused by name, whatever memory it is said to be; nothing of it stays in the daemon.
+#[track_caller]
+fn assert_unsupported(fd: OwnedFd, expected: FdType) {
+    let broker = Broker::start();
+    let client = broker.client("depositor");
+    for kind in [MemoryKind::DmaBuf, MemoryKind::CudaVmm, MemoryKind::Memfd] {
+        let error = deposit(&client, kind, &fd);
+        assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
+        let value = error.status.expect("from the broker").value.get();
+        assert_eq!(value, expected as u64, "{error}");
+    }
+    drop(client);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn register_when_a_socket_then_unsupported() {
+    let (socket, _other) = fdbroker_scm::seqpacket_pair().expect("a pair");
+    assert_unsupported(socket, FdType::Socket);
+}
+
+#[test]
+fn register_when_the_brokers_own_connection_then_unsupported() {
+    // A connection that holds itself would never end.
+    let broker = Broker::start();
+    let raw = crate::support::raw::Raw::connect(&broker.socket());
+    let client = broker.client("depositor");
+    let error = deposit(&client, MemoryKind::Memfd, &raw.socket);
+    assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
+    drop((raw, client));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn register_when_a_pipe_then_unsupported() {
+    let (reader, writer) = nix::unistd::pipe().expect("a pipe");
+    assert_unsupported(reader, FdType::Pipe);
+    assert_unsupported(writer, FdType::Pipe);
+}
+
+#[test]
+fn register_when_an_epoll_then_unsupported() {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("epoll");
+    assert_unsupported(epoll.0, FdType::Anonymous);
+}
+
+#[test]
+fn register_when_an_eventfd_then_unsupported() {
+    assert_unsupported(EventFd::new().expect("eventfd").into(), FdType::Anonymous);
+}
+
+#[test]
+fn register_when_a_directory_then_unsupported() {
+    assert_unsupported(File::open("/").expect("open").into(), FdType::Directory);
+}
+
+#[test]
+fn register_when_a_regular_file_then_unsupported() {
+    assert_unsupported(File::open("/proc/self/exe").expect("open").into(), FdType::File);
+}
+
+#[test]
+fn register_when_another_device_then_unsupported() {
+    assert_unsupported(File::open("/dev/null").expect("open").into(), FdType::Device);
+}
+
+#[test]
+fn register_when_a_path_fd_of_a_memfd_then_unsupported() {
+    let memfd = memfd(c"path", BLOCK_BYTES, both_seals());
+    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
+    let fd = nix::fcntl::open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
+    assert_unsupported(fd.expect("open"), FdType::File);
+}
+
+#[test]
+fn register_when_a_memfd_lacks_a_seal_then_unsupported() {
+    // Without F_SEAL_SHRINK its producer could end every reader; without F_SEAL_SEAL a consumer could seal it.
+    let lacking = [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_SEAL];
+    for seals in lacking {
+        assert_unsupported(memfd(c"unsealed", BLOCK_BYTES, seals), FdType::UnsealedMemfd);
+    }
+}
+
+#[test]
+fn register_when_a_memfd_is_named_like_a_dma_buf_then_told_apart() {
+    let forged = c"dmabuf:\nexp_name:\tudmabuf\nsize:\t4096";
+    let fd = memfd(forged, BLOCK_BYTES, both_seals());
+    let broker = Broker::start();
+    let client = broker.client("depositor");
+    let error = deposit(&client, MemoryKind::DmaBuf, &fd);
+    assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
+    let value = error.status.expect("from the broker").value.get();
+    assert_eq!(value, FdType::KindMismatch as u64, "{error}");
+}
+
+#[test]
+fn register_when_the_memorys_name_forges_a_size_then_the_true_one_counts() {
+    let broker = Broker::start();
+    let client = broker.client("depositor");
+    let fd = block_with_forged_name();
+    let true_size = Deposit::new(memory_kind(), BLOCK_BYTES as u64);
+    client.register(&true_size, fd.as_fd(), patience()).expect("it is what it is");
+    let forged_size = Deposit::new(memory_kind(), 99_999_999);
+    let error = client.register(&forged_size, fd.as_fd(), patience()).expect_err("accepted");
+    let value = error.status.expect("from the broker").value.get();
+    assert_eq!((error.code, value), (ErrorCode::UnsupportedFd, FdType::TooSmall as u64), "{error}");
+}
+
+#[test]
+fn register_when_the_fd_is_smaller_than_claimed_then_unsupported() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "depositor", 1);
+    let fd = owner.blocks.export(0);
+    let whole = BLOCK_BYTES as u64;
+    for (size_bytes, fd_offset) in [(whole + 1, 0), (whole, 1), (1, u64::MAX), (u64::MAX, 0)] {
+        let mut deposit = Deposit::new(memory_kind(), size_bytes);
+        deposit.fd_offset = fd_offset;
+        let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");
+        assert_eq!(error.code, ErrorCode::UnsupportedFd, "{size_bytes} at {fd_offset}: {error}");
+        let value = error.status.expect("from the broker").value.get();
+        assert_eq!(value, FdType::TooSmall as u64, "{size_bytes} at {fd_offset}: {error}");
+    }
+}
+
+#[test]
+fn register_when_one_of_many_is_unsupported_then_the_others_are_accepted() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "depositor", 3);
+    let deposits: Vec<_> = (0..3).map(|index| owner.blocks.deposit(index)).collect();
+    let fds: Vec<OwnedFd> = vec![
+        owner.blocks.export(0),
+        File::open("/dev/null").expect("open").into(),
+        owner.blocks.export(2),
+    ];
+    let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let outcomes = owner.client.register_many(&deposits, &borrowed, patience()).expect("connected");
+    let error = outcomes[1].as_ref().expect_err("a device");
+    assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
+    for index in [0, 2] {
+        let handle = outcomes[index].as_ref().expect("memory").handle;
+        let grant = owner.client.acquire(&handle, patience()).expect("a grant");
+        assert_bytes(grant, index as u64);
+    }
+}
+
+#[test]
+fn register_when_the_size_is_zero_then_refused() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "depositor", 1);
+    let deposit = Deposit::new(memory_kind(), 0);
+    let fd = owner.blocks.export(0);
+    let outcome = owner.client.register(&deposit, fd.as_fd(), patience());
+    outcome.expect_err("an allocation of no bytes");
+}
+
+#[test]
+fn register_when_keep_is_asked_for_then_not_supported() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "depositor", 1);
+    let mut deposit = owner.blocks.deposit(0);
+    deposit.keep = true;
+    let fd = owner.blocks.export(0);
+    let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");
+    assert_eq!(error.code, ErrorCode::NotSupported, "{error}");
+}

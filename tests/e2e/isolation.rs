@@ -1,0 +1,178 @@
+//! Who may acquire what: users and listeners as domains, with a daemon that is none of them. The users are
+//! processes that give up root, so most of these need it.
+
+use crate::common::not_run;
+use crate::support::broker::{Broker, Setup};
+use crate::support::memory::assert_bytes;
+use crate::support::owner::Owner;
+use crate::support::peer::{Peer, from_words};
+use crate::support::raw::Raw;
+use crate::support::wait::{eventually, patience};
+use fdbroker_client::{Client, Handle, Share};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH};
+use std::os::fd::AsFd;
+
+/// The daemon's user: not root, so that the kernel's limits hold for it.
+const DAEMON: u32 = 65534;
+
+/// Two users.
+const ALICE: u32 = 61_001;
+const BOB: u32 = 61_002;
+
+/// A daemon for all users, if it can be had here.
+fn service(test_name: &str, setup: Setup) -> Option<Broker> {
+    if !nix::unistd::geteuid().is_root() {
+        not_run(test_name, "other users' processes need root");
+        return None;
+    }
+    Some(setup.service_of(DAEMON).start())
+}
+
+/// A rank of another user and group.
+fn rank_of(broker: &Broker, uid: u32, gid: u32) -> Peer {
+    let mut rank = Peer::start("rank");
+    assert_eq!(rank.ask(&format!("user {uid} {gid}")), "OK");
+    assert_eq!(rank.ask(&format!("connect {}", broker.socket().display())), "OK");
+    rank
+}
+
+/// Tells it to deposit one block for these.
+#[track_caller]
+fn deposit_for(rank: &mut Peer, whom: &str) -> Handle {
+    let answer = rank.ask(&format!("deposit {whom}"));
+    from_words(answer.split(' '))[0]
+}
+
+#[test]
+fn acquire_when_shared_within_the_uid_then_another_uid_is_not_permitted() {
+    const NAME: &str = "acquire_when_shared_within_the_uid_then_another_uid_is_not_permitted";
+    let Some(broker) = service(NAME, Setup::new()) else { return };
+    let mut alice = rank_of(&broker, ALICE, ALICE);
+    let handle = deposit_for(&mut alice, "uid");
+    let mut bob = rank_of(&broker, BOB, BOB);
+    assert_eq!(bob.with_handles("check 0", &[handle]), "NOT_PERMITTED");
+    // Not the daemon's user, and not root either.
+    let mut daemon = rank_of(&broker, DAEMON, DAEMON);
+    assert_eq!(daemon.with_handles("check 0", &[handle]), "NOT_PERMITTED");
+    let mut other_alice = rank_of(&broker, ALICE, BOB);
+    assert_eq!(other_alice.with_handles("check 0", &[handle]), "OK");
+    drop((alice, bob, daemon, other_alice));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn acquire_when_shared_with_any_then_another_uid_reads_the_bytes() {
+    const NAME: &str = "acquire_when_shared_with_any_then_another_uid_reads_the_bytes";
+    let Some(broker) = service(NAME, Setup::new()) else { return };
+    let mut alice = rank_of(&broker, ALICE, ALICE);
+    let handle = deposit_for(&mut alice, "any");
+    let mut bob = rank_of(&broker, BOB, BOB);
+    assert_eq!(bob.with_handles("check 0", &[handle]), "OK");
+    drop((alice, bob));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn register_when_shared_with_the_group_then_not_supported_rather_than_wider() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "owner", 1);
+    let mut deposit = owner.blocks.deposit(0);
+    deposit.share = Share::Gid;
+    let fd = owner.blocks.export(0);
+    let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");
+    assert_eq!(error.code, ErrorCode::NotSupported, "{error}");
+}
+
+#[test]
+fn acquire_when_the_owner_of_another_uid_is_gone_then_no_more_is_told_than_to_a_stranger() {
+    const NAME: &str =
+        "acquire_when_the_owner_of_another_uid_is_gone_then_no_more_is_told_than_to_a_stranger";
+    let Some(broker) = service(NAME, Setup::new()) else { return };
+    let mut alice = rank_of(&broker, ALICE, ALICE);
+    let handle = deposit_for(&mut alice, "uid");
+    let mut bob = rank_of(&broker, BOB, BOB);
+    assert_eq!(bob.with_handles("check 0", &[handle]), "NOT_PERMITTED");
+    alice.kill();
+    eventually("it is noticed", || broker.status().clients.get() == 1);
+    let answer = bob.with_handles("check 0", &[handle]);
+    assert!(["NOT_PERMITTED", "STALE", "OWNER_GONE"].contains(&answer.as_str()), "{answer}");
+}
+
+#[test]
+fn unregister_when_another_uids_then_not_permitted_whatever_the_share() {
+    const NAME: &str = "unregister_when_another_uids_then_not_permitted_whatever_the_share";
+    let Some(broker) = service(NAME, Setup::new()) else { return };
+    let mut alice = rank_of(&broker, ALICE, ALICE);
+    let handle = deposit_for(&mut alice, "any");
+    let mut bob = Raw::connect(&broker.socket());
+    let statuses = bob.unregister(&[handle.id()]);
+    assert_eq!(statuses[0].result(), Err(ErrorCode::NotPermitted));
+    assert_eq!(alice.with_handles("check 0", &[handle]), "OK");
+}
+
+#[test]
+fn acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served() {
+    const NAME: &str = "acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served";
+    let setup = Setup::new().config("[caps.domain]\nopen_leases = 1");
+    let Some(broker) = service(NAME, setup) else { return };
+    let mut alice = rank_of(&broker, ALICE, ALICE);
+    let handle = deposit_for(&mut alice, "any");
+    assert_eq!(alice.with_handles("hold", &[handle]), "OK");
+    let mut second = rank_of(&broker, ALICE, ALICE);
+    second.link.say(&format!("hold {}", crate::support::peer::to_line(&[handle])));
+    eventually("alice's second waits", || broker.status().parked.get() == 1);
+    let mut bob = rank_of(&broker, BOB, BOB);
+    assert_eq!(bob.with_handles("check 0", &[handle]), "OK");
+    assert_eq!(alice.ask("drop"), "OK");
+    assert_eq!(second.hear(), "OK");
+    drop((alice, second, bob));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn clients_when_they_never_read_and_the_kernel_limits_fds_in_flight_then_others_are_served() {
+    const NAME: &str =
+        "clients_when_they_never_read_and_the_kernel_limits_fds_in_flight_then_others_are_served";
+    // Root is exempt from the limit (ETOOMANYREFS), so the daemon must not be root.
+    let setup = Setup::new().nofile(1200).config("[limits]\nmax_clients_per_uid = 64");
+    let Some(broker) = service(NAME, setup) else { return };
+    let owner = Owner::with(&broker, "owner", MAX_BATCH, |mut deposit| {
+        deposit.share = Share::Any;
+        deposit
+    });
+    let handles = owner.handles();
+    let mut deaf: Vec<_> = (0..12).map(|_| Raw::connect(&broker.socket())).collect();
+    for raw in &mut deaf {
+        for _ in 0..4 {
+            raw.start_acquire(&handles[..120], 60_000);
+        }
+    }
+    let client = broker.client("bystander");
+    for (index, handle) in handles.iter().enumerate() {
+        let grant = client.acquire(handle, patience()).expect("still served");
+        assert_bytes(grant, index as u64);
+    }
+    drop((deaf, client, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn acquire_when_it_came_by_another_listener_then_another_domain_even_for_the_same_user() {
+    let broker = Setup::new().listeners(&["first", "second"]).start();
+    let connect = |name: &str| {
+        let socket = broker.dir().join(name).join("broker.sock");
+        Client::builder().socket(socket).name(name).connect().expect("connect")
+    };
+    let (first, same, second) = (connect("first"), connect("first"), connect("second"));
+    let blocks = crate::support::memory::Blocks::new(2);
+    let mut deposits = [blocks.deposit(0), blocks.deposit(1)];
+    deposits.iter_mut().for_each(|deposit| deposit.recallable = false);
+    deposits[1].share = Share::Any;
+    let export = |index: usize| Ok(blocks.export(index));
+    let registered = first.register_with(&deposits, export, patience()).expect("connected");
+    let handle = |index: usize| registered[index].as_ref().expect("registered").handle;
+    assert_bytes(same.acquire(&handle(0), patience()).expect("the same domain"), 0);
+    let error = second.acquire(&handle(0), patience()).expect_err("another domain");
+    assert_eq!(error.code, ErrorCode::NotPermitted, "{error}");
+    assert_bytes(second.acquire(&handle(1), patience()).expect("shared with any"), 1);
+}

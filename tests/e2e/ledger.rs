@@ -1,0 +1,83 @@
+//! The ledger as administrators see it: sums that agree at any time, and zero when everybody has left.
+
+use crate::support::broker::Broker;
+use crate::support::memory::assert_bytes;
+use crate::support::owner::Owner;
+use crate::support::rank::rank;
+use crate::support::wait::{eventually, patience};
+use fdbroker_protocol::admin::{AllocationState, ClientRecord, LeaseRecord};
+
+/// The sum over all records.
+fn sum<T>(records: &[T], field: impl Fn(&T) -> u64) -> u64 {
+    records.iter().map(field).sum()
+}
+
+#[test]
+fn ledger_when_clients_hold_this_and_that_then_every_sum_agrees() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 10);
+    let (client, other) = (broker.client("client"), broker.client("other"));
+    let acquire = |index| client.acquire(&owner.handle(index), patience()).expect("ready");
+    let _grants = [acquire(0), acquire(1), acquire(1)];
+    let _imports: Vec<_> =
+        (0..5).map(|index| assert_bytes(acquire(index), index as u64)).collect();
+    let _more = other.acquire(&owner.handle(9), patience()).expect("ready");
+    owner.client.unregister(&owner.registrations[1]).expect("its own");
+    eventually("all imports are reported", || broker.status().mapped_leases.now.get() == 5);
+
+    let admin = broker.admin();
+    let (status, clients, leases) = (admin.status(), admin.clients(), admin.leases());
+    assert_eq!(status.clients.get() as usize, clients.len());
+    assert_eq!(status.open_leases.now.get(), 4);
+    let of_clients = |field: fn(&ClientRecord) -> u64| sum(&clients, field);
+    assert_eq!(of_clients(|one| one.open_leases.get()), status.open_leases.now.get());
+    assert_eq!(of_clients(|one| one.mapped_leases.get()), status.mapped_leases.now.get());
+    assert_eq!(of_clients(|one| one.held_fds.get()), status.held_fds.now.get());
+    assert_eq!(of_clients(|one| one.held_bytes.get()), status.held_bytes.now.get());
+    assert_eq!(of_clients(|one| one.fds.get()), status.fds.now.get());
+    assert_eq!(
+        status.fds.now.get(),
+        status.held_fds.now.get() + status.open_leases.now.get() + status.own_fds.now.get()
+    );
+    let in_state = |state| sum(&leases, |one: &LeaseRecord| u64::from(one.state.get() == state));
+    assert_eq!((in_state(1), in_state(2)), (4, 5));
+    let ended: Vec<_> = leases.iter().filter(|one| one.ended.get() != 0).collect();
+    assert_eq!(ended.len(), 3, "two open and one mapped, of what has ended");
+    let pinned: u64 = ended.iter().map(|one| one.size_bytes.get()).sum();
+    assert_eq!(status.pinned_bytes.now.get(), pinned);
+
+    let held = admin.allocations().into_iter().filter(|one| {
+        one.state.get() == AllocationState::Held as u32
+    });
+    assert_eq!(held.count() as u64, status.held_now.get());
+}
+
+#[test]
+fn clients_when_connected_then_listed_with_their_pid_uid_and_name() {
+    let broker = Broker::start();
+    let rank = rank(&broker.socket());
+    let clients = broker.admin().clients();
+    assert_eq!(clients.len(), 1);
+    assert_eq!(clients[0].pid.get(), rank.pid().as_raw().unsigned_abs());
+    assert_eq!(clients[0].uid.get(), nix::unistd::getuid().as_raw());
+    assert_eq!(&clients[0].name[..5], b"rank\0");
+}
+
+#[test]
+fn ledger_when_everybody_has_left_then_zero_and_no_fd_is_left_in_the_daemon() {
+    let broker = Broker::start();
+    let mut owner = rank(&broker.socket());
+    let handles = owner.share(50, 0);
+    let mut consumers: Vec<_> = (0..3).map(|_| rank(&broker.socket())).collect();
+    for consumer in &mut consumers {
+        assert_eq!(consumer.with_handles("hold", &handles), "OK");
+        assert_eq!(consumer.with_handles("import", &handles), "OK");
+    }
+    assert_eq!(broker.status().open_leases.now.get(), 150);
+    // In any order, in any way: one killed, the others ended by the end of their sockets, the owner before the last.
+    consumers.remove(1).kill();
+    drop(consumers.remove(0));
+    drop(owner);
+    drop(consumers);
+    broker.assert_nothing_left();
+}

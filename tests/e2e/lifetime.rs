@@ -1,0 +1,229 @@
+//! When an allocation begins and ends: counted registrations, reused addresses, who may end it, and when its memory
+//! may be used for something else.
+
+use crate::support::broker::Broker;
+use crate::support::memory::{BLOCK_BYTES, assert_bytes, assert_import, host_memory, pattern};
+use crate::support::owner::{Owner, notices};
+use crate::support::raw::Raw;
+use crate::support::wait::patience;
+use fdbroker_client::{Access, AllocationId, Arena, Client, Drained};
+use fdbroker_protocol::ErrorCode;
+use std::os::fd::AsFd;
+
+#[track_caller]
+fn assert_stale(client: &Client, owner: &Owner, index: usize) {
+    let error = client.acquire(&owner.handle(index), patience()).expect_err("a grant");
+    assert_eq!(error.code, ErrorCode::Stale, "{error}");
+}
+
+#[test]
+fn register_when_the_same_allocation_twice_then_one_and_counted() {
+    let broker = Broker::start();
+    let mut owner = Owner::of(&broker, "owner", 1);
+    owner.register(0..1, |deposit| deposit);
+    assert_eq!(owner.id(0), owner.id(1));
+    let status = broker.status();
+    assert_eq!((status.allocations.now.get(), status.held_now.get()), (1, 1));
+
+    let consumer = broker.client("consumer");
+    owner.client.unregister(&owner.registrations[0]).expect("the first of two");
+    drop(assert_bytes(consumer.acquire(&owner.handle(0), patience()).expect("one is left"), 0));
+    owner.client.unregister(&owner.registrations[1]).expect("the second of two");
+    assert_stale(&consumer, &owner, 0);
+    let error = owner.client.unregister(&owner.registrations[1]).expect_err("a third of two");
+    assert_eq!(error.code, ErrorCode::Stale, "{error}");
+    drop((owner, consumer));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn register_when_the_address_has_another_id_then_the_old_ends_and_holders_are_told() {
+    let broker = Broker::start();
+    let mut owner = Owner::of(&broker, "owner", 1);
+    let (told, on_notice) = notices();
+    let consumer = broker.builder("holder").on_notice(on_notice).connect().expect("connect");
+    let import = assert_bytes(consumer.acquire(&owner.handle(0), patience()).expect("ready"), 0);
+    assert!(import.is_current());
+
+    owner.blocks.fill(0, 77);
+    owner.register(0..1, |mut deposit| {
+        deposit.owner_allocation_id = 77;
+        deposit
+    });
+    assert!(!import.is_current(), "a cached import of the old allocation still counts as good");
+    assert_eq!(told.until_revoked(owner.id(0)), ErrorCode::Stale);
+    assert_stale(&consumer, &owner, 0);
+    assert_bytes(consumer.acquire(&owner.handle(1), patience()).expect("the new one"), 77);
+
+    import.release().expect("connected");
+    owner.notices.until_drained(owner.id(0));
+}
+
+#[test]
+fn register_when_a_range_overlaps_a_live_one_then_the_old_ends() {
+    let broker = Broker::start();
+    let mut owner = Owner::of(&broker, "owner", 2);
+    owner.register(1..2, |mut deposit| {
+        // Begins in the middle of block 0 and ends in the middle of block 1.
+        deposit.base -= BLOCK_BYTES as u64 / 2;
+        deposit.owner_allocation_id = 99;
+        deposit
+    });
+    let consumer = broker.client("consumer");
+    assert_stale(&consumer, &owner, 0);
+    assert_stale(&consumer, &owner, 1);
+    assert_bytes(consumer.acquire(&owner.handle(2), patience()).expect("the new one"), 1);
+}
+
+#[test]
+fn register_when_without_an_address_then_never_the_same() {
+    let broker = Broker::start();
+    let mut owner = Owner::without(&broker, "owner", 2);
+    let nowhere = |mut deposit: fdbroker_client::Deposit| {
+        (deposit.base, deposit.owner_allocation_id) = (0, 0);
+        deposit.recallable = false;
+        deposit
+    };
+    owner.register(0..2, nowhere);
+    assert_ne!(owner.id(0), owner.id(1));
+    for index in 0..2 {
+        let grant = owner.client.acquire(&owner.handle(index), patience()).expect("a grant");
+        assert_bytes(grant, index as u64);
+    }
+}
+
+#[test]
+fn register_when_two_clients_have_the_same_address_then_both_live() {
+    let broker = Broker::start();
+    let (one, two) = (Owner::of(&broker, "one", 1), Owner::of(&broker, "two", 1));
+    assert_ne!(one.id(0), two.id(0));
+    let consumer = broker.client("consumer");
+    for owner in [&one, &two] {
+        assert_bytes(consumer.acquire(&owner.handle(0), patience()).expect("it lives"), 0);
+    }
+}
+
+#[test]
+fn unregister_when_not_the_owner_then_not_permitted_and_it_lives() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 1);
+    let stranger = broker.client("stranger");
+    let error = stranger.unregister(owner.id(0)).expect_err("not its own");
+    assert_eq!(error.code, ErrorCode::NotPermitted, "{error}");
+    assert_bytes(stranger.acquire(&owner.handle(0), patience()).expect("it lives"), 0);
+}
+
+#[test]
+fn unregister_when_no_such_allocation_then_refused() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 1);
+    for id in [
+        AllocationId { slot: u32::MAX, generation: 1 },
+        AllocationId { slot: owner.id(0).slot, generation: owner.id(0).generation + 1 },
+        AllocationId { slot: owner.id(0).slot, generation: 0 },
+    ] {
+        let error = owner.client.unregister(id).expect_err("there is none");
+        let codes = [ErrorCode::BadHandle, ErrorCode::Stale];
+        assert!(codes.contains(&error.code), "{id}: {error}");
+    }
+}
+
+#[test]
+fn unregister_when_nobody_holds_it_then_drained_at_once() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 1);
+    let drained = owner.client.unregister(&owner.registrations[0]).expect("its own");
+    assert_eq!(drained, Drained(true));
+}
+
+#[test]
+fn unregister_when_held_then_drained_after_the_last_lease() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 1);
+    let consumer = broker.client("consumer");
+    let grant = consumer.acquire(&owner.handle(0), patience()).expect("ready");
+    let import = assert_bytes(consumer.acquire(&owner.handle(0), patience()).expect("ready"), 0);
+
+    let drained = owner.client.unregister(&owner.registrations[0]).expect("its own");
+    assert_eq!(drained, Drained(false));
+    let status = broker.status();
+    assert!(status.pinned_bytes.now.get() >= BLOCK_BYTES as u64, "the holders pin the memory");
+    assert_eq!(status.held_now.get(), 0, "the broker does not");
+    drop(grant);
+    owner.notices.assert_not_drained();
+    assert_import(&import, 0);
+    drop(import);
+    owner.notices.until_drained(owner.id(0));
+}
+
+#[test]
+fn arena_when_a_range_is_freed_then_used_again_only_after_drained() {
+    let broker = Broker::start();
+    let (told, on_notice) = notices();
+    let builder = broker.builder("arena").own_fds(2).on_notice(on_notice);
+    let client = builder.connect().expect("connect");
+    let arena = Arena::new(&client, host_memory(), BLOCK_BYTES).expect("an arena");
+    let buffer = arena.alloc(BLOCK_BYTES).expect("room for one");
+    buffer.write_at(0, &pattern(1)).expect("in bounds");
+    let handle = buffer.register(patience()).expect("registered");
+
+    let consumer = broker.client("consumer");
+    let grant = consumer.acquire(&handle, patience()).expect("ready");
+    let import = grant.import(Access::Read, 0).expect("import");
+    drop(buffer);
+    let error = arena.alloc(BLOCK_BYTES).expect_err("a consumer still has it");
+    assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
+    assert_import(&import, 1);
+
+    drop(import);
+    told.until_drained(handle.id());
+    let buffer = arena.alloc(BLOCK_BYTES).expect("it is drained");
+    buffer.write_at(0, &pattern(2)).expect("in bounds");
+    let anew = buffer.register(patience()).expect("registered");
+    let error = consumer.acquire(&handle, patience()).expect_err("the old one has ended");
+    assert_eq!(error.code, ErrorCode::Stale, "{error}");
+    assert_bytes(consumer.acquire(&anew, patience()).expect("ready"), 2);
+}
+
+#[test]
+fn release_when_twice_then_bad_handle() {
+    // The library cannot say it twice: a lease is given back by value.
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 1);
+    let mut raw = Raw::connect(&broker.socket());
+    let (items, fds) = raw.acquire(&[owner.handle(0)]);
+    assert_eq!((items[0].status.result(), fds.len()), (Ok(()), 1));
+    let lease = items[0].lease.get();
+    assert_eq!(raw.mapped(&[lease])[0].result(), Ok(()));
+    assert_eq!(raw.release(&[lease])[0].result(), Ok(()));
+    assert_eq!(raw.release(&[lease])[0].result(), Err(ErrorCode::BadHandle));
+    assert_eq!(raw.mapped(&[lease])[0].result(), Err(ErrorCode::BadHandle));
+    drop((raw, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn release_when_anothers_lease_then_bad_handle_and_it_stays() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 1);
+    let grant = owner.client.acquire(&owner.handle(0), patience()).expect("ready");
+    let mut stranger = Raw::connect(&broker.socket());
+    let lease = grant.lease.number();
+    let answers = stranger.release(&[lease, 0, u64::MAX]);
+    assert!(answers.iter().all(|status| status.result() == Err(ErrorCode::BadHandle)));
+    assert_eq!(broker.status().open_leases.now.get(), 1);
+}
+
+#[test]
+fn grant_when_the_owner_has_closed_every_fd_of_its_own_then_the_bytes_are_there() {
+    let broker = Broker::start();
+    let mut owner = Owner::without(&broker, "owner", 0);
+    let blocks = crate::support::memory::Blocks::new(1);
+    let mut deposit = blocks.deposit(0);
+    deposit.recallable = false;
+    let fd = blocks.export(0);
+    let registered = owner.client.register(&deposit, fd.as_fd(), patience());
+    drop((fd, blocks));
+    owner.registrations.push(registered.expect("registered"));
+    assert_bytes(owner.client.acquire(&owner.handle(0), patience()).expect("held"), 0);
+}

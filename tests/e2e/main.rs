@@ -1,0 +1,21 @@
+//! End to end: the real daemon, real processes, the real library, in the cases that are hard. The kind of memory and
+//! the daemon's program may be chosen by FDBROKER_TEST_MEMORY and FDBROKERD, so that the same program runs in a virtual
+//! machine with real dma-bufs.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod support;
+
+mod death;
+mod deposits;
+mod flow;
+mod handles;
+mod isolation;
+mod ledger;
+mod lifetime;
+mod local_limit;
+mod messages;
+mod pressure;
+mod recall;
+mod restart;
+mod table;

@@ -1,0 +1,305 @@
+//! Owners that are asked for an fd again and answer wrongly, late, or not at all.
+
+use crate::support::broker::{Broker, Setup};
+use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, host_memory, memfd, memory_kind};
+use crate::support::owner::{Owner, notices};
+use crate::support::rank::rank;
+use crate::support::raw::{Raw, grants};
+use crate::support::wait::{eventually, patience};
+use fdbroker_client::{Client, Deposit, Handle, HostMemory, Recall, RecallAnswer};
+use fdbroker_protocol::admin::AllocationState;
+use fdbroker_protocol::message::{RecallItem, RegisterItem, SupplyItem, register_flags};
+use fdbroker_protocol::{ErrorCode, Kind, Writer};
+use nix::fcntl::SealFlag;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::FromZeros;
+
+/// A broker that holds one fd at a time and gives owners `timeout_ms`.
+fn tight(timeout_ms: u32) -> Broker {
+    let lines = format!(
+        "[caps.node]\nheld_fds = 1\n[limits]\nbase_credits = 0\nrecall_timeout_ms = {timeout_ms}"
+    );
+    Setup::new().config(&lines).start()
+}
+
+/// Longer than any test.
+const NEVER_MS: u32 = 600_000;
+
+/// An owner of two blocks, the first evicted, who answers recalls by `answer`; and the first's handle.
+fn owner_who(
+    broker: &Broker,
+    answer: impl Fn(&Blocks, &Recall) -> Result<RecallAnswer, ErrorCode> + Send + Sync + 'static,
+) -> (Client, Handle) {
+    let blocks = Arc::new(Blocks::new(2));
+    let for_recall = Arc::clone(&blocks);
+    let client = broker
+        .builder("owner")
+        .own_fds(2)
+        .on_recall(Box::new(move |recall| answer(&for_recall, recall)))
+        .connect()
+        .expect("connect");
+    let deposits = [blocks.deposit(0), blocks.deposit(1)];
+    let export = |index: usize| Ok(blocks.export(index));
+    let registered = client.register_with(&deposits, export, patience()).expect("connected");
+    let handle = registered[0].as_ref().expect("registered").handle;
+    let record = broker.admin().allocation(handle.id()).expect("on the ledger");
+    assert_eq!(record.state.get(), AllocationState::Evicted as u32);
+    (client, handle)
+}
+
+#[track_caller]
+fn assert_refused(broker: &Broker, handle: &Handle, code: ErrorCode) {
+    let error = broker.client("consumer").acquire(handle, patience()).expect_err("a grant");
+    assert_eq!(error.code, code, "{error}");
+}
+
+#[test]
+fn recall_when_unanswered_then_owner_silent_until_it_answers_again() {
+    let broker = tight(50);
+    let mut owner = rank(&broker.socket());
+    let handles = owner.share(2, 0);
+    let state = |handle: &Handle| {
+        broker.admin().allocation(handle.id()).expect("on the ledger").state.get()
+    };
+    let evicted = (0..2)
+        .find(|index| state(&handles[*index]) == AllocationState::Evicted as u32)
+        .expect("one fd fits");
+    owner.stop();
+    assert_refused(&broker, &handles[evicted], ErrorCode::OwnerSilent);
+    assert!(broker.status().recalls_silent.get() >= 1);
+    // What the broker still has of it stays: nobody could give it again.
+    let client = broker.client("consumer");
+    let held = 1 - evicted;
+    assert_bytes(client.acquire(&handles[held], patience()).expect("held"), held as u64);
+
+    owner.go_on();
+    let grant = crate::support::wait::eventually_ok("it answers again", || {
+        client.acquire(&handles[evicted], patience())
+    });
+    assert_bytes(grant, evicted as u64);
+    drop((owner, client));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn recall_when_the_owner_has_no_callback_then_owner_silent_says_why() {
+    let broker = tight(NEVER_MS);
+    let owner = broker.builder("owner").own_fds(2).connect().expect("connect");
+    let blocks = Blocks::new(2);
+    let deposits = [blocks.deposit(0), blocks.deposit(1)];
+    let export = |index: usize| Ok(blocks.export(index));
+    let registered = owner.register_with(&deposits, export, patience()).expect("connected");
+    let handle = registered[0].as_ref().expect("registered").handle;
+    let error = broker.client("consumer").acquire(&handle, patience()).expect_err("a grant");
+    assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
+    let value = error.status.expect("from the broker").value.get();
+    assert_eq!(value, ErrorCode::NotSupported as u64, "{error}");
+}
+
+#[test]
+fn recall_when_the_memory_is_no_longer_there_then_the_allocation_ends() {
+    let broker = tight(NEVER_MS);
+    let (_owner, handle) = owner_who(&broker, |_, _| Err(ErrorCode::Stale));
+    assert_refused(&broker, &handle, ErrorCode::Stale);
+    assert_refused(&broker, &handle, ErrorCode::Stale);
+    assert!(broker.admin().allocation(handle.id()).is_none(), "nobody holds it");
+}
+
+#[test]
+fn recall_when_the_address_has_another_id_by_then_the_allocation_ends() {
+    let broker = tight(NEVER_MS);
+    let (_owner, handle) = owner_who(&broker, |blocks, recall| {
+        let mut answer = blocks.answer(recall)?;
+        answer.owner_allocation_id += 1;
+        Ok(answer)
+    });
+    assert_refused(&broker, &handle, ErrorCode::Stale);
+}
+
+#[test]
+fn recall_when_answered_not_now_then_owner_silent_and_the_next_may_succeed() {
+    let broker = tight(NEVER_MS);
+    let asked = std::sync::atomic::AtomicU32::new(0);
+    let (_owner, handle) = owner_who(&broker, move |blocks, recall| {
+        match asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+            0 => Err(ErrorCode::Internal),
+            _ => blocks.answer(recall),
+        }
+    });
+    let client = broker.client("consumer");
+    let error = client.acquire(&handle, patience()).expect_err("not now");
+    assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
+    assert_bytes(client.acquire(&handle, patience()).expect("the second time"), 0);
+}
+
+#[test]
+fn recall_when_the_callback_panics_then_only_that_recall_fails() {
+    let broker = tight(NEVER_MS);
+    let asked = std::sync::atomic::AtomicU32::new(0);
+    let (_owner, handle) = owner_who(&broker, move |blocks, recall| {
+        let before = asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        assert!(before > 0, "the application's mistake");
+        blocks.answer(recall)
+    });
+    let client = broker.client("consumer");
+    let error = client.acquire(&handle, patience()).expect_err("it panicked");
+    assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
+    assert_bytes(client.acquire(&handle, patience()).expect("the second time"), 0);
+}
+
+/// A recall answered with an fd that is no such memory: refused, the consumer gets no such fd, and the owner's connection
+/// and the broker go on.
+#[track_caller]
+fn assert_refused_when_supplied(fd: impl Fn() -> OwnedFd + Send + Sync + 'static) {
+    let broker = tight(NEVER_MS);
+    let (owner, handle) =
+        owner_who(&broker, move |_, recall| Ok(RecallAnswer::unchanged(recall, fd())));
+    let consumer = broker.client("consumer");
+    let error = consumer.acquire(&handle, patience()).expect_err("a grant");
+    let codes = [ErrorCode::OwnerSilent, ErrorCode::Stale, ErrorCode::UnsupportedFd];
+    assert!(codes.contains(&error.code), "{error}");
+    assert!(owner.is_connected());
+    drop((owner, consumer));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn recall_when_answered_with_a_pipe_then_refused() {
+    assert_refused_when_supplied(|| nix::unistd::pipe().expect("a pipe").0);
+}
+
+#[test]
+fn recall_when_answered_with_an_unsealed_memfd_then_refused() {
+    assert_refused_when_supplied(|| memfd(c"unsealed", BLOCK_BYTES, SealFlag::empty()));
+}
+
+#[test]
+fn recall_when_answered_with_an_fd_too_small_then_refused() {
+    assert_refused_when_supplied(|| {
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        memfd(c"small", BLOCK_BYTES / 2, seals)
+    });
+}
+
+#[test]
+fn recall_when_answered_then_still_the_same_allocation_in_an_fd_made_anew() {
+    let broker = tight(NEVER_MS);
+    let owner = Owner::of(&broker, "owner", 2);
+    let (told, on_notice) = notices();
+    let client = broker.builder("consumer").on_notice(on_notice).connect().expect("connect");
+    let first = client.acquire(&owner.handle(0), patience()).expect("by recall");
+    let inode =
+        |grant: &fdbroker_client::Grant| nix::sys::stat::fstat(&grant.fd).expect("fstat").st_ino;
+    let first_inode = inode(&first);
+    let import = assert_bytes(first, 0);
+    drop(assert_bytes(client.acquire(&owner.handle(1), patience()).expect("by recall"), 1));
+    let again = client.acquire(&owner.handle(0), patience()).expect("by recall");
+    match host_memory() {
+        // Each export of a dma-buf is a dma-buf of its own.
+        HostMemory::Udmabuf => assert_ne!(inode(&again), first_inode),
+        HostMemory::Memfd => assert_eq!(inode(&again), first_inode),
+    }
+    assert_eq!((again.info.id, again.info.kind), (owner.id(0), memory_kind()));
+    assert!(import.is_current(), "an eviction ends no lease and no allocation");
+    // What is written through one mapping is read through the other.
+    owner.blocks.fill(0, 42);
+    drop(assert_bytes(again, 42));
+    crate::support::memory::assert_import(&import, 42);
+    assert!(owner.recalls() >= 2, "{} recalls", owner.recalls());
+    drop((told, import));
+}
+
+/// The items of the next message on a raw owner's event socket, which is a recall.
+fn recalled(raw: &Raw) -> Vec<RecallItem> {
+    let event = raw.receive_event().expect("a recall");
+    let message = event.message();
+    assert_eq!((message.kind, message.id), (Kind::Recall, 0));
+    message.items::<RecallItem>().expect("recalls").to_vec()
+}
+
+/// An owner that speaks by hand, its blocks, and the handle of its first block, evicted by its second.
+fn raw_owner(broker: &Broker) -> (Raw, Blocks, Handle) {
+    let blocks = Blocks::new(2);
+    let mut raw = Raw::connect(&broker.socket());
+    let mut handles = Vec::new();
+    for index in 0..2 {
+        assert!(raw.want_credits(1) >= 1);
+        let fd = blocks.export(index);
+        let registered = raw.register(&[item(&blocks.deposit(index))], &[fd.as_fd()]);
+        assert_eq!(registered[0].status.result(), Ok(()));
+        handles.push(registered[0].handle);
+    }
+    (raw, blocks, handles[0])
+}
+
+/// What the library says of a deposit on the wire.
+fn item(deposit: &Deposit) -> RegisterItem {
+    let mut item = RegisterItem::new_zeroed();
+    item.kind = deposit.kind as u8;
+    item.flags = register_flags::RECALLABLE;
+    item.size_bytes = deposit.size_bytes.into();
+    item.fd_offset = deposit.fd_offset.into();
+    item.owner_allocation_id = deposit.owner_allocation_id.into();
+    item.base = deposit.base.into();
+    item
+}
+
+/// Answers a recall with `fds`, the item said as often.
+fn supply(raw: &Raw, recall: &RecallItem, fds: &[OwnedFd]) {
+    let mut item = SupplyItem::new_zeroed();
+    (item.slot, item.generation) = (recall.slot, recall.generation);
+    item.owner_allocation_id = recall.owner_allocation_id;
+    (item.fd_offset, item.size_bytes) = (recall.fd_offset, recall.size_bytes);
+    let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let mut writer = Writer::new();
+    writer.start(Kind::Supply, 0);
+    for _ in fds {
+        writer.push(&item);
+    }
+    let bytes = writer.finish(fds.len(), fds.len());
+    fdbroker_scm::send(raw.events(), bytes, &borrowed).expect("sent");
+}
+
+#[test]
+fn recall_when_many_wait_for_one_allocation_then_the_owner_is_asked_once() {
+    let broker = tight(NEVER_MS);
+    let (raw, blocks, handle) = raw_owner(&broker);
+    let clients: Vec<_> = (0..5).map(|n| broker.client(&format!("waiter {n}"))).collect();
+    std::thread::scope(|scope| {
+        let wait =
+            |client: &Client| client.acquire(&handle, patience()).map(|g| assert_bytes(g, 0));
+        let waiters: Vec<_> =
+            clients.iter().map(|client| scope.spawn(move || wait(client).map(drop))).collect();
+        eventually("all wait", || broker.status().parked.get() == 5);
+        let recalls = recalled(&raw);
+        assert_eq!(recalls.len(), 1);
+        assert_eq!(recalls[0].base.get(), blocks.deposit(0).base);
+        supply(&raw, &recalls[0], &[blocks.export(0)]);
+        for waiter in waiters {
+            waiter.join().expect("no panic").expect("served by one recall");
+        }
+    });
+    assert_eq!(broker.status().recalls.get(), 1);
+    drop((raw, clients));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn supply_when_sent_more_often_than_asked_then_the_others_are_closed() {
+    let broker = tight(NEVER_MS);
+    let (mut raw, blocks, handle) = raw_owner(&broker);
+    let id = raw.start_acquire(&[handle], NEVER_MS);
+    let recalls = recalled(&raw);
+    let fds: Vec<_> = (0..4).map(|_| blocks.export(0)).collect();
+    supply(&raw, &recalls[0], &fds);
+    let answer = raw.receive().expect("an answer");
+    assert_eq!(answer.message().id, id);
+    let (items, granted) = grants(answer);
+    assert_eq!((items[0].status.result(), granted.len()), (Ok(()), 1));
+    // It holds one fd and gives one; of the supplied ones no other is left.
+    let status = broker.status();
+    assert_eq!((status.held_now.get(), status.open_leases.now.get()), (1, 1));
+    drop((raw, granted));
+    broker.assert_nothing_left();
+}

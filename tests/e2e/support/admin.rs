@@ -1,0 +1,82 @@
+//! The administrator's queries, by hand: the ledger as the daemon tells it.
+//! Must never change anything in the daemon.
+
+use super::raw::{Incoming, open, receive_from};
+use super::wait::PATIENCE;
+use fdbroker_protocol::admin::{
+    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+};
+use fdbroker_protocol::{AllocationId, Kind, Writer};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// One connection of an administrator.
+#[derive(Debug)]
+pub struct Admin {
+    pub socket: OwnedFd,
+}
+
+impl Admin {
+    pub fn connect(path: &Path) -> Admin {
+        Admin { socket: open(path).expect("connect to the administrator's socket") }
+    }
+
+    /// One query, one answer.
+    pub fn ask(&self, kind: Kind, cursor: u32) -> Incoming {
+        let query = Query {
+            cursor: cursor.into(),
+            filter: (Filter::None as u32).into(),
+            value: 0.into(),
+            reserved: 0.into(),
+        };
+        let mut writer = Writer::new();
+        writer.start(kind, 1).push(&query);
+        let bytes = writer.finish(0, 0);
+        fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], Some(PATIENCE)).expect("send");
+        receive_from(self.socket.as_fd(), PATIENCE).expect("an answer")
+    }
+
+    pub fn status(&self) -> NodeStatus {
+        let answer = self.ask(Kind::AdminStatus, 0);
+        assert_eq!(answer.message().kind, Kind::AdminStatusReply);
+        *answer.message().body_as().expect("a status")
+    }
+
+    pub fn allocations(&self) -> Vec<AllocationRecord> {
+        self.all(Kind::AdminAllocations)
+    }
+
+    /// The record of one allocation, if it is still there.
+    pub fn allocation(&self, id: AllocationId) -> Option<AllocationRecord> {
+        let is_it = |record: &AllocationRecord| {
+            (record.slot.get(), record.generation.get()) == (id.slot, id.generation)
+        };
+        self.allocations().into_iter().find(is_it)
+    }
+
+    pub fn leases(&self) -> Vec<LeaseRecord> {
+        self.all(Kind::AdminLeases)
+    }
+
+    pub fn clients(&self) -> Vec<ClientRecord> {
+        self.all(Kind::AdminClients)
+    }
+
+    fn all<T>(&self, kind: Kind) -> Vec<T>
+    where
+        T: FromBytes + KnownLayout + Immutable + Unaligned + Copy,
+    {
+        let (mut records, mut cursor) = (Vec::new(), 0);
+        loop {
+            let answer = self.ask(kind, cursor);
+            let message = answer.message();
+            let (page, items) = message.head_and_items::<Page, T>().expect("a page of records");
+            records.extend_from_slice(items);
+            if page.done.get() != 0 {
+                return records;
+            }
+            cursor = page.next_cursor.get();
+        }
+    }
+}

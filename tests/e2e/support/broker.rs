@@ -1,0 +1,337 @@
+//! The real daemon as a process of its own, in a directory of its own, one per test; and what each test ends with:
+//! the daemon neither panicked nor died unasked. Must never outlive its test.
+
+use super::admin::Admin;
+use super::peer::signal_and_await;
+use super::wait::{eventually_ok, eventually_some, is_readable};
+use fdbroker_client::{Client, ClientBuilder};
+use fdbroker_protocol::admin::{NodeStatus, Use};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::{File, Permissions};
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use tempfile::TempDir;
+
+/// The program under test; another one by the variable, for another machine.
+const PROGRAM_VARIABLE: &str = "FDBROKERD";
+const PROGRAM: &str = env!("CARGO_BIN_EXE_fdbrokerd");
+
+/// How to start a daemon.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    config: String,
+    arguments: Vec<String>,
+    nofile: Option<u64>,
+    uid: Option<u32>,
+    listeners: Vec<&'static str>,
+}
+
+impl Setup {
+    pub fn new() -> Setup {
+        Setup::default()
+    }
+
+    /// Lines of the configuration file.
+    pub fn config(mut self, lines: &str) -> Setup {
+        self.config.push_str(lines);
+        self.config.push('\n');
+        self
+    }
+
+    /// The node's cap.
+    pub fn max_fds(mut self, cap: u64) -> Setup {
+        self.arguments.extend(["--max-fds".into(), cap.to_string()]);
+        self
+    }
+
+    /// Size of its fd table (RLIMIT_NOFILE).
+    pub fn nofile(mut self, limit: u64) -> Setup {
+        self.nofile = Some(limit);
+        self
+    }
+
+    /// Runs it as this user, open to all users, like a service. Needs root.
+    pub fn service_of(mut self, uid: u32) -> Setup {
+        self.uid = Some(uid);
+        self
+    }
+
+    /// One socket in each of these directories, instead of the usual one.
+    pub fn listeners(mut self, names: &[&'static str]) -> Setup {
+        self.listeners = names.to_vec();
+        self
+    }
+
+    pub fn start(self) -> Broker {
+        let dir = tempfile::Builder::new().prefix("fdb-").tempdir().expect("a directory");
+        if let Some(uid) = self.uid {
+            chown(dir.path(), Some(uid), Some(uid)).expect("chown");
+            std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("chmod");
+        }
+        let listeners = self.listeners.iter().map(|name| {
+            format!("[[listener]]\npath = {:?}\n", dir.path().join(name).join("broker.sock"))
+        });
+        let config = listeners.chain([self.config.clone()]).collect::<String>();
+        std::fs::write(dir.path().join("config.toml"), config).expect("write the config");
+        let process = Process::start(&self, dir.path());
+        let mut broker = Broker { setup: self, dir, process: Some(process), fds_at_start: 0 };
+        broker.fds_at_start = broker.settled_fds();
+        broker
+    }
+
+    fn program(&self, dir: &Path) -> PathBuf {
+        if self.uid.is_none() {
+            return program();
+        }
+        // The other user may not be able to reach the folder it was built in.
+        let copy = dir.join("fdbrokerd");
+        if !copy.exists() {
+            std::fs::copy(program(), &copy).expect("copy the program");
+            std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("chmod");
+        }
+        copy
+    }
+}
+
+/// A running daemon; its stdin is its lifeline.
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    lifeline: Option<ChildStdin>,
+}
+
+impl Process {
+    fn start(setup: &Setup, dir: &Path) -> Process {
+        let log = File::options().create(true).append(true).open(dir.join("log")).expect("a log");
+        let mut command = Command::new(setup.program(dir));
+        match setup.uid {
+            // The sockets are where `--private` would have them.
+            Some(uid) => {
+                command.uid(uid).gid(uid);
+                command.arg("--socket").arg(dir.join("fdbroker/broker.sock"));
+            }
+            None if setup.listeners.is_empty() => {
+                command.arg("--private").arg(dir);
+            }
+            // The configuration says where.
+            None => {
+                command.arg("--set").arg(format!("admin_socket={:?}", admin_socket(dir)));
+            }
+        }
+        command.arg("--config").arg(dir.join("config.toml")).args(&setup.arguments);
+        command.args(["--until-eof", "0", "--ready-fd", "1"]);
+        command.env_clear().env("RUST_BACKTRACE", "1").env("FDBROKER_LOG", "debug");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        if let Some(limit) = setup.nofile {
+            // SAFETY: setrlimit(2) is async-signal-safe and touches no memory of the parent.
+            unsafe {
+                command.pre_exec(move || {
+                    setrlimit(Resource::RLIMIT_NOFILE, limit, limit).map_err(Into::into)
+                });
+            }
+        }
+        let mut child = command.spawn().expect("start fdbrokerd");
+        let lifeline = child.stdin.take();
+        let mut ready = child.stdout.take().expect("the readiness pipe");
+        let mut process = Process { child, lifeline };
+        let mut byte = [0];
+        let is_ready = is_readable(ready.as_fd()) && matches!(ready.read(&mut byte), Ok(1));
+        if !is_ready {
+            let end = process.child.try_wait();
+            let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+            process.kill();
+            panic!("fdbrokerd was not ready ({end:?}); its log:\n{log}");
+        }
+        process
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        eventually_some("the daemon has ended", || self.child.try_wait().expect("wait"))
+    }
+
+    fn kill(&mut self) -> ExitStatus {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+        }
+    }
+}
+
+/// A daemon and its directory.
+#[derive(Debug)]
+pub struct Broker {
+    setup: Setup,
+    dir: TempDir,
+    process: Option<Process>,
+    fds_at_start: usize,
+}
+
+impl Broker {
+    /// One with defaults.
+    pub fn start() -> Broker {
+        Setup::new().start()
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir().join("fdbroker/broker.sock")
+    }
+
+    pub fn admin_socket(&self) -> PathBuf {
+        admin_socket(self.dir())
+    }
+
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("the daemon runs")
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.process().pid()
+    }
+
+    /// A client in this process.
+    pub fn client(&self, name: &str) -> Client {
+        self.builder(name).connect().expect("connect")
+    }
+
+    /// The same, with more to be said.
+    pub fn builder(&self, name: &str) -> ClientBuilder {
+        Client::builder().socket(self.socket()).name(name)
+    }
+
+    pub fn admin(&self) -> Admin {
+        Admin::connect(&self.admin_socket())
+    }
+
+    pub fn status(&self) -> NodeStatus {
+        self.admin().status()
+    }
+
+    /// Fds open in the daemon.
+    pub fn open_fds(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc").count()
+    }
+
+    /// The same once two looks agree: a connection that has just ended is still being closed.
+    fn settled_fds(&self) -> usize {
+        let mut last = usize::MAX;
+        eventually_some("the daemon's fds settle", || {
+            let now = self.open_fds();
+            let settled = now == last;
+            last = now;
+            settled.then_some(now)
+        })
+    }
+
+    /// Ends it as `kill -9` does.
+    pub fn kill(&mut self) {
+        self.process.take().expect("the daemon runs").kill();
+    }
+
+    /// Asks it to end and waits until it has.
+    pub fn terminate(&mut self) {
+        let mut process = self.process.take().expect("the daemon runs");
+        kill(process.pid(), Signal::SIGTERM).expect("SIGTERM");
+        assert!(process.wait().success(), "after SIGTERM: {}", self.log());
+    }
+
+    /// Makes it sleep: it reads and answers nothing.
+    pub fn stop(&self) {
+        signal_and_await(self.pid(), Signal::SIGSTOP, 'T');
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        kill(self.pid(), Signal::SIGCONT).expect("SIGCONT");
+    }
+
+    /// Starts it anew in the same directory.
+    pub fn restart(&mut self) {
+        assert!(self.process.is_none(), "it still runs");
+        self.process = Some(Process::start(&self.setup, self.dir.path()));
+        self.fds_at_start = self.settled_fds();
+    }
+
+    /// What it wrote to stderr.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
+    }
+
+    /// Nothing is left of any client: each account is zero and each fd closed.
+    #[track_caller]
+    pub fn assert_nothing_left(&self) {
+        let admin = self.admin();
+        eventually_ok("all accounts are zero", || {
+            let status = admin.status();
+            if is_idle(&status) { Ok(()) } else { Err(format!("{status:#?}")) }
+        });
+        drop(admin);
+        eventually_ok("the daemon has as many fds as at its start", || match self.open_fds() {
+            fds if fds == self.fds_at_start => Ok(()),
+            fds => Err(format!("{fds}, not {}", self.fds_at_start)),
+        });
+    }
+}
+
+fn admin_socket(dir: &Path) -> PathBuf {
+    dir.join("fdbroker-admin/admin.sock")
+}
+
+/// The program under test.
+pub fn program() -> PathBuf {
+    std::env::var_os(PROGRAM_VARIABLE).map_or(PROGRAM.into(), PathBuf::from)
+}
+
+/// Whether nobody is connected and nothing is charged.
+fn is_idle(status: &NodeStatus) -> bool {
+    let accounts: [&Use; 8] = [
+        &status.fds,
+        &status.held_fds,
+        &status.held_bytes,
+        &status.open_leases,
+        &status.mapped_leases,
+        &status.allocations,
+        &status.own_fds,
+        &status.pinned_bytes,
+    ];
+    accounts.iter().all(|account| account.now.get() == 0)
+        && [status.clients, status.parked, status.domains].iter().all(|count| count.get() == 0)
+        && status.held_now.get() == 0
+        && status.closing_now.get() == 0
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let mut ended_well = true;
+        if let Some(mut process) = self.process.take() {
+            // Its end is asked for by the lifeline, as `fdbroker run` does.
+            process.lifeline = None;
+            ended_well = std::thread::panicking() || process.wait().success();
+        }
+        let log = self.log();
+        if std::thread::panicking() {
+            eprintln!("log of the daemon:\n{log}");
+            return;
+        }
+        assert!(ended_well && !log.contains("panicked at"), "the daemon did not end well:\n{log}");
+    }
+}

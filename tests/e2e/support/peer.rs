@@ -1,0 +1,167 @@
+//! Processes that help a test: this very program again, told by a variable which part to play, with a socket to its test
+//! as stdin. Must never outlive their test: they are ended by pid, and by the end of that socket.
+
+use super::wait::PATIENCE;
+use fdbroker_protocol::Handle;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+/// Names the part to play; absent in a test.
+const PART_VARIABLE: &str = "FDBROKER_TEST_PART";
+
+/// The test below, by which the parts are reached.
+const ENTRANCE: &str = "support::peer::peer_when_its_part_fails_then_the_test_hears_it";
+
+/// A name and what it does.
+type Part = (&'static str, fn(Link));
+
+/// Every part that a process may play.
+const PARTS: &[Part] = &[
+    ("fail", |_| panic!("as it was told")),
+    ("rank", crate::support::rank::play),
+    ("forking", crate::death::play_forking),
+    ("crowded", crate::local_limit::play_crowded),
+    ("hung file server", crate::support::fuse::play),
+];
+
+/// Lines between a test and its helper, both ways.
+#[derive(Debug)]
+pub struct Link {
+    reader: BufReader<UnixStream>,
+}
+
+impl Link {
+    fn new(stream: UnixStream) -> Link {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Link { reader: BufReader::new(stream) }
+    }
+
+    pub fn say(&mut self, line: &str) {
+        assert!(!line.contains('\n'), "one line at a time");
+        // The other side has ended: what it did not say will be missed where it is awaited.
+        let _ = writeln!(self.reader.get_mut(), "{line}");
+    }
+
+    /// The next line; `None` when the other side has ended.
+    pub fn hear(&mut self) -> Option<String> {
+        let mut line = String::new();
+        match self.reader.read_line(&mut line) {
+            Ok(0) => None,
+            Ok(_) => Some(line.trim_end().to_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(error) => panic!("the other side says nothing: {error}"),
+        }
+    }
+}
+
+/// A helper of a test.
+#[derive(Debug)]
+pub struct Peer {
+    child: Child,
+    pub link: Link,
+}
+
+impl Peer {
+    pub fn start(part: &str) -> Peer {
+        assert!(PARTS.iter().any(|(name, _)| *name == part), "nobody plays {part}");
+        let (here, there) = UnixStream::pair().expect("a socket pair");
+        let child = Command::new("/proc/self/exe")
+            .args(["--exact", ENTRANCE, "--nocapture", "--test-threads=1"])
+            .env(PART_VARIABLE, part)
+            .stdin(OwnedFd::from(there))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("start a helper");
+        Peer { child, link: Link::new(here) }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
+    }
+
+    /// Says a line and awaits the answer.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) -> String {
+        self.link.say(line);
+        self.hear()
+    }
+
+    #[track_caller]
+    pub fn hear(&mut self) -> String {
+        self.link.hear().expect("the helper has ended; its message is above")
+    }
+
+    /// Stops it: it neither answers nor ends.
+    pub fn stop(&self) {
+        signal_and_await(self.pid(), Signal::SIGSTOP, 'T');
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        kill(self.pid(), Signal::SIGCONT).expect("SIGCONT");
+    }
+
+    /// Ends it as `kill -9` does, and waits for its end.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+        }
+    }
+}
+
+/// Sends a signal and waits until the process is in a state of /proc/PID/stat.
+pub fn signal_and_await(pid: Pid, signal: Signal, wanted: char) {
+    kill(pid, signal).expect("kill");
+    super::wait::eventually("the process is in that state", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("/proc");
+        let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+        state == Some(wanted)
+    });
+}
+
+/// Handles as one line.
+pub fn to_line(handles: &[Handle]) -> String {
+    let hex = |handle: &Handle| -> String {
+        handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    handles.iter().map(hex).collect::<Vec<_>>().join(" ")
+}
+
+/// Handles of such a line.
+pub fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Handle> {
+    let byte = |text: &[u8]| {
+        let text = std::str::from_utf8(text).expect("ASCII");
+        u8::from_str_radix(text, 16).expect("hexadecimal")
+    };
+    words
+        .map(|word| {
+            let bytes: Vec<u8> = word.as_bytes().chunks(2).map(byte).collect();
+            Handle::from_slice(&bytes).expect("64 bytes")
+        })
+        .collect()
+}
+
+/// In a test: a helper that fails is heard of. In a helper: its part.
+#[test]
+fn peer_when_its_part_fails_then_the_test_hears_it() {
+    let Ok(part) = std::env::var(PART_VARIABLE) else {
+        let mut peer = Peer::start("fail");
+        assert_eq!(peer.link.hear(), None);
+        assert_eq!(peer.child.wait().expect("wait").code(), Some(101));
+        return;
+    };
+    let (_, play) = PARTS.iter().find(|(name, _)| *name == part).expect("a part of the play");
+    let stdin = std::io::stdin().as_fd().try_clone_to_owned().expect("dup");
+    play(Link::new(stdin.into()));
+}

@@ -1,0 +1,175 @@
+//! The part of a rank, played by a process of its own: does what its test tells it, one line each, with the library.
+//! Must never end by itself while its test lives.
+
+use super::memory::{BLOCK_BYTES, Blocks, host_memory, pattern};
+use super::peer::{Link, Peer, from_words, to_line};
+use super::wait::patience;
+use fdbroker_client::{Access, Arena, Client, Error, Grant, HostBuffer, Import, Share};
+use fdbroker_protocol::Handle;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::str::SplitAsciiWhitespace;
+
+/// What it has.
+#[derive(Default)]
+struct Rank {
+    client: Option<Client>,
+    buffers: Vec<HostBuffer>,
+    grants: Vec<Grant>,
+    imports: Vec<Import>,
+}
+
+/// Plays until the test has ended.
+pub fn play(mut link: Link) {
+    let mut rank = Rank::default();
+    while let Some(line) = link.hear() {
+        let mut words = line.split_ascii_whitespace();
+        let answer = match rank.act(&mut words) {
+            Ok(answer) => answer,
+            Err(error) => error.code.name().to_owned(),
+        };
+        link.say(&answer);
+    }
+}
+
+impl Rank {
+    fn act(&mut self, words: &mut SplitAsciiWhitespace<'_>) -> Result<String, Error> {
+        let verb = words.next().expect("a verb");
+        match verb {
+            "user" => become_user(number(words), number(words)),
+            "connect" => {
+                let path = words.next().expect("a path");
+                self.client =
+                    Some(Client::builder().socket(path).name("rank").own_fds(2).connect()?);
+            }
+            "deposit" => return self.deposit(words.next().expect("for whom")),
+            "share" => return self.share(number(words), number(words)),
+            "hold" => {
+                for handle in from_words(words) {
+                    self.grants.push(self.client().acquire(&handle, patience())?);
+                }
+            }
+            "import" => {
+                for handle in from_words(words) {
+                    let grant = self.client().acquire(&handle, patience())?;
+                    self.imports.push(grant.import(Access::Read, 0)?);
+                }
+            }
+            "cycle" => {
+                let first = usize::try_from(number(words)).expect("few");
+                return self.cycle(first, &from_words(words));
+            }
+            "check" => return self.check(number(words), &from_words(words)),
+            "check-file" => {
+                let seed = number(words);
+                let path = words.next().expect("a path");
+                let bytes = std::fs::read(path).expect("read the handle");
+                let handle = Handle::from_slice(&bytes).expect("64 bytes");
+                return self.check(seed, &[handle]);
+            }
+            "drop" => {
+                self.grants.clear();
+                self.imports.clear();
+            }
+            verb => panic!("no such verb: {verb}"),
+        }
+        Ok("OK".into())
+    }
+
+    fn client(&self) -> &Client {
+        self.client.as_ref().expect("connected")
+    }
+
+    /// `count` buffers of an arena, of which buffer `i` gets the bytes `pattern(seed + i)`.
+    fn share(&mut self, count: u64, seed: u64) -> Result<String, Error> {
+        let count = usize::try_from(count).expect("few");
+        let arena = Arena::new(self.client(), host_memory(), count * BLOCK_BYTES)?;
+        for index in 0..count as u64 {
+            let buffer = arena.alloc(BLOCK_BYTES)?;
+            buffer.write_at(0, &pattern(seed + index))?;
+            self.buffers.push(buffer);
+        }
+        let handles = arena.register(&self.buffers, patience())?;
+        Ok(to_line(&handles.into_iter().collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// One block of memory for these, resident, with the bytes `pattern(0)`.
+    fn deposit(&mut self, whom: &str) -> Result<String, Error> {
+        let blocks = Blocks::new(1);
+        let mut deposit = blocks.deposit(0);
+        deposit.recallable = false;
+        let is_it = |share: &&Share| share.name() == whom;
+        deposit.share = *Share::ALL.iter().find(is_it).expect("uid, gid or any");
+        let fd = blocks.export(0);
+        let registered = self.client().register(&deposit, fd.as_fd(), patience())?;
+        Ok(to_line(&[registered.handle]))
+    }
+
+    /// Acquires one after the other, from `first` on and round, and compares every byte of each.
+    fn cycle(&mut self, first: usize, handles: &[Handle]) -> Result<String, Error> {
+        for place in 0..handles.len() {
+            let index = (first + place) % handles.len();
+            let answer = self.check(index as u64, &handles[index..=index])?;
+            if answer != "OK" {
+                return Ok(answer);
+            }
+        }
+        Ok("OK".into())
+    }
+
+    /// Acquires all, compares every byte, gives all back.
+    fn check(&mut self, seed: u64, handles: &[Handle]) -> Result<String, Error> {
+        let mut failed = None;
+        let mut wrong = 0;
+        self.client().acquire_each(handles, patience(), |index, outcome| {
+            let import = outcome.and_then(|grant| grant.import(Access::Read, 0));
+            let mut bytes = vec![0; BLOCK_BYTES];
+            let read = import.and_then(|import| import.read_at(0, &mut bytes));
+            match read {
+                Ok(()) => wrong += usize::from(bytes != pattern(seed + index as u64)),
+                Err(error) => failed = Some(error),
+            }
+        })?;
+        match failed {
+            Some(error) => Err(error),
+            None if wrong > 0 => Ok(format!("{wrong} blocks have other bytes")),
+            None => Ok("OK".into()),
+        }
+    }
+}
+
+fn number(words: &mut SplitAsciiWhitespace<'_>) -> u64 {
+    words.next().and_then(|word| word.parse().ok()).expect("a number")
+}
+
+/// Gives up root for good.
+fn become_user(uid: u64, gid: u64) {
+    let (uid, gid) = (u32::try_from(uid).expect("a uid"), u32::try_from(gid).expect("a gid"));
+    nix::unistd::setgroups(&[]).expect("setgroups");
+    nix::unistd::setgid(gid.into()).expect("setgid");
+    nix::unistd::setuid(uid.into()).expect("setuid");
+}
+
+/// A rank, connected.
+pub fn rank(socket: &Path) -> Peer {
+    let mut rank = Peer::start("rank");
+    assert_eq!(rank.ask(&format!("connect {}", socket.display())), "OK");
+    rank
+}
+
+impl Peer {
+    /// Tells it to share buffers of an arena.
+    #[track_caller]
+    pub fn share(&mut self, count: usize, seed: u64) -> Vec<Handle> {
+        let answer = self.ask(&format!("share {count} {seed}"));
+        let handles = from_words(answer.split_ascii_whitespace());
+        assert_eq!(handles.len(), count);
+        handles
+    }
+
+    /// Tells it to do something with handles; the answer.
+    #[track_caller]
+    pub fn with_handles(&mut self, verb: &str, handles: &[Handle]) -> String {
+        self.ask(&format!("{verb} {}", to_line(handles)))
+    }
+}

@@ -1,0 +1,295 @@
+//! A client that speaks the protocol by hand, well or badly: what the library would never send.
+//! Must never check what it sends; every wait for an answer is bounded.
+
+use super::wait::PATIENCE;
+use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
+use fdbroker_protocol::message::{
+    AcquireHead, AllocationItem, GrantItem, HELLO_MAGIC, Hello, HelloReply, LeaseItem,
+    RegisterHead, RegisterItem, RegisterReplyHead, Registered,
+};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Handle, Kind, Message, PROTOCOL_VERSION, Status, Writer,
+};
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+/// A message that came, with its fds.
+#[derive(Debug)]
+pub struct Incoming {
+    bytes: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Incoming {
+    pub fn message(&self) -> Message<'_> {
+        Message::parse(&self.bytes).expect("the broker sends whole messages")
+    }
+
+    /// The status of a `failed` message.
+    #[track_caller]
+    pub fn failure(&self) -> Status {
+        let message = self.message();
+        assert_eq!(message.kind, Kind::Failed);
+        *message.body_as::<Status>().expect("a status")
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Raw {
+    pub socket: OwnedFd,
+    /// After hello.
+    pub welcome: Option<Welcome>,
+    next_id: u64,
+}
+
+/// What hello's reply brought.
+#[derive(Debug)]
+pub struct Welcome {
+    pub reply: HelloReply,
+    pub events: OwnedFd,
+    pub page: OwnedFd,
+}
+
+/// A hello like the library's.
+pub fn hello() -> Hello {
+    Hello {
+        magic: HELLO_MAGIC,
+        version_min: u16::from(PROTOCOL_VERSION).into(),
+        version_max: u16::from(PROTOCOL_VERSION).into(),
+        flags: 0.into(),
+        own_fds: 0.into(),
+        pid: std::process::id().into(),
+        name: [0; NAME_BYTES],
+        reserved: 0.into(),
+    }
+}
+
+/// Connects without a word.
+pub fn open(path: &Path) -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(socket)
+}
+
+impl Raw {
+    /// Connected, before hello.
+    pub fn silent(path: &Path) -> Raw {
+        Raw::of(open(path).expect("connect"))
+    }
+
+    /// The same, of a socket connected before.
+    pub fn of(socket: OwnedFd) -> Raw {
+        Raw { socket, welcome: None, next_id: 1 }
+    }
+
+    /// Connected and welcome.
+    pub fn connect(path: &Path) -> Raw {
+        let mut raw = Raw::silent(path);
+        let mut answer = raw.request(Kind::Hello, |writer| writer.push(&hello()), 0, &[]);
+        assert_eq!(answer.message().kind, Kind::HelloReply, "{answer:?}");
+        let reply = *answer.message().body_as::<HelloReply>().expect("a hello reply");
+        let page = answer.fds.pop().expect("the page");
+        let events = answer.fds.pop().expect("the event socket");
+        raw.welcome = Some(Welcome { reply, events, page });
+        raw
+    }
+
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.welcome.as_ref().expect("after hello").events.as_fd()
+    }
+
+    /// An id that was not used before.
+    pub fn fresh_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Sends bytes as they are.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+        fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, fds, Some(PATIENCE))
+    }
+
+    /// Sends a request and awaits its answer.
+    #[track_caller]
+    pub fn request(
+        &mut self,
+        kind: Kind,
+        body: impl FnOnce(&mut Writer) -> &mut Writer,
+        count: usize,
+        fds: &[BorrowedFd<'_>],
+    ) -> Incoming {
+        let id = self.fresh_id();
+        let mut writer = Writer::new();
+        body(writer.start(kind, id));
+        self.send(writer.finish(count, fds.len()), fds).expect("the broker reads");
+        let answer = self.receive().expect("an answer");
+        assert_eq!(answer.message().id, id, "the answer to another request");
+        answer
+    }
+
+    /// The next message on the request socket.
+    pub fn receive(&self) -> Result<Incoming, RecvError> {
+        receive_from(self.socket.as_fd(), PATIENCE)
+    }
+
+    /// The next message on the event socket.
+    pub fn receive_event(&self) -> Result<Incoming, RecvError> {
+        receive_from(self.events(), PATIENCE)
+    }
+
+    /// Registers with credit for as many again.
+    #[track_caller]
+    pub fn register(&mut self, items: &[RegisterItem], fds: &[BorrowedFd<'_>]) -> Vec<Registered> {
+        let wanted = u32::try_from(items.len()).expect("few");
+        let head = RegisterHead { credits_wanted: wanted.into(), deadline_ms: 0.into() };
+        let answer =
+            self.request(Kind::Register, |writer| writer.push(&head).push(items), items.len(), fds);
+        let message = answer.message();
+        assert_eq!(message.kind, Kind::RegisterReply, "{answer:?}");
+        let (_, registered) =
+            message.head_and_items::<RegisterReplyHead, Registered>().expect("a register reply");
+        registered.to_vec()
+    }
+
+    /// Asks for more deposit credits; how many there are now.
+    #[track_caller]
+    pub fn want_credits(&mut self, wanted: u32) -> u32 {
+        let deadline_ms = u32::try_from(PATIENCE.as_millis()).expect("minutes");
+        let head = RegisterHead { credits_wanted: wanted.into(), deadline_ms: deadline_ms.into() };
+        let answer = self.request(Kind::Register, |writer| writer.push(&head), 0, &[]);
+        let message = answer.message();
+        assert_eq!(message.kind, Kind::RegisterReply, "{answer:?}");
+        let (head, _) =
+            message.head_and_items::<RegisterReplyHead, Registered>().expect("a register reply");
+        head.deposit_credits.get()
+    }
+
+    /// Sends an acquire and does not await the answer; its id.
+    pub fn start_acquire(&mut self, handles: &[Handle], deadline_ms: u32) -> u64 {
+        let id = self.fresh_id();
+        let mut writer = Writer::new();
+        put_acquire(writer.start(Kind::Acquire, id), handles, deadline_ms);
+        self.send(writer.finish(handles.len(), 0), &[]).expect("the broker reads");
+        id
+    }
+
+    /// Acquires; the items and the fds.
+    #[track_caller]
+    pub fn acquire(&mut self, handles: &[Handle]) -> (Vec<GrantItem>, Vec<OwnedFd>) {
+        let deadline_ms = u32::try_from(PATIENCE.as_millis()).expect("minutes");
+        let answer = self.request(
+            Kind::Acquire,
+            |writer| put_acquire(writer, handles, deadline_ms),
+            handles.len(),
+            &[],
+        );
+        grants(answer)
+    }
+
+    /// Gives leases back; a status each.
+    #[track_caller]
+    pub fn release(&mut self, leases: &[u64]) -> Vec<Status> {
+        self.lease_request(Kind::Release, leases)
+    }
+
+    /// Says that leases are mapped; a status each.
+    #[track_caller]
+    pub fn mapped(&mut self, leases: &[u64]) -> Vec<Status> {
+        self.lease_request(Kind::Mapped, leases)
+    }
+
+    #[track_caller]
+    fn lease_request(&mut self, kind: Kind, leases: &[u64]) -> Vec<Status> {
+        let items: Vec<_> =
+            leases.iter().map(|lease| LeaseItem { lease: (*lease).into() }).collect();
+        let answer = self.request(kind, |writer| writer.push(items.as_slice()), items.len(), &[]);
+        let message = answer.message();
+        assert_eq!(message.kind, Kind::LeaseReply, "{answer:?}");
+        message.items::<Status>().expect("statuses").to_vec()
+    }
+
+    /// Ends registrations; a status each.
+    #[track_caller]
+    pub fn unregister(&mut self, ids: &[AllocationId]) -> Vec<Status> {
+        let items: Vec<_> = ids
+            .iter()
+            .map(|id| AllocationItem { slot: id.slot.into(), generation: id.generation.into() })
+            .collect();
+        let answer = self.request(
+            Kind::Unregister,
+            |writer| writer.push(items.as_slice()),
+            items.len(),
+            &[],
+        );
+        let message = answer.message();
+        assert_eq!(message.kind, Kind::UnregisterReply, "{answer:?}");
+        message.items::<Status>().expect("statuses").to_vec()
+    }
+
+    /// The broker calls it a broken protocol and ends the connection.
+    #[track_caller]
+    pub fn assert_refused(&self) {
+        loop {
+            match self.receive() {
+                Ok(answer) if answer.message().kind == Kind::Failed => {
+                    assert_eq!(answer.failure().result(), Err(ErrorCode::Protocol));
+                    break;
+                }
+                Ok(_) => {}
+                Err(error) => panic!("no `failed` message came, but: {error}"),
+            }
+        }
+        self.assert_ended();
+    }
+
+    /// Both sockets are at their end.
+    #[track_caller]
+    pub fn assert_ended(&self) {
+        assert_at_end(self.socket.as_fd());
+        if self.welcome.is_some() {
+            assert_at_end(self.events());
+        }
+    }
+}
+
+#[track_caller]
+fn assert_at_end(socket: BorrowedFd<'_>) {
+    loop {
+        match receive_from(socket, PATIENCE) {
+            Ok(_) => {}
+            Err(RecvError::Eof) => return,
+            Err(error) => panic!("the connection is still open: {error}"),
+        }
+    }
+}
+
+fn put_acquire<'a>(writer: &'a mut Writer, handles: &[Handle], deadline_ms: u32) -> &'a mut Writer {
+    writer.push(&AcquireHead { deadline_ms: deadline_ms.into(), flags: 0.into() });
+    for handle in handles {
+        writer.push(&handle.prefix);
+    }
+    writer
+}
+
+/// The items and fds of a `granted` message.
+#[track_caller]
+pub fn grants(answer: Incoming) -> (Vec<GrantItem>, Vec<OwnedFd>) {
+    let message = answer.message();
+    assert_eq!(message.kind, Kind::Granted, "{answer:?}");
+    let items = message.grants().expect("grants").0.to_vec();
+    (items, answer.fds)
+}
+
+/// The next message of a socket.
+pub fn receive_from(socket: BorrowedFd<'_>, timeout: Duration) -> Result<Incoming, RecvError> {
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    let mut fds = ReceivedFds::new();
+    let received = fdbroker_scm::recv_timeout(socket, &mut bytes, &mut fds, Some(timeout))?;
+    bytes.truncate(received.len);
+    Ok(Incoming { bytes, fds: fds.drain().collect() })
+}

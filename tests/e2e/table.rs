@@ -1,0 +1,160 @@
+//! The daemon's own fd table at its end, and files whose server hangs: it refuses, pauses, goes on.
+
+use crate::common::not_run;
+use crate::support::broker::{Broker, Setup};
+use crate::support::fuse::{hung_file, why_not};
+use crate::support::memory::{BLOCK_BYTES, assert_bytes};
+use crate::support::owner::Owner;
+use crate::support::raw::{Raw, hello, open};
+use crate::support::wait::{eventually, eventually_some, patience};
+use fdbroker_client::{Client, Deadline, Deposit, Error};
+use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Resource, Writer};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// A table that has room for some forty clients.
+const TABLE: u64 = 1000;
+
+/// Connections beyond what the table has room for.
+const BEYOND: usize = 64;
+
+#[track_caller]
+fn assert_served(owner: &Owner) {
+    for index in 0..owner.registrations.len() {
+        let grant = owner.client.acquire(&owner.handle(index), patience()).expect("still served");
+        assert_bytes(grant, index as u64);
+    }
+}
+
+/// Connects and says hello, without awaiting the answer.
+fn say_hello(broker: &Broker) -> Option<Raw> {
+    let socket = open(&broker.socket()).ok()?;
+    let raw = Raw::of(socket);
+    let mut writer = Writer::new();
+    writer.start(Kind::Hello, 1).push(&hello());
+    // It may have been refused meanwhile.
+    let _ = raw.send(writer.finish(0, 0), &[]);
+    Some(raw)
+}
+
+#[test]
+fn daemon_when_its_table_is_full_then_64_more_are_refused_and_the_others_are_served() {
+    let broker = Setup::new().nofile(TABLE).config("[limits]\nmax_clients = 4000").start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let mut welcome = Vec::new();
+    let mut refused = 0;
+    while refused < BEYOND {
+        assert!(welcome.len() as u64 * 4 <= TABLE, "more clients than the table holds");
+        let raw = say_hello(&broker).expect("the queue of the listener is long");
+        match raw.receive() {
+            Ok(answer) if answer.message().kind == Kind::HelloReply => welcome.push((raw, answer)),
+            Ok(answer) => {
+                let status = answer.failure();
+                assert_eq!(status.result(), Err(ErrorCode::NoQuota), "{status}");
+                refused += 1;
+            }
+            // Refused at the door.
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(welcome.len() >= 8, "only {} were welcome", welcome.len());
+    assert!((broker.open_fds() as u64) < TABLE);
+    assert_served(&owner);
+    drop(welcome);
+    let client = eventually_some("there is room again", || {
+        broker.builder("late").reconnect(false).connect().ok()
+    });
+    drop((client, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn connect_when_clients_are_at_their_cap_then_no_quota_names_it() {
+    let broker = Setup::new().config("[limits]\nmax_clients = 2").start();
+    let clients = [broker.client("one"), broker.client("two")];
+    let error = broker.builder("three").connect().expect_err("the third of two");
+    assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
+    let status = error.status.expect("from the broker");
+    assert_eq!((status.resource, status.value.get()), (Resource::Connections as u8, 2), "{error}");
+    assert!(clients.iter().all(Client::is_connected));
+    drop(clients);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn connect_when_own_fds_do_not_fit_then_no_quota_and_nothing_is_charged() {
+    let broker = Setup::new().max_fds(50).start();
+    let error = broker.builder("big").own_fds(51).connect().expect_err("51 of 50");
+    assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
+    let client = broker.builder("fits").own_fds(40).connect().expect("40 of 50");
+    assert_eq!(broker.status().own_fds.now.get(), 40);
+    drop(client);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn daemon_when_hundreds_connect_and_say_nothing_then_the_others_are_served() {
+    let lines = "[limits]\nhandshake_timeout_ms = 100";
+    let broker = Setup::new().nofile(TABLE).config(lines).start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let silent: Vec<_> = (0..300).map(|_| open(&broker.socket()).expect("queued")).collect();
+    assert_served(&owner);
+    let client = eventually_some("the silent ones are sent away", || {
+        broker.builder("late").reconnect(false).connect().ok()
+    });
+    drop((client, owner));
+    eventually("no client is left", || broker.status().clients.get() == 0);
+    drop(silent);
+    broker.assert_nothing_left();
+}
+
+/// Deposits something that is no memory.
+fn deposit(client: &Client, file: &File) -> Error {
+    let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
+    let soon = Deadline::after(Duration::from_millis(100));
+    client.register(&deposit, file.as_fd(), soon).expect_err("it is no memory")
+}
+
+#[test]
+fn register_when_the_file_server_hangs_then_refused_and_everybody_is_served() {
+    const NAME: &str = "register_when_the_file_server_hangs_then_refused_and_everybody_is_served";
+    if let Some(reason) = why_not() {
+        return not_run(NAME, reason);
+    }
+    let broker = Setup::new().config("[limits]\nmax_refused_per_domain = 3").start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let client = broker.client("depositor");
+    let (file, server) = hung_file(broker.dir());
+    for _ in 0..3 {
+        let error = deposit(&client, &file);
+        assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
+        assert_served(&owner);
+    }
+    // Three closes hang, and that is the bound.
+    let error = deposit(&client, &file);
+    assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
+    let status = error.status.expect("from the broker");
+    assert_eq!(status.resource, Resource::RefusedFds as u8, "{error}");
+    assert_served(&owner);
+    drop(server);
+    eventually("the kernel lets the closes go", || {
+        deposit(&client, &File::open("/dev/null").expect("open")).code == ErrorCode::UnsupportedFd
+    });
+    drop((client, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn daemon_when_asked_to_end_while_a_close_hangs_then_it_ends() {
+    const NAME: &str = "daemon_when_asked_to_end_while_a_close_hangs_then_it_ends";
+    if let Some(reason) = why_not() {
+        return not_run(NAME, reason);
+    }
+    let mut broker = Broker::start();
+    let client = broker.client("depositor");
+    let (file, _server) = hung_file(broker.dir());
+    let error = deposit(&client, &file);
+    assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
+    broker.terminate();
+}

@@ -1,0 +1,281 @@
+//! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
+//! Must say no more than the core's API says: it is what a replay prints.
+
+use fdbroker_core::{
+    Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
+    Ticket, Wanted,
+};
+use fdbroker_core::{ClientId, Now};
+use fdbroker_protocol::{AllocationId, Status};
+use std::fmt::Write;
+
+/// One call of the core.
+#[derive(Clone, Debug)]
+pub enum Action {
+    Connect { client: u32, domain: DomainKey, pid: u32 },
+    Hello { client: u32, request: u64, own_fds: u32 },
+    Gone { client: u32 },
+    Register {
+        client: u32,
+        request: u64,
+        deposits: Vec<Deposit>,
+        credits_wanted: u32,
+        deadline: u64,
+    },
+    Unregister { client: u32, request: u64, ids: Vec<AllocationId> },
+    Acquire { client: u32, request: u64, wanted: Vec<Wanted>, deadline: u64 },
+    Unsent { client: u32, request: u64, grants: Vec<Granted>, deadline: u64, seq: u64 },
+    Sendable { client: u32, sendable: bool },
+    Cancel { client: u32, request: u64 },
+    Mapped { client: u32, request: Option<u64>, leases: Vec<LeaseId> },
+    Release { client: u32, request: Option<u64>, leases: Vec<LeaseId> },
+    Supply { client: u32, supplies: Vec<Supply> },
+    Closed { ticket: Ticket },
+    /// `Core::poll`.
+    Poll,
+}
+
+impl Action {
+    /// The core's input; `None` for a poll.
+    pub fn input(&self) -> Option<Input<'_>> {
+        let input = match *self {
+            Action::Connect { client, domain, pid } => {
+                Input::Connect { client: ClientId(client), domain, pid }
+            }
+            Action::Hello { client, request, own_fds } => {
+                Input::Hello { client: ClientId(client), request: RequestId(request), own_fds }
+            }
+            Action::Gone { client } => Input::Gone { client: ClientId(client) },
+            Action::Register { client, request, ref deposits, credits_wanted, deadline } => {
+                Input::Register {
+                    client: ClientId(client),
+                    request: RequestId(request),
+                    deposits,
+                    credits_wanted,
+                    deadline: Now(deadline),
+                }
+            }
+            Action::Unregister { client, request, ref ids } => {
+                Input::Unregister { client: ClientId(client), request: RequestId(request), ids }
+            }
+            Action::Acquire { client, request, ref wanted, deadline } => Input::Acquire {
+                client: ClientId(client),
+                request: RequestId(request),
+                wanted,
+                deadline: Now(deadline),
+            },
+            Action::Unsent { client, request, ref grants, deadline, seq } => Input::Unsent {
+                client: ClientId(client),
+                request: RequestId(request),
+                grants,
+                deadline: Now(deadline),
+                seq,
+            },
+            Action::Sendable { client, sendable } => {
+                Input::Sendable { client: ClientId(client), sendable }
+            }
+            Action::Cancel { client, request } => {
+                Input::Cancel { client: ClientId(client), request: RequestId(request) }
+            }
+            Action::Mapped { client, request, ref leases } => {
+                Input::Mapped { client: ClientId(client), request: request.map(RequestId), leases }
+            }
+            Action::Release { client, request, ref leases } => {
+                Input::Release { client: ClientId(client), request: request.map(RequestId), leases }
+            }
+            Action::Supply { client, ref supplies } => {
+                Input::Supply { client: ClientId(client), supplies }
+            }
+            Action::Closed { ticket } => Input::Closed { ticket },
+            Action::Poll => return None,
+        };
+        Some(input)
+    }
+
+    /// The client and its request, of those that only a welcomed client may make.
+    pub fn request(&self) -> Option<(u32, Option<u64>)> {
+        match self {
+            Action::Register { client, request, .. }
+            | Action::Unregister { client, request, .. }
+            | Action::Acquire { client, request, .. } => Some((*client, Some(*request))),
+            Action::Mapped { client, request, .. } | Action::Release { client, request, .. } => {
+                Some((*client, *request))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether no answer is due.
+    pub fn is_one_way(&self) -> bool {
+        matches!(self.request(), Some((_, None)))
+    }
+
+    /// How many fds come with the message.
+    pub fn arrived_fds(&self) -> usize {
+        match self {
+            Action::Register { deposits, .. } => deposits.len(),
+            Action::Supply { supplies, .. } => supplies
+                .iter()
+                .map(|item| usize::from(item.fd.is_ok()) + usize::from(item.refused_fd.is_some()))
+                .sum(),
+            _ => 0,
+        }
+    }
+}
+
+/// One line for an action.
+pub fn show_action(action: &Action) -> String {
+    let mut out = String::new();
+    match action {
+        Action::Register { client, request, deposits, credits_wanted, deadline } => {
+            let _ = write!(
+                out,
+                "Register c{client} r{request} credits_wanted {credits_wanted} deadline {deadline}"
+            );
+            for d in deposits {
+                let _ = write!(
+                    out,
+                    "\n      [{:?} {:?} dev {} base {:#x} size {:#x} offset {:#x} id {}{}{}{}]",
+                    d.kind,
+                    d.share,
+                    d.device,
+                    d.base,
+                    d.size_bytes,
+                    d.fd_offset,
+                    d.owner_allocation_id,
+                    if d.recallable { " recallable" } else { " resident" },
+                    if d.checked.is_err() { " refused" } else { "" },
+                    if d.driver_data.is_some() { " data" } else { "" },
+                );
+            }
+        }
+        Action::Unregister { client, request, ids } => {
+            let _ = write!(out, "Unregister c{client} r{request} {}", show_ids(ids));
+        }
+        Action::Acquire { client, request, wanted, deadline } => {
+            let _ = write!(out, "Acquire c{client} r{request} deadline {deadline} [");
+            for item in wanted {
+                let _ = match item {
+                    Ok(id) => write!(out, " {id}"),
+                    Err(code) => write!(out, " {}", code.name()),
+                };
+            }
+            out.push_str(" ]");
+        }
+        Action::Unsent { client, request, grants, deadline, seq } => {
+            let _ = write!(
+                out,
+                "Unsent c{client} r{request} deadline {deadline} seq {seq} [{} items]",
+                grants.len()
+            );
+        }
+        Action::Mapped { client, request, leases } => {
+            let _ = write!(out, "Mapped c{client} {request:?} {}", show_leases(leases));
+        }
+        Action::Release { client, request, leases } => {
+            let _ = write!(out, "Release c{client} {request:?} {}", show_leases(leases));
+        }
+        Action::Supply { client, supplies } => {
+            let _ = write!(out, "Supply c{client}");
+            for s in supplies {
+                let _ = write!(
+                    out,
+                    "\n      [{} fd {:?} refused {:?} id {} size {:#x} offset {:#x}]",
+                    s.id, s.fd, s.refused_fd, s.owner_allocation_id, s.size_bytes, s.fd_offset
+                );
+            }
+        }
+        other => {
+            let _ = write!(out, "{other:?}");
+        }
+    }
+    out
+}
+
+fn show_ids(ids: &[AllocationId]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn show_leases(leases: &[LeaseId]) -> String {
+    leases.iter().map(|lease| format!("{:#x}", lease.0)).collect::<Vec<_>>().join(" ")
+}
+
+/// A status in a few words.
+pub fn show_status(status: &Status) -> String {
+    match status.result() {
+        Ok(()) if status.value.get() == 0 => "OK".into(),
+        Ok(()) => format!("OK({})", status.value.get()),
+        Err(code) => format!(
+            "{}(resource {} scope {} value {} pid {})",
+            code.name(),
+            status.resource,
+            status.scope,
+            status.value.get(),
+            status.pid.get()
+        ),
+    }
+}
+
+/// One line for an effect, its ranges resolved.
+pub fn show_effect(effect: &Effect, all: &Effects) -> String {
+    match effect {
+        Effect::Granted { client, request, range, deadline, seq } => {
+            let items: Vec<String> = all.granted[range.clone()]
+                .iter()
+                .map(|g| match g.wanted {
+                    Ok(id) => format!("{id} {} {:#x}", show_status(&g.status), g.lease.0),
+                    Err(code) => format!("{} {}", code.name(), show_status(&g.status)),
+                })
+                .collect();
+            format!(
+                "Granted c{} r{} deadline {} seq {seq} [{}]",
+                client.0,
+                request.0,
+                deadline.0,
+                items.join(", ")
+            )
+        }
+        Effect::Registered { client, request, range, deposit_credits } => {
+            let items: Vec<String> = all.registered[range.clone()]
+                .iter()
+                .map(|r| format!("{} {}", r.id, show_status(&r.status)))
+                .collect();
+            format!(
+                "Registered c{} r{} credits {deposit_credits} [{}]",
+                client.0,
+                request.0,
+                items.join(", ")
+            )
+        }
+        Effect::Statuses { client, request, reply, range } => {
+            let items: Vec<String> = all.statuses[range.clone()].iter().map(show_status).collect();
+            format!("Statuses c{} r{} {reply:?} [{}]", client.0, request.0, items.join(", "))
+        }
+        Effect::Failed { client, request, status } => {
+            format!("Failed c{} r{} {}", client.0, request.0, show_status(status))
+        }
+        Effect::Disconnect { client, status } => {
+            format!("Disconnect c{} {}", client.0, show_status(status))
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// One line for a message of the event socket.
+pub fn show_events(events: &Events) -> String {
+    match events {
+        Events::Recall(list) => {
+            let ids: Vec<AllocationId> = list.iter().map(|event| event.id).collect();
+            format!("Recall {}", show_ids(&ids))
+        }
+        Events::Revoked(list) => {
+            let items: Vec<String> =
+                list.iter().map(|e| format!("{} {:#x} {}", e.id, e.lease.0, e.code.name())).collect();
+            format!("Revoked {}", items.join(", "))
+        }
+        Events::Drained(list) => {
+            let ids: Vec<AllocationId> = list.iter().map(|event| event.id).collect();
+            format!("Drained {}", show_ids(&ids))
+        }
+    }
+}

@@ -1,0 +1,567 @@
+//! Judges one step: what the input alone makes true, and what must have happened by its end (each effect
+//! between the two is judged in `effects`). Must never look into the core: only at inputs, effects and the model.
+
+use crate::action::Action;
+use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
+use fdbroker_core::{Deposit, DomainKey, Granted, Lane, LeaseId, Supply};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Fails the check with a message unless the condition holds.
+macro_rules! ensure {
+    ($cond:expr, $($message:tt)*) => {
+        if !$cond {
+            return Err(format!($($message)*));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// What became of an fd of the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Waiting,
+    Stored(u32),
+    Closed(Lane),
+}
+
+/// A status the model foretold.
+#[derive(Clone, Copy, Debug)]
+pub enum Foretold {
+    Exactly(Status),
+    OneOf(&'static [ErrorCode]),
+}
+
+/// One step under judgement.
+#[derive(Debug, Default)]
+pub struct Step {
+    pub arrived: Vec<Fate>,
+    /// The client that sent the message.
+    pub sender: Option<u32>,
+    /// Indices of its fds that have no place reserved.
+    pub uninvited: BTreeSet<usize>,
+    /// Closers that fds of the message went to.
+    pub arrived_tickets: Vec<u32>,
+    /// Allocations that the input ended; the page must say so by the end of the step.
+    pub ended: BTreeSet<AllocationId>,
+    /// Generations the page turned to 0 in this step.
+    pub unpublished: BTreeSet<AllocationId>,
+    /// Generations the page turned on in this step, not yet bound to a deposit.
+    pub published: BTreeSet<AllocationId>,
+    /// The client that the core may disconnect, and whether it must.
+    pub disconnect: Option<(u32, bool)>,
+    pub disconnected: BTreeSet<u32>,
+    /// Statuses foretold for the request in the input.
+    pub foretold: Option<Vec<Foretold>>,
+    /// The request must be answered so as a whole.
+    pub must_fail: Option<ErrorCode>,
+    /// A request that only a welcomed client may make.
+    pub stranger: bool,
+    /// A parked request that was cancelled.
+    pub cancelled: Option<(u32, u64)>,
+    /// Fds that a supply must see stored.
+    pub must_store: BTreeMap<usize, AllocationId>,
+    /// Whether an Events effect was seen.
+    pub events_seen: bool,
+    /// NO_QUOTA answers to be proved with the sums before and after.
+    pub quotas: Vec<Quota>,
+    /// Owners said to be silent, to be proved by the views before and after.
+    pub said_silent: Vec<u32>,
+    /// Owners silent before the step.
+    pub silent_before: BTreeSet<u32>,
+    /// Grants of the step in order: client, order of arrival, allocations.
+    pub grants: Vec<(u32, u64, Vec<AllocationId>)>,
+    /// fds that the core closed of allocations that live on.
+    pub evicted: Vec<AllocationId>,
+    /// Allocations registered and evicted at once, for want of bytes.
+    pub not_kept: Vec<AllocationId>,
+    pub new_allocations: u64,
+}
+
+/// A NO_QUOTA to be proved: the cap was full.
+#[derive(Clone, Copy, Debug)]
+pub struct Quota {
+    pub status: Status,
+    pub client: u32,
+    /// The allocation's owner and domain, for places of a recall.
+    pub owner: Option<(u32, DomainKey)>,
+    /// Most that the request could have needed of the resource.
+    pub need: u64,
+}
+
+impl Model {
+    /// What the input alone makes true.
+    pub fn begin(&mut self, now: u64, action: &Action) -> Check<Step> {
+        self.now = now;
+        let mut step = Step {
+            arrived: vec![Fate::Waiting; action.arrived_fds()],
+            silent_before: self.silent.clone(),
+            ..Step::default()
+        };
+        if !matches!(action, Action::Unsent { .. } | Action::Sendable { .. }) {
+            self.clients.values_mut().for_each(|client| client.answered.clear());
+        }
+        if let Some((client, request)) = action.request()
+            && self.client(client)?.phase != Phase::Active
+        {
+            self.begin_stranger(&mut step, action, client, request)?;
+            return Ok(step);
+        }
+        match action {
+            Action::Connect { client, domain, pid } => {
+                self.begin_connect(&mut step, *client, *domain, *pid)?;
+            }
+            Action::Hello { client, request, own_fds } => {
+                let again = self.client(*client)?.phase != Phase::Connected;
+                self.ask(*client, *request, Ask::Hello { own_fds: *own_fds })?;
+                step.disconnect = Some((*client, again));
+                step.must_fail = again.then_some(ErrorCode::Protocol);
+            }
+            Action::Gone { client } => self.begin_gone(&mut step, *client)?,
+            Action::Register { client, request, deposits, credits_wanted, deadline } => {
+                let deposits = deposits.clone();
+                let (credits_wanted, deadline) = (*credits_wanted, *deadline);
+                let ask = Ask::Register { deposits, credits_wanted, deadline };
+                self.begin_register(&mut step, *client, *request, ask)?;
+            }
+            Action::Unregister { client, request, ids } => {
+                self.ask(*client, *request, Ask::Unregister)?;
+                let foretold = ids.iter().map(|id| self.unregister(&mut step, *client, *id));
+                step.foretold = Some(foretold.collect());
+            }
+            Action::Acquire { client, request, wanted, deadline } => {
+                let ask = Ask::Acquire { wanted: wanted.clone(), deadline: *deadline };
+                self.ask(*client, *request, ask)?;
+            }
+            Action::Unsent { client, request, grants, deadline, .. } => {
+                self.begin_unsent(*client, *request, grants, *deadline)?;
+            }
+            Action::Sendable { client, sendable } => self.client_mut(*client)?.sendable = *sendable,
+            Action::Cancel { client, request } => {
+                let parked = self.client(*client)?.requests.contains_key(request);
+                step.cancelled = parked.then_some((*client, *request));
+            }
+            Action::Mapped { client, request, leases } => {
+                let foretold = leases.iter().map(|lease| self.map_lease(*client, *lease)).collect();
+                self.one_way(&mut step, *client, *request, foretold)?;
+            }
+            Action::Release { client, request, leases } => {
+                let foretold =
+                    leases.iter().map(|lease| self.release_lease(*client, *lease)).collect();
+                self.one_way(&mut step, *client, *request, foretold)?;
+            }
+            Action::Supply { client, supplies } => {
+                step.sender = Some(*client);
+                self.begin_supply(&mut step, *client, supplies)?;
+            }
+            Action::Closed { ticket } => {
+                let known = self.tickets.remove(&ticket.0).is_some();
+                ensure!(known, "the world closed {ticket:?} twice");
+            }
+            Action::Poll => {}
+        }
+        Ok(step)
+    }
+
+    /// A request before hello, or after the core has said that the client must go.
+    fn begin_stranger(
+        &mut self,
+        step: &mut Step,
+        action: &Action,
+        client: u32,
+        request: Option<u64>,
+    ) -> Check {
+        if let Some(request) = request {
+            self.ask(client, request, Ask::Lease)?;
+        }
+        step.sender = Some(client);
+        step.stranger = true;
+        step.must_fail = Some(ErrorCode::Protocol);
+        step.uninvited = (0..action.arrived_fds()).collect();
+        step.disconnect = Some((client, true));
+        Ok(())
+    }
+
+    fn begin_connect(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        domain: DomainKey,
+        pid: u32,
+    ) -> Check {
+        ensure!(!self.clients.contains_key(&client), "the world connected client {client} twice");
+        *self.client_orders.entry(client).or_insert(0) += 1;
+        let connected = Client {
+            domain,
+            pid,
+            phase: Phase::Connected,
+            own: 0,
+            credits: 0,
+            sendable: true,
+            leases: Vec::new(),
+            owns: Vec::new(),
+            requests: BTreeMap::new(),
+            answered: BTreeMap::new(),
+        };
+        self.clients.insert(client, connected);
+        step.disconnect = Some((client, false));
+        Ok(())
+    }
+
+    fn begin_gone(&mut self, step: &mut Step, client: u32) -> Check {
+        let gone = self.client_mut(client)?;
+        gone.phase = Phase::Gone;
+        gone.requests.clear();
+        gone.credits = 0;
+        gone.own = 0;
+        let (owns, leases) = (gone.owns.clone(), gone.leases.clone());
+        for id in owns {
+            self.end(id, ErrorCode::OwnerGone);
+            step.ended.insert(id);
+        }
+        for lease in leases {
+            self.drop_lease(lease);
+        }
+        // Of what it owned and ended before, nobody is to be told any more.
+        let order = self.client_orders.get(&client).copied();
+        let mut done = Vec::new();
+        for (id, allocation) in &mut self.allocations {
+            if allocation.owner == client && Some(allocation.owner_order) == order {
+                allocation.drain = Drain::No;
+                done.push(*id);
+            }
+        }
+        done.into_iter().filter(|id| !step.ended.contains(id)).for_each(|id| self.sweep(id));
+        Ok(())
+    }
+
+    fn begin_register(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        request: u64,
+        ask: Ask,
+    ) -> Check {
+        step.sender = Some(client);
+        let sent = step.arrived.len() as u64;
+        self.ask(client, request, ask)?;
+        let state = self.client_mut(client)?;
+        if sent > state.credits {
+            step.must_fail = Some(ErrorCode::Protocol);
+            step.uninvited = (0..step.arrived.len()).collect();
+        } else {
+            state.credits -= sent;
+        }
+        step.disconnect = Some((client, false));
+        Ok(())
+    }
+
+    fn unregister(&mut self, step: &mut Step, client: u32, id: AllocationId) -> Foretold {
+        let Some(allocation) = self.allocations.get_mut(&id).filter(|a| a.ended.is_none()) else {
+            return Foretold::OneOf(&[
+                ErrorCode::Stale,
+                ErrorCode::BadHandle,
+                ErrorCode::OwnerGone,
+            ]);
+        };
+        if allocation.owner != client {
+            return Foretold::Exactly(Status::error(ErrorCode::NotPermitted));
+        }
+        allocation.count -= 1;
+        if allocation.count > 0 {
+            return Foretold::Exactly(Status::OK);
+        }
+        let drained = allocation.leases.is_empty();
+        if drained {
+            // The answer says so; no event follows.
+            allocation.drain = Drain::Told;
+        }
+        self.end(id, ErrorCode::Stale);
+        step.ended.insert(id);
+        let mut status = Status::OK;
+        status.value = u64::from(drained).into();
+        Foretold::Exactly(status)
+    }
+
+    fn begin_unsent(
+        &mut self,
+        client: u32,
+        request: u64,
+        grants: &[Granted],
+        deadline: u64,
+    ) -> Check {
+        for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
+            ensure!(self.drop_lease(grant.lease.0).is_some(), "the world unsent no lease");
+        }
+        let state = self.client_mut(client)?;
+        let order = state.answered.remove(&request);
+        let wanted = grants.iter().map(|grant| grant.wanted).collect();
+        let ask = Ask::Acquire { wanted, deadline };
+        let order = order.ok_or("the world sent back a request that was not answered")?;
+        state.requests.insert(request, Request { ask, order });
+        Ok(())
+    }
+
+    fn ask(&mut self, client: u32, request: u64, ask: Ask) -> Check {
+        self.orders += 1;
+        let order = self.orders;
+        let state = self.client_mut(client)?;
+        let known = state.requests.insert(request, Request { ask, order });
+        ensure!(known.is_none(), "the world used request {request} twice");
+        Ok(())
+    }
+
+    fn one_way(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        request: Option<u64>,
+        foretold: Vec<Foretold>,
+    ) -> Check {
+        if let Some(request) = request {
+            self.ask(client, request, Ask::Lease)?;
+            step.foretold = Some(foretold);
+        }
+        Ok(())
+    }
+
+    fn release_lease(&mut self, client: u32, lease: LeaseId) -> Foretold {
+        if self.lease_of(client, lease).is_none() {
+            return Foretold::Exactly(Status::error(ErrorCode::BadHandle));
+        }
+        self.drop_lease(lease.0);
+        Foretold::Exactly(Status::OK)
+    }
+
+    fn map_lease(&mut self, client: u32, lease: LeaseId) -> Foretold {
+        let Some(known) = self.lease_of(client, lease) else {
+            return Foretold::Exactly(Status::error(ErrorCode::BadHandle));
+        };
+        if known.mapped {
+            return Foretold::Exactly(Status::OK);
+        }
+        if !self.mapped_fits(client) {
+            return Foretold::OneOf(&[ErrorCode::NoQuota]);
+        }
+        if let Some(known) = self.leases.get_mut(&lease.0) {
+            known.mapped = true;
+        }
+        Foretold::Exactly(Status::OK)
+    }
+
+    fn mapped_fits(&self, client: u32) -> bool {
+        let caps = [&self.config.node, &self.config.domain, &self.config.client];
+        if caps.iter().all(|caps| caps.mapped_leases == u64::MAX) {
+            return true;
+        }
+        let Some(state) = self.clients.get(&client) else { return false };
+        let count = |of: &dyn Fn(u32, &Client) -> bool| {
+            let holders = self.clients.iter().filter(|(number, holder)| of(**number, holder));
+            let leases = holders.flat_map(|(_, holder)| &holder.leases);
+            leases.filter(|lease| self.leases.get(lease).is_some_and(|l| l.mapped)).count() as u64
+        };
+        count(&|_, _| true) < caps[0].mapped_leases
+            && count(&|_, holder| holder.domain == state.domain) < caps[1].mapped_leases
+            && count(&|number, _| number == client) < caps[2].mapped_leases
+    }
+
+    fn begin_supply(&mut self, step: &mut Step, client: u32, supplies: &[Supply]) -> Check {
+        let mut index = 0;
+        for supply in supplies {
+            let fd = supply.fd.ok().map(usize::from);
+            for at in [fd, supply.refused_fd.map(|(at, _)| usize::from(at))].into_iter().flatten() {
+                ensure!(at == index, "the world numbered the fds of a supply wrongly");
+                index += 1;
+            }
+            self.supply_item(step, client, supply);
+        }
+        step.disconnect = Some((client, false));
+        Ok(())
+    }
+
+    fn supply_item(&mut self, step: &mut Step, client: u32, supply: &Supply) {
+        let asked = self.phase(client) == Some(Phase::Active)
+            && self.recalling.remove(&supply.id).is_some_and(|since| {
+                let owner = self.live(supply.id).is_some_and(|a| a.owner == client);
+                if !owner {
+                    self.recalling.insert(supply.id, since);
+                }
+                owner
+            });
+        let fds = [supply.fd.ok(), supply.refused_fd.map(|(at, _)| at)];
+        let Some(allocation) = self.allocations.get_mut(&supply.id).filter(|_| asked) else {
+            step.uninvited.extend(fds.into_iter().flatten().map(usize::from));
+            return;
+        };
+        allocation.recalled_at = None;
+        match supply.fd {
+            Ok(at) => {
+                let same = supply.owner_allocation_id == allocation.deposit.owner_allocation_id
+                    && supply.size_bytes == allocation.deposit.size_bytes;
+                if same {
+                    allocation.deposit.fd_offset = supply.fd_offset;
+                    allocation.refused = None;
+                    step.must_store.insert(usize::from(at), supply.id);
+                } else {
+                    self.end(supply.id, ErrorCode::Stale);
+                    step.ended.insert(supply.id);
+                }
+            }
+            Err(ErrorCode::Stale) => {
+                self.end(supply.id, ErrorCode::Stale);
+                step.ended.insert(supply.id);
+            }
+            Err(code) => allocation.refused = Some(code),
+        }
+    }
+
+    /// What must have happened by the end of the step.
+    pub fn finish(&mut self, step: &mut Step, action: &Action) -> Check {
+        for (index, fate) in step.arrived.iter().enumerate() {
+            ensure!(*fate != Fate::Waiting, "fd {index} of the message is neither stored nor closed");
+            if let Some(id) = step.must_store.get(&index) {
+                ensure!(*fate == Fate::Stored(id.slot), "the fd supplied for {id} is {fate:?}");
+            }
+        }
+        ensure!(step.published.is_empty(), "published, but of no deposit: {:?}", step.published);
+        self.finish_pages(step, action)?;
+        ensure!(step.cancelled.is_none(), "a cancelled request is not answered");
+        ensure!(step.must_fail.is_none() || action.is_one_way(), "a bad request is not refused");
+        if let Some((client, true)) = step.disconnect {
+            ensure!(step.disconnected.contains(&client), "client {client} is not disconnected");
+        }
+        self.finish_ended(step)?;
+        self.finish_evicted(step)?;
+        self.finish_refused(step)?;
+        self.finish_requests(action)
+    }
+
+    fn finish_pages(&mut self, step: &mut Step, action: &Action) -> Check {
+        if matches!(action, Action::Gone { .. }) {
+            // A gone client's allocations go in portions.
+            self.to_unpublish.extend(step.ended.iter());
+        }
+        for id in &step.unpublished {
+            let due = self.to_unpublish.remove(id) || step.ended.contains(id);
+            ensure!(due, "{id} is taken off the page without a cause");
+        }
+        for id in step.ended.difference(&step.unpublished) {
+            let later = self.to_unpublish.contains(id);
+            ensure!(later, "{id} has ended and is still on the page");
+        }
+        Ok(())
+    }
+
+    fn finish_ended(&mut self, step: &Step) -> Check {
+        for id in &step.ended {
+            let slot = self.slots.get(id.slot as usize).copied().unwrap_or_default();
+            ensure!(
+                !slot.full || slot.published != 0,
+                "{id} has ended and the broker keeps its fd"
+            );
+            let owner_here = self.allocations.get(id).is_some_and(|a| self.owner_here(a));
+            let Some(allocation) = self.allocations.get_mut(id) else { continue };
+            if owner_here && allocation.leases.is_empty() && allocation.drain == Drain::No {
+                allocation.drain = Drain::Due;
+            }
+            self.sweep(*id);
+        }
+        Ok(())
+    }
+
+    fn finish_evicted(&mut self, step: &mut Step) -> Check {
+        step.evicted.retain(|id| !step.ended.contains(id) && !step.unpublished.contains(id));
+        for id in &step.evicted {
+            let Some(allocation) = self.live(*id) else { continue };
+            ensure!(allocation.deposit.recallable, "{id} is evicted and cannot be recalled");
+            ensure!(
+                !self.silent.contains(&allocation.owner),
+                "{id} is evicted while its owner misses a recall"
+            );
+            ensure!(!self.pinned.contains(id), "{id} is evicted before its waiters are served");
+        }
+        Ok(())
+    }
+
+    /// Fds whose close may hang pile up to a bound; who goes beyond it is disconnected.
+    fn finish_refused(&self, step: &Step) -> Check {
+        let Some(sender) = step.sender else { return Ok(()) };
+        let added = step.arrived_tickets.iter().filter_map(|ticket| self.tickets.get(ticket));
+        let refused = added.filter(|closing| closing.refused || closing.uninvited).count();
+        let state = self.client(sender)?;
+        let most = u64::from(self.config.max_refused_per_domain);
+        let now = self.refused_of(state.domain);
+        ensure!(
+            refused == 0 || now <= most || step.disconnected.contains(&sender),
+            "{now} refused fds of a domain are closing (bound {most}), and client {sender} may go on"
+        );
+        Ok(())
+    }
+
+    fn finish_requests(&self, action: &Action) -> Check {
+        let client = match action {
+            Action::Hello { client, .. } => *client,
+            other => match other.request() {
+                Some((client, _)) => client,
+                None => return Ok(()),
+            },
+        };
+        let Some(state) = self.clients.get(&client) else { return Ok(()) };
+        if state.phase == Phase::Dropped {
+            return Ok(());
+        }
+        for (number, request) in &state.requests {
+            let deadline = request.may_wait_until().ok_or_else(|| {
+                format!("request {number} of client {client} is not answered: {:?}", request.ask)
+            })?;
+            let new = request.order == self.orders;
+            ensure!(
+                !new || deadline > self.now,
+                "request {number} of client {client} may not wait and is not answered"
+            );
+        }
+        let most = self.config.max_parked_per_client as usize;
+        ensure!(state.requests.len() <= most, "client {client} has more than {most} parked");
+        Ok(())
+    }
+
+    /// The client's phase.
+    pub fn phase(&self, client: u32) -> Option<Phase> {
+        self.clients.get(&client).map(|state| state.phase)
+    }
+}
+
+impl Request {
+    /// When it must be answered; `None` = at once.
+    pub fn may_wait_until(&self) -> Option<u64> {
+        match &self.ask {
+            Ask::Acquire { deadline, .. } => Some(*deadline),
+            Ask::Register { deposits, deadline, .. } if deposits.is_empty() => Some(*deadline),
+            _ => None,
+        }
+    }
+
+    /// The handles it wants; none when it wants credit.
+    pub fn wanted(&self) -> impl Iterator<Item = AllocationId> {
+        let wanted = match &self.ask {
+            Ask::Acquire { wanted, .. } => wanted.as_slice(),
+            _ => &[],
+        };
+        wanted.iter().filter_map(|item| item.ok())
+    }
+}
+
+/// Every allocation id of a slot.
+pub fn slot_range(slot: u32) -> std::ops::RangeInclusive<AllocationId> {
+    AllocationId { slot, generation: 0 }..=AllocationId { slot, generation: u32::MAX }
+}
+
+/// Whether a new deposit of the same owner shows that the old one's memory is gone.
+pub fn overlaps(old: &Deposit, new: &Deposit) -> bool {
+    let end = |d: &Deposit| u128::from(d.base) + u128::from(d.size_bytes);
+    old.base != 0
+        && new.base != 0
+        && old.device == new.device
+        && u128::from(old.base) < end(new)
+        && u128::from(new.base) < end(old)
+}

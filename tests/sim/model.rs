@@ -1,0 +1,540 @@
+//! The naive model: who is connected, what lives, who holds what, which fd is where; learnt from inputs and
+//! effects alone. Must never be clever: every sum is counted anew, nothing is kept in order of use.
+
+use fdbroker_core::{Caps, Config, Deposit, DomainKey, LeaseId, Wanted, limits};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// `Err` says which promise is broken.
+pub type Check<T = ()> = Result<T, String>;
+
+/// Where a client is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Accepted, hello not answered yet.
+    Connected,
+    /// Welcomed.
+    Active,
+    /// Told to go by the core; its `Gone` comes.
+    Dropped,
+    /// Gone; its `Forget` comes.
+    Gone,
+}
+
+/// What a request under way asks.
+#[derive(Clone, Debug)]
+pub enum Ask {
+    Hello { own_fds: u32 },
+    Register { deposits: Vec<Deposit>, credits_wanted: u32, deadline: u64 },
+    Unregister,
+    Lease,
+    Acquire { wanted: Vec<Wanted>, deadline: u64 },
+}
+
+/// A request under way.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub ask: Ask,
+    /// Number of its arrival; kept when it goes back to the queue.
+    pub order: u64,
+}
+
+/// A connection.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub domain: DomainKey,
+    pub pid: u32,
+    pub phase: Phase,
+    pub own: u64,
+    pub credits: u64,
+    pub sendable: bool,
+    /// Leases in the order they were granted.
+    pub leases: Vec<u64>,
+    /// Live allocations it owns.
+    pub owns: Vec<AllocationId>,
+    pub requests: BTreeMap<u64, Request>,
+    /// Orders of acquires answered in the step just done, for those that turn out unsent.
+    pub answered: BTreeMap<u64, u64>,
+}
+
+/// How an allocation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// Nobody is to be told (yet).
+    No,
+    /// The owner is to be told.
+    Due,
+    /// It was told.
+    Told,
+}
+
+/// An allocation that lives, or has ended and is still leased or its owner not told.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    pub owner: u32,
+    /// Which connection of that number: numbers are used again.
+    pub owner_order: u64,
+    pub domain: DomainKey,
+    pub deposit: Deposit,
+    /// Registrations of it.
+    pub count: u64,
+    /// How it ended; `None` = it lives.
+    pub ended: Option<ErrorCode>,
+    pub leases: BTreeSet<u64>,
+    /// A recall was handed to the owner, and when, and is not answered.
+    pub recalled_at: Option<u64>,
+    /// The owner's last answer was a refusal with this code.
+    pub refused: Option<ErrorCode>,
+    pub drain: Drain,
+}
+
+/// A lease.
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    pub client: u32,
+    pub id: AllocationId,
+    pub mapped: bool,
+    pub revoked: bool,
+}
+
+/// A slot of the page and of the fd table.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slot {
+    /// What the page says.
+    pub published: u32,
+    /// Highest generation it ever said.
+    pub highest: u32,
+    /// The broker has an fd there.
+    pub full: bool,
+}
+
+/// An fd in a closer.
+#[derive(Clone, Copy, Debug)]
+pub struct Closing {
+    pub client: u32,
+    pub client_order: u64,
+    pub domain: DomainKey,
+    /// Of the refused lane.
+    pub refused: bool,
+    /// Nobody had room reserved for it: sent beyond credit, or not asked for.
+    pub uninvited: bool,
+}
+
+/// What one account is charged with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    pub held: u64,
+    pub closing: u64,
+    pub recalls: u64,
+    pub credits: u64,
+    pub own: u64,
+    pub open: u64,
+    pub promised_open: u64,
+    pub mapped: u64,
+    pub allocations: u64,
+    pub held_bytes: u128,
+    pub pinned_bytes: u128,
+}
+
+impl Sums {
+    /// Places in the broker: held, closing, promised.
+    pub fn held_fds(&self) -> u64 {
+        self.held + self.closing + self.recalls + self.credits
+    }
+
+    /// All fds of shared memory.
+    pub fn fds(&self) -> u64 {
+        self.held_fds() + self.open + self.promised_open + self.own
+    }
+
+    /// Use of a capped resource.
+    pub fn usage(&self, resource: Resource) -> u128 {
+        match resource {
+            Resource::Fds => self.fds().into(),
+            Resource::HeldFds | Resource::TableFds => self.held_fds().into(),
+            Resource::HeldBytes => self.held_bytes,
+            Resource::OpenLeases => (self.open + self.promised_open).into(),
+            Resource::MappedLeases => self.mapped.into(),
+            Resource::Allocations => self.allocations.into(),
+            Resource::OwnFds => self.own.into(),
+            Resource::PinnedBytes => self.pinned_bytes,
+            _ => 0,
+        }
+    }
+}
+
+/// The cap of a resource.
+pub fn cap_of(caps: &Caps, resource: Resource) -> Option<u64> {
+    Some(match resource {
+        Resource::Fds => caps.fds,
+        Resource::HeldFds => caps.held_fds,
+        Resource::HeldBytes => caps.held_bytes,
+        Resource::OpenLeases => caps.open_leases,
+        Resource::MappedLeases => caps.mapped_leases,
+        Resource::Allocations => caps.allocations,
+        _ => return None,
+    })
+}
+
+/// The capped resources.
+pub const CAPPED: [Resource; 6] = [
+    Resource::Fds,
+    Resource::HeldFds,
+    Resource::HeldBytes,
+    Resource::OpenLeases,
+    Resource::MappedLeases,
+    Resource::Allocations,
+];
+
+/// Every account's sums.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    pub node: Sums,
+    pub domains: BTreeMap<DomainKey, Sums>,
+    pub clients: BTreeMap<u32, Sums>,
+}
+
+impl Ledger {
+    fn charge(&mut self, client: Option<u32>, domain: DomainKey, add: impl Fn(&mut Sums)) {
+        add(&mut self.node);
+        add(self.domains.entry(domain).or_default());
+        if let Some(client) = client {
+            add(self.clients.entry(client).or_default());
+        }
+    }
+
+    /// An account's sums; zero when it has none.
+    pub fn of(&self, account: Holder) -> Sums {
+        match account {
+            Holder::Client(client) => self.clients.get(&client).copied(),
+            Holder::Domain(domain) => self.domains.get(&domain).copied(),
+            Holder::Node => Some(self.node),
+        }
+        .unwrap_or_default()
+    }
+
+    /// Takes the fds off that the broker could close to make room.
+    pub fn without(mut self, evictable: &[(Option<u32>, DomainKey, u64)]) -> Self {
+        for (client, domain, bytes) in evictable {
+            self.charge(*client, *domain, |sums| {
+                sums.held -= 1;
+                sums.held_bytes -= u128::from(*bytes);
+            });
+        }
+        self
+    }
+}
+
+/// Whose account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holder {
+    Client(u32),
+    Domain(DomainKey),
+    Node,
+}
+
+impl Holder {
+    /// The scope that a status names.
+    pub fn scope(self) -> Scope {
+        match self {
+            Holder::Client(_) => Scope::Client,
+            Holder::Domain(_) => Scope::Domain,
+            Holder::Node => Scope::Node,
+        }
+    }
+}
+
+/// A cap in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocker {
+    pub resource: Resource,
+    pub account: Holder,
+}
+
+/// Everything the model knows.
+#[derive(Debug)]
+pub struct Model {
+    pub config: Config,
+    pub now: u64,
+    pub clients: BTreeMap<u32, Client>,
+    /// Which connection of its number a client is.
+    pub client_orders: BTreeMap<u32, u64>,
+    pub allocations: BTreeMap<AllocationId, Allocation>,
+    /// How everything that ever ended did.
+    pub ended: FxHashMap<AllocationId, ErrorCode>,
+    pub leases: BTreeMap<u64, Lease>,
+    /// Highest lease number's generation given per lease slot: numbers are never used twice.
+    pub lease_highest: FxHashMap<u32, u32>,
+    pub slots: Vec<Slot>,
+    pub tickets: BTreeMap<u32, Closing>,
+    /// Allocations whose recall is under way, told or not yet, as the core's view says; and since when.
+    pub recalling: BTreeMap<AllocationId, u64>,
+    /// Allocations supplied and not to be evicted until their waiters are served, as the view says.
+    pub pinned: BTreeSet<AllocationId>,
+    /// Places for leases promised with recalls, by client, as the view says.
+    pub promised: BTreeMap<u32, u64>,
+    /// Allocations of gone clients that the core has still to take off the page.
+    pub to_unpublish: BTreeSet<AllocationId>,
+    /// Clients that miss a recall, as the core's view says.
+    pub silent: BTreeSet<u32>,
+    /// Arrivals so far.
+    pub orders: u64,
+}
+
+impl Model {
+    /// Nobody there.
+    pub fn new(config: Config) -> Self {
+        let slots = vec![Slot::default(); config.max_slots as usize];
+        Model {
+            config,
+            now: 0,
+            clients: BTreeMap::new(),
+            client_orders: BTreeMap::new(),
+            allocations: BTreeMap::new(),
+            ended: FxHashMap::default(),
+            leases: BTreeMap::new(),
+            lease_highest: FxHashMap::default(),
+            slots,
+            tickets: BTreeMap::new(),
+            recalling: BTreeMap::new(),
+            pinned: BTreeSet::new(),
+            promised: BTreeMap::new(),
+            to_unpublish: BTreeSet::new(),
+            silent: BTreeSet::new(),
+            orders: 0,
+        }
+    }
+
+    /// The client, connected or not yet forgotten.
+    pub fn client(&self, client: u32) -> Check<&Client> {
+        self.clients.get(&client).ok_or_else(|| format!("client {client} is not connected"))
+    }
+
+    /// The same, to change.
+    pub fn client_mut(&mut self, client: u32) -> Check<&mut Client> {
+        self.clients.get_mut(&client).ok_or_else(|| format!("client {client} is not connected"))
+    }
+
+    /// The allocation if it lives.
+    pub fn live(&self, id: AllocationId) -> Option<&Allocation> {
+        self.allocations.get(&id).filter(|allocation| allocation.ended.is_none())
+    }
+
+    /// The broker has its fd.
+    pub fn is_held(&self, id: AllocationId) -> bool {
+        self.slots.get(id.slot as usize).is_some_and(|s| s.full && s.published == id.generation)
+    }
+
+    /// Whether the client may acquire it.
+    pub fn permitted(&self, client: u32, allocation: &Allocation) -> bool {
+        let Some(asking) = self.clients.get(&client) else { return false };
+        match allocation.deposit.share {
+            Share::Any => true,
+            Share::Uid => asking.domain == allocation.domain,
+            // Not served yet: no such allocation is ever registered.
+            Share::Gid => false,
+        }
+    }
+
+    /// Whether the client that deposited it is still that connection.
+    pub fn owner_here(&self, allocation: &Allocation) -> bool {
+        self.client_orders.get(&allocation.owner) == Some(&allocation.owner_order)
+            && self
+                .clients
+                .get(&allocation.owner)
+                .is_some_and(|owner| owner.phase != Phase::Gone)
+    }
+
+    /// Ends an allocation: no grants, holders to be told.
+    pub fn end(&mut self, id: AllocationId, code: ErrorCode) {
+        let Some(allocation) = self.allocations.get_mut(&id) else { return };
+        allocation.ended = Some(code);
+        allocation.recalled_at = None;
+        allocation.count = 0;
+        let owner = allocation.owner;
+        if let Some(owner) = self.clients.get_mut(&owner) {
+            owner.owns.retain(|other| *other != id);
+        }
+        self.recalling.remove(&id);
+        self.pinned.remove(&id);
+        self.ended.insert(id, code);
+    }
+
+    /// Takes a lease off its holder and its allocation.
+    pub fn drop_lease(&mut self, number: u64) -> Option<Lease> {
+        let lease = self.leases.remove(&number)?;
+        if let Some(client) = self.clients.get_mut(&lease.client) {
+            client.leases.retain(|other| *other != number);
+        }
+        let owner_here =
+            self.allocations.get(&lease.id).is_some_and(|allocation| self.owner_here(allocation));
+        if let Some(allocation) = self.allocations.get_mut(&lease.id) {
+            allocation.leases.remove(&number);
+            if allocation.ended.is_some() && allocation.leases.is_empty() {
+                if owner_here {
+                    allocation.drain = Drain::Due;
+                } else {
+                    self.allocations.remove(&lease.id);
+                }
+            }
+        }
+        Some(lease)
+    }
+
+    /// Forgets an ended allocation that nobody holds and nobody is to be told about.
+    pub fn sweep(&mut self, id: AllocationId) {
+        let done = self.allocations.get(&id).is_some_and(|allocation| {
+            allocation.ended.is_some()
+                && allocation.leases.is_empty()
+                && allocation.drain != Drain::Due
+        });
+        if done {
+            self.allocations.remove(&id);
+        }
+    }
+
+    /// Counts every account anew.
+    pub fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        for (number, client) in &self.clients {
+            ledger.charge(Some(*number), client.domain, |sums| {
+                sums.credits += client.credits;
+                sums.own += client.own;
+                sums.promised_open += self.promised.get(number).copied().unwrap_or(0);
+            });
+        }
+        for (id, allocation) in &self.allocations {
+            self.charge_allocation(&mut ledger, *id, allocation);
+        }
+        for lease in self.leases.values() {
+            let Some(client) = self.clients.get(&lease.client) else { continue };
+            ledger.charge(Some(lease.client), client.domain, |sums| {
+                sums.open += u64::from(!lease.mapped);
+                sums.mapped += u64::from(lease.mapped);
+                sums.pinned_bytes += self.pinned_by(lease);
+            });
+        }
+        for closing in self.tickets.values().filter(|closing| !closing.uninvited) {
+            let here = self.client_orders.get(&closing.client) == Some(&closing.client_order)
+                && self.clients.contains_key(&closing.client);
+            ledger.charge(here.then_some(closing.client), closing.domain, |s| s.closing += 1);
+        }
+        ledger
+    }
+
+    fn pinned_by(&self, lease: &Lease) -> u128 {
+        let ended = self.allocations.get(&lease.id).filter(|a| a.ended.is_some());
+        ended.map_or(0, |allocation| allocation.deposit.size_bytes.into())
+    }
+
+    fn charge_allocation(&self, ledger: &mut Ledger, id: AllocationId, allocation: &Allocation) {
+        let owner = self.owner_here(allocation).then_some(allocation.owner);
+        let live = allocation.ended.is_none();
+        let held = live && self.is_held(id);
+        let recalling = live && self.recalling.contains_key(&id);
+        let size = u128::from(allocation.deposit.size_bytes);
+        ledger.charge(owner, allocation.domain, |sums| {
+            sums.allocations += 1;
+            sums.held += u64::from(held);
+            sums.held_bytes += if held || recalling { size } else { 0 };
+            sums.recalls += u64::from(recalling);
+        });
+    }
+
+    /// Fds in the broker's own table, those included that came without a place.
+    pub fn table_fds(&self, node: &Sums) -> u64 {
+        let uninvited = self.tickets.values().filter(|closing| closing.uninvited).count() as u64;
+        node.held_fds()
+            + uninvited
+            + self.clients.len() as u64 * limits::FDS_PER_CONNECTION
+            + limits::TABLE_RESERVE
+    }
+
+    /// Fds of a domain in the closers that were refused or came without a place.
+    pub fn refused_of(&self, domain: DomainKey) -> u64 {
+        let closing = self.tickets.values().filter(|closing| closing.domain == domain);
+        closing.filter(|closing| closing.uninvited || closing.refused).count() as u64
+    }
+
+    /// Fds in the closers that will be room in an account.
+    pub fn closing_in(&self, account: Holder) -> usize {
+        let of = |closing: &&Closing| match account {
+            Holder::Client(client) => closing.client == client,
+            Holder::Domain(domain) => closing.domain == domain,
+            Holder::Node => true,
+        };
+        self.tickets.values().filter(of).count()
+    }
+
+    /// Whether the broker may close its fd: held, recallable, not waited for, owner answering.
+    pub fn is_evictable(&self, id: AllocationId, allocation: &Allocation) -> bool {
+        allocation.ended.is_none()
+            && allocation.deposit.recallable
+            && self.is_held(id)
+            && !self.pinned.contains(&id)
+            && !self.silent.contains(&allocation.owner)
+    }
+
+    /// Caps of an account.
+    pub fn caps(&self, account: Holder) -> &Caps {
+        match account {
+            Holder::Client(_) => &self.config.client,
+            Holder::Domain(_) => &self.config.domain,
+            Holder::Node => &self.config.node,
+        }
+    }
+
+    /// Whether so much more of a resource passes the account's cap.
+    pub fn is_full(&self, ledger: &Ledger, account: Holder, resource: Resource, need: u64) -> bool {
+        if resource == Resource::TableFds {
+            return self.table_fds(&ledger.node) + need > self.config.table_fds;
+        }
+        let cap = cap_of(self.caps(account), resource).unwrap_or(u64::MAX);
+        ledger.of(account).usage(resource) + u128::from(need) > u128::from(cap)
+    }
+
+    /// Every cap in the way of a grant of `id` to `client`; `None` when no room would help: it has ended, or
+    /// is not permitted.
+    pub fn blockers(
+        &self,
+        ledger: &Ledger,
+        client: u32,
+        id: AllocationId,
+    ) -> Option<Vec<Blocker>> {
+        let allocation = self.live(id)?;
+        let asking = self.clients.get(&client)?;
+        if !self.permitted(client, allocation) {
+            return None;
+        }
+        let mut found = Vec::new();
+        let mut look = |accounts: &[Holder], needs: &[(Resource, u64)]| {
+            for account in accounts {
+                for (resource, need) in needs {
+                    if self.is_full(ledger, *account, *resource, *need) {
+                        found.push(Blocker { resource: *resource, account: *account });
+                    }
+                }
+            }
+        };
+        let lease = [(Resource::OpenLeases, 1), (Resource::Fds, 1)];
+        look(&[Holder::Client(client), Holder::Domain(asking.domain), Holder::Node], &lease);
+        if !self.is_held(id) {
+            let owner = allocation.owner;
+            let same_domain = allocation.domain == asking.domain;
+            let size = allocation.deposit.size_bytes;
+            let (held, bytes) = ((Resource::HeldFds, 1), (Resource::HeldBytes, size));
+            let client_fds = (Resource::Fds, if owner == client { 2 } else { 1 });
+            look(&[Holder::Client(owner)], &[held, client_fds, bytes]);
+            let domain_fds = (Resource::Fds, if same_domain { 2 } else { 1 });
+            look(&[Holder::Domain(allocation.domain)], &[held, domain_fds, bytes]);
+            look(&[Holder::Node], &[held, (Resource::Fds, 2), bytes, (Resource::TableFds, 1)]);
+        }
+        Some(found)
+    }
+
+    /// The lease of that number, as its client names it.
+    pub fn lease_of(&self, client: u32, number: LeaseId) -> Option<&Lease> {
+        self.leases.get(&number.0).filter(|lease| lease.client == client)
+    }
+}

@@ -1,0 +1,772 @@
+//! Stories with a known end, each told step by step to the same core and judged by the same model as the random
+//! worlds. Must leave nothing to chance.
+
+use crate::action::{Action, show_status};
+use crate::agents::Manners;
+use crate::judge::ensure;
+use crate::model::Check;
+use crate::report::{Trace, TraceMode};
+use crate::rng::Rng;
+use crate::setups::{self, Setup};
+use crate::world::{Reply, World};
+use fdbroker_core::{
+    Caps, Config, Deposit, DomainKey, Granted, Lane, LeaseId, RecallEvent, Supply, Wanted, limits,
+};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Share, Status,
+};
+
+/// Far enough that no deadline passes by itself.
+const LONG_US: u64 = 60_000_000;
+const PAGE_BYTES: u64 = 4096;
+
+type Scenario = fn(&mut Rig) -> Check;
+
+/// Every scenario by name.
+pub const ALL: &[(&str, Scenario)] = &[
+    (
+        "lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served",
+        lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served,
+    ),
+    (
+        "two_ranks_when_each_waits_for_the_other_then_both_are_served",
+        two_ranks_when_each_waits_for_the_other_then_both_are_served,
+    ),
+    (
+        "credit_when_all_is_resident_then_no_quota_names_the_cap",
+        credit_when_all_is_resident_then_no_quota_names_the_cap,
+    ),
+    (
+        "owner_when_killed_while_consumers_wait_then_owner_gone",
+        owner_when_killed_while_consumers_wait_then_owner_gone,
+    ),
+    (
+        "consumer_when_killed_while_holding_then_accounts_are_zero",
+        consumer_when_killed_while_holding_then_accounts_are_zero,
+    ),
+    (
+        "recall_when_unanswered_then_owner_silent_until_it_answers",
+        recall_when_unanswered_then_owner_silent_until_it_answers,
+    ),
+    (
+        "supply_when_late_then_accepted_and_granted",
+        supply_when_late_then_accepted_and_granted,
+    ),
+    (
+        "supply_when_refused_then_owner_silent_and_place_is_free",
+        supply_when_refused_then_owner_silent_and_place_is_free,
+    ),
+    (
+        "supply_when_id_differs_then_allocation_ends",
+        supply_when_id_differs_then_allocation_ends,
+    ),
+    (
+        "range_when_reused_then_old_ends_and_is_drained_after_its_last_lease",
+        range_when_reused_then_old_ends_and_is_drained_after_its_last_lease,
+    ),
+    (
+        "register_when_same_again_then_as_many_unregisters_end_it",
+        register_when_same_again_then_as_many_unregisters_end_it,
+    ),
+    (
+        "requests_when_waiting_for_room_then_served_in_order_of_arrival",
+        requests_when_waiting_for_room_then_served_in_order_of_arrival,
+    ),
+    (
+        "domain_when_another_floods_then_served_in_its_turn",
+        domain_when_another_floods_then_served_in_its_turn,
+    ),
+    (
+        "client_when_it_cannot_be_sent_to_then_others_pass_it",
+        client_when_it_cannot_be_sent_to_then_others_pass_it,
+    ),
+    ("grant_when_unsent_then_request_is_first_again", grant_when_unsent_then_request_is_first_again),
+    ("close_when_it_hangs_then_its_place_stays_taken", close_when_it_hangs_then_its_place_stays_taken),
+    (
+        "slots_when_generations_are_used_up_then_retired",
+        slots_when_generations_are_used_up_then_retired,
+    ),
+    (
+        "client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps",
+        client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps,
+    ),
+    (
+        "batch_when_253_with_bad_handles_then_each_is_answered",
+        batch_when_253_with_bad_handles_then_each_is_answered,
+    ),
+];
+
+/// A world without chance, and hands to work it with.
+#[derive(Debug)]
+pub struct Rig {
+    pub world: World,
+    mode: TraceMode,
+    next_client: u32,
+    next_id: u64,
+}
+
+/// An empty rig; each scenario begins with [`Rig::begin`].
+pub fn rig(mode: TraceMode) -> Rig {
+    Rig { world: quiet_world(plain_setup(), mode), mode, next_client: 0, next_id: 0 }
+}
+
+fn plain_setup() -> Setup {
+    let mut setup = setups::named("none", &mut Rng::new(0)).expect("a setup of that name");
+    setup.clients = 0;
+    setup.config.max_clients = 64;
+    setup.config.table_fds = 64 * limits::FDS_PER_CONNECTION + limits::TABLE_RESERVE + 8_192;
+    setup.config.max_credits = MAX_BATCH as u32;
+    setup
+}
+
+fn quiet_world(setup: Setup, mode: TraceMode) -> World {
+    let mut world = World::new(setup, 0, Trace::new(mode));
+    world.replies = Some(std::collections::BTreeMap::new());
+    world
+}
+
+/// A deposit like most.
+fn deposit(id: u64) -> Deposit {
+    Deposit {
+        checked: Ok(()),
+        lane: Lane::Accepted,
+        kind: MemoryKind::DmaBuf,
+        share: Share::Uid,
+        recallable: true,
+        device: 0,
+        size_bytes: PAGE_BYTES,
+        fd_offset: 0,
+        owner_allocation_id: id,
+        base: 0x10_0000 + id * PAGE_BYTES,
+        driver_data: None,
+    }
+}
+
+impl Rig {
+    /// The world of this scenario.
+    fn begin(&mut self, change: impl FnOnce(&mut Config)) {
+        let mut setup = plain_setup();
+        change(&mut setup.config);
+        self.world = quiet_world(setup, self.mode);
+    }
+
+    fn client(&mut self) -> Check<u32> {
+        self.client_of(1000)
+    }
+
+    fn client_of(&mut self, uid: u32) -> Check<u32> {
+        let client = self.next_client;
+        self.next_client += 1;
+        self.world.connect(client, DomainKey { listener: 0, uid }, Manners::default())?;
+        let request = self.world.next_request(client);
+        self.world.feed(Action::Hello { client, request, own_fds: 0 })?;
+        Ok(client)
+    }
+
+    fn reply(&mut self, client: u32, request: u64) -> Option<Reply> {
+        self.world.replies.as_mut().and_then(|replies| replies.remove(&(client, request)))
+    }
+
+    /// Registers, with as many messages and waits as credits need; the allocations in order.
+    fn register(&mut self, client: u32, deposits: &[Deposit]) -> Check<Vec<AllocationId>> {
+        let mut ids = Vec::new();
+        while ids.len() < deposits.len() {
+            let left = deposits.len() - ids.len();
+            let credits = self.credits(client);
+            let count = left.min(credits as usize);
+            let part = &deposits[ids.len()..ids.len() + count];
+            let request = self.register_raw(client, part)?;
+            self.settle(&[])?;
+            match self.reply(client, request) {
+                Some(Reply::Registered(items, _)) => {
+                    for item in &items {
+                        ensure!(item.status.is_ok(), "register: {}", show_status(&item.status));
+                    }
+                    ids.extend(items.iter().map(|item| item.id));
+                }
+                other => return Err(format!("register is answered {other:?}")),
+            }
+        }
+        Ok(ids)
+    }
+
+    fn register_raw(&mut self, client: u32, deposits: &[Deposit]) -> Check<u64> {
+        let request = self.world.next_request(client);
+        self.world.feed(Action::Register {
+            client,
+            request,
+            deposits: deposits.to_vec(),
+            credits_wanted: MAX_BATCH as u32,
+            deadline: self.world.now + LONG_US,
+        })?;
+        Ok(request)
+    }
+
+    fn credits(&self, client: u32) -> u64 {
+        self.world.model.clients.get(&client).map_or(0, |state| state.credits)
+    }
+
+    /// Registers `count` recallable allocations.
+    fn register_new(&mut self, client: u32, count: u64) -> Check<Vec<AllocationId>> {
+        let first = self.next_id;
+        self.next_id += count;
+        let deposits: Vec<Deposit> = (first..first + count).map(deposit).collect();
+        self.register(client, &deposits)
+    }
+
+    fn acquire(&mut self, client: u32, id: AllocationId) -> Check<u64> {
+        self.acquire_until(client, &[Ok(id)], self.world.now + LONG_US)
+    }
+
+    fn acquire_until(&mut self, client: u32, wanted: &[Wanted], deadline: u64) -> Check<u64> {
+        let request = self.world.next_request(client);
+        self.world.feed(Action::Acquire { client, request, wanted: wanted.to_vec(), deadline })?;
+        Ok(request)
+    }
+
+    /// The answer to an acquire, if it has come.
+    fn granted(&mut self, client: u32, request: u64) -> Option<Vec<Granted>> {
+        match self.reply(client, request) {
+            Some(Reply::Granted(items)) => Some(items),
+            _ => None,
+        }
+    }
+
+    /// The lease that a request for one handle must have got.
+    fn lease(&mut self, client: u32, request: u64) -> Check<LeaseId> {
+        let items = self.granted(client, request);
+        match items.as_deref() {
+            Some([item]) if item.status.is_ok() => Ok(item.lease),
+            other => Err(format!("client {client} request {request}: not granted: {other:?}")),
+        }
+    }
+
+    /// The status that a request for one handle must have got.
+    fn status(&mut self, client: u32, request: u64) -> Check<Status> {
+        let items = self.granted(client, request);
+        match items.as_deref() {
+            Some([item]) => Ok(item.status),
+            other => Err(format!("client {client} request {request}: not answered: {other:?}")),
+        }
+    }
+
+    fn release(&mut self, client: u32, lease: LeaseId) -> Check {
+        self.world.feed(Action::Release { client, request: None, leases: vec![lease] })
+    }
+
+    fn take_all_events(&mut self, client: u32) -> Check {
+        while self.world.take_events(client)? {}
+        Ok(())
+    }
+
+    /// Recalls that the client has taken and not answered.
+    fn recalls(&self, client: u32) -> Vec<RecallEvent> {
+        self.world.agents.get(&client).map(|agent| agent.recalls.clone()).unwrap_or_default()
+    }
+
+    fn close_all(&mut self) -> Check<bool> {
+        let tickets: Vec<u32> = self.world.closing.keys().copied().collect();
+        for ticket in &tickets {
+            self.world.close(*ticket)?;
+        }
+        Ok(!tickets.is_empty())
+    }
+
+    /// Closers close, owners (apart from the mute ones) answer recalls, due polls are done; until nothing moves.
+    fn settle(&mut self, mute: &[u32]) -> Check {
+        for _ in 0..10_000 {
+            let mut moved = self.close_all()?;
+            let clients: Vec<u32> = self.world.agents.keys().copied().collect();
+            for client in clients.into_iter().filter(|client| !mute.contains(client)) {
+                self.take_all_events(client)?;
+                self.world.quiet = true;
+                if let Some(supply) = self.world.choose_supply(client) {
+                    moved = true;
+                    self.world.feed(supply)?;
+                }
+                self.world.quiet = false;
+            }
+            self.world.poll_until(self.world.now)?;
+            if !moved {
+                return Ok(());
+            }
+        }
+        Err("it does not settle".into())
+    }
+
+    fn advance(&mut self, us: u64) -> Check {
+        self.world.poll_until(self.world.now + us)
+    }
+
+    fn is_held(&self, id: AllocationId) -> bool {
+        self.world.model.is_held(id)
+    }
+
+    /// Makes the broker evict `id` by asking for others until it has.
+    fn evict(&mut self, id: AllocationId, consumer: u32, others: &[AllocationId]) -> Check {
+        for other in others.iter().cycle().take(others.len() * 4) {
+            if !self.is_held(id) {
+                return Ok(());
+            }
+            let request = self.acquire(consumer, *other)?;
+            self.settle(&[])?;
+            let lease = self.lease(consumer, request)?;
+            self.release(consumer, lease)?;
+        }
+        Err(format!("{id} is not evicted"))
+    }
+
+    fn end(&mut self) -> Check {
+        self.world.rest()
+    }
+}
+
+/// One place in the broker, taken in turns by credit, held fd and recall.
+fn one_place(config: &mut Config) {
+    config.node.held_fds = 1;
+    config.base_credits = 0;
+    config.max_credits = 1;
+}
+
+fn lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served(rig: &mut Rig) -> Check {
+    rig.begin(one_place);
+    let owner = rig.client()?;
+    let ids = rig.register_new(owner, 100)?;
+    // The owner's last credit would keep the only place.
+    let consumers: Vec<u32> = (0..8).map(|_| rig.client()).collect::<Check<_>>()?;
+    give_back_credit(rig, owner)?;
+    let mut at: Vec<usize> = (0..8).map(|consumer| consumer * 13).collect();
+    let mut waiting: Vec<Option<u64>> = vec![None; 8];
+    let mut served = 0;
+    for _ in 0..10_000 {
+        for (slot, consumer) in consumers.iter().enumerate() {
+            if waiting[slot].is_none() && at[slot] < slot * 13 + 100 {
+                waiting[slot] = Some(rig.acquire(*consumer, ids[at[slot] % 100])?);
+            }
+        }
+        rig.settle(&[])?;
+        for (slot, consumer) in consumers.iter().enumerate() {
+            let Some(request) = waiting[slot] else { continue };
+            let lease = rig.lease(*consumer, request)?;
+            rig.release(*consumer, lease)?;
+            (waiting[slot], at[slot], served) = (None, at[slot] + 1, served + 1);
+        }
+        if served == 800 {
+            return rig.end();
+        }
+    }
+    Err(format!("{served} of 800 grants"))
+}
+
+/// A register of 0 items that wants none gives back what the client does not use.
+fn give_back_credit(rig: &mut Rig, client: u32) -> Check {
+    if rig.credits(client) == 0 {
+        return Ok(());
+    }
+    let request = rig.world.next_request(client);
+    let deposit = [deposit(900_000)];
+    rig.world.feed(Action::Register {
+        client,
+        request,
+        deposits: deposit.to_vec(),
+        credits_wanted: 0,
+        deadline: rig.world.now,
+    })?;
+    ensure!(rig.credits(client) == 0, "credits are left: {}", rig.credits(client));
+    Ok(())
+}
+
+fn two_ranks_when_each_waits_for_the_other_then_both_are_served(rig: &mut Rig) -> Check {
+    rig.begin(one_place);
+    let (left, right) = (rig.client()?, rig.client()?);
+    let a = rig.register_new(left, 1)?[0];
+    give_back_credit(rig, left)?;
+    let b = rig.register_new(right, 1)?[0];
+    give_back_credit(rig, right)?;
+    let c = rig.client()?;
+    let request = rig.acquire(c, b)?;
+    rig.settle(&[])?;
+    rig.lease(c, request)?;
+    let left_waits = rig.acquire(left, b)?;
+    let right_waits = rig.acquire(right, a)?;
+    rig.settle(&[])?;
+    rig.lease(left, left_waits)?;
+    rig.lease(right, right_waits)?;
+    rig.end()
+}
+
+fn credit_when_all_is_resident_then_no_quota_names_the_cap(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.held_fds = 3;
+        config.base_credits = 0;
+        config.max_credits = 3;
+    });
+    let (owner, other) = (rig.client()?, rig.client()?);
+    let resident: Vec<Deposit> =
+        (0..3).map(|id| Deposit { recallable: false, ..deposit(id) }).collect();
+    rig.register(owner, &resident)?;
+    let request = rig.world.next_request(other);
+    rig.world.feed(Action::Register {
+        client: other,
+        request,
+        deposits: Vec::new(),
+        credits_wanted: 1,
+        deadline: rig.world.now + 5_000,
+    })?;
+    ensure!(rig.reply(other, request).is_none(), "answered before its deadline");
+    rig.advance(5_000)?;
+    let Some(Reply::Failed(status)) = rig.reply(other, request) else {
+        return Err("not answered at its deadline".into());
+    };
+    let pid = rig.world.model.client(owner)?.pid;
+    let right = Status::no_quota(Resource::HeldFds, Scope::Node, 3, pid);
+    ensure!(status == right, "answered {}, not {}", show_status(&status), show_status(&right));
+    rig.end()
+}
+
+/// An owner and a consumer, a small LRU, and an allocation that is evicted.
+fn evicted(rig: &mut Rig) -> Check<(u32, u32, AllocationId)> {
+    rig.begin(|config| {
+        config.node.held_fds = 5;
+        config.base_credits = 0;
+        config.max_credits = 2;
+    });
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let other_owner = rig.client()?;
+    let id = rig.register_new(owner, 1)?[0];
+    let others = rig.register_new(other_owner, 5)?;
+    rig.evict(id, consumer, &others)?;
+    Ok((owner, consumer, id))
+}
+
+fn owner_when_killed_while_consumers_wait_then_owner_gone(rig: &mut Rig) -> Check {
+    let (owner, consumer, id) = evicted(rig)?;
+    let second = rig.client()?;
+    let requests = [rig.acquire(consumer, id)?, rig.acquire(second, id)?];
+    rig.settle(&[owner])?;
+    rig.world.feed(Action::Gone { client: owner })?;
+    rig.settle(&[])?;
+    for (client, request) in [consumer, second].into_iter().zip(requests) {
+        let status = rig.status(client, request)?;
+        let right = status.result() == Err(ErrorCode::OwnerGone);
+        ensure!(right, "answered {}", show_status(&status));
+    }
+    ensure!(rig.world.ended_with(id) == Some(ErrorCode::OwnerGone), "{id} lives on");
+    rig.end()
+}
+
+fn consumer_when_killed_while_holding_then_accounts_are_zero(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.node.open_leases = 4);
+    let (owner, consumer, waiting) = (rig.client()?, rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 4)?;
+    for id in &ids {
+        let request = rig.acquire(consumer, *id)?;
+        rig.lease(consumer, request)?;
+    }
+    let request = rig.acquire(waiting, ids[0])?;
+    ensure!(rig.granted(waiting, request).is_none(), "granted beyond the cap");
+    rig.world.feed(Action::Gone { client: consumer })?;
+    rig.settle(&[])?;
+    ensure!(!rig.world.model.clients.contains_key(&consumer), "not forgotten");
+    rig.lease(waiting, request)?;
+    let open = rig.world.model.ledger().node.open;
+    ensure!(open == 1, "{open} open leases, only one is left");
+    rig.end()
+}
+
+fn recall_when_unanswered_then_owner_silent_until_it_answers(rig: &mut Rig) -> Check {
+    let (owner, consumer, id) = evicted(rig)?;
+    let timeout = rig.world.setup.config.recall_timeout_us;
+    let request = rig.acquire(consumer, id)?;
+    rig.settle(&[owner])?;
+    rig.take_all_events(owner)?;
+    rig.advance(timeout + 1)?;
+    let status = rig.status(consumer, request)?;
+    let silent = |status: &Status| status.result() == Err(ErrorCode::OwnerSilent);
+    ensure!(silent(&status), "at the time-out: {}", show_status(&status));
+    let request = rig.acquire(consumer, id)?;
+    let status = rig.status(consumer, request)?;
+    ensure!(silent(&status), "while it is silent: {}", show_status(&status));
+    rig.settle(&[])?;
+    let request = rig.acquire(consumer, id)?;
+    rig.settle(&[])?;
+    rig.lease(consumer, request)?;
+    rig.end()
+}
+
+fn supply_when_late_then_accepted_and_granted(rig: &mut Rig) -> Check {
+    let (owner, consumer, id) = evicted(rig)?;
+    let timeout = rig.world.setup.config.recall_timeout_us;
+    rig.acquire(consumer, id)?;
+    rig.settle(&[owner])?;
+    rig.take_all_events(owner)?;
+    let recalls = rig.recalls(owner);
+    ensure!(recalls.len() == 1, "{} recalls", recalls.len());
+    rig.advance(timeout * 3)?;
+    rig.settle(&[])?;
+    ensure!(rig.is_held(id), "the late fd is not kept");
+    let request = rig.acquire(consumer, id)?;
+    rig.lease(consumer, request)?;
+    rig.end()
+}
+
+/// Answers the one recall that the owner has with a change.
+fn answer(rig: &mut Rig, owner: u32, change: impl FnOnce(&mut Supply)) -> Check {
+    rig.take_all_events(owner)?;
+    let recalls = rig.recalls(owner);
+    let [event] = recalls.as_slice() else {
+        return Err(format!("{} recalls, not one", recalls.len()));
+    };
+    let mut supply = Supply {
+        id: event.id,
+        fd: Ok(0),
+        refused_fd: None,
+        owner_allocation_id: event.owner_allocation_id,
+        fd_offset: event.fd_offset,
+        size_bytes: event.size_bytes,
+    };
+    change(&mut supply);
+    if let Some(agent) = rig.world.agents.get_mut(&owner) {
+        agent.recalls.clear();
+    }
+    rig.world.feed(Action::Supply { client: owner, supplies: vec![supply] })
+}
+
+fn supply_when_refused_then_owner_silent_and_place_is_free(rig: &mut Rig) -> Check {
+    let (owner, consumer, id) = evicted(rig)?;
+    let request = rig.acquire(consumer, id)?;
+    rig.settle(&[owner])?;
+    answer(rig, owner, |supply| supply.fd = Err(ErrorCode::LocalFdLimit))?;
+    let status = rig.status(consumer, request)?;
+    let right = Status::with_value(ErrorCode::OwnerSilent, ErrorCode::LocalFdLimit as u64);
+    ensure!(status == right, "answered {}", show_status(&status));
+    let recalls = rig.world.model.ledger().node.recalls;
+    ensure!(recalls == 0, "{recalls} places are still reserved");
+    let request = rig.acquire(consumer, id)?;
+    rig.settle(&[])?;
+    rig.lease(consumer, request)?;
+    rig.end()
+}
+
+fn supply_when_id_differs_then_allocation_ends(rig: &mut Rig) -> Check {
+    let (owner, consumer, id) = evicted(rig)?;
+    let request = rig.acquire(consumer, id)?;
+    rig.settle(&[owner])?;
+    answer(rig, owner, |supply| supply.owner_allocation_id += 1)?;
+    let status = rig.status(consumer, request)?;
+    let right = status.result() == Err(ErrorCode::Stale);
+    ensure!(right, "answered {}", show_status(&status));
+    rig.end()
+}
+
+fn range_when_reused_then_old_ends_and_is_drained_after_its_last_lease(rig: &mut Rig) -> Check {
+    rig.begin(|_| {});
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let old = rig.register(owner, &[Deposit { size_bytes: 4 * PAGE_BYTES, ..deposit(1) }])?[0];
+    let request = rig.acquire(consumer, old)?;
+    let lease = rig.lease(consumer, request)?;
+    let inside = Deposit { base: deposit(1).base + PAGE_BYTES, ..deposit(2) };
+    let new = rig.register(owner, &[inside])?[0];
+    ensure!(rig.world.ended_with(old) == Some(ErrorCode::Stale), "{old} lives on");
+    ensure!(new != old, "the same id for another allocation");
+    let drained = rig.world.stats.drained;
+    rig.take_all_events(consumer)?;
+    rig.take_all_events(owner)?;
+    ensure!(rig.world.stats.revoked == 1, "the holder is not told");
+    ensure!(rig.world.stats.drained == drained, "drained while leased");
+    rig.release(consumer, lease)?;
+    rig.take_all_events(owner)?;
+    ensure!(rig.world.stats.drained == drained + 1, "not drained after the last lease");
+    let request = rig.acquire(consumer, old)?;
+    let status = rig.status(consumer, request)?;
+    ensure!(status.result() == Err(ErrorCode::Stale), "old: {}", show_status(&status));
+    rig.end()
+}
+
+fn register_when_same_again_then_as_many_unregisters_end_it(rig: &mut Rig) -> Check {
+    rig.begin(|_| {});
+    let owner = rig.client()?;
+    let ids: Vec<AllocationId> = (0..3)
+        .map(|_| rig.register(owner, &[deposit(7)]).map(|ids| ids[0]))
+        .collect::<Check<_>>()?;
+    ensure!(ids.iter().all(|id| *id == ids[0]), "other allocations: {ids:?}");
+    for count in 0..3 {
+        ensure!(rig.world.ended_with(ids[0]).is_none(), "ended after {count} of 3");
+        let request = rig.world.next_request(owner);
+        rig.world.feed(Action::Unregister { client: owner, request, ids: vec![ids[0]] })?;
+    }
+    ensure!(rig.world.ended_with(ids[0]).is_some(), "not ended");
+    rig.end()
+}
+
+fn requests_when_waiting_for_room_then_served_in_order_of_arrival(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.node.open_leases = 1);
+    let owner = rig.client()?;
+    let ids = rig.register_new(owner, 10)?;
+    let holder = rig.client()?;
+    let request = rig.acquire(holder, ids[0])?;
+    let mut lease = (holder, rig.lease(holder, request)?);
+    let waiting: Vec<(u32, u64)> = ids
+        .iter()
+        .map(|id| {
+            let client = rig.client()?;
+            Ok((client, rig.acquire(client, *id)?))
+        })
+        .collect::<Check<_>>()?;
+    for (client, request) in &waiting {
+        rig.release(lease.0, lease.1)?;
+        lease = (*client, rig.lease(*client, *request)?);
+    }
+    rig.end()
+}
+
+fn domain_when_another_floods_then_served_in_its_turn(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.open_leases = 1;
+        config.max_parked_per_client = 64;
+    });
+    let (owner, flooder, quiet) = (rig.client()?, rig.client()?, rig.client_of(2000)?);
+    let id = rig.register(owner, &[Deposit { share: Share::Any, ..deposit(1) }])?[0];
+    let request = rig.acquire(flooder, id)?;
+    let mut lease = (flooder, rig.lease(flooder, request)?);
+    let flood: Vec<u64> = (0..50).map(|_| rig.acquire(flooder, id)).collect::<Check<_>>()?;
+    let wish = rig.acquire(quiet, id)?;
+    for turn in 0..3 {
+        rig.release(lease.0, lease.1)?;
+        if let Some(items) = rig.granted(quiet, wish) {
+            ensure!(items[0].status.is_ok(), "answered {}", show_status(&items[0].status));
+            return rig.end();
+        }
+        let next = flood.get(turn).copied().unwrap_or(0);
+        lease = (flooder, rig.lease(flooder, next)?);
+    }
+    Err("the other domain waits behind a flood".into())
+}
+
+fn client_when_it_cannot_be_sent_to_then_others_pass_it(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.node.open_leases = 1);
+    let (owner, holder) = (rig.client()?, rig.client()?);
+    let id = rig.register_new(owner, 1)?[0];
+    let request = rig.acquire(holder, id)?;
+    let lease = rig.lease(holder, request)?;
+    let (slow, fast) = (rig.client()?, rig.client()?);
+    let slow_waits = rig.acquire(slow, id)?;
+    let fast_waits = rig.acquire(fast, id)?;
+    rig.world.feed(Action::Sendable { client: slow, sendable: false })?;
+    rig.release(holder, lease)?;
+    let lease = rig.lease(fast, fast_waits)?;
+    rig.release(fast, lease)?;
+    ensure!(rig.granted(slow, slow_waits).is_none(), "granted without room for the message");
+    rig.world.feed(Action::Sendable { client: slow, sendable: true })?;
+    rig.lease(slow, slow_waits)?;
+    rig.end()
+}
+
+fn grant_when_unsent_then_request_is_first_again(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.node.open_leases = 1);
+    let (owner, first, second) = (rig.client()?, rig.client()?, rig.client()?);
+    let id = rig.register_new(owner, 1)?[0];
+    let deadline = rig.world.now + LONG_US;
+    let request = rig.acquire_until(first, &[Ok(id)], deadline)?;
+    let Some(grants) = rig.granted(first, request) else { return Err("not granted".into()) };
+    rig.world.feed(Action::Sendable { client: first, sendable: false })?;
+    let unsent = Action::Unsent { client: first, request, grants, deadline, seq: rig.world.last_seq };
+    rig.world.feed(unsent)?;
+    let open = rig.world.model.ledger().node.open;
+    ensure!(open == 0, "an unsent grant stays on the ledger");
+    let later = rig.acquire(second, id)?;
+    let lease = rig.lease(second, later)?;
+    let behind = rig.acquire(second, id)?;
+    rig.world.feed(Action::Sendable { client: first, sendable: true })?;
+    rig.release(second, lease)?;
+    rig.lease(first, request)?;
+    ensure!(rig.granted(second, behind).is_none(), "two leases under a cap of one");
+    rig.end()
+}
+
+fn close_when_it_hangs_then_its_place_stays_taken(rig: &mut Rig) -> Check {
+    rig.begin(one_place);
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 2)?;
+    give_back_credit(rig, owner)?;
+    rig.settle(&[])?;
+    let evicted = ids.iter().copied().find(|id| !rig.is_held(*id)).ok_or("both are held")?;
+    let request = rig.acquire(consumer, evicted)?;
+    rig.take_all_events(owner)?;
+    let closing = rig.world.model.ledger().node.closing;
+    ensure!(closing == 1, "{closing} fds are closing, not one");
+    ensure!(rig.recalls(owner).is_empty(), "a recall while its place is taken");
+    rig.settle(&[])?;
+    rig.lease(consumer, request)?;
+    rig.end()
+}
+
+fn slots_when_generations_are_used_up_then_retired(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.max_slots = 2;
+        config.first_generation = u32::MAX - 2;
+    });
+    let owner = rig.client()?;
+    // Three generations (MAX-2, MAX-1, MAX) in each of two slots.
+    for round in 0..6 {
+        let id = rig.register_new(owner, 1)?[0];
+        let request = rig.world.next_request(owner);
+        rig.world.feed(Action::Unregister { client: owner, request, ids: vec![id] })?;
+        rig.settle(&[])?;
+        ensure!(rig.world.ended_with(id).is_some(), "round {round}: {id} lives on");
+    }
+    let request = rig.register_raw(owner, &[deposit(99)])?;
+    let Some(Reply::Registered(items, _)) = rig.reply(owner, request) else {
+        return Err("not answered".into());
+    };
+    ensure!(!items[0].status.is_ok(), "a slot beyond its last generation: {}", items[0].id);
+    rig.end()
+}
+
+fn client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| config.max_slots = 2_000);
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 1_500)?;
+    let wanted: Vec<Wanted> = ids.iter().copied().map(Ok).collect();
+    for part in wanted.chunks(MAX_BATCH) {
+        for _ in 0..2 {
+            let now = rig.world.now;
+            rig.acquire_until(consumer, part, now)?;
+        }
+    }
+    let held = rig.world.model.leases.len();
+    ensure!(held == 3_000, "{held} leases, not 3000");
+    let steps = rig.world.stats.steps;
+    rig.world.feed(Action::Gone { client: consumer })?;
+    rig.world.feed(Action::Gone { client: owner })?;
+    rig.settle(&[])?;
+    let (polls, closes) = (rig.world.stats.steps - steps - 2, 1_500);
+    let bound = (3_000 + 1_500) / limits::TEARDOWN_PER_STEP as u64 + 4;
+    ensure!(polls <= closes + bound, "{polls} steps for the end of two clients");
+    ensure!(rig.world.model.clients.is_empty(), "not forgotten");
+    rig.end()
+}
+
+fn batch_when_253_with_bad_handles_then_each_is_answered(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.node = Caps { open_leases: 200, ..Caps::NONE });
+    let (owner, other, consumer) = (rig.client()?, rig.client_of(2000)?, rig.client()?);
+    let mine = rig.register_new(owner, 60)?;
+    let foreign = rig.register_new(other, 1)?[0];
+    let wanted: Vec<Wanted> = (0..MAX_BATCH)
+        .map(|at| match at % 4 {
+            0 => Err(ErrorCode::BadHandle),
+            1 => Ok(foreign),
+            2 => Ok(AllocationId { slot: 77, generation: 9 }),
+            _ => Ok(mine[at % mine.len()]),
+        })
+        .collect();
+    let now = rig.world.now;
+    let request = rig.acquire_until(consumer, &wanted, now)?;
+    let items = rig.granted(consumer, request).ok_or("not answered")?;
+    let granted = items.iter().filter(|item| item.status.is_ok()).count();
+    let right = (0..MAX_BATCH).filter(|at| at % 4 == 3).count();
+    ensure!(granted == right, "{granted} of {right} good handles are granted");
+    rig.end()
+}

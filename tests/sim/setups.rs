@@ -1,0 +1,228 @@
+//! The worlds that are simulated: what the core is configured with, and how many clients of which manners
+//! live there. Must only hold numbers.
+
+use crate::rng::Rng;
+use fdbroker_core::{Caps, Config, limits};
+
+/// A world to simulate.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub name: &'static str,
+    pub config: Config,
+    /// Clients that are connected most of the time.
+    pub clients: u32,
+    /// Users, each on each listener: isolation domains.
+    pub uids: u32,
+    pub listeners: u32,
+    /// Most items in one message of a well-behaved client.
+    pub batch: u64,
+    /// Pages of 4 KiB in a client's address range: few of them, so that addresses are used again.
+    pub pages: u64,
+    /// Most allocations a client wants to own.
+    pub owned: usize,
+    /// Full checks after every so many steps.
+    pub check_every: u64,
+    /// Steps between two rests in which everything must settle.
+    pub rest_every: u64,
+    /// Share of clients, in a thousand, that do not behave.
+    pub rogues: u64,
+}
+
+/// Names of every setup, in the order they run.
+pub const NAMES: [&str; 12] = [
+    "tiny", "one", "mid", "none", "bytes", "shares", "slots", "retire", "table", "refused",
+    "random", "large",
+];
+
+/// Connections, reserve and a given number of places.
+fn table_for(clients: u64, places: u64) -> u64 {
+    clients * limits::FDS_PER_CONNECTION + limits::TABLE_RESERVE + places
+}
+
+fn base() -> Setup {
+    let config = Config {
+        node: Caps::NONE,
+        domain: Caps::NONE,
+        client: Caps::NONE,
+        table_fds: table_for(12, 4096),
+        max_clients: 12,
+        max_domains: 8,
+        max_parked_per_client: 4,
+        max_refused_per_domain: 16,
+        max_slots: 256,
+        first_generation: 1,
+        base_credits: 1,
+        max_credits: 8,
+        recall_timeout_us: 4_000,
+    };
+    Setup {
+        name: "none",
+        config,
+        clients: 6,
+        uids: 2,
+        listeners: 1,
+        batch: 8,
+        pages: 64,
+        owned: 12,
+        check_every: 1,
+        rest_every: 4_000,
+        rogues: 300,
+    }
+}
+
+/// The setup of that name; what it leaves to chance is drawn from `rng`.
+pub fn named(name: &str, rng: &mut Rng) -> Option<Setup> {
+    let name = NAMES.into_iter().find(|known| *known == name)?;
+    let mut setup = Setup { name, ..base() };
+    match name {
+        "tiny" => tiny(&mut setup, rng),
+        "one" => one(&mut setup),
+        "mid" => mid(&mut setup),
+        "bytes" => bytes(&mut setup),
+        "shares" => shares(&mut setup),
+        "slots" => slots(&mut setup),
+        "retire" => retire(&mut setup),
+        "table" => table(&mut setup),
+        "refused" => refused(&mut setup),
+        "random" => random(&mut setup, rng),
+        "large" => large(&mut setup),
+        _ => {}
+    }
+    Some(setup)
+}
+
+/// A node of 8 to 12 fds.
+fn tiny(setup: &mut Setup, rng: &mut Rng) {
+    setup.config.node.fds = rng.between(8, 12);
+    setup.config.max_credits = 2;
+    setup.clients = 4;
+    setup.batch = 4;
+}
+
+/// One place in the broker: the one fd held, the one credit and the one recall take turns.
+fn one(setup: &mut Setup) {
+    setup.config.node.held_fds = 1;
+    setup.config.base_credits = 0;
+    setup.config.max_credits = 1;
+    setup.clients = 4;
+    setup.batch = 3;
+}
+
+fn mid(setup: &mut Setup) {
+    setup.config.node = Caps { fds: 64, held_fds: 24, open_leases: 40, ..Caps::NONE };
+    setup.config.domain = Caps { fds: 48, held_fds: 20, ..Caps::NONE };
+    setup.config.client = Caps { fds: 24, open_leases: 16, ..Caps::NONE };
+    setup.clients = 8;
+    setup.batch = 12;
+}
+
+fn bytes(setup: &mut Setup) {
+    setup.config.node.held_bytes = 40 * 4096;
+    setup.config.domain.held_bytes = 30 * 4096;
+    setup.config.client.held_bytes = 16 * 4096;
+}
+
+fn shares(setup: &mut Setup) {
+    setup.config.node = Caps { fds: 40, ..Caps::NONE };
+    setup.config.domain = Caps {
+        fds: 18,
+        held_fds: 9,
+        open_leases: 9,
+        mapped_leases: 9,
+        allocations: 24,
+        ..Caps::NONE
+    };
+    setup.config.client = Caps {
+        fds: 9,
+        held_fds: 5,
+        open_leases: 4,
+        mapped_leases: 4,
+        allocations: 8,
+        ..Caps::NONE
+    };
+    setup.uids = 2;
+    setup.listeners = 2;
+    setup.clients = 8;
+}
+
+fn slots(setup: &mut Setup) {
+    setup.config.max_slots = 6;
+    setup.config.node.held_fds = 12;
+    setup.config.max_credits = 3;
+    setup.clients = 4;
+}
+
+/// Three allocations per slot, then it is retired.
+fn retire(setup: &mut Setup) {
+    setup.config.max_slots = 64;
+    setup.config.first_generation = u32::MAX - 3;
+    setup.config.node.held_fds = 20;
+    setup.rest_every = 500;
+}
+
+fn table(setup: &mut Setup) {
+    setup.config.table_fds = table_for(5, 10);
+    setup.clients = 5;
+    setup.config.max_clients = 6;
+}
+
+/// Little room for people: clients, domains, parked requests, refused fds.
+fn refused(setup: &mut Setup) {
+    setup.config.max_clients = 4;
+    setup.config.max_domains = 2;
+    setup.config.max_parked_per_client = 1;
+    setup.config.max_refused_per_domain = 2;
+    setup.config.node.held_fds = 10;
+    setup.uids = 3;
+    setup.clients = 6;
+    setup.rogues = 600;
+}
+
+fn random(setup: &mut Setup, rng: &mut Rng) {
+    let cap = |rng: &mut Rng, low: u64, high: u64| {
+        if rng.chance(500) { u64::MAX } else { low + rng.skewed(0, high) }
+    };
+    let caps = |rng: &mut Rng| Caps {
+        fds: cap(rng, 4, 64),
+        held_fds: cap(rng, 1, 32),
+        held_bytes: cap(rng, 8 * 4096, 64 * 4096),
+        open_leases: cap(rng, 1, 32),
+        mapped_leases: cap(rng, 1, 32),
+        allocations: cap(rng, 2, 64),
+    };
+    setup.config.node = caps(rng);
+    setup.config.domain = caps(rng);
+    setup.config.client = caps(rng);
+    setup.config.table_fds = table_for(rng.between(3, 12), rng.between(8, 64));
+    setup.config.base_credits = rng.below(3) as u32;
+    setup.config.max_credits = setup.config.base_credits.max(1) + rng.skewed(0, 40) as u32;
+    setup.config.max_parked_per_client = rng.between(1, 6) as u32;
+    setup.config.max_slots = rng.between(4, 100) as u32;
+    setup.config.recall_timeout_us = rng.between(200, 10_000);
+    setup.clients = rng.between(2, 10) as u32;
+    setup.uids = rng.between(1, 3) as u32;
+    setup.listeners = rng.between(1, 2) as u32;
+    setup.batch = 1 + rng.skewed(0, 252);
+    setup.pages = rng.between(8, 128);
+    setup.owned = rng.between(1, 30) as usize;
+    setup.rogues = rng.below(900);
+}
+
+fn large(setup: &mut Setup) {
+    setup.config.node = Caps { fds: 6_000, held_fds: 1_500, ..Caps::NONE };
+    setup.config.client = Caps { open_leases: 400, ..Caps::NONE };
+    setup.config.max_clients = 220;
+    setup.config.max_domains = 16;
+    setup.config.table_fds = table_for(220, 3_000);
+    setup.config.max_slots = 20_000;
+    setup.config.max_credits = 253;
+    setup.config.recall_timeout_us = 20_000;
+    setup.clients = 200;
+    setup.uids = 8;
+    setup.batch = 253;
+    setup.pages = 4_096;
+    setup.owned = 400;
+    setup.check_every = 64;
+    setup.rest_every = 40_000;
+    setup.rogues = 150;
+}

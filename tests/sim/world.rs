@@ -1,0 +1,623 @@
+//! The simulated daemon: virtual time, connections, closers and sockets that fill up. It hands every input to
+//! the core, applies the effects and has each step judged. Must never correct what the core does.
+
+use crate::action::{Action, show_action, show_effect, show_events};
+use crate::agents::{Agent, Manners};
+use crate::checks;
+use crate::judge::{Step, ensure};
+use crate::model::{Check, Ledger, Model, Phase};
+use crate::report::{Stats, Trace};
+use crate::rng::Rng;
+use crate::setups::Setup;
+use fdbroker_core::{
+    ClientId, Core, DomainKey, Effect, Effects, Events, Granted, Lane, Now, Ticket,
+};
+use fdbroker_protocol::{AllocationId, ErrorCode};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// Polls at one instant before the core is said to spin.
+const MAX_POLLS_AT_ONCE: u64 = 512;
+/// Rounds of answering everything before a rest is said never to come.
+const MAX_REST_ROUNDS: u64 = 4_000;
+
+/// What is to happen at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Todo {
+    Spawn,
+    Hello { client: u32, order: u64 },
+    Act { client: u32, order: u64 },
+    TakeEvents { client: u32, order: u64 },
+    Supply { client: u32, order: u64 },
+    Sendable { client: u32, order: u64 },
+    Gone { client: u32, order: u64 },
+    Close { ticket: u32, token: u64 },
+}
+
+/// An answer, kept for scenarios.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    Granted(Vec<Granted>),
+    Registered(Vec<fdbroker_core::Registered>, u32),
+    Statuses(Vec<fdbroker_protocol::Status>),
+    Failed(fdbroker_protocol::Status),
+}
+
+/// The daemon, its clients, the model, the core.
+#[derive(Debug)]
+pub struct World {
+    pub setup: Setup,
+    pub core: Core,
+    pub model: Model,
+    pub rng: Rng,
+    pub now: u64,
+    pub agents: BTreeMap<u32, Agent>,
+    pub stats: Stats,
+    pub trace: Trace,
+    /// No faults, everything answered at once.
+    pub quiet: bool,
+    /// Handles in circulation, most of them alive.
+    pub known: Vec<AllocationId>,
+    /// Handles of ended allocations.
+    pub old: Vec<AllocationId>,
+    /// Answers, when they are kept.
+    pub replies: Option<BTreeMap<(u32, u64), Reply>>,
+    /// fds in the closers, each with the token of its Close.
+    pub closing: BTreeMap<u32, u64>,
+    effects: Effects,
+    todos: BinaryHeap<Reverse<(u64, u64, Todo)>>,
+    todo_count: u64,
+    /// Until then every send of fds fails (ETOOMANYREFS).
+    refs_full_until: u64,
+    ledger: Ledger,
+}
+
+impl World {
+    /// An empty one.
+    pub fn new(setup: Setup, seed: u64, trace: Trace) -> Self {
+        let config = setup.config.clone();
+        let mut world = World {
+            core: Core::new(config.clone()),
+            model: Model::new(config),
+            rng: Rng::new(seed),
+            now: 1,
+            agents: BTreeMap::new(),
+            stats: Stats { worlds: 1, ..Stats::default() },
+            trace,
+            quiet: false,
+            known: Vec::new(),
+            old: Vec::new(),
+            replies: None,
+            closing: BTreeMap::new(),
+            effects: Effects::default(),
+            todos: BinaryHeap::new(),
+            todo_count: 0,
+            refs_full_until: 0,
+            ledger: Ledger::default(),
+            setup,
+        };
+        for _ in 0..world.setup.clients {
+            let wait = world.rng.below(500);
+            world.schedule(wait, Todo::Spawn);
+        }
+        world
+    }
+
+    /// Runs on until about so many steps are done, or nothing can live here any more.
+    pub fn run(&mut self, steps: u64) -> Check {
+        let mut rest_at = self.setup.rest_every;
+        while self.stats.steps < steps && !self.is_used_up() {
+            let Some(Reverse((time, _, todo))) = self.todos.pop() else { break };
+            // A busy daemon comes late to its timer once in a while.
+            if !self.rng.chance(50) {
+                self.poll_until(time)?;
+            }
+            self.now = self.now.max(time);
+            self.perform(todo)?;
+            if self.stats.steps >= rest_at {
+                rest_at = self.stats.steps + self.setup.rest_every;
+                self.rest()?;
+            }
+        }
+        self.rest()
+    }
+
+    /// Every slot has used up its generations.
+    fn is_used_up(&self) -> bool {
+        self.model.slots.iter().all(|slot| slot.highest == u32::MAX && slot.published == 0)
+    }
+
+    fn schedule(&mut self, wait: u64, todo: Todo) {
+        self.todo_count += 1;
+        self.todos.push(Reverse((self.now + wait, self.todo_count, todo)));
+    }
+
+    /// Polls as the core asks for it, up to a time. Then nothing may be overdue.
+    pub fn poll_until(&mut self, time: u64) -> Check {
+        let (mut at_once, mut instant) = (0, self.now);
+        while let Some(due) = self.core.poll_timeout().filter(|due| due.0 <= time) {
+            self.now = self.now.max(due.0);
+            if self.now != instant {
+                (at_once, instant) = (0, self.now);
+            }
+            at_once += 1;
+            ensure!(at_once <= MAX_POLLS_AT_ONCE, "the core wants to be polled again and again");
+            self.feed(Action::Poll)?;
+        }
+        self.now = self.now.max(time);
+        checks::nothing_overdue(&self.model, self.now)
+    }
+
+    fn is_current(&self, client: u32, order: u64) -> bool {
+        self.agents.get(&client).is_some_and(|agent| agent.order == order)
+            && self.phase(client) != Some(Phase::Gone)
+    }
+
+    fn phase(&self, client: u32) -> Option<Phase> {
+        self.model.clients.get(&client).map(|state| state.phase)
+    }
+
+    fn is_active(&self, client: u32, order: u64) -> bool {
+        self.is_current(client, order) && self.phase(client) == Some(Phase::Active)
+    }
+
+    fn perform(&mut self, todo: Todo) -> Check {
+        match todo {
+            Todo::Spawn => self.spawn(),
+            Todo::Hello { client, order } if self.is_current(client, order) => self.hello(client),
+            Todo::Act { client, order } if self.is_active(client, order) => self.act(client, order),
+            Todo::TakeEvents { client, order } if self.is_active(client, order) => {
+                self.look_at_events(client)
+            }
+            Todo::Supply { client, order } if self.is_active(client, order) => self.supply(client),
+            Todo::Sendable { client, order } if self.is_active(client, order) => {
+                self.feed(Action::Sendable { client, sendable: true })
+            }
+            Todo::Gone { client, order } if self.is_current(client, order) => {
+                self.feed(Action::Gone { client })
+            }
+            Todo::Close { ticket, token } if self.closing.get(&ticket) == Some(&token) => {
+                self.close(ticket)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A closer has done its work.
+    pub fn close(&mut self, ticket: u32) -> Check {
+        self.closing.remove(&ticket);
+        self.feed(Action::Closed { ticket: Ticket(ticket) })
+    }
+
+    fn spawn(&mut self) -> Check {
+        let wait = self.rng.between(200, 4_000);
+        self.schedule(wait, Todo::Spawn);
+        if self.model.clients.len() as u32 >= self.setup.clients && !self.rng.chance(20) {
+            return Ok(());
+        }
+        let domain = DomainKey {
+            listener: self.rng.below(u64::from(self.setup.listeners)) as u32,
+            uid: 1000 + self.rng.below(u64::from(self.setup.uids)) as u32,
+        };
+        let client = (0..).find(|c| !self.model.clients.contains_key(c)).unwrap_or(u32::MAX);
+        let manners = Manners::draw(&mut self.rng, self.setup.rogues);
+        self.connect(client, domain, manners)?;
+        let order = self.agents.get(&client).map_or(0, |agent| agent.order);
+        let wait = self.rng.between(1, 300);
+        let first = if self.rng.chance(20) {
+            Todo::Gone { client, order }
+        } else {
+            Todo::Hello { client, order }
+        };
+        self.schedule(wait, first);
+        Ok(())
+    }
+
+    /// A client's socket was accepted.
+    pub fn connect(&mut self, client: u32, domain: DomainKey, manners: Manners) -> Check {
+        let order = self.model.client_orders.get(&client).copied().unwrap_or(0) + 1;
+        self.agents.insert(client, Agent::new(order, manners));
+        let pid = 10_000 + self.stats.steps as u32;
+        self.feed(Action::Connect { client, domain, pid })
+    }
+
+    fn hello(&mut self, client: u32) -> Check {
+        if self.phase(client) != Some(Phase::Connected) {
+            return Ok(());
+        }
+        let own_fds = match self.rng.below(20) {
+            0 => u32::MAX >> self.rng.below(32),
+            1..=5 => self.rng.below(4) as u32,
+            _ => 0,
+        };
+        let request = self.next_request(client);
+        self.feed(Action::Hello { client, request, own_fds })
+    }
+
+    fn act(&mut self, client: u32, order: u64) -> Check {
+        if let Some(action) = self.choose(client) {
+            self.stats.deaths += u64::from(matches!(action, Action::Gone { .. }));
+            self.feed(action)?;
+        }
+        let wait = self.rng.skewed(5, 1_500);
+        self.schedule(wait, Todo::Act { client, order });
+        Ok(())
+    }
+
+    fn look_at_events(&mut self, client: u32) -> Check {
+        if let Some(agent) = self.agents.get_mut(&client) {
+            agent.events_due = false;
+        }
+        let one_by_one = !self.quiet && self.rng.chance(100);
+        while self.take_events(client)? {
+            if one_by_one {
+                self.events_are_due(client);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one message of events; whether there was one.
+    pub fn take_events(&mut self, client: u32) -> Check<bool> {
+        let Some(events) = self.core.take_events(Now(self.now), ClientId(client)) else {
+            return Ok(false);
+        };
+        self.trace.step(|| format!("{} take_events c{client}: {}", self.now, show_events(&events)));
+        self.model.now = self.now;
+        self.model.took(client, &events)?;
+        match events {
+            Events::Recall(list) => {
+                self.stats.recalls += list.len() as u64;
+                if let Some(agent) = self.agents.get_mut(&client) {
+                    agent.recalls.extend(list);
+                }
+                self.supply_is_due(client);
+            }
+            Events::Revoked(list) => self.stats.revoked += list.len() as u64,
+            Events::Drained(list) => self.stats.drained += list.len() as u64,
+        }
+        if self.stats.steps.is_multiple_of(self.setup.check_every) {
+            self.core.check_invariants();
+        }
+        Ok(true)
+    }
+
+    fn events_are_due(&mut self, client: u32) {
+        let Some(agent) = self.agents.get_mut(&client) else { return };
+        if std::mem::replace(&mut agent.events_due, true) {
+            return;
+        }
+        let (order, silent) = (agent.order, agent.manners.silent);
+        let wait = match self.rng.chance(silent) {
+            true => self.rng.between(5_000, 60_000),
+            false => self.rng.between(1, 200),
+        };
+        self.schedule(wait, Todo::TakeEvents { client, order });
+    }
+
+    fn supply_is_due(&mut self, client: u32) {
+        let Some(agent) = self.agents.get_mut(&client) else { return };
+        if std::mem::replace(&mut agent.supply_due, true) {
+            return;
+        }
+        let (order, silent) = (agent.order, agent.manners.silent);
+        let wait = match self.rng.chance(silent) {
+            true => {
+                self.stats.silences += 1;
+                self.rng.between(5_000, 60_000)
+            }
+            false => self.rng.between(10, 1_000),
+        };
+        self.schedule(wait, Todo::Supply { client, order });
+    }
+
+    fn supply(&mut self, client: u32) -> Check {
+        if let Some(agent) = self.agents.get_mut(&client) {
+            agent.supply_due = false;
+        }
+        let Some(action) = self.choose_supply(client) else { return Ok(()) };
+        self.feed(action)?;
+        let more = self.agents.get(&client).is_some_and(|agent| !agent.recalls.is_empty());
+        if more {
+            self.supply_is_due(client);
+        }
+        Ok(())
+    }
+
+    /// Hands an input to the core, applies what comes of it, and hands in what could not be sent.
+    pub fn feed(&mut self, action: Action) -> Check {
+        let mut stack = vec![action];
+        while let Some(action) = stack.pop() {
+            self.step(&action)?;
+            let unsent = self.apply(&action);
+            stack.extend(unsent.into_iter().rev());
+        }
+        Ok(())
+    }
+
+    /// One step of the core, judged.
+    fn step(&mut self, action: &Action) -> Check {
+        self.stats.steps += 1;
+        self.trace.step(|| format!("{} {}", self.now, show_action(action)));
+        let full = self.stats.steps.is_multiple_of(self.setup.check_every);
+        let exact = self.setup.check_every == 1;
+        let mut step = self.model.begin(self.now, action)?;
+        let before = exact.then(|| self.model.ledger());
+        self.effects.clear();
+        match action.input() {
+            Some(input) => self.core.step(Now(self.now), input, &mut self.effects),
+            None => self.core.poll(Now(self.now), &mut self.effects),
+        }
+        for effect in &self.effects.list {
+            self.trace.note(|| show_effect(effect, &self.effects));
+        }
+        for effect in &self.effects.list {
+            self.model.effect(&mut step, effect, &self.effects)?;
+        }
+        self.model.finish(&mut step, action)?;
+        self.count(action, &step);
+        if !full {
+            return Ok(());
+        }
+        self.core.check_invariants();
+        checks::sync(&mut self.model, &self.core)?;
+        let after = self.model.ledger();
+        checks::sums(&self.model, &self.core, &after)?;
+        if let Some(before) = before {
+            for quota in &step.quotas {
+                self.model.check_quota(quota, &[&before, &after, &self.ledger])?;
+            }
+            checks::order(&self.model, &step, &before, action)?;
+            checks::nothing_left_waiting(&self.model, &self.core, &after, self.now)?;
+        }
+        self.ledger = after;
+        Ok(())
+    }
+
+    fn count(&mut self, action: &Action, step: &Step) {
+        let stats = &mut self.stats;
+        stats.polls += u64::from(matches!(action, Action::Poll));
+        stats.supplies += match action {
+            Action::Supply { supplies, .. } => supplies.len() as u64,
+            _ => 0,
+        };
+        stats.evictions += step.evicted.len() as u64;
+        stats.registrations += step.new_allocations;
+        stats.no_quota += step.quotas.len() as u64;
+        stats.parked += match action {
+            Action::Acquire { client, request, .. } | Action::Register { client, request, .. } => {
+                let parked = self.model.clients.get(client);
+                u64::from(parked.is_some_and(|c| c.requests.contains_key(request)))
+            }
+            _ => 0,
+        };
+        for (_, _, items) in &step.grants {
+            stats.grants += items.len() as u64;
+        }
+    }
+
+    /// Applies the effects as the daemon would; the inputs that follow at once.
+    fn apply(&mut self, action: &Action) -> Vec<Action> {
+        let effects = std::mem::take(&mut self.effects);
+        let mut follow = Vec::new();
+        for effect in &effects.list {
+            match effect {
+                Effect::CloseArrived { ticket, lane, .. } => self.start_close(*ticket, *lane),
+                Effect::CloseHeld { ticket, .. } => self.start_close(*ticket, Lane::Accepted),
+                Effect::Events { client } => self.events_are_due(client.0),
+                Effect::Welcome { client, .. } => self.welcomed(client.0),
+                Effect::Registered { client, request, range, deposit_credits } => {
+                    let items = &effects.registered[range.clone()];
+                    self.known.extend(items.iter().filter(|i| i.status.is_ok()).map(|i| i.id));
+                    let reply = || Reply::Registered(items.to_vec(), *deposit_credits);
+                    self.keep(client.0, request.0, reply);
+                }
+                Effect::Statuses { client, request, range, .. } => {
+                    let items = &effects.statuses[range.clone()];
+                    self.keep(client.0, request.0, || Reply::Statuses(items.to_vec()));
+                }
+                Effect::Failed { client, request, status } => {
+                    self.keep(client.0, request.0, || Reply::Failed(*status));
+                }
+                Effect::Granted { client, request, range, deadline, seq } => {
+                    let grants = &effects.granted[range.clone()];
+                    if self.send_fails(client.0, grants) {
+                        self.stats.unsent += 1;
+                        let unsent = Action::Unsent {
+                            client: client.0,
+                            request: request.0,
+                            grants: grants.to_vec(),
+                            deadline: deadline.0,
+                            seq: *seq,
+                        };
+                        self.send_failed(client.0, unsent, &mut follow);
+                    } else {
+                        self.keep(client.0, request.0, || Reply::Granted(grants.to_vec()));
+                        self.sent(client.0, grants, &mut follow);
+                    }
+                }
+                Effect::Disconnect { client, .. } => self.dropped(client.0),
+                Effect::Forget { client } => {
+                    self.agents.remove(&client.0);
+                }
+                Effect::StoreArrived { .. } | Effect::Publish { .. } => {}
+            }
+        }
+        if let Action::Gone { client } = action {
+            self.gone(*client);
+        }
+        self.effects = effects;
+        follow
+    }
+
+    fn keep(&mut self, client: u32, request: u64, reply: impl FnOnce() -> Reply) {
+        if let Some(replies) = &mut self.replies {
+            replies.insert((client, request), reply());
+        }
+    }
+
+    fn gone(&mut self, client: u32) {
+        if let Some(agent) = self.agents.get_mut(&client) {
+            agent.recalls.clear();
+        }
+    }
+
+    fn start_close(&mut self, ticket: Ticket, lane: Lane) {
+        self.todo_count += 1;
+        let token = self.todo_count;
+        self.closing.insert(ticket.0, token);
+        if self.replies.is_some() {
+            return;
+        }
+        let wait = match self.rng.below(1000) {
+            0..=20 => self.rng.between(50_000, 1_000_000),
+            21..=150 => self.rng.between(1_000, 20_000),
+            _ if lane == Lane::Refused => self.rng.skewed(5, 200_000),
+            _ => self.rng.between(5, 500),
+        };
+        self.schedule(wait, Todo::Close { ticket: ticket.0, token });
+    }
+
+    fn welcomed(&mut self, client: u32) {
+        let Some(order) = self.agents.get(&client).map(|agent| agent.order) else { return };
+        if self.replies.is_some() {
+            return;
+        }
+        let wait = self.rng.between(1, 500);
+        self.schedule(wait, Todo::Act { client, order });
+    }
+
+    fn dropped(&mut self, client: u32) {
+        let Some(order) = self.agents.get(&client).map(|agent| agent.order) else { return };
+        let wait = self.rng.skewed(0, 100);
+        self.schedule(wait, Todo::Gone { client, order });
+    }
+
+    fn send_fails(&mut self, client: u32, grants: &[Granted]) -> bool {
+        if self.quiet || self.replies.is_some() || self.phase(client) != Some(Phase::Active) {
+            return false;
+        }
+        if grants.iter().all(|grant| !grant.status.is_ok()) {
+            return self.rng.chance(3);
+        }
+        if self.rng.chance(1) {
+            self.refs_full_until = self.now + self.rng.between(100, 3_000);
+        }
+        let slow = self.agents.get(&client).map_or(0, |agent| agent.manners.slow);
+        self.now < self.refs_full_until || self.rng.chance(slow / 2 + 5)
+    }
+
+    fn send_failed(&mut self, client: u32, unsent: Action, follow: &mut Vec<Action>) {
+        let unsendable = Action::Sendable { client, sendable: false };
+        match self.rng.below(4) {
+            0 if self.now >= self.refs_full_until => follow.push(unsent),
+            1 => follow.extend([unsent, unsendable]),
+            _ => follow.extend([unsendable, unsent]),
+        }
+        self.sendable_later(client);
+    }
+
+    fn sent(&mut self, client: u32, grants: &[Granted], follow: &mut Vec<Action>) {
+        let slow = self.agents.get(&client).map_or(0, |agent| agent.manners.slow);
+        let carries = grants.iter().any(|grant| grant.status.is_ok());
+        if carries && !self.quiet && self.replies.is_none() && self.rng.chance(slow) {
+            follow.push(Action::Sendable { client, sendable: false });
+            self.sendable_later(client);
+        }
+    }
+
+    fn sendable_later(&mut self, client: u32) {
+        let Some(order) = self.agents.get(&client).map(|agent| agent.order) else { return };
+        let wait = self.rng.skewed(10, 30_000);
+        self.schedule(wait, Todo::Sendable { client, order });
+    }
+
+    /// Lets everything settle: no faults, all answers, all closes, all leases given back. Then what can be
+    /// granted must have been, and at its deadline everything must be answered.
+    pub fn rest(&mut self) -> Check {
+        self.trace.step(|| format!("{} -- rest --", self.now));
+        self.quiet = true;
+        self.poll_until(self.now)?;
+        let mut rounds = 0;
+        while self.settle_round()? {
+            rounds += 1;
+            ensure!(rounds < MAX_REST_ROUNDS, "it does not settle");
+        }
+        checks::nothing_stuck(&self.model)?;
+        // Deadlines far out of reach would end the world's time: those are cancelled.
+        let horizon = self.now + 10_000_000;
+        for (client, request) in self.requests_after(horizon) {
+            self.feed(Action::Cancel { client, request })?;
+        }
+        self.poll_until(horizon)?;
+        while self.settle_round()? {}
+        self.poll_until(self.now)?;
+        checks::settled(&self.model, &self.core)?;
+        self.quiet = false;
+        self.stats.quiesced += 1;
+        Ok(())
+    }
+
+    fn requests_after(&self, time: u64) -> Vec<(u32, u64)> {
+        let clients = self.model.clients.iter();
+        clients
+            .flat_map(|(client, state)| {
+                state.requests.iter().map(move |(number, request)| (*client, *number, request))
+            })
+            .filter(|(_, _, request)| request.may_wait_until().is_some_and(|at| at > time))
+            .map(|(client, number, _)| (client, number))
+            .collect()
+    }
+
+    /// Answers everything that can be answered now; whether there was anything.
+    fn settle_round(&mut self) -> Check<bool> {
+        let mut moved = false;
+        let clients: Vec<u32> = self.model.clients.keys().copied().collect();
+        for client in clients {
+            moved |= self.settle_client(client)?;
+        }
+        for ticket in self.closing.keys().copied().collect::<Vec<_>>() {
+            moved = true;
+            self.close(ticket)?;
+        }
+        self.poll_until(self.now)?;
+        Ok(moved)
+    }
+
+    fn settle_client(&mut self, client: u32) -> Check<bool> {
+        match self.phase(client) {
+            Some(Phase::Connected | Phase::Dropped) => {
+                self.feed(Action::Gone { client })?;
+                return Ok(true);
+            }
+            Some(Phase::Active) => {}
+            _ => return Ok(false),
+        }
+        let mut moved = false;
+        if self.model.clients.get(&client).is_some_and(|state| !state.sendable) {
+            moved = true;
+            self.feed(Action::Sendable { client, sendable: true })?;
+        }
+        while self.phase(client) == Some(Phase::Active) && self.take_events(client)? {
+            moved = true;
+        }
+        while let Some(supply) = self.choose_supply(client) {
+            moved = true;
+            self.feed(supply)?;
+        }
+        loop {
+            let leases = self.all_leases(client);
+            if leases.is_empty() {
+                return Ok(moved);
+            }
+            moved = true;
+            self.feed(Action::Release { client, request: None, leases })?;
+        }
+    }
+
+    /// Whether an allocation ended for that reason.
+    pub fn ended_with(&self, id: AllocationId) -> Option<ErrorCode> {
+        self.model.ended.get(&id).copied()
+    }
+}
