@@ -42,6 +42,7 @@ impl Core {
     /// Takes a charge back of which only the domain is left, because its client is gone.
     pub(crate) fn release_domain_charge(&mut self, domain: u32, charge: Charge) {
         self.accounts(None, domain).release(charge);
+        self.room_appeared |= !self.rooms.is_empty();
         self.forget_domain_if_unused(domain);
     }
 
@@ -134,12 +135,14 @@ impl Core {
 
     /// The place of an fd of `client` becomes that of one in the closers; the charge stays until
     /// [`Core::closed`].
-    pub(crate) fn closing(&mut self, client: u32) -> Ticket {
+    pub(crate) fn closing(&mut self, client: u32, lane: Lane) -> Ticket {
         let record = self.client_mut(client);
         record.closing += 1;
-        let domain = record.domain;
+        let (domain, serial) = (record.domain, record.serial);
+        let refused = lane == Lane::Refused;
         self.domains[domain].closing += 1;
-        self.ticket(Closing { domain, client: Some(client) })
+        self.domains[domain].refused += u64::from(refused);
+        self.ticket(Closing { domain, client: Some((client, serial)), refused })
     }
 
     fn ticket(&mut self, closing: Closing) -> Ticket {
@@ -149,7 +152,7 @@ impl Core {
 
     /// The arrived fd at `index`, whose place `client` is charged for, goes to a closer.
     pub(crate) fn close_arrived(&mut self, client: u32, index: u16, lane: Lane, fx: &mut Effects) {
-        let ticket = self.closing(client);
+        let ticket = self.closing(client, lane);
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
     }
 
@@ -169,36 +172,36 @@ impl Core {
         };
         self.table.refused += 1;
         self.domains[domain].refused += 1;
-        let ticket = self.ticket(Closing { domain, client: None });
+        let ticket = self.ticket(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
         let most = u64::from(self.config.max_refused_per_domain);
-        if self.domains[domain].refused == most + 1 && self.client(client).is_some() {
+        if self.domains[domain].refused > most && self.client(client).is_some() {
             let status = Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most);
             fx.list.push(Effect::Disconnect { client, status });
         }
     }
 
     /// A closer has closed it: the charge ends.
-    pub(crate) fn closed(&mut self, ticket: Ticket, fx: &mut Effects) {
+    pub(crate) fn closed(&mut self, ticket: Ticket) {
         if ticket.0 >= self.closings.slots()
             || self.closings.get(ticket.0, self.closings.generation(ticket.0)).is_none()
         {
             return;
         }
-        let Closing { domain, client } = self.closings.remove(ticket.0);
-        match client {
-            Some(client) => {
-                self.release_charge(client, Charge::Held(1));
-                self.domains[domain].closing -= 1;
-                self.client_mut(client).closing -= 1;
-                self.forget_if_done(client, fx);
+        let Closing { domain, client, refused } = self.closings.remove(ticket.0);
+        self.domains[domain].refused -= u64::from(refused);
+        let Some((number, serial)) = client else {
+            self.table.refused -= 1;
+            self.room_appeared |= !self.rooms.is_empty();
+            return self.forget_domain_if_unused(domain);
+        };
+        self.domains[domain].closing -= 1;
+        match self.clients[number as usize].as_deref_mut() {
+            Some(record) if record.serial == serial => {
+                record.closing -= 1;
+                self.release_charge(number, Charge::Held(1));
             }
-            None => {
-                self.table.refused -= 1;
-                self.domains[domain].refused -= 1;
-                self.room_appeared |= !self.rooms.is_empty();
-                self.forget_domain_if_unused(domain);
-            }
+            _ => self.release_domain_charge(domain, Charge::Held(1)),
         }
     }
 
@@ -217,7 +220,7 @@ impl Core {
     pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
         let domain = &self.domains[number];
         if domain.clients == 0 && domain.refused == 0 && domain.account.is_zero() {
-            assert!(domain.lru.is_empty() && domain.blocked == 0 && domain.closing == 0);
+            assert!(domain.lru.is_empty() && domain.blocked.is_empty() && domain.closing == 0);
             self.domain_by_key.remove(&domain.key);
             self.domains.remove(number);
         }

@@ -19,6 +19,32 @@ enum Item {
     Recalling(u32),
 }
 
+/// What a request may take without overtaking: what stands in the way otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turn {
+    /// Of places for a lease.
+    pub lease: Option<Blocked>,
+    /// Of places and bytes for a recall, and of those for the lease to come.
+    pub recall: Option<Blocked>,
+}
+
+impl Turn {
+    /// After a request that is blocked like this: what the later ones of `domain` may not take.
+    pub fn limit(&mut self, blocked: Blocked, domain: u32) {
+        let concerns = match blocked.account {
+            Holder::Node => true,
+            Holder::Domain(of) => of == domain,
+            Holder::Client(_) => false,
+        };
+        if concerns {
+            self.recall = self.recall.or(Some(blocked));
+            if !blocked.is_for_held() {
+                self.lease = self.lease.or(Some(blocked));
+            }
+        }
+    }
+}
+
 /// A request being looked at.
 #[derive(Clone, Copy)]
 pub(crate) struct Attempt<'a> {
@@ -32,8 +58,8 @@ pub(crate) struct Attempt<'a> {
     pub deadline: Now,
     /// Its items.
     pub wanted: &'a [Wanted],
-    /// Its turn has come: it may take room whoever waits.
-    pub turn: bool,
+    /// What it may take.
+    pub turn: Turn,
     /// How often it has been looked at: the first time it starts the evictions it is short of.
     pub first: bool,
 }
@@ -49,7 +75,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         let seq = self.arrival();
-        let (turn, first) = (false, true);
+        let (turn, first) = (self.turn_of(client.0), true);
         let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
         let Some(wait) = self.try_acquire(now, attempt, fx) else { return };
         if deadline <= now {
@@ -108,7 +134,7 @@ impl Core {
     ) -> Option<Wait> {
         let Attempt { client, wanted, turn, .. } = attempt;
         let begin = fx.granted.len();
-        let mut blocked = if turn { None } else { self.queue_ahead(client.0) };
+        let mut blocked = turn.lease;
         let mut any = false;
         for item in wanted {
             let granted = match self.item(client, *item) {
@@ -130,7 +156,7 @@ impl Core {
             fx.granted.truncate(begin);
             return Some(self.wait_for(now, attempt, blocked, fx));
         }
-        if blocked.is_none() && self.rooms.is_empty() {
+        if blocked.is_none() && turn.recall.is_none() && self.rooms.is_empty() {
             self.recall_ahead(now, client, wanted, fx);
         }
         let Attempt { request, deadline, seq, .. } = attempt;
@@ -161,7 +187,7 @@ impl Core {
         let Attempt { client, seq, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
         let mut any_ready = false;
-        let mut full = blocked.filter(|_| !turn);
+        let mut full = turn.recall;
         for item in wanted {
             match self.item(client, *item) {
                 Item::Recalling(slot) => {
@@ -189,7 +215,7 @@ impl Core {
         let Some(in_the_way) = in_the_way else { return Wait::Recall };
         // A grant needs one place; a recall two, its own and that of the lease to come.
         let short_of = if any_ready { 1 } else { 2 };
-        if first || (turn && self.closing_in(in_the_way.account) == 0) {
+        if first || self.closing_in(in_the_way.account) == 0 {
             self.evict_for(in_the_way, short_of, wanted, fx);
         }
         Wait::Room(in_the_way)
@@ -211,21 +237,23 @@ impl Core {
         }
     }
 
-    /// What blocks the first request that a newcomer of this client would overtake.
-    pub(crate) fn queue_ahead(&self, client: u32) -> Option<Blocked> {
-        let domain = self.clients[client as usize].as_deref()?.domain;
-        let blocks = |account| match account {
-            Holder::Node => self.node_blocked > 0,
-            Holder::Domain(of) => of == domain,
-            Holder::Client(_) => false,
-        };
-        if self.node_blocked == 0 && self.domains[domain].blocked == 0 {
-            return None;
+    /// What a newcomer of this client may take without overtaking who waits already.
+    pub(crate) fn turn_of(&self, client: u32) -> Turn {
+        let Some(client) = self.clients[client as usize].as_deref() else { return Turn::default() };
+        let queues = [self.node_blocked, self.domains[client.domain].blocked];
+        if queues.iter().all(|queue| queue.is_empty()) {
+            return Turn::default();
         }
-        self.rooms.iter().find_map(|(_, seq)| match self.parked[seq].wait {
-            Wait::Room(blocked) if blocks(blocked.account) => Some(blocked),
-            _ => None,
-        })
+        let mut turn = Turn::default();
+        for (_, seq) in &self.rooms {
+            if let Wait::Room(blocked) = self.parked[seq].wait {
+                turn.limit(blocked, client.domain);
+            }
+            if turn.lease.is_some() {
+                break;
+            }
+        }
+        turn
     }
 
     /// Answers every item of a request that waits no longer.
@@ -261,7 +289,6 @@ impl Core {
         grants: &[Granted],
         deadline: Now,
         seq: u64,
-        fx: &mut Effects,
     ) {
         if self.client(client).is_none() {
             return;
@@ -269,7 +296,7 @@ impl Core {
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
             let (slot, generation) = (grant.lease.0 as u32, (grant.lease.0 >> 32) as u32);
             if self.leases.get(slot, generation).is_some_and(|lease| lease.client == client.0) {
-                self.end_lease(slot, fx);
+                self.end_lease(slot);
                 self.counters.grants -= 1;
             }
         }

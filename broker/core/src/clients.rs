@@ -6,7 +6,7 @@ use crate::ledger::{Account, Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::lists::List;
 use crate::slots::NONE;
-use crate::state::{AllocationList, Client, Domain, State};
+use crate::state::{AllocationList, Client, Domain, Queued, State};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope};
 
@@ -18,12 +18,16 @@ impl Core {
             Self::no_quota_limit(Resource::Connections, Scope::Node, most)
         } else if !self.connection_fits() {
             self.no_quota(Blocked { resource: Resource::TableFds, account: Holder::Node })
+        } else if self.is_refusing(key) {
+            let most = self.config.max_refused_per_domain.into();
+            Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
         } else if let Some(domain) = self.domain(key) {
             if self.clients.len() <= number {
                 self.clients.resize_with(number + 1, || None);
             }
             assert!(self.clients[number].is_none(), "client {number} is connected already");
-            self.clients[number] = Some(Box::new(Client::new(domain, pid)));
+            self.serials += 1;
+            self.clients[number] = Some(Box::new(Client::new(self.serials, domain, pid)));
             self.domains[domain].clients += 1;
             self.table.connections += FDS_PER_CONNECTION;
             self.table.peak = self.table.peak.max(self.table_now());
@@ -38,11 +42,18 @@ impl Core {
         fx.list.push(Effect::Forget { client });
     }
 
+    /// Whether too many refused fds of the domain are still to be closed.
+    fn is_refusing(&self, key: DomainKey) -> bool {
+        let most = u64::from(self.config.max_refused_per_domain);
+        let number = self.domain_by_key.get(&key);
+        number.is_some_and(|number| self.domains[*number].refused > most)
+    }
+
     fn domain(&mut self, key: DomainKey) -> Option<u32> {
         if let Some(number) = self.domain_by_key.get(&key) {
             return Some(*number);
         }
-        let (clients, closing, refused, blocked) = (0, 0, 0, 0);
+        let (clients, closing, refused, blocked) = (0, 0, 0, Queued::default());
         let (account, lru) = (Account::default(), List::EMPTY);
         let domain = Domain { key, clients, closing, refused, blocked, account, lru };
         let (number, _) = self.domains.insert(domain)?;
@@ -105,7 +116,7 @@ impl Core {
             while left > 0
                 && let Some(lease) = self.client_mut(number).leases.first()
             {
-                self.end_lease(lease, fx);
+                self.end_lease(lease);
                 left -= 1;
             }
             while left > 0
@@ -118,7 +129,7 @@ impl Core {
                 return;
             }
             self.dying.pop_front();
-            self.forget_if_done(number, fx);
+            self.forget(number, fx);
         }
     }
 
@@ -140,13 +151,11 @@ impl Core {
         }
     }
 
-    /// Forgets a gone client once it has nothing left, closings included.
-    pub(crate) fn forget_if_done(&mut self, number: u32, fx: &mut Effects) {
-        let client = self.client_mut(number);
-        let torn_down = client.gone && client.leases.is_empty() && client.owned.is_empty();
-        if !torn_down || client.closing > 0 || self.dying.contains(&number) {
-            return;
-        }
+    /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from now on:
+    /// one of them may hang for ever.
+    fn forget(&mut self, number: u32, fx: &mut Effects) {
+        let closing = std::mem::take(&mut self.client_mut(number).closing);
+        self.leave_to_domain(number, Charge::Held(closing));
         let client = self.clients[number as usize].take().expect("looked at just now");
         assert!(
             client.account.is_zero(),

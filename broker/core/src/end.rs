@@ -81,21 +81,21 @@ impl Core {
         }
         self.allocations[slot].state = State::Ended(code);
         let waiters = self.end_recall(slot);
-        self.revoke_leases(slot, size, fx);
+        self.revoke_leases(slot, size);
         for seq in waiters {
-            self.retry(now, seq, false, fx);
+            self.retry_later(now, seq, fx);
         }
     }
 
     /// Charges the holders of an ended allocation for its bytes, and marks their leases to be told of.
-    fn revoke_leases(&mut self, slot: u32, size: u64, fx: &mut Effects) {
+    fn revoke_leases(&mut self, slot: u32, size: u64) {
         let mut at = self.allocations[slot].leases.first();
         while let Some(lease) = at {
             let holder = self.leases[lease].client;
             self.charge_uncapped(holder, Charge::Pinned(size));
             if !self.client_mut(holder).gone {
                 if self.client_mut(holder).revoked.is_empty() {
-                    fx.list.push(Effect::Events { client: ClientId(holder) });
+                    self.eventful.push(ClientId(holder));
                 }
                 self.with_holder_list(holder, LeaseList::Event, |list, links| {
                     list.push(links, lease);
@@ -106,7 +106,7 @@ impl Core {
     }
 
     /// After the last lease of an ended allocation: its owner is told, or the slot is free when there is none.
-    pub(crate) fn drain_if_done(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn drain_if_done(&mut self, slot: u32) {
         let allocation = &self.allocations[slot];
         if allocation.is_live() || !allocation.leases.is_empty() {
             return;
@@ -120,7 +120,7 @@ impl Core {
             return;
         }
         if self.client_mut(owner).drained.is_empty() {
-            fx.list.push(Effect::Events { client: ClientId(owner) });
+            self.eventful.push(ClientId(owner));
         }
         self.allocations[slot].drained = true;
         self.link(slot, AllocationList::Event);

@@ -7,7 +7,9 @@ use crate::ledger::{Account, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::lists::Nodes;
 use crate::slots::NONE;
-use crate::state::{AllocationLinks, AllocationList, LeaseLinks, LeaseList, State, Wait, Wish};
+use crate::state::{
+    AllocationLinks, AllocationList, LeaseLinks, LeaseList, Queued, State, Wait, Wish,
+};
 use fdbroker_protocol::Resource;
 
 impl Core {
@@ -68,10 +70,13 @@ impl Core {
             }
         }
         for (_, closing) in self.closings.iter_from(0) {
-            match closing.client {
-                Some(client) => add(Some(client), closing.domain, Charge::Held(1)),
-                None => refused += 1,
-            }
+            let Some((number, serial)) = closing.client else {
+                refused += 1;
+                continue;
+            };
+            let client = self.clients[number as usize].as_deref();
+            let client = client.filter(|client| client.serial == serial).map(|_| number);
+            add(client, closing.domain, Charge::Held(1));
         }
         let mut connections = 0;
         for (number, client) in (0..).zip(&self.clients) {
@@ -169,15 +174,17 @@ impl Core {
     }
 
     fn check_parked(&self) {
-        let (mut node, mut in_rooms) = (0, 0);
+        let (mut node, mut in_rooms) = (Queued::default(), 0);
         for (seq, parked) in &self.parked {
             let client = self.clients[parked.client.0 as usize].as_deref().expect("it exists");
             assert!(!client.gone && client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
             assert_eq!(self.rooms.contains(&(!parked.supplied, *seq)), waits_in_rooms);
             in_rooms += usize::from(waits_in_rooms);
-            if let Wait::Room(blocked) = parked.wait {
-                node += usize::from(blocked.account == Holder::Node);
+            if let Wait::Room(blocked) = parked.wait
+                && blocked.account == Holder::Node
+            {
+                *node.of(blocked) += 1;
             }
             if let (Wish::Acquire(wanted), Wait::Recall) = (&parked.wish, parked.wait) {
                 let waits = wanted.iter().flatten().any(|id| {

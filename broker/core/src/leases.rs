@@ -93,7 +93,7 @@ impl Core {
             let status = match self.lease_slot(client, *lease) {
                 None => ErrorCode::BadHandle.into(),
                 Some(slot) => {
-                    self.end_lease(slot, fx);
+                    self.end_lease(slot);
                     Status::OK
                 }
             };
@@ -115,7 +115,7 @@ impl Core {
     }
 
     /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
-    pub(crate) fn end_lease(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn end_lease(&mut self, slot: u32) {
         let Lease { allocation, client, mapped, .. } = self.leases[slot];
         if self.leases[slot].is_in(LeaseList::Event) {
             self.with_holder_list(client, LeaseList::Event, |list, links| list.remove(links, slot));
@@ -135,7 +135,7 @@ impl Core {
         if let State::Ended(_) = self.allocations[allocation].state {
             let size = self.allocations[allocation].size_bytes;
             self.release_charge(client, Charge::Pinned(size));
-            self.drain_if_done(allocation, fx);
+            self.drain_if_done(allocation);
         }
     }
 }

@@ -73,19 +73,20 @@ impl Charge {
 /// Counts of one client, domain or node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    now: [u64; COUNTED.len()],
-    peak: [u64; COUNTED.len()],
+    /// Wide enough for any sum of claimed sizes: 2^64 leases of 2^64 bytes.
+    now: [u128; COUNTED.len()],
+    peak: [u128; COUNTED.len()],
 }
 
 impl Account {
     /// In use now.
     pub fn now(&self, resource: Resource) -> u64 {
-        self.now[place(resource)]
+        u64::try_from(self.now[place(resource)]).unwrap_or(u64::MAX)
     }
 
     /// Most ever in use.
     pub fn peak(&self, resource: Resource) -> u64 {
-        self.peak[place(resource)]
+        u64::try_from(self.peak[place(resource)]).unwrap_or(u64::MAX)
     }
 
     /// Whether nothing is charged.
@@ -108,7 +109,11 @@ impl Account {
     /// The resource whose cap the charge would pass, if any.
     fn refuses(&self, caps: &Caps, charge: Charge) -> Option<Resource> {
         let (resource, amount) = charge.parts();
-        let full = |resource| self.now(resource).saturating_add(amount) > cap_of(caps, resource);
+        let full = |resource| {
+            // A sum that u64 cannot tell is above every cap, even where there is none.
+            let sum = self.now[place(resource)] + u128::from(amount);
+            resource != Resource::PinnedBytes && sum > cap_of(caps, resource).into()
+        };
         if full(resource) {
             return Some(resource);
         }
@@ -119,7 +124,7 @@ impl Account {
         let (resource, amount) = charge.parts();
         let mut add = |resource| {
             let at = place(resource);
-            self.now[at] += amount;
+            self.now[at] += u128::from(amount);
             self.peak[at] = self.peak[at].max(self.now[at]);
         };
         add(resource);
@@ -132,6 +137,7 @@ impl Account {
         let (resource, amount) = charge.parts();
         let mut take = |resource| {
             let now = &mut self.now[place(resource)];
+            let amount = u128::from(amount);
             assert!(*now >= amount, "ledger: {resource} {now} is less than {amount} to release");
             *now -= amount;
         };
@@ -170,6 +176,13 @@ pub struct Blocked {
     pub resource: Resource,
     /// Whose account: client and domain by number.
     pub account: Holder,
+}
+
+impl Blocked {
+    /// Whether it is in the way of holding fds only, and not of granting those that are held.
+    pub fn is_for_held(self) -> bool {
+        !matches!(self.resource, Resource::Fds | Resource::OpenLeases)
+    }
 }
 
 /// An account by its owner.

@@ -36,11 +36,11 @@ pub use view::{AllocationView, ClientView, Counters, DomainView, LeaseView, Tota
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fdbroker_protocol::{ErrorCode, limits::DRIVER_DATA_BYTES};
-use ledger::Table;
+use ledger::{Blocked, Table};
 use lists::List;
 use rustc_hash::FxHashMap;
 use slots::Slots;
-use state::{Allocation, Client, Closing, Domain, Lease, Parked, Recall, Timer};
+use state::{Allocation, Client, Closing, Domain, Lease, Parked, Queued, Recall, Timer};
 
 /// The broker's state. See the crate's page.
 #[derive(Debug)]
@@ -63,18 +63,22 @@ pub struct Core {
     parked: BTreeMap<u64, Parked>,
     /// Of these, those that wait for room or a reader, in the order they are served: (not supplied, arrival).
     rooms: BTreeSet<(bool, u64)>,
-    /// Of these, how many the node's own account blocks.
-    node_blocked: usize,
+    /// Of these, those that the node's own account blocks.
+    node_blocked: Queued,
     /// Where the scan of `rooms` goes on, when it has not come to its end.
     scan_from: Option<(bool, u64)>,
-    /// Domains found full by that scan: their later requests are passed over.
-    scan_full_domains: Vec<u32>,
+    /// What that scan found full so far.
+    scan_full: Vec<Blocked>,
     /// Room has appeared in this step.
     room_appeared: bool,
     timers: BTreeSet<(Now, Timer)>,
+    /// Clients that this step has made events for.
+    eventful: Vec<ClientId>,
     /// Gone clients not yet torn down.
     dying: VecDeque<u32>,
     arrivals: u64,
+    /// Clients ever connected.
+    serials: u64,
     held_now: u64,
     counters: Counters,
 }
@@ -101,12 +105,14 @@ impl Core {
             lru: List::EMPTY,
             parked: BTreeMap::new(),
             rooms: BTreeSet::new(),
-            node_blocked: 0,
+            node_blocked: Queued::default(),
             scan_from: None,
-            scan_full_domains: Vec::new(),
+            scan_full: Vec::new(),
             room_appeared: false,
             timers: BTreeSet::new(),
+            eventful: Vec::new(),
             dying: VecDeque::new(),
+            serials: 0,
             arrivals: 0,
             held_now: 0,
             counters: Counters::default(),
@@ -121,11 +127,11 @@ impl Core {
             Input::Connect { client, domain, pid } => self.connect(client, domain, pid, fx),
             Input::Hello { client, request, own_fds } => self.hello(client, request, own_fds, fx),
             Input::Gone { client } => self.gone(client),
-            Input::Closed { ticket } => self.closed(ticket, fx),
+            Input::Closed { ticket } => self.closed(ticket),
             Input::Cancel { client, request } => self.cancel(client, request, fx),
             Input::Sendable { client, sendable } => self.sendable(client, sendable),
             Input::Unsent { client, request, grants, deadline, seq } => {
-                self.unsent(client, request, grants, deadline, seq, fx);
+                self.unsent(client, request, grants, deadline, seq);
             }
             Input::Register { client, request, deposits, credits_wanted, deadline } => {
                 match self.welcome(client) {
@@ -192,6 +198,12 @@ impl Core {
             self.scan_from = Some((false, 0));
         }
         self.scan(now, fx);
+        // Last: a holder is told of an end only when the generation page shows it.
+        for client in std::mem::take(&mut self.eventful) {
+            if self.client(client).is_some() {
+                fx.list.push(Effect::Events { client });
+            }
+        }
         self.assert_invariants();
     }
 

@@ -2,7 +2,7 @@
 //! what cannot be had again: resident, waited for, or of an owner that does not answer.
 
 use crate::Core;
-use crate::api::{Effect, Effects, Wanted};
+use crate::api::{Effect, Effects, Lane, Wanted};
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::EVICTIONS_PER_STEP;
 use crate::lists::List;
@@ -132,7 +132,7 @@ impl Core {
         let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
         self.release_charge(owner, Charge::Bytes(size));
         self.held_now -= 1;
-        let ticket = self.closing(owner);
+        let ticket = self.closing(owner, Lane::Accepted);
         fx.list.push(Effect::CloseHeld { slot, ticket });
     }
 

@@ -2,6 +2,7 @@
 //! never ask before the place for the answer is reserved, nor ask twice at a time.
 
 use crate::Core;
+use crate::acquire::Turn;
 use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply, Wanted};
 use crate::ledger::{Blocked, Charge};
 use crate::slots::NONE;
@@ -40,7 +41,7 @@ impl Core {
         self.allocations[slot].state = State::Recalling;
         self.set_recall_timer(slot, deadline);
         if self.client_mut(owner).recalls.is_empty() {
-            fx.list.push(Effect::Events { client: ClientId(owner) });
+            self.eventful.push(ClientId(owner));
         }
         self.link(slot, AllocationList::Event);
         self.counters.recalls += 1;
@@ -208,7 +209,7 @@ impl Core {
             return self.unpin(slot);
         }
         for seq in waiters {
-            self.retry(now, seq, true, fx);
+            self.retry(now, seq, Turn::default(), fx);
         }
     }
 
@@ -227,7 +228,7 @@ impl Core {
     fn fail_recall(&mut self, now: Now, slot: u32, code: ErrorCode, fx: &mut Effects) {
         if code == ErrorCode::Stale {
             self.end(now, slot, ErrorCode::Stale, fx);
-            self.drain_if_done(slot, fx);
+            self.drain_if_done(slot);
             return;
         }
         let status = Status::with_value(ErrorCode::OwnerSilent, code as u64);
@@ -256,7 +257,7 @@ impl Core {
         self.set_silent(owner, true);
         self.free_promise(number);
         for seq in std::mem::take(&mut self.recalls[number].waiters) {
-            self.retry(now, seq, false, fx);
+            self.retry_later(now, seq, fx);
         }
     }
 }

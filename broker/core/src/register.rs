@@ -158,7 +158,7 @@ impl Core {
                 return true;
             }
             self.end(now, slot, ErrorCode::Stale, fx);
-            self.drain_if_done(slot, fx);
+            self.drain_if_done(slot);
         }
         false
     }

@@ -2,7 +2,7 @@
 //! never serve a later request of a domain with what an earlier one of it waits for.
 
 use crate::Core;
-use crate::acquire::Attempt;
+use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
@@ -41,8 +41,8 @@ impl Core {
             Wait::Recall => return,
             Wait::Reader => {}
             Wait::Room(blocked) => match blocked.account {
-                Holder::Node => self.node_blocked += 1,
-                Holder::Domain(domain) => self.domains[domain].blocked += 1,
+                Holder::Node => *self.node_blocked.of(blocked) += 1,
+                Holder::Domain(domain) => *self.domains[domain].blocked.of(blocked) += 1,
                 Holder::Client(_) => {}
             },
         }
@@ -57,8 +57,8 @@ impl Core {
         }
         if let Wait::Room(blocked) = parked.wait {
             match blocked.account {
-                Holder::Node => self.node_blocked -= 1,
-                Holder::Domain(domain) => self.domains[domain].blocked -= 1,
+                Holder::Node => *self.node_blocked.of(blocked) -= 1,
+                Holder::Domain(domain) => *self.domains[domain].blocked.of(blocked) -= 1,
                 Holder::Client(_) => {}
             }
             // Who was behind it may go on.
@@ -66,13 +66,13 @@ impl Core {
         }
     }
 
-    /// Looks at a parked request again. `turn`: it may take room. Says what it still waits for; `None`
+    /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for; `None`
     /// when it has been answered.
     pub(crate) fn retry(
         &mut self,
         now: Now,
         seq: u64,
-        turn: bool,
+        turn: Turn,
         fx: &mut Effects,
     ) -> Option<Wait> {
         let parked = self.parked.get_mut(&seq)?;
@@ -83,7 +83,9 @@ impl Core {
             Some(Wait::Reader)
         } else {
             match &wish {
-                Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, fx),
+                Wish::Credits(wanted) => {
+                    self.try_credits(client, request, *wanted, turn.recall, fx)
+                }
                 Wish::Acquire(wanted) => {
                     let first = false;
                     let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
@@ -91,6 +93,10 @@ impl Core {
                 }
             }
         };
+        if let (Some(Wait::Reader), Wish::Acquire(wanted)) = (wait, &wish) {
+            // It asks anew when its client reads: a supplied fd is not kept back for it.
+            self.leave_recalls(seq, wanted);
+        }
         let waits_for_supplied = self.waits_for_supplied(seq, &wish);
         self.parked.get_mut(&seq)?.wish = wish;
         match wait {
@@ -106,6 +112,13 @@ impl Core {
         wait
     }
 
+    /// Looks at a parked request again out of its turn: one of its items has come to an end.
+    pub(crate) fn retry_later(&mut self, now: Now, seq: u64, fx: &mut Effects) {
+        let Some(parked) = self.parked.get(&seq) else { return };
+        let turn = self.turn_of(parked.client.0);
+        self.retry(now, seq, turn, fx);
+    }
+
     /// Whether one of the items has been supplied for this request: the fd is pinned until it is served.
     fn waits_for_supplied(&self, seq: u64, wish: &Wish) -> bool {
         let Wish::Acquire(wanted) = wish else { return false };
@@ -119,34 +132,30 @@ impl Core {
     }
 
     /// Serves parked requests in their order while there is room. Stops at the first that the node has no
-    /// room for; passes over the domains that have none, and over clients that have none or do not read.
+    /// room for at all; lets later ones pass by one that only lacks room in its own domain or client,
+    /// or that waits for places in the broker where they need none.
     pub(crate) fn scan(&mut self, now: Now, fx: &mut Effects) {
         let Some(mut cursor) = self.scan_from.take() else { return };
         if cursor == (false, 0) {
-            self.scan_full_domains.clear();
+            self.scan_full.clear();
         }
         for _ in 0..PARKED_SCAN_PER_STEP {
             let Some(key) = self.rooms.range(cursor..).next().copied() else { return };
             cursor = (key.0, key.1 + 1);
-            let parked = &self.parked[&key.1];
-            let client = parked.client.0;
-            let passed_over = self.clients[client as usize].as_deref().is_none_or(|record| {
-                !record.sendable || self.scan_full_domains.contains(&record.domain)
-            });
-            if passed_over {
+            let client = self.parked[&key.1].client.0;
+            let record = self.clients[client as usize].as_deref().expect("it has a request");
+            let mut turn = Turn::default();
+            self.scan_full.iter().for_each(|blocked| turn.limit(*blocked, record.domain));
+            if !record.sendable || turn.lease.is_some() {
                 continue;
             }
-            match self.retry(now, key.1, true, fx) {
-                Some(Wait::Room(Blocked { account: Holder::Node, .. })) => return,
-                Some(Wait::Room(Blocked { account: Holder::Domain(domain), .. })) => {
-                    self.scan_full_domains.push(domain);
-                    let own = self.client_mut(client).domain;
-                    if own != domain {
-                        // An owner's domain is full: this client's later requests still wait behind it.
-                        self.scan_full_domains.push(own);
-                    }
+            if let Some(Wait::Room(blocked)) = self.retry(now, key.1, turn, fx) {
+                if blocked.account == Holder::Node && !blocked.is_for_held() {
+                    return;
                 }
-                _ => {}
+                if !self.scan_full.contains(&blocked) {
+                    self.scan_full.push(blocked);
+                }
             }
         }
         self.scan_from = self.rooms.range(cursor..).next().is_some().then_some(cursor);
@@ -160,10 +169,10 @@ impl Core {
         client: ClientId,
         request: RequestId,
         wanted: u64,
-        turn: bool,
+        ahead: Option<Blocked>,
         fx: &mut Effects,
     ) -> Option<Wait> {
-        if !turn && let Some(blocked) = self.queue_ahead(client.0) {
+        if let Some(blocked) = ahead {
             return Some(Wait::Room(blocked));
         }
         if let Err(blocked) = self.charge(client.0, Charge::Held(1)) {
@@ -192,7 +201,8 @@ impl Core {
         deadline: Now,
         fx: &mut Effects,
     ) {
-        let Some(wait) = self.try_credits(client, request, wanted, false, fx) else { return };
+        let ahead = self.turn_of(client.0).recall;
+        let Some(wait) = self.try_credits(client, request, wanted, ahead, fx) else { return };
         let most = self.config.max_parked_per_client as usize;
         let full = self.client_mut(client.0).parked.len() >= most;
         if let Wait::Room(blocked) = wait
@@ -262,7 +272,7 @@ impl Core {
         let Parked { client, request, deadline, wish, wait, .. } = parked;
         match wish {
             Wish::Acquire(wanted) => {
-                let (turn, first) = (false, false);
+                let (turn, first) = (Turn::default(), false);
                 let wanted = &wanted[..];
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
                 self.answer_waiting(attempt, wait, fx);

@@ -175,6 +175,8 @@ pub struct Recall {
 /// One connection.
 #[derive(Debug)]
 pub struct Client {
+    /// Never that of another client, as the number may be.
+    pub serial: u64,
     /// Its domain's number.
     pub domain: u32,
     /// Its pid.
@@ -215,8 +217,9 @@ pub struct Client {
 
 impl Client {
     /// A new connection.
-    pub fn new(domain: u32, pid: u32) -> Self {
+    pub fn new(serial: u64, domain: u32, pid: u32) -> Self {
         Client {
+            serial,
             domain,
             pid,
             welcome: false,
@@ -239,6 +242,30 @@ impl Client {
     }
 }
 
+/// Requests that one account blocks, by what they wait for there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queued {
+    /// For room that every grant takes: nobody may go before them.
+    pub for_any: usize,
+    /// For places or bytes in the broker, which a grant of a held fd does not take.
+    pub for_held: usize,
+}
+
+impl Queued {
+    /// The count that a request blocked like this is in.
+    pub fn of(&mut self, blocked: Blocked) -> &mut usize {
+        match blocked.is_for_held() {
+            true => &mut self.for_held,
+            false => &mut self.for_any,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self == Queued::default()
+    }
+}
+
 /// One isolation domain. Kept while it has clients or anything is charged to it.
 #[derive(Debug)]
 pub struct Domain {
@@ -248,10 +275,10 @@ pub struct Domain {
     pub clients: u32,
     /// Its fds in the closers.
     pub closing: u64,
-    /// Its refused fds in the closers.
+    /// Its refused fds in the closers, with a place or without.
     pub refused: u64,
-    /// Its requests that wait for room in the domain's own account.
-    pub blocked: u32,
+    /// Requests that wait for room in the domain's own account.
+    pub blocked: Queued,
     /// What it is charged for.
     pub account: Account,
     /// Its evictable allocations.
@@ -263,8 +290,11 @@ pub struct Domain {
 pub struct Closing {
     /// The domain it came from.
     pub domain: u32,
-    /// Who is charged for its place; `None`: it came without one, and is counted as refused.
-    pub client: Option<u32>,
+    /// The client charged for its place, by number and serial: once that is gone its domain alone is.
+    /// `None`: it came without a place.
+    pub client: Option<(u32, u64)>,
+    /// Counted among the domain's refused ones: its close may hang.
+    pub refused: bool,
 }
 
 /// What a parked request wants.
