@@ -71,8 +71,8 @@ impl Server {
         let main = connection.socket.as_ref().expect("just made").as_fd();
         let mut registered = register(&self.poll, main, Source::Main(index));
         if let Some(pidfd) = &connection.pidfd {
-            registered =
-                registered.and_then(|()| register(&self.poll, pidfd.as_fd(), Source::Process(index)));
+            registered = registered
+                .and_then(|()| register(&self.poll, pidfd.as_fd(), Source::Process(index)));
         }
         let timeout = u64::try_from(self.settings.handshake_timeout.as_micros());
         let until = Now(self.now.0.saturating_add(timeout.unwrap_or(u64::MAX)));

@@ -168,13 +168,7 @@ impl Server {
         watch(&self.poll, connection.socket.as_fd(), source, is_write_wanted).is_ok()
     }
 
-    fn answer<'w>(
-        &self,
-        writer: &'w mut Writer,
-        kind: Kind,
-        id: u64,
-        query: &Query,
-    ) -> &'w [u8] {
+    fn answer<'w>(&self, writer: &'w mut Writer, kind: Kind, id: u64, query: &Query) -> &'w [u8] {
         let Some(filter) = Filter::from_number(query.filter.get()) else {
             return writer.failed(id, ErrorCode::NotSupported.into());
         };

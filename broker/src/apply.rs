@@ -47,7 +47,11 @@ impl Server {
         for unsent in self.unsent.drain(..) {
             let Unsent { client, request, range, deadline, seq } = unsent;
             let grants = &applied.granted[range];
-            self.core.step(self.now, Input::Unsent { client, request, grants, deadline, seq }, next);
+            self.core.step(
+                self.now,
+                Input::Unsent { client, request, grants, deadline, seq },
+                next,
+            );
         }
         for client in self.gone.drain(..) {
             self.core.step(self.now, Input::Gone { client }, next);
@@ -65,8 +69,7 @@ impl Server {
             }
             Effect::Statuses { client, request, reply, range } => {
                 let statuses = &all.statuses[range.clone()];
-                let bytes =
-                    replies::write_statuses(&mut self.writer, *request, *reply, statuses);
+                let bytes = replies::write_statuses(&mut self.writer, *request, *reply, statuses);
                 let sent = send_to(&mut self.connections, *client, bytes);
                 self.after_send(*client, sent);
             }

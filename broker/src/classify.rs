@@ -221,9 +221,8 @@ mod tests {
     fn check_when_range_exceeds_the_memfd_then_too_small() {
         let fd = memfd(8192, both());
         let mut classifier = Classifier::new().unwrap();
-        let mut check = |size, offset| {
-            classifier.check(fd.as_fd(), MemoryKind::Memfd, size, offset)
-        };
+        let mut check =
+            |size, offset| classifier.check(fd.as_fd(), MemoryKind::Memfd, size, offset);
         assert_eq!(check(8192, 0), Ok(()));
         assert_eq!(check(4096, 4096), Ok(()));
         for (size, offset) in [(8193, 0), (4096, 4097), (1, u64::MAX), (u64::MAX, 1)] {
@@ -242,8 +241,7 @@ mod tests {
         assert_eq!(checked, Err(FdType::Device));
     }
 
-    const DMABUF: &str =
-        "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t7\nsize:\t1048576\ncount:\t2\nexp_name:\tsystem\n";
+    const DMABUF: &str = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t7\nsize:\t1048576\ncount:\t2\nexp_name:\tsystem\n";
 
     #[test]
     fn parse_dmabuf_when_real_then_its_size() {
@@ -256,7 +254,13 @@ mod tests {
     fn parse_dmabuf_when_only_a_name_says_so_then_none() {
         let forged = "pos:\t0\nino:\t7\nname:\tx\nsize:\t4096\ncount:\t1\nexp_name:\tsystem\n";
         assert_eq!(parse_dmabuf(forged.as_bytes()), None);
-        for text in ["", "\n", "exp_name:\tno size\n", "size:\tx\nexp_name:\ty\n", "size:\t1\nexp_name:\tcut"] {
+        for text in [
+            "",
+            "\n",
+            "exp_name:\tno size\n",
+            "size:\tx\nexp_name:\ty\n",
+            "size:\t1\nexp_name:\tcut",
+        ] {
             assert_eq!(parse_dmabuf(text.as_bytes()), None, "{text:?}");
         }
     }

@@ -173,7 +173,9 @@ mod tests {
     #[test]
     fn close_when_flushed_then_reported_in_order() {
         let (sender, woken) = mpsc::sync_channel(1);
-        let wake: WakeFn = Arc::new(move || { let _ = sender.try_send(()); });
+        let wake: WakeFn = Arc::new(move || {
+            let _ = sender.try_send(());
+        });
         let mut closers = Closers::start(Arc::new(drop), wake).unwrap();
         for number in 0..3 {
             closers.close(any_fd(), Lane::Accepted, Report::Held(Ticket(number)));
@@ -186,7 +188,9 @@ mod tests {
     #[test]
     fn close_when_refused_lane_never_returns_then_accepted_lane_goes_on() {
         let (sender, woken) = mpsc::sync_channel(1);
-        let wake: WakeFn = Arc::new(move || { let _ = sender.try_send(()); });
+        let wake: WakeFn = Arc::new(move || {
+            let _ = sender.try_send(());
+        });
         let (release, hang) = mpsc::channel::<()>();
         let hang = Mutex::new(hang);
         let close: CloseFn = Arc::new(move |fd| {

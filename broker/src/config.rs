@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read {path}: {source}; name a readable file with --config, or none to use the defaults")]
+    #[error(
+        "cannot read {path}: {source}; name a readable file with --config, or none to use the defaults"
+    )]
     Read {
         /// Of the file.
         path: PathBuf,

@@ -75,8 +75,7 @@ impl Server {
     /// Whether the socket is empty now; what was in it is in the refused closer.
     fn read_to_end(&mut self, socket: &OwnedFd, uid: u32) -> bool {
         for _ in 0..MESSAGES_TO_END {
-            let result =
-                fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received);
+            let result = fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received);
             if !self.received.is_empty() {
                 // There may be more in it than the table has room for: the rest goes with the socket.
                 self.fds.begin_message(&mut self.received, uid);

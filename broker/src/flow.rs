@@ -24,11 +24,7 @@ pub(crate) enum Sent {
 }
 
 /// Sends a message without fds to a client's main socket.
-pub(crate) fn send_to(
-    connections: &mut Slab<Connection>,
-    client: ClientId,
-    bytes: &[u8],
-) -> Sent {
+pub(crate) fn send_to(connections: &mut Slab<Connection>, client: ClientId, bytes: &[u8]) -> Sent {
     connections
         .get_mut(index(client))
         .map_or(Sent::Done, |connection| send_or_keep(connection, bytes))

@@ -101,13 +101,7 @@ impl GenerationPage {
         unsafe { (&raw mut (*map.header_ptr()).incarnation).write_volatile(incarnation) };
         map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
         let reader = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?.into();
-        Ok(GenerationPage {
-            map,
-            reader,
-            incarnation,
-            first_generation: high + 1,
-            liveness: None,
-        })
+        Ok(GenerationPage { map, reader, incarnation, first_generation: high + 1, liveness: None })
     }
 
     /// Shows the broker as alive, from now until this process ends, however it ends. Starts a thread.
@@ -292,7 +286,8 @@ impl LivenessThread {
                 // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage` drops it first.
                 let liveness = unsafe { own_liveness(start) };
                 let is_owned = liveness.is_ok();
-                let _ = report.send(liveness.as_ref().map(|_| ()).map_err(|error| error.raw_os_error()));
+                let _ = report
+                    .send(liveness.as_ref().map(|_| ()).map_err(|error| error.raw_os_error()));
                 if is_owned {
                     // Returns when the sender is dropped.
                     let _ = ended.recv();

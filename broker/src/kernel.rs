@@ -76,10 +76,10 @@ pub fn peer_pidfd(
     is_owned_by(pid, uid).then_some(pidfd)
 }
 
-/// Whether process `pid` may be one of `uid`: /proc shows it as its owner, or root when it is not dumpable.
+/// Whether process `pid` is one of `uid`: the directory belongs to its effective uid, dumpable or not (proc(5)).
 fn is_owned_by(pid: libc::pid_t, uid: u32) -> bool {
     use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|it| it.uid() == uid || it.uid() == 0)
+    std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|it| it.uid() == uid)
 }
 
 /// Whether two fds are of one open file description; `None` when the kernel does not say (before 6.10 without kcmp(2)).
@@ -98,9 +98,8 @@ pub fn is_same_file(
     }
     let pid = std::process::id();
     // SAFETY: compares two fds of this process, touches no memory.
-    let order = unsafe {
-        libc::syscall(libc::SYS_kcmp, pid, pid, KCMP_FILE, a.as_raw_fd(), b.as_raw_fd())
-    };
+    let order =
+        unsafe { libc::syscall(libc::SYS_kcmp, pid, pid, KCMP_FILE, a.as_raw_fd(), b.as_raw_fd()) };
     match order {
         0 => Some(true),
         1..=3 => Some(false),

@@ -30,6 +30,8 @@ mod server;
 mod signals;
 mod sources;
 mod start;
+#[cfg(test)]
+mod tests;
 mod tokens;
 
 pub use config::ConfigError;

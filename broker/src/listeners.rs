@@ -12,16 +12,16 @@ use nix::sys::stat::{Mode, fchmod};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt,
-};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The directory cannot be made or looked at.
-    #[error("cannot use directory {path}: {source}; create it, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET")]
+    #[error(
+        "cannot use directory {path}: {source}; create it, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET"
+    )]
     Directory {
         /// Of the directory.
         path: PathBuf,
@@ -39,7 +39,9 @@ pub enum ListenError {
         remedy: String,
     },
     /// Another broker serves this place.
-    #[error("another broker serves {path}; end it first, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET")]
+    #[error(
+        "another broker serves {path}; end it first, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET"
+    )]
     InUse {
         /// Of its socket or lock.
         path: PathBuf,
@@ -51,7 +53,9 @@ pub enum ListenError {
         path: PathBuf,
     },
     /// The path does not fit sockaddr_un (unix(7)).
-    #[error("socket path {path} is longer than the 107 bytes the kernel allows; use a shorter directory")]
+    #[error(
+        "socket path {path} is longer than the 107 bytes the kernel allows; use a shorter directory"
+    )]
     TooLong {
         /// Too long.
         path: PathBuf,

@@ -11,9 +11,8 @@ pub fn start(level: LevelFilter) {
     let mut builder = env_logger::Builder::new();
     builder.filter_level(level);
     if !std::io::stderr().is_terminal() {
-        builder.format(|out, record| {
-            writeln!(out, "<{}>{}", priority(record.level()), record.args())
-        });
+        builder
+            .format(|out, record| writeln!(out, "<{}>{}", priority(record.level()), record.args()));
     }
     let _ = builder.try_init();
 }

@@ -43,7 +43,8 @@ impl Places {
             }
         };
         if listeners.len() > MAX_LISTENERS {
-            let problem = format!("{} of them, at most {MAX_LISTENERS} are served", listeners.len());
+            let problem =
+                format!("{} of them, at most {MAX_LISTENERS} are served", listeners.len());
             return Err(ConfigError::value("[[listener]]", problem, "remove some"));
         }
         let admin_flag = args.admin_socket.clone();

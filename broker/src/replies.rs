@@ -2,8 +2,8 @@
 
 use crate::generation_page::GenerationPage;
 use fdbroker_core::{
-    Config, Deposit, DrainedEvent, Events, Granted, RecallEvent, Registered, RequestId, RevokedEvent,
-    StatusReply,
+    Config, Deposit, DrainedEvent, Events, Granted, RecallEvent, Registered, RequestId,
+    RevokedEvent, StatusReply,
 };
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
 use fdbroker_protocol::message::{
@@ -74,7 +74,12 @@ fn refused_item(status: Status) -> GrantItem {
     }
 }
 
-fn granted_item(grant: &Granted, id: AllocationId, fd_index: u16, driver_data_len: u8) -> GrantItem {
+fn granted_item(
+    grant: &Granted,
+    id: AllocationId,
+    fd_index: u16,
+    driver_data_len: u8,
+) -> GrantItem {
     GrantItem {
         status: grant.status,
         lease: grant.lease.0.into(),

@@ -3,9 +3,7 @@
 
 use crate::classify::Classifier;
 use crate::fd_table::FdTable;
-use fdbroker_core::{
-    ClientId, Deposit, Input, Lane, LeaseId, Now, RequestId, Supply, Wanted,
-};
+use fdbroker_core::{ClientId, Deposit, Input, Lane, LeaseId, Now, RequestId, Supply, Wanted};
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::handle::HandlePrefix;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_DEADLINE_MS};
@@ -254,8 +252,7 @@ fn check_fd(
     size_bytes: u64,
     fd_offset: u64,
 ) -> (Result<(), Status>, Lane) {
-    let unsupported =
-        |what: FdType| Err(Status::with_value(ErrorCode::UnsupportedFd, what as u64));
+    let unsupported = |what: FdType| Err(Status::with_value(ErrorCode::UnsupportedFd, what as u64));
     let Some(fd) = context.fds.arrived(index) else {
         return (unsupported(FdType::Unknown), Lane::Refused);
     };

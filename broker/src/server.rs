@@ -135,8 +135,7 @@ impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
         let max_clients = settings.core.max_clients as usize;
         let clock = Clock(Instant::now());
-        let max_in_flight_fds =
-            settings.table_fds / crate::limits::IN_FLIGHT_DIVISOR;
+        let max_in_flight_fds = settings.table_fds / crate::limits::IN_FLIGHT_DIVISOR;
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
         let listeners = parts.listeners.into_iter();
         let mut server = Server {
@@ -205,17 +204,25 @@ impl Server {
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(READINESS_PER_WAKE);
         while !self.is_ending {
-            match self.poll.poll(&mut events, self.timeout()) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                result => result?,
-            }
-            self.now = self.clock.now();
-            for event in &events {
-                self.note(event);
-            }
-            self.wake();
+            let timeout = self.timeout();
+            self.turn(&mut events, timeout)?;
         }
         self.say_goodbye();
+        Ok(())
+    }
+
+    /// Waits once, and does one wake's work.
+    pub fn turn(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
+        match self.poll.poll(events, timeout) {
+            // What was ready stays ready.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            result => result?,
+        }
+        self.now = self.clock.now();
+        for event in events.iter() {
+            self.note(event);
+        }
+        self.wake();
         Ok(())
     }
 
@@ -351,7 +358,9 @@ impl Server {
                     self.is_ending = true;
                 }
                 Request::Reload => {
-                    log::warn!("SIGHUP: settings are read at the start only; restart to change them");
+                    log::warn!(
+                        "SIGHUP: settings are read at the start only; restart to change them"
+                    );
                 }
             }
         }

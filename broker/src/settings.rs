@@ -92,7 +92,11 @@ impl Environment {
         self.get(name).map(PathBuf::from)
     }
 
-    pub(crate) fn parse<T: std::str::FromStr>(&self, name: &str, what: &str) -> Result<Option<T>, ConfigError> {
+    pub(crate) fn parse<T: std::str::FromStr>(
+        &self,
+        name: &str,
+        what: &str,
+    ) -> Result<Option<T>, ConfigError> {
         let Some(text) = self.get(name) else { return Ok(None) };
         text.trim().parse().map(Some).map_err(|_| {
             ConfigError::value(name, format!("`{text}` is not {what}"), "correct or unset it")

@@ -2,12 +2,10 @@
 //! let a client connect before all of it stands.
 
 use crate::classify::Classifier;
-use crate::closers::{Closers, WakeFn};
+use crate::closers::{CloseFn, Closers, WakeFn};
 use crate::generation_page::{self, PageError};
 use crate::kernel;
-use crate::listeners::{
-    DirectoryLock, DirectoryRule, ListenError, Listener, prepare_directory,
-};
+use crate::listeners::{DirectoryLock, DirectoryRule, ListenError, Listener, prepare_directory};
 use crate::replies::Identity;
 use crate::server::{Parts, Server};
 use crate::settings::{Mode, Settings, parent};
@@ -69,7 +67,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
         nix::sys::prctl::set_dumpable(false).map_err(os("make the process not dumpable"))?;
     }
     // Released last, when everything else has ended.
-    let (_lock, mut server) = prepare(settings, signals, until_eof)?;
+    let (_lock, mut server) = prepare(settings, signals, until_eof, Arc::new(drop))?;
     log_start(&server.settings);
     say_ready(ready_fd);
     ready();
@@ -78,10 +76,13 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     result
 }
 
-fn prepare(
+/// Everything up to the listening sockets. Nothing here depends on limits or signals of the process, so tests make servers of their
+/// own by it.
+pub(crate) fn prepare(
     mut settings: Settings,
     signals: Signals,
     until_eof: Option<OwnedFd>,
+    close: CloseFn,
 ) -> Result<(DirectoryLock, Server), RunError> {
     let directory_mode = if settings.mode == Mode::Service { 0o755 } else { 0o700 };
     let admin_directory = settings.admin_directory().to_owned();
@@ -99,7 +100,7 @@ fn prepare(
     let identity = Identity { node: fdbroker_protocol::node_id(&boot_id), key };
 
     let poll = Poll::new().map_err(os("make an epoll instance"))?;
-    let closers = start_closers(&poll)?;
+    let closers = start_closers(&poll, close)?;
     page.show_alive().map_err(os("start the liveness thread"))?;
 
     let admin = Listener::bind_admin(&settings.admin_socket, settings.kernel)?;
@@ -122,14 +123,14 @@ fn prepare(
     Ok((lock, server))
 }
 
-fn start_closers(poll: &Poll) -> Result<Closers, RunError> {
+fn start_closers(poll: &Poll, close: CloseFn) -> Result<Closers, RunError> {
     let waker = Waker::new(poll.registry(), Source::Closers.token()).map_err(os("make a waker"))?;
     let wake: WakeFn = Arc::new(move || {
         if let Err(error) = waker.wake() {
             log::error!("closed fds are reported late: {error}");
         }
     });
-    Closers::start(Arc::new(drop), wake).map_err(os("start the closer threads"))
+    Closers::start(close, wake).map_err(os("start the closer threads"))
 }
 
 fn raise_fd_limit(table_fds: u64) -> Result<(), RunError> {

@@ -225,7 +225,8 @@ fn register_when_an_item_is_not_served_or_broken_then_its_status_says_so() {
     let mut client = Client::connect(&broker.socket());
     let mut changed = Vec::new();
     for change in [
-        (|item| item.flags = register_flags::KEEP) as fn(&mut fdbroker_protocol::message::RegisterItem),
+        (|item| item.flags = register_flags::KEEP)
+            as fn(&mut fdbroker_protocol::message::RegisterItem),
         |item| item.share = Share::Gid as u8,
         |item| item.flags = 0x80,
         |item| item.kind = 99,
@@ -328,7 +329,8 @@ fn redeposit_and_declare_when_sent_then_not_supported_and_the_connection_goes_on
 fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
     use fdbroker_protocol::message::{RecallItem, SupplyItem};
     // Room for two held fds: the third deposit evicts.
-    let broker = Broker::start(&["--set", "caps.node.held_fds=4", "--set", "limits.base_credits=1"]);
+    let broker =
+        Broker::start(&["--set", "caps.node.held_fds=4", "--set", "limits.base_credits=1"]);
     let mut owner = Client::connect(&broker.socket());
     let mut consumer = Client::connect(&broker.socket());
     let mut fds = Vec::new();

@@ -1,5 +1,5 @@
-//! What a whole process must be spoilt for: a full fd table, fork. Each test runs one `child_` test of this
-//! program in a process of its own, against a scripted broker here.
+//! What a whole process must be spoilt for: a full fd table, fork. Each test starts itself in a process of its
+//! own, whose part is the `child_` function, against a scripted broker here.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -15,12 +15,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command};
 use support::*;
 
+/// Set in the process that a test starts.
+const CHILD: &str = "FDBROKER_TEST_CHILD";
+
+/// Starts `test` again in a process of its own.
 fn start(test: &str, broker: &FakeBroker) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", test])
+        .args(["--exact", test])
         .env("FDBROKER_SOCKET", &broker.path)
+        .env(CHILD, test)
         .spawn()
         .unwrap()
+}
+
+/// Whether this is the process that the test has started.
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
 }
 
 /// Leaves room for `count` more fds in this process.
@@ -32,8 +42,14 @@ fn leave_room_for(count: u64) {
 
 #[test]
 fn acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks() {
+    if is_child() {
+        return child_with_a_full_fd_table();
+    }
     let broker = FakeBroker::listen();
-    let mut child = start("child_with_a_full_fd_table", &broker);
+    let mut child = start(
+        "acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks",
+        &broker,
+    );
     let mut peer = broker.accept(Terms::default());
     let fd = memory(b"");
     let request = peer.recv();
@@ -62,8 +78,6 @@ fn released(peer: &Peer, count: usize) -> Vec<u64> {
     leases
 }
 
-#[test]
-#[ignore = "run by acquire_many_when_fd_table_is_full in a process of its own"]
 fn child_with_a_full_fd_table() {
     let client = Client::connect().unwrap();
     leave_room_for(3);
@@ -80,8 +94,12 @@ fn child_with_a_full_fd_table() {
 
 #[test]
 fn acquire_each_when_fd_table_is_nearly_full_then_all_come_in_turn() {
+    if is_child() {
+        return child_with_room_for_two();
+    }
     let broker = FakeBroker::listen();
-    let mut child = start("child_with_room_for_two", &broker);
+    let mut child =
+        start("acquire_each_when_fd_table_is_nearly_full_then_all_come_in_turn", &broker);
     let mut peer = broker.accept(Terms::default());
     let fd = memory(b"");
     let (mut imported, mut released) = (0, 0);
@@ -101,8 +119,6 @@ fn acquire_each_when_fd_table_is_nearly_full_then_all_come_in_turn() {
     assert!(child.wait().unwrap().success());
 }
 
-#[test]
-#[ignore = "run by acquire_each_when_fd_table_is_nearly_full in a process of its own"]
 fn child_with_room_for_two() {
     let client = Client::connect().unwrap();
     leave_room_for(2);
@@ -117,8 +133,11 @@ fn child_with_room_for_two() {
 
 #[test]
 fn fork_when_connected_then_child_is_dead_and_parent_goes_on() {
+    if is_child() {
+        return child_that_forks();
+    }
     let broker = FakeBroker::listen();
-    let mut child = start("child_that_forks", &broker);
+    let mut child = start("fork_when_connected_then_child_is_dead_and_parent_goes_on", &broker);
     let mut peer = broker.accept(Terms::default());
     let fd = memory(b"abcd");
     let request = peer.recv();
@@ -133,8 +152,6 @@ fn fork_when_connected_then_child_is_dead_and_parent_goes_on() {
     assert!(child.wait().unwrap().success());
 }
 
-#[test]
-#[ignore = "run by fork_when_connected in a process of its own"]
 fn child_that_forks() {
     let client = Client::connect().unwrap();
     let import = client.acquire(&handle(1), soon()).unwrap().import(Access::Read, 0).unwrap();

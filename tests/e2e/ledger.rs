@@ -19,8 +19,7 @@ fn ledger_when_clients_hold_this_and_that_then_every_sum_agrees() {
     let (client, other) = (broker.client("client"), broker.client("other"));
     let acquire = |index| client.acquire(&owner.handle(index), patience()).expect("ready");
     let _grants = [acquire(0), acquire(1), acquire(1)];
-    let _imports: Vec<_> =
-        (0..5).map(|index| assert_bytes(acquire(index), index as u64)).collect();
+    let _imports: Vec<_> = (0..5).map(|index| assert_bytes(acquire(index), index as u64)).collect();
     let _more = other.acquire(&owner.handle(9), patience()).expect("ready");
     owner.client.unregister(&owner.registrations[1]).expect("its own");
     eventually("all imports are reported", || broker.status().mapped_leases.now.get() == 5);
@@ -46,9 +45,10 @@ fn ledger_when_clients_hold_this_and_that_then_every_sum_agrees() {
     let pinned: u64 = ended.iter().map(|one| one.size_bytes.get()).sum();
     assert_eq!(status.pinned_bytes.now.get(), pinned);
 
-    let held = admin.allocations().into_iter().filter(|one| {
-        one.state.get() == AllocationState::Held as u32
-    });
+    let held = admin
+        .allocations()
+        .into_iter()
+        .filter(|one| one.state.get() == AllocationState::Held as u32);
     assert_eq!(held.count() as u64, status.held_now.get());
 }
 

@@ -5,7 +5,7 @@ use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, host_memory, mem
 use crate::support::owner::{Owner, notices};
 use crate::support::rank::rank;
 use crate::support::raw::{Raw, grants};
-use crate::support::wait::{eventually, patience};
+use crate::support::wait::{eventually, eventually_ok, patience};
 use fdbroker_client::{Client, Deposit, Handle, HostMemory, Recall, RecallAnswer};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::message::{RecallItem, RegisterItem, SupplyItem, register_flags};
@@ -56,28 +56,40 @@ fn assert_refused(broker: &Broker, handle: &Handle, code: ErrorCode) {
 
 #[test]
 fn recall_when_unanswered_then_owner_silent_until_it_answers_again() {
-    let broker = tight(50);
+    let lines = "[caps.node]\nheld_fds = 2\n[limits]\nbase_credits = 0\nrecall_timeout_ms = 50";
+    let broker = Setup::new().config(lines).start();
     let mut owner = rank(&broker.socket());
-    let handles = owner.share(2, 0);
-    let state = |handle: &Handle| {
-        broker.admin().allocation(handle.id()).expect("on the ledger").state.get()
+    let handles = owner.share(4, 0);
+    let states = || -> Vec<u32> {
+        let admin = broker.admin();
+        let record = |handle: &Handle| admin.allocation(handle.id()).expect("on the ledger");
+        handles.iter().map(|handle| record(handle).state.get()).collect()
     };
-    let evicted = (0..2)
-        .find(|index| state(&handles[*index]) == AllocationState::Evicted as u32)
-        .expect("one fd fits");
+    let places = |wanted: AllocationState| -> Vec<usize> {
+        let states = states();
+        (0..4).filter(|index| states[*index] == wanted as u32).collect()
+    };
     owner.stop();
-    assert_refused(&broker, &handles[evicted], ErrorCode::OwnerSilent);
+    let evicted = places(AllocationState::Evicted);
+    assert_eq!(evicted.len(), 2, "two fit");
+    for index in &evicted {
+        assert_refused(&broker, &handles[*index], ErrorCode::OwnerSilent);
+    }
     assert!(broker.status().recalls_silent.get() >= 1);
     // What the broker still has of it stays: nobody could give it again.
+    let held = places(AllocationState::Held);
+    assert!(!held.is_empty(), "the last one was evicted: {:?}", states());
     let client = broker.client("consumer");
-    let held = 1 - evicted;
-    assert_bytes(client.acquire(&handles[held], patience()).expect("held"), held as u64);
+    for index in held {
+        let grant = client.acquire(&handles[index], patience()).expect("held");
+        assert_bytes(grant, index as u64);
+    }
 
     owner.go_on();
-    let grant = crate::support::wait::eventually_ok("it answers again", || {
-        client.acquire(&handles[evicted], patience())
-    });
-    assert_bytes(grant, evicted as u64);
+    for (index, handle) in handles.iter().enumerate() {
+        let grant = eventually_ok("it answers again", || client.acquire(handle, patience()));
+        assert_bytes(grant, index as u64);
+    }
     drop((owner, client));
     broker.assert_nothing_left();
 }

@@ -341,7 +341,7 @@ impl World {
 
     fn choose_abuse(&mut self, client: u32) -> Option<Action> {
         let request = self.draw_reply(client);
-        match self.rng.below(10) {
+        match self.rng.below(11) {
             0 | 1 => {
                 let leases = self.draw_bad_leases(client);
                 Some(Action::Release { client, request, leases })
@@ -360,13 +360,18 @@ impl World {
                 let count = (credits + self.rng.skewed(1, 8)).min(MAX_BATCH as u64);
                 self.register(client, count)
             }
-            6 => self.choose_uninvited(client),
+            // A world looked at now and then cannot tell which recalls are on their way.
+            6 if self.model.exact => self.choose_uninvited(client),
             7 => {
                 let wanted = (0..self.rng.below(253)).map(|_| Ok(self.draw_forged())).collect();
                 let (request, deadline) = (self.next_request(client), self.draw_deadline());
                 Some(Action::Acquire { client, request, wanted, deadline })
             }
             8 => self.choose_extreme(client),
+            9 if self.rng.chance(100) => {
+                let request = self.next_request(client);
+                Some(Action::Hello { client, request, own_fds: 1 })
+            }
             _ => Some(Action::Sendable { client, sendable: true }),
         }
     }

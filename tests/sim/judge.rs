@@ -57,6 +57,8 @@ pub struct Step {
     pub must_fail: Option<ErrorCode>,
     /// A request that only a welcomed client may make.
     pub stranger: bool,
+    /// A new connection.
+    pub connecting: Option<u32>,
     /// A parked request that was cancelled.
     pub cancelled: Option<(u32, u64)>,
     /// Fds that a supply must see stored.
@@ -204,6 +206,7 @@ impl Model {
             answered: BTreeMap::new(),
         };
         self.clients.insert(client, connected);
+        step.connecting = Some(client);
         step.disconnect = Some((client, false));
         Ok(())
     }
@@ -381,13 +384,13 @@ impl Model {
 
     fn supply_item(&mut self, step: &mut Step, client: u32, supply: &Supply) {
         let asked = self.phase(client) == Some(Phase::Active)
-            && self.recalling.remove(&supply.id).is_some_and(|since| {
-                let owner = self.live(supply.id).is_some_and(|a| a.owner == client);
-                if !owner {
-                    self.recalling.insert(supply.id, since);
-                }
-                owner
+            && self.live(supply.id).is_some_and(|allocation| {
+                let recalling = self.recalling.contains_key(&supply.id);
+                allocation.owner == client && (recalling || allocation.recalled_at.is_some())
             });
+        if asked {
+            self.recalling.remove(&supply.id);
+        }
         let fds = [supply.fd.ok(), supply.refused_fd.map(|(at, _)| at)];
         let Some(allocation) = self.allocations.get_mut(&supply.id).filter(|_| asked) else {
             step.uninvited.extend(fds.into_iter().flatten().map(usize::from));
@@ -473,6 +476,9 @@ impl Model {
         step.evicted.retain(|id| !step.ended.contains(id) && !step.unpublished.contains(id));
         for id in &step.evicted {
             let Some(allocation) = self.live(*id) else { continue };
+            if !self.exact {
+                continue;
+            }
             ensure!(allocation.deposit.recallable, "{id} is evicted and cannot be recalled");
             ensure!(
                 !self.silent.contains(&allocation.owner),

@@ -5,6 +5,7 @@
 mod action;
 mod agents;
 mod checks;
+mod effects;
 mod judge;
 mod model;
 mod report;

@@ -272,6 +272,8 @@ pub struct Model {
     pub recalling: BTreeMap<AllocationId, u64>,
     /// Allocations supplied and not to be evicted until their waiters are served, as the view says.
     pub pinned: BTreeSet<AllocationId>,
+    /// The same before the step.
+    pub was_pinned: BTreeSet<AllocationId>,
     /// Places for leases promised with recalls, by client, as the view says.
     pub promised: BTreeMap<u32, u64>,
     /// Allocations of gone clients that the core has still to take off the page.
@@ -280,11 +282,13 @@ pub struct Model {
     pub silent: BTreeSet<u32>,
     /// Arrivals so far.
     pub orders: u64,
+    /// The views are looked at after every step, not only now and then.
+    pub exact: bool,
 }
 
 impl Model {
     /// Nobody there.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: Config, exact: bool) -> Self {
         let slots = vec![Slot::default(); config.max_slots as usize];
         Model {
             config,
@@ -299,10 +303,12 @@ impl Model {
             tickets: BTreeMap::new(),
             recalling: BTreeMap::new(),
             pinned: BTreeSet::new(),
+            was_pinned: BTreeSet::new(),
             promised: BTreeMap::new(),
             to_unpublish: BTreeSet::new(),
             silent: BTreeSet::new(),
             orders: 0,
+            exact,
         }
     }
 
@@ -344,6 +350,12 @@ impl Model {
                 .clients
                 .get(&allocation.owner)
                 .is_some_and(|owner| owner.phase != Phase::Gone)
+    }
+
+    /// Whether nothing but its owner's voice could bring it: not held, and the owner does not answer.
+    pub fn is_unanswered(&self, id: AllocationId) -> bool {
+        let silent = |a: &Allocation| self.silent.contains(&a.owner);
+        !self.is_held(id) && self.live(id).is_some_and(silent)
     }
 
     /// Ends an allocation: no grants, holders to be told.

@@ -64,6 +64,8 @@ pub struct World {
     pub replies: Option<BTreeMap<(u32, u64), Reply>>,
     /// fds in the closers, each with the token of its Close.
     pub closing: BTreeMap<u32, u64>,
+    /// Number of the grant sent last.
+    pub last_seq: u64,
     effects: Effects,
     todos: BinaryHeap<Reverse<(u64, u64, Todo)>>,
     todo_count: u64,
@@ -77,8 +79,8 @@ impl World {
     pub fn new(setup: Setup, seed: u64, trace: Trace) -> Self {
         let config = setup.config.clone();
         let mut world = World {
-            core: Core::new(config.clone()),
-            model: Model::new(config),
+            core: Core::new(config.clone()).expect("the setups' numbers can work"),
+            model: Model::new(config, setup.check_every == 1),
             rng: Rng::new(seed),
             now: 1,
             agents: BTreeMap::new(),
@@ -89,6 +91,7 @@ impl World {
             old: Vec::new(),
             replies: None,
             closing: BTreeMap::new(),
+            last_seq: 0,
             effects: Effects::default(),
             todos: BinaryHeap::new(),
             todo_count: 0,
@@ -145,7 +148,8 @@ impl World {
             self.feed(Action::Poll)?;
         }
         self.now = self.now.max(time);
-        checks::nothing_overdue(&self.model, self.now)
+        self.model.now = self.now;
+        checks::nothing_overdue(&self.model, &self.core)
     }
 
     fn is_current(&self, client: u32, order: u64) -> bool {
@@ -260,7 +264,10 @@ impl World {
 
     /// Takes one message of events; whether there was one.
     pub fn take_events(&mut self, client: u32) -> Check<bool> {
-        let Some(events) = self.core.take_events(Now(self.now), ClientId(client)) else {
+        let Some(events) = self.core.take_events(ClientId(client)) else {
+            if self.model.exact {
+                self.model.took_all(client)?;
+            }
             return Ok(false);
         };
         self.trace.step(|| format!("{} take_events c{client}: {}", self.now, show_events(&events)));
@@ -341,7 +348,7 @@ impl World {
         self.stats.steps += 1;
         self.trace.step(|| format!("{} {}", self.now, show_action(action)));
         let full = self.stats.steps.is_multiple_of(self.setup.check_every);
-        let exact = self.setup.check_every == 1;
+        let exact = self.model.exact;
         let mut step = self.model.begin(self.now, action)?;
         let before = exact.then(|| self.model.ledger());
         self.effects.clear();
@@ -356,12 +363,13 @@ impl World {
             self.model.effect(&mut step, effect, &self.effects)?;
         }
         self.model.finish(&mut step, action)?;
+        self.check_driver_data()?;
         self.count(action, &step);
         if !full {
             return Ok(());
         }
         self.core.check_invariants();
-        checks::sync(&mut self.model, &self.core)?;
+        checks::sync(&mut self.model, &self.core, &step, action)?;
         let after = self.model.ledger();
         checks::sums(&self.model, &self.core, &after)?;
         if let Some(before) = before {
@@ -372,6 +380,17 @@ impl World {
             checks::nothing_left_waiting(&self.model, &self.core, &after, self.now)?;
         }
         self.ledger = after;
+        Ok(())
+    }
+
+    /// What goes with a grant is what was deposited.
+    fn check_driver_data(&self) -> Check {
+        for grant in self.effects.granted.iter().filter(|grant| grant.has_driver_data) {
+            let Ok(id) = grant.wanted else { continue };
+            let told = self.core.driver_data(id).map(|(length, bytes)| (length, *bytes));
+            let right = self.model.live(id).and_then(|known| known.deposit.driver_data);
+            ensure!(told == right, "{id} is granted with other driver data");
+        }
         Ok(())
     }
 
@@ -422,6 +441,7 @@ impl World {
                 }
                 Effect::Granted { client, request, range, deadline, seq } => {
                     let grants = &effects.granted[range.clone()];
+                    self.last_seq = *seq;
                     if self.send_fails(client.0, grants) {
                         self.stats.unsent += 1;
                         let unsent = Action::Unsent {

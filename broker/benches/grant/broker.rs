@@ -76,8 +76,10 @@ impl Broker {
             let batch = left.min(credits as usize).min(MAX_BATCH);
             let wanted = u32::try_from((left - batch).min(MAX_BATCH)).expect("at most 253");
             self.writer.start(Kind::Register, 2);
-            self.writer
-                .push(&RegisterHead { credits_wanted: U32::new(wanted), deadline_ms: U32::new(5000) });
+            self.writer.push(&RegisterHead {
+                credits_wanted: U32::new(wanted),
+                deadline_ms: U32::new(5000),
+            });
             for index in self.held.len()..self.held.len() + batch {
                 let offset = index as u64 * ALLOCATION_BYTES;
                 self.writer.push(&RegisterItem {
@@ -135,7 +137,6 @@ impl Drop for Broker {
         crate::end(&mut self.child);
     }
 }
-
 
 fn start_daemon(dir: &std::path::Path, cap: usize) -> Child {
     let (mut ready, ready_end) = std::io::pipe().expect("pipe");

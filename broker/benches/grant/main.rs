@@ -40,7 +40,16 @@ fn main() {
     println!("daemon and client on CPU {}, RLIMIT_NOFILE {limit}, medians in us", pin_to_one_cpu());
     println!(
         "{:>10} {:>7} {:>5} {:>8} {:>8} {:>6} {:>8} {:>9} {:>11} {:>11}",
-        "registered", "held", "fds", "raw", "grant", "ratio", "raw p99", "grant p99", "raw fd/s", "grant fd/s"
+        "registered",
+        "held",
+        "fds",
+        "raw",
+        "grant",
+        "ratio",
+        "raw p99",
+        "grant p99",
+        "raw fd/s",
+        "grant fd/s"
     );
     for registered in [1_000, 100_000] {
         let mut broker = Broker::start(registered, limit);
@@ -53,7 +62,13 @@ fn main() {
     }
 }
 
-fn compare(broker: &mut Broker, raw: &mut RawPeer, batch: usize, samples: usize, registered: usize) {
+fn compare(
+    broker: &mut Broker,
+    raw: &mut RawPeer,
+    batch: usize,
+    samples: usize,
+    registered: usize,
+) {
     let (mut raw_times, mut grant_times) = (Vec::new(), Vec::new());
     for turn in 0..=TURNS {
         raw_times.extend((0..samples / TURNS).map(|_| raw.round_trip()));

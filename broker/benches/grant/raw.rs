@@ -71,7 +71,11 @@ pub fn serve(batch: usize) -> ! {
         (*head).cmsg_level = libc::SOL_SOCKET;
         (*head).cmsg_type = libc::SCM_RIGHTS;
         (*head).cmsg_len = len;
-        std::ptr::copy_nonoverlapping(numbers.as_ptr().cast(), libc::CMSG_DATA(head), control_bytes);
+        std::ptr::copy_nonoverlapping(
+            numbers.as_ptr().cast(),
+            libc::CMSG_DATA(head),
+            control_bytes,
+        );
     }
     loop {
         let mut request = [0_u8; 64];
@@ -85,4 +89,3 @@ pub fn serve(batch: usize) -> ! {
         }
     }
 }
-

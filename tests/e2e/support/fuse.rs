@@ -37,8 +37,9 @@ pub fn why_not() -> Option<&'static str> {
 /// A hung file and the process that serves it. The file must be dropped after the server: its close hangs, too.
 pub fn hung_file(dir: &Path) -> (File, Peer) {
     let mut server = Peer::start("hung file server");
-    assert_eq!(server.ask(&dir.display().to_string()), "mounted");
-    let path = format!("/proc/{}/root{}/hung", server.pid(), dir.display());
+    // A thread's mount namespace is seen through that thread alone.
+    let thread = server.ask(&dir.display().to_string());
+    let path = format!("/proc/{}/task/{thread}/root{}/hung", server.pid(), dir.display());
     let file = File::open(path).expect("the server answers this");
     assert_eq!(server.hear(), "hung");
     (file, server)
@@ -54,7 +55,7 @@ pub fn play(mut link: Link) {
     let mut device = File::options().read(true).write(true).open("/dev/fuse").expect("fuse");
     let options = format!("fd={},rootmode=100644,user_id=0,group_id=0", device.as_raw_fd());
     mount("hung", &mountpoint, "fuse", libc::MS_NOSUID | libc::MS_NODEV, &options);
-    link.say("mounted");
+    link.say(&nix::unistd::gettid().to_string());
     while answer(&mut device) != FUSE_OPEN {}
     link.say("hung");
     // Until the test ends it: the kernel then tells everyone who hangs.

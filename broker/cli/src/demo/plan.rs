@@ -110,7 +110,7 @@ pub struct Plan {
     /// Fds of shared memory that a rank declares as its own.
     pub own_fds: u32,
     /// Buffers opened per request.
-    pub batch: usize,
+    pub batch: u32,
     /// Of the data.
     pub seed: u64,
     /// Longest time for all parts together, in ms.
@@ -139,7 +139,7 @@ impl Plan {
             memory,
             max_fds: wishes.cap,
             own_fds,
-            batch: usize::try_from(batch).unwrap_or(usize::MAX),
+            batch: u32::try_from(batch).unwrap_or(u32::MAX),
             seed: seed(),
             timeout_ms,
             dir: PathBuf::new(),

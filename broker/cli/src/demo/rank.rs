@@ -17,7 +17,9 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -117,9 +119,7 @@ impl<'a> Rank<'a> {
         link.report_and_expect(&Report::Connected, Command::Register)?;
         self.register()?;
         link.report_and_expect(&Report::Registered, Command::Open)?;
-        for owner in self.plan.others(self.number) {
-            self.open_all_of(owner, link)?;
-        }
+        self.open_all(link)?;
         if let Some(error) = &self.first_error {
             eprintln!(
                 "fdbroker: rank {} could not open {} buffers; the first: {error}",
@@ -140,24 +140,31 @@ impl<'a> Rank<'a> {
         link.report(&Report::Released)
     }
 
-    fn open_all_of(&mut self, owner: u32, link: &mut Link) -> Result<()> {
-        let handles = read_handles(self.plan, owner)?;
+    /// Opens every buffer of every other rank, a batch of each at a time. So all ranks are at about the same
+    /// buffers, and what the broker holds serves many of them before it is evicted.
+    fn open_all(&mut self, link: &mut Link) -> Result<()> {
         let mut first = 0;
-        for batch in handles.chunks(self.plan.batch) {
-            let client = self.client.clone();
-            let acquired = client.acquire_each(batch, self.deadline, |index, outcome| {
-                let index = u32::try_from(index).unwrap_or(u32::MAX);
-                let id = BufferId { owner, buffer: first + index };
-                match outcome {
-                    Ok(grant) => self.open(id, grant),
-                    Err(cause) => self.fail(cause),
-                }
-            });
-            acquired.map_err(failed)?;
-            first += u32::try_from(batch.len()).unwrap_or(0);
-            link.progress(self.opened.buffers)?;
+        while first < self.plan.buffers {
+            for owner in self.plan.others(self.number) {
+                self.open_batch(owner, first)?;
+                link.progress(self.opened.buffers)?;
+            }
+            first += self.plan.batch;
         }
         Ok(())
+    }
+
+    fn open_batch(&mut self, owner: u32, first: u32) -> Result<()> {
+        let handles = read_handles(self.plan, owner, first)?;
+        let client = self.client.clone();
+        let each = |index: usize, outcome: std::result::Result<Grant, _>| {
+            let index = u32::try_from(index).unwrap_or(u32::MAX);
+            match outcome {
+                Ok(grant) => self.open(BufferId { owner, buffer: first + index }, grant),
+                Err(cause) => self.fail(cause),
+            }
+        };
+        client.acquire_each(&handles, self.deadline, each).map_err(failed)
     }
 
     /// Imports a buffer, which closes its fd, checks every byte, leaves the mark and keeps it mapped.
@@ -204,7 +211,7 @@ fn failed(cause: fdbroker_client::Error) -> Error {
 fn write_handles(plan: &Plan, rank: u32, handles: &[Handle]) -> Result<()> {
     let path = plan.handles_file(rank);
     let write = || {
-        let mut file = std::io::BufWriter::new(std::fs::File::create_new(&path)?);
+        let mut file = std::io::BufWriter::new(File::create_new(&path)?);
         for handle in handles {
             file.write_all(&handle.to_bytes())?;
         }
@@ -213,20 +220,16 @@ fn write_handles(plan: &Plan, rank: u32, handles: &[Handle]) -> Result<()> {
     write().context(|| format!("write {}", path.display()))
 }
 
-/// Handles by value: records of 64 bytes, no fd.
-fn read_handles(plan: &Plan, rank: u32) -> Result<Vec<Handle>> {
+/// A batch of handles by value: records of 64 bytes, no fd.
+fn read_handles(plan: &Plan, rank: u32, first: u32) -> Result<Vec<Handle>> {
     let path = plan.handles_file(rank);
-    let bytes = std::fs::read(&path).context(|| format!("read {}", path.display()))?;
-    let (records, rest) = bytes.as_chunks::<HANDLE_BYTES>();
-    match rest.is_empty() && records.len() == plan.buffers as usize {
-        true => Ok(records.iter().map(|record| Handle::from_bytes(*record)).collect()),
-        false => Err(Error::Other(format!(
-            "{} has {} bytes instead of {} records of {HANDLE_BYTES}",
-            path.display(),
-            bytes.len(),
-            plan.buffers
-        ))),
-    }
+    let count = plan.batch.min(plan.buffers - first) as usize;
+    let mut bytes = vec![0; count * HANDLE_BYTES];
+    File::open(&path)
+        .and_then(|file| file.read_exact_at(&mut bytes, u64::from(first) * HANDLE_BYTES as u64))
+        .context(|| format!("read {count} handles from {}", path.display()))?;
+    let (records, _) = bytes.as_chunks::<HANDLE_BYTES>();
+    Ok(records.iter().map(|record| Handle::from_bytes(*record)).collect())
 }
 
 fn buffer_words(buffer: &HostBuffer) -> &[AtomicU64] {

@@ -1,0 +1,406 @@
+//! The loop under a test's control: turn by turn, so that what is asserted are counts and never times. The clients are in
+//! this process and speak the bare protocol.
+
+use crate::cli::Args;
+use crate::closers::CloseFn;
+use crate::connection::Blocked;
+use crate::kernel::KernelFeatures;
+use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID, UNREAD_MESSAGES_PER_CLIENT};
+use crate::listeners::DirectoryLock;
+use crate::server::Server;
+use crate::settings::{Environment, Host, Settings};
+use crate::signals::Signals;
+use crate::start::prepare;
+use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::message::{
+    AcquireHead, HELLO_MAGIC, Hello, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead,
+    Registered, register_flags,
+};
+use fdbroker_protocol::{ErrorCode, Handle, Kind, MemoryKind, Resource, Share, Status, Writer};
+use fdbroker_scm::{ReceivedFds, RecvError};
+use mio::Events;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+struct Bench {
+    server: Server,
+    events: Events,
+    _lock: DirectoryLock,
+    _dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(set: &[&str]) -> Bench {
+        Self::with(set, KernelFeatures::ALL, Arc::new(drop))
+    }
+
+    fn with(set: &[&str], kernel: KernelFeatures, close: CloseFn) -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args {
+            private: Some(dir.path().into()),
+            set: set.iter().map(|one| (*one).to_owned()).collect(),
+            ..Args::default()
+        };
+        let host = Host::of_this_process();
+        let mut settings = Settings::load(&args, &Environment::default(), &host).unwrap();
+        settings.kernel = kernel;
+        let signals = Signals::block().unwrap();
+        let (lock, server) = prepare(settings, signals, None, close).unwrap();
+        let events = Events::with_capacity(64);
+        Bench { server, events, _lock: lock, _dir: dir }
+    }
+
+    /// One turn that does not wait.
+    fn turn(&mut self) {
+        self.server.turn(&mut self.events, Some(Duration::ZERO)).unwrap();
+    }
+
+    /// Turns until nothing is left to do.
+    fn rest(&mut self) {
+        for _ in 0..1000 {
+            self.turn();
+            let is_idle = self.events.is_empty()
+                && self.server.ready.is_empty()
+                && self.server.eventful.is_empty();
+            if is_idle {
+                return;
+            }
+        }
+        panic!("the loop does not come to rest");
+    }
+
+    /// Turns until `holds`; what brings it about is another thread or time.
+    fn until(&mut self, holds: impl Fn(&Server) -> bool) {
+        for _ in 0..20_000 {
+            self.turn();
+            if holds(&self.server) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("it does not come about");
+    }
+
+    fn raw(&self) -> Peer {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        let path = self.server.settings.listeners[0].path.clone();
+        connect(fd.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        Peer(fd)
+    }
+
+    /// A client after its hello, and its event socket.
+    fn client(&mut self) -> (Peer, Peer) {
+        let peer = self.raw();
+        peer.send(&hello(), &[]);
+        self.rest();
+        let (bytes, mut fds) = peer.recv().unwrap();
+        assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::HelloReply);
+        fds.pop();
+        (peer, Peer(fds.pop().unwrap()))
+    }
+
+    fn register(&mut self, peer: &Peer) -> Handle {
+        let fd = memfd();
+        peer.send(&register(1), &[fd.as_fd()]);
+        self.rest();
+        let (bytes, _) = peer.recv().unwrap();
+        let message = Message::parse(&bytes).unwrap();
+        let (_, items) = message.head_and_items::<RegisterReplyHead, Registered>().unwrap();
+        assert!(items[0].status.is_ok(), "{}", items[0].status);
+        items[0].handle
+    }
+}
+
+struct Peer(OwnedFd);
+
+impl Peer {
+    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        fdbroker_scm::send(self.0.as_fd(), bytes, fds).unwrap();
+    }
+
+    fn recv(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), RecvError> {
+        let mut bytes = vec![0; 65536];
+        let mut fds = ReceivedFds::new();
+        let received = fdbroker_scm::recv(self.0.as_fd(), &mut bytes, &mut fds)?;
+        bytes.truncate(received.len);
+        Ok((bytes, fds.drain().collect()))
+    }
+
+    /// Messages that wait, read and dropped.
+    fn count(&self) -> usize {
+        std::iter::from_fn(|| self.recv().ok()).count()
+    }
+
+    fn failed(&self) -> Status {
+        let (bytes, _) = self.recv().unwrap();
+        let message = Message::parse(&bytes).unwrap();
+        assert_eq!(message.kind, Kind::Failed);
+        *message.body_as::<Status>().unwrap()
+    }
+}
+
+fn hello() -> Vec<u8> {
+    let body = Hello {
+        magic: HELLO_MAGIC,
+        version_min: 1.into(),
+        version_max: 1.into(),
+        flags: 0.into(),
+        own_fds: 0.into(),
+        pid: 0.into(),
+        name: [0; 16],
+        reserved: 0.into(),
+    };
+    let mut writer = Writer::new();
+    writer.start(Kind::Hello, 1).push(&body);
+    writer.finish(0, 0).to_vec()
+}
+
+fn register(fds: usize) -> Vec<u8> {
+    let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
+    let item = RegisterItem {
+        kind: MemoryKind::Memfd as u8,
+        flags: register_flags::RECALLABLE,
+        share: Share::Uid as u8,
+        driver_data_len: 0,
+        device: 0.into(),
+        size_bytes: 4096.into(),
+        fd_offset: 0.into(),
+        owner_allocation_id: 1.into(),
+        base: 0.into(),
+        driver_data: [0; 64],
+    };
+    let mut writer = Writer::new();
+    writer.start(Kind::Register, 2).push(&head).push(&item);
+    writer.finish(1, fds).to_vec()
+}
+
+fn acquire(id: u64, handle: &Handle, deadline_ms: u32) -> Vec<u8> {
+    let head = AcquireHead { deadline_ms: deadline_ms.into(), flags: 0.into() };
+    let mut writer = Writer::new();
+    writer.start(Kind::Acquire, id).push(&head).push(&handle.prefix);
+    writer.finish(1, 0).to_vec()
+}
+
+/// A release of a lease that does not exist, with a reply.
+fn release(id: u64) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.start(Kind::Release, id).push(&LeaseItem { lease: u64::MAX.into() });
+    writer.finish(1, 0).to_vec()
+}
+
+fn memfd() -> OwnedFd {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let fd = memfd_create("test", flags).unwrap();
+    nix::unistd::ftruncate(&fd, 4096).unwrap();
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+    fd
+}
+
+#[test]
+fn turn_when_one_client_floods_then_it_gets_its_quota_and_the_other_is_served() {
+    let mut bench = Bench::new(&[]);
+    let (flood, _a) = bench.client();
+    let (other, _b) = bench.client();
+    for id in 1..=100 {
+        flood.send(&release(id), &[]);
+    }
+    other.send(&release(1), &[]);
+
+    bench.turn();
+
+    assert_eq!(flood.count(), MESSAGES_PER_TURN);
+    assert_eq!(other.count(), 1);
+    bench.rest();
+    assert_eq!(flood.count(), 100 - MESSAGES_PER_TURN, "and nothing is forgotten");
+}
+
+#[test]
+fn turn_when_a_client_never_reads_then_its_unread_is_bounded_and_others_are_served() {
+    let mut bench = Bench::new(&[]);
+    let (slow, _a) = bench.client();
+    let (other, _b) = bench.client();
+    let handle = bench.register(&other);
+    let requests = 3 * UNREAD_MESSAGES_PER_CLIENT as usize;
+    for id in 1..=requests {
+        slow.send(&acquire(id as u64, &handle, 60_000), &[]);
+    }
+    bench.rest();
+    let blocked = bench.server.connections.iter().filter(|(_, it)| it.blocked.is_some()).count();
+    assert_eq!(blocked, 1);
+
+    other.send(&acquire(1, &handle, 0), &[]);
+    bench.rest();
+    assert_eq!(other.count(), 1, "the other is served");
+
+    let mut answers = Vec::new();
+    while answers.len() < requests {
+        let now = slow.count();
+        assert!(now > 0, "it goes on when it has read: {answers:?}");
+        assert!(now <= UNREAD_MESSAGES_PER_CLIENT as usize);
+        answers.extend(std::iter::repeat_n((), now));
+        bench.rest();
+    }
+}
+
+#[test]
+fn grant_when_too_many_fds_are_in_flight_then_waits_until_somebody_has_read() {
+    let mut bench = Bench::new(&[]);
+    let (first, _a) = bench.client();
+    let (second, _b) = bench.client();
+    let handle = bench.register(&first);
+    first.send(&acquire(1, &handle, 60_000), &[]);
+    bench.rest();
+    // What hello sent has been read, the grant has not.
+    bench.server.max_in_flight_fds = 1;
+    second.send(&acquire(1, &handle, 60_000), &[]);
+    bench.turn();
+    bench.turn();
+    let is_waiting = |server: &Server| {
+        server.connections.iter().any(|(_, it)| it.blocked == Some(Blocked::InFlight))
+    };
+    assert!(is_waiting(&bench.server));
+    assert_eq!(second.count(), 0);
+
+    assert_eq!(first.count(), 1);
+    bench.until(|server| !is_waiting(server));
+    bench.rest();
+    assert_eq!(second.count(), 1);
+}
+
+#[test]
+fn refused_fds_when_their_close_hangs_then_only_their_uid_is_refused_and_for_that_long() {
+    let (end_hang, hang) = mpsc::channel::<()>();
+    let hang = Mutex::new(hang);
+    let close: CloseFn = Arc::new(move |fd| {
+        if std::thread::current().name() == Some("close-refused") {
+            let _ = hang.lock().unwrap().recv();
+        }
+        drop(fd);
+    });
+    let mut bench = Bench::with(&[], KernelFeatures::ALL, close);
+    let (other, _b) = bench.client();
+    let fd = memfd();
+    // Fds with a message that takes none.
+    let fds = vec![fd.as_fd(); REFUSED_FDS_PER_UID as usize];
+    let (hostile, _a) = bench.client();
+    let mut broken = release(9);
+    broken[6..8].copy_from_slice(&(fds.len() as u16).to_le_bytes());
+    hostile.send(&broken, &fds);
+    bench.rest();
+    assert_eq!(hostile.failed().result(), Err(ErrorCode::Protocol));
+
+    let refused = bench.raw();
+    bench.rest();
+    let status = refused.failed();
+    assert_eq!(status.result(), Err(ErrorCode::NoQuota));
+    assert_eq!(status.resource, Resource::RefusedFds as u8);
+    other.send(&release(1), &[]);
+    bench.rest();
+    assert!(matches!(other.recv(), Err(RecvError::Eof)), "all of the uid is disconnected");
+
+    drop(end_hang);
+    let uid = nix::unistd::getuid().as_raw();
+    bench.until(|server| !server.fds.is_refusing(uid));
+    bench.client();
+}
+
+#[test]
+fn silent_connection_when_its_time_is_over_then_ended() {
+    let mut bench = Bench::new(&["limits.handshake_timeout_ms=1"]);
+    let silent = bench.raw();
+    bench.turn();
+    assert_eq!(bench.server.connections.len(), 1);
+    bench.until(|server| server.connections.is_empty());
+    assert_eq!(silent.failed().result(), Err(ErrorCode::Protocol));
+    assert!(matches!(silent.recv(), Err(RecvError::Eof)));
+}
+
+#[test]
+fn connect_when_a_uid_has_its_share_then_refused_by_name() {
+    let mut bench = Bench::new(&["limits.max_clients_per_uid=2"]);
+    let _clients = [bench.client(), bench.client()];
+    let third = bench.raw();
+    bench.rest();
+    let status = third.failed();
+    assert_eq!(status.result(), Err(ErrorCode::NoQuota));
+    assert_eq!((status.resource, status.value.get()), (Resource::Connections as u8, 2));
+    drop(_clients);
+    bench.rest();
+    bench.client();
+}
+
+#[test]
+fn client_when_it_leaves_then_nothing_of_it_is_left() {
+    let mut bench = Bench::new(&[]);
+    let before = bench.server.core.totals();
+    for _ in 0..3 {
+        let (client, _event) = bench.client();
+        let handle = bench.register(&client);
+        client.send(&acquire(1, &handle, 0), &[]);
+        bench.rest();
+    }
+    let is_done =
+        |server: &Server| server.connections.is_empty() && server.core.totals().closing_now == 0;
+    bench.until(is_done);
+    let after = bench.server.core.totals();
+    assert_eq!(after.node.now(Resource::Fds), before.node.now(Resource::Fds));
+    assert_eq!(after.table.0, before.table.0);
+    assert!(bench.server.clients_per_uid.is_empty());
+    assert_eq!(bench.server.in_flight_fds, 0);
+}
+
+#[test]
+fn event_when_its_socket_is_full_then_kept_and_sent_in_the_end() {
+    let mut bench = Bench::new(&[]);
+    let (owner, events) = bench.client();
+    let (holder, holder_events) = bench.client();
+    let mut handles = Vec::new();
+    for _ in 0..600 {
+        handles.push(bench.register(&owner));
+    }
+    for handle in &handles {
+        holder.send(&acquire(1, handle, 0), &[]);
+        bench.rest();
+        assert_eq!(holder.count(), 1);
+    }
+    // Each unregister ends one allocation: one revoked notice at a time, more than the holder's socket takes.
+    for handle in &handles {
+        let mut writer = Writer::new();
+        let (slot, generation) = (handle.prefix.slot, handle.prefix.generation);
+        writer.start(Kind::Unregister, 3);
+        writer.push(&fdbroker_protocol::message::AllocationItem { slot, generation });
+        owner.send(writer.finish(1, 0), &[]);
+        bench.rest();
+        assert_eq!(owner.count(), 1);
+    }
+    let mut revoked = 0;
+    loop {
+        match holder_events.recv() {
+            Ok((bytes, _)) => revoked += Message::parse(&bytes).unwrap().count,
+            Err(RecvError::WouldBlock) if revoked < handles.len() => bench.rest(),
+            Err(_) => break,
+        }
+    }
+    assert_eq!(revoked, handles.len());
+    drop(events);
+}
+
+#[test]
+fn client_when_no_pidfd_can_be_had_then_served_and_its_end_is_seen() {
+    for list in ["peer_pidfd", "peer_pidfd,pidfd_open", "pass_rights,dupfd_query"] {
+        let kernel = KernelFeatures::without(list).unwrap();
+        let mut bench = Bench::with(&[], kernel, Arc::new(drop));
+        let (client, _event) = bench.client();
+        let has_pidfd = bench.server.connections.iter().all(|(_, it)| it.pidfd.is_some());
+        assert_eq!(has_pidfd, list != "peer_pidfd,pidfd_open", "{list}");
+        bench.register(&client);
+        drop(client);
+        bench.until(|server| server.connections.is_empty());
+    }
+}

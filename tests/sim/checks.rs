@@ -1,0 +1,501 @@
+//! Compares the core's views with the model after a step, and checks what no single effect shows: caps, order of
+//! service, nobody forgotten, and that all comes to rest. Must never change what it checks.
+
+use crate::action::Action;
+use crate::judge::{Step, ensure};
+use crate::model::{
+    Ask, Blocker, CAPPED, Check, Client, Drain, Holder, Ledger, Model, Phase, Request, Sums, cap_of,
+};
+use fdbroker_core::{Account, Core, Now};
+use fdbroker_protocol::admin::AllocationState;
+use fdbroker_protocol::{AllocationId, Resource};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Resources that an account of the core counts.
+const COUNTED: [Resource; 8] = [
+    Resource::Fds,
+    Resource::HeldFds,
+    Resource::OpenLeases,
+    Resource::OwnFds,
+    Resource::HeldBytes,
+    Resource::MappedLeases,
+    Resource::Allocations,
+    Resource::PinnedBytes,
+];
+
+/// Takes over from the views what effects do not show: recalls not yet told, silence, pins, promises. Each
+/// change of them must have a cause.
+pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Check {
+    let mut recalling = BTreeMap::new();
+    let mut pinned = BTreeSet::new();
+    for view in core.allocations(0) {
+        match view.state {
+            AllocationState::Recalling => {
+                recalling.insert(view.id, *model.recalling.get(&view.id).unwrap_or(&model.now));
+            }
+            AllocationState::Held if view.waiters > 0 => {
+                pinned.insert(view.id);
+            }
+            _ => {}
+        }
+    }
+    for id in model.recalling.keys() {
+        ensure!(recalling.contains_key(id), "the recall of {id} is forgotten");
+    }
+    let new = recalling.keys().filter(|id| !model.recalling.contains_key(id));
+    for id in new.filter(|_| model.exact) {
+        let asked = asks_for(action, *id) || waits_for(model, *id);
+        ensure!(asked, "{id} is recalled, and nobody asked for it");
+        let again = model.live(*id).is_some_and(|a| a.recalled_at.is_some());
+        ensure!(!again, "{id} is recalled again while its owner is asked");
+    }
+    model.recalling = recalling;
+    model.was_pinned = std::mem::replace(&mut model.pinned, pinned);
+    sync_silence(model, core, action)?;
+    for owner in step.said_silent.iter().filter(|_| model.exact) {
+        let silent = step.silent_before.contains(owner) || model.silent.contains(owner);
+        ensure!(silent, "client {owner} is said to be silent, and is not");
+    }
+    sync_promises(model, core)
+}
+
+fn asks_for(action: &Action, id: AllocationId) -> bool {
+    matches!(action, Action::Acquire { wanted, .. } if wanted.contains(&Ok(id)))
+}
+
+fn waits_for(model: &Model, id: AllocationId) -> bool {
+    let requests = model.clients.values().flat_map(|client| client.requests.values());
+    requests.into_iter().any(|request| request.wanted().any(|wanted| wanted == id))
+}
+
+fn sync_silence(model: &mut Model, core: &Core, action: &Action) -> Check {
+    let silent: BTreeSet<u32> =
+        core.clients(0).filter(|view| view.silent && !view.gone).map(|view| view.id.0).collect();
+    if !model.exact {
+        model.silent = silent;
+        return Ok(());
+    }
+    let timeout = model.config.recall_timeout_us;
+    for client in silent.difference(&model.silent) {
+        let late = model.recalling.iter().any(|(id, since)| {
+            let owner = model.live(*id).map(|allocation| allocation.owner);
+            owner == Some(*client) && since + timeout <= model.now
+        });
+        ensure!(late, "client {client} counts as silent, and misses no recall");
+    }
+    for client in model.silent.difference(&silent) {
+        let gone = model.phase(*client).is_none_or(|phase| phase == Phase::Gone);
+        let answered = matches!(action, Action::Supply { client: who, .. } if who == client);
+        ensure!(gone || answered, "client {client} counts as answering, and has not answered");
+    }
+    model.silent = silent;
+    Ok(())
+}
+
+/// A client's open leases beyond those it was granted are promises: at most one for each recall it waits for.
+fn sync_promises(model: &mut Model, core: &Core) -> Check {
+    let mut promised = BTreeMap::new();
+    for view in core.clients(0).filter(|view| !view.gone) {
+        let Some(client) = model.clients.get(&view.id.0) else { continue };
+        let open = client.leases.iter().filter(|lease| is_open(model, lease)).count() as u64;
+        let charged = view.account.now(Resource::OpenLeases);
+        ensure!(charged >= open, "client {}: {charged} open leases charged, {open} given", view.id.0);
+        if charged == open {
+            continue;
+        }
+        let waits: BTreeSet<AllocationId> = client
+            .requests
+            .values()
+            .flat_map(Request::wanted)
+            .filter(|id| model.recalling.contains_key(id))
+            .collect();
+        ensure!(
+            charged - open <= waits.len() as u64,
+            "client {}: {charged} open leases charged, {open} given, {} recalls waited for",
+            view.id.0,
+            waits.len()
+        );
+        promised.insert(view.id.0, charged - open);
+    }
+    let total: u64 = promised.values().sum();
+    ensure!(total <= model.recalling.len() as u64, "more leases promised than recalls under way");
+    model.promised = promised;
+    Ok(())
+}
+
+fn is_open(model: &Model, lease: &u64) -> bool {
+    model.leases.get(lease).is_some_and(|lease| !lease.mapped)
+}
+
+/// Whether the core is still taking down what a gone client left; it must then ask to be polled at once.
+fn tears_down(model: &Model, core: &Core) -> Check<bool> {
+    let left = |account: &Account| {
+        [Resource::OpenLeases, Resource::MappedLeases, Resource::Allocations]
+            .iter()
+            .any(|resource| account.now(*resource) > 0)
+    };
+    let tearing = !model.to_unpublish.is_empty()
+        || core.clients(0).any(|view| view.gone && left(&view.account));
+    ensure!(
+        !tearing || core.poll_timeout() == Some(Now(0)),
+        "a gone client is not torn down, and no poll is due"
+    );
+    Ok(tearing)
+}
+
+/// Caps hold by the model's own sums, and the core's sums and views are equal to them.
+pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
+    caps(model, ledger)?;
+    if tears_down(model, core)? {
+        return Ok(());
+    }
+    let totals = core.totals();
+    same("node", &totals.node, &ledger.node)?;
+    ensure!(
+        (totals.held_now, totals.closing_now) == (ledger.node.held, model.tickets.len() as u64),
+        "held and closing are {:?}, the model has {:?}",
+        (totals.held_now, totals.closing_now),
+        (ledger.node.held, model.tickets.len())
+    );
+    let table = model.table_fds(&ledger.node);
+    ensure!(totals.table.0 == table, "the table has {}, the model {table}", totals.table.0);
+    let parked: usize = model.clients.values().map(|client| client.requests.len()).sum();
+    ensure!(totals.parked as usize == parked, "{} parked, the model has {parked}", totals.parked);
+    let mut seen = 0;
+    for view in core.clients(0) {
+        seen += 1;
+        let client = model.client(view.id.0)?;
+        if !view.gone {
+            same_client(view.id.0, &view, client)?;
+        }
+        let account = Holder::Client(view.id.0);
+        same(&format!("client {}", view.id.0), &view.account, &ledger.of(account))?;
+    }
+    ensure!(seen == model.clients.len(), "{seen} clients, the model has {}", model.clients.len());
+    for view in core.domains() {
+        let account = Holder::Domain(view.key);
+        same(&format!("{:?}", view.key), &view.account, &ledger.of(account))?;
+    }
+    let domains: BTreeSet<_> = core.domains().map(|view| view.key).collect();
+    for (key, sums) in &ledger.domains {
+        ensure!(domains.contains(key) || *sums == Sums::default(), "{key:?} is charged and gone");
+    }
+    records(model, core)
+}
+
+fn same(whose: &str, account: &Account, sums: &Sums) -> Check {
+    for resource in COUNTED {
+        let (core, model) = (u128::from(account.now(resource)), sums.usage(resource));
+        ensure!(core == model, "{resource} of {whose}: {core} charged, it is {model} ({sums:?})");
+    }
+    Ok(())
+}
+
+fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -> Check {
+    let core = (view.domain, view.pid, view.credits, view.parked as usize);
+    let model = (client.domain, client.pid, client.credits, client.requests.len());
+    ensure!(core == model, "client {number}: {core:?}, the model has {model:?}");
+    ensure!(!view.welcome || client.phase != Phase::Connected, "client {number}: welcome");
+    Ok(())
+}
+
+/// Invariants 1 and 2, by the model's own sums.
+fn caps(model: &Model, ledger: &Ledger) -> Check {
+    let clients = ledger.clients.iter().map(|(number, sums)| (Holder::Client(*number), sums));
+    let domains = ledger.domains.iter().map(|(key, sums)| (Holder::Domain(*key), sums));
+    let node = std::iter::once((Holder::Node, &ledger.node));
+    for (account, sums) in clients.chain(domains).chain(node) {
+        for resource in CAPPED {
+            let cap = cap_of(model.caps(account), resource).unwrap_or(u64::MAX);
+            let used = sums.usage(resource);
+            ensure!(
+                used <= u128::from(cap),
+                "{resource} of {account:?} is {used}, above its cap {cap}: {sums:?}"
+            );
+        }
+    }
+    let uninvited = model.tickets.values().filter(|closing| closing.uninvited).count() as u64;
+    let table = model.table_fds(&ledger.node) - uninvited;
+    let most = model.config.table_fds;
+    ensure!(table <= most, "the broker's table needs {table} fds, it has {most}");
+    Ok(())
+}
+
+/// The lists of allocations and leases, record by record.
+fn records(model: &Model, core: &Core) -> Check {
+    let mut seen = 0;
+    for view in core.allocations(0) {
+        seen += 1;
+        let id = view.id;
+        let known = model.allocations.get(&id).ok_or_else(|| format!("{id} is nobody's"))?;
+        let held = matches!(view.state, AllocationState::Held | AllocationState::Resident);
+        let ended = view.state == AllocationState::Ended;
+        ensure!(held == model.is_held(id), "{id} is {:?}", view.state);
+        ensure!(ended == known.ended.is_some(), "{id} is {:?}, {:?}", view.state, known.ended);
+        let d = &known.deposit;
+        let core = (view.size_bytes, view.fd_offset, view.owner_allocation_id, view.base);
+        let model_ = (d.size_bytes, d.fd_offset, d.owner_allocation_id, d.base);
+        ensure!(core == model_, "{id} is listed as {core:?}, it is {model_:?}");
+        let owner = model.owner_here(known).then_some(known.owner);
+        ensure!(view.owner.map(|owner| owner.0) == owner, "{id}: owner {:?}", view.owner);
+        let open = known.leases.iter().filter(|lease| is_open(model, lease)).count();
+        let mapped = known.leases.len() - open;
+        ensure!(
+            (view.open_leases as usize, view.mapped_leases as usize) == (open, mapped),
+            "{id}: {} open and {} mapped leases, it has {open} and {mapped}",
+            view.open_leases,
+            view.mapped_leases
+        );
+    }
+    let all = model.allocations.len();
+    ensure!(seen == all, "{seen} allocations are listed, there are {all}");
+    let mut seen = 0;
+    for view in core.leases(0) {
+        seen += 1;
+        let known = model.leases.get(&view.id.0).ok_or("a lease of nobody is listed")?;
+        let (core, model) =
+            ((view.client.0, view.allocation, view.mapped), (known.client, known.id, known.mapped));
+        ensure!(core == model, "lease {:#x} is {core:?}, not {model:?}", view.id.0);
+    }
+    ensure!(seen == model.leases.len(), "{seen} leases listed, there are {}", model.leases.len());
+    Ok(())
+}
+
+/// After a poll was done as soon as it was due: no deadline has passed, none will be slept through.
+pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
+    let due = core.poll_timeout().map_or(u64::MAX, |at| at.0);
+    for (client, state) in &model.clients {
+        for (number, request) in &state.requests {
+            let Some(deadline) = request.may_wait_until() else { continue };
+            let what = format!("request {number} of client {client} until {deadline}");
+            ensure!(deadline > model.now, "{what} is overdue at {}", model.now);
+            ensure!(due <= deadline, "{what}: the next poll is due at {due}");
+        }
+    }
+    Ok(())
+}
+
+/// Parked requests of clients that can be sent to, in the order of arrival.
+fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
+    let mut all: Vec<(u32, &Client, &Request)> = model
+        .clients
+        .iter()
+        .filter(|(_, state)| state.sendable && state.phase != Phase::Gone)
+        .flat_map(|(client, state)| state.requests.values().map(move |r| (*client, state, r)))
+        .collect();
+    all.sort_by_key(|(_, _, request)| request.order);
+    all
+}
+
+/// The caps in the way of each thing that a request could be served with: empty = it could be served now. `None`:
+/// it waits for a recall, or for nothing that room would help.
+fn in_the_way(model: &Model, ledger: &Ledger, client: u32, request: &Request) -> Option<Vec<Blocker>> {
+    if let Ask::Register { .. } = request.ask {
+        return Some(credit_blockers(model, ledger, client));
+    }
+    let mut all = Vec::new();
+    for id in request.wanted() {
+        if model.recalling.contains_key(&id) || model.is_unanswered(id) {
+            return None;
+        }
+        let blockers = model.blockers(ledger, client, id)?;
+        if blockers.is_empty() {
+            return Some(blockers);
+        }
+        all.extend(blockers);
+    }
+    Some(all)
+}
+
+/// No room will help: it has ended, or is not permitted, or its owner does not answer.
+fn is_final(model: &Model, client: u32, id: AllocationId) -> bool {
+    let open = |allocation| model.permitted(client, allocation) && !model.is_unanswered(id);
+    !model.live(id).is_some_and(open)
+}
+
+fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> {
+    let Some(state) = model.clients.get(&client) else { return Vec::new() };
+    let accounts = [Holder::Client(client), Holder::Domain(state.domain), Holder::Node];
+    let mut found = Vec::new();
+    for account in accounts {
+        for resource in [Resource::HeldFds, Resource::Fds] {
+            if model.is_full(ledger, account, resource, 1) {
+                found.push(Blocker { resource, account });
+            }
+        }
+    }
+    if model.is_full(ledger, Holder::Node, Resource::TableFds, 1) {
+        found.push(Blocker { resource: Resource::TableFds, account: Holder::Node });
+    }
+    found
+}
+
+/// Whether serving the later request could take what the earlier one waits for.
+fn waits_behind(
+    model: &Model,
+    later: (u32, &Client, &Request),
+    earlier: &(u32, &Client, &Request, Vec<Blocker>),
+) -> bool {
+    let needs_place = match later.2.ask {
+        Ask::Register { .. } => true,
+        _ => later.2.wanted().any(|id| model.live(id).is_some() && !model.is_held(id)),
+    };
+    earlier.3.iter().any(|blocker| {
+        let account = match blocker.account {
+            Holder::Client(_) => false,
+            Holder::Domain(domain) => {
+                domain == later.1.domain || owner_domains(model, later.2).contains(&domain)
+            }
+            Holder::Node => true,
+        };
+        let resource = match blocker.resource {
+            Resource::OpenLeases | Resource::Fds => true,
+            _ => needs_place,
+        };
+        account && resource
+    })
+}
+
+fn owner_domains(model: &Model, request: &Request) -> BTreeSet<fdbroker_core::DomainKey> {
+    request.wanted().filter_map(|id| model.live(id)).map(|a| a.domain).collect()
+}
+
+/// After each step that leaves no poll due: who can be served is served, unless one before it waits for the same;
+/// and who waits for a place that could be made by closing something sees it made.
+pub fn nothing_left_waiting(model: &Model, core: &Core, ledger: &Ledger, now: u64) -> Check {
+    if core.poll_timeout().is_some_and(|at| at.0 <= now) {
+        return Ok(());
+    }
+    let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
+    for (client, state, request) in waiting(model) {
+        let done = request.wanted().find(|id| is_final(model, client, *id));
+        ensure!(done.is_none(), "client {client} waits for {done:?}, which is decided: {:?}", request.ask);
+        let Some(blockers) = in_the_way(model, ledger, client, request) else { continue };
+        let behind = before.iter().any(|b| waits_behind(model, (client, state, request), b));
+        if !behind {
+            let what = || format!("request of client {client}: {:?}", request.ask);
+            ensure!(!blockers.is_empty(), "{} could be served, and waits", what());
+            if let Some(blocker) = room_could_be_made(model, request, &blockers) {
+                return Err(format!("{} waits, and nobody makes room in {blocker:?}", what()));
+            }
+        }
+        before.push((client, state, request, blockers));
+    }
+    Ok(())
+}
+
+/// A single cap in the way, an fd that could be closed to make room in it, and none that is being closed.
+fn room_could_be_made(model: &Model, request: &Request, blockers: &[Blocker]) -> Option<Blocker> {
+    let closable = |blocker: &Blocker| {
+        matches!(
+            blocker.resource,
+            Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TableFds
+        )
+    };
+    let single = request.wanted().count() <= 1 && blockers.iter().all(closable);
+    let accounts: BTreeSet<Holder> = blockers.iter().map(|blocker| blocker.account).collect();
+    if !single || accounts.len() != 1 {
+        return None;
+    }
+    let blocker = *blockers.first()?;
+    if model.closing_in(blocker.account) > 0 {
+        return None;
+    }
+    let victim = evictable(model).into_iter().any(|(id, client, domain, _)| {
+        let wanted = request.wanted().any(|wanted| wanted == id);
+        let in_scope = match blocker.account {
+            Holder::Client(of) => client == Some(of),
+            Holder::Domain(of) => domain == of,
+            Holder::Node => true,
+        };
+        in_scope && !wanted
+    });
+    victim.then_some(blocker)
+}
+
+type Evictable = (AllocationId, Option<u32>, fdbroker_core::DomainKey, u64);
+
+fn evictable(model: &Model) -> Vec<Evictable> {
+    let all = model.allocations.iter().filter(|(id, a)| model.is_evictable(**id, a));
+    all.map(|(id, a)| {
+        let owner = model.owner_here(a).then_some(a.owner);
+        (*id, owner, a.domain, a.deposit.size_bytes)
+    })
+    .collect()
+}
+
+/// First come first served within a domain: nobody is granted or recalled for while one that came earlier could
+/// have had the same.
+pub fn order(model: &Model, step: &Step, before: &Ledger, action: &Action) -> Check {
+    if step.grants.is_empty() || matches!(action, Action::Supply { .. }) {
+        return Ok(());
+    }
+    let waiting = waiting(model);
+    for (client, order, ids) in &step.grants {
+        let [id] = ids.as_slice() else { continue };
+        if model.was_pinned.contains(id) {
+            continue;
+        }
+        let Some(state) = model.clients.get(client) else { continue };
+        let earlier = waiting.iter().filter(|(_, other, request)| {
+            request.order < *order && other.domain == state.domain && request.wanted().count() == 1
+        });
+        for (passed, _, request) in earlier {
+            let Some(blockers) = in_the_way(model, before, *passed, request) else { continue };
+            let own = blockers.iter().any(|b| matches!(b.account, Holder::Client(_)));
+            let for_lease = |b: &Blocker| matches!(b.resource, Resource::OpenLeases | Resource::Fds);
+            ensure!(
+                own || !blockers.iter().all(for_lease),
+                "client {client} is granted {id}; client {passed}, which came earlier, waits for \
+                 {blockers:?}: {:?}",
+                request.ask
+            );
+        }
+    }
+    Ok(())
+}
+
+/// At rest: nobody waits for what could be had, were everything closed that may be.
+pub fn nothing_stuck(model: &Model) -> Check {
+    let ledger = model.ledger();
+    let all: Vec<_> = evictable(model).into_iter().map(|(_, c, d, bytes)| (c, d, bytes)).collect();
+    let least = ledger.without(&all);
+    let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
+    for (client, state, request) in waiting(model) {
+        let Some(blockers) = in_the_way(model, &least, client, request) else {
+            return Err(format!("at rest, client {client} waits for nothing: {:?}", request.ask));
+        };
+        let behind = before.iter().any(|b| {
+            b.1.domain == state.domain && waits_behind(model, (client, state, request), b)
+        });
+        ensure!(
+            !blockers.is_empty() || behind,
+            "at rest, client {client} waits for what could be had: {:?}",
+            request.ask
+        );
+        before.push((client, state, request, blockers));
+    }
+    Ok(())
+}
+
+/// After a rest: everything answered, told, closed; what is charged is what is there.
+pub fn settled(model: &Model, core: &Core) -> Check {
+    for (client, state) in &model.clients {
+        ensure!(state.phase == Phase::Active, "after a rest client {client} is {:?}", state.phase);
+        let open = &state.requests;
+        ensure!(open.is_empty(), "after a rest client {client} waits: {open:?}");
+    }
+    ensure!(model.leases.is_empty(), "after a rest there are leases");
+    ensure!(model.tickets.is_empty(), "after a rest fds are closing");
+    ensure!(model.recalling.is_empty(), "after a rest recalls are under way");
+    ensure!(model.silent.is_empty(), "after a rest clients are silent");
+    for (id, allocation) in &model.allocations {
+        let live = allocation.ended.is_none() && allocation.drain == Drain::No;
+        ensure!(live, "after a rest {id} is {:?}, {:?}", allocation.ended, allocation.drain);
+    }
+    let node = model.ledger().node;
+    let charged = core.totals().node.now(Resource::Fds);
+    let right = node.held + node.credits + node.own;
+    ensure!(charged == right, "after a rest {charged} fds are charged, there are {right}");
+    Ok(())
+}

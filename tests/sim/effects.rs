@@ -1,0 +1,810 @@
+//! Judges each effect in its order, and each message of an event socket: it must be due, true, and addressed to
+//! one that is there. Must never look into the core.
+
+use crate::action::show_status;
+use crate::judge::{Fate, Foretold, Quota, Step, ensure, overlaps, slot_range};
+use crate::model::{Allocation, Ask, Check, Closing, Drain, Holder, Lease, Ledger, Model, Phase, Request, cap_of};
+use fdbroker_core::{
+    ClientId, Deposit, DrainedEvent, Effect, Effects, Events, Granted, Lane, LeaseId, RecallEvent,
+    Registered, RevokedEvent, StatusReply,
+};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Share, Status};
+use std::collections::BTreeSet;
+
+impl Model {
+    /// One effect, in its order.
+    pub fn effect(&mut self, step: &mut Step, effect: &Effect, all: &Effects) -> Check {
+        match effect {
+            Effect::StoreArrived { index, slot } => self.stored(step, usize::from(*index), *slot),
+            Effect::CloseArrived { index, ticket, lane } => {
+                self.closed_arrived(step, usize::from(*index), ticket.0, *lane)
+            }
+            Effect::CloseHeld { slot, ticket } => self.closed_held(step, *slot, ticket.0),
+            Effect::Publish { slot, generation: 0 } => self.unpublish(step, *slot),
+            Effect::Publish { slot, generation } => self.publish(step, *slot, *generation),
+            Effect::Welcome { client, request, deposit_credits } => {
+                self.welcomed(step, *client, request.0, *deposit_credits)
+            }
+            Effect::Registered { client, request, range, deposit_credits } => {
+                let items = all.registered.get(range.clone()).ok_or("range out of bounds")?;
+                self.registered(step, (*client, request.0), items, *deposit_credits)
+            }
+            Effect::Statuses { client, request, reply, range } => {
+                let items = all.statuses.get(range.clone()).ok_or("range out of bounds")?;
+                self.statuses(step, (*client, request.0), *reply, items)
+            }
+            Effect::Granted { client, request, range, deadline, .. } => {
+                let items = all.granted.get(range.clone()).ok_or("range out of bounds")?;
+                self.granted(step, (*client, request.0), items, deadline.0)
+            }
+            Effect::Failed { client, request, status } => {
+                self.failed(step, (*client, request.0), *status)
+            }
+            Effect::Events { client } => {
+                step.events_seen = true;
+                let phase = self.client(client.0)?.phase;
+                ensure!(phase != Phase::Gone, "events for client {}, which is gone", client.0);
+                Ok(())
+            }
+            Effect::Disconnect { client, status } => self.disconnected(step, *client, *status),
+            Effect::Forget { client } => self.forgotten(step, *client),
+        }
+    }
+
+    // --- fds and the page -------------------------------------------------------------------------
+
+    fn stored(&mut self, step: &mut Step, index: usize, slot: u32) -> Check {
+        take_arrived(step, index, Fate::Stored(slot))?;
+        let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
+        ensure!(!state.full, "StoreArrived into slot {slot}, which has an fd already");
+        state.full = true;
+        Ok(())
+    }
+
+    fn closed_arrived(&mut self, step: &mut Step, index: usize, ticket: u32, lane: Lane) -> Check {
+        take_arrived(step, index, Fate::Closed(lane))?;
+        let uninvited = step.uninvited.contains(&index);
+        step.arrived_tickets.push(ticket);
+        let sender = step.sender.ok_or("fds arrived from nobody")?;
+        let closing = self.closing_of_sender(sender, lane == Lane::Refused, uninvited)?;
+        self.new_ticket(ticket, closing)
+    }
+
+    fn closing_of_sender(&self, sender: u32, refused: bool, uninvited: bool) -> Check<Closing> {
+        Ok(Closing {
+            client: sender,
+            client_order: self.client_orders.get(&sender).copied().unwrap_or(0),
+            domain: self.client(sender)?.domain,
+            refused,
+            uninvited,
+        })
+    }
+
+    fn new_ticket(&mut self, ticket: u32, closing: Closing) -> Check {
+        let known = self.tickets.insert(ticket, closing);
+        ensure!(known.is_none(), "ticket {ticket} is under way twice");
+        Ok(())
+    }
+
+    fn closed_held(&mut self, step: &mut Step, slot: u32, ticket: u32) -> Check {
+        let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
+        ensure!(state.full, "CloseHeld of slot {slot}, which has no fd");
+        state.full = false;
+        if state.published != 0 {
+            step.evicted.push(AllocationId { slot, generation: state.published });
+        }
+        let owner = self.allocations.range(slot_range(slot)).next_back();
+        let closing = match owner {
+            Some((_, allocation)) => Closing {
+                client: allocation.owner,
+                client_order: allocation.owner_order,
+                domain: allocation.domain,
+                refused: false,
+                uninvited: false,
+            },
+            // Registered and ended in one message: the sender's.
+            None => {
+                let sender = step.sender.ok_or_else(|| format!("slot {slot} is nobody's"))?;
+                self.closing_of_sender(sender, false, false)?
+            }
+        };
+        self.new_ticket(ticket, closing)
+    }
+
+    fn publish(&mut self, step: &mut Step, slot: u32, generation: u32) -> Check {
+        let first = self.config.first_generation;
+        let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
+        let live = state.published;
+        ensure!(live == 0, "slot {slot} gets generation {generation} while {live} lives there");
+        let floor = state.highest.max(first - 1);
+        ensure!(generation > floor, "slot {slot} gets generation {generation}, not above {floor}");
+        state.published = generation;
+        state.highest = generation;
+        step.published.insert(AllocationId { slot, generation });
+        Ok(())
+    }
+
+    fn unpublish(&mut self, step: &mut Step, slot: u32) -> Check {
+        let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
+        ensure!(state.published != 0, "slot {slot} is unpublished twice");
+        let id = AllocationId { slot, generation: state.published };
+        state.published = 0;
+        ensure!(!step.events_seen, "{id} is taken off the page after its holders could be told");
+        step.unpublished.insert(id);
+        Ok(())
+    }
+
+    // --- answers ------------------------------------------------------------------------------------
+
+    fn answer(&mut self, client: ClientId, request: u64) -> Check<Request> {
+        let state = self.client_mut(client.0)?;
+        ensure!(
+            state.phase != Phase::Gone,
+            "an answer to client {}, which is gone",
+            client.0
+        );
+        state.requests.remove(&request).ok_or_else(|| {
+            format!("request {request} of client {} is answered, and is not under way", client.0)
+        })
+    }
+
+    fn welcomed(
+        &mut self,
+        step: &Step,
+        client: ClientId,
+        request: u64,
+        credits: u32,
+    ) -> Check {
+        let asked = self.answer(client, request)?;
+        let Ask::Hello { own_fds } = asked.ask else {
+            return Err("welcome in answer to another request".into());
+        };
+        ensure!(step.must_fail.is_none(), "welcomed twice");
+        let most = self.config.max_credits.min(self.config.base_credits);
+        let state = self.client_mut(client.0)?;
+        ensure!(credits <= most, "{credits} deposit credits at hello, more than {most}");
+        state.phase = Phase::Active;
+        state.own = u64::from(own_fds);
+        state.credits = u64::from(credits);
+        Ok(())
+    }
+
+    fn registered(
+        &mut self,
+        step: &mut Step,
+        (client, request): (ClientId, u64),
+        items: &[Registered],
+        credits: u32,
+    ) -> Check {
+        let asked = self.answer(client, request)?;
+        let Ask::Register { deposits, credits_wanted, .. } = asked.ask else {
+            return Err("a register reply to another request".into());
+        };
+        ensure!(items.len() == deposits.len(), "{} replies, {} deposits", items.len(), deposits.len());
+        ensure!(step.must_fail.is_none(), "deposits beyond the credits were accepted");
+        for (index, (item, deposit)) in items.iter().zip(&deposits).enumerate() {
+            ensure!(usize::from(item.index) == index, "reply {index} says index {}", item.index);
+            self.registered_item(step, client.0, (index, deposit), item)?;
+        }
+        let most = self.config.max_credits.min(credits_wanted.max(self.config.base_credits));
+        ensure!(credits <= most, "{credits} deposit credits, more than {most}");
+        let waited = deposits.is_empty() && self.client(client.0)?.credits == 0;
+        ensure!(!waited || credits > 0 || credits_wanted == 0, "waited for credit, and got none");
+        self.client_mut(client.0)?.credits = u64::from(credits);
+        Ok(())
+    }
+
+    fn registered_item(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        (index, deposit): (usize, &Deposit),
+        item: &Registered,
+    ) -> Check {
+        let fate = step.arrived.get(index).copied().unwrap_or(Fate::Waiting);
+        if let Some(status) = foretold_refusal(deposit) {
+            let told = show_status(&item.status);
+            ensure!(item.status == status, "deposit {index} is answered {told}, not {status}");
+            ensure!(fate == Fate::Closed(deposit.lane), "refused deposit {index}: {fate:?}");
+            return Ok(());
+        }
+        if item.status.is_ok() {
+            return self.registered_ok(step, client, (index, deposit), (item.id, fate));
+        }
+        ensure!(fate == Fate::Closed(deposit.lane), "refused deposit {index}: {fate:?}");
+        let shown = show_status(&item.status);
+        ensure!(item.status.result() == Err(ErrorCode::NoQuota), "deposit {index}: {shown}");
+        // The address was reused, whether there is room for the new allocation or not.
+        self.end_overlapped(step, client, deposit);
+        let need = need_of(&item.status, deposit.size_bytes, 1);
+        step.quotas.push(Quota { status: item.status, client, owner: None, need });
+        Ok(())
+    }
+
+    fn registered_ok(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        (index, deposit): (usize, &Deposit),
+        (id, fate): (AllocationId, Fate),
+    ) -> Check {
+        if step.published.remove(&id) {
+            match fate {
+                Fate::Stored(slot) => ensure!(slot == id.slot, "new {id}: its fd is in {slot}"),
+                // Bytes are full: it begins its life evicted.
+                Fate::Closed(_) if deposit.recallable => step.not_kept.push(id),
+                _ => return Err(format!("new {id}: its fd is {fate:?}")),
+            }
+            self.end_overlapped(step, client, deposit);
+            return self.new_allocation(step, client, id, deposit);
+        }
+        let known = self.live(id).ok_or_else(|| format!("{id} is registered, but not published"))?;
+        ensure!(known.owner == client, "{id} is registered, but another client's");
+        let same = deposit.base != 0
+            && known.deposit.base == deposit.base
+            && known.deposit.device == deposit.device
+            && known.deposit.size_bytes == deposit.size_bytes
+            && known.deposit.owner_allocation_id == deposit.owner_allocation_id;
+        ensure!(same, "{id} is registered again by another key");
+        match fate {
+            Fate::Closed(_) => {}
+            Fate::Stored(slot) => ensure!(slot == id.slot, "{id}: its fd is in slot {slot}"),
+            Fate::Waiting => return Err(format!("{id}: fd {index} is neither stored nor closed")),
+        }
+        if let Some(known) = self.allocations.get_mut(&id) {
+            known.count += 1;
+        }
+        Ok(())
+    }
+
+    fn end_overlapped(&mut self, step: &mut Step, client: u32, deposit: &Deposit) {
+        if deposit.base == 0 {
+            return;
+        }
+        let owns = self.clients.get(&client).map(|c| c.owns.clone()).unwrap_or_default();
+        for id in owns {
+            if self.live(id).is_some_and(|old| overlaps(&old.deposit, deposit)) {
+                self.end(id, ErrorCode::Stale);
+                step.ended.insert(id);
+            }
+        }
+    }
+
+    fn new_allocation(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        id: AllocationId,
+        deposit: &Deposit,
+    ) -> Check {
+        let owner_order = self.client_orders.get(&client).copied().unwrap_or(0);
+        let state = self.client_mut(client)?;
+        state.owns.push(id);
+        let allocation = Allocation {
+            owner: client,
+            owner_order,
+            domain: state.domain,
+            deposit: *deposit,
+            count: 1,
+            ended: None,
+            leases: BTreeSet::new(),
+            recalled_at: None,
+            refused: None,
+            drain: Drain::No,
+        };
+        let known = self.allocations.insert(id, allocation);
+        ensure!(known.is_none(), "{id} is given to a second allocation");
+        step.new_allocations += 1;
+        Ok(())
+    }
+
+    fn statuses(
+        &mut self,
+        step: &mut Step,
+        (client, request): (ClientId, u64),
+        reply: StatusReply,
+        items: &[Status],
+    ) -> Check {
+        let asked = self.answer(client, request)?;
+        let fits = matches!(
+            (&asked.ask, reply),
+            (Ask::Unregister, StatusReply::Unregister) | (Ask::Lease, StatusReply::Lease)
+        );
+        ensure!(fits, "{reply:?} in answer to {:?}", asked.ask);
+        let foretold = step.foretold.take().ok_or("statuses that nobody asked for")?;
+        ensure!(foretold.len() == items.len(), "{} statuses, not {}", items.len(), foretold.len());
+        for (at, (item, expected)) in items.iter().zip(&foretold).enumerate() {
+            let right = match expected {
+                Foretold::Exactly(status) => item == status,
+                Foretold::OneOf(codes) => item.result().is_err_and(|code| codes.contains(&code)),
+            };
+            ensure!(right, "status {at} is {}, not {expected:?}", show_status(item));
+            if item.result() == Err(ErrorCode::NoQuota) {
+                let quota = Quota { status: *item, client: client.0, owner: None, need: 1 };
+                step.quotas.push(quota);
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(
+        &mut self,
+        step: &mut Step,
+        (client, request): (ClientId, u64),
+        status: Status,
+    ) -> Check {
+        let code = status.result().err().ok_or("failed with OK")?;
+        if step.stranger && request == 0 {
+            return Ok(());
+        }
+        let asked = self.answer(client, request)?;
+        if step.cancelled == Some((client.0, request)) {
+            ensure!(code == ErrorCode::Cancelled, "a cancelled request failed with {code:?}");
+            step.cancelled = None;
+            return Ok(());
+        }
+        if let Some(must) = step.must_fail.take() {
+            ensure!(code == must, "failed with {code:?}, not {must:?}");
+            return Ok(());
+        }
+        let shown = show_status(&status);
+        ensure!(code == ErrorCode::NoQuota, "{:?} failed with {shown}", asked.ask);
+        let mut quota = Quota { status, client: client.0, owner: None, need: 1 };
+        let parked = self.client(client.0)?.requests.len();
+        let too_many = parked >= self.config.max_parked_per_client as usize;
+        match asked.ask {
+            Ask::Hello { own_fds } => {
+                step.disconnect = Some((client.0, true));
+                quota.need = u64::from(own_fds).max(1);
+            }
+            Ask::Register { deposits, .. } if !deposits.is_empty() => {
+                return self.deposits_refused(step, client.0, &deposits, status);
+            }
+            Ask::Register { deadline, .. } => {
+                ensure!(deadline <= self.now || too_many, "no credit, and the deadline is to come");
+            }
+            Ask::Acquire { .. } => {
+                let limit = status.resource == Resource::ParkedRequests as u8;
+                ensure!(limit && too_many, "an acquire failed with {shown}, {parked} parked");
+            }
+            ask => return Err(format!("{ask:?} failed with {shown}")),
+        }
+        step.quotas.push(quota);
+        Ok(())
+    }
+
+    /// A whole message of deposits is refused unread: too many refused fds of the domain are closing already.
+    fn deposits_refused(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        deposits: &[Deposit],
+        status: Status,
+    ) -> Check {
+        let most = u64::from(self.config.max_refused_per_domain);
+        let right = Status::no_quota(Resource::RefusedFds, Scope::Domain, most, status.pid.get());
+        ensure!(status == right, "register failed with {}", show_status(&status));
+        let domain = self.client(client)?.domain;
+        for ticket in &step.arrived_tickets {
+            if let Some(closing) = self.tickets.get_mut(ticket) {
+                closing.uninvited = true;
+            }
+        }
+        self.client_mut(client)?.credits += deposits.len() as u64;
+        let now = self.refused_of(domain);
+        ensure!(now > most, "refused for {now} closing fds, the bound is {most}");
+        Ok(())
+    }
+
+    // --- grants ---------------------------------------------------------------------------------------
+
+    fn granted(
+        &mut self,
+        step: &mut Step,
+        (client, request): (ClientId, u64),
+        items: &[Granted],
+        deadline: u64,
+    ) -> Check {
+        let asked = self.answer(client, request)?;
+        let Ask::Acquire { wanted, deadline: asked_until } = asked.ask else {
+            return Err("a grant in answer to another request".into());
+        };
+        ensure!(deadline == asked_until, "a grant with deadline {deadline}, not {asked_until}");
+        ensure!(items.len() == wanted.len(), "{} items for {}", items.len(), wanted.len());
+        let cancelled = step.cancelled == Some((client.0, request));
+        if cancelled {
+            step.cancelled = None;
+        }
+        let phase = self.client(client.0)?.phase;
+        ensure!(phase != Phase::Connected, "a grant to client {} before hello", client.0);
+        let again = Status::error(ErrorCode::Again);
+        let all_again = items.iter().all(|item| item.status == again) && !items.is_empty();
+        ensure!(
+            !all_again || deadline <= self.now,
+            "nothing is ready, and a request that may wait until {deadline} answers AGAIN"
+        );
+        let mut given = Vec::new();
+        for (item, wanted) in items.iter().zip(&wanted) {
+            ensure!(item.wanted == *wanted, "the items are in another order");
+            if item.status.is_ok() {
+                ensure!(!cancelled, "a cancelled request is granted");
+                given.push(self.granted_ok(client.0, item)?);
+            } else {
+                self.not_granted(step, client.0, item, items.len(), cancelled)?;
+            }
+        }
+        if !given.is_empty() {
+            let sendable = self.client(client.0)?.sendable;
+            ensure!(sendable, "fds for client {}, which has no room for a message", client.0);
+            step.grants.push((client.0, asked.order, given));
+        }
+        self.client_mut(client.0)?.answered.insert(request, asked.order);
+        Ok(())
+    }
+
+    fn granted_ok(&mut self, client: u32, item: &Granted) -> Check<AllocationId> {
+        let id = item.wanted.map_err(|code| format!("{code:?} is granted"))?;
+        let allocation = self
+            .live(id)
+            .ok_or_else(|| format!("{id} is granted; it has ended or never was"))?;
+        ensure!(self.permitted(client, allocation), "{id} is granted to a client of another domain");
+        ensure!(self.is_held(id), "{id} is granted while the broker has no fd of it");
+        let d = &allocation.deposit;
+        let told = (item.kind, item.size_bytes, item.fd_offset, item.device);
+        let right = (d.kind, d.size_bytes, d.fd_offset, d.device);
+        ensure!(told == right, "{id} is granted as {told:?}, it is {right:?}");
+        ensure!(item.owner_allocation_id == d.owner_allocation_id, "{id}: wrong owner's id");
+        ensure!(item.has_driver_data == d.driver_data.is_some(), "{id}: driver data mixed up");
+        let lease = item.lease.0;
+        ensure!(lease != 0, "{id} is granted without a lease");
+        ensure!(!self.leases.contains_key(&lease), "lease {lease:#x} is given twice");
+        let (slot, generation) = (lease as u32, (lease >> 32) as u32);
+        let highest = self.lease_highest.entry(slot).or_insert(0);
+        ensure!(generation > *highest, "lease {lease:#x} was given before");
+        *highest = generation;
+        self.leases.insert(lease, Lease { client, id, mapped: false, revoked: false });
+        if let Some(allocation) = self.allocations.get_mut(&id) {
+            allocation.leases.insert(lease);
+        }
+        self.client_mut(client)?.leases.push(lease);
+        Ok(id)
+    }
+
+    fn not_granted(
+        &self,
+        step: &mut Step,
+        client: u32,
+        item: &Granted,
+        items: usize,
+        cancelled: bool,
+    ) -> Check {
+        ensure!(item.lease == LeaseId(0), "a lease with {}", show_status(&item.status));
+        let code = item.status.result().err().ok_or("unreachable: OK")?;
+        let id = match item.wanted {
+            Err(given) => {
+                // One item of a batch that waited for another may be asked to come again.
+                let right = code == given || cancelled || code == ErrorCode::Again;
+                ensure!(right, "{given:?} became {code:?}");
+                return Ok(());
+            }
+            Ok(id) => id,
+        };
+        if cancelled {
+            ensure!(code == ErrorCode::Cancelled, "cancelled, and answered {code:?}");
+            return Ok(());
+        }
+        let shown = show_status(&item.status);
+        let Some(allocation) = self.live(id) else {
+            return self.check_ended_code(id, code, items);
+        };
+        let permitted = self.permitted(client, allocation);
+        ensure!(
+            permitted != (code == ErrorCode::NotPermitted) || code == ErrorCode::Again,
+            "{id}: {shown}, permitted: {permitted}"
+        );
+        match code {
+            ErrorCode::NotPermitted | ErrorCode::Again => Ok(()),
+            ErrorCode::NoQuota => {
+                let resource = Resource::from_number(item.status.resource);
+                let place = matches!(
+                    resource,
+                    Some(Resource::HeldFds | Resource::HeldBytes | Resource::TableFds)
+                );
+                ensure!(
+                    !place || items > 1 || !self.is_held(id),
+                    "{id}: {shown}, which it does not need: its fd is here"
+                );
+                let owner = Some((allocation.owner, allocation.domain));
+                let need = need_of(&item.status, allocation.deposit.size_bytes, 2);
+                step.quotas.push(Quota { status: item.status, client, owner, need });
+                Ok(())
+            }
+            ErrorCode::OwnerSilent => {
+                ensure!(!self.is_held(id), "{id}: {shown} while its fd is here");
+                match item.status.value.get() {
+                    0 => step.said_silent.push(allocation.owner),
+                    value => {
+                        let refused = allocation.refused.map_or(0, |code| code as u64);
+                        ensure!(value == refused, "{id}: {shown}, the owner said {refused}");
+                    }
+                }
+                Ok(())
+            }
+            _ => Err(format!("{id}: {shown}")),
+        }
+    }
+
+    fn check_ended_code(&self, id: AllocationId, code: ErrorCode, items: usize) -> Check {
+        let cause = self.ended.get(&id);
+        let right = match code {
+            ErrorCode::Stale => true,
+            // Who asks after the owner's death is told what is true now.
+            ErrorCode::OwnerGone => {
+                let owner_here = self.allocations.get(&id).is_some_and(|a| self.owner_here(a));
+                cause.is_some() && !owner_here
+            }
+            ErrorCode::BadHandle => cause.is_none(),
+            // One of another domain may be told that it is none of its business.
+            ErrorCode::NotPermitted => cause.is_some(),
+            ErrorCode::Again => items > 1,
+            _ => false,
+        };
+        ensure!(right, "{id} ended with {cause:?} and answers {code:?}");
+        Ok(())
+    }
+
+    // --- ends of connections --------------------------------------------------------------------------
+
+    fn disconnected(&mut self, step: &mut Step, client: ClientId, status: Status) -> Check {
+        let justified = step.disconnect.is_some_and(|(who, _)| who == client.0);
+        ensure!(justified, "client {} is disconnected, and did nothing wrong", client.0);
+        let state = self.client_mut(client.0)?;
+        ensure!(state.phase != Phase::Gone, "client {} is disconnected when gone", client.0);
+        state.phase = Phase::Dropped;
+        step.disconnected.insert(client.0);
+        let domain = self.client(client.0)?.domain;
+        let shown = show_status(&status);
+        let justified = match Resource::from_number(status.resource) {
+            Some(Resource::RefusedFds) => {
+                self.refused_of(domain) >= u64::from(self.config.max_refused_per_domain)
+            }
+            Some(Resource::Connections) if status.scope == Scope::Domain as u8 => {
+                let mut domains: BTreeSet<_> = self.ledger().domains.into_keys().collect();
+                domains.extend(self.tickets.values().map(|closing| closing.domain));
+                domains.len() as u32 > self.config.max_domains
+            }
+            Some(Resource::Connections) => client.0 >= self.config.max_clients,
+            Some(Resource::TableFds) => {
+                self.table_fds(&self.ledger().node) > self.config.table_fds
+            }
+            _ => step.connecting.is_none(),
+        };
+        ensure!(justified, "client {} is disconnected with {shown}, and there is room", client.0);
+        Ok(())
+    }
+
+    fn forgotten(&mut self, step: &Step, client: ClientId) -> Check {
+        let state = self.client(client.0)?;
+        let refused = step.disconnected.contains(&client.0) && step.connecting == Some(client.0);
+        ensure!(
+            state.phase == Phase::Gone || refused,
+            "client {} is forgotten in {:?}",
+            client.0,
+            state.phase
+        );
+        ensure!(
+            state.leases.is_empty() && state.owns.is_empty(),
+            "client {} is forgotten and has leases or allocations",
+            client.0
+        );
+        self.clients.remove(&client.0);
+        Ok(())
+    }
+
+    // --- event sockets ----------------------------------------------------------------------------------
+
+    /// Events that the client took.
+    pub fn took(&mut self, client: u32, events: &Events) -> Check {
+        let phase = self.client(client)?.phase;
+        ensure!(phase != Phase::Gone, "events for client {client}, which is gone");
+        let count = match events {
+            Events::Recall(list) => {
+                list.iter().try_for_each(|event| self.took_recall(client, event))?;
+                list.len()
+            }
+            Events::Revoked(list) => {
+                list.iter().try_for_each(|event| self.took_revoked(client, event))?;
+                list.len()
+            }
+            Events::Drained(list) => {
+                list.iter().try_for_each(|event| self.took_drained(client, event))?;
+                list.len()
+            }
+        };
+        ensure!((1..=MAX_BATCH).contains(&count), "an event message of {count} items");
+        Ok(())
+    }
+
+    /// The client has taken all there was: nothing due may be missing.
+    pub fn took_all(&self, client: u32) -> Check {
+        let state = self.client(client)?;
+        for lease in &state.leases {
+            let known = self.leases.get(lease).ok_or("a lease of nobody")?;
+            let ended = self.allocations.get(&known.id).is_some_and(|a| a.ended.is_some());
+            ensure!(!ended || known.revoked, "lease {lease:#x}: {} ended, not told", known.id);
+        }
+        let order = self.client_orders.get(&client).copied();
+        for (id, allocation) in &self.allocations {
+            if allocation.owner != client || Some(allocation.owner_order) != order {
+                continue;
+            }
+            ensure!(allocation.drain != Drain::Due, "{id} is drained, and its owner is not told");
+            let asked = allocation.recalled_at.is_some();
+            let recalling = self.recalling.contains_key(id);
+            ensure!(asked || !recalling, "{id} is recalled, and its owner is not asked");
+        }
+        Ok(())
+    }
+
+    fn took_recall(&mut self, client: u32, event: &RecallEvent) -> Check {
+        let (id, now, held) = (event.id, self.now, self.is_held(event.id));
+        ensure!(self.live(id).is_some(), "a recall of {id}, which has ended");
+        let Some(allocation) = self.allocations.get_mut(&id) else { return Ok(()) };
+        ensure!(allocation.owner == client, "a recall of {id} to client {client}, not its owner");
+        ensure!(allocation.deposit.recallable, "a recall of {id}, which is resident");
+        ensure!(!held, "a recall of {id} while its fd is here");
+        ensure!(
+            allocation.recalled_at.is_none(),
+            "a second recall of {id} while the first is not answered"
+        );
+        let d = &allocation.deposit;
+        let told = (event.owner_allocation_id, event.base, event.size_bytes, event.device);
+        let right = (d.owner_allocation_id, d.base, d.size_bytes, d.device);
+        ensure!(told == right, "the recall of {id} says {told:?}, not {right:?}");
+        ensure!(event.fd_offset == d.fd_offset, "the recall of {id} has another offset");
+        allocation.recalled_at = Some(now);
+        Ok(())
+    }
+
+    fn took_revoked(&mut self, client: u32, event: &RevokedEvent) -> Check {
+        let ended = self.ended.get(&event.id).copied();
+        let owner_here = self.allocations.get(&event.id).is_some_and(|a| self.owner_here(a));
+        let lease = self
+            .leases
+            .get_mut(&event.lease.0)
+            .filter(|lease| lease.client == client)
+            .ok_or_else(|| format!("revoked to client {client}: not its lease: {event:?}"))?;
+        ensure!(lease.id == event.id, "revoked names {}, the lease is of {}", event.id, lease.id);
+        ensure!(!lease.revoked, "lease {:#x} is revoked twice", event.lease.0);
+        let right = ended == Some(event.code)
+            || ended.is_some() && event.code == ErrorCode::OwnerGone && !owner_here;
+        ensure!(right, "{} ended with {ended:?}: {event:?}", event.id);
+        lease.revoked = true;
+        Ok(())
+    }
+
+    fn took_drained(&mut self, client: u32, event: &DrainedEvent) -> Check {
+        let id = event.id;
+        let allocation = self
+            .allocations
+            .get_mut(&id)
+            .ok_or_else(|| format!("{id} is drained, which nobody waits for"))?;
+        ensure!(allocation.owner == client, "{id} is drained to client {client}, not its owner");
+        ensure!(allocation.drain == Drain::Due, "{id} is drained in {:?}", allocation.drain);
+        ensure!(allocation.leases.is_empty(), "{id} is drained and still leased");
+        let told = (event.owner_allocation_id, event.base);
+        let right = (allocation.deposit.owner_allocation_id, allocation.deposit.base);
+        ensure!(told == right, "drained says {told:?}, not {right:?}");
+        allocation.drain = Drain::Told;
+        self.sweep(id);
+        Ok(())
+    }
+
+    // --- NO_QUOTA ---------------------------------------------------------------------------------------
+
+    /// Whether a NO_QUOTA names a cap that was full, and the largest holder, by one of the sums given.
+    pub fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger]) -> Check {
+        let shown = show_status(&quota.status);
+        let resource = Resource::from_number(quota.status.resource);
+        let scope = Scope::from_number(quota.status.scope);
+        let (Some(resource), Some(scope)) = (resource, scope) else {
+            return Err(format!("{shown} names no cap"));
+        };
+        let value = quota.status.value.get();
+        if resource == Resource::ParkedRequests {
+            ensure!(value == u64::from(self.config.max_parked_per_client), "{shown}: another cap");
+            return Ok(());
+        }
+        if resource == Resource::Allocations && value == u64::from(self.config.max_slots) {
+            let in_use = |slot: u32| self.allocations.range(slot_range(slot)).next().is_some();
+            let free = (0..self.config.max_slots)
+                .filter(|slot| self.slots[*slot as usize].highest < u32::MAX && !in_use(*slot));
+            let cap = self.config.node.allocations;
+            ensure!(free.count() == 0 || cap == value, "{shown}, and there are free slots");
+            return Ok(());
+        }
+        let accounts = self.accounts_of(quota, scope);
+        let cap = match resource {
+            Resource::TableFds => self.config.table_fds,
+            other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
+        };
+        ensure!(cap == value, "{shown} names another cap: it is {cap}");
+        let is_full = |ledger: &&&Ledger, account: Holder| {
+            self.is_full(ledger, account, resource, quota.need)
+        };
+        let full = accounts
+            .iter()
+            .any(|account| ledgers.iter().any(|ledger| is_full(&ledger, *account)));
+        ensure!(full, "{shown}, and there is room: node {:?}", ledgers.last().map(|l| l.node));
+        let largest = accounts.iter().any(|account| {
+            ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
+        });
+        ensure!(largest, "{shown} names a pid that does not hold most of it");
+        Ok(())
+    }
+
+    fn accounts_of(&self, quota: &Quota, scope: Scope) -> Vec<Holder> {
+        let own = self.clients.get(&quota.client).map(|client| client.domain);
+        let owner = quota.owner;
+        match scope {
+            Scope::Client => {
+                let owner = owner.map(|(client, _)| client);
+                [Some(quota.client), owner].into_iter().flatten().map(Holder::Client).collect()
+            }
+            Scope::Domain => {
+                let owner = owner.map(|(_, domain)| domain);
+                [own, owner].into_iter().flatten().map(Holder::Domain).collect()
+            }
+            Scope::Job | Scope::Node => vec![Holder::Node],
+        }
+    }
+
+    fn is_largest(&self, ledger: &Ledger, account: Holder, resource: Resource, quota: &Quota) -> bool {
+        let of = |number: u32, domain| match account {
+            Holder::Client(client) => client == number,
+            Holder::Domain(wanted) => wanted == domain,
+            Holder::Node => true,
+        };
+        let members = self.clients.iter().filter(|(number, state)| of(**number, state.domain));
+        let usage = |number: u32| ledger.of(Holder::Client(number)).usage(resource);
+        let most = members.clone().map(|(number, _)| usage(*number)).max();
+        let pid = quota.status.pid.get();
+        match most {
+            None => pid == 0,
+            Some(most) => members
+                .into_iter()
+                .any(|(number, state)| usage(*number) == most && state.pid == pid),
+        }
+    }
+
+}
+
+fn take_arrived(step: &mut Step, index: usize, fate: Fate) -> Check {
+    let arrived = step
+        .arrived
+        .get_mut(index)
+        .ok_or_else(|| format!("fd {index} of a message that has fewer"))?;
+    ensure!(*arrived == Fate::Waiting, "fd {index} of the message is used twice");
+    *arrived = fate;
+    Ok(())
+}
+
+/// What a deposit is refused for whatever the state of the broker; `None` = nothing.
+fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
+    if let Err(status) = deposit.checked {
+        return Some(status);
+    }
+    let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
+    if deposit.size_bytes == 0 || ends.contains(&None) {
+        return Some(ErrorCode::Protocol.into());
+    }
+    (deposit.share == Share::Gid).then_some(ErrorCode::NotSupported.into())
+}
+
+fn need_of(status: &Status, size_bytes: u64, fds: u64) -> u64 {
+    match Resource::from_number(status.resource) {
+        Some(Resource::HeldBytes) => size_bytes,
+        Some(Resource::Fds) => fds,
+        _ => 1,
+    }
+}
