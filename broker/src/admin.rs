@@ -351,12 +351,12 @@ impl Chosen {
 }
 
 /// One page of records: from each entry its slot and, if it is wanted, its record.
-fn write_page<'w, R: IntoBytes + Immutable>(
-    writer: &'w mut Writer,
+fn write_page<R: IntoBytes + Immutable>(
+    writer: &mut Writer,
     kind: Kind,
     id: u64,
     all: impl Iterator<Item = (u32, Option<R>)>,
-) -> &'w [u8] {
+) -> &[u8] {
     let mut records = Vec::new();
     let mut page = Page { next_cursor: 0.into(), done: 1.into() };
     for (scanned, (slot, record)) in all.enumerate() {

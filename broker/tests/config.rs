@@ -1,5 +1,7 @@
 //! Settings as an administrator meets them: `--check-config`, precedence, errors with their remedy, help.
 
+#![allow(clippy::unwrap_used)] // a helper of a test is not a `#[test]`
+
 mod common;
 
 use common::program;

@@ -1,5 +1,7 @@
 //! The daemon as a process: start, modes, end, death, restart, and what is refused at the start. Must never depend on time.
 
+#![allow(clippy::unwrap_used)] // a helper of a test is not a `#[test]`
+
 mod common;
 
 use common::*;

@@ -1,6 +1,8 @@
 //! The daemon end to end, spoken to in the bare protocol: every request, and every way to get one wrong. Must never
 //! depend on time.
 
+#![allow(clippy::unwrap_used)] // a helper of a test is not a `#[test]`
+
 mod common;
 
 use common::*;

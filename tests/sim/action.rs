@@ -1,20 +1,30 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
+use fdbroker_core::{ClientId, Now};
 use fdbroker_core::{
     Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
     Ticket, Wanted,
 };
-use fdbroker_core::{ClientId, Now};
 use fdbroker_protocol::{AllocationId, Status};
 use std::fmt::Write;
 
 /// One call of the core.
 #[derive(Clone, Debug)]
 pub enum Action {
-    Connect { client: u32, domain: DomainKey, pid: u32 },
-    Hello { client: u32, request: u64, own_fds: u32 },
-    Gone { client: u32 },
+    Connect {
+        client: u32,
+        domain: DomainKey,
+        pid: u32,
+    },
+    Hello {
+        client: u32,
+        request: u64,
+        own_fds: u32,
+    },
+    Gone {
+        client: u32,
+    },
     Register {
         client: u32,
         request: u64,
@@ -22,15 +32,49 @@ pub enum Action {
         credits_wanted: u32,
         deadline: u64,
     },
-    Unregister { client: u32, request: u64, ids: Vec<AllocationId> },
-    Acquire { client: u32, request: u64, wanted: Vec<Wanted>, deadline: u64 },
-    Unsent { client: u32, request: u64, grants: Vec<Granted>, deadline: u64, seq: u64 },
-    Sendable { client: u32, sendable: bool },
-    Cancel { client: u32, request: u64 },
-    Mapped { client: u32, request: Option<u64>, leases: Vec<LeaseId> },
-    Release { client: u32, request: Option<u64>, leases: Vec<LeaseId> },
-    Supply { client: u32, supplies: Vec<Supply> },
-    Closed { ticket: Ticket },
+    Unregister {
+        client: u32,
+        request: u64,
+        ids: Vec<AllocationId>,
+    },
+    Acquire {
+        client: u32,
+        request: u64,
+        wanted: Vec<Wanted>,
+        deadline: u64,
+    },
+    Unsent {
+        client: u32,
+        request: u64,
+        grants: Vec<Granted>,
+        deadline: u64,
+        seq: u64,
+    },
+    Sendable {
+        client: u32,
+        sendable: bool,
+    },
+    Cancel {
+        client: u32,
+        request: u64,
+    },
+    Mapped {
+        client: u32,
+        request: Option<u64>,
+        leases: Vec<LeaseId>,
+    },
+    Release {
+        client: u32,
+        request: Option<u64>,
+        leases: Vec<LeaseId>,
+    },
+    Supply {
+        client: u32,
+        supplies: Vec<Supply>,
+    },
+    Closed {
+        ticket: Ticket,
+    },
     /// `Core::poll`.
     Poll,
 }
@@ -153,14 +197,11 @@ pub fn show_action(action: &Action) -> String {
             let _ = write!(out, "Unregister c{client} r{request} {}", show_ids(ids));
         }
         Action::Acquire { client, request, wanted, deadline } => {
-            let _ = write!(out, "Acquire c{client} r{request} deadline {deadline} [");
-            for item in wanted {
-                let _ = match item {
-                    Ok(id) => write!(out, " {id}"),
-                    Err(code) => write!(out, " {}", code.name()),
-                };
-            }
-            out.push_str(" ]");
+            let items = some(wanted.iter().map(|item| match item {
+                Ok(id) => id.to_string(),
+                Err(code) => code.name().to_owned(),
+            }));
+            let _ = write!(out, "Acquire c{client} r{request} deadline {deadline} [{items}]");
         }
         Action::Unsent { client, request, grants, deadline, seq } => {
             let _ = write!(
@@ -192,12 +233,25 @@ pub fn show_action(action: &Action) -> String {
     out
 }
 
+/// Some of many, for one line.
+fn some(items: impl ExactSizeIterator<Item = String>) -> String {
+    let more = items.len().saturating_sub(SHOWN_ITEMS);
+    let mut line = items.take(SHOWN_ITEMS).collect::<Vec<_>>().join(", ");
+    if more > 0 {
+        let _ = write!(line, ", and {more} more");
+    }
+    line
+}
+
+/// Most items of a list that a line shows.
+const SHOWN_ITEMS: usize = 16;
+
 fn show_ids(ids: &[AllocationId]) -> String {
-    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    some(ids.iter().map(ToString::to_string))
 }
 
 fn show_leases(leases: &[LeaseId]) -> String {
-    leases.iter().map(|lease| format!("{:#x}", lease.0)).collect::<Vec<_>>().join(" ")
+    some(leases.iter().map(|lease| format!("{:#x}", lease.0)))
 }
 
 /// A status in a few words.
@@ -205,6 +259,7 @@ pub fn show_status(status: &Status) -> String {
     match status.result() {
         Ok(()) if status.value.get() == 0 => "OK".into(),
         Ok(()) => format!("OK({})", status.value.get()),
+        Err(code) if status.resource == 0 && status.value.get() == 0 => code.name().to_owned(),
         Err(code) => format!(
             "{}(resource {} scope {} value {} pid {})",
             code.name(),
@@ -220,36 +275,22 @@ pub fn show_status(status: &Status) -> String {
 pub fn show_effect(effect: &Effect, all: &Effects) -> String {
     match effect {
         Effect::Granted { client, request, range, deadline, seq } => {
-            let items: Vec<String> = all.granted[range.clone()]
-                .iter()
-                .map(|g| match g.wanted {
-                    Ok(id) => format!("{id} {} {:#x}", show_status(&g.status), g.lease.0),
-                    Err(code) => format!("{} {}", code.name(), show_status(&g.status)),
-                })
-                .collect();
-            format!(
-                "Granted c{} r{} deadline {} seq {seq} [{}]",
-                client.0,
-                request.0,
-                deadline.0,
-                items.join(", ")
-            )
+            let items = some(all.granted[range.clone()].iter().map(|g| match g.wanted {
+                Ok(id) => format!("{id} {} {:#x}", show_status(&g.status), g.lease.0),
+                Err(code) => format!("{} {}", code.name(), show_status(&g.status)),
+            }));
+            let (client, request, deadline) = (client.0, request.0, deadline.0);
+            format!("Granted c{client} r{request} deadline {deadline} seq {seq} [{items}]")
         }
         Effect::Registered { client, request, range, deposit_credits } => {
-            let items: Vec<String> = all.registered[range.clone()]
-                .iter()
-                .map(|r| format!("{} {}", r.id, show_status(&r.status)))
-                .collect();
-            format!(
-                "Registered c{} r{} credits {deposit_credits} [{}]",
-                client.0,
-                request.0,
-                items.join(", ")
-            )
+            let items = all.registered[range.clone()].iter();
+            let items = some(items.map(|r| format!("{} {}", r.id, show_status(&r.status))));
+            let (client, request) = (client.0, request.0);
+            format!("Registered c{client} r{request} credits {deposit_credits} [{items}]")
         }
         Effect::Statuses { client, request, reply, range } => {
-            let items: Vec<String> = all.statuses[range.clone()].iter().map(show_status).collect();
-            format!("Statuses c{} r{} {reply:?} [{}]", client.0, request.0, items.join(", "))
+            let items = some(all.statuses[range.clone()].iter().map(show_status));
+            format!("Statuses c{} r{} {reply:?} [{items}]", client.0, request.0)
         }
         Effect::Failed { client, request, status } => {
             format!("Failed c{} r{} {}", client.0, request.0, show_status(status))
@@ -269,9 +310,9 @@ pub fn show_events(events: &Events) -> String {
             format!("Recall {}", show_ids(&ids))
         }
         Events::Revoked(list) => {
-            let items: Vec<String> =
-                list.iter().map(|e| format!("{} {:#x} {}", e.id, e.lease.0, e.code.name())).collect();
-            format!("Revoked {}", items.join(", "))
+            let items = list.iter();
+            let items = items.map(|e| format!("{} {:#x} {}", e.id, e.lease.0, e.code.name()));
+            format!("Revoked {}", some(items))
         }
         Events::Drained(list) => {
             let ids: Vec<AllocationId> = list.iter().map(|event| event.id).collect();

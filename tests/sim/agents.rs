@@ -202,7 +202,14 @@ impl World {
             .collect();
         let count = self.rng.skewed(1, 1 + candidates.len() as u64 / 2) as usize;
         let start = self.rng.index(candidates.len()).unwrap_or(0);
-        candidates.iter().cycle().skip(start).take(count.min(candidates.len())).copied().map(LeaseId).collect()
+        candidates
+            .iter()
+            .cycle()
+            .skip(start)
+            .take(count.min(candidates.len()))
+            .copied()
+            .map(LeaseId)
+            .collect()
     }
 
     fn draw_reply(&mut self, client: u32) -> Option<u64> {
@@ -275,7 +282,8 @@ impl World {
             15..=19 => deposit.base = old.base.saturating_add(PAGE_BYTES),
             // Same id, another size.
             20..=21 => {
-                deposit = Deposit { checked: Ok(()), size_bytes: old.size_bytes + PAGE_BYTES, ..old };
+                deposit =
+                    Deposit { checked: Ok(()), size_bytes: old.size_bytes + PAGE_BYTES, ..old };
             }
             _ => {}
         }
@@ -291,11 +299,8 @@ impl World {
         let kind = [MemoryKind::DmaBuf, MemoryKind::CudaVmm, MemoryKind::Memfd];
         let share = [Share::Uid, Share::Uid, Share::Any, Share::Gid];
         let refused = rng.chance(40);
-        let base = if rng.chance(100) {
-            0
-        } else {
-            0x10_0000 + rng.below(self.setup.pages) * PAGE_BYTES
-        };
+        let base =
+            if rng.chance(100) { 0 } else { 0x10_0000 + rng.below(self.setup.pages) * PAGE_BYTES };
         let driver_data = rng.chance(200).then(|| {
             let mut bytes = [0; 64];
             let length = rng.between(1, 64) as u8;
@@ -304,9 +309,7 @@ impl World {
         });
         Deposit {
             checked: match refused {
-                true => {
-                    Err(Status::with_value(ErrorCode::UnsupportedFd, FdType::Socket as u64))
-                }
+                true => Err(Status::with_value(ErrorCode::UnsupportedFd, FdType::Socket as u64)),
                 false => Ok(()),
             },
             lane: if refused { Lane::Refused } else { Lane::Accepted },
@@ -334,7 +337,8 @@ impl World {
     }
 
     fn choose_cancel(&mut self, client: u32) -> Option<Action> {
-        let requests: Vec<u64> = self.model.clients.get(&client)?.requests.keys().copied().collect();
+        let requests: Vec<u64> =
+            self.model.clients.get(&client)?.requests.keys().copied().collect();
         let request = self.rng.pick(&requests).unwrap_or(self.rng.below(1000));
         Some(Action::Cancel { client, request })
     }

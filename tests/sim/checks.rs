@@ -99,7 +99,11 @@ fn sync_promises(model: &mut Model, core: &Core) -> Check {
         let Some(client) = model.clients.get(&view.id.0) else { continue };
         let open = client.leases.iter().filter(|lease| is_open(model, lease)).count() as u64;
         let charged = view.account.now(Resource::OpenLeases);
-        ensure!(charged >= open, "client {}: {charged} open leases charged, {open} given", view.id.0);
+        ensure!(
+            charged >= open,
+            "client {}: {charged} open leases charged, {open} given",
+            view.id.0
+        );
         if charged == open {
             continue;
         }
@@ -282,6 +286,7 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
         .iter()
         .filter(|(_, state)| state.sendable && state.phase != Phase::Gone)
         .flat_map(|(client, state)| state.requests.values().map(move |r| (*client, state, r)))
+        .filter(|(_, _, request)| !request.unsent)
         .collect();
     all.sort_by_key(|(_, _, request)| request.order);
     all
@@ -289,7 +294,12 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
 
 /// The caps in the way of each thing that a request could be served with: empty = it could be served now. `None`:
 /// it waits for a recall, or for nothing that room would help.
-fn in_the_way(model: &Model, ledger: &Ledger, client: u32, request: &Request) -> Option<Vec<Blocker>> {
+fn in_the_way(
+    model: &Model,
+    ledger: &Ledger,
+    client: u32,
+    request: &Request,
+) -> Option<Vec<Blocker>> {
     if let Ask::Register { .. } = request.ask {
         return Some(credit_blockers(model, ledger, client));
     }
@@ -369,7 +379,11 @@ pub fn nothing_left_waiting(model: &Model, core: &Core, ledger: &Ledger, now: u6
     let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
     for (client, state, request) in waiting(model) {
         let done = request.wanted().find(|id| is_final(model, client, *id));
-        ensure!(done.is_none(), "client {client} waits for {done:?}, which is decided: {:?}", request.ask);
+        ensure!(
+            done.is_none(),
+            "client {client} waits for {done:?}, which is decided: {:?}",
+            request.ask
+        );
         let Some(blockers) = in_the_way(model, ledger, client, request) else { continue };
         let behind = before.iter().any(|b| waits_behind(model, (client, state, request), b));
         if !behind {
@@ -443,7 +457,8 @@ pub fn order(model: &Model, step: &Step, before: &Ledger, action: &Action) -> Ch
         for (passed, _, request) in earlier {
             let Some(blockers) = in_the_way(model, before, *passed, request) else { continue };
             let own = blockers.iter().any(|b| matches!(b.account, Holder::Client(_)));
-            let for_lease = |b: &Blocker| matches!(b.resource, Resource::OpenLeases | Resource::Fds);
+            let for_lease =
+                |b: &Blocker| matches!(b.resource, Resource::OpenLeases | Resource::Fds);
             ensure!(
                 own || !blockers.iter().all(for_lease),
                 "client {client} is granted {id}; client {passed}, which came earlier, waits for \

@@ -3,7 +3,9 @@
 
 use crate::action::show_status;
 use crate::judge::{Fate, Foretold, Quota, Step, ensure, overlaps, slot_range};
-use crate::model::{Allocation, Ask, Check, Closing, Drain, Holder, Lease, Ledger, Model, Phase, Request, cap_of};
+use crate::model::{
+    Allocation, Ask, Check, Closing, Drain, Holder, Lease, Ledger, Model, Phase, Request, cap_of,
+};
 use fdbroker_core::{
     ClientId, Deposit, DrainedEvent, Effect, Effects, Events, Granted, Lane, LeaseId, RecallEvent,
     Registered, RevokedEvent, StatusReply,
@@ -93,21 +95,7 @@ impl Model {
         if state.published != 0 {
             step.evicted.push(AllocationId { slot, generation: state.published });
         }
-        let owner = self.allocations.range(slot_range(slot)).next_back();
-        let closing = match owner {
-            Some((_, allocation)) => Closing {
-                client: allocation.owner,
-                client_order: allocation.owner_order,
-                domain: allocation.domain,
-                refused: false,
-                uninvited: false,
-            },
-            // Registered and ended in one message: the sender's.
-            None => {
-                let sender = step.sender.ok_or_else(|| format!("slot {slot} is nobody's"))?;
-                self.closing_of_sender(sender, false, false)?
-            }
-        };
+        let closing = state.owner.ok_or_else(|| format!("slot {slot} is nobody's"))?;
         self.new_ticket(ticket, closing)
     }
 
@@ -120,6 +108,9 @@ impl Model {
         ensure!(generation > floor, "slot {slot} gets generation {generation}, not above {floor}");
         state.published = generation;
         state.highest = generation;
+        let sender = step.sender.ok_or("an allocation of nobody")?;
+        let owner = self.closing_of_sender(sender, false, false)?;
+        self.slots[slot as usize].owner = Some(owner);
         step.published.insert(AllocationId { slot, generation });
         Ok(())
     }
@@ -138,23 +129,13 @@ impl Model {
 
     fn answer(&mut self, client: ClientId, request: u64) -> Check<Request> {
         let state = self.client_mut(client.0)?;
-        ensure!(
-            state.phase != Phase::Gone,
-            "an answer to client {}, which is gone",
-            client.0
-        );
+        ensure!(state.phase != Phase::Gone, "an answer to client {}, which is gone", client.0);
         state.requests.remove(&request).ok_or_else(|| {
             format!("request {request} of client {} is answered, and is not under way", client.0)
         })
     }
 
-    fn welcomed(
-        &mut self,
-        step: &Step,
-        client: ClientId,
-        request: u64,
-        credits: u32,
-    ) -> Check {
+    fn welcomed(&mut self, step: &Step, client: ClientId, request: u64, credits: u32) -> Check {
         let asked = self.answer(client, request)?;
         let Ask::Hello { own_fds } = asked.ask else {
             return Err("welcome in answer to another request".into());
@@ -180,7 +161,12 @@ impl Model {
         let Ask::Register { deposits, credits_wanted, .. } = asked.ask else {
             return Err("a register reply to another request".into());
         };
-        ensure!(items.len() == deposits.len(), "{} replies, {} deposits", items.len(), deposits.len());
+        ensure!(
+            items.len() == deposits.len(),
+            "{} replies, {} deposits",
+            items.len(),
+            deposits.len()
+        );
         ensure!(step.must_fail.is_none(), "deposits beyond the credits were accepted");
         for (index, (item, deposit)) in items.iter().zip(&deposits).enumerate() {
             ensure!(usize::from(item.index) == index, "reply {index} says index {}", item.index);
@@ -238,7 +224,8 @@ impl Model {
             self.end_overlapped(step, client, deposit);
             return self.new_allocation(step, client, id, deposit);
         }
-        let known = self.live(id).ok_or_else(|| format!("{id} is registered, but not published"))?;
+        let known =
+            self.live(id).ok_or_else(|| format!("{id} is registered, but not published"))?;
         ensure!(known.owner == client, "{id} is registered, but another client's");
         let same = deposit.base != 0
             && known.deposit.base == deposit.base
@@ -444,10 +431,12 @@ impl Model {
 
     fn granted_ok(&mut self, client: u32, item: &Granted) -> Check<AllocationId> {
         let id = item.wanted.map_err(|code| format!("{code:?} is granted"))?;
-        let allocation = self
-            .live(id)
-            .ok_or_else(|| format!("{id} is granted; it has ended or never was"))?;
-        ensure!(self.permitted(client, allocation), "{id} is granted to a client of another domain");
+        let allocation =
+            self.live(id).ok_or_else(|| format!("{id} is granted; it has ended or never was"))?;
+        ensure!(
+            self.permitted(client, allocation),
+            "{id} is granted to a client of another domain"
+        );
         ensure!(self.is_held(id), "{id} is granted while the broker has no fd of it");
         let d = &allocation.deposit;
         let told = (item.kind, item.size_bytes, item.fd_offset, item.device);
@@ -574,9 +563,7 @@ impl Model {
                 domains.len() as u32 > self.config.max_domains
             }
             Some(Resource::Connections) => client.0 >= self.config.max_clients,
-            Some(Resource::TableFds) => {
-                self.table_fds(&self.ledger().node) > self.config.table_fds
-            }
+            Some(Resource::TableFds) => self.table_fds(&self.ledger().node) > self.config.table_fds,
             _ => step.connecting.is_none(),
         };
         ensure!(justified, "client {} is disconnected with {shown}, and there is room", client.0);
@@ -732,9 +719,8 @@ impl Model {
         let is_full = |ledger: &&&Ledger, account: Holder| {
             self.is_full(ledger, account, resource, quota.need)
         };
-        let full = accounts
-            .iter()
-            .any(|account| ledgers.iter().any(|ledger| is_full(&ledger, *account)));
+        let full =
+            accounts.iter().any(|account| ledgers.iter().any(|ledger| is_full(&ledger, *account)));
         ensure!(full, "{shown}, and there is room: node {:?}", ledgers.last().map(|l| l.node));
         let largest = accounts.iter().any(|account| {
             ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
@@ -759,7 +745,13 @@ impl Model {
         }
     }
 
-    fn is_largest(&self, ledger: &Ledger, account: Holder, resource: Resource, quota: &Quota) -> bool {
+    fn is_largest(
+        &self,
+        ledger: &Ledger,
+        account: Holder,
+        resource: Resource,
+        quota: &Quota,
+    ) -> bool {
         let of = |number: u32, domain| match account {
             Holder::Client(client) => client == number,
             Holder::Domain(wanted) => wanted == domain,
@@ -776,7 +768,6 @@ impl Model {
                 .any(|(number, state)| usage(*number) == most && state.pid == pid),
         }
     }
-
 }
 
 fn take_arrived(step: &mut Step, index: usize, fate: Fate) -> Check {

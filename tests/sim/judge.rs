@@ -4,7 +4,7 @@
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
 use fdbroker_core::{Deposit, DomainKey, Granted, Lane, LeaseId, Supply};
-use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Share, Status};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Fails the check with a message unless the condition holds.
@@ -57,6 +57,8 @@ pub struct Step {
     pub must_fail: Option<ErrorCode>,
     /// A request that only a welcomed client may make.
     pub stranger: bool,
+    /// Deposits refused as a whole: too many refused fds of the domain are closing.
+    pub refused_unread: bool,
     /// A new connection.
     pub connecting: Option<u32>,
     /// A parked request that was cancelled.
@@ -138,7 +140,13 @@ impl Model {
             Action::Unsent { client, request, grants, deadline, .. } => {
                 self.begin_unsent(*client, *request, grants, *deadline)?;
             }
-            Action::Sendable { client, sendable } => self.client_mut(*client)?.sendable = *sendable,
+            Action::Sendable { client, sendable } => {
+                let state = self.client_mut(*client)?;
+                state.sendable = *sendable;
+                if *sendable {
+                    state.requests.values_mut().for_each(|request| request.unsent = false);
+                }
+            }
             Action::Cancel { client, request } => {
                 let parked = self.client(*client)?.requests.contains_key(request);
                 step.cancelled = parked.then_some((*client, *request));
@@ -238,25 +246,63 @@ impl Model {
         Ok(())
     }
 
-    fn begin_register(
-        &mut self,
-        step: &mut Step,
-        client: u32,
-        request: u64,
-        ask: Ask,
-    ) -> Check {
+    fn begin_register(&mut self, step: &mut Step, client: u32, request: u64, ask: Ask) -> Check {
         step.sender = Some(client);
         let sent = step.arrived.len() as u64;
+        let deposits = match &ask {
+            Ask::Register { deposits, .. } => deposits.clone(),
+            _ => Vec::new(),
+        };
         self.ask(client, request, ask)?;
+        step.disconnect = Some((client, false));
         let state = self.client_mut(client)?;
         if sent > state.credits {
             step.must_fail = Some(ErrorCode::Protocol);
             step.uninvited = (0..step.arrived.len()).collect();
-        } else {
-            state.credits -= sent;
+            return Ok(());
         }
-        step.disconnect = Some((client, false));
+        state.credits -= sent;
+        let domain = state.domain;
+        let refused =
+            deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count() as u64;
+        let most = u64::from(self.config.max_refused_per_domain);
+        if refused > 0 && self.refused_of(domain) + refused > most {
+            step.refused_unread = true;
+            step.uninvited = (0..step.arrived.len()).collect();
+            return Ok(());
+        }
+        for deposit in deposits.iter().filter(|deposit| foretold_refusal(deposit).is_none()) {
+            if self.same(client, deposit).is_none() {
+                self.end_overlapped(step, client, deposit);
+            }
+        }
         Ok(())
+    }
+
+    /// The live allocation that a deposit names again.
+    pub fn same(&self, client: u32, deposit: &Deposit) -> Option<AllocationId> {
+        let owns = &self.clients.get(&client)?.owns;
+        let same = |id: &&AllocationId| {
+            self.live(**id).is_some_and(|known| {
+                deposit.base != 0
+                    && known.deposit.base == deposit.base
+                    && known.deposit.device == deposit.device
+                    && known.deposit.size_bytes == deposit.size_bytes
+                    && known.deposit.owner_allocation_id == deposit.owner_allocation_id
+            })
+        };
+        owns.iter().find(same).copied()
+    }
+
+    /// A deposit at an address in use shows that the memory that was there is gone.
+    pub fn end_overlapped(&mut self, step: &mut Step, client: u32, deposit: &Deposit) {
+        let owns = self.clients.get(&client).map(|c| c.owns.clone()).unwrap_or_default();
+        for id in owns {
+            if self.live(id).is_some_and(|old| overlaps(&old.deposit, deposit)) {
+                self.end(id, ErrorCode::Stale);
+                step.ended.insert(id);
+            }
+        }
     }
 
     fn unregister(&mut self, step: &mut Step, client: u32, id: AllocationId) -> Foretold {
@@ -301,7 +347,7 @@ impl Model {
         let wanted = grants.iter().map(|grant| grant.wanted).collect();
         let ask = Ask::Acquire { wanted, deadline };
         let order = order.ok_or("the world sent back a request that was not answered")?;
-        state.requests.insert(request, Request { ask, order });
+        state.requests.insert(request, Request { ask, order, unsent: true });
         Ok(())
     }
 
@@ -309,7 +355,7 @@ impl Model {
         self.orders += 1;
         let order = self.orders;
         let state = self.client_mut(client)?;
-        let known = state.requests.insert(request, Request { ask, order });
+        let known = state.requests.insert(request, Request { ask, order, unsent: false });
         ensure!(known.is_none(), "the world used request {request} twice");
         Ok(())
     }
@@ -421,7 +467,10 @@ impl Model {
     /// What must have happened by the end of the step.
     pub fn finish(&mut self, step: &mut Step, action: &Action) -> Check {
         for (index, fate) in step.arrived.iter().enumerate() {
-            ensure!(*fate != Fate::Waiting, "fd {index} of the message is neither stored nor closed");
+            ensure!(
+                *fate != Fate::Waiting,
+                "fd {index} of the message is neither stored nor closed"
+            );
             if let Some(id) = step.must_store.get(&index) {
                 ensure!(*fate == Fate::Stored(id.slot), "the fd supplied for {id} is {fate:?}");
             }
@@ -555,6 +604,18 @@ impl Request {
         };
         wanted.iter().filter_map(|item| item.ok())
     }
+}
+
+/// What a deposit is refused for whatever the state of the broker; `None` = nothing.
+pub fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
+    if let Err(status) = deposit.checked {
+        return Some(status);
+    }
+    let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
+    if deposit.size_bytes == 0 || ends.contains(&None) {
+        return Some(ErrorCode::Protocol.into());
+    }
+    (deposit.share == Share::Gid).then_some(ErrorCode::NotSupported.into())
 }
 
 /// Every allocation id of a slot.

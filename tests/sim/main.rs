@@ -143,7 +143,9 @@ fn run_scenarios(args: &Args, total: &mut Stats, violations: &mut Vec<Violation>
             (rig, Err(message)) => violations.push(Violation {
                 place: format!("in scenario {name}"),
                 message,
-                replay: format!("cargo test --release -p fdbroker-core --test sim -- {name} --trace"),
+                replay: format!(
+                    "cargo test --release -p fdbroker-core --test sim -- {name} --trace"
+                ),
                 trace: rig.world.trace.lines(),
             }),
         }

@@ -38,6 +38,8 @@ pub struct Request {
     pub ask: Ask,
     /// Number of its arrival; kept when it goes back to the queue.
     pub order: u64,
+    /// It went back because its grant could not be sent, and the client has not been said to read since.
+    pub unsent: bool,
 }
 
 /// A connection.
@@ -107,6 +109,8 @@ pub struct Slot {
     pub highest: u32,
     /// The broker has an fd there.
     pub full: bool,
+    /// Who is charged for that fd.
+    pub owner: Option<Closing>,
 }
 
 /// An fd in a closer.
@@ -346,10 +350,7 @@ impl Model {
     /// Whether the client that deposited it is still that connection.
     pub fn owner_here(&self, allocation: &Allocation) -> bool {
         self.client_orders.get(&allocation.owner) == Some(&allocation.owner_order)
-            && self
-                .clients
-                .get(&allocation.owner)
-                .is_some_and(|owner| owner.phase != Phase::Gone)
+            && self.clients.get(&allocation.owner).is_some_and(|owner| owner.phase != Phase::Gone)
     }
 
     /// Whether nothing but its owner's voice could bring it: not held, and the owner does not answer.
@@ -508,12 +509,7 @@ impl Model {
 
     /// Every cap in the way of a grant of `id` to `client`; `None` when no room would help: it has ended, or
     /// is not permitted.
-    pub fn blockers(
-        &self,
-        ledger: &Ledger,
-        client: u32,
-        id: AllocationId,
-    ) -> Option<Vec<Blocker>> {
+    pub fn blockers(&self, ledger: &Ledger, client: u32, id: AllocationId) -> Option<Vec<Blocker>> {
         let allocation = self.live(id)?;
         let asking = self.clients.get(&client)?;
         if !self.permitted(client, allocation) {

@@ -58,7 +58,5 @@ impl Rng {
 /// A seed made of two numbers and a name.
 pub fn mix(seed: u64, salt: u64, name: &str) -> u64 {
     let mut rng = Rng::new(seed ^ salt.rotate_left(32));
-    name.bytes().fold(rng.next(), |hash, byte| {
-        Rng::new(hash ^ u64::from(byte)).next()
-    })
+    name.bytes().fold(rng.next(), |hash, byte| Rng::new(hash ^ u64::from(byte)).next())
 }

@@ -48,18 +48,12 @@ pub const ALL: &[(&str, Scenario)] = &[
         "recall_when_unanswered_then_owner_silent_until_it_answers",
         recall_when_unanswered_then_owner_silent_until_it_answers,
     ),
-    (
-        "supply_when_late_then_accepted_and_granted",
-        supply_when_late_then_accepted_and_granted,
-    ),
+    ("supply_when_late_then_accepted_and_granted", supply_when_late_then_accepted_and_granted),
     (
         "supply_when_refused_then_owner_silent_and_place_is_free",
         supply_when_refused_then_owner_silent_and_place_is_free,
     ),
-    (
-        "supply_when_id_differs_then_allocation_ends",
-        supply_when_id_differs_then_allocation_ends,
-    ),
+    ("supply_when_id_differs_then_allocation_ends", supply_when_id_differs_then_allocation_ends),
     (
         "range_when_reused_then_old_ends_and_is_drained_after_its_last_lease",
         range_when_reused_then_old_ends_and_is_drained_after_its_last_lease,
@@ -80,8 +74,14 @@ pub const ALL: &[(&str, Scenario)] = &[
         "client_when_it_cannot_be_sent_to_then_others_pass_it",
         client_when_it_cannot_be_sent_to_then_others_pass_it,
     ),
-    ("grant_when_unsent_then_request_is_first_again", grant_when_unsent_then_request_is_first_again),
-    ("close_when_it_hangs_then_its_place_stays_taken", close_when_it_hangs_then_its_place_stays_taken),
+    (
+        "grant_when_unsent_then_request_is_first_again",
+        grant_when_unsent_then_request_is_first_again,
+    ),
+    (
+        "close_when_it_hangs_then_its_place_stays_taken",
+        close_when_it_hangs_then_its_place_stays_taken,
+    ),
     (
         "slots_when_generations_are_used_up_then_retired",
         slots_when_generations_are_used_up_then_retired,
@@ -670,7 +670,8 @@ fn grant_when_unsent_then_request_is_first_again(rig: &mut Rig) -> Check {
     let request = rig.acquire_until(first, &[Ok(id)], deadline)?;
     let Some(grants) = rig.granted(first, request) else { return Err("not granted".into()) };
     rig.world.feed(Action::Sendable { client: first, sendable: false })?;
-    let unsent = Action::Unsent { client: first, request, grants, deadline, seq: rig.world.last_seq };
+    let unsent =
+        Action::Unsent { client: first, request, grants, deadline, seq: rig.world.last_seq };
     rig.world.feed(unsent)?;
     let open = rig.world.model.ledger().node.open;
     ensure!(open == 0, "an unsent grant stays on the ledger");

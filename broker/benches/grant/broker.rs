@@ -40,7 +40,8 @@ impl Broker {
     pub fn start(registered: usize, limit: usize) -> Self {
         let dir = tempfile::tempdir().expect("temporary directory");
         let cap = limit - HEADROOM;
-        let child = start_daemon(dir.path(), cap);
+        let most_held = cap - HEADROOM;
+        let child = start_daemon(dir.path(), cap, most_held);
         let sock = connect_to(&dir.path().join("fdbroker/broker.sock"));
         let mut wire = Wire::new(sock);
         let mut writer = Writer::new();
@@ -59,7 +60,8 @@ impl Broker {
             Broker { child, wire, _event: event, _dir: dir, held: Vec::new(), next: 0, writer };
         broker.register(registered, credits);
         // What the cap leaves held is the most recently registered.
-        let held = registered.min(cap - HEADROOM);
+        // (The daemon keeps a few places for deposits.)
+        let held = registered.min(most_held - MAX_BATCH);
         broker.held.drain(..registered - held);
         broker
     }
@@ -138,10 +140,14 @@ impl Drop for Broker {
     }
 }
 
-fn start_daemon(dir: &std::path::Path, cap: usize) -> Child {
+fn start_daemon(dir: &std::path::Path, cap: usize, most_held: usize) -> Child {
+    // Room for leases beside what is held, so that no grant has to wait for an eviction.
+    let config = dir.join("bench.toml");
+    std::fs::write(&config, format!("[caps.node]\nheld_fds = {most_held}\n")).expect("written");
     let (mut ready, ready_end) = std::io::pipe().expect("pipe");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fdbrokerd"));
     command.arg("--private").arg(dir).args(["--ready-fd", "3", "--max-fds", &cap.to_string()]);
+    command.arg("--config").arg(&config).env("RUST_LOG", "warn");
     command.stdin(Stdio::null());
     crate::give_fd_3(&mut command, ready_end.as_raw_fd());
     let child = command.spawn().expect("fdbrokerd starts");

@@ -44,6 +44,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Broker(args) => {
             // The parent has blocked signals that the daemon waits for.
             signals::restore();
+            // As `ps` shows it; it would be "exe". Nothing depends on it.
+            let _ = nix::sys::prctl::set_name(c"fdbroker-broker");
             return Ok(fdbrokerd::cli::run(&args));
         }
     };

@@ -88,10 +88,9 @@ impl PrivateBroker {
     pub fn start(max_fds: Option<u64>) -> Result<Self> {
         let dir = RuntimeDir::create()?;
         let mut command = Command::new(SELF);
-        command.arg("broker").arg("--private").arg(dir.path());
+        command.arg0("fdbroker").arg("broker").arg("--private").arg(dir.path());
         // Its stdin is the lifeline, its stdout the readiness pipe: both are inherited anyway.
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
-        command.args(["--without-kernel-features", "pass_rights"]); // TEMPORARY
         if std::env::var_os("FDBROKER_LOG").is_none() {
             // What a service would note is no news to the user of one job.
             command.args(["--log", "warn"]);

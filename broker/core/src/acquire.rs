@@ -77,7 +77,11 @@ impl Core {
         let seq = self.arrival();
         let (turn, first) = (self.turn_of(client.0), true);
         let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
-        let Some(wait) = self.try_acquire(now, attempt, fx) else { return };
+        let wait = match self.client_mut(client.0).sendable {
+            true => self.try_acquire(now, attempt, fx),
+            false => Some(Wait::Reader),
+        };
+        let Some(wait) = wait else { return };
         if deadline <= now {
             return self.answer_waiting(attempt, wait, fx);
         }
@@ -124,6 +128,13 @@ impl Core {
         }
     }
 
+    /// Whether an item of a parked request needs waiting for no more.
+    pub(crate) fn has_ended_item(&self, seq: u64) -> bool {
+        let parked = &self.parked[&seq];
+        let Wish::Acquire(wanted) = &parked.wish else { return false };
+        wanted.iter().any(|item| matches!(self.item(parked.client, *item), Item::Final(_)))
+    }
+
     /// Answers the request if any of its items can be answered; else says what it waits for, and
     /// has started the recalls or evictions that will help.
     pub(crate) fn try_acquire(
@@ -135,7 +146,7 @@ impl Core {
         let Attempt { client, wanted, turn, .. } = attempt;
         let begin = fx.granted.len();
         let mut blocked = turn.lease;
-        let mut any = false;
+        let (mut any, mut short_of) = (false, 0);
         for item in wanted {
             let granted = match self.item(client, *item) {
                 Item::Final(code) => Granted::refused(*item, code.into()),
@@ -148,6 +159,7 @@ impl Core {
                 },
                 _ => Granted::refused(*item, ErrorCode::Again.into()),
             };
+            short_of += usize::from(blocked.is_some() && granted.lease == LeaseId(0));
             any |= granted.status != Status::error(ErrorCode::Again);
             fx.granted.push(granted);
         }
@@ -156,8 +168,15 @@ impl Core {
             fx.granted.truncate(begin);
             return Some(self.wait_for(now, attempt, blocked, fx));
         }
-        if blocked.is_none() && turn.recall.is_none() && self.rooms.is_empty() {
-            self.recall_ahead(now, client, wanted, fx);
+        match blocked {
+            None if turn.recall.is_none() && self.rooms.is_empty() => {
+                self.recall_ahead(now, client, wanted, fx);
+            }
+            // What did not fit will be asked for again: makes the room meanwhile.
+            Some(full) if self.closing_in(full.account) == 0 => {
+                self.evict_for(full, short_of, wanted, fx);
+            }
+            _ => {}
         }
         let Attempt { request, deadline, seq, .. } = attempt;
         let range = begin..fx.granted.len();
@@ -213,8 +232,8 @@ impl Core {
             (false, false) => full,
         };
         let Some(in_the_way) = in_the_way else { return Wait::Recall };
-        // A grant needs one place; a recall two, its own and that of the lease to come.
-        let short_of = if any_ready { 1 } else { 2 };
+        // A grant needs one place; a recall its own and, where leases count too, that of the lease to come.
+        let short_of = if any_ready || in_the_way.is_for_held() { 1 } else { 2 };
         if first || self.closing_in(in_the_way.account) == 0 {
             self.evict_for(in_the_way, short_of, wanted, fx);
         }

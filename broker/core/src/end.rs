@@ -80,6 +80,7 @@ impl Core {
             State::Ended(_) => unreachable!("an allocation ends once"),
         }
         self.allocations[slot].state = State::Ended(code);
+        self.something_ended = true;
         let waiters = self.end_recall(slot);
         self.revoke_leases(slot, size);
         for seq in waiters {

@@ -69,6 +69,10 @@ pub struct Core {
     scan_from: Option<(bool, u64)>,
     /// What that scan found full so far.
     scan_full: Vec<Blocked>,
+    /// Where the look for requests whose items have ended goes on.
+    ended_from: Option<(bool, u64)>,
+    /// An allocation has ended, or an owner has turned silent, in this step.
+    something_ended: bool,
     /// Room has appeared in this step.
     room_appeared: bool,
     timers: BTreeSet<(Now, Timer)>,
@@ -108,6 +112,8 @@ impl Core {
             node_blocked: Queued::default(),
             scan_from: None,
             scan_full: Vec::new(),
+            ended_from: None,
+            something_ended: false,
             room_appeared: false,
             timers: BTreeSet::new(),
             eventful: Vec::new(),
@@ -175,7 +181,7 @@ impl Core {
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
     pub fn poll_timeout(&self) -> Option<Now> {
-        if !self.dying.is_empty() || self.scan_from.is_some() {
+        if !self.dying.is_empty() || self.scan_from.is_some() || self.ended_from.is_some() {
             return Some(Now(0));
         }
         self.timers.first().map(|(at, _)| *at)
@@ -194,6 +200,10 @@ impl Core {
     /// What every step ends with.
     fn after(&mut self, now: Now, fx: &mut Effects) {
         self.tear_down(now, fx);
+        if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
+            self.ended_from = Some((false, 0));
+        }
+        self.answer_ended(now, fx);
         if std::mem::take(&mut self.room_appeared) {
             self.scan_from = Some((false, 0));
         }

@@ -77,6 +77,7 @@ impl Core {
         if std::mem::replace(&mut self.client_mut(owner).silent, silent) == silent {
             return;
         }
+        self.something_ended |= silent;
         let mut at = self.client_mut(owner).lru.first();
         while let Some(slot) = at {
             for list in [AllocationList::NodeLru, AllocationList::DomainLru] {

@@ -33,10 +33,11 @@ impl Core {
         fx: &mut Effects,
     ) {
         if let Err(status) = self.admit(client, deposits) {
+            // Before what follows, which may end the connection.
+            fx.list.push(Effect::Failed { client, request, status });
             for (index, deposit) in (0..).zip(deposits) {
                 self.close_unreserved(client, index, deposit.lane, fx);
             }
-            fx.list.push(Effect::Failed { client, request, status });
             return;
         }
         let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());

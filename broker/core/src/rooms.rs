@@ -161,6 +161,19 @@ impl Core {
         self.scan_from = self.rooms.range(cursor..).next().is_some().then_some(cursor);
     }
 
+    /// Answers requests that wait for room and of which an item has come to an end, so that it needs none.
+    pub(crate) fn answer_ended(&mut self, now: Now, fx: &mut Effects) {
+        let Some(mut cursor) = self.ended_from.take() else { return };
+        for _ in 0..PARKED_SCAN_PER_STEP {
+            let Some(key) = self.rooms.range(cursor..).next().copied() else { return };
+            cursor = (key.0, key.1 + 1);
+            if self.has_ended_item(key.1) {
+                self.retry_later(now, key.1, fx);
+            }
+        }
+        self.ended_from = Some(cursor);
+    }
+
     // --- credits ----------------------------------------------------------------------------------
 
     /// Answers a wait for credits if one can be had.

@@ -306,6 +306,19 @@ fn acquire_when_evicted_then_recalled_and_granted_on_supply() {
 }
 
 #[test]
+fn acquire_when_only_held_fds_are_full_then_one_is_evicted_for_one() {
+    let node = Caps { held_fds: 3, ..Caps::NONE };
+    let mut world = World::new(Config { node, base_credits: 0, ..config() });
+    let all: Vec<_> = (1..=4).map(|base| world.register(deposit(base)).id).collect();
+    world.close_all();
+    let evictions = world.core.totals().counters.evictions;
+    world.acquire(USER, &[Ok(all[0])], 1000);
+    world.close_all();
+    assert_eq!(world.state(all[0]), AllocationState::Recalling);
+    assert_eq!(world.core.totals().counters.evictions, evictions + 1);
+}
+
+#[test]
 fn acquire_when_two_wait_for_one_then_it_is_recalled_once() {
     let (mut world, id) = one_evicted();
     world.acquire(USER, &[Ok(id)], 1000);
@@ -407,6 +420,21 @@ fn register_when_over_its_credits_then_protocol_and_every_fd_is_closed() {
 }
 
 #[test]
+fn register_when_refused_fds_pile_up_then_told_before_the_connection_ends() {
+    let mut world = World::new(Config { max_refused_per_domain: 1, ..config() });
+    let what = Status::with_value(ErrorCode::UnsupportedFd, 9);
+    let refused = Deposit { checked: Err(what), lane: Lane::Refused, ..deposit(1) };
+    assert_eq!(world.register(refused).status, what);
+    let (client, request, deadline) = (OWNER, RequestId(9), Now(0));
+    let deposits = &[refused];
+    let effects =
+        world.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+    let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, 1, 0);
+    assert_eq!(effects[0], Effect::Failed { client, request, status });
+    assert_eq!(effects.last(), Some(&Effect::Disconnect { client, status }));
+}
+
+#[test]
 fn acquire_when_the_node_is_full_then_parked_first_come_first_served() {
     let mut world = World::new(node_fds(2));
     let id = world.register(Deposit { recallable: false, ..deposit(1) }).id;
@@ -428,6 +456,32 @@ fn acquire_when_the_deadline_passes_then_no_quota_names_cap_and_holder() {
     let effects = world.at(20);
     let status = answer(&world, &effects, request).expect("answered");
     assert_eq!((status.result(), status.value.get()), (Err(ErrorCode::NoQuota), 2));
+}
+
+#[test]
+fn unregister_when_a_request_waits_for_room_to_recall_it_then_answered_stale() {
+    let mut world = World::new(node_fds(2));
+    let id = world.register(deposit(1)).id;
+    let resident = world.register(Deposit { recallable: false, ..deposit(2) }).id;
+    world.acquire(USER, &[Ok(resident)], 1000);
+    world.close_all();
+    assert_eq!(world.state(id), AllocationState::Evicted);
+    let request = world.acquire(OTHER, &[Ok(id)], 1000);
+    let (client, ids) = (OWNER, &[id][..]);
+    let effects = world.step(Input::Unregister { client, request: RequestId(7), ids });
+    let status = answer(&world, &effects, request).expect("answered");
+    assert_eq!(status.result(), Err(ErrorCode::Stale));
+}
+
+#[test]
+fn acquire_when_the_client_does_not_read_then_parked_until_it_does() {
+    let mut world = World::new(config());
+    let id = world.register(deposit(1)).id;
+    world.step(Input::Sendable { client: USER, sendable: false });
+    let request = world.acquire(USER, &[Ok(id)], 1000);
+    assert_eq!(world.fx.list, []);
+    let effects = world.step(Input::Sendable { client: USER, sendable: true });
+    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
 }
 
 #[test]

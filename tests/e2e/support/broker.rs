@@ -79,7 +79,7 @@ impl Setup {
         });
         let config = listeners.chain([self.config.clone()]).collect::<String>();
         std::fs::write(dir.path().join("config.toml"), config).expect("write the config");
-        let process = Process::start(&self, dir.path());
+        let process = Process::start(&self, dir.path()).expect("it starts");
         let mut broker = Broker { setup: self, dir, process: Some(process), fds_at_start: 0 };
         broker.fds_at_start = broker.settled_fds();
         broker
@@ -101,13 +101,13 @@ impl Setup {
 
 /// A running daemon; its stdin is its lifeline.
 #[derive(Debug)]
-struct Process {
+pub struct Process {
     child: Child,
     lifeline: Option<ChildStdin>,
 }
 
 impl Process {
-    fn start(setup: &Setup, dir: &Path) -> Process {
+    fn start(setup: &Setup, dir: &Path) -> Result<Process, String> {
         let log = File::options().create(true).append(true).open(dir.join("log")).expect("a log");
         let mut command = Command::new(setup.program(dir));
         match setup.uid {
@@ -146,16 +146,17 @@ impl Process {
             let end = process.child.try_wait();
             let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
             process.kill();
-            panic!("fdbrokerd was not ready ({end:?}); its log:\n{log}");
+            return Err(format!("fdbrokerd was not ready ({end:?}); its log:\n{log}"));
         }
-        process
+        Ok(process)
     }
 
     fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
     }
 
-    fn wait(&mut self) -> ExitStatus {
+    /// Waits until it has ended.
+    pub fn wait(&mut self) -> ExitStatus {
         eventually_some("the daemon has ended", || self.child.try_wait().expect("wait"))
     }
 
@@ -249,9 +250,15 @@ impl Broker {
 
     /// Asks it to end and waits until it has.
     pub fn terminate(&mut self) {
-        let mut process = self.process.take().expect("the daemon runs");
-        kill(process.pid(), Signal::SIGTERM).expect("SIGTERM");
+        let mut process = self.ask_to_end();
         assert!(process.wait().success(), "after SIGTERM: {}", self.log());
+    }
+
+    /// Asks it to end.
+    pub fn ask_to_end(&mut self) -> Process {
+        let process = self.process.take().expect("the daemon runs");
+        kill(process.pid(), Signal::SIGTERM).expect("SIGTERM");
+        process
     }
 
     /// Makes it sleep: it reads and answers nothing.
@@ -266,9 +273,15 @@ impl Broker {
 
     /// Starts it anew in the same directory.
     pub fn restart(&mut self) {
+        self.try_restart().expect("it starts");
+    }
+
+    /// The same; why not, if not.
+    pub fn try_restart(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "it still runs");
-        self.process = Some(Process::start(&self.setup, self.dir.path()));
+        self.process = Some(Process::start(&self.setup, self.dir.path())?);
         self.fds_at_start = self.settled_fds();
+        Ok(())
     }
 
     /// What it wrote to stderr.

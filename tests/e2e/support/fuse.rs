@@ -1,12 +1,16 @@
 //! A file whose file server hangs: it answers until the file is open, and nothing after that. Needs root and
 //! /dev/fuse; lives in a mount namespace of its own, so that nothing of it stays behind.
 
+use super::memory::BLOCK_BYTES;
 use super::peer::{Link, Peer};
+use super::wait::patience;
+use fdbroker_client::{Client, Deposit};
+use fdbroker_protocol::MemoryKind;
 use nix::sched::{CloneFlags, unshare};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 // Of linux/fuse.h.
@@ -34,19 +38,50 @@ pub fn why_not() -> Option<&'static str> {
     }
 }
 
-/// A hung file and the process that serves it. The file must be dropped after the server: its close hangs, too.
-pub fn hung_file(dir: &Path) -> (File, Peer) {
-    let mut server = Peer::start("hung file server");
-    // A thread's mount namespace is seen through that thread alone.
-    let thread = server.ask(&dir.display().to_string());
-    let path = format!("/proc/{}/task/{thread}/root{}/hung", server.pid(), dir.display());
+/// A hung file: who serves it, and who has it open and can deposit it. No process that forks may have it open: a close
+/// of it hangs, that of close-on-exec too. The fields are in the order in which they must end.
+#[derive(Debug)]
+pub struct HungFile {
+    pub server: Peer,
+    depositor: Peer,
+}
+
+impl HungFile {
+    /// One in `dir`, and a client of the broker at `socket` that has it open.
+    pub fn new(dir: &Path, socket: &Path) -> HungFile {
+        let mut server = Peer::start("hung file server");
+        // A thread's mount namespace is seen through that thread alone.
+        let thread = server.ask(&dir.display().to_string());
+        let path = format!("/proc/{}/task/{thread}/root{}/hung", server.pid(), dir.display());
+        let mut depositor = Peer::start("hung file depositor");
+        depositor.link.say(&format!("{} {path}", socket.display()));
+        assert_eq!(server.hear(), "hung");
+        assert_eq!(depositor.hear(), "open");
+        HungFile { server, depositor }
+    }
+
+    /// What becomes of a deposit of it.
+    pub fn deposit(&mut self) -> String {
+        self.depositor.ask("deposit")
+    }
+}
+
+/// The part of the depositor.
+pub fn play_depositor(mut link: Link) {
+    let line = link.hear().expect("a socket and a path");
+    let (socket, path) = line.split_once(' ').expect("two words");
+    let client = Client::builder().socket(socket).name("depositor").connect().expect("connect");
     let file = File::open(path).expect("the server answers this");
-    assert_eq!(server.hear(), "hung");
-    (file, server)
+    link.say("open");
+    while link.hear().is_some() {
+        let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
+        let outcome = client.register(&deposit, file.as_fd(), patience());
+        link.say(&outcome.expect_err("it is no memory").to_string());
+    }
 }
 
 /// The part of the server.
-pub fn play(mut link: Link) {
+pub fn play_server(mut link: Link) {
     let dir = link.hear().expect("a directory");
     let mountpoint = format!("{dir}/hung");
     File::create(&mountpoint).expect("a file to mount on");

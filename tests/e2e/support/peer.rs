@@ -25,7 +25,8 @@ const PARTS: &[Part] = &[
     ("rank", crate::support::rank::play),
     ("forking", crate::death::play_forking),
     ("crowded", crate::local_limit::play_crowded),
-    ("hung file server", crate::support::fuse::play),
+    ("hung file server", crate::support::fuse::play_server),
+    ("hung file depositor", crate::support::fuse::play_depositor),
 ];
 
 /// Lines between a test and its helper, both ways.

@@ -13,7 +13,7 @@ use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Access, Client, Deadline, Grant, Import};
 use fdbroker_protocol::Handle;
 use fdbroker_protocol::handle::HANDLE_BYTES;
-use nix::sys::prctl::set_pdeathsig;
+use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -22,14 +22,18 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Counting its own fds may cost a rank at most one part in so many of its time.
-const COUNT_COST_SHARE: u32 = 20;
+/// A rank counts its own fds in its first batches, and then in one of so many: reading /proc costs as much as
+/// opening some buffers.
+const COUNTED_BATCHES: u64 = 4;
+const COUNT_INTERVAL_BATCHES: u64 = 32;
 
 /// The hidden command: runs rank `number` with the plan as its parent wrote it.
 pub fn main(number: u32, way: Way, plan: &str) -> Result<()> {
     signals::restore();
+    // As `ps` shows it; it would be "exe".
+    set_name(c"fdbroker-rank").context(|| "name the process")?;
     // The parent may be killed at any time, also while this process is stopped for a sample.
     set_pdeathsig(Signal::SIGKILL).context(|| "ask to end with the parent")?;
     let plan: Plan = serde_json::from_str(plan)
@@ -67,7 +71,8 @@ struct Rank<'a> {
     deadline: Deadline,
     opened: Opened,
     first_error: Option<String>,
-    next_count: Instant,
+    batches: u64,
+    count_due: bool,
 }
 
 impl<'a> Rank<'a> {
@@ -90,7 +95,8 @@ impl<'a> Rank<'a> {
             deadline,
             opened: Opened::default(),
             first_error: None,
-            next_count: Instant::now(),
+            batches: 0,
+            count_due: false,
         })
     }
 
@@ -156,7 +162,10 @@ impl<'a> Rank<'a> {
 
     fn open_batch(&mut self, owner: u32, first: u32) -> Result<()> {
         let handles = read_handles(self.plan, owner, first)?;
-        let client = self.client.clone();
+        let (client, deadline) = (self.client.clone(), self.deadline);
+        self.count_due =
+            self.batches < COUNTED_BATCHES || self.batches.is_multiple_of(COUNT_INTERVAL_BATCHES);
+        self.batches += 1;
         let each = |index: usize, outcome: std::result::Result<Grant, _>| {
             let index = u32::try_from(index).unwrap_or(u32::MAX);
             match outcome {
@@ -164,7 +173,7 @@ impl<'a> Rank<'a> {
                 Err(cause) => self.fail(cause),
             }
         };
-        client.acquire_each(&handles, self.deadline, each).map_err(failed)
+        client.acquire_each(&handles, deadline, each).map_err(failed)
     }
 
     /// Imports a buffer, which closes its fd, checks every byte, leaves the mark and keeps it mapped.
@@ -191,16 +200,13 @@ impl<'a> Rank<'a> {
         self.first_error.get_or_insert_with(|| cause.to_string());
     }
 
-    /// Counts the fds of shared memory of this process while a batch is open, as often as is cheap.
+    /// Counts the fds of shared memory of this process, when it is time and while a batch is open.
     fn count_fds(&mut self) {
-        let start = Instant::now();
-        if start < self.next_count {
-            return;
+        if std::mem::take(&mut self.count_due) {
+            // The parent's samples count too: without /proc there are only those.
+            let found = count_shared_memory(Pid::this()).unwrap_or(0);
+            self.opened.fds_peak = self.opened.fds_peak.max(found);
         }
-        // The parent's samples count too: without /proc there are only those.
-        let found = count_shared_memory(Pid::this()).unwrap_or(0);
-        self.opened.fds_peak = self.opened.fds_peak.max(found);
-        self.next_count = Instant::now() + start.elapsed() * COUNT_COST_SHARE;
     }
 }
 

@@ -125,7 +125,7 @@ impl Rank {
             Way::Broker => "broker",
             Way::Direct => "direct",
         };
-        command.args(["demo-rank", &number.to_string(), way, plan]);
+        command.arg0("fdbroker").args(["demo-rank", &number.to_string(), way, plan]);
         if let Some(socket) = socket {
             command.env("FDBROKER_SOCKET", socket);
         }

@@ -22,7 +22,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 const STOP_LOOK_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A sample may cost at most one part in so many of the run.
-const COST_SHARE: u32 = 20;
+const COST_SHARE: u32 = 25;
 
 /// Shortest and longest time between two samples.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
