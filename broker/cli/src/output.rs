@@ -71,6 +71,9 @@ pub enum Side {
     Right,
 }
 
+/// Blanks between two columns.
+const GAP: u16 = 2;
+
 /// A table that is written part by part, so that its length has no bound: the first part sets the
 /// columns' least widths, later ones may only widen them.
 pub struct Columns {
@@ -87,12 +90,28 @@ impl Columns {
 
     /// Writes the next rows.
     pub fn write(&mut self, rows: Vec<Vec<String>>, out: &mut Output) -> Result<()> {
-        let mut table = plain_table();
-        if self.heading_due {
-            table.set_header(self.columns.iter().map(|column| column.0));
+        let heading = self.heading_due;
+        let text = self.format(rows);
+        let mut lines = text.lines();
+        if heading && let Some(line) = lines.next() {
+            out.heading(line)?;
         }
+        for line in lines {
+            out.text(line)?;
+            out.text("\n")?;
+        }
+        Ok(())
+    }
+
+    /// The next rows as text, with the heading if it is due.
+    fn format(&mut self, rows: Vec<Vec<String>>) -> String {
         if rows.is_empty() && !self.heading_due {
-            return Ok(());
+            return String::new();
+        }
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        if std::mem::take(&mut self.heading_due) {
+            table.set_header(self.columns.iter().map(|column| column.0));
         }
         table.add_rows(rows);
         table.discover_columns();
@@ -103,37 +122,20 @@ impl Columns {
         }
         for (index, column) in self.columns.iter().enumerate() {
             if let Some(target) = table.column_mut(index) {
-                target.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(
-                    self.widths[index],
-                )));
+                let least = self.widths[index] + GAP;
+                target.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
                 align(target, column.1);
             }
         }
-        let text = table.trim_fmt();
-        let mut lines = text.lines();
-        if std::mem::take(&mut self.heading_due)
-            && let Some(heading) = lines.next()
-        {
-            out.heading(heading)?;
-        }
-        for line in lines {
-            out.text(line)?;
-            out.text("\n")?;
-        }
-        Ok(())
+        let mut text = table.trim_fmt();
+        text.push('\n');
+        text
     }
 }
 
-/// A table without borders, columns two spaces apart.
-pub fn plain_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table
-}
-
 /// Sets a column's padding and side.
-pub fn align(column: &mut comfy_table::Column, side: Side) {
-    column.set_padding((0, 2));
+fn align(column: &mut comfy_table::Column, side: Side) {
+    column.set_padding((0, GAP));
     column.set_cell_alignment(match side {
         Side::Left => CellAlignment::Left,
         Side::Right => CellAlignment::Right,
@@ -190,6 +192,19 @@ mod tests {
         assert_eq!(human_size(65536), "64 KiB");
         assert_eq!(human_size(1536 * 1024), "1.5 MiB");
         assert_eq!(human_size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn columns_when_written_in_parts_then_aligned_as_in_the_first() {
+        const COLUMNS: &[Column] = &[Column("NAME", Side::Left), Column("COUNT", Side::Right)];
+        let row = |name: &str, count: &str| vec![name.to_owned(), count.to_owned()];
+        let mut table = Columns::new(COLUMNS, true);
+        let mut text = table.format(vec![row("a long name", "1")]);
+        text += &table.format(vec![]);
+        text += &table.format(vec![row("b", "22")]);
+        assert_eq!(text, "NAME         COUNT\na long name      1\nb               22\n");
+        assert_eq!(Columns::new(COLUMNS, false).format(vec![row("b", "2")]), "b  2\n");
+        assert_eq!(Columns::new(COLUMNS, true).format(vec![]), "NAME  COUNT\n");
     }
 
     #[test]

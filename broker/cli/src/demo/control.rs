@@ -40,10 +40,7 @@ pub enum Report {
     /// Nothing is open any more.
     Released,
     /// The direct way: this process has no free fd.
-    OutOfFds {
-        /// Fds of shared memory it holds.
-        held: u64,
-    },
+    OutOfFds,
     /// It cannot go on.
     Failed {
         /// Why.

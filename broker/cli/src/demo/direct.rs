@@ -14,7 +14,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, socket,
 };
-use nix::unistd::Pid;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -81,10 +80,8 @@ pub fn run(plan: &Plan, rank: u32, link: &mut Link) -> Result<()> {
     };
     let mut receiver = Receiver::new(plan, rank, listener);
     if let End::OutOfFds = receiver.run(sender, link)? {
-        let held = super::sampler::count_shared_memory(Pid::this())
-            .unwrap_or(receiver.kept.len() as u64 + 1);
         // Everything stays open until the parent has counted and closes the pipe.
-        let _ = link.report_and_wait(&Report::OutOfFds { held });
+        let _ = link.report_and_wait(&Report::OutOfFds);
         return Ok(());
     }
     let opened = Report::Opened(receiver.opened);

@@ -216,10 +216,16 @@ fn share_by(
     let rank_peaks = watch.sampler.peaks.iter().take(plan.ranks as usize);
     report.elapsed_s = round_to_ms(start.elapsed().saturating_sub(options.hold));
     report.failures += watch.unexplained;
+    report.samples = watch.sampler.samples - watch.unexplained;
+    if report.samples == 0 {
+        eprintln!(
+            "fdbroker: no count in /proc confirms the broker's: the processes could not be stopped"
+        );
+        report.failures += 1;
+    }
     report.fds.broker_peak = status.held_fds.peak.get();
     report.fds.rank_peak = rank_peaks.copied().fold(report.fds.rank_peak, u64::max);
     report.fds.node_peak = status.fds.peak.get();
-    log::debug!("{} samples, at most {} fds", watch.sampler.samples, watch.sampler.total_peak);
     Ok(report)
 }
 
@@ -248,6 +254,7 @@ fn share(plan: &Plan, ranks: &mut Ranks, watch: &mut Watch<'_>) -> Result<DemoRe
         elapsed_s: 0.0,
         fds: Fds { cap: plan.max_fds, broker_peak: 0, rank_peak: 0, node_peak: 0 },
         without_broker: None,
+        samples: 0,
     };
     watch.part(ranks, plan.ranks)?;
     for command in [Command::Register, Command::Open, Command::Check] {
@@ -296,8 +303,7 @@ fn share_directly(
         ranks.tell(command)?;
         let reports = match watch.part(&mut ranks, plan.ranks)? {
             Part::Ended(reports) => reports,
-            Part::OutOfFds { rank, held } => {
-                log::debug!("rank {rank} has no free fd, with {held} of shared memory");
+            Part::OutOfFds { rank } => {
                 let sample = watch.sample()?;
                 let fds = sample.map_or(watch.sampler.total_peak, |sample| sample.total);
                 return Ok(Some((rank, fds)));

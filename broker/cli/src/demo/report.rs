@@ -29,6 +29,9 @@ pub struct DemoReport {
     pub fds: Fds,
     /// Without it; `None` unless asked for.
     pub without_broker: Option<Direct>,
+    /// Counts of /proc, all processes stopped, that the ledger explains.
+    #[serde(skip)]
+    pub samples: u64,
 }
 
 /// Fds of shared memory, with the broker.
@@ -125,7 +128,7 @@ impl DemoReport {
 
     fn outcome(&self) -> String {
         match self.is_success() {
-            true => "complete, all right".into(),
+            true => "complete".into(),
             false => format!(
                 "{} words wrong, {} failures",
                 commas(self.mismatches),
@@ -145,11 +148,13 @@ impl DemoReport {
 
     fn conclusion(&self, plan: &Plan) -> String {
         let mut text = format!(
-            "\nWith fdbroker: verified {} bytes, {} mismatches, {} failures, in {:.1} s.\n",
+            "\nWith fdbroker: verified {} bytes, {} mismatches, {} failures, in {:.1} s. Counts in /proc, taken\n\
+             {} times with all processes stopped, agree with the broker's.\n",
             commas(self.verified_bytes),
             commas(self.mismatches),
             commas(self.failures),
             self.elapsed_s,
+            commas(self.samples),
         );
         match self.without_broker {
             None => {}
@@ -189,6 +194,7 @@ mod tests {
             elapsed_s: 1.5,
             fds,
             without_broker: None,
+            samples: 12,
         };
         let json = serde_json::to_string(&report).expect("plain data");
         assert_eq!(

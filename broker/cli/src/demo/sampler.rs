@@ -116,7 +116,11 @@ fn sample(processes: &[Pid]) -> io::Result<Option<Sample>> {
     }
     let mut sample = Sample::default();
     for pid in processes {
-        let found = count_shared_memory(*pid)?;
+        let found = match count_shared_memory(*pid) {
+            // The /proc of a zombie belongs to root.
+            Err(_) if has_ended(*pid) => 0,
+            found => found?,
+        };
         sample.per_process.push(found);
         sample.total += found;
     }

@@ -50,7 +50,7 @@ impl<'a> Watch<'a> {
         loop {
             for (rank, report) in self.next_reports(ranks)? {
                 match report {
-                    Report::OutOfFds { held } => return Ok(Part::OutOfFds { rank, held }),
+                    Report::OutOfFds => return Ok(Part::OutOfFds { rank }),
                     Report::Progress { opened } => self.show(rank, opened),
                     report if report.ends_a_part() => {
                         if let Report::Opened(opened) = &report {
@@ -86,7 +86,7 @@ impl<'a> Watch<'a> {
         let now = Instant::now();
         if now > self.deadline {
             return Err(Error::Other(
-                "not finished in time; give more with --timeout, or look for what hangs with RUST_LOG=debug".into(),
+                "not finished in time; give more with --timeout, or see what the broker says with FDBROKER_LOG=debug".into(),
             ));
         }
         if now >= self.sampler.next_due() {
@@ -143,8 +143,6 @@ pub enum Part {
     OutOfFds {
         /// Which.
         rank: u32,
-        /// Fds of shared memory that it holds.
-        held: u64,
     },
 }
 
