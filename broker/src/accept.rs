@@ -1,9 +1,9 @@
-//! New connections: who may have one, and the time it has for its hello. Must never spin when there is no room, nor let
-//! one uid take all of it.
+//! New connections: who may have one, and the time it has for its hello. Must never spin when there
+//! is no room, nor let one uid take all of it.
 
 use crate::connection::{Connection, Phase, client_id};
 use crate::kernel;
-use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE, REFUSED_FDS_PER_UID};
+use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE};
 use crate::server::{Handshake, Server, register};
 use crate::tokens::Source;
 use fdbroker_core::{DomainKey, Input, Now};
@@ -18,7 +18,9 @@ impl Server {
         if self.accept_paused_until.is_some_and(|until| until > self.now) {
             return;
         }
-        self.accept_paused_until = None;
+        if self.accept_paused_until.take().is_some() {
+            self.admin.retry_accept();
+        }
         for number in 0..self.listeners.len() {
             if self.listeners[number].is_ready {
                 self.accept_from(number);
@@ -30,21 +32,30 @@ impl Server {
         for _ in 0..ACCEPTS_PER_WAKE {
             let state = &mut self.listeners[number];
             match kernel::accept(state.listener.as_fd()) {
-                Ok(socket) => self.admit(socket, number),
+                Ok(socket) => {
+                    self.is_accept_warned = false;
+                    self.admit(socket, number);
+                }
                 Err(Errno::EAGAIN) => {
                     state.is_ready = false;
                     return;
                 }
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-                Err(errno) => {
-                    // It stays queued and readable: tried again after a pause, or when a place is free.
-                    log::warn!("accepting no clients for {ACCEPT_RETRY:?}: {errno}");
-                    let pause = u64::try_from(ACCEPT_RETRY.as_micros()).unwrap_or(u64::MAX);
-                    self.accept_paused_until = Some(Now(self.now.0 + pause));
-                    return;
-                }
+                Err(errno) => return self.pause_accepting(errno),
             }
         }
+    }
+
+    /// There is no room for a connection: it stays queued and readable, and is tried again after a
+    /// pause or when a place is free.
+    pub(crate) fn pause_accepting(&mut self, errno: Errno) {
+        if !std::mem::replace(&mut self.is_accept_warned, true) {
+            log::warn!(
+                "there is no room for more connections: {errno}; trying every {ACCEPT_RETRY:?}"
+            );
+        }
+        let pause = u64::try_from(ACCEPT_RETRY.as_micros()).unwrap_or(u64::MAX / 2);
+        self.accept_paused_until = Some(Now(self.now.0 + pause));
     }
 
     fn admit(&mut self, socket: OwnedFd, number: usize) {
@@ -87,17 +98,14 @@ impl Server {
 
     fn check_peer(&self, uid: u32) -> Result<(), Status> {
         if self.overflow_uid == Some(uid) {
-            // Every user that this namespace does not know has this uid: they must not share a domain.
+            // Every user that this namespace does not know has this uid: they must not share a
+            // domain.
             return Err(ErrorCode::NotPermitted.into());
         }
-        if self.fds.is_refusing(uid) {
-            let cap = REFUSED_FDS_PER_UID.into();
-            return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0));
-        }
-        let max_clients = self.settings.core.max_clients;
-        if self.connections.len() >= max_clients as usize {
-            let cap = max_clients.into();
-            return Err(Status::no_quota(Resource::Connections, Scope::Node, cap, 0));
+        // Those that linger are counted here and not in the core.
+        let most = self.settings.most_connections;
+        if self.connections.len() >= most as usize {
+            return Err(Status::no_quota(Resource::Connections, Scope::Node, most.into(), 0));
         }
         let of_uid = self.clients_per_uid.get(&uid).copied().unwrap_or(0);
         if of_uid >= self.settings.max_clients_per_uid {
@@ -110,6 +118,14 @@ impl Server {
     /// Nothing of the client is left in the core: its number is free.
     pub(crate) fn forget(&mut self, index: usize) {
         self.end_connection(client_id(index));
+        match self.connections.get_mut(index) {
+            Some(connection) if connection.lingering.is_some() => connection.is_forgotten = true,
+            _ => self.remove_record(index),
+        }
+    }
+
+    /// Frees the number of a client that nothing is left of.
+    pub(crate) fn remove_record(&mut self, index: usize) {
         let Some(connection) = self.connections.try_remove(index) else { return };
         let uid = connection.domain.uid;
         if let Some(count) = self.clients_per_uid.get_mut(&uid) {
@@ -119,7 +135,7 @@ impl Server {
             }
         }
         // There may be a place again.
-        self.accept_paused_until = None;
+        self.accept_paused_until = self.accept_paused_until.map(|_| self.now);
     }
 
     /// Keeps the list in bounds when connections come and go faster than their time runs out.
@@ -156,8 +172,8 @@ impl Server {
     }
 }
 
-/// The uid that stands for users unknown in this user namespace; `None` in the first namespace, where all are known
-/// and this uid is a user like any other (user_namespaces(7)).
+/// The uid that stands for users unknown in this user namespace; `None` in the first namespace,
+/// where all are known and this uid is a user like any other (user_namespaces(7)).
 pub(crate) fn overflow_uid() -> Option<u32> {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     if is_identity_map(&map) {

@@ -1,5 +1,5 @@
-//! The administrator's side: read-only queries, answered in pages. Must never hold up grants: one query per connection and
-//! wake, a bounded number of records looked at for it.
+//! The administrator's side: read-only queries, answered in pages. Must never hold up grants: one
+//! query per connection and wake, a bounded number of records looked at for it.
 
 use crate::connection::Connection;
 use crate::kernel;
@@ -16,6 +16,7 @@ use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use nix::errno::Errno;
 use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{Immutable, IntoBytes};
@@ -32,6 +33,8 @@ const _: () = assert!(size_of::<LeaseRecord>() <= size_of::<AllocationRecord>())
 pub(crate) struct AdminSide {
     listener: Listener,
     is_listener_ready: bool,
+    /// A connection waits that there was no room for.
+    is_accept_due: bool,
     connections: Slab<AdminConnection>,
     /// Room for none: no query carries fds.
     received: ReceivedFds,
@@ -49,6 +52,7 @@ impl AdminSide {
         AdminSide {
             listener,
             is_listener_ready: false,
+            is_accept_due: false,
             connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
             received: ReceivedFds::with_capacity(0),
         }
@@ -60,6 +64,13 @@ impl AdminSide {
 
     pub fn note_listener(&mut self) {
         self.is_listener_ready = true;
+    }
+
+    /// There may be room again.
+    pub fn retry_accept(&mut self) {
+        if std::mem::take(&mut self.is_accept_due) {
+            self.is_listener_ready = true;
+        }
     }
 
     pub fn note(&mut self, index: usize) {
@@ -88,17 +99,25 @@ impl Server {
             if self.admin.connections.get(index).is_some_and(|connection| connection.is_ready)
                 && !self.serve_admin(index)
             {
-                // No fds can lie in it: the kernel refuses them, or drops them where they are not received.
+                // No fds can lie in it: the kernel refuses them, or drops them where they are not
+                // received.
                 self.admin.connections.remove(index);
             }
         }
     }
 
     fn accept_admin(&mut self) {
-        let Ok(socket) = kernel::accept(self.admin.listener.as_fd()) else {
-            // Nobody there, or no room: the next connection tells anew.
-            self.admin.is_listener_ready = false;
-            return;
+        let socket = match kernel::accept(self.admin.listener.as_fd()) {
+            Ok(socket) => socket,
+            Err(Errno::EINTR | Errno::ECONNABORTED) => return,
+            Err(errno) => {
+                self.admin.is_listener_ready = false;
+                if errno != Errno::EAGAIN {
+                    self.admin.is_accept_due = true;
+                    self.pause_accepting(errno);
+                }
+                return;
+            }
         };
         kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
         let connection = AdminConnection { socket, is_ready: true, pending: None };

@@ -1,5 +1,5 @@
-//! Applies what the core says, in its order, and hands back what could not be done. Must never call the core in the
-//! middle of a list: what it has to hear waits until the list is done.
+//! Applies what the core says, in its order, and hands back what could not be done. Must never call
+//! the core in the middle of a list: what it has to hear waits until the list is done.
 
 use crate::connection::{Blocked, HelloReply, Phase, index};
 use crate::fd_table::FdTable;
@@ -13,7 +13,8 @@ use fdbroker_scm::SendError;
 use std::os::fd::{AsFd, BorrowedFd};
 
 impl Server {
-    /// Applies `effects`, then what follows from them, until nothing does. Takes the reused buffer and puts it back.
+    /// Applies `effects`, then what follows from them, until nothing does. Takes the reused buffer
+    /// and puts it back.
     pub(crate) fn settle(&mut self, mut effects: Effects) {
         loop {
             for effect in &effects.list {
@@ -38,8 +39,8 @@ impl Server {
         }
     }
 
-    /// Tells the core what came of the list just applied. A client whose grant was not sent is told to be full first, so
-    /// that the grant is not tried again at once.
+    /// Tells the core what came of the list just applied. A client whose grant was not sent is told
+    /// to be full first, so that the grant is not tried again at once.
     fn hand_back(&mut self, applied: &Effects, next: &mut Effects) {
         for (client, sendable) in self.sendable.drain(..) {
             self.core.step(self.now, Input::Sendable { client, sendable }, next);
@@ -52,6 +53,10 @@ impl Server {
                 Input::Unsent { client, request, grants, deadline, seq },
                 next,
             );
+        }
+        for (client, leases) in self.cut.drain(..) {
+            let (request, leases) = (None, &leases[..]);
+            self.core.step(self.now, Input::Release { client, request, leases }, next);
         }
         for client in self.gone.drain(..) {
             self.core.step(self.now, Input::Gone { client }, next);
@@ -112,13 +117,15 @@ impl Server {
         }
     }
 
-    /// The kind of a deposit is what its producer said and the daemon has checked; of a supply, what the slot had before.
+    /// The kind of a deposit is what its producer said and the daemon has checked; of a supply,
+    /// what the slot had before.
     fn arrived_kind(&self, arrived: u16, slot: u32) -> MemoryKind {
         let deposit = self.scratch.deposits.get(usize::from(arrived)).map(|deposit| deposit.kind);
         deposit.or(self.fds.kind(slot)).unwrap_or(MemoryKind::Memfd)
     }
 
-    /// Sends a grant with its fds. `Err`: not now; the client is blocked until it has read, or others have.
+    /// Sends a grant with its fds. `Err`: not now; the client is blocked until it has read, or
+    /// others have.
     fn send_granted(
         &mut self,
         client: ClientId,
@@ -127,8 +134,41 @@ impl Server {
     ) -> Result<(), ()> {
         let fds = grants.iter().filter(|grant| grant.status.is_ok()).count();
         if fds > 0 {
-            self.may_send_fds(client, fds)?;
+            let room = self.room_for_fds(client, fds)?;
+            if room < fds {
+                return self.send_cut(client, request, grants, room);
+            }
         }
+        self.send_whole(client, request, grants, fds)
+    }
+
+    /// Sends a grant of which only `room` fds may be in flight: the other items answer AGAIN, and
+    /// their leases are given back.
+    fn send_cut(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+        room: usize,
+    ) -> Result<(), ()> {
+        let mut grants = grants.to_vec();
+        let mut leases = Vec::new();
+        for grant in grants.iter_mut().filter(|grant| grant.status.is_ok()).skip(room) {
+            leases.push(grant.lease);
+            *grant = Granted::refused(grant.wanted, ErrorCode::Again.into());
+        }
+        self.send_whole(client, request, &grants, room)?;
+        self.cut.push((client, leases));
+        Ok(())
+    }
+
+    fn send_whole(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+        fds: usize,
+    ) -> Result<(), ()> {
         let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
         let core = &self.core;
         let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
@@ -143,8 +183,8 @@ impl Server {
         let sent = send_slots(socket, bytes, &self.slots, &self.fds);
         match sent {
             Ok(()) => {
+                self.in_flight.add(connection.unread.fds, fds as u64);
                 connection.unread.add(fds);
-                self.in_flight_fds += fds as u64;
                 Ok(())
             }
             Err(SendError::WouldBlock) => {

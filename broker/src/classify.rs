@@ -1,5 +1,6 @@
-//! Finds out what a deposited fd is. Must never call anything that an fd of a hung file server can block: no fstat,
-//! fstatfs, lseek, poll or read on the fd; only statx without sync, F_GET_SEALS and its fdinfo.
+//! Finds out what a deposited fd is. Must never call anything that an fd of a hung file server can
+//! block: no fstat, fstatfs, lseek, poll or read on the fd; only statx without sync, F_GET_SEALS
+//! and its fdinfo.
 
 use crate::kernel;
 use crate::limits::FDINFO_BYTES;
@@ -9,7 +10,8 @@ use nix::sys::stat::Mode;
 use std::fmt::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// Major number of the NVIDIA character devices (registered for ever, Documentation/admin-guide/devices.txt).
+/// Major number of the NVIDIA character devices (registered for ever,
+/// Documentation/admin-guide/devices.txt).
 const NVIDIA_MAJOR: u32 = 195;
 /// Minor number of /dev/nvidiactl (nv-linux.h, `NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE`).
 const NVIDIA_CONTROL_MINOR: u32 = 255;
@@ -134,8 +136,9 @@ fn is_nvidia_control(stat: &kernel::Stat) -> bool {
     (stat.rdev_major, stat.rdev_minor) == (NVIDIA_MAJOR, NVIDIA_CONTROL_MINOR)
 }
 
-/// The size of a dma-buf, from its fdinfo; `None` when this is no dma-buf's. Only what stands before `name:` counts:
-/// the holder chooses the name, newlines included (drivers/dma-buf/dma-buf.c, `dma_buf_show_fdinfo`).
+/// The size of a dma-buf, from its fdinfo; `None` when this is no dma-buf's. Only what stands
+/// before `name:` counts: the holder chooses the name, newlines included
+/// (drivers/dma-buf/dma-buf.c, `dma_buf_show_fdinfo`).
 pub fn parse_dmabuf(fdinfo: &[u8]) -> Option<u64> {
     let mut size_bytes = None;
     // The last piece is no whole line unless the text ends with a newline.

@@ -5,7 +5,8 @@ use crate::settings::{Environment, Host, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Runs the daemon, or checks its configuration, as the flags say. Errors go to stderr with their remedy.
+/// Runs the daemon, or checks its configuration, as the flags say. Errors go to stderr with their
+/// remedy.
 pub fn run(args: &Args) -> ExitCode {
     let settings =
         match Settings::load(args, &Environment::of_this_process(), &Host::of_this_process()) {
@@ -64,7 +65,8 @@ presents the handle gets a duplicate fd. The broker keeps every count of fds und
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// Configuration file (TOML). Default: /etc/fdbroker/fdbrokerd.toml if it exists; none with --private
+    /// Configuration file (TOML). Default: /etc/fdbroker/fdbrokerd.toml if it exists; none with
+    /// --private
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -72,20 +74,23 @@ pub struct Args {
     #[arg(long)]
     pub check_config: bool,
 
-    /// Socket for clients. Default: /run/fdbroker/broker.sock as root, else $XDG_RUNTIME_DIR/fdbroker/broker.sock
+    /// Socket for clients. Default: /run/fdbroker/broker.sock as root, else
+    /// $XDG_RUNTIME_DIR/fdbroker/broker.sock
     #[arg(long, value_name = "PATH", conflicts_with = "private")]
     pub socket: Option<PathBuf>,
 
-    /// Socket for administrators; the node key and the generation page stand beside it. Default: admin.sock in the
-    /// directory of the clients' socket with "-admin" appended
+    /// Socket for administrators; the node key and the generation page stand beside it. Default:
+    /// admin.sock in the directory of the clients' socket with "-admin" appended
     #[arg(long, value_name = "PATH", conflicts_with = "private")]
     pub admin_socket: Option<PathBuf>,
 
-    /// Serve one user or job from DIR (made if missing, mode 0700): DIR/fdbroker/broker.sock, DIR/fdbroker-admin/admin.sock
+    /// Serve one user or job from DIR (made if missing, mode 0700): DIR/fdbroker/broker.sock,
+    /// DIR/fdbroker-admin/admin.sock
     #[arg(long, value_name = "DIR")]
     pub private: Option<PathBuf>,
 
-    /// Most fds of shared memory on the node: held here and granted to clients. Default: the size of the fd table
+    /// Most fds of shared memory on the node: held here and granted to clients. Default: the size
+    /// of the fd table
     #[arg(long, value_name = "N")]
     pub max_fds: Option<u64>,
 

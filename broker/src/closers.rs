@@ -1,5 +1,6 @@
-//! Two threads that close fds: one for fds the broker accepted (a last close can take milliseconds), one for refused
-//! fds (a close may hang for ever). The loop must never close a client's fd itself, nor wait for these threads.
+//! Two threads that close fds: one for fds the broker accepted (a last close can take
+//! milliseconds), one for refused fds (a close may hang for ever). The loop must never close a
+//! client's fd itself, nor wait for these threads.
 
 use crate::limits::THREAD_STACK_BYTES;
 use fdbroker_core::{Lane, Ticket};
@@ -31,8 +32,8 @@ struct Job {
     report: Report,
 }
 
-/// One thread's queue. Its length is bounded by the fd table: every entry is an open fd, and those are charged
-/// by the core or counted per uid.
+/// One thread's queue. Its length is bounded by the fd table: every entry is an open fd, and those
+/// are charged by the core or counted per uid.
 #[derive(Default)]
 struct Queue {
     state: Mutex<QueueState>,
@@ -107,7 +108,8 @@ impl Closers {
 }
 
 impl Drop for Closers {
-    /// Lets the threads end when they have nothing more to close. Waits for neither: one may hang for ever.
+    /// Lets the threads end when they have nothing more to close. Waits for neither: one may hang
+    /// for ever.
     fn drop(&mut self) {
         self.flush();
         for lane in &self.lanes {

@@ -1,5 +1,6 @@
-//! The configuration file: its keys, nothing else. Every key may be left out; an unknown one is an error, so that a
-//! misspelt cap is never silently no cap. Must never hold a default: those are in [`crate::settings`].
+//! The configuration file: its keys, nothing else. Every key may be left out; an unknown one is an
+//! error, so that a misspelt cap is never silently no cap. Must never hold a default: those are in
+//! [`crate::settings`].
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};

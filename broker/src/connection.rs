@@ -1,4 +1,5 @@
-//! One client's connection: its sockets, what it has not read yet, what waits to be sent. Holds state; must never talk to the core.
+//! One client's connection: its sockets, what it has not read yet, what waits to be sent. Holds
+//! state; must never talk to the core.
 
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
 use fdbroker_core::{ClientId, DomainKey, RequestId};
@@ -46,6 +47,11 @@ pub struct Connection {
     pub serial: u64,
     /// `None`: gone.
     pub socket: Option<OwnedFd>,
+    /// The main socket of an ended connection, kept until its peer has read the fds in it or closed
+    /// its end: the kernel counts them until then.
+    pub lingering: Option<OwnedFd>,
+    /// The core has forgotten the client; the record stays for `lingering`.
+    pub is_forgotten: bool,
     /// The broker's end of the event socket, from the welcome on.
     pub event: Option<OwnedFd>,
     /// Of its process.
@@ -68,6 +74,8 @@ pub struct Connection {
     pub has_events: bool,
     /// It is in the list of clients with events.
     pub is_event_queued: bool,
+    /// It is in the list of clients that wait for fds in flight.
+    pub is_in_flight_queued: bool,
     /// A line about its bad input has been written.
     pub is_bad_input_logged: bool,
     /// What it has not read.
@@ -82,7 +90,8 @@ pub struct Connection {
     pub hello_reply: Option<HelloReply>,
 }
 
-/// Messages with fds sent and maybe not read: counted at each send, set to 0 when the kernel says that all has been read.
+/// Messages with fds sent and maybe not read: counted at each send, set to 0 when the kernel says
+/// that all has been read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
     /// Messages with fds.
@@ -110,6 +119,8 @@ impl Connection {
         Connection {
             serial,
             socket: Some(socket),
+            lingering: None,
+            is_forgotten: false,
             event: None,
             pidfd: None,
             domain,
@@ -121,6 +132,7 @@ impl Connection {
             is_queued: false,
             has_events: false,
             is_event_queued: false,
+            is_in_flight_queued: false,
             is_bad_input_logged: false,
             unread: Unread::default(),
             blocked: None,

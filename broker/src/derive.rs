@@ -1,5 +1,5 @@
-//! Caps and limits: what is set, and for the rest sound defaults from the fd table (RLIMIT_NOFILE), each with its reason. Must never
-//! give out more places than the table has.
+//! Caps and limits: what is set, and for the rest sound defaults from the fd table (RLIMIT_NOFILE),
+//! each with its reason. Must never give out more places than the table has.
 
 use crate::cli::Args;
 use crate::config::{CapsSection, ConfigError, ConfigFile, LimitsSection};
@@ -8,11 +8,24 @@ use crate::settings::{Environment, Host, Mode};
 use crate::sources::{Lines, NONE, Sources, first};
 use fdbroker_core::{Caps, Config};
 
-/// The fd table: its size, and what of it the core may plan with.
+/// The fd table: its size, what of it is not the daemon's own, and of that what the core may plan
+/// with.
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub fds: u64,
-    pub core_fds: u64,
+    free_fds: u64,
+}
+
+/// A connection takes four places in the core's plan, and one more when it has ended and its peer
+/// has not read all.
+const FDS_PER_CONNECTION: u64 = fdbroker_core::limits::FDS_PER_CONNECTION + 1;
+
+/// The core's configuration, and what was derived on the way.
+pub(crate) struct Derived {
+    pub core: Config,
+    /// Most connections, those included that linger: `max_clients`, or as many as the table has
+    /// room for.
+    pub most_connections: u32,
 }
 
 /// Everything set by whatever source.
@@ -61,7 +74,7 @@ pub(crate) fn resolve_table(
     };
     lines.push("limits.table_fds", &fds, origin);
     let own = own_fds(host.open_fds, listeners);
-    let needed = own + MIN_CORE_FDS;
+    let needed = own + MIN_CORE_FDS * FDS_PER_CONNECTION / (FDS_PER_CONNECTION - 1);
     if fds < needed {
         let problem = format!(
             "{fds} fds are too few: {own} are the broker's own, and {MIN_CORE_FDS} are the least to serve with"
@@ -71,7 +84,7 @@ pub(crate) fn resolve_table(
         );
         return Err(ConfigError::value("limits.table_fds", problem, remedy));
     }
-    Ok(Table { fds, core_fds: fds - own })
+    Ok(Table { fds, free_fds: fds - own })
 }
 
 /// The core's configuration.
@@ -80,10 +93,12 @@ pub(crate) fn resolve_core(
     mode: Mode,
     table: Table,
     lines: &mut Lines,
-) -> Result<Config, ConfigError> {
-    // A client takes 4 places: a quarter of the table at most goes to connections.
-    let clients = u32::try_from((table.core_fds / 16).clamp(8, 4096)).expect("at most 4096");
+) -> Result<Derived, ConfigError> {
+    // A client takes 5 places: a third of the table at most goes to connections.
+    let clients = u32::try_from((table.free_fds / 16).clamp(8, 4096)).expect("at most 4096");
     let max_clients = lines.pick("limits.max_clients", given.limit(|it| it.max_clients), clients);
+    let possible = u32::try_from(table.free_fds / FDS_PER_CONNECTION).unwrap_or(u32::MAX);
+    let most_connections = max_clients.min(possible);
     // More domains than clients are in use only by what gone clients have left.
     let domains = max_clients.saturating_add(64);
     let max_domains = lines.pick("limits.max_domains", given.limit(|it| it.max_domains), domains);
@@ -102,7 +117,8 @@ pub(crate) fn resolve_core(
         ..given.cap(|it| &it.caps.node, |it| it.fds)
     };
     let node_fds_value = first(node_fds, table.fds).0;
-    // One in a thousand per client: a lone register takes one round trip, and a thousand clients still fit.
+    // One in a thousand per client: a lone register takes one round trip, and a thousand clients
+    // still fit.
     let base = u32::try_from((node_fds_value / 1024).clamp(1, 16)).expect("at most 16");
     let base_credits = lines.pick("limits.base_credits", given.limit(|it| it.base_credits), base);
     // One full message.
@@ -120,11 +136,11 @@ pub(crate) fn resolve_core(
     let client_fds = given.cap(|it| &it.caps.client, |it| it.fds);
     let client =
         resolve_caps("client", client_fds, given, |it| &it.caps.client, whole.client(), lines);
-    Ok(Config {
+    let core = Config {
         node,
         domain,
         client,
-        table_fds: table.core_fds,
+        table_fds: table.free_fds - u64::from(most_connections),
         max_clients,
         max_domains,
         max_parked_per_client,
@@ -134,7 +150,8 @@ pub(crate) fn resolve_core(
         base_credits,
         max_credits,
         recall_timeout_us: recall_timeout_ms.saturating_mul(1000),
-    })
+    };
+    Ok(Derived { core, most_connections })
 }
 
 /// What the default caps are derived from.
@@ -146,7 +163,8 @@ struct Whole {
 }
 
 impl Whole {
-    /// The node: fds as far as the table goes; leases as far as memory goes (64 bytes each, 512 MiB).
+    /// The node: fds as far as the table goes; leases as far as memory goes (64 bytes each, 512
+    /// MiB).
     fn node(&self) -> Caps {
         Caps {
             fds: self.node_fds,
@@ -156,7 +174,8 @@ impl Whole {
         }
     }
 
-    /// A domain: 7/8 of the node, so that another user always finds room. A private broker has one user.
+    /// A domain: 7/8 of the node, so that another user always finds room. A private broker has one
+    /// user.
     fn domain(&self) -> Caps {
         match self.mode {
             Mode::Private => Caps::NONE,

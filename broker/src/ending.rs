@@ -1,17 +1,22 @@
-//! Ends connections and the daemon. Must never close a socket on the loop in which a client's fds may lie unread: their close may
-//! block for ever.
+//! Ends connections and the daemon. Must never close a socket on the loop in which a client's fds
+//! may lie unread: their close may block for ever.
 
-use crate::connection::{Phase, Unread, index};
-use crate::server::Server;
+use crate::connection::{Connection, Phase, index};
+use crate::fd_table::Reading;
+use crate::flow::forget_if_read;
+use crate::server::{Server, watch};
+use crate::tokens::Source;
 use fdbroker_core::ClientId;
 use fdbroker_protocol::message::GoingAway;
 use fdbroker_protocol::{Kind, Status};
 use fdbroker_scm::RecvError;
+use mio::Poll;
 use mio::unix::SourceFd;
 use nix::sys::socket::{Shutdown, shutdown};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// Messages read from a socket that is to be closed, in search of its end; with more in it, it goes to the refused closer.
+/// Messages read from a socket that is to be closed, in search of its end; with more in it, it goes
+/// to the refused closer.
 const MESSAGES_TO_END: usize = 16;
 
 impl Server {
@@ -38,7 +43,8 @@ impl Server {
         self.end_connection(client);
     }
 
-    /// Takes the connection's sockets away; its record stays until the core has forgotten the client.
+    /// Takes the connection's sockets away; its record stays until the core has forgotten the
+    /// client.
     pub(crate) fn end_connection(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         if connection.phase == Phase::Gone {
@@ -46,8 +52,14 @@ impl Server {
         }
         connection.phase = Phase::Gone;
         let uid = connection.domain.uid;
-        let sockets = [connection.socket.take(), connection.event.take()];
-        self.retiring.extend(sockets.into_iter().flatten().map(|socket| (socket, uid)));
+        let is_read = connection.unread.fds == 0 || forget_if_read(connection, &mut self.in_flight);
+        if let Some(socket) = connection.socket.take() {
+            match is_read {
+                true => self.retiring.push((socket, uid)),
+                false => linger(&self.poll, connection, client, socket),
+            }
+        }
+        self.retiring.extend(connection.event.take().map(|socket| (socket, uid)));
         connection.pidfd = None;
         connection.hello_reply = None;
         connection.pending.clear();
@@ -55,11 +67,25 @@ impl Server {
         connection.blocked = None;
         connection.is_main_ready = false;
         connection.is_event_ready = false;
-        self.in_flight_fds -= std::mem::take::<Unread>(&mut connection.unread).fds;
         self.gone.push(client);
     }
 
-    /// Closes the sockets of ended connections: here when nothing is left in them, else where it may take its time.
+    /// Ends the lingering of a connection whose peer has read what was left in its socket, or has
+    /// closed it.
+    pub(crate) fn finish_if_read(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if !forget_if_read(connection, &mut self.in_flight) {
+            return;
+        }
+        let uid = connection.domain.uid;
+        self.retiring.extend(connection.lingering.take().map(|socket| (socket, uid)));
+        if connection.is_forgotten {
+            self.remove_record(index);
+        }
+    }
+
+    /// Closes the sockets of ended connections: here when nothing is left in them, else where it
+    /// may take its time.
     pub(crate) fn retire_sockets(&mut self) {
         while let Some((socket, uid)) = self.retiring.pop() {
             // From here on the peer can add nothing.
@@ -74,10 +100,14 @@ impl Server {
 
     /// Whether the socket is empty now; what was in it is in the refused closer.
     fn read_to_end(&mut self, socket: &OwnedFd, uid: u32) -> bool {
+        // With too many of its fds on their way to the closers, the kernel drops what is left:
+        // nothing more may pile up.
+        let is_reading_fds = self.fds.reading(uid) == Reading::Free;
         for _ in 0..MESSAGES_TO_END {
             let result = fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received);
             if !self.received.is_empty() {
-                // There may be more in it than the table has room for: the rest goes with the socket.
+                // There may be more in it than the table has room for: the rest goes with the
+                // socket.
                 self.fds.begin_message(&mut self.received, uid);
                 self.fds.refuse_rest(uid);
                 return false;
@@ -85,10 +115,10 @@ impl Server {
             match result {
                 Ok(_) | Err(RecvError::EmptyMessage) => {}
                 Err(RecvError::Eof) => return true,
-                Err(_) => return false,
+                Err(_) => break,
             }
         }
-        false
+        !is_reading_fds
     }
 
     /// Tells every client that the broker ends. Best effort: their next call finds out anyway.
@@ -103,4 +133,15 @@ impl Server {
         }
         self.fds.flush();
     }
+}
+
+/// Keeps the socket of an ended connection until what lies in it has been read. The peer reads it,
+/// then the end.
+fn linger(poll: &Poll, connection: &mut Connection, client: ClientId, socket: OwnedFd) {
+    let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+    if let Err(error) = watch(poll, socket.as_fd(), Source::Main(index(client)), true) {
+        // It is looked at again whenever room in flight is short.
+        log::error!("cannot watch an ended connection: {error}");
+    }
+    connection.lingering = Some(socket);
 }

@@ -1,10 +1,10 @@
-//! The sole owner of every fd that clients deposited: those held, by slot, and those of the message at hand. Must never
-//! close one on the calling thread, nor let one leave but to a closer.
+//! The sole owner of every fd that clients deposited: those held, by slot, and those of the message
+//! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
 
 use crate::closers::{Closers, Report};
 use crate::kernel;
-use crate::limits::{ARRIVED_CLOSINGS_PER_UID, REFUSED_FDS_PER_UID};
-use fdbroker_core::{Lane, Ticket};
+use crate::limits::{ARRIVED_CLOSINGS_PER_UID, HUNG_CLOSE, REFUSED_FDS_PER_UID};
+use fdbroker_core::{Lane, Now, Ticket};
 use fdbroker_protocol::MemoryKind;
 use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
@@ -20,6 +20,19 @@ struct Closing {
     arrived: u32,
     /// Those that the core does not know of.
     refused: u32,
+    /// Since when there are as many as may be.
+    full_since: Option<Now>,
+}
+
+/// How a uid's messages may be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// With their fds.
+    Free,
+    /// Not now: its fds are being closed. Until then they should be.
+    Wait(Now),
+    /// Without their fds: the closes of those before hang.
+    WithoutFds,
 }
 
 /// See the module. Memory: 5 bytes per slot up to the highest in use.
@@ -32,6 +45,7 @@ pub struct FdTable {
     closing: HashMap<u32, Closing>,
     /// Of the message at hand.
     uid: u32,
+    now: Now,
 }
 
 impl FdTable {
@@ -45,10 +59,17 @@ impl FdTable {
             closers,
             closing: HashMap::new(),
             uid: NOBODY,
+            now: Now(0),
         }
     }
 
-    /// Takes over the fds of a message from a client of `uid`; [`refuse_rest`](Self::refuse_rest) ends the message.
+    /// Tells the time, once per wake.
+    pub fn set_now(&mut self, now: Now) {
+        self.now = now;
+    }
+
+    /// Takes over the fds of a message from a client of `uid`; [`refuse_rest`](Self::refuse_rest)
+    /// ends the message.
     pub fn begin_message(&mut self, received: &mut ReceivedFds, uid: u32) {
         debug_assert!(self.arrived.is_empty(), "the message before has ended");
         self.uid = uid;
@@ -65,7 +86,8 @@ impl FdTable {
         self.arrived.get(index)?.as_ref().map(AsFd::as_fd)
     }
 
-    /// Makes the fd at `index` of the message at hand the fd of `slot`. `false`: the core named what is not there.
+    /// Makes the fd at `index` of the message at hand the fd of `slot`. `false`: the core named
+    /// what is not there.
     #[must_use]
     pub fn store_arrived(&mut self, index: u16, slot: u32, kind: MemoryKind) -> bool {
         let Some(fd) = self.take_arrived(index) else { return false };
@@ -90,7 +112,7 @@ impl FdTable {
     pub fn close_arrived(&mut self, index: u16, ticket: Ticket, lane: Lane) -> bool {
         let Some(fd) = self.take_arrived(index) else { return false };
         self.closers.close(fd, lane, Report::Arrived(ticket, self.uid));
-        self.closing.entry(self.uid).or_default().arrived += 1;
+        self.count(self.uid, |closing| closing.arrived += 1);
         true
     }
 
@@ -119,35 +141,49 @@ impl FdTable {
         self.kinds.get(slot as usize).copied().flatten()
     }
 
-    /// Ends the message at hand: what nothing has claimed goes to the refused closer, counted against `uid`.
+    /// Ends the message at hand: what nothing has claimed goes to the refused closer, counted
+    /// against `uid`.
     pub fn refuse_rest(&mut self, uid: u32) {
+        let mut refused = 0;
         for fd in self.arrived.drain(..).flatten() {
             self.closers.close(fd, Lane::Refused, Report::Refused(uid));
-            self.closing.entry(uid).or_default().refused += 1;
+            refused += 1;
+        }
+        if refused > 0 {
+            self.count(uid, |closing| closing.refused += refused);
         }
     }
 
     /// Gives away a socket in which fds may lie unread: their close may hang as well.
     pub fn refuse(&mut self, fd: OwnedFd, uid: u32) {
-        self.closing.entry(uid).or_default().refused += 1;
+        self.count(uid, |closing| closing.refused += 1);
         self.closers.close(fd, Lane::Refused, Report::Refused(uid));
     }
 
-    /// Whether `uid` has as many refused fds not yet closed as one may have.
-    pub fn is_refusing(&self, uid: u32) -> bool {
-        uid != NOBODY && self.closing_of(uid).refused >= REFUSED_FDS_PER_UID
-    }
-
-    /// Whether `uid` sends fds faster than they can be closed: its messages wait.
-    pub fn is_closing_many(&self, uid: u32) -> bool {
-        self.closing_of(uid).arrived >= ARRIVED_CLOSINGS_PER_UID
-    }
-
-    fn closing_of(&self, uid: u32) -> Closing {
+    /// How messages of `uid` may be read now.
+    pub fn reading(&self, uid: u32) -> Reading {
         // Nearly always empty: then nothing is hashed.
-        match self.closing.is_empty() {
-            true => Closing::default(),
-            false => self.closing.get(&uid).copied().unwrap_or_default(),
+        if self.closing.is_empty() || uid == NOBODY {
+            return Reading::Free;
+        }
+        let Some(since) = self.closing.get(&uid).and_then(|closing| closing.full_since) else {
+            return Reading::Free;
+        };
+        let until = since.0 + u64::try_from(HUNG_CLOSE.as_micros()).unwrap_or(u64::MAX / 2);
+        match self.now.0 < until {
+            true => Reading::Wait(Now(until)),
+            false => Reading::WithoutFds,
+        }
+    }
+
+    fn count(&mut self, uid: u32, change: impl FnOnce(&mut Closing)) {
+        let closing = self.closing.entry(uid).or_default();
+        change(closing);
+        let is_full =
+            closing.refused >= REFUSED_FDS_PER_UID || closing.arrived >= ARRIVED_CLOSINGS_PER_UID;
+        closing.full_since = is_full.then(|| closing.full_since.unwrap_or(self.now));
+        if closing.refused == 0 && closing.arrived == 0 {
+            self.closing.remove(&uid);
         }
     }
 
@@ -157,14 +193,10 @@ impl FdTable {
             Report::Held(_) => return,
             Report::Arrived(_, uid) | Report::Refused(uid) => uid,
         };
-        let Some(closing) = self.closing.get_mut(&uid) else { return };
-        match report {
+        self.count(uid, |closing| match report {
             Report::Refused(_) => closing.refused = closing.refused.saturating_sub(1),
             _ => closing.arrived = closing.arrived.saturating_sub(1),
-        }
-        if closing.refused == 0 && closing.arrived == 0 {
-            self.closing.remove(&uid);
-        }
+        });
     }
 
     /// Hands what is to be closed to the closers.

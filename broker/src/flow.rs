@@ -1,7 +1,9 @@
-//! Bounds on what clients leave unread: messages with fds per client, fds in flight to all, replies and events that a full socket did not
-//! take. A client that does not read is served no further; that is a state to wait out. Must never queue without a bound.
+//! Bounds on what clients leave unread: messages with fds per client, fds in flight to all, replies
+//! and events that a full socket did not take. A client that does not read is served no further;
+//! that is a state to wait out. Must never queue without a bound.
 
-use crate::connection::{Blocked, Connection, Unread, index};
+use crate::connection::{Blocked, Connection, index};
+use crate::in_flight::InFlight;
 use crate::limits::{EVENTS_PER_TURN, IN_FLIGHT_SWEEP, PENDING_REPLIES_BESIDE_PARKED};
 use crate::replies;
 use crate::server::{Server, watch};
@@ -65,7 +67,8 @@ impl Server {
         }
     }
 
-    /// Whether requests of the client may be read: it must have room for what they will bring. If not, it is blocked.
+    /// Whether requests of the client may be read: it must have room for what they will bring. If
+    /// not, it is blocked.
     pub(crate) fn may_read(&mut self, client: ClientId) -> bool {
         if self.has_room(client) {
             return true;
@@ -75,9 +78,10 @@ impl Server {
         false
     }
 
-    /// Whether a message with `fds` fds may be sent to the client now; if not, it is blocked.
-    pub(crate) fn may_send_fds(&mut self, client: ClientId, fds: usize) -> Result<(), ()> {
-        let Some(connection) = self.connections.get(index(client)) else { return Ok(()) };
+    /// How many of `fds` fds, at least one, may be sent to the client in a message now; if none, it
+    /// is blocked.
+    pub(crate) fn room_for_fds(&mut self, client: ClientId, fds: usize) -> Result<usize, ()> {
+        let Some(connection) = self.connections.get(index(client)) else { return Ok(fds) };
         if connection.blocked.is_some() {
             return Err(());
         }
@@ -85,29 +89,28 @@ impl Server {
             self.block(client, Blocked::Unread);
             return Err(());
         }
-        if self.is_in_flight_full(fds) {
+        let mut room = self.in_flight_room(client);
+        if room < fds {
             self.refresh_in_flight();
-            if self.is_in_flight_full(fds) {
-                self.block(client, Blocked::InFlight);
-                return Err(());
-            }
+            room = self.in_flight_room(client);
         }
-        Ok(())
+        if room == 0 {
+            self.block(client, Blocked::InFlight);
+            return Err(());
+        }
+        Ok(room.min(fds))
     }
 
-    /// Whether the client may be sent another message with fds. Asks the kernel only when the count says no.
+    fn in_flight_room(&self, client: ClientId) -> usize {
+        let unread = self.connections.get(index(client)).map_or(0, |it| it.unread.fds);
+        usize::try_from(self.in_flight.room(unread)).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the client may be sent another message with fds. Asks the kernel only when the count
+    /// says no.
     fn has_room(&mut self, client: ClientId) -> bool {
         let Some(connection) = self.connections.get_mut(index(client)) else { return true };
-        connection.unread.has_room() || {
-            let read = forget_if_read(connection);
-            self.in_flight_fds -= read;
-            connection.unread == Unread::default()
-        }
-    }
-
-    fn is_in_flight_full(&self, fds: usize) -> bool {
-        // One message must always be possible, however small the limit.
-        self.in_flight_fds > 0 && self.in_flight_fds + fds as u64 > self.max_in_flight_fds
+        connection.unread.has_room() || forget_if_read(connection, &mut self.in_flight)
     }
 
     /// Counts anew what is in flight, at most once per wake.
@@ -118,7 +121,7 @@ impl Server {
         self.last_refresh = Some(self.now);
         for (_, connection) in &mut self.connections {
             if connection.unread.fds > 0 {
-                self.in_flight_fds -= forget_if_read(connection);
+                forget_if_read(connection, &mut self.in_flight);
             }
         }
     }
@@ -130,24 +133,34 @@ impl Server {
         let former = connection.blocked;
         if former.is_none() {
             self.sendable.push((client, false));
-            // A socket that is writable already is reported again by this, so nothing is missed between the check and now.
+            // A socket that is writable already is reported again by this, so nothing is missed
+            // between the check and now.
             if let Err(error) = watch(&self.poll, socket.as_fd(), Source::Main(index(client)), true)
             {
                 log::error!("cannot watch client {}: {error}", client.0);
                 return self.end_with(client, ErrorCode::Internal.into());
             }
         }
-        if why == Blocked::InFlight && former != Some(Blocked::InFlight) {
-            self.waiting_in_flight.push(client);
-            let due = after_sweep(self.now);
-            self.next_sweep = Some(self.next_sweep.map_or(due, |former| former.min(due)));
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        if why == Blocked::InFlight || former.is_none() {
+            connection.blocked = Some(why);
         }
-        if former != Some(Blocked::InFlight) {
-            self.connections[index(client)].blocked = Some(why);
+        if why == Blocked::InFlight {
+            self.await_in_flight(client);
         }
     }
 
-    /// Tries to go on with a blocked client: sends what is kept, and serves it again if it has read.
+    /// Has the client tried again with the next sweep.
+    fn await_in_flight(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
+            self.waiting_in_flight.push(client);
+        }
+        self.next_sweep.get_or_insert(after_sweep(self.now));
+    }
+
+    /// Tries to go on with a blocked client: sends what is kept, and serves it again if it has
+    /// read.
     pub(crate) fn retry(&mut self, client: ClientId) {
         if !self.flush_pending(client) {
             return self.settle_queues();
@@ -157,9 +170,8 @@ impl Server {
         }
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.socket.as_ref() else { return };
-        if connection.blocked == Some(Blocked::InFlight)
-            && self.in_flight_fds >= self.max_in_flight_fds
-        {
+        let is_in_flight_full = self.in_flight.room(connection.unread.fds) == 0;
+        if connection.blocked == Some(Blocked::InFlight) && is_in_flight_full {
             return;
         }
         if let Err(error) = watch(&self.poll, socket.as_fd(), Source::Main(index(client)), false) {
@@ -196,28 +208,24 @@ impl Server {
         true
     }
 
-    /// Looks whether fds in flight have been read, when somebody waits for that and its time has come.
+    /// Looks whether fds in flight have been read, when somebody waits for that and its time has
+    /// come.
     pub(crate) fn sweep_in_flight(&mut self) {
         if self.next_sweep.is_none_or(|due| due > self.now) {
             return;
         }
         self.next_sweep = None;
         self.refresh_in_flight();
-        let waiting = std::mem::take(&mut self.waiting_in_flight);
-        for client in waiting {
-            let is_waiting = |server: &Self| {
-                let connection = server.connections.get(index(client));
-                connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight))
-            };
-            if is_waiting(self) && !self.waiting_in_flight.contains(&client) {
+        for client in std::mem::take(&mut self.waiting_in_flight) {
+            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
+            connection.is_in_flight_queued = false;
+            if connection.blocked == Some(Blocked::InFlight) {
                 self.retry(client);
-                if is_waiting(self) && !self.waiting_in_flight.contains(&client) {
-                    self.waiting_in_flight.push(client);
-                }
             }
-        }
-        if !self.waiting_in_flight.is_empty() {
-            self.next_sweep = Some(after_sweep(self.now));
+            let connection = self.connections.get(index(client));
+            if connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight)) {
+                self.await_in_flight(client);
+            }
         }
     }
 
@@ -238,8 +246,8 @@ impl Server {
         let fds = [reply.client_end.as_fd(), self.page.reader()];
         match fdbroker_scm::send_grant(socket.as_fd(), bytes, &fds) {
             Ok(()) => {
+                self.in_flight.add(connection.unread.fds, fds.len() as u64);
                 connection.unread.add(fds.len());
-                self.in_flight_fds += fds.len() as u64;
             }
             Err(SendError::WouldBlock | SendError::TooManyRefs) => {
                 connection.hello_reply = Some(reply);
@@ -327,13 +335,18 @@ impl Server {
     }
 }
 
-/// Sets the count to 0 if the kernel says that all has been read; returns the fds that it was.
-fn forget_if_read(connection: &mut Connection) -> u64 {
-    let Some(socket) = connection.socket.as_ref() else { return 0 };
-    match fdbroker_scm::unread_bytes(socket.as_fd()) {
-        Ok(0) => std::mem::take(&mut connection.unread).fds,
-        _ => 0,
+/// Whether the kernel says that the client has read all; then the count is 0 again.
+pub(crate) fn forget_if_read(connection: &mut Connection, in_flight: &mut InFlight) -> bool {
+    let socket = connection.socket.as_ref().or(connection.lingering.as_ref());
+    let is_read = match socket.map(|socket| fdbroker_scm::unread_bytes(socket.as_fd())) {
+        // No socket, no unread message.
+        None | Some(Ok(0)) => true,
+        Some(_) => false,
+    };
+    if is_read {
+        in_flight.remove(std::mem::take(&mut connection.unread).fds);
     }
+    is_read
 }
 
 fn after_sweep(now: Now) -> Now {

@@ -1,5 +1,6 @@
-//! The generation page and the node key beside it: the broker's side of the page that clients map read-only. Must never let a
-//! generation be given out twice, nor show a slot as live before the rest of the page is true.
+//! The generation page and the node key beside it: the broker's side of the page that clients map
+//! read-only. Must never let a generation be given out twice, nor show a slot as live before the
+//! rest of the page is true.
 
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
@@ -48,8 +49,8 @@ pub struct GenerationPage {
     liveness: Option<LivenessThread>,
 }
 
-/// Opens key and page in `directory`, or makes both anew when either is missing or of another layout. No other broker uses them: the caller
-/// holds the directory's lock.
+/// Opens key and page in `directory`, or makes both anew when either is missing or of another
+/// layout. No other broker uses them: the caller holds the directory's lock.
 ///
 /// # Errors
 /// See [`PageError`].
@@ -78,7 +79,8 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<(NodeKey, GenerationPage
 
 impl GenerationPage {
     fn create(path: &Path, slots: u32, high: u32) -> io::Result<Self> {
-        // Made aside and renamed: a client that still maps an older page must not see it change or shrink.
+        // Made aside and renamed: a client that still maps an older page must not see it change or
+        // shrink.
         let aside = path.with_extension("new");
         let file = create_aside(&aside)?;
         file.set_len(page_bytes(slots) as u64)?;
@@ -96,15 +98,16 @@ impl GenerationPage {
 
     fn new(map: Map, path: &Path, high: u32) -> io::Result<Self> {
         let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
-        // SAFETY: the header lies within the map; no client of this broker can have mapped it yet, and one of an earlier broker reads
-        // this word only after a hello.
+        // SAFETY: the header lies within the map; no client of this broker can have mapped it yet,
+        // and one of an earlier broker reads this word only after a hello.
         unsafe { (&raw mut (*map.header_ptr()).incarnation).write_volatile(incarnation) };
         map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
         let reader = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?.into();
         Ok(GenerationPage { map, reader, incarnation, first_generation: high + 1, liveness: None })
     }
 
-    /// Shows the broker as alive, from now until this process ends, however it ends. Starts a thread.
+    /// Shows the broker as alive, from now until this process ends, however it ends. Starts a
+    /// thread.
     ///
     /// # Errors
     /// Those of starting a thread and of set_robust_list(2).
@@ -120,7 +123,8 @@ impl GenerationPage {
             return false;
         }
         let high = self.map.word(offset_of!(PageHeader, generation_high));
-        // One writer: no need for a read-modify-write. Before the slot, so that a crash between the two forgets nothing.
+        // One writer: no need for a read-modify-write. Before the slot, so that a crash between the
+        // two forgets nothing.
         if generation > high.load(Ordering::Relaxed) {
             high.store(generation, Ordering::Release);
         }
@@ -241,7 +245,8 @@ impl Map {
     fn new(file: &File, slots: u32) -> io::Result<Self> {
         let bytes = NonZeroUsize::new(page_bytes(slots)).expect("a page has a header");
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new shared map of a file of this size, which nobody but the broker (the directory's lock) changes or shrinks.
+        // SAFETY: a new shared map of a file of this size, which nobody but the broker (the
+        // directory's lock) changes or shrinks.
         let start = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, file, 0) }?;
         Ok(Map { start, bytes, slots })
     }
@@ -253,8 +258,8 @@ impl Map {
     /// The word at `offset`, a multiple of 4 within the page.
     fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes.get());
-        // SAFETY: within the map (asserted), which starts page-aligned and lives as long as `self`; every access to
-        // these words is atomic.
+        // SAFETY: within the map (asserted), which starts page-aligned and lives as long as `self`;
+        // every access to these words is atomic.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().cast::<u8>().add(offset).cast()) }
     }
 }
@@ -266,8 +271,8 @@ impl Drop for Map {
     }
 }
 
-/// The owner of the liveness word: a thread that sleeps until the daemon ends. The kernel marks the word when the thread
-/// dies, and on SIGKILL all threads die.
+/// The owner of the liveness word: a thread that sleeps until the daemon ends. The kernel marks the
+/// word when the thread dies, and on SIGKILL all threads die.
 #[derive(Debug)]
 struct LivenessThread {
     end: Option<mpsc::Sender<()>>,
@@ -283,7 +288,8 @@ impl LivenessThread {
             .name("liveness".into())
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
-                // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage` drops it first.
+                // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage`
+                // drops it first.
                 let liveness = unsafe { own_liveness(start) };
                 let is_owned = liveness.is_ok();
                 let _ = report
@@ -325,13 +331,14 @@ unsafe fn own_liveness(start: usize) -> io::Result<&'static AtomicU32> {
     let head: &'static RobustListHead =
         Box::leak(Box::new(RobustListHead { first: entry as u64, futex_offset, pending: 0 }));
     let head_address = &raw const *head as u64;
-    // SAFETY: by this function's contract. The entry is read by the kernel alone, in this process: it closes the circle.
+    // SAFETY: by this function's contract. The entry is read by the kernel alone, in this process:
+    // it closes the circle.
     unsafe { (entry as *mut u64).write_volatile(head_address) };
     // SAFETY: by this function's contract; the word is only ever accessed atomically.
     let word: &'static AtomicU32 =
         unsafe { AtomicU32::from_ptr((start + LIVENESS_OFFSET) as *mut u32) };
-    // SAFETY: the head is never freed, the entry is mapped for as long as the thread lives, and the thread locks nothing but
-    // what the standard library's channel needs, which is no robust mutex.
+    // SAFETY: the head is never freed, the entry is mapped for as long as the thread lives, and the
+    // thread locks nothing but what the standard library's channel needs, which is no robust mutex.
     unsafe { kernel::set_robust_list(head) }?;
     word.store(kernel::thread_id(), Ordering::Release);
     Ok(word)

@@ -1,5 +1,6 @@
-//! System calls that nix has no safe wrapper for, and the features of newer kernels, each with the fallback that
-//! older ones get. Must never be called with an fd that a call here could block on: all are safe on any fd.
+//! System calls that nix has no safe wrapper for, and the features of newer kernels, each with the
+//! fallback that older ones get. Must never be called with an fd that a call here could block on:
+//! all are safe on any fd.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -13,8 +14,8 @@ const F_DUPFD_QUERY: libc::c_int = 1027;
 /// `KCMP_FILE` (include/uapi/linux/kcmp.h).
 const KCMP_FILE: libc::c_int = 0;
 
-/// Which features of newer kernels may be used. A feature that is allowed and absent falls back by itself; one that is not allowed
-/// takes the fallback at once, which is how the tests reach it.
+/// Which features of newer kernels may be used. A feature that is allowed and absent falls back by
+/// itself; one that is not allowed takes the fallback at once, which is how the tests reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelFeatures {
     /// SO_PEERPIDFD, else pidfd_open(2) on the peer's pid.
@@ -48,8 +49,8 @@ impl KernelFeatures {
     }
 }
 
-/// A pidfd of the process at the other end of `socket`, `pid` and `uid` being what SO_PEERCRED says; `None` when there is
-/// no way to have one: then only the socket's end tells of its death.
+/// A pidfd of the process at the other end of `socket`, `pid` and `uid` being what SO_PEERCRED
+/// says; `None` when there is no way to have one: then only the socket's end tells of its death.
 pub fn peer_pidfd(
     socket: BorrowedFd<'_>,
     pid: u32,
@@ -59,14 +60,16 @@ pub fn peer_pidfd(
     if features.peer_pidfd
         && let Ok(fd) = get_int_option(socket, SO_PEERPIDFD)
     {
-        // SAFETY: the kernel has just installed this fd for us, close-on-exec, and nobody else knows it.
+        // SAFETY: the kernel has just installed this fd for us, close-on-exec, and nobody else
+        // knows it.
         return Some(unsafe { OwnedFd::from_raw_fd(fd) });
     }
     if !features.pidfd_open || pid == 0 {
         return None;
     }
-    // The pid can be another process's by now, if the peer has died already and an heir holds its socket. So the uid is
-    // compared after the pidfd fixed the process; what remains ends a dead peer's connection at another time.
+    // The pid can be another process's by now, if the peer has died already and an heir holds its
+    // socket. So the uid is compared after the pidfd fixed the process; what remains ends a dead
+    // peer's connection at another time.
     let pid = libc::pid_t::try_from(pid).ok()?;
     // SAFETY: takes two numbers, touches no memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -76,13 +79,15 @@ pub fn peer_pidfd(
     is_owned_by(pid, uid).then_some(pidfd)
 }
 
-/// Whether process `pid` is one of `uid`: the directory belongs to its effective uid, dumpable or not (proc(5)).
+/// Whether process `pid` is one of `uid`: the directory belongs to its effective uid, dumpable or
+/// not (proc(5)).
 fn is_owned_by(pid: libc::pid_t, uid: u32) -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|it| it.uid() == uid)
 }
 
-/// Whether two fds are of one open file description; `None` when the kernel does not say (before 6.10 without kcmp(2)).
+/// Whether two fds are of one open file description; `None` when the kernel does not say (before
+/// 6.10 without kcmp(2)).
 pub fn is_same_file(
     a: BorrowedFd<'_>,
     b: BorrowedFd<'_>,
@@ -107,7 +112,8 @@ pub fn is_same_file(
     }
 }
 
-/// Lets the kernel refuse fds sent to `socket`, at the sender. Without the feature nothing happens: they are received and closed.
+/// Lets the kernel refuse fds sent to `socket`, at the sender. Without the feature nothing happens:
+/// they are received and closed.
 pub fn refuse_rights(socket: BorrowedFd<'_>, features: KernelFeatures) {
     if !features.pass_rights {
         return;
@@ -217,7 +223,8 @@ pub fn thread_id() -> u32 {
     nix::unistd::gettid().as_raw().unsigned_abs()
 }
 
-/// Ignores SIGPIPE: grants are sent without MSG_NOSIGNAL. Rust programs do so from the start; a host program may not.
+/// Ignores SIGPIPE: grants are sent without MSG_NOSIGNAL. Rust programs do so from the start; a
+/// host program may not.
 pub fn ignore_sigpipe() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: sets a disposition, no handler of ours runs.
@@ -239,20 +246,21 @@ pub fn adopt(fd: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: sets close-on-exec, touches no memory.
     unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) };
-    // SAFETY: it is open (just asked), and by the contract of `--ready-fd` and `--until-eof` it was handed to this process for
-    // this use alone.
+    // SAFETY: it is open (just asked), and by the contract of `--ready-fd` and `--until-eof` it was
+    // handed to this process for this use alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Grows this process's fd table to `cap` places at once. Before the first thread starts: later each doubling would stall every
-/// thread for milliseconds.
+/// Grows this process's fd table to `cap` places at once. Before the first thread starts: later
+/// each doubling would stall every thread for milliseconds.
 ///
 /// # Errors
 /// EINVAL when `cap` is over RLIMIT_NOFILE; ENOMEM.
 pub fn grow_fd_table(any: BorrowedFd<'_>, cap: u64) -> nix::Result<()> {
     use nix::fcntl::{FcntlArg, fcntl};
     let last = RawFd::try_from(cap.saturating_sub(1)).map_err(|_| nix::errno::Errno::EINVAL)?;
-    // F_DUPFD and not dup2: it takes the lowest free place from `last` on and cannot hit an fd that is in use.
+    // F_DUPFD and not dup2: it takes the lowest free place from `last` on and cannot hit an fd that
+    // is in use.
     let fd = fcntl(any, FcntlArg::F_DUPFD_CLOEXEC(last))?;
     nix::unistd::close(fd)
 }
@@ -272,9 +280,11 @@ pub struct RobustListHead {
 /// Tells the kernel which robust list the calling thread has, in place of the C library's.
 ///
 /// # Safety
-/// `head` and the entries it names stay valid until the thread has ended, and the thread never locks a robust mutex of the C library.
+/// `head` and the entries it names stay valid until the thread has ended, and the thread never
+/// locks a robust mutex of the C library.
 pub unsafe fn set_robust_list(head: *const RobustListHead) -> io::Result<()> {
-    // SAFETY: the kernel keeps the address and reads it when the thread ends; the caller answers for its validity.
+    // SAFETY: the kernel keeps the address and reads it when the thread ends; the caller answers
+    // for its validity.
     let result =
         unsafe { libc::syscall(libc::SYS_set_robust_list, head, size_of::<RobustListHead>()) };
     match result {

@@ -1,7 +1,9 @@
-//! The daemon of fdbroker as a library: `fdbrokerd` is its program, and `fdbroker` runs it from its own executable.
+//! The daemon of fdbroker as a library: `fdbrokerd` is its program, and `fdbroker` runs it from its
+//! own executable.
 //!
-//! One direction: socket -> `scm` -> `protocol` -> [`fdbroker_core::Core::step`] -> effects -> socket. One thread does all of it;
-//! two more close fds, one more owns the liveness word. Must never decide what the core decides, nor block on what a client sent.
+//! One direction: socket -> `scm` -> `protocol` -> [`fdbroker_core::Core::step`] -> effects ->
+//! socket. One thread does all of it; two more close fds, one more owns the liveness word. Must
+//! never decide what the core decides, nor block on what a client sent.
 
 pub mod classify;
 pub mod cli;
@@ -21,6 +23,7 @@ mod derive;
 mod ending;
 mod fd_table;
 mod flow;
+mod in_flight;
 mod log;
 mod places;
 mod replies;

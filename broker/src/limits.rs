@@ -1,10 +1,11 @@
-//! Every bound of the daemon's own loops, queues and tables, each with the reason for its size. What an
-//! administrator may change is in [`crate::settings`]; this file must never hold a bound without its reason.
+//! Every bound of the daemon's own loops, queues and tables, each with the reason for its size.
+//! What an administrator may change is in [`crate::settings`]; this file must never hold a bound
+//! without its reason.
 
 use std::time::Duration;
 
-/// Messages served per socket and turn, before the next socket has its turn: a burst of one client costs
-/// the others at most this many requests (some 60 us of single grants).
+/// Messages served per socket and turn, before the next socket has its turn: a burst of one client
+/// costs the others at most this many requests (some 60 us of single grants).
 pub const MESSAGES_PER_TURN: usize = 16;
 
 /// Event messages sent to one client per turn, for the same reason.
@@ -16,11 +17,12 @@ pub const READINESS_PER_WAKE: usize = 256;
 /// Connections accepted per wake, so that a storm of them does not stall the served ones.
 pub const ACCEPTS_PER_WAKE: usize = 16;
 
-/// Pause after accept(2) found no room (EMFILE, ENFILE, ENOMEM): the connection stays queued and the
-/// socket readable, so trying at once would spin.
+/// Pause after accept(2) found no room (EMFILE, ENFILE, ENOMEM): the connection stays queued and
+/// the socket readable, so trying at once would spin.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// Connections waiting in a listener's queue: the kernel's default upper bound (net.core.somaxconn).
+/// Connections waiting in a listener's queue: the kernel's default upper bound
+/// (net.core.somaxconn).
 pub const LISTEN_BACKLOG: i32 = 4096;
 
 /// Most listeners: each is an isolation domain for an administrator to overlook, and an fd.
@@ -29,45 +31,54 @@ pub const MAX_LISTENERS: usize = 16;
 /// Most connections of administrators at once; a further one waits in the queue.
 pub const MAX_ADMIN_CONNECTIONS: usize = 16;
 
-/// Records in one administrator's answer: each held fd costs a statx, and an answer must not hold up grants for
-/// more than some 100 us.
+/// Records in one administrator's answer: each held fd costs a statx, and an answer must not hold
+/// up grants for more than some 100 us.
 pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 
-/// Messages with fds a client may leave unread. An unread 1-fd message costs 5 KB of kernel memory and its
-/// fds count against the broker's uid. The library reads at once, so 16 is room for 16 threads' replies.
+/// Messages with fds a client may leave unread. An unread 1-fd message costs 5 KB of kernel memory
+/// and its fds count against the broker's uid. The library reads at once, so 16 is room for 16
+/// threads' replies.
 pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 
 /// Fds a client may leave unread before its next one waits: one full message.
 pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = 253;
 
-/// The share of the fd limit that may be in flight to all clients: beyond the whole of it every send of this uid
-/// fails with ETOOMANYREFS, and other programs of the uid need some too.
+/// The share of the fd limit that may be in flight to all clients: beyond the whole of it every
+/// send of this uid fails with ETOOMANYREFS, and other programs of the uid need some too.
 pub const IN_FLIGHT_DIVISOR: u64 = 2;
 
-/// How often it is looked at whether fds in flight have been read, while that is what somebody waits for and no
-/// event announces it.
+/// How often it is looked at whether fds in flight have been read, while that is what somebody
+/// waits for and no event announces it.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);
 
-/// Replies without fds kept for a client whose socket is full, beyond one per parked request: the one
-/// under way. No request is read while any is kept, so more cannot come.
+/// Replies without fds kept for a client whose socket is full, beyond one per parked request: the
+/// one under way. No request is read while any is kept, so more cannot come.
 pub const PENDING_REPLIES_BESIDE_PARKED: usize = 2;
 
-/// Largest fd table, in fds: the kernel's default upper bound (fs.nr_open), 8 MiB of kernel memory. Limits of 1e9 exist.
+/// Largest fd table, in fds: the kernel's default upper bound (fs.nr_open), 8 MiB of kernel memory.
+/// Limits of 1e9 exist.
 pub const MAX_TABLE_FDS: u64 = 1 << 20;
 
-/// Smallest share of the table that must be left for the core to plan with, else the daemon refuses to start: its reserve for one
-/// inbound message (253) and a handful of clients and allocations.
+/// Smallest share of the table that must be left for the core to plan with, else the daemon refuses
+/// to start: its reserve for one inbound message (253) and a handful of clients and allocations.
 pub const MIN_CORE_FDS: u64 = fdbroker_core::limits::TABLE_RESERVE + 64;
 
-/// Fds closed by the refused closer without a charge in the core (they came with broken messages), of one uid. At this number the
-/// uid's clients are disconnected and it is refused at accept until they are closed.
+/// Fds closed by the refused closer without a charge in the core (they came with broken messages),
+/// of one uid. At this number the uid's messages wait until they are closed: long enough for
+/// mistakes, short against a whole message.
 pub const REFUSED_FDS_PER_UID: u32 = 64;
 
-/// Fds of one uid that came with messages, were not kept and are not closed yet; at this number its messages wait until some are. One
-/// full message.
+/// Fds of one uid that came with messages, were not kept and are not closed yet; at this number its
+/// messages wait until some are. One full message.
 pub const ARRIVED_CLOSINGS_PER_UID: u32 = 253;
 
-/// Places in the fd table set aside for refused fds: one uid's bound, and a whole message beyond it.
+/// When closes that a uid's messages wait for are not back after this long, they hang. From then on
+/// its messages are read without their fds: deposits are refused, all else is served, and nothing
+/// more can pile up. A last close of GPU memory takes 2 ms, and 253 of them 0.6 s.
+pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
+
+/// Places in the fd table set aside for refused fds: one uid's bound, and a whole message beyond
+/// it.
 pub const REFUSED_FDS_RESERVE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
 
 /// Records looked at for one administrator's answer, those that the filter leaves out included.
@@ -85,14 +96,16 @@ pub const FDINFO_BYTES: usize = 1024;
 /// Stack of the helper threads: they call close(2) or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
-/// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd, lock file, page file, /proc/self/fdinfo, the
-/// administrator's listener.
+/// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd,
+/// lock file, page file, /proc/self/fdinfo, the administrator's listener.
 const STANDING_FDS: u64 = 7;
 
-/// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of the start; and what a library may open.
+/// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
+/// the start; and what a library may open.
 const PASSING_FDS: u64 = 4 + 8;
 
-/// Places of the fd table that the daemon keeps for itself, with `at_start` fds open when it starts (stdio and what it inherits).
+/// Places of the fd table that the daemon keeps for itself, with `at_start` fds open when it starts
+/// (stdio and what it inherits).
 pub const fn own_fds(at_start: u64, listeners: usize) -> u64 {
     at_start
         + STANDING_FDS

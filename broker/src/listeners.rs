@@ -1,5 +1,6 @@
-//! Sockets in the file system: their directories, modes and left-overs of a broker that has died. Must never serve from a
-//! directory in which somebody else could have put or replaced the socket, nor take the place of a broker that lives.
+//! Sockets in the file system: their directories, modes and left-overs of a broker that has died.
+//! Must never serve from a directory in which somebody else could have put or replaced the socket,
+//! nor take the place of a broker that lives.
 
 use crate::kernel::{self, KernelFeatures};
 use crate::limits::LISTEN_BACKLOG;
@@ -103,7 +104,8 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// Binds `path` with exactly `mode` and listens. A socket left there by a broker that has died is removed.
+    /// Binds `path` with exactly `mode` and listens. A socket left there by a broker that has died
+    /// is removed.
     ///
     /// # Errors
     /// See [`ListenError`].
@@ -112,7 +114,8 @@ impl Listener {
         let failed = |errno: Errno| ListenError::Os { path: path.into(), source: errno.into() };
         let address = address(path)?;
         let socket = new_socket().map_err(failed)?;
-        // The mode before bind(2) is the mode it is created with, less the umask: never wider than wanted, not for a moment.
+        // The mode before bind(2) is the mode it is created with, less the umask: never wider than
+        // wanted, not for a moment.
         fchmod(&socket, Mode::from_bits_truncate(mode & 0o777)).map_err(failed)?;
         bind(socket.as_raw_fd(), &address).map_err(|errno| match errno {
             Errno::EADDRINUSE => ListenError::InUse { path: path.into() },
@@ -143,7 +146,8 @@ impl Listener {
     }
 }
 
-/// The lock that one broker at a time holds on an administrator's directory. Released by the kernel when the process ends.
+/// The lock that one broker at a time holds on an administrator's directory. Released by the kernel
+/// when the process ends.
 #[derive(Debug)]
 pub struct DirectoryLock(#[allow(dead_code, reason = "held, not used")] Flock<File>);
 
@@ -171,7 +175,8 @@ impl DirectoryLock {
     }
 }
 
-/// Makes `path` with exactly `mode` if it is missing (its parent too), and checks that it is safe by `rule`.
+/// Makes `path` with exactly `mode` if it is missing (its parent too), and checks that it is safe
+/// by `rule`.
 ///
 /// # Errors
 /// [`ListenError::Directory`] and [`ListenError::Unsafe`].
@@ -190,7 +195,15 @@ pub fn prepare_directory(path: &Path, mode: u32, rule: DirectoryRule) -> Result<
         Err(error) => return Err(failed(error)),
     }
     let found = std::fs::symlink_metadata(path).map_err(failed)?;
-    check_directory(path, &found, rule)
+    check_directory(path, &found, rule)?;
+    let open_mode = found.mode() & 0o7777;
+    if rule == DirectoryRule::Administrator && open_mode & 0o027 != 0 {
+        // Made by a service manager with one mode for all directories. Nobody else could write, so
+        // closing it is enough.
+        std::fs::set_permissions(path, Permissions::from_mode(open_mode & 0o750))
+            .map_err(failed)?;
+    }
+    Ok(())
 }
 
 fn check_directory(
@@ -344,6 +357,7 @@ mod tests {
             (0o1777, DirectoryRule::Administrator, false),
             (0o770, DirectoryRule::Administrator, false),
             (0o750, DirectoryRule::Administrator, true),
+            (0o755, DirectoryRule::Administrator, true),
         ] {
             std::fs::set_permissions(dir.path(), Permissions::from_mode(mode)).unwrap();
             let result = prepare_directory(dir.path(), 0o700, rule);
@@ -352,6 +366,7 @@ mod tests {
                 assert!(error.to_string().contains("chmod go-w"), "{error}");
             }
         }
+        assert_eq!(mode_of(dir.path()), 0o750, "an administrator's directory is closed to others");
     }
 
     #[test]

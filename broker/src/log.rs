@@ -1,5 +1,6 @@
-//! The log: env_logger on stderr, with the journal's `<N>` priorities when nobody looks on from a terminal. Must never grow with what a
-//! client sends: lines about bad input are bounded per client, per uid and minute.
+//! The log: env_logger on stderr, with the journal's `<N>` priorities when nobody looks on from a
+//! terminal. Must never grow with what a client sends: lines about bad input are bounded per
+//! client, per uid and minute.
 
 use crate::limits::{BAD_INPUT_LINES_PER_UID, BAD_INPUT_UIDS};
 use log::{Level, LevelFilter};
@@ -36,7 +37,8 @@ pub struct BadInput {
 }
 
 impl BadInput {
-    /// Whether a line about `uid` may be written at `now_us`; if not, it is counted, and the count is named when the minute is over.
+    /// Whether a line about `uid` may be written at `now_us`; if not, it is counted, and the count
+    /// is named when the minute is over.
     pub fn allows(&mut self, now_us: u64, uid: u32) -> bool {
         const PERIOD_US: u64 = 60_000_000;
         let period = now_us / PERIOD_US;

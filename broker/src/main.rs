@@ -1,5 +1,5 @@
-//! The program `fdbrokerd`: parses flags and runs the library. Must never do more: `fdbroker` runs the same
-//! library from its own executable.
+//! The program `fdbrokerd`: parses flags and runs the library. Must never do more: `fdbroker` runs
+//! the same library from its own executable.
 
 use clap::Parser;
 use fdbrokerd::cli::{ABOUT, AFTER_HELP, Args, run};

@@ -1,4 +1,5 @@
-//! Which sockets the broker serves, and whom. Must never make a socket wider than the mode of service says.
+//! Which sockets the broker serves, and whom. Must never make a socket wider than the mode of
+//! service says.
 
 use crate::config::{ConfigError, ListenerSection};
 use crate::derive::Given;
@@ -55,7 +56,8 @@ impl Places {
             set: set.admin_socket.clone(),
             file: file.admin_socket.clone(),
         };
-        // A private broker takes nothing from the environment's places: those are of the node's broker.
+        // A private broker takes nothing from the environment's places: those are of the node's
+        // broker.
         let (admin_socket, admin_origin) = first(admin, admin_default);
         lines.push("admin_socket", &format!("{:?}", admin_socket), admin_origin);
         for (index, listener) in listeners.iter().enumerate() {
@@ -67,7 +69,8 @@ impl Places {
     }
 }
 
-/// Root and users without a runtime directory serve the node; any other user serves himself, unless a place is named.
+/// Root and users without a runtime directory serve the node; any other user serves himself, unless
+/// a place is named.
 fn default_place(
     environment: &Environment,
     host: &Host,

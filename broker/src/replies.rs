@@ -1,4 +1,5 @@
-//! Puts effects into bytes. Must never send: it fills a reused writer, and says which slots' fds go with it.
+//! Puts effects into bytes. Must never send: it fills a reused writer, and says which slots' fds go
+//! with it.
 
 use crate::generation_page::GenerationPage;
 use fdbroker_core::{

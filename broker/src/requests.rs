@@ -1,5 +1,5 @@
-//! Takes clients' messages apart into the core's inputs, checking every value first. Must never believe a number, keep
-//! an fd, or allocate in the steady state: the lists are reused.
+//! Takes clients' messages apart into the core's inputs, checking every value first. Must never
+//! believe a number, keep an fd, or allocate in the steady state: the lists are reused.
 
 use crate::classify::Classifier;
 use crate::fd_table::FdTable;
@@ -224,7 +224,8 @@ fn decode_deposit(item: &RegisterItem, index: usize, context: &mut Context<'_>) 
         driver_data: (length != 0).then_some((length, item.driver_data)),
     };
     let checked = check_fd(context, index, deposit.kind, deposit.size_bytes, deposit.fd_offset);
-    // An fd that was recognised closes in its time even when the deposit is refused for something else.
+    // An fd that was recognised closes in its time even when the deposit is refused for something
+    // else.
     deposit.lane = checked.1;
     let is_broken = kind.is_none()
         || share.is_none()
@@ -284,7 +285,8 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
     }
     let index = *next_fd;
     *next_fd += 1;
-    // A slot that never had an fd has no recall either: the core refuses the answer, whatever its kind.
+    // A slot that never had an fd has no recall either: the core refuses the answer, whatever its
+    // kind.
     let kind = context.fds.kind(id.slot).unwrap_or(MemoryKind::Memfd);
     match check_fd(context, usize::from(index), kind, size_bytes, fd_offset) {
         (Ok(()), _) => supply.fd = Ok(index),
@@ -303,7 +305,8 @@ fn request_id(message: &Message<'_>) -> Result<RequestId, Refusal> {
     }
 }
 
-/// The announced fds have been compared with those that came; this compares them with those the items need.
+/// The announced fds have been compared with those that came; this compares them with those the
+/// items need.
 fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Refusal> {
     match usize::from(message.fd_count) == needed {
         true => Ok(()),

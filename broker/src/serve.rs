@@ -1,12 +1,13 @@
-//! A client's turn: reads its messages, a bounded number of them, and hands each to the core. Must never leave an fd
-//! that came with a message without an owner, nor go on reading from a client that does not read.
+//! A client's turn: reads its messages, a bounded number of them, and hands each to the core. Must
+//! never leave an fd that came with a message without an owner, nor go on reading from a client
+//! that does not read.
 
 use crate::connection::{Connection, Phase, index};
-use crate::fd_table::NOBODY;
+use crate::fd_table::{NOBODY, Reading};
 use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID};
 use crate::requests::{self, Breach, Context, Refusal};
 use crate::server::Server;
-use fdbroker_core::{ClientId, Input, RequestId};
+use fdbroker_core::{ClientId, Input, Now, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Status};
@@ -33,19 +34,30 @@ impl Server {
     pub(crate) fn serve(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         connection.is_queued = false;
-        if self.fds.is_refusing(connection.domain.uid) {
-            let cap = REFUSED_FDS_PER_UID.into();
-            let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0);
-            return self.disconnect(client, status);
-        }
-        if self.fds.is_closing_many(connection.domain.uid) {
-            // Taken up again with the next report of a closer.
-            return self.paused.push(client);
+        match self.fds.reading(connection.domain.uid) {
+            Reading::Free => self.is_reading_fds = true,
+            Reading::WithoutFds => self.is_reading_fds = false,
+            Reading::Wait(until) => return self.pause(client, until),
         }
         // Answers to recalls first: others wait for them.
         self.serve_channel(client, Channel::Event);
         self.serve_channel(client, Channel::Main);
         self.enqueue(client);
+    }
+
+    /// Takes the client's turn away until fds of its uid are closed, or their time is over.
+    fn pause(&mut self, client: ClientId, until: Now) {
+        self.paused.push(client);
+        self.paused_until = Some(self.paused_until.map_or(until, |former| former.min(until)));
+    }
+
+    /// Gives paused clients their turns again: a close has been reported, or has been waited for
+    /// long enough.
+    pub(crate) fn resume_paused(&mut self) {
+        self.paused_until = None;
+        for client in std::mem::take(&mut self.paused) {
+            self.enqueue(client);
+        }
     }
 
     fn serve_channel(&mut self, client: ClientId, channel: Channel) {
@@ -76,7 +88,11 @@ impl Server {
             *is_ready = false;
             return Outcome::Nothing;
         };
-        match fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received) {
+        let fds = match self.is_reading_fds {
+            true => &mut self.received,
+            false => &mut self.no_fds,
+        };
+        match fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, fds) {
             Ok(received) => self.take_message(client, channel, &received),
             Err(RecvError::WouldBlock) => {
                 *is_ready = false;
@@ -151,11 +167,22 @@ impl Server {
         }
     }
 
-    /// Some fds of the message are gone, because the broker's table is full: nothing the client has done.
+    /// Some fds of the message are gone: its uid has too many that hang, or the broker's table is
+    /// full, which is nothing that the client has done.
     fn answer_truncated(&mut self, client: ClientId, id: u64) {
-        log::error!("the fd table is full: fds of client {} were lost", client.0);
+        let status = match self.is_reading_fds {
+            true => {
+                log::error!("the fd table is full: fds of client {} were lost", client.0);
+                ErrorCode::Internal.into()
+            }
+            false => {
+                self.log_bad_client(client, &"its deposits are refused: closes of its uid hang");
+                let cap = REFUSED_FDS_PER_UID.into();
+                Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0)
+            }
+        };
         self.fds.refuse_rest(NOBODY);
-        self.reply_failed(client, RequestId(id), ErrorCode::Internal.into());
+        self.reply_failed(client, RequestId(id), status);
         self.settle_queues();
     }
 
@@ -223,7 +250,8 @@ fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m
         let error = fdbroker_protocol::DecodeError::FdCount { announced: 0, arrived };
         return Err(Breach::Decode(error));
     }
-    // Magic and versions keep their place in every version; what follows may be longer or shorter in another.
+    // Magic and versions keep their place in every version; what follows may be longer or shorter
+    // in another.
     let (versions, _) = HelloStart::split(message.body).ok_or(Breach::Magic)?;
     if versions.magic != HELLO_MAGIC {
         return Err(Breach::Magic);

@@ -1,6 +1,6 @@
-//! The loop: waits, notes what is ready, gives each ready client its turn, applies what the core says. mio is
-//! edge-triggered: what is ready and not yet served is in a list here, so nothing is forgotten and nobody starves.
-//! Must never block, but in the one wait.
+//! The loop: waits, notes what is ready, gives each ready client its turn, applies what the core
+//! says. mio is edge-triggered: what is ready and not yet served is in a list here, so nothing is
+//! forgotten and nobody starves. Must never block, but in the one wait.
 
 use crate::admin::AdminSide;
 use crate::classify::Classifier;
@@ -8,7 +8,8 @@ use crate::closers::{Closers, Report};
 use crate::connection::{Connection, client_id};
 use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
-use crate::limits::READINESS_PER_WAKE;
+use crate::in_flight::InFlight;
+use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
 use crate::listeners::Listener;
 use crate::log::BadInput;
 use crate::replies::Identity;
@@ -16,7 +17,7 @@ use crate::requests::Scratch;
 use crate::settings::Settings;
 use crate::signals::{Request, Signals};
 use crate::tokens::Source;
-use fdbroker_core::{ClientId, Core, Effects, Input, Now, RequestId};
+use fdbroker_core::{ClientId, Core, Effects, Input, LeaseId, Now, RequestId};
 use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::ReceivedFds;
@@ -86,23 +87,26 @@ pub(crate) struct Server {
     pub handshakes: VecDeque<Handshake>,
     /// Until when nothing is accepted, because there was no room.
     pub accept_paused_until: Option<Now>,
+    pub is_accept_warned: bool,
     /// Whether the overflow uid stands for users of another user namespace.
     pub overflow_uid: Option<u32>,
     /// Clients with something to read, in the order of their turns.
     pub ready: VecDeque<ClientId>,
     /// Ready clients that wait until fds of their uid have been closed.
     pub paused: Vec<ClientId>,
+    pub paused_until: Option<Now>,
     /// Clients with events to send.
     pub eventful: VecDeque<ClientId>,
     /// Clients that wait for fds in flight to be read by whomever.
     pub waiting_in_flight: Vec<ClientId>,
     pub next_sweep: Option<Now>,
     pub last_refresh: Option<Now>,
-    pub in_flight_fds: u64,
-    pub max_in_flight_fds: u64,
+    pub in_flight: InFlight,
     /// What the next pass hands to the core.
     pub gone: Vec<ClientId>,
     pub unsent: Vec<Unsent>,
+    /// Leases of grants that were cut to what may be in flight.
+    pub cut: Vec<(ClientId, Vec<LeaseId>)>,
     pub sendable: Vec<(ClientId, bool)>,
     /// Sockets to close at the end of the wake, with the uid that may have left fds in them.
     pub retiring: Vec<(OwnedFd, u32)>,
@@ -115,6 +119,10 @@ pub(crate) struct Server {
     // Buffers, reused.
     pub buffer: Box<[u8]>,
     pub received: ReceivedFds,
+    /// Room for none: the kernel drops them.
+    pub no_fds: ReceivedFds,
+    /// Whether the client whose turn it is may send fds.
+    pub is_reading_fds: bool,
     pub scratch: Scratch,
     pub writer: Writer,
     pub slots: Vec<u32>,
@@ -135,7 +143,8 @@ impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
         let max_clients = settings.core.max_clients as usize;
         let clock = Clock(Instant::now());
-        let max_in_flight_fds = settings.table_fds / crate::limits::IN_FLIGHT_DIVISOR;
+        let most_in_flight = settings.table_fds / IN_FLIGHT_DIVISOR;
+        let in_flight = InFlight::new(most_in_flight, settings.most_connections);
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
         let listeners = parts.listeners.into_iter();
         let mut server = Server {
@@ -156,17 +165,19 @@ impl Server {
             next_serial: 0,
             handshakes: VecDeque::new(),
             accept_paused_until: None,
+            is_accept_warned: false,
             overflow_uid: crate::accept::overflow_uid(),
             ready: VecDeque::with_capacity(max_clients.min(4096)),
             paused: Vec::new(),
+            paused_until: None,
             eventful: VecDeque::new(),
             waiting_in_flight: Vec::new(),
             next_sweep: None,
             last_refresh: None,
-            in_flight_fds: 0,
-            max_in_flight_fds,
+            in_flight,
             gone: Vec::new(),
             unsent: Vec::new(),
+            cut: Vec::new(),
             sendable: Vec::new(),
             retiring: Vec::new(),
             reports: Vec::new(),
@@ -177,6 +188,8 @@ impl Server {
             until_eof: parts.until_eof,
             buffer: vec![0; MAX_MESSAGE_BYTES].into_boxed_slice(),
             received: ReceivedFds::new(),
+            no_fds: ReceivedFds::with_capacity(0),
+            is_reading_fds: true,
             scratch: Scratch::default(),
             writer: Writer::new(),
             slots: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
@@ -226,10 +239,14 @@ impl Server {
         Ok(())
     }
 
-    /// One wake's work. Accepting comes last: a number freed in this wake goes to no new client before all
-    /// events of its former one have been seen.
+    /// One wake's work. Accepting comes last: a number freed in this wake goes to no new client
+    /// before all events of its former one have been seen.
     fn wake(&mut self) {
+        self.fds.set_now(self.now);
         self.take_reports();
+        if self.paused_until.is_some_and(|until| until <= self.now) {
+            self.resume_paused();
+        }
         self.serve_ready();
         if self.core.poll_timeout().is_some_and(|due| due <= self.now) {
             self.poll_core();
@@ -269,9 +286,7 @@ impl Server {
             }
         }
         self.reports = reports;
-        for client in std::mem::take(&mut self.paused) {
-            self.enqueue(client);
-        }
+        self.resume_paused();
     }
 
     /// One turn for each client that is ready now.
@@ -310,6 +325,9 @@ impl Server {
 
     fn note_main(&mut self, index: usize, event: &Event) {
         let Some(connection) = self.connections.get_mut(index) else { return };
+        if connection.lingering.is_some() {
+            return self.finish_if_read(index);
+        }
         if connection.socket.is_none() {
             return;
         }
@@ -389,8 +407,9 @@ impl Server {
         let due = [
             self.core.poll_timeout(),
             self.next_sweep,
+            self.paused_until,
             handshake,
-            self.accept_paused_until.filter(|_| self.listeners.iter().any(|state| state.is_ready)),
+            self.accept_paused_until,
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

@@ -1,9 +1,10 @@
-//! The effective settings: flag, then environment, then file, then default, each value with its origin. Must never read a source
-//! behind the caller's back: what it knows of the machine and the environment is handed in.
+//! The effective settings: flag, then environment, then file, then default, each value with its
+//! origin. Must never read a source behind the caller's back: what it knows of the machine and the
+//! environment is handed in.
 
 use crate::cli::Args;
 use crate::config::{ConfigError, ConfigFile};
-use crate::derive::{Given, resolve_core, resolve_table};
+use crate::derive::{Derived, Given, resolve_core, resolve_table};
 use crate::kernel::KernelFeatures;
 use crate::places::Places;
 use crate::sources::{Lines, NONE, Sources, first};
@@ -119,6 +120,9 @@ pub struct Settings {
     pub table_fds: u64,
     /// The core's part.
     pub core: Config,
+    /// Most connections, those included that have ended and whose peer has not read all:
+    /// `max_clients`, or as many as the table has room for.
+    pub most_connections: u32,
     /// Most clients of one uid.
     pub max_clients_per_uid: u32,
     /// Time a new connection has for its hello.
@@ -169,7 +173,8 @@ impl Settings {
         let log = resolve_log(given, &mut lines)?;
         let places = Places::resolve(given, host, &mut lines)?;
         let table = resolve_table(given, host, places.listeners.len(), &mut lines)?;
-        let core = resolve_core(given, places.mode, table, &mut lines)?;
+        let Derived { core, most_connections } =
+            resolve_core(given, places.mode, table, &mut lines)?;
         core.check().map_err(|problem| {
             ConfigError::value("configuration", problem.to_string(), "correct the value named")
         })?;
@@ -205,6 +210,7 @@ impl Settings {
             admin_socket: places.admin_socket,
             table_fds: table.fds,
             core,
+            most_connections,
             max_clients_per_uid,
             handshake_timeout: Duration::from_millis(handshake_timeout_ms),
             log,
@@ -229,21 +235,23 @@ pub fn parent(socket: &Path) -> &Path {
     }
 }
 
-/// The administrator's socket that belongs to a client socket: for DIR/NAME it is DIR-admin/admin.sock.
+/// The administrator's socket that belongs to a client socket: for DIR/NAME it is
+/// DIR-admin/admin.sock.
 pub fn admin_socket_of(client_socket: &Path) -> PathBuf {
     let mut directory = parent(client_socket).as_os_str().to_owned();
     directory.push("-admin");
     PathBuf::from(directory).join("admin.sock")
 }
 
-/// The effective settings as a configuration file, each value with its origin: what `--check-config` prints.
+/// The effective settings as a configuration file, each value with its origin: what
+/// `--check-config` prints.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.config_file {
             Some(path) => writeln!(f, "# file: {}", path.display())?,
             None => writeln!(f, "# file: none")?,
         }
-        writeln!(f, "# mode: {:?}, own fds of the broker: {}", self.mode, self.own_fds())?;
+        writeln!(f, "# mode: {:?}; fds kept from clients: {}", self.mode, self.own_fds())?;
         let mut sections: Vec<&str> = Vec::new();
         for (key, ..) in &self.lines {
             let section = split_key(key).0;

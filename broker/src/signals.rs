@@ -1,5 +1,5 @@
-//! Signals as events of the loop: SIGTERM and SIGINT end the daemon in order, a second one at once, SIGHUP is
-//! answered in the log. Must never run code in a signal handler.
+//! Signals as events of the loop: SIGTERM and SIGINT end the daemon in order, a second one at once,
+//! SIGHUP is answered in the log. Must never run code in a signal handler.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};

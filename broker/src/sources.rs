@@ -1,4 +1,5 @@
-//! Where a setting may come from and which source wins: flag, then environment, then file, then default. Must never know a key.
+//! Where a setting may come from and which source wins: flag, then environment, then file, then
+//! default. Must never know a key.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! From settings to a running broker: limits, directories, key and page, threads, sockets, in the one order that is safe. Must never
-//! let a client connect before all of it stands.
+//! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
+//! one order that is safe. Must never let a client connect before all of it stands.
 
 use crate::classify::Classifier;
 use crate::closers::{CloseFn, Closers, WakeFn};
@@ -44,10 +44,12 @@ fn os<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> RunError {
     move |error| RunError::Os { what, source: error.into() }
 }
 
-/// Serves until SIGTERM, SIGINT or the end of `until_eof`; `ready` is called once clients can connect.
+/// Serves until SIGTERM, SIGINT or the end of `until_eof`; `ready` is called once clients can
+/// connect.
 ///
-/// Call it from the main thread before others start: it blocks SIGTERM, SIGINT and SIGHUP for itself and the threads it starts,
-/// ignores SIGPIPE, raises the soft RLIMIT_NOFILE and, as a service, makes the process not dumpable.
+/// Call it from the main thread before others start: it blocks SIGTERM, SIGINT and SIGHUP for
+/// itself and the threads it starts, ignores SIGPIPE, raises the soft RLIMIT_NOFILE and, as a
+/// service, makes the process not dumpable.
 ///
 /// # Errors
 /// See [`RunError`]; each says what to do.
@@ -76,8 +78,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     result
 }
 
-/// Everything up to the listening sockets. Nothing here depends on limits or signals of the process, so tests make servers of their
-/// own by it.
+/// Everything up to the listening sockets. Nothing here depends on limits or signals of the
+/// process, so tests make servers of their own by it.
 pub(crate) fn prepare(
     mut settings: Settings,
     signals: Signals,

@@ -1,9 +1,12 @@
-//! The loop under a test's control: turn by turn, so that what is asserted are counts and never times. The clients are in
-//! this process and speak the bare protocol.
+//! The loop under a test's control: turn by turn, so that what is asserted are counts and never
+//! times. The clients are in this process and speak the bare protocol.
 
 use crate::cli::Args;
 use crate::closers::CloseFn;
 use crate::connection::Blocked;
+use crate::fd_table::Reading;
+use crate::flow::forget_if_read;
+use crate::in_flight::InFlight;
 use crate::kernel::KernelFeatures;
 use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID, UNREAD_MESSAGES_PER_CLIENT};
 use crate::listeners::DirectoryLock;
@@ -248,33 +251,88 @@ fn turn_when_a_client_never_reads_then_its_unread_is_bounded_and_others_are_serv
     }
 }
 
-#[test]
-fn grant_when_too_many_fds_are_in_flight_then_waits_until_somebody_has_read() {
-    let mut bench = Bench::new(&[]);
-    let (first, _a) = bench.client();
-    let (second, _b) = bench.client();
-    let handle = bench.register(&first);
-    first.send(&acquire(1, &handle, 60_000), &[]);
-    bench.rest();
-    // What hello sent has been read, the grant has not.
-    bench.server.max_in_flight_fds = 1;
-    second.send(&acquire(1, &handle, 60_000), &[]);
-    bench.turn();
-    bench.turn();
-    let is_waiting = |server: &Server| {
-        server.connections.iter().any(|(_, it)| it.blocked == Some(Blocked::InFlight))
-    };
-    assert!(is_waiting(&bench.server));
-    assert_eq!(second.count(), 0);
+fn is_waiting(server: &Server) -> bool {
+    server.connections.iter().any(|(_, it)| it.blocked == Some(Blocked::InFlight))
+}
 
-    assert_eq!(first.count(), 1);
-    bench.until(|server| !is_waiting(server));
-    bench.rest();
-    assert_eq!(second.count(), 1);
+/// A bench where each connection may leave two fds unread and none beside, and two clients that
+/// have read all.
+fn tight_bench() -> (Bench, [(Peer, Peer); 2], Vec<Handle>) {
+    let mut bench = Bench::new(&[]);
+    let clients = [bench.client(), bench.client()];
+    let handles = (0..4).map(|_| bench.register(&clients[0].0)).collect();
+    for (_, connection) in &mut bench.server.connections {
+        forget_if_read(connection, &mut bench.server.in_flight);
+    }
+    bench.server.in_flight = InFlight::new(0, 1);
+    (bench, clients, handles)
 }
 
 #[test]
-fn refused_fds_when_their_close_hangs_then_only_their_uid_is_refused_and_for_that_long() {
+fn grant_when_its_share_in_flight_is_used_up_then_waits_for_it_and_others_are_served() {
+    let (mut bench, [(first, _a), (second, _b)], handles) = tight_bench();
+    for id in 1..=3 {
+        first.send(&acquire(id, &handles[0], 60_000), &[]);
+    }
+    bench.rest();
+    assert!(is_waiting(&bench.server));
+    second.send(&acquire(1, &handles[0], 60_000), &[]);
+    bench.rest();
+    assert_eq!(second.count(), 1, "the other has its own share");
+
+    assert_eq!(first.count(), 2);
+    bench.until(|server| !is_waiting(server));
+    bench.rest();
+    assert_eq!(first.count(), 1);
+}
+
+#[test]
+fn grant_when_only_some_of_it_may_be_in_flight_then_the_rest_says_again_and_costs_no_lease() {
+    let (mut bench, [(client, _a), _b], handles) = tight_bench();
+    let head = AcquireHead { deadline_ms: 0.into(), flags: 0.into() };
+    let mut writer = Writer::new();
+    writer.start(Kind::Acquire, 9).push(&head);
+    for handle in &handles {
+        writer.push(&handle.prefix);
+    }
+    client.send(writer.finish(handles.len(), 0), &[]);
+    bench.rest();
+    let (bytes, fds) = client.recv().unwrap();
+    let message = Message::parse(&bytes).unwrap();
+    let (grants, _) = message.grants().unwrap();
+    let codes: Vec<_> = grants.iter().map(|grant| grant.status.result().err()).collect();
+    let again = Some(ErrorCode::Again);
+    assert_eq!(codes, [None, None, again, again]);
+    assert_eq!(fds.len(), 2);
+    assert_eq!(bench.server.core.totals().node.now(Resource::OpenLeases), 2);
+}
+
+#[test]
+fn connection_when_it_ends_with_fds_unread_then_counted_until_the_peer_has_read_or_closed() {
+    for is_read in [true, false] {
+        let (mut bench, [(client, _a), (other, _b)], handles) = tight_bench();
+        client.send(&acquire(1, &handles[0], 0), &[]);
+        client.send(&[0], &[]);
+        bench.rest();
+        assert_eq!(bench.server.connections.len(), 2, "it lingers");
+        assert_eq!(bench.server.core.totals().counters.clients, 1);
+        match is_read {
+            true => {
+                assert_eq!(client.count(), 2, "the grant and why it ended");
+                assert!(matches!(client.recv(), Err(RecvError::Eof)));
+            }
+            false => drop(client),
+        }
+        bench.rest();
+        assert_eq!(bench.server.connections.len(), 1);
+        other.send(&release(1), &[]);
+        bench.rest();
+        assert_eq!(other.count(), 1);
+    }
+}
+
+#[test]
+fn refused_fds_when_their_close_hangs_then_no_more_pile_up_and_all_else_is_served() {
     let (end_hang, hang) = mpsc::channel::<()>();
     let hang = Mutex::new(hang);
     let close: CloseFn = Arc::new(move |fd| {
@@ -288,26 +346,37 @@ fn refused_fds_when_their_close_hangs_then_only_their_uid_is_refused_and_for_tha
     let fd = memfd();
     // Fds with a message that takes none.
     let fds = vec![fd.as_fd(); REFUSED_FDS_PER_UID as usize];
-    let (hostile, _a) = bench.client();
     let mut broken = release(9);
     broken[6..8].copy_from_slice(&(fds.len() as u16).to_le_bytes());
+    let (hostile, _a) = bench.client();
     hostile.send(&broken, &fds);
     bench.rest();
     assert_eq!(hostile.failed().result(), Err(ErrorCode::Protocol));
 
-    let refused = bench.raw();
-    bench.rest();
-    let status = refused.failed();
-    assert_eq!(status.result(), Err(ErrorCode::NoQuota));
-    assert_eq!(status.resource, Resource::RefusedFds as u8);
+    let uid = nix::unistd::getuid().as_raw();
     other.send(&release(1), &[]);
+    bench.turn();
+    assert_eq!(other.count(), 0, "the uid waits for a while");
+    bench.until(|server| server.fds.reading(uid) == Reading::WithoutFds);
     bench.rest();
-    assert!(matches!(other.recv(), Err(RecvError::Eof)), "all of the uid is disconnected");
+    assert_eq!(other.count(), 1, "then it is served all the same");
+    let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    for _ in 0..10 {
+        let (hostile, _a) = bench.client();
+        hostile.send(&broken, &fds);
+        other.send(&register(1), &[fd.as_fd()]);
+        bench.rest();
+        let status = other.failed();
+        assert_eq!(status.result(), Err(ErrorCode::NoQuota));
+        assert_eq!(status.resource, Resource::RefusedFds as u8);
+    }
+    bench.rest();
+    let after = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(after < before + 60, "{before} fds, then {after}");
 
     drop(end_hang);
-    let uid = nix::unistd::getuid().as_raw();
-    bench.until(|server| !server.fds.is_refusing(uid));
-    bench.client();
+    bench.until(|server| server.fds.reading(uid) == Reading::Free);
+    bench.register(&other);
 }
 
 #[test]
@@ -352,7 +421,7 @@ fn client_when_it_leaves_then_nothing_of_it_is_left() {
     assert_eq!(after.node.now(Resource::Fds), before.node.now(Resource::Fds));
     assert_eq!(after.table.0, before.table.0);
     assert!(bench.server.clients_per_uid.is_empty());
-    assert_eq!(bench.server.in_flight_fds, 0);
+    assert!(bench.server.in_flight.is_pool_unused());
 }
 
 #[test]
@@ -369,7 +438,8 @@ fn event_when_its_socket_is_full_then_kept_and_sent_in_the_end() {
         bench.rest();
         assert_eq!(holder.count(), 1);
     }
-    // Each unregister ends one allocation: one revoked notice at a time, more than the holder's socket takes.
+    // Each unregister ends one allocation: one revoked notice at a time, more than the holder's
+    // socket takes.
     for handle in &handles {
         let mut writer = Writer::new();
         let (slot, generation) = (handle.prefix.slot, handle.prefix.generation);

@@ -1,4 +1,5 @@
-//! Settings as an administrator meets them: `--check-config`, precedence, errors with their remedy, help.
+//! Settings as an administrator meets them: `--check-config`, precedence, errors with their remedy,
+//! help.
 
 #![allow(clippy::unwrap_used)] // a helper of a test is not a `#[test]`
 
@@ -57,8 +58,7 @@ fn precedence_when_all_are_set_then_flag_environment_file_default() {
     let file = file("[caps.node]\nfds = 1000\n");
     let fds = |command: &mut Command| {
         let (_, out, err) = check(command.arg("--config").arg(file.path()));
-        let line = out.lines().find(|line| line.starts_with("fds = ")).unwrap_or(&err).to_owned();
-        line
+        out.lines().find(|line| line.starts_with("fds = ")).unwrap_or(&err).to_owned()
     };
     assert_eq!(fds(&mut program()), "fds = 1000  # file");
     assert_eq!(fds(program().env("FDBROKER_MAX_FDS", "2000")), "fds = 2000  # environment");

@@ -1,4 +1,5 @@
-//! The daemon as a process: start, modes, end, death, restart, and what is refused at the start. Must never depend on time.
+//! The daemon as a process: start, modes, end, death, restart, and what is refused at the start.
+//! Must never depend on time.
 
 #![allow(clippy::unwrap_used)] // a helper of a test is not a `#[test]`
 
@@ -248,6 +249,7 @@ fn helper_client_process() {
         nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
     }
     // An heir that holds both sockets.
+    #[allow(clippy::zombie_processes)] // it outlives this process, and the test ends it
     let heir = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
     println!("\nheir {}", heir.id());
     let mut byte = [0];

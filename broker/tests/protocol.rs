@@ -1,5 +1,5 @@
-//! The daemon end to end, spoken to in the bare protocol: every request, and every way to get one wrong. Must never
-//! depend on time.
+//! The daemon end to end, spoken to in the bare protocol: every request, and every way to get one
+//! wrong. Must never depend on time.
 
 #![allow(clippy::unwrap_used)] // a helper of a test is not a `#[test]`
 

@@ -123,7 +123,13 @@ impl EventLoop {
             let received = match fdbroker_scm::recv(socket, &mut self.buf, &mut self.fds) {
                 Ok(received) => received,
                 Err(RecvError::WouldBlock) => return,
-                Err(error) => return connection.kill(&format!("event socket: {error}")),
+                Err(error) => {
+                    // The broker's last words may lie in the other socket.
+                    if error == RecvError::Eof && !connection.read_if_nobody_does() {
+                        std::thread::sleep(HANG_UP_PAUSE);
+                    }
+                    return connection.kill(&format!("event socket: {error}"));
+                }
             };
             let handled = match received.payload_truncated || received.fds_truncated {
                 true => Err("longer than any of the protocol, or with fds".to_owned()),

@@ -150,11 +150,11 @@ impl Inbox {
         sleeper.is_some()
     }
 
-    /// The connection is lost: every waiting thread finds its request gone.
+    /// The connection is lost: every waiting thread finds its request gone, unless it has been answered.
     pub fn close(&mut self) {
         self.dead = true;
         self.owed.clear();
-        for gone in self.waiting.drain(..) {
+        for gone in self.waiting.extract_if(.., |waiting| waiting.parcel.is_none()) {
             gone.wake.notify_one();
         }
     }

@@ -91,6 +91,23 @@ fn call_when_event_socket_ends_then_not_connected() {
 }
 
 #[test]
+fn call_when_answered_right_before_the_end_then_the_answer_counts() {
+    let broker = FakeBroker::listen();
+    // Often enough that the library thread sees the end first.
+    for _ in 0..50 {
+        let (builder, _notices) = noticing();
+        let (client, peer) = broker.client_with(builder.reconnect(false), Terms::default());
+        thread::scope(|scope| {
+            let call = scope.spawn(|| client.acquire(&handle(1), soon()));
+            let request = peer.recv_kind(Kind::Acquire).message(|message| message.id);
+            peer.fail(request, Status::error(ErrorCode::ShuttingDown));
+            drop(peer);
+            assert_eq!(call.join().unwrap().unwrap_err().code, ErrorCode::ShuttingDown);
+        });
+    }
+}
+
+#[test]
 fn idle_when_broker_goes_away_then_noticed_without_a_call() {
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();

@@ -12,7 +12,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use std::os::fd::{AsFd, AsRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use support::*;
 
 /// Set in the process that a test starts.
@@ -24,6 +24,8 @@ fn start(test: &str, broker: &FakeBroker) -> Child {
         .args(["--exact", test])
         .env("FDBROKER_SOCKET", &broker.path)
         .env(CHILD, test)
+        // Its own count is not one more test.
+        .stdout(Stdio::null())
         .spawn()
         .unwrap()
 }

@@ -43,7 +43,8 @@ fn acquire_when_the_owner_is_killed_meanwhile_then_every_waiter_is_told_owner_go
         let wait = |client: &fdbroker_client::Client| client.acquire(&wanted, patience());
         let waiters: Vec<_> =
             clients.iter().map(|client| scope.spawn(move || wait(client))).collect();
-        eventually("all wait", || broker.status().parked.get() == 4);
+        let waiters_now = || broker.admin().allocation(wanted.id()).map(|it| it.waiters.get());
+        eventually("all wait for the same recall", || waiters_now() == Some(4));
         owner.kill();
         for waiter in waiters {
             let error = waiter.join().expect("no panic").expect_err("nobody can export it");
@@ -153,6 +154,21 @@ fn death_when_a_forked_heir_keeps_the_socket_open_then_noticed_all_the_same() {
     assert_eq!(broker.status().clients.get(), 1, "the owner alone");
     kill(heir, Signal::SIGKILL).expect("the heir lived all the time");
     drop(owner);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn death_when_the_kernel_lacks_every_newer_feature_then_noticed_by_the_end_of_the_socket() {
+    let features = "peer_pidfd,pidfd_open,dupfd_query,pass_rights";
+    let broker = Setup::new().without_kernel_features(features).start();
+    let mut owner = rank(&broker.socket());
+    let handles = owner.share(2, 0);
+    let mut consumer = rank(&broker.socket());
+    assert_eq!(consumer.with_handles("hold", &handles), "OK");
+    consumer.kill();
+    eventually("its leases are taken back", || broker.status().open_leases.now.get() == 0);
+    owner.kill();
+    drop((owner, consumer));
     broker.assert_nothing_left();
 }
 

@@ -148,6 +148,30 @@ fn client_when_another_floods_the_broker_then_served_all_the_same() {
     broker.assert_nothing_left();
 }
 
+#[test]
+fn client_when_others_come_and_go_all_the_time_then_served_all_the_same() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let client = broker.client("bystander");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let storm = scope.spawn(|| {
+            let mut count = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                let mut raw = Raw::connect(&broker.socket());
+                raw.start_acquire(&[owner.registrations[0].handle], 0);
+                count += 1;
+            }
+            count
+        });
+        assert_served(&client, &owner, 300);
+        stop.store(true, Ordering::Relaxed);
+        assert!(storm.join().expect("no panic") > 0);
+    });
+    drop((client, owner));
+    broker.assert_nothing_left();
+}
+
 /// A broker where a client may have one open lease and four parked requests; an owner; a raw client that has its one.
 fn full_client() -> (Broker, Owner, Raw, u64) {
     let lines = "[caps.client]\nopen_leases = 1\n[limits]\nmax_parked_per_client = 4";

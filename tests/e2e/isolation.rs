@@ -6,10 +6,10 @@ use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
 use crate::support::peer::{Peer, from_words};
-use crate::support::raw::Raw;
+use crate::support::raw::{Raw, hello, open};
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Handle, Share};
-use fdbroker_protocol::{ErrorCode, MAX_BATCH};
+use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
 use std::os::fd::AsFd;
 
 /// The daemon's user: not root, so that the kernel's limits hold for it.
@@ -129,30 +129,73 @@ fn acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served() {
     broker.assert_nothing_left();
 }
 
-#[test]
-fn clients_when_they_never_read_and_the_kernel_limits_fds_in_flight_then_others_are_served() {
-    const NAME: &str =
-        "clients_when_they_never_read_and_the_kernel_limits_fds_in_flight_then_others_are_served";
-    // Root is exempt from the limit (ETOOMANYREFS), so the daemon must not be root.
-    let setup = Setup::new().nofile(1200).config("[limits]\nmax_clients_per_uid = 64");
-    let Some(broker) = service(NAME, setup) else { return };
+/// A daemon that is not root, because root is exempt from the kernel's limit of fds in flight (ETOOMANYREFS), with a small
+/// fd table; an owner who shares with any; and its handles.
+fn small_service(test_name: &str) -> Option<(Broker, Owner)> {
+    let setup = Setup::new().nofile(1200).config("[limits]\nmax_clients_per_uid = 1000");
+    let broker = service(test_name, setup)?;
     let owner = Owner::with(&broker, "owner", MAX_BATCH, |mut deposit| {
         deposit.share = Share::Any;
         deposit
     });
-    let handles = owner.handles();
-    let mut deaf: Vec<_> = (0..12).map(|_| Raw::connect(&broker.socket())).collect();
-    for raw in &mut deaf {
-        for _ in 0..4 {
-            raw.start_acquire(&handles[..120], 60_000);
-        }
-    }
+    Some((broker, owner))
+}
+
+/// A client is served, one by one and many at once.
+#[track_caller]
+fn assert_served(broker: &Broker, owner: &Owner) {
     let client = broker.client("bystander");
-    for (index, handle) in handles.iter().enumerate() {
+    for (index, handle) in owner.handles().iter().enumerate() {
         let grant = client.acquire(handle, patience()).expect("still served");
         assert_bytes(grant, index as u64);
     }
-    drop((deaf, client, owner));
+    let mut granted = 0;
+    let count = |_, outcome: Result<_, _>| granted += usize::from(outcome.is_ok());
+    client.acquire_each(&owner.handles(), patience(), count).expect("connected");
+    assert_eq!(granted, owner.registrations.len());
+}
+
+#[test]
+fn clients_when_they_never_read_then_fds_in_flight_leave_room_for_others() {
+    const NAME: &str = "clients_when_they_never_read_then_fds_in_flight_leave_room_for_others";
+    let Some((broker, owner)) = small_service(NAME) else { return };
+    // Some want many at once, some one at a time, so that together they fill whatever there is to fill.
+    let mut deaf: Vec<_> = (0..24).map(|_| Raw::connect(&broker.socket())).collect();
+    for (n, raw) in deaf.iter_mut().enumerate() {
+        let count = if n < 8 { 120 } else { 1 };
+        for _ in 0..20 {
+            raw.start_acquire(&owner.handles()[..count], 600_000);
+        }
+    }
+    assert_served(&broker, &owner);
+    drop((deaf, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn clients_when_they_leave_fds_unread_and_keep_their_sockets_then_others_are_served() {
+    const NAME: &str =
+        "clients_when_they_leave_fds_unread_and_keep_their_sockets_then_others_are_served";
+    let Some((broker, owner)) = small_service(NAME) else { return };
+    // The kernel counts what lies unread in a socket, also when the broker has long closed its end.
+    let mut kept = Vec::new();
+    for _ in 0..40 {
+        let Ok(socket) = open(&broker.socket()) else { break };
+        let mut raw = Raw::of(socket);
+        let mut writer = Writer::new();
+        writer.start(Kind::Hello, raw.fresh_id()).push(&hello());
+        let sent = raw.send(writer.finish(0, 0), &[]);
+        let answer = sent.ok().and_then(|()| raw.receive().ok());
+        if answer.as_ref().is_some_and(|it| it.message().kind == Kind::HelloReply) {
+            raw.start_acquire(&owner.handles()[..100], 600_000);
+            raw.start_acquire(&owner.handles()[..1], 600_000);
+            // Makes the broker end the connection.
+            raw.send(&[0], &[]).expect("sent");
+        }
+        kept.push((raw, answer));
+    }
+    assert_served(&broker, &owner);
+    drop((kept, owner));
     broker.assert_nothing_left();
 }
 

@@ -6,6 +6,7 @@ use crate::support::owner::Owner;
 use crate::support::rank::rank;
 use crate::support::wait::{eventually, patience};
 use fdbroker_protocol::admin::{AllocationState, ClientRecord, LeaseRecord};
+use std::collections::HashSet;
 
 /// The sum over all records.
 fn sum<T>(records: &[T], field: impl Fn(&T) -> u64) -> u64 {
@@ -22,7 +23,10 @@ fn ledger_when_clients_hold_this_and_that_then_every_sum_agrees() {
     let _imports: Vec<_> = (0..5).map(|index| assert_bytes(acquire(index), index as u64)).collect();
     let _more = other.acquire(&owner.handle(9), patience()).expect("ready");
     owner.client.unregister(&owner.registrations[1]).expect("its own");
-    eventually("all imports are reported", || broker.status().mapped_leases.now.get() == 5);
+    eventually("all imports are reported and the last close, too", || {
+        let status = broker.status();
+        (status.mapped_leases.now.get(), status.closing_now.get()) == (5, 0)
+    });
 
     let admin = broker.admin();
     let (status, clients, leases) = (admin.status(), admin.clients(), admin.leases());
@@ -80,4 +84,20 @@ fn ledger_when_everybody_has_left_then_zero_and_no_fd_is_left_in_the_daemon() {
     drop(owner);
     drop(consumers);
     broker.assert_nothing_left();
+}
+
+#[test]
+fn records_when_more_than_a_page_holds_then_each_is_listed_once() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 700);
+    let grants = owner.client.acquire_many(&owner.handles(), patience()).expect("connected");
+    let unique = |numbers: Vec<u64>| numbers.into_iter().collect::<HashSet<_>>().len();
+    let admin = broker.admin();
+    let allocations = admin.allocations();
+    let slots = allocations.iter().map(|one| one.slot.get().into()).collect();
+    assert_eq!((allocations.len(), unique(slots)), (700, 700));
+    let leases = admin.leases();
+    let numbers = leases.iter().map(|one| one.lease.get()).collect();
+    assert_eq!((leases.len(), unique(numbers)), (700, 700));
+    drop(grants);
 }

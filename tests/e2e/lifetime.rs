@@ -1,14 +1,17 @@
 //! When an allocation begins and ends: counted registrations, reused addresses, who may end it, and when its memory
 //! may be used for something else.
 
-use crate::support::broker::Broker;
+use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{BLOCK_BYTES, assert_bytes, assert_import, host_memory, pattern};
 use crate::support::owner::{Owner, notices};
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually_ok, patience};
-use fdbroker_client::{Access, AllocationId, Arena, Client, Drained};
+use fdbroker_client::{Access, AllocationId, Arena, Client, Drained, Handle};
 use fdbroker_protocol::ErrorCode;
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[track_caller]
 fn assert_stale(client: &Client, owner: &Owner, index: usize) {
@@ -181,6 +184,62 @@ fn arena_when_a_range_is_freed_then_used_again_only_after_drained() {
     let error = consumer.acquire(&handle, patience()).expect_err("the old one has ended");
     assert_eq!(error.code, ErrorCode::Stale, "{error}");
     assert_bytes(consumer.acquire(&anew, patience()).expect("ready"), 2);
+}
+
+#[test]
+fn arena_when_ranges_are_reused_under_readers_then_nobody_ever_sees_another_allocations_bytes() {
+    const ROUNDS: u64 = 200;
+    const BUFFERS: usize = 4;
+    // Fewer fds than buffers, so that what is read has often just been recalled.
+    let broker =
+        Setup::new().config("[caps.node]\nheld_fds = 2\n[limits]\nbase_credits = 0").start();
+    let client = broker.builder("arena").own_fds(2).connect().expect("connect");
+    let arena = Arena::new(&client, host_memory(), BUFFERS * BLOCK_BYTES).expect("an arena");
+    let published: Mutex<VecDeque<(Handle, u64)>> = Mutex::default();
+    let newest = || published.lock().expect("no panic").clone();
+    let is_over = AtomicBool::new(false);
+    let read = |client: Client| {
+        let mut seen = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            for (handle, seed) in newest() {
+                match client.acquire(&handle, patience()) {
+                    Ok(grant) => {
+                        let import = assert_bytes(grant, seed);
+                        std::thread::yield_now();
+                        // Freed meanwhile or not: the range is nobody else's while it is held here.
+                        assert_import(&import, seed);
+                        seen += 1;
+                    }
+                    Err(error) => assert_eq!(error.code, ErrorCode::Stale, "{error}"),
+                }
+            }
+        }
+        seen
+    };
+    std::thread::scope(|scope| {
+        let clients = (0..3).map(|n| broker.client(&format!("reader {n}")));
+        let readers: Vec<_> = clients.map(|client| scope.spawn(move || read(client))).collect();
+        let mut buffers = VecDeque::new();
+        for seed in 0..ROUNDS {
+            if buffers.len() == BUFFERS - 1 {
+                buffers.pop_front();
+            }
+            let buffer = eventually_ok("a range is drained", || arena.alloc(BLOCK_BYTES));
+            buffer.write_at(0, &pattern(seed)).expect("in bounds");
+            let handle = buffer.register(patience()).expect("registered");
+            buffers.push_back(buffer);
+            let mut published = published.lock().expect("no panic");
+            published.push_back((handle, seed));
+            if published.len() > BUFFERS {
+                published.pop_front();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let seen: u64 = readers.into_iter().map(|reader| reader.join().expect("no panic")).sum();
+        assert!(seen > 0, "nobody read anything");
+    });
+    drop((arena, client));
+    broker.assert_nothing_left();
 }
 
 #[test]

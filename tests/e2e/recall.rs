@@ -6,13 +6,14 @@ use crate::support::owner::{Owner, notices};
 use crate::support::rank::rank;
 use crate::support::raw::{Raw, grants};
 use crate::support::wait::{eventually, eventually_ok, patience};
-use fdbroker_client::{Client, Deposit, Handle, HostMemory, Recall, RecallAnswer};
+use fdbroker_client::{Client, Deadline, Deposit, Handle, HostMemory, Recall, RecallAnswer};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::message::{RecallItem, RegisterItem, SupplyItem, register_flags};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 use nix::fcntl::SealFlag;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 use zerocopy::FromZeros;
 
 /// A broker that holds one fd at a time and gives owners `timeout_ms`.
@@ -294,6 +295,28 @@ fn recall_when_many_wait_for_one_allocation_then_the_owner_is_asked_once() {
     });
     assert_eq!(broker.status().recalls.get(), 1);
     drop((raw, clients));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn acquire_when_the_recall_outlasts_the_deadline_then_again_and_the_late_fd_serves_the_next() {
+    let broker = tight(NEVER_MS);
+    let (mut raw, blocks, handle) = raw_owner(&broker);
+    let id = raw.start_acquire(&[handle], 50);
+    let answer = raw.receive().expect("an answer");
+    assert_eq!(answer.message().id, id);
+    assert_eq!(grants(answer).0[0].status.result(), Err(ErrorCode::Again));
+    let client = broker.client("hasty");
+    let soon = Deadline::after(Duration::from_millis(50));
+    let error = client.acquire(&handle, soon).expect_err("the owner does not answer");
+    assert_eq!(error.code, ErrorCode::TimedOut, "{error}");
+    assert_eq!(broker.status().open_leases.now.get(), 0);
+
+    let recalls = recalled(&raw);
+    supply(&raw, &recalls[0], &[blocks.export(0)]);
+    assert_bytes(client.acquire(&handle, patience()).expect("it has come"), 0);
+    assert_eq!(broker.status().recalls.get(), 1, "it was asked for once");
+    drop((raw, client));
     broker.assert_nothing_left();
 }
 

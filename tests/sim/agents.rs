@@ -30,7 +30,7 @@ pub struct Manners {
 impl Manners {
     /// Well-behaved, apart from dying once in a while.
     pub const GOOD: Manners =
-        Manners { slow: 10, silent: 2, refuse: 2, lie: 0, hoard: 0, abuse: 2, die: 2 };
+        Manners { slow: 10, silent: 10, refuse: 10, lie: 2, hoard: 0, abuse: 5, die: 3 };
 
     /// Good ones mostly; `rogues` in a thousand have one vice.
     pub fn draw(rng: &mut Rng, rogues: u64) -> Self {
@@ -101,11 +101,15 @@ impl World {
         if self.rng.chance(manners.abuse) {
             return self.choose_abuse(client);
         }
+        let credits = self.model.clients.get(&client)?.credits;
+        if credits > 0 && self.rng.chance(250) {
+            return self.choose_register(client);
+        }
         match self.rng.below(100) {
             0..=37 => self.choose_acquire(client),
             38..=61 => self.choose_release(client, manners),
-            62..=70 => self.choose_mapped(client),
-            71..=88 => self.choose_register(client),
+            62..=72 => self.choose_mapped(client),
+            73..=88 => self.choose_register(client),
             89..=95 => self.choose_unregister(client),
             96..=97 => self.choose_cancel(client),
             _ => self.choose_credits(client),
@@ -129,6 +133,15 @@ impl World {
     }
 
     fn choose_acquire(&mut self, client: u32) -> Option<Action> {
+        if self.known.is_empty() {
+            return self.choose_register(client);
+        }
+        let most = self.setup.config.max_parked_per_client as usize;
+        let waits = self.model.clients.get(&client)?.requests.len();
+        if waits >= most && self.rng.chance(900) {
+            // More would only be refused.
+            return self.choose_release(client, self.agents.get(&client)?.manners);
+        }
         let count = if self.rng.chance(700) { 1 } else { self.rng.skewed(1, self.setup.batch) };
         let wanted = (0..count).map(|_| self.draw_wanted(client)).collect();
         let (request, deadline) = (self.next_request(client), self.draw_deadline());
@@ -164,6 +177,7 @@ impl World {
     fn draw_live(&mut self, client: u32) -> Option<AllocationId> {
         let domain = self.model.clients.get(&client)?.domain;
         let foreign = self.rng.chance(60);
+        let evicted = self.rng.chance(300);
         let mut found = None;
         for _ in 0..8 {
             let at = self.rng.index(self.known.len())?;
@@ -174,7 +188,8 @@ impl World {
                 continue;
             };
             found = Some(id);
-            if foreign || allocation.domain == domain || allocation.deposit.share == Share::Any {
+            let shared = allocation.domain == domain || allocation.deposit.share == Share::Any;
+            if foreign || shared && (!evicted || !self.model.is_held(id)) {
                 break;
             }
         }
@@ -297,7 +312,7 @@ impl World {
         });
         let rng = &mut self.rng;
         let kind = [MemoryKind::DmaBuf, MemoryKind::CudaVmm, MemoryKind::Memfd];
-        let share = [Share::Uid, Share::Uid, Share::Any, Share::Gid];
+        let share = [Share::Uid, Share::Uid, Share::Any];
         let refused = rng.chance(40);
         let base =
             if rng.chance(100) { 0 } else { 0x10_0000 + rng.below(self.setup.pages) * PAGE_BYTES };
@@ -314,7 +329,7 @@ impl World {
             },
             lane: if refused { Lane::Refused } else { Lane::Accepted },
             kind: kind[rng.below(3) as usize],
-            share: share[rng.below(4) as usize],
+            share: if rng.chance(30) { Share::Gid } else { share[rng.below(3) as usize] },
             recallable: rng.chance(900),
             device: rng.below(2) as u32,
             size_bytes: rng.between(1, 8) * PAGE_BYTES,

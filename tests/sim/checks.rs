@@ -2,7 +2,7 @@
 //! service, nobody forgotten, and that all comes to rest. Must never change what it checks.
 
 use crate::action::Action;
-use crate::judge::{Step, ensure};
+use crate::judge::{Grant, Step, ensure};
 use crate::model::{
     Ask, Blocker, CAPPED, Check, Client, Drain, Holder, Ledger, Model, Phase, Request, Sums, cap_of,
 };
@@ -44,23 +44,36 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
     }
     let new = recalling.keys().filter(|id| !model.recalling.contains_key(id));
     for id in new.filter(|_| model.exact) {
-        let asked = asks_for(action, *id) || waits_for(model, *id);
+        let asked = step.asked.contains(id) || waits_for(model, *id);
         ensure!(asked, "{id} is recalled, and nobody asked for it");
         let again = model.live(*id).is_some_and(|a| a.recalled_at.is_some());
         ensure!(!again, "{id} is recalled again while its owner is asked");
     }
     model.recalling = recalling;
     model.was_pinned = std::mem::replace(&mut model.pinned, pinned);
-    sync_silence(model, core, action)?;
+    sync_silence(model, core, step, action)?;
     for owner in step.said_silent.iter().filter(|_| model.exact) {
         let silent = step.silent_before.contains(owner) || model.silent.contains(owner);
         ensure!(silent, "client {owner} is said to be silent, and is not");
     }
+    evictions(model, step, action)?;
     sync_promises(model, core)
 }
 
-fn asks_for(action: &Action, id: AllocationId) -> bool {
-    matches!(action, Action::Acquire { wanted, .. } if wanted.contains(&Ok(id)))
+/// Not evicted: what is waited for, and what its owner may not give again.
+fn evictions(model: &Model, step: &Step, action: &Action) -> Check {
+    let leaves =
+        matches!(action, Action::Gone { .. } | Action::Sendable { .. } | Action::Cancel { .. });
+    for id in step.evicted.iter().filter(|_| model.exact) {
+        let served = leaves || step.asked.contains(id);
+        let waited = model.was_pinned.contains(id) && !served;
+        ensure!(!waited, "{id} is evicted before its waiters are served");
+        let Some(allocation) = model.live(*id) else { continue };
+        let owner = &allocation.owner;
+        let silent = step.silent_before.contains(owner) && model.silent.contains(owner);
+        ensure!(!silent, "{id} is evicted while its owner misses a recall");
+    }
+    Ok(())
 }
 
 fn waits_for(model: &Model, id: AllocationId) -> bool {
@@ -68,7 +81,7 @@ fn waits_for(model: &Model, id: AllocationId) -> bool {
     requests.into_iter().any(|request| request.wanted().any(|wanted| wanted == id))
 }
 
-fn sync_silence(model: &mut Model, core: &Core, action: &Action) -> Check {
+fn sync_silence(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Check {
     let silent: BTreeSet<u32> =
         core.clients(0).filter(|view| view.silent && !view.gone).map(|view| view.id.0).collect();
     if !model.exact {
@@ -76,17 +89,21 @@ fn sync_silence(model: &mut Model, core: &Core, action: &Action) -> Check {
         return Ok(());
     }
     let timeout = model.config.recall_timeout_us;
-    for client in silent.difference(&model.silent) {
-        let late = model.recalling.iter().any(|(id, since)| {
+    let misses = |client: u32| {
+        model.recalling.iter().any(|(id, since)| {
             let owner = model.live(*id).map(|allocation| allocation.owner);
-            owner == Some(*client) && since + timeout <= model.now
-        });
-        ensure!(late, "client {client} counts as silent, and misses no recall");
+            owner == Some(client) && since + timeout <= model.now
+        })
+    };
+    for client in silent.difference(&model.silent) {
+        ensure!(misses(*client), "client {client} counts as silent, and misses no recall");
     }
     for client in model.silent.difference(&silent) {
         let gone = model.phase(*client).is_none_or(|phase| phase == Phase::Gone);
         let answered = matches!(action, Action::Supply { client: who, .. } if who == client);
-        ensure!(gone || answered, "client {client} counts as answering, and has not answered");
+        // What it missed may have ended, or been given more time.
+        let ended = step.ended_of.contains(client);
+        ensure!(gone || answered || ended || !misses(*client), "client {client} counts as answering, and has not answered");
     }
     model.silent = silent;
     Ok(())
@@ -279,17 +296,32 @@ pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     Ok(())
 }
 
-/// Parked requests of clients that can be sent to, in the order of arrival.
+/// Parked requests that could be answered, in the order of arrival: not those of clients that do not read.
 fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
     let mut all: Vec<(u32, &Client, &Request)> = model
         .clients
         .iter()
-        .filter(|(_, state)| state.sendable && state.phase != Phase::Gone)
+        .filter(|(_, state)| state.phase != Phase::Gone)
         .flat_map(|(client, state)| state.requests.values().map(move |r| (*client, state, r)))
-        .filter(|(_, _, request)| !request.unsent)
+        .filter(|(_, state, request)| {
+            state.sendable || matches!(request.ask, Ask::Register { .. })
+        })
         .collect();
     all.sort_by_key(|(_, _, request)| request.order);
     all
+}
+
+/// The caps that a request stands before: later ones that need the same wait for it.
+fn stands_before(model: &Model, ledger: &Ledger, client: u32, request: &Request) -> Vec<Blocker> {
+    match request.ask {
+        Ask::Register { .. } => credit_blockers(model, ledger, client),
+        _ => request
+            .wanted()
+            .filter(|id| !model.recalling.contains_key(id))
+            .filter_map(|id| model.blockers(ledger, client, id))
+            .flatten()
+            .collect(),
+    }
 }
 
 /// The caps in the way of each thing that a request could be served with: empty = it could be served now. `None`:
@@ -303,11 +335,11 @@ fn in_the_way(
     if let Ask::Register { .. } = request.ask {
         return Some(credit_blockers(model, ledger, client));
     }
+    if request.wanted().any(|id| model.recalling.contains_key(&id) || model.is_unanswered(id)) {
+        return None;
+    }
     let mut all = Vec::new();
     for id in request.wanted() {
-        if model.recalling.contains_key(&id) || model.is_unanswered(id) {
-            return None;
-        }
         let blockers = model.blockers(ledger, client, id)?;
         if blockers.is_empty() {
             return Some(blockers);
@@ -319,7 +351,8 @@ fn in_the_way(
 
 /// No room will help: it has ended, or is not permitted, or its owner does not answer.
 fn is_final(model: &Model, client: u32, id: AllocationId) -> bool {
-    let open = |allocation| model.permitted(client, allocation) && !model.is_unanswered(id);
+    let unanswered = model.is_unanswered(id) && !model.recalling.contains_key(&id);
+    let open = |allocation| model.permitted(client, allocation) && !unanswered;
     !model.live(id).is_some_and(open)
 }
 
@@ -340,35 +373,45 @@ fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> 
     found
 }
 
+/// Whether a parked request waits for room in this cap.
+pub fn is_waited_for(model: &Model, ledger: &Ledger, account: Holder, resource: Resource) -> bool {
+    waiting(model).into_iter().any(|(client, _, request)| {
+        let blockers = in_the_way(model, ledger, client, request).unwrap_or_default();
+        blockers.contains(&Blocker { resource, account })
+    })
+}
+
 /// Whether serving the later request could take what the earlier one waits for.
 fn waits_behind(
     model: &Model,
     later: (u32, &Client, &Request),
     earlier: &(u32, &Client, &Request, Vec<Blocker>),
 ) -> bool {
-    let needs_place = match later.2.ask {
-        Ask::Register { .. } => true,
-        _ => later.2.wanted().any(|id| model.live(id).is_some() && !model.is_held(id)),
-    };
+    let (client, state, request) = later;
+    let mut needs = Vec::new();
+    if let Ask::Register { .. } = request.ask {
+        let accounts = [Holder::Client(client), Holder::Domain(state.domain), Holder::Node];
+        needs.push((accounts, CREDIT));
+    }
+    for id in request.wanted() {
+        let Some(allocation) = model.live(id) else { continue };
+        needs.push(([Holder::Client(client), Holder::Domain(state.domain), Holder::Node], LEASE));
+        if !model.is_held(id) {
+            let owner = Holder::Client(allocation.owner);
+            needs.push(([owner, Holder::Domain(allocation.domain), Holder::Node], PLACE));
+        }
+    }
     earlier.3.iter().any(|blocker| {
-        let account = match blocker.account {
-            Holder::Client(_) => false,
-            Holder::Domain(domain) => {
-                domain == later.1.domain || owner_domains(model, later.2).contains(&domain)
-            }
-            Holder::Node => true,
-        };
-        let resource = match blocker.resource {
-            Resource::OpenLeases | Resource::Fds => true,
-            _ => needs_place,
-        };
-        account && resource
+        needs.iter().any(|(accounts, resources)| {
+            accounts.contains(&blocker.account) && resources.contains(&blocker.resource)
+        })
     })
 }
 
-fn owner_domains(model: &Model, request: &Request) -> BTreeSet<fdbroker_core::DomainKey> {
-    request.wanted().filter_map(|id| model.live(id)).map(|a| a.domain).collect()
-}
+const LEASE: &[Resource] = &[Resource::OpenLeases, Resource::Fds];
+const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TableFds];
+const PLACE: &[Resource] =
+    &[Resource::HeldFds, Resource::Fds, Resource::TableFds, Resource::HeldBytes];
 
 /// After each step that leaves no poll due: who can be served is served, unless one before it waits for the same;
 /// and who waits for a place that could be made by closing something sees it made.
@@ -378,22 +421,20 @@ pub fn nothing_left_waiting(model: &Model, core: &Core, ledger: &Ledger, now: u6
     }
     let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
     for (client, state, request) in waiting(model) {
-        let done = request.wanted().find(|id| is_final(model, client, *id));
-        ensure!(
-            done.is_none(),
-            "client {client} waits for {done:?}, which is decided: {:?}",
-            request.ask
-        );
-        let Some(blockers) = in_the_way(model, ledger, client, request) else { continue };
+        let mut wanted = request.wanted().peekable();
+        let decided = wanted.peek().is_some() && wanted.all(|id| is_final(model, client, id));
+        ensure!(!decided, "client {client} waits for what is decided: {:?}", request.ask);
         let behind = before.iter().any(|b| waits_behind(model, (client, state, request), b));
-        if !behind {
+        let blockers = in_the_way(model, ledger, client, request);
+        if let Some(blockers) = blockers.filter(|_| !behind && !request.unsent) {
             let what = || format!("request of client {client}: {:?}", request.ask);
             ensure!(!blockers.is_empty(), "{} could be served, and waits", what());
             if let Some(blocker) = room_could_be_made(model, request, &blockers) {
                 return Err(format!("{} waits, and nobody makes room in {blocker:?}", what()));
             }
         }
-        before.push((client, state, request, blockers));
+        let stands = stands_before(model, ledger, client, request);
+        before.push((client, state, request, stands));
     }
     Ok(())
 }
@@ -438,33 +479,39 @@ fn evictable(model: &Model) -> Vec<Evictable> {
     .collect()
 }
 
-/// First come first served within a domain: nobody is granted or recalled for while one that came earlier could
-/// have had the same.
-pub fn order(model: &Model, step: &Step, before: &Ledger, action: &Action) -> Check {
+/// First come first served within a domain: nobody is granted while one that came earlier could have had the
+/// same, or waits for nothing else.
+pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Check {
     if step.grants.is_empty() || matches!(action, Action::Supply { .. }) {
         return Ok(());
     }
-    let waiting = waiting(model);
-    for (client, order, ids) in &step.grants {
-        let [id] = ids.as_slice() else { continue };
-        if model.was_pinned.contains(id) {
+    for Grant { client, order, granted, was_supplied } in &step.grants {
+        let [id] = granted.as_slice() else { continue };
+        let Some(state) = model.clients.get(client) else { continue };
+        if *was_supplied {
             continue;
         }
-        let Some(state) = model.clients.get(client) else { continue };
-        let earlier = waiting.iter().filter(|(_, other, request)| {
-            request.order < *order && other.domain == state.domain && request.wanted().count() == 1
-        });
-        for (passed, _, request) in earlier {
-            let Some(blockers) = in_the_way(model, before, *passed, request) else { continue };
-            let own = blockers.iter().any(|b| matches!(b.account, Holder::Client(_)));
-            let for_lease =
-                |b: &Blocker| matches!(b.resource, Resource::OpenLeases | Resource::Fds);
-            ensure!(
-                own || !blockers.iter().all(for_lease),
-                "client {client} is granted {id}; client {passed}, which came earlier, waits for \
-                 {blockers:?}: {:?}",
-                request.ask
-            );
+        let given_back = after.clone().without_lease(*client, state.domain);
+        let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
+        for (passed, other, request) in waiting(model) {
+            if request.order > *order {
+                break;
+            }
+            let behind = before.iter().any(|b| waits_behind(model, (passed, other, request), b));
+            let blockers = in_the_way(model, &given_back, passed, request);
+            let single = request.wanted().count() == 1 && !request.unsent;
+            if let Some(blockers) = blockers.filter(|_| !behind && single) {
+                let shared = [Holder::Node, Holder::Domain(state.domain)];
+                let same = |b: &Blocker| LEASE.contains(&b.resource) && shared.contains(&b.account);
+                ensure!(
+                    other.domain != state.domain || !blockers.iter().all(same),
+                    "client {client} is granted {id}; client {passed}, which came earlier, waits \
+                     for {blockers:?}: {:?}",
+                    request.ask
+                );
+            }
+            let stands = stands_before(model, &given_back, passed, request);
+            before.push((passed, other, request, stands));
         }
     }
     Ok(())
@@ -480,9 +527,7 @@ pub fn nothing_stuck(model: &Model) -> Check {
         let Some(blockers) = in_the_way(model, &least, client, request) else {
             return Err(format!("at rest, client {client} waits for nothing: {:?}", request.ask));
         };
-        let behind = before.iter().any(|b| {
-            b.1.domain == state.domain && waits_behind(model, (client, state, request), b)
-        });
+        let behind = before.iter().any(|b| waits_behind(model, (client, state, request), b));
         ensure!(
             !blockers.is_empty() || behind,
             "at rest, client {client} waits for what could be had: {:?}",

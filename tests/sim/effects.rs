@@ -2,7 +2,7 @@
 //! one that is there. Must never look into the core.
 
 use crate::action::show_status;
-use crate::judge::{Fate, Foretold, Quota, Step, ensure, overlaps, slot_range};
+use crate::judge::{Grant, Fate, Foretold, Quota, Step, ensure, foretold_refusal, overlaps, slot_range};
 use crate::model::{
     Allocation, Ask, Check, Closing, Drain, Holder, Lease, Ledger, Model, Phase, Request, cap_of,
 };
@@ -10,7 +10,7 @@ use fdbroker_core::{
     ClientId, Deposit, DrainedEvent, Effect, Effects, Events, Granted, Lane, LeaseId, RecallEvent,
     Registered, RevokedEvent, StatusReply,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Share, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
 use std::collections::BTreeSet;
 
 impl Model {
@@ -122,7 +122,20 @@ impl Model {
         state.published = 0;
         ensure!(!step.events_seen, "{id} is taken off the page after its holders could be told");
         step.unpublished.insert(id);
+        if let Some(code) = step.due_end.get(&id) {
+            self.end_now(step, id, *code);
+        }
         Ok(())
+    }
+
+    fn end_now(&mut self, step: &mut Step, id: AllocationId, code: ErrorCode) {
+        let leased = self.allocations.get(&id).is_some_and(|a| !a.leases.is_empty());
+        step.ended_of.extend(self.allocations.get(&id).map(|a| a.owner));
+        self.end(id, code);
+        step.ended.insert(id);
+        if leased {
+            step.ended_leased.insert(id);
+        }
     }
 
     // --- answers ------------------------------------------------------------------------------------
@@ -168,12 +181,16 @@ impl Model {
             deposits.len()
         );
         ensure!(step.must_fail.is_none(), "deposits beyond the credits were accepted");
+        ensure!(!step.refused_unread, "deposits were accepted while refused ones pile up");
         for (index, (item, deposit)) in items.iter().zip(&deposits).enumerate() {
             ensure!(usize::from(item.index) == index, "reply {index} says index {}", item.index);
             self.registered_item(step, client.0, (index, deposit), item)?;
         }
+        // A wait for credit is answered with what the client has got meanwhile, too.
+        let has = if deposits.is_empty() { self.client(client.0)?.credits } else { 0 };
         let most = self.config.max_credits.min(credits_wanted.max(self.config.base_credits));
-        ensure!(credits <= most, "{credits} deposit credits, more than {most}");
+        let most = u64::from(most).max(has);
+        ensure!(u64::from(credits) <= most, "{credits} deposit credits, more than {most}");
         let waited = deposits.is_empty() && self.client(client.0)?.credits == 0;
         ensure!(!waited || credits > 0 || credits_wanted == 0, "waited for credit, and got none");
         self.client_mut(client.0)?.credits = u64::from(credits);
@@ -201,9 +218,9 @@ impl Model {
         let shown = show_status(&item.status);
         ensure!(item.status.result() == Err(ErrorCode::NoQuota), "deposit {index}: {shown}");
         // The address was reused, whether there is room for the new allocation or not.
-        self.end_overlapped(step, client, deposit);
+        self.end_overlapped_now(step, client, deposit);
         let need = need_of(&item.status, deposit.size_bytes, 1);
-        step.quotas.push(Quota { status: item.status, client, owner: None, need });
+        step.quotas.push(vec![Quota { status: item.status, client, owner: None, need }]);
         Ok(())
     }
 
@@ -221,18 +238,12 @@ impl Model {
                 Fate::Closed(_) if deposit.recallable => step.not_kept.push(id),
                 _ => return Err(format!("new {id}: its fd is {fate:?}")),
             }
-            self.end_overlapped(step, client, deposit);
+            self.end_overlapped_now(step, client, deposit);
             return self.new_allocation(step, client, id, deposit);
         }
-        let known =
-            self.live(id).ok_or_else(|| format!("{id} is registered, but not published"))?;
-        ensure!(known.owner == client, "{id} is registered, but another client's");
-        let same = deposit.base != 0
-            && known.deposit.base == deposit.base
-            && known.deposit.device == deposit.device
-            && known.deposit.size_bytes == deposit.size_bytes
-            && known.deposit.owner_allocation_id == deposit.owner_allocation_id;
-        ensure!(same, "{id} is registered again by another key");
+        let before = step.same.get(index).copied().flatten();
+        let same = before.or_else(|| self.same(step, client, deposit));
+        ensure!(same == Some(id), "{id} is registered again, the same is {same:?}");
         match fate {
             Fate::Closed(_) => {}
             Fate::Stored(slot) => ensure!(slot == id.slot, "{id}: its fd is in slot {slot}"),
@@ -244,15 +255,12 @@ impl Model {
         Ok(())
     }
 
-    fn end_overlapped(&mut self, step: &mut Step, client: u32, deposit: &Deposit) {
-        if deposit.base == 0 {
-            return;
-        }
+    /// What an earlier deposit of the same message has begun, and this one ends.
+    fn end_overlapped_now(&mut self, step: &mut Step, client: u32, deposit: &Deposit) {
         let owns = self.clients.get(&client).map(|c| c.owns.clone()).unwrap_or_default();
         for id in owns {
             if self.live(id).is_some_and(|old| overlaps(&old.deposit, deposit)) {
-                self.end(id, ErrorCode::Stale);
-                step.ended.insert(id);
+                self.end_now(step, id, ErrorCode::Stale);
             }
         }
     }
@@ -303,12 +311,20 @@ impl Model {
         for (at, (item, expected)) in items.iter().zip(&foretold).enumerate() {
             let right = match expected {
                 Foretold::Exactly(status) => item == status,
+                Foretold::Ends(id) => {
+                    let drained = !step.ended_leased.contains(id);
+                    if let Some(ended) = self.allocations.get_mut(id).filter(|_| drained) {
+                        // The answer says so; no event follows.
+                        ended.drain = Drain::Told;
+                    }
+                    item.is_ok() && item.value.get() == u64::from(drained)
+                }
                 Foretold::OneOf(codes) => item.result().is_err_and(|code| codes.contains(&code)),
             };
             ensure!(right, "status {at} is {}, not {expected:?}", show_status(item));
             if item.result() == Err(ErrorCode::NoQuota) {
                 let quota = Quota { status: *item, client: client.0, owner: None, need: 1 };
-                step.quotas.push(quota);
+                step.quotas.push(vec![quota]);
             }
         }
         Ok(())
@@ -350,13 +366,14 @@ impl Model {
             Ask::Register { deadline, .. } => {
                 ensure!(deadline <= self.now || too_many, "no credit, and the deadline is to come");
             }
-            Ask::Acquire { .. } => {
+            Ask::Acquire { wanted, .. } => {
+                step.asked.extend(wanted.iter().flatten());
                 let limit = status.resource == Resource::ParkedRequests as u8;
                 ensure!(limit && too_many, "an acquire failed with {shown}, {parked} parked");
             }
             ask => return Err(format!("{ask:?} failed with {shown}")),
         }
-        step.quotas.push(quota);
+        step.quotas.push(vec![quota]);
         Ok(())
     }
 
@@ -371,15 +388,9 @@ impl Model {
         let most = u64::from(self.config.max_refused_per_domain);
         let right = Status::no_quota(Resource::RefusedFds, Scope::Domain, most, status.pid.get());
         ensure!(status == right, "register failed with {}", show_status(&status));
-        let domain = self.client(client)?.domain;
-        for ticket in &step.arrived_tickets {
-            if let Some(closing) = self.tickets.get_mut(ticket) {
-                closing.uninvited = true;
-            }
-        }
+        ensure!(step.refused_unread, "deposits are refused, and the closers have room");
+        step.refused_unread = false;
         self.client_mut(client)?.credits += deposits.len() as u64;
-        let now = self.refused_of(domain);
-        ensure!(now > most, "refused for {now} closing fds, the bound is {most}");
         Ok(())
     }
 
@@ -407,9 +418,11 @@ impl Model {
         let again = Status::error(ErrorCode::Again);
         let all_again = items.iter().all(|item| item.status == again) && !items.is_empty();
         ensure!(
-            !all_again || deadline <= self.now,
+            !all_again || deadline <= self.now || step.may_ask_again,
             "nothing is ready, and a request that may wait until {deadline} answers AGAIN"
         );
+        step.asked.extend(wanted.iter().flatten());
+        step.quota_of = None;
         let mut given = Vec::new();
         for (item, wanted) in items.iter().zip(&wanted) {
             ensure!(item.wanted == *wanted, "the items are in another order");
@@ -423,7 +436,9 @@ impl Model {
         if !given.is_empty() {
             let sendable = self.client(client.0)?.sendable;
             ensure!(sendable, "fds for client {}, which has no room for a message", client.0);
-            step.grants.push((client.0, asked.order, given));
+            let was_supplied = wanted.iter().flatten().any(|id| self.pinned.contains(id));
+            let (client, order) = (client.0, asked.order);
+            step.grants.push(Grant { client, order, granted: given, was_supplied });
         }
         self.client_mut(client.0)?.answered.insert(request, asked.order);
         Ok(())
@@ -505,7 +520,12 @@ impl Model {
                 );
                 let owner = Some((allocation.owner, allocation.domain));
                 let need = need_of(&item.status, allocation.deposit.size_bytes, 2);
-                step.quotas.push(Quota { status: item.status, client, owner, need });
+                let quota = Quota { status: item.status, client, owner, need };
+                match step.quotas.last_mut() {
+                    Some(quotas) if step.quota_of == Some(client) => quotas.push(quota),
+                    _ => step.quotas.push(vec![quota]),
+                }
+                step.quota_of = Some(client);
                 Ok(())
             }
             ErrorCode::OwnerSilent => {
@@ -689,8 +709,25 @@ impl Model {
 
     // --- NO_QUOTA ---------------------------------------------------------------------------------------
 
+    /// Whether the NO_QUOTA of a request is true for one of its items.
+    pub fn check_quotas(&self, step: &Step, quotas: &[Quota], ledgers: &[&Ledger]) -> Check {
+        // Who holds most changes within a step that also grants, keeps or evicts.
+        let steady = step.evicted.is_empty()
+            && step.grants.is_empty()
+            && step.new_allocations == 0
+            && step.arrived_tickets.is_empty();
+        let mut outcome = Ok(());
+        for quota in quotas {
+            outcome = self.check_quota(quota, ledgers, steady);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
     /// Whether a NO_QUOTA names a cap that was full, and the largest holder, by one of the sums given.
-    pub fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger]) -> Check {
+    fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger], steady: bool) -> Check {
         let shown = show_status(&quota.status);
         let resource = Resource::from_number(quota.status.resource);
         let scope = Scope::from_number(quota.status.scope);
@@ -716,16 +753,18 @@ impl Model {
             other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
         };
         ensure!(cap == value, "{shown} names another cap: it is {cap}");
-        let is_full = |ledger: &&&Ledger, account: Holder| {
-            self.is_full(ledger, account, resource, quota.need)
-        };
-        let full =
-            accounts.iter().any(|account| ledgers.iter().any(|ledger| is_full(&ledger, *account)));
+        // Full for this one, or waited for by one before it that needs more.
+        let full = accounts.iter().any(|account| {
+            ledgers.iter().any(|ledger| {
+                self.is_full(ledger, *account, resource, quota.need)
+                    || crate::checks::is_waited_for(self, ledger, *account, resource)
+            })
+        });
         ensure!(full, "{shown}, and there is room: node {:?}", ledgers.last().map(|l| l.node));
         let largest = accounts.iter().any(|account| {
             ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
         });
-        ensure!(largest, "{shown} names a pid that does not hold most of it");
+        ensure!(largest || !steady, "{shown} names a pid that does not hold most of it");
         Ok(())
     }
 
@@ -745,6 +784,7 @@ impl Model {
         }
     }
 
+    /// Give or take one: a promise made and taken back within the step.
     fn is_largest(
         &self,
         ledger: &Ledger,
@@ -765,7 +805,7 @@ impl Model {
             None => pid == 0,
             Some(most) => members
                 .into_iter()
-                .any(|(number, state)| usage(*number) == most && state.pid == pid),
+                .any(|(number, state)| usage(*number) + 1 >= most && state.pid == pid),
         }
     }
 }
@@ -778,18 +818,6 @@ fn take_arrived(step: &mut Step, index: usize, fate: Fate) -> Check {
     ensure!(*arrived == Fate::Waiting, "fd {index} of the message is used twice");
     *arrived = fate;
     Ok(())
-}
-
-/// What a deposit is refused for whatever the state of the broker; `None` = nothing.
-fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
-    if let Err(status) = deposit.checked {
-        return Some(status);
-    }
-    let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
-    if deposit.size_bytes == 0 || ends.contains(&None) {
-        return Some(ErrorCode::Protocol.into());
-    }
-    (deposit.share == Share::Gid).then_some(ErrorCode::NotSupported.into())
 }
 
 fn need_of(status: &Status, size_bytes: u64, fds: u64) -> u64 {

@@ -30,6 +30,8 @@ pub enum Fate {
 pub enum Foretold {
     Exactly(Status),
     OneOf(&'static [ErrorCode]),
+    /// OK to the last unregister: with 1 as the value when nobody held a lease of it.
+    Ends(AllocationId),
 }
 
 /// One step under judgement.
@@ -42,8 +44,16 @@ pub struct Step {
     pub uninvited: BTreeSet<usize>,
     /// Closers that fds of the message went to.
     pub arrived_tickets: Vec<u32>,
-    /// Allocations that the input ended; the page must say so by the end of the step.
+    /// Allocations that the input ends, and why: each ends when the page says so.
+    pub due_end: BTreeMap<AllocationId, ErrorCode>,
+    /// Allocations that have ended in the step.
     pub ended: BTreeSet<AllocationId>,
+    /// Their owners.
+    pub ended_of: BTreeSet<u32>,
+    /// Of these, those that were leased.
+    pub ended_leased: BTreeSet<AllocationId>,
+    /// Allocations of a gone client, taken off the page in portions.
+    pub orphaned: BTreeSet<AllocationId>,
     /// Generations the page turned to 0 in this step.
     pub unpublished: BTreeSet<AllocationId>,
     /// Generations the page turned on in this step, not yet bound to a deposit.
@@ -57,29 +67,48 @@ pub struct Step {
     pub must_fail: Option<ErrorCode>,
     /// A request that only a welcomed client may make.
     pub stranger: bool,
+    /// For each deposit the allocation that it names again.
+    pub same: Vec<Option<AllocationId>>,
     /// Deposits refused as a whole: too many refused fds of the domain are closing.
     pub refused_unread: bool,
     /// A new connection.
     pub connecting: Option<u32>,
+    /// A request that came back unsent may be told to ask again: its client has no place in the queue.
+    pub may_ask_again: bool,
     /// A parked request that was cancelled.
     pub cancelled: Option<(u32, u64)>,
     /// Fds that a supply must see stored.
     pub must_store: BTreeMap<usize, AllocationId>,
     /// Whether an Events effect was seen.
     pub events_seen: bool,
-    /// NO_QUOTA answers to be proved with the sums before and after.
-    pub quotas: Vec<Quota>,
+    /// NO_QUOTA answers to be proved with the sums before and after; of each request one item must bear it out.
+    pub quotas: Vec<Vec<Quota>>,
+    /// The client whose request the last of them is of, while it is being looked at.
+    pub quota_of: Option<u32>,
     /// Owners said to be silent, to be proved by the views before and after.
     pub said_silent: Vec<u32>,
     /// Owners silent before the step.
     pub silent_before: BTreeSet<u32>,
-    /// Grants of the step in order: client, order of arrival, allocations.
-    pub grants: Vec<(u32, u64, Vec<AllocationId>)>,
+    /// Grants of the step in order.
+    pub grants: Vec<Grant>,
+    /// Allocations wanted by requests answered in the step.
+    pub asked: BTreeSet<AllocationId>,
     /// fds that the core closed of allocations that live on.
     pub evicted: Vec<AllocationId>,
     /// Allocations registered and evicted at once, for want of bytes.
     pub not_kept: Vec<AllocationId>,
     pub new_allocations: u64,
+}
+
+/// A request of which something was granted.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    pub client: u32,
+    /// Number of its arrival.
+    pub order: u64,
+    pub granted: Vec<AllocationId>,
+    /// An fd was kept back for it: it goes before the others.
+    pub was_supplied: bool,
 }
 
 /// A NO_QUOTA to be proved: the cap was full.
@@ -106,7 +135,7 @@ impl Model {
             self.clients.values_mut().for_each(|client| client.answered.clear());
         }
         if let Some((client, request)) = action.request()
-            && self.client(client)?.phase != Phase::Active
+            && self.client(client)?.phase == Phase::Connected
         {
             self.begin_stranger(&mut step, action, client, request)?;
             return Ok(step);
@@ -138,7 +167,7 @@ impl Model {
                 self.ask(*client, *request, ask)?;
             }
             Action::Unsent { client, request, grants, deadline, .. } => {
-                self.begin_unsent(*client, *request, grants, *deadline)?;
+                step.may_ask_again = self.begin_unsent(*client, *request, grants, *deadline)?;
             }
             Action::Sendable { client, sendable } => {
                 let state = self.client_mut(*client)?;
@@ -173,7 +202,7 @@ impl Model {
         Ok(step)
     }
 
-    /// A request before hello, or after the core has said that the client must go.
+    /// A request before hello.
     fn begin_stranger(
         &mut self,
         step: &mut Step,
@@ -228,7 +257,7 @@ impl Model {
         let (owns, leases) = (gone.owns.clone(), gone.leases.clone());
         for id in owns {
             self.end(id, ErrorCode::OwnerGone);
-            step.ended.insert(id);
+            step.orphaned.insert(id);
         }
         for lease in leases {
             self.drop_lease(lease);
@@ -242,7 +271,7 @@ impl Model {
                 done.push(*id);
             }
         }
-        done.into_iter().filter(|id| !step.ended.contains(id)).for_each(|id| self.sweep(id));
+        done.into_iter().for_each(|id| self.sweep(id));
         Ok(())
     }
 
@@ -271,16 +300,19 @@ impl Model {
             step.uninvited = (0..step.arrived.len()).collect();
             return Ok(());
         }
-        for deposit in deposits.iter().filter(|deposit| foretold_refusal(deposit).is_none()) {
-            if self.same(client, deposit).is_none() {
-                self.end_overlapped(step, client, deposit);
+        for deposit in &deposits {
+            let refused = foretold_refusal(deposit).is_some();
+            let same = self.same(step, client, deposit).filter(|_| !refused);
+            step.same.push(same);
+            if same.is_none() && !refused {
+                self.overlapped_end(step, client, deposit);
             }
         }
         Ok(())
     }
 
     /// The live allocation that a deposit names again.
-    pub fn same(&self, client: u32, deposit: &Deposit) -> Option<AllocationId> {
+    pub fn same(&self, step: &Step, client: u32, deposit: &Deposit) -> Option<AllocationId> {
         let owns = &self.clients.get(&client)?.owns;
         let same = |id: &&AllocationId| {
             self.live(**id).is_some_and(|known| {
@@ -291,22 +323,23 @@ impl Model {
                     && known.deposit.owner_allocation_id == deposit.owner_allocation_id
             })
         };
-        owns.iter().find(same).copied()
+        owns.iter().filter(|id| !step.due_end.contains_key(id)).find(same).copied()
     }
 
     /// A deposit at an address in use shows that the memory that was there is gone.
-    pub fn end_overlapped(&mut self, step: &mut Step, client: u32, deposit: &Deposit) {
-        let owns = self.clients.get(&client).map(|c| c.owns.clone()).unwrap_or_default();
+    fn overlapped_end(&self, step: &mut Step, client: u32, deposit: &Deposit) {
+        let owns = self.clients.get(&client).map(|c| c.owns.as_slice()).unwrap_or_default();
         for id in owns {
-            if self.live(id).is_some_and(|old| overlaps(&old.deposit, deposit)) {
-                self.end(id, ErrorCode::Stale);
-                step.ended.insert(id);
+            if self.live(*id).is_some_and(|old| overlaps(&old.deposit, deposit)) {
+                step.due_end.insert(*id, ErrorCode::Stale);
             }
         }
     }
 
     fn unregister(&mut self, step: &mut Step, client: u32, id: AllocationId) -> Foretold {
-        let Some(allocation) = self.allocations.get_mut(&id).filter(|a| a.ended.is_none()) else {
+        let due = step.due_end.contains_key(&id);
+        let known = self.allocations.get_mut(&id).filter(|a| a.ended.is_none() && !due);
+        let Some(allocation) = known else {
             return Foretold::OneOf(&[
                 ErrorCode::Stale,
                 ErrorCode::BadHandle,
@@ -320,16 +353,8 @@ impl Model {
         if allocation.count > 0 {
             return Foretold::Exactly(Status::OK);
         }
-        let drained = allocation.leases.is_empty();
-        if drained {
-            // The answer says so; no event follows.
-            allocation.drain = Drain::Told;
-        }
-        self.end(id, ErrorCode::Stale);
-        step.ended.insert(id);
-        let mut status = Status::OK;
-        status.value = u64::from(drained).into();
-        Foretold::Exactly(status)
+        step.due_end.insert(id, ErrorCode::Stale);
+        Foretold::Ends(id)
     }
 
     fn begin_unsent(
@@ -338,17 +363,19 @@ impl Model {
         request: u64,
         grants: &[Granted],
         deadline: u64,
-    ) -> Check {
+    ) -> Check<bool> {
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
             ensure!(self.drop_lease(grant.lease.0).is_some(), "the world unsent no lease");
         }
+        let most = self.config.max_parked_per_client as usize;
         let state = self.client_mut(client)?;
+        let full = state.requests.len() >= most;
         let order = state.answered.remove(&request);
         let wanted = grants.iter().map(|grant| grant.wanted).collect();
         let ask = Ask::Acquire { wanted, deadline };
         let order = order.ok_or("the world sent back a request that was not answered")?;
         state.requests.insert(request, Request { ask, order, unsent: true });
-        Ok(())
+        Ok(full)
     }
 
     fn ask(&mut self, client: u32, request: u64, ask: Ask) -> Check {
@@ -429,7 +456,7 @@ impl Model {
     }
 
     fn supply_item(&mut self, step: &mut Step, client: u32, supply: &Supply) {
-        let asked = self.phase(client) == Some(Phase::Active)
+        let asked = matches!(self.phase(client), Some(Phase::Active | Phase::Dropped))
             && self.live(supply.id).is_some_and(|allocation| {
                 let recalling = self.recalling.contains_key(&supply.id);
                 allocation.owner == client && (recalling || allocation.recalled_at.is_some())
@@ -452,13 +479,11 @@ impl Model {
                     allocation.refused = None;
                     step.must_store.insert(usize::from(at), supply.id);
                 } else {
-                    self.end(supply.id, ErrorCode::Stale);
-                    step.ended.insert(supply.id);
+                    step.due_end.insert(supply.id, ErrorCode::Stale);
                 }
             }
             Err(ErrorCode::Stale) => {
-                self.end(supply.id, ErrorCode::Stale);
-                step.ended.insert(supply.id);
+                step.due_end.insert(supply.id, ErrorCode::Stale);
             }
             Err(code) => allocation.refused = Some(code),
         }
@@ -476,7 +501,7 @@ impl Model {
             }
         }
         ensure!(step.published.is_empty(), "published, but of no deposit: {:?}", step.published);
-        self.finish_pages(step, action)?;
+        self.finish_pages(step)?;
         ensure!(step.cancelled.is_none(), "a cancelled request is not answered");
         ensure!(step.must_fail.is_none() || action.is_one_way(), "a bad request is not refused");
         if let Some((client, true)) = step.disconnect {
@@ -488,24 +513,20 @@ impl Model {
         self.finish_requests(action)
     }
 
-    fn finish_pages(&mut self, step: &mut Step, action: &Action) -> Check {
-        if matches!(action, Action::Gone { .. }) {
-            // A gone client's allocations go in portions.
-            self.to_unpublish.extend(step.ended.iter());
-        }
+    fn finish_pages(&mut self, step: &mut Step) -> Check {
+        self.to_unpublish.extend(step.orphaned.iter());
         for id in &step.unpublished {
             let due = self.to_unpublish.remove(id) || step.ended.contains(id);
             ensure!(due, "{id} is taken off the page without a cause");
         }
-        for id in step.ended.difference(&step.unpublished) {
-            let later = self.to_unpublish.contains(id);
-            ensure!(later, "{id} has ended and is still on the page");
+        if let Some(id) = step.due_end.keys().find(|id| !step.unpublished.contains(id)) {
+            return Err(format!("{id} has ended and is still on the page"));
         }
         Ok(())
     }
 
     fn finish_ended(&mut self, step: &Step) -> Check {
-        for id in &step.ended {
+        for id in &step.unpublished {
             let slot = self.slots.get(id.slot as usize).copied().unwrap_or_default();
             ensure!(
                 !slot.full || slot.published != 0,
@@ -518,6 +539,7 @@ impl Model {
             }
             self.sweep(*id);
         }
+        step.orphaned.iter().for_each(|id| self.sweep(*id));
         Ok(())
     }
 
@@ -525,15 +547,7 @@ impl Model {
         step.evicted.retain(|id| !step.ended.contains(id) && !step.unpublished.contains(id));
         for id in &step.evicted {
             let Some(allocation) = self.live(*id) else { continue };
-            if !self.exact {
-                continue;
-            }
             ensure!(allocation.deposit.recallable, "{id} is evicted and cannot be recalled");
-            ensure!(
-                !self.silent.contains(&allocation.owner),
-                "{id} is evicted while its owner misses a recall"
-            );
-            ensure!(!self.pinned.contains(id), "{id} is evicted before its waiters are served");
         }
         Ok(())
     }
@@ -554,10 +568,10 @@ impl Model {
     }
 
     fn finish_requests(&self, action: &Action) -> Check {
-        let client = match action {
-            Action::Hello { client, .. } => *client,
+        let (client, asked) = match action {
+            Action::Hello { client, request, .. } => (*client, Some(*request)),
             other => match other.request() {
-                Some((client, _)) => client,
+                Some(request) => request,
                 None => return Ok(()),
             },
         };
@@ -569,7 +583,7 @@ impl Model {
             let deadline = request.may_wait_until().ok_or_else(|| {
                 format!("request {number} of client {client} is not answered: {:?}", request.ask)
             })?;
-            let new = request.order == self.orders;
+            let new = asked == Some(*number);
             ensure!(
                 !new || deadline > self.now,
                 "request {number} of client {client} may not wait and is not answered"

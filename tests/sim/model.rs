@@ -218,6 +218,12 @@ impl Ledger {
         .unwrap_or_default()
     }
 
+    /// Takes an open lease off.
+    pub fn without_lease(mut self, client: u32, domain: DomainKey) -> Self {
+        self.charge(Some(client), domain, |sums| sums.open = sums.open.saturating_sub(1));
+        self
+    }
+
     /// Takes the fds off that the broker could close to make room.
     pub fn without(mut self, evictable: &[(Option<u32>, DomainKey, u64)]) -> Self {
         for (client, domain, bytes) in evictable {
@@ -470,14 +476,15 @@ impl Model {
         closing.filter(|closing| closing.uninvited || closing.refused).count() as u64
     }
 
-    /// Fds in the closers that will be room in an account.
+    /// Fds in the closers that will soon be room in an account: not those whose close may hang.
     pub fn closing_in(&self, account: Holder) -> usize {
         let of = |closing: &&Closing| match account {
             Holder::Client(client) => closing.client == client,
             Holder::Domain(domain) => closing.domain == domain,
             Holder::Node => true,
         };
-        self.tickets.values().filter(of).count()
+        let soon = |closing: &&Closing| !closing.refused && !closing.uninvited;
+        self.tickets.values().filter(soon).filter(of).count()
     }
 
     /// Whether the broker may close its fd: held, recallable, not waited for, owner answering.

@@ -67,10 +67,6 @@ pub const ALL: &[(&str, Scenario)] = &[
         requests_when_waiting_for_room_then_served_in_order_of_arrival,
     ),
     (
-        "domain_when_another_floods_then_served_in_its_turn",
-        domain_when_another_floods_then_served_in_its_turn,
-    ),
-    (
         "client_when_it_cannot_be_sent_to_then_others_pass_it",
         client_when_it_cannot_be_sent_to_then_others_pass_it,
     ),
@@ -175,7 +171,7 @@ impl Rig {
             let credits = self.credits(client);
             let count = left.min(credits as usize);
             let part = &deposits[ids.len()..ids.len() + count];
-            let request = self.register_raw(client, part)?;
+            let request = self.register_raw(client, part, left - count)?;
             self.settle(&[])?;
             match self.reply(client, request) {
                 Some(Reply::Registered(items, _)) => {
@@ -190,13 +186,13 @@ impl Rig {
         Ok(ids)
     }
 
-    fn register_raw(&mut self, client: u32, deposits: &[Deposit]) -> Check<u64> {
+    fn register_raw(&mut self, client: u32, deposits: &[Deposit], more: usize) -> Check<u64> {
         let request = self.world.next_request(client);
         self.world.feed(Action::Register {
             client,
             request,
             deposits: deposits.to_vec(),
-            credits_wanted: MAX_BATCH as u32,
+            credits_wanted: more as u32,
             deadline: self.world.now + LONG_US,
         })?;
         Ok(request)
@@ -332,9 +328,7 @@ fn lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served(rig: &m
     rig.begin(one_place);
     let owner = rig.client()?;
     let ids = rig.register_new(owner, 100)?;
-    // The owner's last credit would keep the only place.
     let consumers: Vec<u32> = (0..8).map(|_| rig.client()).collect::<Check<_>>()?;
-    give_back_credit(rig, owner)?;
     let mut at: Vec<usize> = (0..8).map(|consumer| consumer * 13).collect();
     let mut waiting: Vec<Option<u64>> = vec![None; 8];
     let mut served = 0;
@@ -358,31 +352,11 @@ fn lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served(rig: &m
     Err(format!("{served} of 800 grants"))
 }
 
-/// A register of 0 items that wants none gives back what the client does not use.
-fn give_back_credit(rig: &mut Rig, client: u32) -> Check {
-    if rig.credits(client) == 0 {
-        return Ok(());
-    }
-    let request = rig.world.next_request(client);
-    let deposit = [deposit(900_000)];
-    rig.world.feed(Action::Register {
-        client,
-        request,
-        deposits: deposit.to_vec(),
-        credits_wanted: 0,
-        deadline: rig.world.now,
-    })?;
-    ensure!(rig.credits(client) == 0, "credits are left: {}", rig.credits(client));
-    Ok(())
-}
-
 fn two_ranks_when_each_waits_for_the_other_then_both_are_served(rig: &mut Rig) -> Check {
     rig.begin(one_place);
     let (left, right) = (rig.client()?, rig.client()?);
     let a = rig.register_new(left, 1)?[0];
-    give_back_credit(rig, left)?;
     let b = rig.register_new(right, 1)?[0];
-    give_back_credit(rig, right)?;
     let c = rig.client()?;
     let request = rig.acquire(c, b)?;
     rig.settle(&[])?;
@@ -620,29 +594,6 @@ fn requests_when_waiting_for_room_then_served_in_order_of_arrival(rig: &mut Rig)
     rig.end()
 }
 
-fn domain_when_another_floods_then_served_in_its_turn(rig: &mut Rig) -> Check {
-    rig.begin(|config| {
-        config.node.open_leases = 1;
-        config.max_parked_per_client = 64;
-    });
-    let (owner, flooder, quiet) = (rig.client()?, rig.client()?, rig.client_of(2000)?);
-    let id = rig.register(owner, &[Deposit { share: Share::Any, ..deposit(1) }])?[0];
-    let request = rig.acquire(flooder, id)?;
-    let mut lease = (flooder, rig.lease(flooder, request)?);
-    let flood: Vec<u64> = (0..50).map(|_| rig.acquire(flooder, id)).collect::<Check<_>>()?;
-    let wish = rig.acquire(quiet, id)?;
-    for turn in 0..3 {
-        rig.release(lease.0, lease.1)?;
-        if let Some(items) = rig.granted(quiet, wish) {
-            ensure!(items[0].status.is_ok(), "answered {}", show_status(&items[0].status));
-            return rig.end();
-        }
-        let next = flood.get(turn).copied().unwrap_or(0);
-        lease = (flooder, rig.lease(flooder, next)?);
-    }
-    Err("the other domain waits behind a flood".into())
-}
-
 fn client_when_it_cannot_be_sent_to_then_others_pass_it(rig: &mut Rig) -> Check {
     rig.begin(|config| config.node.open_leases = 1);
     let (owner, holder) = (rig.client()?, rig.client()?);
@@ -689,7 +640,6 @@ fn close_when_it_hangs_then_its_place_stays_taken(rig: &mut Rig) -> Check {
     rig.begin(one_place);
     let (owner, consumer) = (rig.client()?, rig.client()?);
     let ids = rig.register_new(owner, 2)?;
-    give_back_credit(rig, owner)?;
     rig.settle(&[])?;
     let evicted = ids.iter().copied().find(|id| !rig.is_held(*id)).ok_or("both are held")?;
     let request = rig.acquire(consumer, evicted)?;
@@ -716,7 +666,7 @@ fn slots_when_generations_are_used_up_then_retired(rig: &mut Rig) -> Check {
         rig.settle(&[])?;
         ensure!(rig.world.ended_with(id).is_some(), "round {round}: {id} lives on");
     }
-    let request = rig.register_raw(owner, &[deposit(99)])?;
+    let request = rig.register_raw(owner, &[deposit(99)], 0)?;
     let Some(Reply::Registered(items, _)) = rig.reply(owner, request) else {
         return Err("not answered".into());
     };

@@ -65,8 +65,8 @@ fn base() -> Setup {
         pages: 64,
         owned: 12,
         check_every: 1,
-        rest_every: 4_000,
-        rogues: 300,
+        rest_every: 1_500,
+        rogues: 350,
     }
 }
 
@@ -147,7 +147,7 @@ fn shares(setup: &mut Setup) {
 
 fn slots(setup: &mut Setup) {
     setup.config.max_slots = 6;
-    setup.config.node.held_fds = 12;
+    setup.config.node.held_fds = 5;
     setup.config.max_credits = 3;
     setup.clients = 4;
 }
@@ -183,8 +183,8 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
         if rng.chance(500) { u64::MAX } else { low + rng.skewed(0, high) }
     };
     let caps = |rng: &mut Rng| Caps {
-        fds: cap(rng, 4, 64),
-        held_fds: cap(rng, 1, 32),
+        fds: cap(rng, 8, 64),
+        held_fds: cap(rng, 2, 32),
         held_bytes: cap(rng, 8 * 4096, 64 * 4096),
         open_leases: cap(rng, 1, 32),
         mapped_leases: cap(rng, 1, 32),

@@ -122,7 +122,10 @@ impl World {
                 self.rest()?;
             }
         }
-        self.rest()
+        self.rest()?;
+        let retired = self.model.slots.iter().filter(|slot| slot.highest == u32::MAX);
+        self.stats.retired = retired.count() as u64;
+        Ok(())
     }
 
     /// Every slot has used up its generations.
@@ -137,6 +140,7 @@ impl World {
 
     /// Polls as the core asks for it, up to a time. Then nothing may be overdue.
     pub fn poll_until(&mut self, time: u64) -> Check {
+        let time = time.max(self.now);
         let (mut at_once, mut instant) = (0, self.now);
         while let Some(due) = self.core.poll_timeout().filter(|due| due.0 <= time) {
             self.now = self.now.max(due.0);
@@ -162,7 +166,9 @@ impl World {
     }
 
     fn is_active(&self, client: u32, order: u64) -> bool {
-        self.is_current(client, order) && self.phase(client) == Some(Phase::Active)
+        // What a client that must go has sent already still arrives.
+        self.is_current(client, order)
+            && matches!(self.phase(client), Some(Phase::Active | Phase::Dropped))
     }
 
     fn perform(&mut self, todo: Todo) -> Check {
@@ -310,10 +316,7 @@ impl World {
         }
         let (order, silent) = (agent.order, agent.manners.silent);
         let wait = match self.rng.chance(silent) {
-            true => {
-                self.stats.silences += 1;
-                self.rng.between(5_000, 60_000)
-            }
+            true => self.rng.between(5_000, 60_000),
             false => self.rng.between(10, 1_000),
         };
         self.schedule(wait, Todo::Supply { client, order });
@@ -369,14 +372,16 @@ impl World {
             return Ok(());
         }
         self.core.check_invariants();
+        let silent = self.model.silent.len();
         checks::sync(&mut self.model, &self.core, &step, action)?;
+        self.stats.silences += self.model.silent.len().saturating_sub(silent) as u64;
         let after = self.model.ledger();
         checks::sums(&self.model, &self.core, &after)?;
         if let Some(before) = before {
-            for quota in &step.quotas {
-                self.model.check_quota(quota, &[&before, &after, &self.ledger])?;
+            for quotas in &step.quotas {
+                self.model.check_quotas(&step, quotas, &[&before, &after, &self.ledger])?;
             }
-            checks::order(&self.model, &step, &before, action)?;
+            checks::order(&self.model, &step, &after, action)?;
             checks::nothing_left_waiting(&self.model, &self.core, &after, self.now)?;
         }
         self.ledger = after;
@@ -411,8 +416,8 @@ impl World {
             }
             _ => 0,
         };
-        for (_, _, items) in &step.grants {
-            stats.grants += items.len() as u64;
+        for grant in &step.grants {
+            stats.grants += grant.granted.len() as u64;
         }
     }
 
@@ -491,8 +496,8 @@ impl World {
             return;
         }
         let wait = match self.rng.below(1000) {
-            0..=20 => self.rng.between(50_000, 1_000_000),
-            21..=150 => self.rng.between(1_000, 20_000),
+            0..=4 => self.rng.between(50_000, 1_000_000),
+            5..=60 => self.rng.between(1_000, 20_000),
             _ if lane == Lane::Refused => self.rng.skewed(5, 200_000),
             _ => self.rng.between(5, 500),
         };
@@ -515,13 +520,14 @@ impl World {
     }
 
     fn send_fails(&mut self, client: u32, grants: &[Granted]) -> bool {
-        if self.quiet || self.replies.is_some() || self.phase(client) != Some(Phase::Active) {
+        if self.quiet || self.replies.is_some() {
             return false;
         }
         if grants.iter().all(|grant| !grant.status.is_ok()) {
-            return self.rng.chance(3);
+            // Without fds it can be kept until the socket takes it.
+            return false;
         }
-        if self.rng.chance(1) {
+        if self.now > self.refs_full_until + 20_000 && self.rng.chance(5) {
             self.refs_full_until = self.now + self.rng.between(100, 3_000);
         }
         let slow = self.agents.get(&client).map_or(0, |agent| agent.manners.slow);
@@ -531,8 +537,7 @@ impl World {
     fn send_failed(&mut self, client: u32, unsent: Action, follow: &mut Vec<Action>) {
         let unsendable = Action::Sendable { client, sendable: false };
         match self.rng.below(4) {
-            0 if self.now >= self.refs_full_until => follow.push(unsent),
-            1 => follow.extend([unsent, unsendable]),
+            0 => follow.extend([unsent, unsendable]),
             _ => follow.extend([unsendable, unsent]),
         }
         self.sendable_later(client);

@@ -4,7 +4,7 @@
 use crate::api::{ClientId, Effect, Effects, Lane, Ticket};
 use crate::ledger::{Accounts, Blocked, Charge, Holder, cap_of};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
-use crate::state::Closing;
+use crate::state::{Closing, Queued};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope, Status};
 
@@ -37,6 +37,12 @@ impl Core {
         let domain = self.client_mut(client).domain;
         self.accounts(Some(client), domain).release(charge);
         self.room_appeared |= !matches!(charge, Charge::Pinned(_)) && !self.rooms.is_empty();
+    }
+
+    /// Takes a charge back that was made just now, on trial: no room has appeared.
+    pub(crate) fn undo_charge(&mut self, client: u32, charge: Charge) {
+        let domain = self.client_mut(client).domain;
+        self.accounts(Some(client), domain).release(charge);
     }
 
     /// Takes a charge back of which only the domain is left, because its client is gone.
@@ -140,6 +146,10 @@ impl Core {
         record.closing += 1;
         let (domain, serial) = (record.domain, record.serial);
         let refused = lane == Lane::Refused;
+        let coming = u64::from(!refused);
+        record.coming += coming;
+        self.coming += coming;
+        self.domains[domain].coming += coming;
         self.domains[domain].closing += 1;
         self.domains[domain].refused += u64::from(refused);
         self.ticket(Closing { domain, client: Some((client, serial)), refused })
@@ -154,6 +164,9 @@ impl Core {
     pub(crate) fn close_arrived(&mut self, client: u32, index: u16, lane: Lane, fx: &mut Effects) {
         let ticket = self.closing(client, lane);
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
+        if lane == Lane::Refused {
+            self.end_if_refused_pile_up(ClientId(client), fx);
+        }
     }
 
     /// An arrived fd that has no place goes to a closer: it is counted as refused, in the table only.
@@ -174,8 +187,14 @@ impl Core {
         self.domains[domain].refused += 1;
         let ticket = self.ticket(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
+        self.end_if_refused_pile_up(client, fx);
+    }
+
+    /// Ends the connection that sent one refused fd too many for its domain.
+    fn end_if_refused_pile_up(&mut self, client: ClientId, fx: &mut Effects) {
         let most = u64::from(self.config.max_refused_per_domain);
-        if self.domains[domain].refused > most && self.client(client).is_some() {
+        let Some(domain) = self.client(client).map(|record| record.domain) else { return };
+        if self.domains[domain].refused > most {
             let status = Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most);
             fx.list.push(Effect::Disconnect { client, status });
         }
@@ -195,34 +214,50 @@ impl Core {
             self.room_appeared |= !self.rooms.is_empty();
             return self.forget_domain_if_unused(domain);
         };
+        let coming = u64::from(!refused);
+        self.coming -= coming;
+        self.domains[domain].coming -= coming;
         self.domains[domain].closing -= 1;
         match self.clients[number as usize].as_deref_mut() {
             Some(record) if record.serial == serial => {
                 record.closing -= 1;
+                record.coming -= coming;
                 self.release_charge(number, Charge::Held(1));
             }
             _ => self.release_domain_charge(domain, Charge::Held(1)),
         }
     }
 
-    /// Fds in the closers that will free a place in this account.
+    /// Fds in the closers that will soon free a place in this account: not those whose close may hang.
     pub(crate) fn closing_in(&self, account: Holder) -> u64 {
         match account {
             Holder::Client(number) => {
-                self.clients[number as usize].as_deref().map_or(0, |client| client.closing)
+                self.clients[number as usize].as_deref().map_or(0, |client| client.coming)
             }
-            Holder::Domain(number) => self.domains[number].closing,
-            Holder::Node => self.closings.len() as u64,
+            Holder::Domain(number) => self.domains[number].coming,
+            Holder::Node => self.coming,
         }
     }
 
-    /// Drops a domain that nothing is left of.
+    /// The requests that wait for room in an account, by resource; not kept for a client's: who waits for that
+    /// stands before nobody else.
+    pub(crate) fn queued(&mut self, account: Holder) -> Option<&mut Queued> {
+        match account {
+            Holder::Client(_) => None,
+            Holder::Domain(number) => Some(&mut self.domains[number].blocked),
+            Holder::Node => Some(&mut self.node_blocked),
+        }
+    }
+
+    /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
     pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
         let domain = &self.domains[number];
-        if domain.clients == 0 && domain.refused == 0 && domain.account.is_zero() {
-            assert!(domain.lru.is_empty() && domain.blocked.is_empty() && domain.closing == 0);
+        let unused = domain.clients == 0 && domain.refused == 0 && domain.blocked.is_empty();
+        if unused && domain.account.is_zero() {
+            assert!(domain.lru.is_empty() && domain.closing == 0 && domain.coming == 0);
             self.domain_by_key.remove(&domain.key);
             self.domains.remove(number);
+            self.scan_full.retain(|blocked| blocked.account != Holder::Domain(number));
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
-use crate::ledger::{Blocked, Holder};
+use crate::ledger::{Blocked, FOR_HELD, FOR_LEASE, Holder};
 use crate::state::{Parked, State, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Share, Status};
 
@@ -19,30 +19,15 @@ enum Item {
     Recalling(u32),
 }
 
-/// What a request may take without overtaking: what stands in the way otherwise.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Turn {
-    /// Of places for a lease.
-    pub lease: Option<Blocked>,
-    /// Of places and bytes for a recall, and of those for the lease to come.
-    pub recall: Option<Blocked>,
-}
-
-impl Turn {
-    /// After a request that is blocked like this: what the later ones of `domain` may not take.
-    pub fn limit(&mut self, blocked: Blocked, domain: u32) {
-        let concerns = match blocked.account {
-            Holder::Node => true,
-            Holder::Domain(of) => of == domain,
-            Holder::Client(_) => false,
-        };
-        if concerns {
-            self.recall = self.recall.or(Some(blocked));
-            if !blocked.is_for_held() {
-                self.lease = self.lease.or(Some(blocked));
-            }
-        }
-    }
+/// Whom a request stands behind: it may not take what those wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nobody: a supplied fd waits for it.
+    First,
+    /// Those that the scan under way has found blocked.
+    Scanned,
+    /// Everybody who is parked.
+    Last,
 }
 
 /// A request being looked at.
@@ -58,7 +43,7 @@ pub(crate) struct Attempt<'a> {
     pub deadline: Now,
     /// Its items.
     pub wanted: &'a [Wanted],
-    /// What it may take.
+    /// Whom it stands behind.
     pub turn: Turn,
     /// How often it has been looked at: the first time it starts the evictions it is short of.
     pub first: bool,
@@ -75,7 +60,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         let seq = self.arrival();
-        let (turn, first) = (self.turn_of(client.0), true);
+        let (turn, first) = (Turn::Last, true);
         let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
         let wait = match self.client_mut(client.0).sendable {
             true => self.try_acquire(now, attempt, fx),
@@ -145,7 +130,7 @@ impl Core {
     ) -> Option<Wait> {
         let Attempt { client, wanted, turn, .. } = attempt;
         let begin = fx.granted.len();
-        let mut blocked = turn.lease;
+        let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
         let (mut any, mut short_of) = (false, 0);
         for item in wanted {
             let granted = match self.item(client, *item) {
@@ -169,7 +154,7 @@ impl Core {
             return Some(self.wait_for(now, attempt, blocked, fx));
         }
         match blocked {
-            None if turn.recall.is_none() && self.rooms.is_empty() => {
+            None if self.rooms.is_empty() => {
                 self.recall_ahead(now, client, wanted, fx);
             }
             // What did not fit will be asked for again: makes the room meanwhile.
@@ -206,24 +191,30 @@ impl Core {
         let Attempt { client, seq, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
         let mut any_ready = false;
-        let mut full = turn.recall;
+        let mut full: Option<Blocked> = None;
         for item in wanted {
             match self.item(client, *item) {
                 Item::Recalling(slot) => {
                     self.join_recall(now, slot, seq, client);
                     recalling = true;
                 }
-                Item::Evicted(slot) if full.is_none() => {
-                    match self.start_recall(now, slot, Some(client.0), wanted, fx) {
+                // What stops all of them stops the rest too; one that is too large, or whose owner is full, does not.
+                Item::Evicted(_) if full.is_some_and(|full| full.stops_every_recall()) => {}
+                Item::Evicted(slot) => {
+                    let started = match self.ahead_of_recall(turn, client.0, slot) {
+                        Some(ahead) => Err(ahead),
+                        None => self.start_recall(now, slot, Some(client.0), wanted, fx),
+                    };
+                    match started {
                         Ok(()) => {
                             self.join_recall(now, slot, seq, client);
                             recalling = true;
                         }
-                        Err(blocked) => full = Some(blocked),
+                        Err(blocked) => full = full.or(Some(blocked)),
                     }
                 }
                 Item::Ready(_) => any_ready = true,
-                _ => {}
+                Item::Final(_) => {}
             }
         }
         let in_the_way = match (any_ready, recalling) {
@@ -233,7 +224,8 @@ impl Core {
         };
         let Some(in_the_way) = in_the_way else { return Wait::Recall };
         // A grant needs one place; a recall its own and, where leases count too, that of the lease to come.
-        let short_of = if any_ready || in_the_way.is_for_held() { 1 } else { 2 };
+        let for_lease = FOR_LEASE.contains(&in_the_way.resource);
+        let short_of = if any_ready || !for_lease { 1 } else { 2 };
         if first || self.closing_in(in_the_way.account) == 0 {
             self.evict_for(in_the_way, short_of, wanted, fx);
         }
@@ -256,23 +248,53 @@ impl Core {
         }
     }
 
-    /// What a newcomer of this client may take without overtaking who waits already.
-    pub(crate) fn turn_of(&self, client: u32) -> Turn {
-        let Some(client) = self.clients[client as usize].as_deref() else { return Turn::default() };
-        let queues = [self.node_blocked, self.domains[client.domain].blocked];
-        if queues.iter().all(|queue| queue.is_empty()) {
-            return Turn::default();
-        }
-        let mut turn = Turn::default();
-        for (_, seq) in &self.rooms {
-            if let Wait::Room(blocked) = self.parked[seq].wait {
-                turn.limit(blocked, client.domain);
+    /// A cap that somebody before this request waits for, and that it would take from with one of `resources`
+    /// charged to `client`.
+    pub(crate) fn ahead(
+        &mut self,
+        turn: Turn,
+        client: u32,
+        resources: &[Resource],
+    ) -> Option<Blocked> {
+        let domain = self.client_mut(client).domain;
+        let accounts = [Holder::Node, Holder::Domain(domain), Holder::Client(client)];
+        let all = accounts.into_iter().flat_map(|account| {
+            resources.iter().map(move |resource| Blocked { resource: *resource, account })
+        });
+        let waited_for = |blocked: &Blocked| match turn {
+            Turn::First => false,
+            Turn::Scanned => self.scan_full.contains(blocked),
+            Turn::Last => self.queued(blocked.account).is_some_and(|queue| queue.has(blocked.resource)),
+        };
+        all.into_iter().find(waited_for)
+    }
+
+    fn ahead_of_recall(&mut self, turn: Turn, client: u32, slot: u32) -> Option<Blocked> {
+        let owner = self.allocations[slot].owner;
+        self.ahead(turn, owner, FOR_HELD).or_else(|| self.ahead(turn, client, FOR_LEASE))
+    }
+
+    /// What is in the way of a parked request now: a cap, or one that others before it wait for.
+    pub(crate) fn in_the_way(&mut self, client: ClientId, wanted: &[Wanted]) -> Option<Blocked> {
+        let (mut ahead, mut fits) = (None, false);
+        for item in wanted {
+            let full = match self.item(client, *item) {
+                Item::Ready(_) => {
+                    ahead = ahead.or_else(|| self.ahead(Turn::Last, client.0, FOR_LEASE));
+                    self.lease_blocked(client.0)
+                }
+                Item::Evicted(slot) => {
+                    ahead = ahead.or_else(|| self.ahead_of_recall(Turn::Last, client.0, slot));
+                    self.recall_blocked(slot, client.0)
+                }
+                Item::Final(_) | Item::Recalling(_) => continue,
+            };
+            match full {
+                Some(full) => return Some(full),
+                None => fits = true,
             }
-            if turn.lease.is_some() {
-                break;
-            }
         }
-        turn
+        ahead.filter(|_| fits)
     }
 
     /// Answers every item of a request that waits no longer.
@@ -301,6 +323,7 @@ impl Core {
     }
 
     /// A grant could not be sent: undoes its leases and puts the request back where it was.
+    #[allow(clippy::too_many_arguments)] // the fields of one input
     pub(crate) fn unsent(
         &mut self,
         client: ClientId,
@@ -308,6 +331,7 @@ impl Core {
         grants: &[Granted],
         deadline: Now,
         seq: u64,
+        fx: &mut Effects,
     ) {
         if self.client(client).is_none() {
             return;
@@ -319,8 +343,15 @@ impl Core {
                 self.counters.grants -= 1;
             }
         }
-        let wish = Wish::Acquire(grants.iter().map(|grant| grant.wanted).collect());
-        let (wait, supplied) = (Wait::Reader, false);
+        let wanted: Box<[Wanted]> = grants.iter().map(|grant| grant.wanted).collect();
+        if self.client_mut(client.0).parked.len() >= self.config.max_parked_per_client as usize {
+            // Nowhere to wait: it asks again.
+            let (turn, first) = (Turn::Last, false);
+            let wanted = &wanted[..];
+            let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+            return self.answer_waiting(attempt, Wait::Reader, fx);
+        }
+        let (wish, wait, supplied) = (Wish::Acquire(wanted), Wait::Reader, false);
         self.park(seq, Parked { client, request, deadline, wish, wait, supplied });
     }
 }

@@ -53,9 +53,16 @@ impl Core {
         if let Some(number) = self.domain_by_key.get(&key) {
             return Some(*number);
         }
-        let (clients, closing, refused, blocked) = (0, 0, 0, Queued::default());
-        let (account, lru) = (Account::default(), List::EMPTY);
-        let domain = Domain { key, clients, closing, refused, blocked, account, lru };
+        let domain = Domain {
+            key,
+            clients: 0,
+            closing: 0,
+            coming: 0,
+            refused: 0,
+            blocked: Queued::default(),
+            account: Account::default(),
+            lru: List::EMPTY,
+        };
         let (number, _) = self.domains.insert(domain)?;
         self.domain_by_key.insert(key, number);
         Some(number)
@@ -88,11 +95,17 @@ impl Core {
     }
 
     pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {
-        let waits = !self.rooms.is_empty();
         let Some(record) = self.client(client) else { return };
         record.sendable = sendable;
-        let waits = waits && sendable && !record.parked.is_empty();
-        self.room_appeared |= waits;
+        let parked = record.parked.clone();
+        if sendable {
+            self.room_appeared |= !self.rooms.is_empty() && !parked.is_empty();
+            // What ended meanwhile needs no turn to be told.
+            self.something_ended |= !parked.is_empty();
+        } else {
+            // Its turn may not come for long: it must not stand before others.
+            parked.into_iter().for_each(|seq| self.wait_for_reader(seq));
+        }
     }
 
     pub(crate) fn gone(&mut self, client: ClientId) {
@@ -166,6 +179,7 @@ impl Core {
         self.table.connections -= FDS_PER_CONNECTION;
         self.room_appeared |= !self.rooms.is_empty();
         self.counters.clients -= 1;
+        self.scan_full.retain(|blocked| blocked.account != Holder::Client(number));
         self.domains[client.domain].clients -= 1;
         self.forget_domain_if_unused(client.domain);
         fx.list.push(Effect::Forget { client: ClientId(number) });

@@ -184,7 +184,7 @@ impl Core {
             if let Wait::Room(blocked) = parked.wait
                 && blocked.account == Holder::Node
             {
-                *node.of(blocked) += 1;
+                *node.of(blocked.resource) += 1;
             }
             if let (Wish::Acquire(wanted), Wait::Recall) = (&parked.wish, parked.wait) {
                 let waits = wanted.iter().flatten().any(|id| {

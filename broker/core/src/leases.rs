@@ -23,6 +23,15 @@ impl Core {
         Ok(LeaseId(u64::from(generation) << 32 | u64::from(number)))
     }
 
+    /// The cap in the way of another lease of the client.
+    pub(crate) fn lease_blocked(&mut self, client: u32) -> Option<Blocked> {
+        let blocked = self.charge(client, Charge::Open(1)).err();
+        if blocked.is_none() {
+            self.undo_charge(client, Charge::Open(1));
+        }
+        blocked
+    }
+
     /// Changes one of a client's lists of leases.
     pub(crate) fn with_holder_list(
         &mut self,

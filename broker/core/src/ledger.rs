@@ -179,11 +179,19 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// Whether it is in the way of holding fds only, and not of granting those that are held.
-    pub fn is_for_held(self) -> bool {
-        !matches!(self.resource, Resource::Fds | Resource::OpenLeases)
+    /// Whether no recall at all fits, whatever its size and whoever its owner.
+    pub fn stops_every_recall(self) -> bool {
+        self.account == Holder::Node && self.resource != Resource::HeldBytes
     }
 }
+
+/// Resources of which a grant of a held fd takes one.
+pub const FOR_LEASE: &[Resource] = &[Resource::Fds, Resource::OpenLeases];
+/// Resources of which a deposit credit takes one.
+pub const FOR_CREDIT: &[Resource] = &[Resource::Fds, Resource::HeldFds, Resource::TableFds];
+/// Resources of which a recalled fd takes some.
+pub const FOR_HELD: &[Resource] =
+    &[Resource::Fds, Resource::HeldFds, Resource::TableFds, Resource::HeldBytes];
 
 /// An account by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -75,6 +75,8 @@ pub struct Core {
     something_ended: bool,
     /// Room has appeared in this step.
     room_appeared: bool,
+    /// The scan is under way: it comes to whoever stands behind those it serves.
+    scanning: bool,
     timers: BTreeSet<(Now, Timer)>,
     /// Clients that this step has made events for.
     eventful: Vec<ClientId>,
@@ -84,6 +86,8 @@ pub struct Core {
     /// Clients ever connected.
     serials: u64,
     held_now: u64,
+    /// Fds in the closers that have a place and will be closed soon.
+    coming: u64,
     counters: Counters,
 }
 
@@ -115,12 +119,14 @@ impl Core {
             ended_from: None,
             something_ended: false,
             room_appeared: false,
+            scanning: false,
             timers: BTreeSet::new(),
             eventful: Vec::new(),
             dying: VecDeque::new(),
             serials: 0,
             arrivals: 0,
             held_now: 0,
+            coming: 0,
             counters: Counters::default(),
             config,
         })
@@ -137,7 +143,7 @@ impl Core {
             Input::Cancel { client, request } => self.cancel(client, request, fx),
             Input::Sendable { client, sendable } => self.sendable(client, sendable),
             Input::Unsent { client, request, grants, deadline, seq } => {
-                self.unsent(client, request, grants, deadline, seq);
+                self.unsent(client, request, grants, deadline, seq, fx);
             }
             Input::Register { client, request, deposits, credits_wanted, deadline } => {
                 match self.welcome(client) {
@@ -200,14 +206,15 @@ impl Core {
     /// What every step ends with.
     fn after(&mut self, now: Now, fx: &mut Effects) {
         self.tear_down(now, fx);
+        self.scan_if_room(now, fx);
         if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
             self.ended_from = Some((false, 0));
         }
-        self.answer_ended(now, fx);
-        if std::mem::take(&mut self.room_appeared) {
-            self.scan_from = Some((false, 0));
+        if self.ended_from.is_some() {
+            self.answer_ended(now, fx);
+            // Who stood behind those answered may go on.
+            self.scan_if_room(now, fx);
         }
-        self.scan(now, fx);
         // Last: a holder is told of an end only when the generation page shows it.
         for client in std::mem::take(&mut self.eventful) {
             if self.client(client).is_some() {
@@ -215,6 +222,19 @@ impl Core {
             }
         }
         self.assert_invariants();
+    }
+
+    fn scan_if_room(&mut self, now: Now, fx: &mut Effects) {
+        if std::mem::take(&mut self.room_appeared) {
+            self.scan_from = Some((false, 0));
+        }
+        self.scanning = true;
+        self.scan(now, fx);
+        self.scanning = false;
+        if std::mem::take(&mut self.room_appeared) {
+            // By the scan itself, maybe for one it had passed: the next poll looks, and is due at once.
+            self.scan_from = Some((false, 0));
+        }
     }
 
     /// The client, if it is connected and not gone.

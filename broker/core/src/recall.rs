@@ -21,21 +21,15 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
         let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
-        self.charge(owner, Charge::Held(1))?;
+        self.charge_places(owner, promised_to)?;
+        // Last, because evictions may be made for it.
         let may_evict = promised_to.is_some();
         if let Err(blocked) = self.charge_bytes(owner, size, may_evict, keep, fx) {
-            self.release_charge(owner, Charge::Held(1));
-            return Err(blocked);
-        }
-        if let Some(client) = promised_to
-            && let Err(blocked) = self.charge(client, Charge::Open(1))
-        {
-            self.release_charge(owner, Charge::Held(1));
-            self.release_charge(owner, Charge::Bytes(size));
+            self.undo_places(owner, promised_to);
             return Err(blocked);
         }
         let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
-        let recall = Recall { waiters: Vec::new(), promised_to, deadline };
+        let recall = Recall { waiters: Vec::new(), promised_to, deadline, overdue: false };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations[slot].recall = number;
         self.allocations[slot].state = State::Recalling;
@@ -46,6 +40,38 @@ impl Core {
         self.link(slot, AllocationList::Event);
         self.counters.recalls += 1;
         Ok(())
+    }
+
+    fn charge_places(&mut self, owner: u32, promised_to: Option<u32>) -> Result<(), Blocked> {
+        self.charge(owner, Charge::Held(1))?;
+        if let Some(client) = promised_to
+            && let Err(blocked) = self.charge(client, Charge::Open(1))
+        {
+            self.undo_charge(owner, Charge::Held(1));
+            return Err(blocked);
+        }
+        Ok(())
+    }
+
+    fn undo_places(&mut self, owner: u32, promised_to: Option<u32>) {
+        self.undo_charge(owner, Charge::Held(1));
+        if let Some(client) = promised_to {
+            self.undo_charge(client, Charge::Open(1));
+        }
+    }
+
+    /// The cap in the way of a recall for `client`, were it started now; nothing is evicted for it.
+    pub(crate) fn recall_blocked(&mut self, slot: u32, client: u32) -> Option<Blocked> {
+        let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
+        if let Err(blocked) = self.charge_places(owner, Some(client)) {
+            return Some(blocked);
+        }
+        let bytes = self.charge(owner, Charge::Bytes(size));
+        if bytes.is_ok() {
+            self.undo_charge(owner, Charge::Bytes(size));
+        }
+        self.undo_places(owner, Some(client));
+        bytes.err()
     }
 
     fn set_recall_timer(&mut self, slot: u32, deadline: Option<Now>) {
@@ -77,7 +103,20 @@ impl Core {
             let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
             self.recalls[number].deadline = deadline;
             self.set_recall_timer(slot, deadline);
+            self.not_overdue(slot);
         }
+    }
+
+    /// The recall of an allocation has been answered, or has ended, or is given more time. Says whether its
+    /// owner misses none any more.
+    fn not_overdue(&mut self, slot: u32) -> bool {
+        let (number, owner) = (self.allocations[slot].recall, self.allocations[slot].owner);
+        if !std::mem::take(&mut self.recalls[number].overdue) {
+            return false;
+        }
+        let owner = self.client_mut(owner);
+        owner.overdue -= 1;
+        owner.overdue == 0
     }
 
     /// A request is answered or given up: it waits for none of its items any more.
@@ -137,6 +176,11 @@ impl Core {
             return Vec::new();
         }
         self.stop_recall_timer(slot);
+        if self.not_overdue(slot) {
+            // There is nothing left that it could answer.
+            self.set_silent(self.allocations[slot].owner, false);
+            self.room_appeared |= !self.rooms.is_empty();
+        }
         let number = std::mem::replace(&mut self.allocations[slot].recall, NONE);
         self.free_promise(number);
         self.recalls.remove(number).waiters
@@ -200,6 +244,7 @@ impl Core {
         fx.list.push(Effect::StoreArrived { index, slot });
         self.held_now += 1;
         self.stop_recall_timer(slot);
+        self.not_overdue(slot);
         self.allocations[slot].state = State::Held;
         self.allocations[slot].fd_offset = fd_offset;
         let number = self.allocations[slot].recall;
@@ -209,7 +254,7 @@ impl Core {
             return self.unpin(slot);
         }
         for seq in waiters {
-            self.retry(now, seq, Turn::default(), fx);
+            self.retry(now, seq, Turn::First, fx);
         }
     }
 
@@ -253,6 +298,8 @@ impl Core {
         }
         let (number, owner) = (self.allocations[slot].recall, self.allocations[slot].owner);
         self.recalls[number].deadline = None;
+        self.recalls[number].overdue = true;
+        self.client_mut(owner).overdue += 1;
         self.counters.recalls_silent += 1;
         self.set_silent(owner, true);
         self.free_promise(number);

@@ -4,11 +4,11 @@
 use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
-use crate::ledger::{Blocked, Charge, Holder};
+use crate::ledger::{Blocked, Charge, FOR_CREDIT, FOR_LEASE, Holder};
 use crate::limits::{PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
 use crate::slots::NONE;
 use crate::state::{Parked, State, Timer, Wait, Wish};
-use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 impl Core {
     /// Parks a request, until it is served or its deadline passes.
@@ -36,17 +36,16 @@ impl Core {
     fn enter_rooms(&mut self, seq: u64, wait: Wait) {
         let parked = self.parked.get_mut(&seq).expect("only parked requests wait");
         parked.wait = wait;
-        let (key, client) = ((!parked.supplied, seq), parked.client.0);
+        let key = (!parked.supplied, seq);
         match wait {
             Wait::Recall => return,
             Wait::Reader => {}
-            Wait::Room(blocked) => match blocked.account {
-                Holder::Node => *self.node_blocked.of(blocked) += 1,
-                Holder::Domain(domain) => *self.domains[domain].blocked.of(blocked) += 1,
-                Holder::Client(_) => {}
-            },
+            Wait::Room(blocked) => {
+                if let Some(queue) = self.queued(blocked.account) {
+                    *queue.of(blocked.resource) += 1;
+                }
+            }
         }
-        debug_assert!(self.clients[client as usize].is_some());
         self.rooms.insert(key);
     }
 
@@ -56,13 +55,14 @@ impl Core {
             return;
         }
         if let Wait::Room(blocked) = parked.wait {
-            match blocked.account {
-                Holder::Node => *self.node_blocked.of(blocked) -= 1,
-                Holder::Domain(domain) => *self.domains[domain].blocked.of(blocked) -= 1,
-                Holder::Client(_) => {}
+            if let Some(queue) = self.queued(blocked.account) {
+                *queue.of(blocked.resource) -= 1;
+            }
+            if let Holder::Domain(number) = blocked.account {
+                self.forget_domain_if_unused(number);
             }
             // Who was behind it may go on.
-            self.room_appeared |= !self.rooms.is_empty();
+            self.room_appeared |= !self.scanning && !self.rooms.is_empty();
         }
     }
 
@@ -79,44 +79,54 @@ impl Core {
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
         // Put back below: the items are borrowed while the rest of the core changes.
         let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
-        let wait = if !self.client_mut(client.0).sendable {
-            Some(Wait::Reader)
-        } else {
-            match &wish {
-                Wish::Credits(wanted) => {
-                    self.try_credits(client, request, *wanted, turn.recall, fx)
-                }
-                Wish::Acquire(wanted) => {
-                    let first = false;
-                    let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
-                    self.try_acquire(now, attempt, fx)
-                }
+        let wait = match &wish {
+            Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, fx),
+            Wish::Acquire(wanted) if self.client_mut(client.0).sendable => {
+                let first = false;
+                let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+                self.try_acquire(now, attempt, fx)
+            }
+            Wish::Acquire(wanted) => {
+                // It asks anew when its client reads: a supplied fd is not kept back for it.
+                self.leave_recalls(seq, wanted);
+                Some(Wait::Reader)
             }
         };
-        if let (Some(Wait::Reader), Wish::Acquire(wanted)) = (wait, &wish) {
-            // It asks anew when its client reads: a supplied fd is not kept back for it.
-            self.leave_recalls(seq, wanted);
-        }
-        let waits_for_supplied = self.waits_for_supplied(seq, &wish);
+        let supplied = self.waits_for_supplied(seq, &wish);
         self.parked.get_mut(&seq)?.wish = wish;
         match wait {
             None => {
                 self.unpark(seq);
             }
-            Some(wait) => {
-                self.leave_rooms(seq);
-                self.parked.get_mut(&seq)?.supplied = waits_for_supplied;
-                self.enter_rooms(seq, wait);
-            }
+            Some(wait) => self.wait_anew(seq, wait, supplied),
         }
         wait
     }
 
+    /// A parked request waits for something else now, or for the same still.
+    fn wait_anew(&mut self, seq: u64, wait: Wait, supplied: bool) {
+        let parked = &self.parked[&seq];
+        if (parked.wait, parked.supplied) != (wait, supplied) {
+            self.leave_rooms(seq);
+            self.parked.get_mut(&seq).expect("it is parked").supplied = supplied;
+            self.enter_rooms(seq, wait);
+        }
+    }
+
+    /// The client of a parked request does not read: it waits for that, and neither stands before others nor
+    /// keeps back an fd that was supplied for it.
+    pub(crate) fn wait_for_reader(&mut self, seq: u64) {
+        let parked = &self.parked[&seq];
+        if let (Wish::Acquire(wanted), Wait::Room(_)) = (&parked.wish, parked.wait) {
+            let wanted = wanted.clone();
+            self.wait_anew(seq, Wait::Reader, false);
+            self.leave_recalls(seq, &wanted);
+        }
+    }
+
     /// Looks at a parked request again out of its turn: one of its items has come to an end.
     pub(crate) fn retry_later(&mut self, now: Now, seq: u64, fx: &mut Effects) {
-        let Some(parked) = self.parked.get(&seq) else { return };
-        let turn = self.turn_of(parked.client.0);
-        self.retry(now, seq, turn, fx);
+        self.retry(now, seq, Turn::Last, fx);
     }
 
     /// Whether one of the items has been supplied for this request: the fd is pinned until it is served.
@@ -131,9 +141,8 @@ impl Core {
         })
     }
 
-    /// Serves parked requests in their order while there is room. Stops at the first that the node has no
-    /// room for at all; lets later ones pass by one that only lacks room in its own domain or client,
-    /// or that waits for places in the broker where they need none.
+    /// Serves parked requests in their order while there is room. A later one passes by those that wait for caps
+    /// which it does not need itself.
     pub(crate) fn scan(&mut self, now: Now, fx: &mut Effects) {
         let Some(mut cursor) = self.scan_from.take() else { return };
         if cursor == (false, 0) {
@@ -142,15 +151,12 @@ impl Core {
         for _ in 0..PARKED_SCAN_PER_STEP {
             let Some(key) = self.rooms.range(cursor..).next().copied() else { return };
             cursor = (key.0, key.1 + 1);
-            let client = self.parked[&key.1].client.0;
-            let record = self.clients[client as usize].as_deref().expect("it has a request");
-            let mut turn = Turn::default();
-            self.scan_full.iter().for_each(|blocked| turn.limit(*blocked, record.domain));
-            if !record.sendable || turn.lease.is_some() {
+            if self.is_passed_over(key.1) {
                 continue;
             }
-            if let Some(Wait::Room(blocked)) = self.retry(now, key.1, turn, fx) {
-                if blocked.account == Holder::Node && !blocked.is_for_held() {
+            if let Some(Wait::Room(blocked)) = self.retry(now, key.1, Turn::Scanned, fx) {
+                if blocked == (Blocked { resource: Resource::Fds, account: Holder::Node }) {
+                    // Whatever a later one wants takes one of these.
                     return;
                 }
                 if !self.scan_full.contains(&blocked) {
@@ -159,6 +165,23 @@ impl Core {
             }
         }
         self.scan_from = self.rooms.range(cursor..).next().is_some().then_some(cursor);
+    }
+
+    /// Whether it is plain without a closer look that a request cannot be served in this scan.
+    fn is_passed_over(&mut self, seq: u64) -> bool {
+        let parked = &self.parked[&seq];
+        let (client, supplied) = (parked.client.0, parked.supplied);
+        if let Wish::Credits(_) = parked.wish {
+            return false;
+        }
+        if !self.client_mut(client).sendable {
+            return true;
+        }
+        let ahead = self.ahead(Turn::Scanned, client, FOR_LEASE);
+        if let Some(blocked) = ahead {
+            self.wait_anew(seq, Wait::Room(blocked), supplied);
+        }
+        ahead.is_some()
     }
 
     /// Answers requests that wait for room and of which an item has come to an end, so that it needs none.
@@ -182,23 +205,27 @@ impl Core {
         client: ClientId,
         request: RequestId,
         wanted: u64,
-        ahead: Option<Blocked>,
+        turn: Turn,
         fx: &mut Effects,
     ) -> Option<Wait> {
-        if let Some(blocked) = ahead {
-            return Some(Wait::Room(blocked));
-        }
-        if let Err(blocked) = self.charge(client.0, Charge::Held(1)) {
-            if self.closing_in(blocked.account) == 0 {
-                self.evict_for(blocked, 1, &[], fx);
+        // It may have got some by another request meanwhile.
+        if self.client_mut(client.0).credits == 0 {
+            if let Some(blocked) = self.ahead(turn, client.0, FOR_CREDIT) {
+                return Some(Wait::Room(blocked));
             }
-            return Some(Wait::Room(blocked));
+            if let Err(blocked) = self.charge(client.0, Charge::Held(1)) {
+                if self.closing_in(blocked.account) == 0 {
+                    self.evict_for(blocked, 1, &[], fx);
+                }
+                return Some(Wait::Room(blocked));
+            }
+            self.client_mut(client.0).credits = 1;
+            let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
+            self.charge(client.0, Charge::Held(more)).expect("the room was just measured");
+            self.client_mut(client.0).credits += more;
         }
-        let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
-        self.charge(client.0, Charge::Held(more)).expect("the room was just measured");
-        let record = self.client_mut(client.0);
-        record.credits += more + 1;
-        let deposit_credits = u32::try_from(record.credits).expect("at most max_credits");
+        let credits = self.client_mut(client.0).credits;
+        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
         let range = fx.registered.len()..fx.registered.len();
         fx.list.push(Effect::Registered { client, request, range, deposit_credits });
         None
@@ -214,20 +241,31 @@ impl Core {
         deadline: Now,
         fx: &mut Effects,
     ) {
-        let ahead = self.turn_of(client.0).recall;
-        let Some(wait) = self.try_credits(client, request, wanted, ahead, fx) else { return };
-        let most = self.config.max_parked_per_client as usize;
-        let full = self.client_mut(client.0).parked.len() >= most;
-        if let Wait::Room(blocked) = wait
-            && (deadline <= now || full)
-        {
-            self.counters.refusals += 1;
-            let status = self.no_quota(blocked);
-            fx.list.push(Effect::Failed { client, request, status });
+        let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, fx) else { return };
+        let most = self.config.max_parked_per_client;
+        let status = if deadline <= now {
+            self.no_credit(client)
+        } else if self.client_mut(client.0).parked.len() >= most as usize {
+            Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
+        } else {
+            let (seq, wish) = (self.arrival(), Wish::Credits(wanted));
+            self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
             return;
+        };
+        self.counters.refusals += 1;
+        fx.list.push(Effect::Failed { client, request, status });
+    }
+
+    /// Why there is no credit for a client now.
+    fn no_credit(&mut self, client: ClientId) -> Status {
+        let full = self.charge(client.0, Charge::Held(1)).err();
+        if full.is_none() {
+            self.undo_charge(client.0, Charge::Held(1));
         }
-        let (seq, wish) = (self.arrival(), Wish::Credits(wanted));
-        self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
+        match full.or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
+            Some(blocked) => self.no_quota(blocked),
+            None => ErrorCode::Again.into(),
+        }
     }
 
     // --- ends of waiting ----------------------------------------------------------------------------
@@ -285,16 +323,20 @@ impl Core {
         let Parked { client, request, deadline, wish, wait, .. } = parked;
         match wish {
             Wish::Acquire(wanted) => {
-                let (turn, first) = (Turn::default(), false);
+                let (turn, first) = (Turn::Last, false);
                 let wanted = &wanted[..];
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+                // What stood in the way when it was last looked at may have gone since.
+                let wait = match wait {
+                    Wait::Room(_) => {
+                        self.in_the_way(client, wanted).map_or(Wait::Recall, Wait::Room)
+                    }
+                    wait => wait,
+                };
                 self.answer_waiting(attempt, wait, fx);
             }
             Wish::Credits(_) => {
-                let status = match wait {
-                    Wait::Room(blocked) => self.no_quota(blocked),
-                    Wait::Recall | Wait::Reader => ErrorCode::Again.into(),
-                };
+                let status = self.no_credit(client);
                 self.counters.refusals += 1;
                 fx.list.push(Effect::Failed { client, request, status });
             }

@@ -7,7 +7,7 @@ use crate::api::{ClientId, DomainKey, Now, RequestId, Wanted};
 use crate::ledger::{Account, Blocked};
 use crate::lists::{Link, List, Nodes};
 use crate::slots::Slots;
-use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
+use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
 
 /// Where an allocation's fd is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +170,8 @@ pub struct Recall {
     pub promised_to: Option<u32>,
     /// When its owner counts as silent; `None` once that has passed, or it has been answered.
     pub deadline: Option<Now>,
+    /// It has passed, and the owner has not answered since.
+    pub overdue: bool,
 }
 
 /// One connection.
@@ -187,6 +189,8 @@ pub struct Client {
     pub gone: bool,
     /// Misses a recall.
     pub silent: bool,
+    /// Recalls of its allocations that are overdue.
+    pub overdue: u32,
     /// Has room for a message with fds.
     pub sendable: bool,
     /// Places reserved for its deposits.
@@ -195,6 +199,8 @@ pub struct Client {
     pub own_fds: u64,
     /// Its fds in the closers.
     pub closing: u64,
+    /// Of these, those that will be closed soon.
+    pub coming: u64,
     /// What it is charged for.
     pub account: Account,
     /// Its allocations, ended ones included.
@@ -225,10 +231,12 @@ impl Client {
             welcome: false,
             gone: false,
             silent: false,
+            overdue: 0,
             sendable: true,
             credits: 0,
             own_fds: 0,
             closing: 0,
+            coming: 0,
             account: Account::default(),
             owned: List::EMPTY,
             lru: List::EMPTY,
@@ -242,22 +250,19 @@ impl Client {
     }
 }
 
-/// Requests that one account blocks, by what they wait for there.
+/// Parked requests that wait for room in one account, by the resource that is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queued {
-    /// For room that every grant takes: nobody may go before them.
-    pub for_any: usize,
-    /// For places or bytes in the broker, which a grant of a held fd does not take.
-    pub for_held: usize,
-}
+pub struct Queued([u32; Resource::ALL.len() + 1]);
 
 impl Queued {
-    /// The count that a request blocked like this is in.
-    pub fn of(&mut self, blocked: Blocked) -> &mut usize {
-        match blocked.is_for_held() {
-            true => &mut self.for_held,
-            false => &mut self.for_any,
-        }
+    /// How many wait for this resource.
+    pub fn of(&mut self, resource: Resource) -> &mut u32 {
+        &mut self.0[resource as usize]
+    }
+
+    /// Whether any wait for this resource.
+    pub fn has(self, resource: Resource) -> bool {
+        self.0[resource as usize] > 0
     }
 
     /// Whether there are none.
@@ -275,6 +280,8 @@ pub struct Domain {
     pub clients: u32,
     /// Its fds in the closers.
     pub closing: u64,
+    /// Of these, those that will be closed soon.
+    pub coming: u64,
     /// Its refused fds in the closers, with a place or without.
     pub refused: u64,
     /// Requests that wait for room in the domain's own account.

@@ -1,5 +1,5 @@
-//! What the daemon's tests share: a broker in a directory of its own, and a client that speaks the bare protocol. Must never use the
-//! client library: these tests send what it would not.
+//! What the daemon's tests share: a broker in a directory of its own, and a client that speaks the
+//! bare protocol. Must never use the client library: these tests send what it would not.
 #![allow(dead_code)] // each test program uses some of it
 
 use fdbroker_protocol::codec::Message;

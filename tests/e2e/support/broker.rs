@@ -56,6 +56,12 @@ impl Setup {
         self
     }
 
+    /// Has it do without these, as on an older kernel.
+    pub fn without_kernel_features(mut self, list: &str) -> Setup {
+        self.arguments.extend(["--without-kernel-features".into(), list.to_owned()]);
+        self
+    }
+
     /// Runs it as this user, open to all users, like a service. Needs root.
     pub fn service_of(mut self, uid: u32) -> Setup {
         self.uid = Some(uid);
@@ -92,7 +98,10 @@ impl Setup {
         // The other user may not be able to reach the folder it was built in.
         let copy = dir.join("fdbrokerd");
         if !copy.exists() {
-            std::fs::copy(program(), &copy).expect("copy the program");
+            // By another process: were it written by this one, a child that another thread starts at this moment would
+            // have it open for writing, too, and then it cannot be executed.
+            let copied = Command::new("cp").arg(program()).arg(&copy).status();
+            assert!(copied.expect("run cp").success());
             std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("chmod");
         }
         copy
@@ -140,8 +149,11 @@ impl Process {
         let lifeline = child.stdin.take();
         let mut ready = child.stdout.take().expect("the readiness pipe");
         let mut process = Process { child, lifeline };
-        let mut byte = [0];
-        let is_ready = is_readable(ready.as_fd()) && matches!(ready.read(&mut byte), Ok(1));
+        // It closes the pipe when it is ready.
+        let mut said = String::new();
+        let is_ready = is_readable(ready.as_fd())
+            && ready.read_to_string(&mut said).is_ok()
+            && said == "READY\n";
         if !is_ready {
             let end = process.child.try_wait();
             let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
@@ -279,8 +291,8 @@ impl Broker {
     /// The same; why not, if not.
     pub fn try_restart(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "it still runs");
+        // Its fds are not counted again: clients may be back already, and it opens what the first one opened.
         self.process = Some(Process::start(&self.setup, self.dir.path())?);
-        self.fds_at_start = self.settled_fds();
         Ok(())
     }
 
