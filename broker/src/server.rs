@@ -5,7 +5,7 @@
 use crate::admin::AdminSide;
 use crate::classify::Classifier;
 use crate::closers::{Closers, Report};
-use crate::connection::{Connection, client_id};
+use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
 use crate::in_flight::InFlight;
@@ -334,14 +334,14 @@ impl Server {
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             connection.is_main_ready = true;
         }
-        let is_blocked = connection.blocked.is_some();
-        if is_blocked && event.is_write_closed() {
+        match connection.blocked {
             // Its requests are not read, so its end would not be seen.
-            self.lose(client_id(index));
-        } else if is_blocked && event.is_writable() {
-            self.retry(client_id(index));
-        } else {
-            self.enqueue(client_id(index));
+            Some(_) if event.is_write_closed() => self.lose(client_id(index)),
+            Some(Blocked::Unread) if event.is_writable() => self.retry(client_id(index)),
+            // Its socket may well be writable: what it waits for only the sweep can tell, and
+            // trying at each event would spin.
+            Some(Blocked::InFlight) => {}
+            _ => self.enqueue(client_id(index)),
         }
     }
 

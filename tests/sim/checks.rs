@@ -103,7 +103,10 @@ fn sync_silence(model: &mut Model, core: &Core, step: &Step, action: &Action) ->
         let answered = matches!(action, Action::Supply { client: who, .. } if who == client);
         // What it missed may have ended, or been given more time.
         let ended = step.ended_of.contains(client);
-        ensure!(gone || answered || ended || !misses(*client), "client {client} counts as answering, and has not answered");
+        ensure!(
+            gone || answered || ended || !misses(*client),
+            "client {client} counts as answering, and has not answered"
+        );
     }
     model.silent = silent;
     Ok(())
@@ -303,9 +306,7 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
         .iter()
         .filter(|(_, state)| state.phase != Phase::Gone)
         .flat_map(|(client, state)| state.requests.values().map(move |r| (*client, state, r)))
-        .filter(|(_, state, request)| {
-            state.sendable || matches!(request.ask, Ask::Register { .. })
-        })
+        .filter(|(_, state, request)| state.sendable || matches!(request.ask, Ask::Register { .. }))
         .collect();
     all.sort_by_key(|(_, _, request)| request.order);
     all
@@ -376,8 +377,7 @@ fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> 
 /// Whether a parked request waits for room in this cap.
 pub fn is_waited_for(model: &Model, ledger: &Ledger, account: Holder, resource: Resource) -> bool {
     waiting(model).into_iter().any(|(client, _, request)| {
-        let blockers = in_the_way(model, ledger, client, request).unwrap_or_default();
-        blockers.contains(&Blocker { resource, account })
+        stands_before(model, ledger, client, request).contains(&Blocker { resource, account })
     })
 }
 

@@ -2,7 +2,9 @@
 //! one that is there. Must never look into the core.
 
 use crate::action::show_status;
-use crate::judge::{Grant, Fate, Foretold, Quota, Step, ensure, foretold_refusal, overlaps, slot_range};
+use crate::judge::{
+    Fate, Foretold, Grant, Quota, Step, ensure, foretold_refusal, overlaps, slot_range,
+};
 use crate::model::{
     Allocation, Ask, Check, Closing, Drain, Holder, Lease, Ledger, Model, Phase, Request, cap_of,
 };

@@ -173,7 +173,9 @@ fn run_seed(config: &str, seed: u64, steps: u64, trace: bool) -> Result<Stats, B
         let (world, outcome) = live(mode);
         if let Err(message) = outcome {
             let at = done.steps + world.stats.steps;
-            if std::env::var_os("SIM_DUMP").is_some() { eprintln!("{:#?}", world.core); }
+            if std::env::var_os("SIM_DUMP").is_some() {
+                eprintln!("{:#?}", world.core);
+            }
             let (again, _) = if trace { live(TraceMode::Off) } else { live(TraceMode::Ring) };
             return Err(Box::new(Violation {
                 place: format!("in configuration {config}, seed {seed}, step {at}"),

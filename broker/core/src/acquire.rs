@@ -264,7 +264,9 @@ impl Core {
         let waited_for = |blocked: &Blocked| match turn {
             Turn::First => false,
             Turn::Scanned => self.scan_full.contains(blocked),
-            Turn::Last => self.queued(blocked.account).is_some_and(|queue| queue.has(blocked.resource)),
+            Turn::Last => {
+                self.queued(blocked.account).is_some_and(|queue| queue.has(blocked.resource))
+            }
         };
         all.into_iter().find(waited_for)
     }
