@@ -105,11 +105,8 @@ pub fn write_registered<'w>(
     deposits: &[Deposit],
     deposit_credits: u32,
 ) -> &'w [u8] {
-    let head = RegisterReplyHead {
-        deposit_credits: deposit_credits.into(),
-        reserved: 0.into(),
-        cap: 0.into(),
-    };
+    let head =
+        RegisterReplyHead { deposit_credits: deposit_credits.into(), reserved: [0.into(); 3] };
     writer.start(Kind::RegisterReply, request.0).push(&head);
     for outcome in registered {
         let deposit = deposits.get(usize::from(outcome.index));

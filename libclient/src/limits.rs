@@ -7,6 +7,13 @@ use std::time::Duration;
 /// microseconds; seconds mean that it hangs, and a rank should go its own way rather than hang too.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a connect tries again while the node's fds are all in use, and its first pause, doubled each
+/// time. The broker closes idle fds for it within milliseconds; when everything is in use for two seconds
+/// the caller should hear of it.
+pub const ROOM_TIMEOUT: Duration = Duration::from_secs(2);
+/// See [`ROOM_TIMEOUT`].
+pub const ROOM_FIRST_PAUSE: Duration = Duration::from_millis(4);
+
 /// Between two attempts to connect while the listener's backlog is full (EAGAIN, which no event ends).
 pub const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 

@@ -139,14 +139,12 @@ fn ask_for_credit(connection: &Connection, wanted: usize, deadline: Deadline) ->
         |writer| request.write(writer),
         |reply| {
             let (head, _) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
-            Ok((head.deposit_credits.get(), head.cap.get()))
+            Ok(head.deposit_credits.get())
         },
     )?;
     match granted {
-        (0, cap) => {
-            let status = Status::with_value(ErrorCode::NoQuota, cap);
-            Err(Error::from_status(status, call.what))
-        }
+        // A broker that has none to give says `failed`.
+        0 => Err(Error::new(ErrorCode::Protocol, call.what)),
         _ => Ok(()),
     }
 }

@@ -65,7 +65,8 @@ fn connect_when_version_refused_then_protocol_names_both() {
 fn connect_when_own_fds_do_not_fit_then_no_quota_with_the_cap() {
     let broker = FakeBroker::listen();
     let error = thread::scope(|scope| {
-        let client = scope.spawn(|| Client::builder().socket(&broker.path).connect().unwrap_err());
+        let builder = Client::builder().socket(&broker.path).own_fds(65);
+        let client = scope.spawn(|| builder.connect().unwrap_err());
         let (socket, hello) = broker.accept_raw();
         let status = Status::no_quota(Resource::OwnFds, Scope::Node, 64, 0);
         fdbroker_scm::send(socket.as_fd(), Writer::new().failed(hello.id, status), &[]).unwrap();

@@ -258,12 +258,17 @@ fn item(deposit: &Deposit) -> RegisterItem {
     item
 }
 
-/// Answers a recall with `fds`, the item said as often.
-fn supply(raw: &Raw, recall: &RecallItem, fds: &[OwnedFd]) {
+/// The right answer to a recall.
+fn answer_to(recall: &RecallItem) -> SupplyItem {
     let mut item = SupplyItem::new_zeroed();
     (item.slot, item.generation) = (recall.slot, recall.generation);
     item.owner_allocation_id = recall.owner_allocation_id;
     (item.fd_offset, item.size_bytes) = (recall.fd_offset, recall.size_bytes);
+    item
+}
+
+/// Sends `item` with each of `fds`.
+fn supply(raw: &Raw, item: SupplyItem, fds: &[OwnedFd]) {
     let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     let mut writer = Writer::new();
     writer.start(Kind::Supply, 0);
@@ -272,6 +277,33 @@ fn supply(raw: &Raw, recall: &RecallItem, fds: &[OwnedFd]) {
     }
     let bytes = writer.finish(fds.len(), fds.len());
     fdbroker_scm::send(raw.events(), bytes, &borrowed).expect("sent");
+}
+
+/// The broker itself compares what comes with what was registered, whatever the owner's library does.
+#[track_caller]
+fn assert_ended_by_supply(change: impl Fn(&mut SupplyItem)) {
+    let broker = tight(NEVER_MS);
+    let (mut raw, blocks, handle) = raw_owner(&broker);
+    let id = raw.start_acquire(&[handle], NEVER_MS);
+    let mut item = answer_to(&recalled(&raw)[0]);
+    change(&mut item);
+    supply(&raw, item, &[blocks.export(0)]);
+    let answer = raw.receive().expect("an answer");
+    assert_eq!(answer.message().id, id);
+    assert_eq!(grants(answer).0[0].status.result(), Err(ErrorCode::Stale));
+    assert!(broker.admin().allocation(handle.id()).is_none(), "nobody holds it");
+    drop(raw);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn supply_when_it_has_another_allocation_id_then_the_allocation_ends() {
+    assert_ended_by_supply(|item| item.owner_allocation_id += 1);
+}
+
+#[test]
+fn supply_when_it_has_another_size_then_the_allocation_ends() {
+    assert_ended_by_supply(|item| item.size_bytes -= 1);
 }
 
 #[test]
@@ -288,7 +320,7 @@ fn recall_when_many_wait_for_one_allocation_then_the_owner_is_asked_once() {
         let recalls = recalled(&raw);
         assert_eq!(recalls.len(), 1);
         assert_eq!(recalls[0].base.get(), blocks.deposit(0).base);
-        supply(&raw, &recalls[0], &[blocks.export(0)]);
+        supply(&raw, answer_to(&recalls[0]), &[blocks.export(0)]);
         for waiter in waiters {
             waiter.join().expect("no panic").expect("served by one recall");
         }
@@ -313,7 +345,7 @@ fn acquire_when_the_recall_outlasts_the_deadline_then_again_and_the_late_fd_serv
     assert_eq!(broker.status().open_leases.now.get(), 0);
 
     let recalls = recalled(&raw);
-    supply(&raw, &recalls[0], &[blocks.export(0)]);
+    supply(&raw, answer_to(&recalls[0]), &[blocks.export(0)]);
     assert_bytes(client.acquire(&handle, patience()).expect("it has come"), 0);
     assert_eq!(broker.status().recalls.get(), 1, "it was asked for once");
     drop((raw, client));
@@ -327,7 +359,7 @@ fn supply_when_sent_more_often_than_asked_then_the_others_are_closed() {
     let id = raw.start_acquire(&[handle], NEVER_MS);
     let recalls = recalled(&raw);
     let fds: Vec<_> = (0..4).map(|_| blocks.export(0)).collect();
-    supply(&raw, &recalls[0], &fds);
+    supply(&raw, answer_to(&recalls[0]), &fds);
     let answer = raw.receive().expect("an answer");
     assert_eq!(answer.message().id, id);
     let (items, granted) = grants(answer);

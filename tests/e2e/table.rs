@@ -93,6 +93,18 @@ fn connect_when_own_fds_do_not_fit_then_no_quota_and_nothing_is_charged() {
 }
 
 #[test]
+fn connect_when_the_node_is_full_of_idle_fds_then_room_is_made() {
+    let broker = Setup::new().max_fds(20).start();
+    let owner = Owner::of(&broker, "owner", 40);
+    let before = broker.status();
+    assert!(before.held_now.get() > 10, "the cap is full of idle fds");
+    let late = broker.builder("late").own_fds(8).connect().expect("idle fds make room");
+    assert_eq!(broker.status().own_fds.now.get(), before.own_fds.now.get() + 8);
+    drop((late, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
 fn daemon_when_hundreds_connect_and_say_nothing_then_the_others_are_served() {
     let lines = "[limits]\nhandshake_timeout_ms = 100";
     let broker = Setup::new().nofile(TABLE).config(lines).start();

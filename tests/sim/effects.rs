@@ -222,7 +222,8 @@ impl Model {
         // The address was reused, whether there is room for the new allocation or not.
         self.end_overlapped_now(step, client, deposit);
         let need = need_of(&item.status, deposit.size_bytes, 1);
-        step.quotas.push(vec![Quota { status: item.status, client, owner: None, need }]);
+        let passing = step.arrived.len() > 1;
+        step.quotas.push(vec![Quota { status: item.status, client, owner: None, need, passing }]);
         Ok(())
     }
 
@@ -325,7 +326,9 @@ impl Model {
             };
             ensure!(right, "status {at} is {}, not {expected:?}", show_status(item));
             if item.result() == Err(ErrorCode::NoQuota) {
-                let quota = Quota { status: *item, client: client.0, owner: None, need: 1 };
+                let passing = items.len() > 1;
+                let client = client.0;
+                let quota = Quota { status: *item, client, owner: None, need: 1, passing };
                 step.quotas.push(vec![quota]);
             }
         }
@@ -354,7 +357,8 @@ impl Model {
         }
         let shown = show_status(&status);
         ensure!(code == ErrorCode::NoQuota, "{:?} failed with {shown}", asked.ask);
-        let mut quota = Quota { status, client: client.0, owner: None, need: 1 };
+        let (owner, need, passing) = (None, 1, false);
+        let mut quota = Quota { status, client: client.0, owner, need, passing };
         let parked = self.client(client.0)?.requests.len();
         let too_many = parked >= self.config.max_parked_per_client as usize;
         match asked.ask {
@@ -522,7 +526,8 @@ impl Model {
                 );
                 let owner = Some((allocation.owner, allocation.domain));
                 let need = need_of(&item.status, allocation.deposit.size_bytes, 2);
-                let quota = Quota { status: item.status, client, owner, need };
+                let passing = false;
+                let quota = Quota { status: item.status, client, owner, need, passing };
                 match step.quotas.last_mut() {
                     Some(quotas) if step.quota_of == Some(client) => quotas.push(quota),
                     _ => step.quotas.push(vec![quota]),
@@ -762,7 +767,11 @@ impl Model {
                     || crate::checks::is_waited_for(self, ledger, *account, resource)
             })
         });
-        ensure!(full, "{shown}, and there is room: node {:?}", ledgers.last().map(|l| l.node));
+        ensure!(
+            full || quota.passing,
+            "{shown}, and there is room: node {:?}",
+            ledgers.last().map(|l| l.node)
+        );
         let largest = accounts.iter().any(|account| {
             ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
         });

@@ -120,6 +120,8 @@ pub struct Quota {
     pub owner: Option<(u32, DomainKey)>,
     /// Most that the request could have needed of the resource.
     pub need: u64,
+    /// One of several in a message: what was full may have changed since.
+    pub passing: bool,
 }
 
 impl Model {

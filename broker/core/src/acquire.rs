@@ -113,6 +113,14 @@ impl Core {
         }
     }
 
+    /// The error that waiting does not mend, if an item has come to one.
+    pub(crate) fn final_error(&self, client: ClientId, wanted: Wanted) -> Option<ErrorCode> {
+        match self.item(client, wanted) {
+            Item::Final(code) => Some(code),
+            _ => None,
+        }
+    }
+
     /// Whether an item of a parked request needs waiting for no more.
     pub(crate) fn has_ended_item(&self, seq: u64) -> bool {
         let parked = &self.parked[&seq];

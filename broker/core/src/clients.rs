@@ -1,7 +1,7 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, Now, RequestId};
+use crate::api::{ClientId, DomainKey, Effect, Effects, RequestId};
 use crate::ledger::{Account, Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::lists::List;
@@ -83,6 +83,10 @@ impl Core {
         if let Err(blocked) = self.charge(client.0, Charge::Own(own)) {
             let status = self.no_quota(blocked);
             self.counters.refusals += 1;
+            // A full cap is the normal state of a busy node: room is made, so that its next try succeeds.
+            let coming = self.closing_in(blocked.account);
+            let short_of = usize::try_from(own.saturating_sub(coming)).unwrap_or(usize::MAX);
+            self.evict_for(blocked, short_of, &[], fx);
             fx.list.push(Effect::Failed { client, request, status });
             fx.list.push(Effect::Disconnect { client, status });
             return;
@@ -123,7 +127,7 @@ impl Core {
     }
 
     /// Ends what gone clients had, a bounded number of leases and allocations at a time.
-    pub(crate) fn tear_down(&mut self, now: Now, fx: &mut Effects) {
+    pub(crate) fn tear_down(&mut self, fx: &mut Effects) {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.dying.front().copied() {
             while left > 0
@@ -135,7 +139,7 @@ impl Core {
             while left > 0
                 && let Some(slot) = self.client_mut(number).owned.first()
             {
-                self.disown(now, number, slot, fx);
+                self.disown(number, slot, fx);
                 left -= 1;
             }
             if left == 0 {
@@ -147,9 +151,9 @@ impl Core {
     }
 
     /// Ends an allocation of a gone owner and takes it off the owner's record.
-    fn disown(&mut self, now: Now, owner: u32, slot: u32, fx: &mut Effects) {
+    fn disown(&mut self, owner: u32, slot: u32, fx: &mut Effects) {
         if self.allocations[slot].is_live() {
-            self.end(now, slot, ErrorCode::OwnerGone, fx);
+            self.end(slot, ErrorCode::OwnerGone, fx);
         } else if self.allocations[slot].drained {
             self.unlink(slot, AllocationList::Event);
         }

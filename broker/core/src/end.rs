@@ -2,7 +2,7 @@
 //! be granted again, nor free its slot while leases are out.
 
 use crate::Core;
-use crate::api::{ClientId, Effect, Effects, Now, RequestId, StatusReply};
+use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
 use crate::ledger::Charge;
 use crate::lists::List;
 use crate::slots::NONE;
@@ -12,7 +12,6 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 impl Core {
     pub(crate) fn unregister(
         &mut self,
-        now: Now,
         client: ClientId,
         request: RequestId,
         ids: &[AllocationId],
@@ -20,20 +19,14 @@ impl Core {
     ) {
         let begin = fx.statuses.len();
         for id in ids {
-            let status = self.unregister_one(now, client, *id, fx);
+            let status = self.unregister_one(client, *id, fx);
             fx.statuses.push(status);
         }
         let (reply, range) = (StatusReply::Unregister, begin..fx.statuses.len());
         fx.list.push(Effect::Statuses { client, request, reply, range });
     }
 
-    fn unregister_one(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        id: AllocationId,
-        fx: &mut Effects,
-    ) -> Status {
+    fn unregister_one(&mut self, client: ClientId, id: AllocationId, fx: &mut Effects) -> Status {
         let found = self.allocations.get(id.slot, id.generation);
         let Some(allocation) = found.filter(|allocation| allocation.is_live()) else {
             return ErrorCode::Stale.into();
@@ -46,7 +39,7 @@ impl Core {
         if allocation.registrations > 0 {
             return Status::OK;
         }
-        self.end(now, id.slot, ErrorCode::Stale, fx);
+        self.end(id.slot, ErrorCode::Stale, fx);
         if !self.allocations[id.slot].leases.is_empty() {
             return Status::OK;
         }
@@ -57,7 +50,7 @@ impl Core {
     /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
     /// told. The caller then frees the slot or calls [`Core::drain_if_done`]. As many steps as it
     /// has leases and waiters.
-    pub(crate) fn end(&mut self, now: Now, slot: u32, code: ErrorCode, fx: &mut Effects) {
+    pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let key = (allocation.device, allocation.base);
@@ -84,7 +77,7 @@ impl Core {
         let waiters = self.end_recall(slot);
         self.revoke_leases(slot, size);
         for seq in waiters {
-            self.retry_later(now, seq, fx);
+            self.answer_ended_item(seq, fx);
         }
     }
 

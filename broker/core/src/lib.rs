@@ -160,7 +160,7 @@ impl Core {
             }
             Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
             Input::Unregister { client, request, ids } => match self.welcome(client) {
-                true => self.unregister(now, client, request, ids, fx),
+                true => self.unregister(client, request, ids, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
             Input::Acquire { client, request, wanted, deadline } => match self.welcome(client) {
@@ -205,13 +205,13 @@ impl Core {
 
     /// What every step ends with.
     fn after(&mut self, now: Now, fx: &mut Effects) {
-        self.tear_down(now, fx);
+        self.tear_down(fx);
         self.scan_if_room(now, fx);
         if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
             self.ended_from = Some((false, 0));
         }
         if self.ended_from.is_some() {
-            self.answer_ended(now, fx);
+            self.answer_ended(fx);
             // Who stood behind those answered may go on.
             self.scan_if_room(now, fx);
         }

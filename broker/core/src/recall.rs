@@ -230,11 +230,11 @@ impl Core {
             (Ok(index), _) if same => self.hold_supplied(now, slot, index, supply.fd_offset, fx),
             (Ok(index), _) => {
                 self.close_supplied(client.0, slot, Some((index, Lane::Accepted)), fx);
-                self.fail_recall(now, slot, ErrorCode::Stale, fx);
+                self.fail_recall(slot, ErrorCode::Stale, fx);
             }
             (Err(code), refused) => {
                 self.close_supplied(client.0, slot, refused, fx);
-                self.fail_recall(now, slot, code, fx);
+                self.fail_recall(slot, code, fx);
             }
         }
     }
@@ -270,9 +270,9 @@ impl Core {
     }
 
     /// The owner refused: STALE ends the allocation, anything else is told to those who wait.
-    fn fail_recall(&mut self, now: Now, slot: u32, code: ErrorCode, fx: &mut Effects) {
+    fn fail_recall(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
         if code == ErrorCode::Stale {
-            self.end(now, slot, ErrorCode::Stale, fx);
+            self.end(slot, ErrorCode::Stale, fx);
             self.drain_if_done(slot);
             return;
         }
@@ -285,13 +285,7 @@ impl Core {
 
     /// A recall has not been answered in time: its owner is silent until it answers. The recall stays out,
     /// and its place reserved.
-    pub(crate) fn recall_overdue(
-        &mut self,
-        now: Now,
-        slot: u32,
-        generation: u32,
-        fx: &mut Effects,
-    ) {
+    pub(crate) fn recall_overdue(&mut self, slot: u32, generation: u32, fx: &mut Effects) {
         let found = self.allocations.get(slot, generation);
         if found.is_none_or(|allocation| allocation.state != State::Recalling) {
             return;
@@ -304,7 +298,7 @@ impl Core {
         self.set_silent(owner, true);
         self.free_promise(number);
         for seq in std::mem::take(&mut self.recalls[number].waiters) {
-            self.retry_later(now, seq, fx);
+            self.answer_ended_item(seq, fx);
         }
     }
 }

@@ -48,7 +48,7 @@ impl Core {
         for (index, deposit) in (0..).zip(deposits) {
             // The place reserved for it becomes that of the fd held, or of one in the closers.
             self.client_mut(client.0).credits -= 1;
-            let (status, id) = match self.deposit(now, client.0, deposit, fx) {
+            let (status, id) = match self.deposit(client.0, deposit, fx) {
                 Outcome::Kept(id) => {
                     fx.list.push(Effect::StoreArrived { index, slot: id.slot });
                     (Status::OK, id)
@@ -102,7 +102,7 @@ impl Core {
         }
     }
 
-    fn deposit(&mut self, now: Now, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
+    fn deposit(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
         if let Err(status) = deposit.checked {
             return Outcome::Refused(status);
         }
@@ -120,7 +120,7 @@ impl Core {
             self.allocations[slot].registrations = more;
             return Outcome::Closed(self.id_of(slot));
         }
-        if !self.end_overlapping(now, owner, deposit, fx) {
+        if !self.end_overlapping(owner, deposit, fx) {
             return Outcome::Refused(ErrorCode::Again.into());
         }
         self.new_allocation(owner, deposit, fx)
@@ -138,13 +138,7 @@ impl Core {
 
     /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
     /// there were more of them than one deposit may end.
-    fn end_overlapping(
-        &mut self,
-        now: Now,
-        owner: u32,
-        deposit: &Deposit,
-        fx: &mut Effects,
-    ) -> bool {
+    fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> bool {
         if deposit.base == 0 {
             return true;
         }
@@ -158,7 +152,7 @@ impl Core {
             if allocation.base + allocation.size_bytes <= begin {
                 return true;
             }
-            self.end(now, slot, ErrorCode::Stale, fx);
+            self.end(slot, ErrorCode::Stale, fx);
             self.drain_if_done(slot);
         }
         false

@@ -124,11 +124,6 @@ impl Core {
         }
     }
 
-    /// Looks at a parked request again out of its turn: one of its items has come to an end.
-    pub(crate) fn retry_later(&mut self, now: Now, seq: u64, fx: &mut Effects) {
-        self.retry(now, seq, Turn::Last, fx);
-    }
-
     /// Whether one of the items has been supplied for this request: the fd is pinned until it is served.
     fn waits_for_supplied(&self, seq: u64, wish: &Wish) -> bool {
         let Wish::Acquire(wanted) = wish else { return false };
@@ -185,13 +180,13 @@ impl Core {
     }
 
     /// Answers requests that wait for room and of which an item has come to an end, so that it needs none.
-    pub(crate) fn answer_ended(&mut self, now: Now, fx: &mut Effects) {
+    pub(crate) fn answer_ended(&mut self, fx: &mut Effects) {
         let Some(mut cursor) = self.ended_from.take() else { return };
         for _ in 0..PARKED_SCAN_PER_STEP {
             let Some(key) = self.rooms.range(cursor..).next().copied() else { return };
             cursor = (key.0, key.1 + 1);
             if self.has_ended_item(key.1) {
-                self.retry_later(now, key.1, fx);
+                self.answer_ended_item(key.1, fx);
             }
         }
         self.ended_from = Some(cursor);
@@ -282,7 +277,12 @@ impl Core {
         }
     }
 
-    /// One item of a parked request came to an error that its state does not show any more: answers it.
+    /// An item of a parked request has come to an end, which its state shows: answers the request.
+    pub(crate) fn answer_ended_item(&mut self, seq: u64, fx: &mut Effects) {
+        self.answer_without_grants(seq, None, fx);
+    }
+
+    /// One item of a parked request came to an error that its state does not show: answers the request.
     pub(crate) fn refuse_item(
         &mut self,
         seq: u64,
@@ -290,13 +290,27 @@ impl Core {
         status: Status,
         fx: &mut Effects,
     ) {
+        self.answer_without_grants(seq, Some((id, status)), fx);
+    }
+
+    /// Answers a request out of its turn: nothing is granted, so that it overtakes nobody; what it may still
+    /// have it asks for again.
+    fn answer_without_grants(
+        &mut self,
+        seq: u64,
+        refused: Option<(AllocationId, Status)>,
+        fx: &mut Effects,
+    ) {
         let Some(parked) = self.unpark(seq) else { return };
         let Parked { client, request, deadline, wish: Wish::Acquire(wanted), .. } = parked else {
-            unreachable!("only acquires wait for recalls")
+            unreachable!("only acquires have items")
         };
         let begin = fx.granted.len();
         for item in &wanted {
-            let status = if *item == Ok(id) { status } else { ErrorCode::Again.into() };
+            let status = match refused {
+                Some((id, status)) if *item == Ok(id) => status,
+                _ => self.final_error(client, *item).unwrap_or(ErrorCode::Again).into(),
+            };
             fx.granted.push(Granted::refused(*item, status));
         }
         let range = begin..fx.granted.len();
@@ -312,7 +326,7 @@ impl Core {
             }
             self.timers.pop_first();
             match timer {
-                Timer::Recall(slot, generation) => self.recall_overdue(now, slot, generation, fx),
+                Timer::Recall(slot, generation) => self.recall_overdue(slot, generation, fx),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
             }
         }

@@ -548,6 +548,24 @@ fn hello_when_missing_or_twice_then_protocol_and_the_end() {
 }
 
 #[test]
+fn hello_when_the_node_is_full_of_idle_fds_then_room_is_made_for_the_next_try() {
+    let mut world = World::new(node_fds(2));
+    world.register(deposit(1));
+    world.register(deposit(2));
+    let late = ClientId(5);
+    let (request, own_fds, pid) = (RequestId(1), 1, 1);
+    let domain = DomainKey { listener: 0, uid: 1000 };
+    world.step(Input::Connect { client: late, domain, pid });
+    let refused = world.step(Input::Hello { client: late, request, own_fds });
+    assert!(matches!(refused.last(), Some(Effect::Disconnect { .. })));
+    world.step(Input::Gone { client: late });
+    world.close_all();
+    world.step(Input::Connect { client: late, domain, pid });
+    let welcome = world.step(Input::Hello { client: late, request, own_fds });
+    assert!(matches!(welcome[..], [Effect::Welcome { .. }]));
+}
+
+#[test]
 fn config_when_it_cannot_work_then_says_which_number() {
     let refused = Core::new(Config { table_fds: 10, ..config() }).expect_err("too small");
     assert!(refused.to_string().contains("table_fds = 10"), "{refused}");

@@ -225,9 +225,7 @@ pub struct RegisterReplyHead {
     /// Fds the client may deposit from now on.
     pub deposit_credits: U32,
     /// Reserved, 0.
-    pub reserved: U32,
-    /// With `deposit_credits` 0: why, as NO_QUOTA's value (the cap); else 0.
-    pub cap: U64,
+    pub reserved: [U32; 3],
 }
 
 /// The outcome of one registration, 96 bytes. Handle and token are 0 unless the status is OK.

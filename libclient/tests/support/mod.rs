@@ -321,12 +321,8 @@ impl Peer {
     pub fn registered(&self, request: &Received, credits: u32, first_slot: u32) {
         let mut writer = Writer::new();
         writer.start(Kind::RegisterReply, request.id);
-        let cap = 0.into();
-        writer.push(&RegisterReplyHead {
-            deposit_credits: credits.into(),
-            reserved: 0.into(),
-            cap,
-        });
+        writer
+            .push(&RegisterReplyHead { deposit_credits: credits.into(), reserved: [0.into(); 3] });
         for slot in first_slot..first_slot + request.count as u32 {
             let handle = handle(slot);
             writer.push(&Registered { status: Status::OK, handle, token: [9; 16] });
