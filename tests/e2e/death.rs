@@ -3,7 +3,7 @@
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{assert_bytes, assert_import};
 use crate::support::owner::{Owner, notices};
-use crate::support::peer::{Link, Peer, from_words};
+use crate::support::peer::{Link, Peer, from_words, to_line};
 use crate::support::rank::rank;
 use crate::support::raw::Raw;
 use crate::support::wait::{PATIENCE, eventually, patience};
@@ -99,7 +99,7 @@ fn consumer_when_killed_while_it_waits_then_nothing_is_kept_for_it() {
     let wanted = evicted(&broker, &handles);
     owner.stop();
     let mut consumer = rank(&broker.socket());
-    consumer.link.say(&format!("hold {}", crate::support::peer::to_line(&[wanted])));
+    consumer.link.say(&format!("hold {}", to_line(&[wanted])));
     eventually("it waits", || broker.status().parked.get() == 1);
     consumer.kill();
     eventually("it is forgotten", || broker.status().parked.get() == 0);
@@ -142,11 +142,7 @@ fn death_when_a_forked_heir_keeps_the_socket_open_then_noticed_all_the_same() {
     let broker = Broker::start();
     let owner = Owner::of(&broker, "owner", 1);
     let mut parent = Peer::start("forking");
-    let line = format!(
-        "{} {}",
-        broker.socket().display(),
-        crate::support::peer::to_line(&owner.handles())
-    );
+    let line = format!("{} {}", broker.socket().display(), to_line(&owner.handles()));
     let heir = Pid::from_raw(parent.ask(&line).parse().expect("a pid"));
     assert_eq!(broker.status().open_leases.now.get(), 1);
     parent.kill();

@@ -5,6 +5,7 @@ use crate::support::memory::{
     BLOCK_BYTES, assert_bytes, block_with_forged_name, both_seals, memfd, memory_kind,
 };
 use crate::support::owner::Owner;
+use crate::support::raw::Raw;
 use crate::support::wait::patience;
 use fdbroker_client::{Client, Deposit, Error};
 use fdbroker_protocol::{ErrorCode, FdType, MemoryKind};
@@ -47,7 +48,7 @@ fn register_when_a_socket_then_unsupported() {
 fn register_when_the_brokers_own_connection_then_unsupported() {
     // A connection that holds itself would never end.
     let broker = Broker::start();
-    let raw = crate::support::raw::Raw::connect(&broker.socket());
+    let raw = Raw::connect(&broker.socket());
     let client = broker.client("depositor");
     let error = deposit(&client, MemoryKind::Memfd, &raw.socket);
     assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");

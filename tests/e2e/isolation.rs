@@ -3,9 +3,9 @@
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};
-use crate::support::memory::assert_bytes;
+use crate::support::memory::{Blocks, assert_bytes};
 use crate::support::owner::Owner;
-use crate::support::peer::{Peer, from_words};
+use crate::support::peer::{Peer, from_words, to_line};
 use crate::support::raw::{Raw, hello, open};
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Handle, Share};
@@ -119,7 +119,7 @@ fn acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served() {
     let handle = deposit_for(&mut alice, "any");
     assert_eq!(alice.with_handles("hold", &[handle]), "OK");
     let mut second = rank_of(&broker, ALICE, ALICE);
-    second.link.say(&format!("hold {}", crate::support::peer::to_line(&[handle])));
+    second.link.say(&format!("hold {}", to_line(&[handle])));
     eventually("alice's second waits", || broker.status().parked.get() == 1);
     let mut bob = rank_of(&broker, BOB, BOB);
     assert_eq!(bob.with_handles("check 0", &[handle]), "OK");
@@ -207,7 +207,7 @@ fn acquire_when_it_came_by_another_listener_then_another_domain_even_for_the_sam
         Client::builder().socket(socket).name(name).connect().expect("connect")
     };
     let (first, same, second) = (connect("first"), connect("first"), connect("second"));
-    let blocks = crate::support::memory::Blocks::new(2);
+    let blocks = Blocks::new(2);
     let mut deposits = [blocks.deposit(0), blocks.deposit(1)];
     deposits.iter_mut().for_each(|deposit| deposit.recallable = false);
     deposits[1].share = Share::Any;

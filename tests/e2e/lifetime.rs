@@ -2,7 +2,9 @@
 //! may be used for something else.
 
 use crate::support::broker::{Broker, Setup};
-use crate::support::memory::{BLOCK_BYTES, assert_bytes, assert_import, host_memory, pattern};
+use crate::support::memory::{
+    BLOCK_BYTES, Blocks, assert_bytes, assert_import, host_memory, pattern,
+};
 use crate::support::owner::{Owner, notices};
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually_ok, patience};
@@ -275,7 +277,7 @@ fn release_when_anothers_lease_then_bad_handle_and_it_stays() {
 fn grant_when_the_owner_has_closed_every_fd_of_its_own_then_the_bytes_are_there() {
     let broker = Broker::start();
     let mut owner = Owner::without(&broker, "owner", 0);
-    let blocks = crate::support::memory::Blocks::new(1);
+    let blocks = Blocks::new(1);
     let mut deposit = blocks.deposit(0);
     deposit.recallable = false;
     let fd = blocks.export(0);

@@ -1,7 +1,9 @@
 //! Owners that are asked for an fd again and answer wrongly, late, or not at all.
 
 use crate::support::broker::{Broker, Setup};
-use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, host_memory, memfd, memory_kind};
+use crate::support::memory::{
+    BLOCK_BYTES, Blocks, assert_bytes, assert_import, both_seals, host_memory, memfd, memory_kind,
+};
 use crate::support::owner::{Owner, notices};
 use crate::support::rank::rank;
 use crate::support::raw::{Raw, grants};
@@ -189,10 +191,7 @@ fn recall_when_answered_with_an_unsealed_memfd_then_refused() {
 
 #[test]
 fn recall_when_answered_with_an_fd_too_small_then_refused() {
-    assert_refused_when_supplied(|| {
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-        memfd(c"small", BLOCK_BYTES / 2, seals)
-    });
+    assert_refused_when_supplied(|| memfd(c"small", BLOCK_BYTES / 2, both_seals()));
 }
 
 #[test]
@@ -218,7 +217,7 @@ fn recall_when_answered_then_still_the_same_allocation_in_an_fd_made_anew() {
     // What is written through one mapping is read through the other.
     owner.blocks.fill(0, 42);
     drop(assert_bytes(again, 42));
-    crate::support::memory::assert_import(&import, 42);
+    assert_import(&import, 42);
     assert!(owner.recalls() >= 2, "{} recalls", owner.recalls());
     drop((told, import));
 }

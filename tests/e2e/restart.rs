@@ -1,10 +1,10 @@
 //! Brokers that go and come back: what clients are told, what no longer counts, and that no old handle ever names
 //! something new.
 
-use crate::support::broker::Broker;
+use crate::support::broker::{Broker, Setup, program};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::{Notices, Owner, notices};
-use crate::support::wait::patience;
+use crate::support::wait::{eventually, patience};
 use fdbroker_client::{AllocationId, Client, Handle, Notice};
 use fdbroker_protocol::ErrorCode;
 use std::collections::{HashMap, HashSet};
@@ -53,14 +53,13 @@ fn clients_when_the_broker_is_killed_then_every_call_answers_not_connected() {
 
 #[test]
 fn clients_when_blocked_while_the_broker_is_killed_then_not_connected() {
-    let mut broker =
-        crate::support::broker::Setup::new().config("[caps.node]\nopen_leases = 1").start();
+    let mut broker = Setup::new().config("[caps.node]\nopen_leases = 1").start();
     let owner = Owner::of(&broker, "owner", 2);
     let held = owner.client.acquire(&owner.handle(0), patience()).expect("ready");
     let (waiter, wanted) = (broker.client("waiter"), owner.handle(1));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.acquire(&wanted, patience()));
-        crate::support::wait::eventually("it waits", || broker.status().parked.get() == 1);
+        eventually("it waits", || broker.status().parked.get() == 1);
         broker.kill();
         let error = waits.join().expect("no panic").expect_err("there is no broker");
         assert_eq!(error.code, ErrorCode::NotConnected, "{error}");
@@ -157,7 +156,7 @@ fn clients_when_the_broker_is_asked_to_end_then_told_before_the_connection_ends(
 fn broker_when_another_serves_the_same_directory_then_refuses_to_start_and_harms_nothing() {
     let broker = Broker::start();
     let owner = Owner::of(&broker, "owner", 1);
-    let second = Command::new(crate::support::broker::program())
+    let second = Command::new(program())
         .arg("--private")
         .arg(broker.dir())
         .args(["--until-eof", "0"])

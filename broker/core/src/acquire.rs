@@ -198,7 +198,8 @@ impl Core {
     ) -> Wait {
         let Attempt { client, seq, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
-        let mut any_ready = false;
+        let mut ready: Option<u32> = None;
+        let mut several_ready = false;
         let mut full: Option<Blocked> = None;
         for item in wanted {
             match self.item(client, *item) {
@@ -221,11 +222,11 @@ impl Core {
                         Err(blocked) => full = full.or(Some(blocked)),
                     }
                 }
-                Item::Ready(_) => any_ready = true,
+                Item::Ready(slot) => several_ready |= *ready.get_or_insert(slot) != slot,
                 Item::Final(_) => {}
             }
         }
-        let in_the_way = match (any_ready, recalling) {
+        let in_the_way = match (ready.is_some(), recalling) {
             (true, _) => blocked,
             (false, true) => return Wait::Recall,
             (false, false) => full,
@@ -233,9 +234,13 @@ impl Core {
         let Some(in_the_way) = in_the_way else { return Wait::Recall };
         // A grant needs one place; a recall its own and, where leases count too, that of the lease to come.
         let for_lease = FOR_LEASE.contains(&in_the_way.resource);
-        let short_of = if any_ready || !for_lease { 1 } else { 2 };
+        let short_of = if ready.is_some() || !for_lease { 1 } else { 2 };
         if first || self.closing_in(in_the_way.account) == 0 {
-            self.evict_for(in_the_way, short_of, wanted, fx);
+            let evicted = self.evict_for(in_the_way, short_of, wanted, fx);
+            if evicted == 0 && several_ready {
+                // Nothing but what it wants itself can go: one of them makes room for another.
+                self.evict_for(in_the_way, 1, &[], fx);
+            }
         }
         Wait::Room(in_the_way)
     }

@@ -447,6 +447,21 @@ fn acquire_when_the_node_is_full_then_parked_first_come_first_served() {
 }
 
 #[test]
+fn acquire_when_only_what_it_wants_fills_the_node_then_one_goes_for_another() {
+    let mut world = World::new(node_fds(2));
+    let ids = [1, 2].map(|base| world.register(deposit(base)).id);
+    let request = world.acquire(USER, &ids.map(Ok), 1000);
+    assert_eq!(world.core.totals().closing_now, 1);
+    let answers = |effects: &[Effect]| {
+        let of = |effect: &Effect| matches!(effect, Effect::Granted { request: of, .. } if *of == request);
+        effects.iter().any(of)
+    };
+    let mut tickets = (0..1024).map(Ticket);
+    assert!(tickets.any(|ticket| answers(&world.step(Input::Closed { ticket }))));
+    assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 1);
+}
+
+#[test]
 fn acquire_when_the_deadline_passes_then_no_quota_names_cap_and_holder() {
     let mut world = World::new(node_fds(2));
     let id = world.register(Deposit { recallable: false, ..deposit(1) }).id;

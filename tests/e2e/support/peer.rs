@@ -22,11 +22,11 @@ type Part = (&'static str, fn(Link));
 /// Every part that a process may play.
 const PARTS: &[Part] = &[
     ("fail", |_| panic!("as it was told")),
-    ("rank", crate::support::rank::play),
+    ("rank", super::rank::play),
     ("forking", crate::death::play_forking),
     ("crowded", crate::local_limit::play_crowded),
-    ("hung file server", crate::support::fuse::play_server),
-    ("hung file depositor", crate::support::fuse::play_depositor),
+    ("hung file server", super::fuse::play_server),
+    ("hung file depositor", super::fuse::play_depositor),
 ];
 
 /// Lines between a test and its helper, both ways.

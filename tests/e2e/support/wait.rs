@@ -5,7 +5,8 @@ use fdbroker_client::Deadline;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fmt::Display;
-use std::os::fd::BorrowedFd;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// Longest time that anything here may take. It ends a test that hangs, and is far above what an emulated
@@ -57,4 +58,16 @@ pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
             came => return came.is_ok_and(|count| count > 0),
         }
     }
+}
+
+/// All that comes until the other side closes the pipe; `None` when it does not, or says no text.
+pub fn read_to_end(pipe: &mut (impl Read + AsFd)) -> Option<String> {
+    let (mut bytes, mut piece) = (Vec::new(), [0; 256]);
+    while is_readable(pipe.as_fd()) {
+        match pipe.read(&mut piece).ok()? {
+            0 => return String::from_utf8(bytes).ok(),
+            length => bytes.extend_from_slice(&piece[..length]),
+        }
+    }
+    None
 }
