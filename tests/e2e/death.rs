@@ -113,6 +113,27 @@ fn consumer_when_killed_while_it_waits_then_nothing_is_kept_for_it() {
     broker.assert_nothing_left();
 }
 
+#[test]
+fn acquire_when_another_waiter_for_the_same_recall_is_killed_then_served() {
+    let broker = tight();
+    let mut owner = rank(&broker.socket());
+    let handles = owner.share(2, 0);
+    let wanted = evicted(&broker, &handles);
+    owner.stop();
+    let mut waiters = [rank(&broker.socket()), rank(&broker.socket())];
+    let place = handles.iter().position(|handle| *handle == wanted).expect("one of them");
+    for (waiter, count) in waiters.iter_mut().zip(1..) {
+        waiter.link.say(&format!("check {place} {}", to_line(&[wanted])));
+        eventually("it waits", || broker.status().parked.get() == count);
+    }
+    let [mut first, mut second] = waiters;
+    first.kill();
+    owner.go_on();
+    assert_eq!(second.hear(), "OK");
+    drop((owner, first, second));
+    broker.assert_nothing_left();
+}
+
 /// The part of a process that leaves its connection to a child: connects by hand, holds a lease, forks.
 pub fn play_forking(mut link: Link) {
     let line = link.hear().expect("a path and a handle");

@@ -245,6 +245,24 @@ fn cancel_when_parked_then_cancelled_and_later_requests_are_served() {
 }
 
 #[test]
+fn acquire_when_an_id_is_used_twice_then_both_are_answered_and_nothing_is_lost() {
+    let (broker, owner, raw, lease) = full_client();
+    let mut writer = Writer::new();
+    for _ in 0..2 {
+        writer.start(Kind::Acquire, 77).push(&[LONG_MS.to_le(), 0]).push(&owner.handle(1).prefix);
+        raw.send(writer.finish(1, 0), &[]).expect("sent");
+    }
+    eventually("both wait", || broker.status().parked.get() == 2);
+    cancel(&raw, 77);
+    assert_eq!(status_of(&raw, 77), Err(ErrorCode::Cancelled));
+    writer.start(Kind::Release, 0).push(&LeaseItem { lease: lease.into() });
+    raw.send(writer.finish(1, 0), &[]).expect("sent");
+    assert_eq!(status_of(&raw, 77), Ok(()));
+    drop((raw, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
 fn acquire_when_the_deadline_passes_then_answered_and_nothing_stays_parked() {
     let (broker, owner, mut raw, _lease) = full_client();
     for deadline_ms in [0, 1, 50] {

@@ -8,7 +8,7 @@ use crate::support::memory::{
 use crate::support::owner::{Owner, notices};
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually_ok, patience};
-use fdbroker_client::{Access, AllocationId, Arena, Client, Drained, Handle};
+use fdbroker_client::{Access, AllocationId, Arena, Client, Drained, DriverData, Handle};
 use fdbroker_protocol::ErrorCode;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -285,4 +285,26 @@ fn grant_when_the_owner_has_closed_every_fd_of_its_own_then_the_bytes_are_there(
     drop((fd, blocks));
     owner.registrations.push(registered.expect("registered"));
     assert_bytes(owner.client.acquire(&owner.handle(0), patience()).expect("held"), 0);
+}
+
+#[test]
+fn grant_when_registered_with_more_than_bytes_then_all_of_it_is_told() {
+    let broker = Broker::start();
+    let mut owner = Owner::without(&broker, "owner", 2);
+    owner.register(0..2, |mut deposit| {
+        deposit.device = 7;
+        if deposit.owner_allocation_id == 1 {
+            deposit.driver_data = DriverData::new(b"handle of the driver").expect("20 bytes");
+        }
+        deposit
+    });
+    let client = broker.client("consumer");
+    let grants = client.acquire_many(&owner.handles(), patience()).expect("connected");
+    for (index, grant) in grants.into_iter().enumerate() {
+        let info = grant.expect("ready").info;
+        let told = (info.id, info.device, info.owner_allocation_id, info.size_bytes);
+        assert_eq!(told, (owner.id(index), 7, index as u64, BLOCK_BYTES as u64));
+        let expected: &[u8] = if index == 1 { b"handle of the driver" } else { b"" };
+        assert_eq!(info.driver_data.as_bytes(), expected);
+    }
 }

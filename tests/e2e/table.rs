@@ -150,6 +150,27 @@ fn register_when_the_file_server_hangs_then_refused_and_everybody_is_served() {
 }
 
 #[test]
+fn message_when_broken_and_full_of_hung_fds_then_others_of_the_same_user_are_served() {
+    const NAME: &str =
+        "message_when_broken_and_full_of_hung_fds_then_others_of_the_same_user_are_served";
+    if let Some(reason) = why_not() {
+        return not_run(NAME, reason);
+    }
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let mut hung = HungFile::new(broker.dir(), &broker.socket());
+    hung.send_broken(200);
+    for _ in 0..5 {
+        assert_served(&owner);
+    }
+    assert!(owner.client.is_connected());
+    drop(owner);
+    hung.server.kill();
+    drop(hung);
+    broker.assert_nothing_left();
+}
+
+#[test]
 fn daemon_when_asked_to_end_while_a_close_hangs_then_another_can_take_its_place() {
     const NAME: &str =
         "daemon_when_asked_to_end_while_a_close_hangs_then_another_can_take_its_place";
@@ -167,4 +188,19 @@ fn daemon_when_asked_to_end_while_a_close_hangs_then_another_can_take_its_place(
     assert_served(&Owner::of(&broker, "owner", 2));
     hung.server.kill();
     assert!(former.wait().success());
+}
+
+#[test]
+fn administrators_when_more_than_are_served_at_once_then_in_turn_and_clients_all_the_time() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 2);
+    let mut admins: Vec<_> = (0..40).map(|_| broker.admin()).collect();
+    assert_eq!(admins[0].status().clients.get(), 1);
+    assert_served(&owner);
+    // Those at the front leave, and those behind them are served.
+    let last = admins.pop().expect("40 of them");
+    drop(admins);
+    assert_eq!(last.status().clients.get(), 1);
+    drop((last, owner));
+    broker.assert_nothing_left();
 }

@@ -2,7 +2,7 @@
 //! hoarding, abusive, mortal. Must only choose; the world hands the choice to the core.
 
 use crate::action::Action;
-use crate::model::Ask;
+
 use crate::rng::Rng;
 use crate::world::World;
 use fdbroker_core::{Deposit, Lane, LeaseId, RecallEvent, Supply, Wanted};
@@ -509,12 +509,5 @@ impl World {
     pub fn all_leases(&self, client: u32) -> Vec<LeaseId> {
         let leases = self.model.clients.get(&client).map(|c| c.leases.as_slice());
         leases.unwrap_or_default().iter().take(MAX_BATCH).copied().map(LeaseId).collect()
-    }
-
-    /// Whether a request under way asks for deposit credit.
-    pub fn waits_for_credit(&self, client: u32) -> bool {
-        self.model.clients.get(&client).is_some_and(|state| {
-            state.requests.values().any(|request| matches!(request.ask, Ask::Register { .. }))
-        })
     }
 }

@@ -1,18 +1,14 @@
-//! Judges each effect in its order, and each message of an event socket: it must be due, true, and addressed to
-//! one that is there. Must never look into the core.
+//! Judges each effect in its order: it must be due, true, and addressed to one that is there. Must never look
+//! into the core.
 
 use crate::action::show_status;
-use crate::judge::{
-    Fate, Foretold, Grant, Quota, Step, ensure, foretold_refusal, overlaps, slot_range,
-};
-use crate::model::{
-    Allocation, Ask, Check, Closing, Drain, Holder, Lease, Ledger, Model, Phase, Request, cap_of,
-};
+use crate::judge::{Fate, Foretold, Grant, Quota, Step, ensure, foretold_refusal, overlaps};
+use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase, Request};
+use crate::quotas::need_of;
 use fdbroker_core::{
-    ClientId, Deposit, DrainedEvent, Effect, Effects, Events, Granted, Lane, LeaseId, RecallEvent,
-    Registered, RevokedEvent, StatusReply,
+    ClientId, Deposit, Effect, Effects, Granted, Lane, LeaseId, Registered, StatusReply,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use std::collections::BTreeSet;
 
 impl Model {
@@ -614,211 +610,6 @@ impl Model {
         self.clients.remove(&client.0);
         Ok(())
     }
-
-    // --- event sockets ----------------------------------------------------------------------------------
-
-    /// Events that the client took.
-    pub fn took(&mut self, client: u32, events: &Events) -> Check {
-        let phase = self.client(client)?.phase;
-        ensure!(phase != Phase::Gone, "events for client {client}, which is gone");
-        let count = match events {
-            Events::Recall(list) => {
-                list.iter().try_for_each(|event| self.took_recall(client, event))?;
-                list.len()
-            }
-            Events::Revoked(list) => {
-                list.iter().try_for_each(|event| self.took_revoked(client, event))?;
-                list.len()
-            }
-            Events::Drained(list) => {
-                list.iter().try_for_each(|event| self.took_drained(client, event))?;
-                list.len()
-            }
-        };
-        ensure!((1..=MAX_BATCH).contains(&count), "an event message of {count} items");
-        Ok(())
-    }
-
-    /// The client has taken all there was: nothing due may be missing.
-    pub fn took_all(&self, client: u32) -> Check {
-        let state = self.client(client)?;
-        for lease in &state.leases {
-            let known = self.leases.get(lease).ok_or("a lease of nobody")?;
-            let ended = self.allocations.get(&known.id).is_some_and(|a| a.ended.is_some());
-            ensure!(!ended || known.revoked, "lease {lease:#x}: {} ended, not told", known.id);
-        }
-        let order = self.client_orders.get(&client).copied();
-        for (id, allocation) in &self.allocations {
-            if allocation.owner != client || Some(allocation.owner_order) != order {
-                continue;
-            }
-            ensure!(allocation.drain != Drain::Due, "{id} is drained, and its owner is not told");
-            let asked = allocation.recalled_at.is_some();
-            let recalling = self.recalling.contains_key(id);
-            ensure!(asked || !recalling, "{id} is recalled, and its owner is not asked");
-        }
-        Ok(())
-    }
-
-    fn took_recall(&mut self, client: u32, event: &RecallEvent) -> Check {
-        let (id, now, held) = (event.id, self.now, self.is_held(event.id));
-        ensure!(self.live(id).is_some(), "a recall of {id}, which has ended");
-        let Some(allocation) = self.allocations.get_mut(&id) else { return Ok(()) };
-        ensure!(allocation.owner == client, "a recall of {id} to client {client}, not its owner");
-        ensure!(allocation.deposit.recallable, "a recall of {id}, which is resident");
-        ensure!(!held, "a recall of {id} while its fd is here");
-        ensure!(
-            allocation.recalled_at.is_none(),
-            "a second recall of {id} while the first is not answered"
-        );
-        let d = &allocation.deposit;
-        let told = (event.owner_allocation_id, event.base, event.size_bytes, event.device);
-        let right = (d.owner_allocation_id, d.base, d.size_bytes, d.device);
-        ensure!(told == right, "the recall of {id} says {told:?}, not {right:?}");
-        ensure!(event.fd_offset == d.fd_offset, "the recall of {id} has another offset");
-        allocation.recalled_at = Some(now);
-        Ok(())
-    }
-
-    fn took_revoked(&mut self, client: u32, event: &RevokedEvent) -> Check {
-        let ended = self.ended.get(&event.id).copied();
-        let owner_here = self.allocations.get(&event.id).is_some_and(|a| self.owner_here(a));
-        let lease = self
-            .leases
-            .get_mut(&event.lease.0)
-            .filter(|lease| lease.client == client)
-            .ok_or_else(|| format!("revoked to client {client}: not its lease: {event:?}"))?;
-        ensure!(lease.id == event.id, "revoked names {}, the lease is of {}", event.id, lease.id);
-        ensure!(!lease.revoked, "lease {:#x} is revoked twice", event.lease.0);
-        let right = ended == Some(event.code)
-            || ended.is_some() && event.code == ErrorCode::OwnerGone && !owner_here;
-        ensure!(right, "{} ended with {ended:?}: {event:?}", event.id);
-        lease.revoked = true;
-        Ok(())
-    }
-
-    fn took_drained(&mut self, client: u32, event: &DrainedEvent) -> Check {
-        let id = event.id;
-        let allocation = self
-            .allocations
-            .get_mut(&id)
-            .ok_or_else(|| format!("{id} is drained, which nobody waits for"))?;
-        ensure!(allocation.owner == client, "{id} is drained to client {client}, not its owner");
-        ensure!(allocation.drain == Drain::Due, "{id} is drained in {:?}", allocation.drain);
-        ensure!(allocation.leases.is_empty(), "{id} is drained and still leased");
-        let told = (event.owner_allocation_id, event.base);
-        let right = (allocation.deposit.owner_allocation_id, allocation.deposit.base);
-        ensure!(told == right, "drained says {told:?}, not {right:?}");
-        allocation.drain = Drain::Told;
-        self.sweep(id);
-        Ok(())
-    }
-
-    // --- NO_QUOTA ---------------------------------------------------------------------------------------
-
-    /// Whether the NO_QUOTA of a request is true for one of its items.
-    pub fn check_quotas(&self, step: &Step, quotas: &[Quota], ledgers: &[&Ledger]) -> Check {
-        // Who holds most changes within a step that also grants, keeps or evicts.
-        let steady = step.evicted.is_empty()
-            && step.grants.is_empty()
-            && step.new_allocations == 0
-            && step.arrived_tickets.is_empty();
-        let mut outcome = Ok(());
-        for quota in quotas {
-            outcome = self.check_quota(quota, ledgers, steady);
-            if outcome.is_ok() {
-                break;
-            }
-        }
-        outcome
-    }
-
-    /// Whether a NO_QUOTA names a cap that was full, and the largest holder, by one of the sums given.
-    fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger], steady: bool) -> Check {
-        let shown = show_status(&quota.status);
-        let resource = Resource::from_number(quota.status.resource);
-        let scope = Scope::from_number(quota.status.scope);
-        let (Some(resource), Some(scope)) = (resource, scope) else {
-            return Err(format!("{shown} names no cap"));
-        };
-        let value = quota.status.value.get();
-        if resource == Resource::ParkedRequests {
-            ensure!(value == u64::from(self.config.max_parked_per_client), "{shown}: another cap");
-            return Ok(());
-        }
-        if resource == Resource::Allocations && value == u64::from(self.config.max_slots) {
-            let in_use = |slot: u32| self.allocations.range(slot_range(slot)).next().is_some();
-            let free = (0..self.config.max_slots)
-                .filter(|slot| self.slots[*slot as usize].highest < u32::MAX && !in_use(*slot));
-            let cap = self.config.node.allocations;
-            ensure!(free.count() == 0 || cap == value, "{shown}, and there are free slots");
-            return Ok(());
-        }
-        let accounts = self.accounts_of(quota, scope);
-        let cap = match resource {
-            Resource::TableFds => self.config.table_fds,
-            other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
-        };
-        ensure!(cap == value, "{shown} names another cap: it is {cap}");
-        // Full for this one, or waited for by one before it that needs more.
-        let full = accounts.iter().any(|account| {
-            ledgers.iter().any(|ledger| {
-                self.is_full(ledger, *account, resource, quota.need)
-                    || crate::checks::is_waited_for(self, ledger, *account, resource)
-            })
-        });
-        ensure!(
-            full || quota.passing,
-            "{shown}, and there is room: node {:?}",
-            ledgers.last().map(|l| l.node)
-        );
-        let largest = accounts.iter().any(|account| {
-            ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
-        });
-        ensure!(largest || !steady, "{shown} names a pid that does not hold most of it");
-        Ok(())
-    }
-
-    fn accounts_of(&self, quota: &Quota, scope: Scope) -> Vec<Holder> {
-        let own = self.clients.get(&quota.client).map(|client| client.domain);
-        let owner = quota.owner;
-        match scope {
-            Scope::Client => {
-                let owner = owner.map(|(client, _)| client);
-                [Some(quota.client), owner].into_iter().flatten().map(Holder::Client).collect()
-            }
-            Scope::Domain => {
-                let owner = owner.map(|(_, domain)| domain);
-                [own, owner].into_iter().flatten().map(Holder::Domain).collect()
-            }
-            Scope::Job | Scope::Node => vec![Holder::Node],
-        }
-    }
-
-    /// Give or take one: a promise made and taken back within the step.
-    fn is_largest(
-        &self,
-        ledger: &Ledger,
-        account: Holder,
-        resource: Resource,
-        quota: &Quota,
-    ) -> bool {
-        let of = |number: u32, domain| match account {
-            Holder::Client(client) => client == number,
-            Holder::Domain(wanted) => wanted == domain,
-            Holder::Node => true,
-        };
-        let members = self.clients.iter().filter(|(number, state)| of(**number, state.domain));
-        let usage = |number: u32| ledger.of(Holder::Client(number)).usage(resource);
-        let most = members.clone().map(|(number, _)| usage(*number)).max();
-        let pid = quota.status.pid.get();
-        match most {
-            None => pid == 0,
-            Some(most) => members
-                .into_iter()
-                .any(|(number, state)| usage(*number) + 1 >= most && state.pid == pid),
-        }
-    }
 }
 
 fn take_arrived(step: &mut Step, index: usize, fate: Fate) -> Check {
@@ -829,12 +620,4 @@ fn take_arrived(step: &mut Step, index: usize, fate: Fate) -> Check {
     ensure!(*arrived == Fate::Waiting, "fd {index} of the message is used twice");
     *arrived = fate;
     Ok(())
-}
-
-fn need_of(status: &Status, size_bytes: u64, fds: u64) -> u64 {
-    match Resource::from_number(status.resource) {
-        Some(Resource::HeldBytes) => size_bytes,
-        Some(Resource::Fds) => fds,
-        _ => 1,
-    }
 }

@@ -8,10 +8,13 @@ mod checks;
 mod effects;
 mod judge;
 mod model;
+mod quotas;
 mod report;
+mod rig;
 mod rng;
 mod scenarios;
 mod setups;
+mod took;
 mod world;
 
 use report::{Stats, Trace, TraceMode, Violation};
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         "sim: scenarios {scenarios}, runs {seeds}, {total}, steps/s {rate:.0}, violations {}",
         violations.len()
     );
+    println!("{} passed, {} failed", scenarios + seeds - violations.len(), violations.len());
     if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -138,7 +142,7 @@ fn run_scenarios(args: &Args, total: &mut Stats, violations: &mut Vec<Violation>
     for (name, scenario) in chosen {
         count += 1;
         let mode = if args.trace { TraceMode::Print } else { TraceMode::Ring };
-        match attempt(|| scenarios::rig(mode), |rig| scenario(rig)) {
+        match attempt(|| rig::rig(mode), scenario) {
             (rig, Ok(())) => total.add(&rig.world.stats),
             (rig, Err(message)) => violations.push(Violation {
                 place: format!("in scenario {name}"),
@@ -164,18 +168,11 @@ fn run_seed(config: &str, seed: u64, steps: u64, trace: bool) -> Result<Stats, B
             let mut rng = Rng::new(mix(seed, life, config));
             let setup = setups::named(config, &mut rng).expect("the name was checked");
             let quota = if config == "large" { steps } else { quota };
-            let world = attempt(
-                || World::new(setup, rng.next(), Trace::new(mode)),
-                |world| world.run(quota),
-            );
-            world
+            attempt(|| World::new(setup, rng.next(), Trace::new(mode)), |world| world.run(quota))
         };
         let (world, outcome) = live(mode);
         if let Err(message) = outcome {
             let at = done.steps + world.stats.steps;
-            if std::env::var_os("SIM_DUMP").is_some() {
-                eprintln!("{:#?}", world.core);
-            }
             let (again, _) = if trace { live(TraceMode::Off) } else { live(TraceMode::Ring) };
             return Err(Box::new(Violation {
                 place: format!("in configuration {config}, seed {seed}, step {at}"),

@@ -2,7 +2,7 @@
 //! effects alone. Must never be clever: every sum is counted anew, nothing is kept in order of use.
 
 use fdbroker_core::{Caps, Config, Deposit, DomainKey, LeaseId, Wanted, limits};
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -242,17 +242,6 @@ pub enum Holder {
     Client(u32),
     Domain(DomainKey),
     Node,
-}
-
-impl Holder {
-    /// The scope that a status names.
-    pub fn scope(self) -> Scope {
-        match self {
-            Holder::Client(_) => Scope::Client,
-            Holder::Domain(_) => Scope::Domain,
-            Holder::Node => Scope::Node,
-        }
-    }
 }
 
 /// A cap in the way.

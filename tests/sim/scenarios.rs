@@ -2,23 +2,12 @@
 //! worlds. Must leave nothing to chance.
 
 use crate::action::{Action, show_status};
-use crate::agents::Manners;
 use crate::judge::ensure;
 use crate::model::Check;
-use crate::report::{Trace, TraceMode};
-use crate::rng::Rng;
-use crate::setups::{self, Setup};
-use crate::world::{Reply, World};
-use fdbroker_core::{
-    Caps, Config, Deposit, DomainKey, Granted, Lane, LeaseId, RecallEvent, Supply, Wanted, limits,
-};
-use fdbroker_protocol::{
-    AllocationId, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Share, Status,
-};
-
-/// Far enough that no deadline passes by itself.
-const LONG_US: u64 = 60_000_000;
-const PAGE_BYTES: u64 = 4096;
+use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
+use crate::world::Reply;
+use fdbroker_core::{Caps, Config, Deposit, Lane, Supply, Wanted, limits};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
 
 type Scenario = fn(&mut Rig) -> Check;
 
@@ -87,235 +76,22 @@ pub const ALL: &[(&str, Scenario)] = &[
         client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps,
     ),
     (
+        "batch_when_it_wants_all_that_is_held_then_one_makes_room_for_another",
+        batch_when_it_wants_all_that_is_held_then_one_makes_room_for_another,
+    ),
+    (
+        "recall_when_missed_and_then_ended_then_owner_is_silent_no_more",
+        recall_when_missed_and_then_ended_then_owner_is_silent_no_more,
+    ),
+    (
+        "refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same",
+        refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same,
+    ),
+    (
         "batch_when_253_with_bad_handles_then_each_is_answered",
         batch_when_253_with_bad_handles_then_each_is_answered,
     ),
 ];
-
-/// A world without chance, and hands to work it with.
-#[derive(Debug)]
-pub struct Rig {
-    pub world: World,
-    mode: TraceMode,
-    next_client: u32,
-    next_id: u64,
-}
-
-/// An empty rig; each scenario begins with [`Rig::begin`].
-pub fn rig(mode: TraceMode) -> Rig {
-    Rig { world: quiet_world(plain_setup(), mode), mode, next_client: 0, next_id: 0 }
-}
-
-fn plain_setup() -> Setup {
-    let mut setup = setups::named("none", &mut Rng::new(0)).expect("a setup of that name");
-    setup.clients = 0;
-    setup.config.max_clients = 64;
-    setup.config.table_fds = 64 * limits::FDS_PER_CONNECTION + limits::TABLE_RESERVE + 8_192;
-    setup.config.max_credits = MAX_BATCH as u32;
-    setup
-}
-
-fn quiet_world(setup: Setup, mode: TraceMode) -> World {
-    let mut world = World::new(setup, 0, Trace::new(mode));
-    world.replies = Some(std::collections::BTreeMap::new());
-    world
-}
-
-/// A deposit like most.
-fn deposit(id: u64) -> Deposit {
-    Deposit {
-        checked: Ok(()),
-        lane: Lane::Accepted,
-        kind: MemoryKind::DmaBuf,
-        share: Share::Uid,
-        recallable: true,
-        device: 0,
-        size_bytes: PAGE_BYTES,
-        fd_offset: 0,
-        owner_allocation_id: id,
-        base: 0x10_0000 + id * PAGE_BYTES,
-        driver_data: None,
-    }
-}
-
-impl Rig {
-    /// The world of this scenario.
-    fn begin(&mut self, change: impl FnOnce(&mut Config)) {
-        let mut setup = plain_setup();
-        change(&mut setup.config);
-        self.world = quiet_world(setup, self.mode);
-    }
-
-    fn client(&mut self) -> Check<u32> {
-        self.client_of(1000)
-    }
-
-    fn client_of(&mut self, uid: u32) -> Check<u32> {
-        let client = self.next_client;
-        self.next_client += 1;
-        self.world.connect(client, DomainKey { listener: 0, uid }, Manners::default())?;
-        let request = self.world.next_request(client);
-        self.world.feed(Action::Hello { client, request, own_fds: 0 })?;
-        Ok(client)
-    }
-
-    fn reply(&mut self, client: u32, request: u64) -> Option<Reply> {
-        self.world.replies.as_mut().and_then(|replies| replies.remove(&(client, request)))
-    }
-
-    /// Registers, with as many messages and waits as credits need; the allocations in order.
-    fn register(&mut self, client: u32, deposits: &[Deposit]) -> Check<Vec<AllocationId>> {
-        let mut ids = Vec::new();
-        while ids.len() < deposits.len() {
-            let left = deposits.len() - ids.len();
-            let credits = self.credits(client);
-            let count = left.min(credits as usize);
-            let part = &deposits[ids.len()..ids.len() + count];
-            let request = self.register_raw(client, part, left - count)?;
-            self.settle(&[])?;
-            match self.reply(client, request) {
-                Some(Reply::Registered(items, _)) => {
-                    for item in &items {
-                        ensure!(item.status.is_ok(), "register: {}", show_status(&item.status));
-                    }
-                    ids.extend(items.iter().map(|item| item.id));
-                }
-                other => return Err(format!("register is answered {other:?}")),
-            }
-        }
-        Ok(ids)
-    }
-
-    fn register_raw(&mut self, client: u32, deposits: &[Deposit], more: usize) -> Check<u64> {
-        let request = self.world.next_request(client);
-        self.world.feed(Action::Register {
-            client,
-            request,
-            deposits: deposits.to_vec(),
-            credits_wanted: more as u32,
-            deadline: self.world.now + LONG_US,
-        })?;
-        Ok(request)
-    }
-
-    fn credits(&self, client: u32) -> u64 {
-        self.world.model.clients.get(&client).map_or(0, |state| state.credits)
-    }
-
-    /// Registers `count` recallable allocations.
-    fn register_new(&mut self, client: u32, count: u64) -> Check<Vec<AllocationId>> {
-        let first = self.next_id;
-        self.next_id += count;
-        let deposits: Vec<Deposit> = (first..first + count).map(deposit).collect();
-        self.register(client, &deposits)
-    }
-
-    fn acquire(&mut self, client: u32, id: AllocationId) -> Check<u64> {
-        self.acquire_until(client, &[Ok(id)], self.world.now + LONG_US)
-    }
-
-    fn acquire_until(&mut self, client: u32, wanted: &[Wanted], deadline: u64) -> Check<u64> {
-        let request = self.world.next_request(client);
-        self.world.feed(Action::Acquire { client, request, wanted: wanted.to_vec(), deadline })?;
-        Ok(request)
-    }
-
-    /// The answer to an acquire, if it has come.
-    fn granted(&mut self, client: u32, request: u64) -> Option<Vec<Granted>> {
-        match self.reply(client, request) {
-            Some(Reply::Granted(items)) => Some(items),
-            _ => None,
-        }
-    }
-
-    /// The lease that a request for one handle must have got.
-    fn lease(&mut self, client: u32, request: u64) -> Check<LeaseId> {
-        let items = self.granted(client, request);
-        match items.as_deref() {
-            Some([item]) if item.status.is_ok() => Ok(item.lease),
-            other => Err(format!("client {client} request {request}: not granted: {other:?}")),
-        }
-    }
-
-    /// The status that a request for one handle must have got.
-    fn status(&mut self, client: u32, request: u64) -> Check<Status> {
-        let items = self.granted(client, request);
-        match items.as_deref() {
-            Some([item]) => Ok(item.status),
-            other => Err(format!("client {client} request {request}: not answered: {other:?}")),
-        }
-    }
-
-    fn release(&mut self, client: u32, lease: LeaseId) -> Check {
-        self.world.feed(Action::Release { client, request: None, leases: vec![lease] })
-    }
-
-    fn take_all_events(&mut self, client: u32) -> Check {
-        while self.world.take_events(client)? {}
-        Ok(())
-    }
-
-    /// Recalls that the client has taken and not answered.
-    fn recalls(&self, client: u32) -> Vec<RecallEvent> {
-        self.world.agents.get(&client).map(|agent| agent.recalls.clone()).unwrap_or_default()
-    }
-
-    fn close_all(&mut self) -> Check<bool> {
-        let tickets: Vec<u32> = self.world.closing.keys().copied().collect();
-        for ticket in &tickets {
-            self.world.close(*ticket)?;
-        }
-        Ok(!tickets.is_empty())
-    }
-
-    /// Closers close, owners (apart from the mute ones) answer recalls, due polls are done; until nothing moves.
-    fn settle(&mut self, mute: &[u32]) -> Check {
-        for _ in 0..10_000 {
-            let mut moved = self.close_all()?;
-            let clients: Vec<u32> = self.world.agents.keys().copied().collect();
-            for client in clients.into_iter().filter(|client| !mute.contains(client)) {
-                self.take_all_events(client)?;
-                self.world.quiet = true;
-                if let Some(supply) = self.world.choose_supply(client) {
-                    moved = true;
-                    self.world.feed(supply)?;
-                }
-                self.world.quiet = false;
-            }
-            self.world.poll_until(self.world.now)?;
-            if !moved {
-                return Ok(());
-            }
-        }
-        Err("it does not settle".into())
-    }
-
-    fn advance(&mut self, us: u64) -> Check {
-        self.world.poll_until(self.world.now + us)
-    }
-
-    fn is_held(&self, id: AllocationId) -> bool {
-        self.world.model.is_held(id)
-    }
-
-    /// Makes the broker evict `id` by asking for others until it has.
-    fn evict(&mut self, id: AllocationId, consumer: u32, others: &[AllocationId]) -> Check {
-        for other in others.iter().cycle().take(others.len() * 4) {
-            if !self.is_held(id) {
-                return Ok(());
-            }
-            let request = self.acquire(consumer, *other)?;
-            self.settle(&[])?;
-            let lease = self.lease(consumer, request)?;
-            self.release(consumer, lease)?;
-        }
-        Err(format!("{id} is not evicted"))
-    }
-
-    fn end(&mut self) -> Check {
-        self.world.rest()
-    }
-}
 
 /// One place in the broker, taken in turns by credit, held fd and recall.
 fn one_place(config: &mut Config) {
@@ -667,7 +443,7 @@ fn slots_when_generations_are_used_up_then_retired(rig: &mut Rig) -> Check {
         ensure!(rig.world.ended_with(id).is_some(), "round {round}: {id} lives on");
     }
     let request = rig.register_raw(owner, &[deposit(99)], 0)?;
-    let Some(Reply::Registered(items, _)) = rig.reply(owner, request) else {
+    let Some(Reply::Registered(items)) = rig.reply(owner, request) else {
         return Err("not answered".into());
     };
     ensure!(!items[0].status.is_ok(), "a slot beyond its last generation: {}", items[0].id);
@@ -697,6 +473,52 @@ fn client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps(
     let bound = (3_000 + 1_500) / limits::TEARDOWN_PER_STEP as u64 + 4;
     ensure!(polls <= closes + bound, "{polls} steps for the end of two clients");
     ensure!(rig.world.model.clients.is_empty(), "not forgotten");
+    rig.end()
+}
+
+fn batch_when_it_wants_all_that_is_held_then_one_makes_room_for_another(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.fds = 4;
+        config.base_credits = 0;
+    });
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let all = rig.register_new(owner, 4)?;
+    let wanted: Vec<Wanted> = all.into_iter().map(Ok).collect();
+    let deadline = rig.world.now + LONG_US;
+    let request = rig.acquire_until(consumer, &wanted, deadline)?;
+    rig.settle(&[])?;
+    let items = rig.granted(consumer, request).ok_or("not answered while all is idle")?;
+    ensure!(items.iter().any(|item| item.status.is_ok()), "nothing is granted: {items:?}");
+    rig.end()
+}
+
+fn recall_when_missed_and_then_ended_then_owner_is_silent_no_more(rig: &mut Rig) -> Check {
+    let (owner, consumer, id) = evicted(rig)?;
+    let timeout = rig.world.setup.config.recall_timeout_us;
+    rig.acquire(consumer, id)?;
+    rig.settle(&[owner])?;
+    rig.advance(timeout + 1)?;
+    ensure!(rig.world.model.silent.contains(&owner), "the recall was missed in vain");
+    let request = rig.world.next_request(owner);
+    rig.world.feed(Action::Unregister { client: owner, request, ids: vec![id] })?;
+    ensure!(!rig.world.model.silent.contains(&owner), "nothing is left that it could answer");
+    rig.end()
+}
+
+fn refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|_| {});
+    let (client, request) = (rig.client()?, 77);
+    let what = Status::with_value(ErrorCode::UnsupportedFd, 7);
+    let refused = Deposit { checked: Err(what), lane: Lane::Refused, ..deposit(1) };
+    let deposits = vec![refused];
+    let deadline = rig.world.now;
+    rig.world.feed(Action::Register { client, request, deposits, credits_wanted: 0, deadline })?;
+    rig.world.feed(Action::Gone { client })?;
+    ensure!(!rig.world.model.clients.contains_key(&client), "a hung close keeps the client");
+    let charged = rig.world.model.ledger().node.closing;
+    ensure!(charged == 1, "the fd is charged to {charged} places while it closes");
     rig.end()
 }
 

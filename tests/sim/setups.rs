@@ -7,7 +7,6 @@ use fdbroker_core::{Caps, Config, limits};
 /// A world to simulate.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    pub name: &'static str,
     pub config: Config,
     /// Clients that are connected most of the time.
     pub clients: u32,
@@ -56,7 +55,6 @@ fn base() -> Setup {
         recall_timeout_us: 4_000,
     };
     Setup {
-        name: "none",
         config,
         clients: 6,
         uids: 2,
@@ -73,7 +71,7 @@ fn base() -> Setup {
 /// The setup of that name; what it leaves to chance is drawn from `rng`.
 pub fn named(name: &str, rng: &mut Rng) -> Option<Setup> {
     let name = NAMES.into_iter().find(|known| *known == name)?;
-    let mut setup = Setup { name, ..base() };
+    let mut setup = base();
     match name {
         "tiny" => tiny(&mut setup, rng),
         "one" => one(&mut setup),

@@ -38,8 +38,7 @@ enum Todo {
 #[derive(Clone, Debug)]
 pub enum Reply {
     Granted(Vec<Granted>),
-    Registered(Vec<fdbroker_core::Registered>, u32),
-    Statuses(Vec<fdbroker_protocol::Status>),
+    Registered(Vec<fdbroker_core::Registered>),
     Failed(fdbroker_protocol::Status),
 }
 
@@ -431,15 +430,10 @@ impl World {
                 Effect::CloseHeld { ticket, .. } => self.start_close(*ticket, Lane::Accepted),
                 Effect::Events { client } => self.events_are_due(client.0),
                 Effect::Welcome { client, .. } => self.welcomed(client.0),
-                Effect::Registered { client, request, range, deposit_credits } => {
+                Effect::Registered { client, request, range, .. } => {
                     let items = &effects.registered[range.clone()];
                     self.known.extend(items.iter().filter(|i| i.status.is_ok()).map(|i| i.id));
-                    let reply = || Reply::Registered(items.to_vec(), *deposit_credits);
-                    self.keep(client.0, request.0, reply);
-                }
-                Effect::Statuses { client, request, range, .. } => {
-                    let items = &effects.statuses[range.clone()];
-                    self.keep(client.0, request.0, || Reply::Statuses(items.to_vec()));
+                    self.keep(client.0, request.0, || Reply::Registered(items.to_vec()));
                 }
                 Effect::Failed { client, request, status } => {
                     self.keep(client.0, request.0, || Reply::Failed(*status));
@@ -466,7 +460,7 @@ impl World {
                 Effect::Forget { client } => {
                     self.agents.remove(&client.0);
                 }
-                Effect::StoreArrived { .. } | Effect::Publish { .. } => {}
+                Effect::StoreArrived { .. } | Effect::Publish { .. } | Effect::Statuses { .. } => {}
             }
         }
         if let Action::Gone { client } = action {

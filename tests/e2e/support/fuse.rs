@@ -3,6 +3,7 @@
 
 use super::memory::BLOCK_BYTES;
 use super::peer::{Link, Peer};
+use super::raw::Raw;
 use super::wait::patience;
 use fdbroker_client::{Client, Deposit};
 use fdbroker_protocol::MemoryKind;
@@ -64,6 +65,11 @@ impl HungFile {
     pub fn deposit(&mut self) -> String {
         self.depositor.ask("deposit")
     }
+
+    /// Sends a broken message with `count` fds of it.
+    pub fn send_broken(&mut self, count: usize) {
+        assert_eq!(self.depositor.ask(&format!("break {count}")), "sent");
+    }
 }
 
 /// The part of the depositor.
@@ -73,10 +79,22 @@ pub fn play_depositor(mut link: Link) {
     let client = Client::builder().socket(socket).name("depositor").connect().expect("connect");
     let file = File::open(path).expect("the server answers this");
     link.say("open");
-    while link.hear().is_some() {
-        let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
-        let outcome = client.register(&deposit, file.as_fd(), patience());
-        link.say(&outcome.expect_err("it is no memory").to_string());
+    while let Some(line) = link.hear() {
+        let answer = match line.strip_prefix("break ") {
+            Some(count) => {
+                let raw = Raw::connect(Path::new(socket));
+                let count = count.parse().expect("a number");
+                raw.send(&[0], &vec![file.as_fd(); count]).expect("sent");
+                raw.assert_ended();
+                "sent".to_owned()
+            }
+            None => {
+                let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
+                let outcome = client.register(&deposit, file.as_fd(), patience());
+                outcome.expect_err("it is no memory").to_string()
+            }
+        };
+        link.say(&answer);
     }
 }
 

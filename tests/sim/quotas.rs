@@ -1,0 +1,122 @@
+//! Judges every NO_QUOTA: the cap it names must have been full, and the holder it names the largest. Must never
+//! look into the core.
+
+use crate::action::show_status;
+use crate::judge::{Quota, Step, ensure, slot_range};
+use crate::model::{Check, Holder, Ledger, Model, cap_of};
+use fdbroker_protocol::{Resource, Scope, Status};
+
+impl Model {
+    /// Whether the NO_QUOTA of a request is true for one of its items.
+    pub fn check_quotas(&self, step: &Step, quotas: &[Quota], ledgers: &[&Ledger]) -> Check {
+        // Who holds most changes within a step that also grants, keeps or evicts.
+        let steady = step.evicted.is_empty()
+            && step.grants.is_empty()
+            && step.new_allocations == 0
+            && step.arrived_tickets.is_empty();
+        let mut outcome = Ok(());
+        for quota in quotas {
+            outcome = self.check_quota(quota, ledgers, steady);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Whether a NO_QUOTA names a cap that was full, and the largest holder, by one of the sums given.
+    fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger], steady: bool) -> Check {
+        let shown = show_status(&quota.status);
+        let resource = Resource::from_number(quota.status.resource);
+        let scope = Scope::from_number(quota.status.scope);
+        let (Some(resource), Some(scope)) = (resource, scope) else {
+            return Err(format!("{shown} names no cap"));
+        };
+        let value = quota.status.value.get();
+        if resource == Resource::ParkedRequests {
+            ensure!(value == u64::from(self.config.max_parked_per_client), "{shown}: another cap");
+            return Ok(());
+        }
+        if resource == Resource::Allocations && value == u64::from(self.config.max_slots) {
+            let in_use = |slot: u32| self.allocations.range(slot_range(slot)).next().is_some();
+            let free = (0..self.config.max_slots)
+                .filter(|slot| self.slots[*slot as usize].highest < u32::MAX && !in_use(*slot));
+            let cap = self.config.node.allocations;
+            ensure!(free.count() == 0 || cap == value, "{shown}, and there are free slots");
+            return Ok(());
+        }
+        let accounts = self.accounts_of(quota, scope);
+        let cap = match resource {
+            Resource::TableFds => self.config.table_fds,
+            other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
+        };
+        ensure!(cap == value, "{shown} names another cap: it is {cap}");
+        // Full for this one, or waited for by one before it that needs more.
+        let full = accounts.iter().any(|account| {
+            ledgers.iter().any(|ledger| {
+                self.is_full(ledger, *account, resource, quota.need)
+                    || crate::checks::is_waited_for(self, ledger, *account, resource)
+            })
+        });
+        ensure!(
+            full || quota.passing,
+            "{shown}, and there is room: node {:?}",
+            ledgers.last().map(|l| l.node)
+        );
+        let largest = accounts.iter().any(|account| {
+            ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
+        });
+        ensure!(largest || !steady, "{shown} names a pid that does not hold most of it");
+        Ok(())
+    }
+
+    fn accounts_of(&self, quota: &Quota, scope: Scope) -> Vec<Holder> {
+        let own = self.clients.get(&quota.client).map(|client| client.domain);
+        let owner = quota.owner;
+        match scope {
+            Scope::Client => {
+                let owner = owner.map(|(client, _)| client);
+                [Some(quota.client), owner].into_iter().flatten().map(Holder::Client).collect()
+            }
+            Scope::Domain => {
+                let owner = owner.map(|(_, domain)| domain);
+                [own, owner].into_iter().flatten().map(Holder::Domain).collect()
+            }
+            Scope::Job | Scope::Node => vec![Holder::Node],
+        }
+    }
+
+    /// Give or take one: a promise made and taken back within the step.
+    fn is_largest(
+        &self,
+        ledger: &Ledger,
+        account: Holder,
+        resource: Resource,
+        quota: &Quota,
+    ) -> bool {
+        let of = |number: u32, domain| match account {
+            Holder::Client(client) => client == number,
+            Holder::Domain(wanted) => wanted == domain,
+            Holder::Node => true,
+        };
+        let members = self.clients.iter().filter(|(number, state)| of(**number, state.domain));
+        let usage = |number: u32| ledger.of(Holder::Client(number)).usage(resource);
+        let most = members.clone().map(|(number, _)| usage(*number)).max();
+        let pid = quota.status.pid.get();
+        match most {
+            None => pid == 0,
+            Some(most) => members
+                .into_iter()
+                .any(|(number, state)| usage(*number) + 1 >= most && state.pid == pid),
+        }
+    }
+}
+
+/// What of the named resource an item needs.
+pub fn need_of(status: &Status, size_bytes: u64, fds: u64) -> u64 {
+    match Resource::from_number(status.resource) {
+        Some(Resource::HeldBytes) => size_bytes,
+        Some(Resource::Fds) => fds,
+        _ => 1,
+    }
+}

@@ -1,0 +1,105 @@
+//! Judges each message of an event socket: it must be due, true, and told once. Must never look into the core.
+
+use crate::judge::ensure;
+use crate::model::{Check, Drain, Model, Phase};
+use fdbroker_core::{DrainedEvent, Events, RecallEvent, RevokedEvent};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH};
+
+impl Model {
+    /// Events that the client took.
+    pub fn took(&mut self, client: u32, events: &Events) -> Check {
+        let phase = self.client(client)?.phase;
+        ensure!(phase != Phase::Gone, "events for client {client}, which is gone");
+        let count = match events {
+            Events::Recall(list) => {
+                list.iter().try_for_each(|event| self.took_recall(client, event))?;
+                list.len()
+            }
+            Events::Revoked(list) => {
+                list.iter().try_for_each(|event| self.took_revoked(client, event))?;
+                list.len()
+            }
+            Events::Drained(list) => {
+                list.iter().try_for_each(|event| self.took_drained(client, event))?;
+                list.len()
+            }
+        };
+        ensure!((1..=MAX_BATCH).contains(&count), "an event message of {count} items");
+        Ok(())
+    }
+
+    /// The client has taken all there was: nothing due may be missing.
+    pub fn took_all(&self, client: u32) -> Check {
+        let state = self.client(client)?;
+        for lease in &state.leases {
+            let known = self.leases.get(lease).ok_or("a lease of nobody")?;
+            let ended = self.allocations.get(&known.id).is_some_and(|a| a.ended.is_some());
+            ensure!(!ended || known.revoked, "lease {lease:#x}: {} ended, not told", known.id);
+        }
+        let order = self.client_orders.get(&client).copied();
+        for (id, allocation) in &self.allocations {
+            if allocation.owner != client || Some(allocation.owner_order) != order {
+                continue;
+            }
+            ensure!(allocation.drain != Drain::Due, "{id} is drained, and its owner is not told");
+            let asked = allocation.recalled_at.is_some();
+            let recalling = self.recalling.contains_key(id);
+            ensure!(asked || !recalling, "{id} is recalled, and its owner is not asked");
+        }
+        Ok(())
+    }
+
+    fn took_recall(&mut self, client: u32, event: &RecallEvent) -> Check {
+        let (id, now, held) = (event.id, self.now, self.is_held(event.id));
+        ensure!(self.live(id).is_some(), "a recall of {id}, which has ended");
+        let Some(allocation) = self.allocations.get_mut(&id) else { return Ok(()) };
+        ensure!(allocation.owner == client, "a recall of {id} to client {client}, not its owner");
+        ensure!(allocation.deposit.recallable, "a recall of {id}, which is resident");
+        ensure!(!held, "a recall of {id} while its fd is here");
+        ensure!(
+            allocation.recalled_at.is_none(),
+            "a second recall of {id} while the first is not answered"
+        );
+        let d = &allocation.deposit;
+        let told = (event.owner_allocation_id, event.base, event.size_bytes, event.device);
+        let right = (d.owner_allocation_id, d.base, d.size_bytes, d.device);
+        ensure!(told == right, "the recall of {id} says {told:?}, not {right:?}");
+        ensure!(event.fd_offset == d.fd_offset, "the recall of {id} has another offset");
+        allocation.recalled_at = Some(now);
+        Ok(())
+    }
+
+    fn took_revoked(&mut self, client: u32, event: &RevokedEvent) -> Check {
+        let ended = self.ended.get(&event.id).copied();
+        let owner_here = self.allocations.get(&event.id).is_some_and(|a| self.owner_here(a));
+        let lease = self
+            .leases
+            .get_mut(&event.lease.0)
+            .filter(|lease| lease.client == client)
+            .ok_or_else(|| format!("revoked to client {client}: not its lease: {event:?}"))?;
+        ensure!(lease.id == event.id, "revoked names {}, the lease is of {}", event.id, lease.id);
+        ensure!(!lease.revoked, "lease {:#x} is revoked twice", event.lease.0);
+        let right = ended == Some(event.code)
+            || ended.is_some() && event.code == ErrorCode::OwnerGone && !owner_here;
+        ensure!(right, "{} ended with {ended:?}: {event:?}", event.id);
+        lease.revoked = true;
+        Ok(())
+    }
+
+    fn took_drained(&mut self, client: u32, event: &DrainedEvent) -> Check {
+        let id = event.id;
+        let allocation = self
+            .allocations
+            .get_mut(&id)
+            .ok_or_else(|| format!("{id} is drained, which nobody waits for"))?;
+        ensure!(allocation.owner == client, "{id} is drained to client {client}, not its owner");
+        ensure!(allocation.drain == Drain::Due, "{id} is drained in {:?}", allocation.drain);
+        ensure!(allocation.leases.is_empty(), "{id} is drained and still leased");
+        let told = (event.owner_allocation_id, event.base);
+        let right = (allocation.deposit.owner_allocation_id, allocation.deposit.base);
+        ensure!(told == right, "drained says {told:?}, not {right:?}");
+        allocation.drain = Drain::Told;
+        self.sweep(id);
+        Ok(())
+    }
+}
