@@ -6,13 +6,11 @@ use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{Blocks, assert_bytes};
 use crate::support::owner::Owner;
 use crate::support::peer::{Peer, from_words, to_line};
-use crate::support::raw::{Raw, grants, hello, open, receive_from};
+use crate::support::raw::{Raw, hello, open};
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Handle, Share};
-use fdbroker_protocol::message::LeaseItem;
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 /// The daemon's user: not root, so that the kernel's limits hold for it.
 const DAEMON: u32 = 65534;
@@ -128,43 +126,6 @@ fn acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served() {
     assert_eq!(alice.ask("drop"), "OK");
     assert_eq!(second.hear(), "OK");
     drop((alice, second, bob));
-    broker.assert_nothing_left();
-}
-
-#[test]
-fn acquire_when_another_domain_has_thirty_requests_waiting_then_served_in_its_turn() {
-    const NAME: &str =
-        "acquire_when_another_domain_has_thirty_requests_waiting_then_served_in_its_turn";
-    let setup = Setup::new().config("[caps.node]\nopen_leases = 1");
-    let Some(broker) = service(NAME, setup) else { return };
-    let mut alice = rank_of(&broker, ALICE, ALICE);
-    let handle = deposit_for(&mut alice, "any");
-    assert_eq!(alice.with_handles("hold", &[handle]), "OK");
-    let mut flood = Raw::connect(&broker.socket());
-    for _ in 0..30 {
-        flood.start_acquire(&[handle], 3_000_000);
-    }
-    eventually("thirty wait", || broker.status().parked.get() == 30);
-    let mut bob = rank_of(&broker, BOB, BOB);
-    bob.link.say(&format!("hold {}", to_line(&[handle])));
-    eventually("bob waits behind them", || broker.status().parked.get() == 31);
-
-    assert_eq!(alice.ask("drop"), "OK");
-    // Each grant of the flood is given back at once, until bob has and keeps the only lease there can be.
-    let mut before_bob = 0;
-    while !bob.has_said_something() {
-        let Ok(answer) = receive_from(flood.socket.as_fd(), Duration::from_millis(10)) else {
-            continue;
-        };
-        let (items, _fds) = grants(answer);
-        let mut writer = Writer::new();
-        writer.start(Kind::Release, 0).push(&LeaseItem { lease: items[0].lease });
-        flood.send(writer.finish(1, 0), &[]).expect("the broker reads");
-        before_bob += 1;
-    }
-    assert_eq!(bob.hear(), "OK");
-    assert!(before_bob <= 2, "{before_bob} of the flood were served before him");
-    drop((alice, flood, bob));
     broker.assert_nothing_left();
 }
 

@@ -299,8 +299,7 @@ pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     Ok(())
 }
 
-/// Parked requests that could be answered, in their order: those first that an fd is kept back for, then by arrival;
-/// without those of clients that do not read.
+/// Parked requests that could be answered, in the order of arrival: not those of clients that do not read.
 fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
     let mut all: Vec<(u32, &Client, &Request)> = model
         .clients
@@ -309,8 +308,7 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
         .flat_map(|(client, state)| state.requests.values().map(move |r| (*client, state, r)))
         .filter(|(_, state, request)| state.sendable || matches!(request.ask, Ask::Register { .. }))
         .collect();
-    let kept_back = |request: &Request| request.wanted().any(|id| model.pinned.contains(&id));
-    all.sort_by_key(|(_, _, request)| (!kept_back(request), request.order));
+    all.sort_by_key(|(_, _, request)| request.order);
     all
 }
 
@@ -497,7 +495,7 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
         let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
         for (passed, other, request) in waiting(model) {
             if request.order > *order {
-                continue;
+                break;
             }
             let behind = before.iter().any(|b| waits_behind(model, (passed, other, request), b));
             let blockers = in_the_way(model, &given_back, passed, request);

@@ -3,7 +3,6 @@
 
 use super::wait::PATIENCE;
 use fdbroker_protocol::Handle;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Write};
@@ -95,12 +94,6 @@ impl Peer {
     #[track_caller]
     pub fn hear(&mut self) -> String {
         self.link.hear().expect("the helper has ended; its message is above")
-    }
-
-    /// Whether a line, or its end, waits to be heard.
-    pub fn has_said_something(&self) -> bool {
-        let mut entries = [PollFd::new(self.link.reader.get_ref().as_fd(), PollFlags::POLLIN)];
-        poll(&mut entries, PollTimeout::ZERO).is_ok_and(|count| count > 0)
     }
 
     /// Stops it: it neither answers nor ends.
