@@ -349,7 +349,11 @@ impl Core {
                 };
                 self.answer_waiting(attempt, wait, fx);
             }
-            Wish::Credits(_) => {
+            Wish::Credits(wanted) => {
+                // The room may have come in this very moment.
+                if self.try_credits(client, request, wanted, Turn::Last, fx).is_none() {
+                    return;
+                }
                 let status = self.no_credit(client);
                 self.counters.refusals += 1;
                 fx.list.push(Effect::Failed { client, request, status });
