@@ -123,6 +123,7 @@ impl Core {
         }
         self.release_charge(client.0, Charge::Own(own));
         self.release_charge(client.0, Charge::Held(credits));
+        self.owner_gone = true;
         self.dying.push_back(client.0);
     }
 

@@ -73,6 +73,8 @@ pub struct Core {
     ended_from: Option<(bool, u64)>,
     /// An allocation has ended, or an owner has turned silent, in this step.
     something_ended: bool,
+    /// A client has died in this step.
+    owner_gone: bool,
     /// Room has appeared in this step.
     room_appeared: bool,
     /// The scan is under way: it comes to whoever stands behind those it serves.
@@ -118,6 +120,7 @@ impl Core {
             scan_full: Vec::new(),
             ended_from: None,
             something_ended: false,
+            owner_gone: false,
             room_appeared: false,
             scanning: false,
             timers: BTreeSet::new(),
@@ -205,6 +208,11 @@ impl Core {
 
     /// What every step ends with.
     fn after(&mut self, now: Now, fx: &mut Effects) {
+        if std::mem::take(&mut self.owner_gone) && !self.rooms.is_empty() {
+            // Before its allocations are freed: afterwards it could only be said that they are stale.
+            self.ended_from = Some((false, 0));
+            self.answer_ended(fx);
+        }
         self.tear_down(fx);
         self.scan_if_room(now, fx);
         if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {

@@ -382,6 +382,17 @@ fn gone_when_consumers_wait_for_its_memory_then_owner_gone() {
 }
 
 #[test]
+fn gone_when_a_request_waits_for_room_to_recall_its_memory_then_owner_gone() {
+    let (mut world, id) = one_evicted();
+    // Nothing is closed yet of what makes room for the recall.
+    let request = world.acquire(USER, &[Ok(id)], 1000);
+    assert_eq!(world.state(id), AllocationState::Evicted);
+    let effects = world.step(Input::Gone { client: OWNER });
+    let status = answer(&world, &effects, request).expect("answered");
+    assert_eq!(status.result(), Err(ErrorCode::OwnerGone));
+}
+
+#[test]
 fn gone_when_holding_then_its_accounts_are_zero() {
     let mut world = World::new(config());
     let id = world.register(deposit(1)).id;
