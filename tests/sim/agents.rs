@@ -2,7 +2,6 @@
 //! hoarding, abusive, mortal. Must only choose; the world hands the choice to the core.
 
 use crate::action::Action;
-
 use crate::rng::Rng;
 use crate::world::World;
 use fdbroker_core::{Deposit, Lane, LeaseId, RecallEvent, Supply, Wanted};

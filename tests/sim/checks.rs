@@ -300,6 +300,7 @@ pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
 }
 
 /// Parked requests that could be answered, in the order of arrival: not those of clients that do not read.
+/// (By arrival alone: that a request wants an fd kept back for others does not put it before those ahead of it.)
 fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
     let mut all: Vec<(u32, &Client, &Request)> = model
         .clients
