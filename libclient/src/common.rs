@@ -20,6 +20,7 @@ pub(crate) struct Common {
     pub window: Window,
     wake: EventFd,
     owners: Mutex<Vec<Weak<dyn MemoryOwner>>>,
+    watchers: Mutex<Vec<Weak<dyn LeaseWatcher>>>,
 }
 
 impl Common {
@@ -38,6 +39,7 @@ impl Common {
             window: Window::new(window),
             wake,
             owners: Mutex::new(Vec::new()),
+            watchers: Mutex::new(Vec::new()),
         })
     }
 
@@ -66,6 +68,17 @@ impl Common {
     /// Those who own memory here. Out of the lock, so that dropping the last of one is harmless.
     pub fn owners(&self) -> Vec<Arc<dyn MemoryOwner>> {
         lock(&self.owners).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub fn add_watcher(&self, watcher: Weak<dyn LeaseWatcher>) {
+        let mut watchers = lock(&self.watchers);
+        watchers.retain(|known| known.strong_count() > 0);
+        watchers.push(watcher);
+    }
+
+    /// Those who keep leases here. Out of the lock, as `owners`.
+    pub fn watchers(&self) -> Vec<Arc<dyn LeaseWatcher>> {
+        lock(&self.watchers).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Who owns the memory at `base`.
@@ -106,6 +119,16 @@ pub(crate) trait MemoryOwner: Send + Sync + std::fmt::Debug {
     /// The broker has ended the allocation at the owner's wish; `drained`: no lease was left.
     fn unregistered(&self, key: OwnerKey, drained: bool);
     /// The connection is lost, and with it all knowledge of leases.
+    fn disconnected(&self);
+}
+
+/// Leases that the library itself keeps beyond their use: caches. Never blocks, calls no application code.
+pub(crate) trait LeaseWatcher: Send + Sync + std::fmt::Debug {
+    /// The allocation has ended: give its lease back as soon as nobody uses the memory.
+    fn revoked(&self, id: AllocationId);
+    /// The broker would like these leases back if nobody uses them.
+    fn reclaim(&self, leases: &[u64]);
+    /// The connection is lost, and with it all leases. Called before the next connection is made.
     fn disconnected(&self);
 }
 

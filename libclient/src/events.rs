@@ -156,13 +156,17 @@ impl EventLoop {
             }
             Kind::Reclaim => {
                 let leases = message.items::<LeaseItem>()?;
-                let leases = leases.iter().map(|item| item.lease.get()).collect();
+                let leases: Vec<u64> = leases.iter().map(|item| item.lease.get()).collect();
+                let watchers = connection.common.watchers();
+                watchers.iter().for_each(|watcher| watcher.reclaim(&leases));
                 self.tell(Notice::Reclaim { leases });
             }
             Kind::Revoked => {
+                let watchers = connection.common.watchers();
                 for item in message.items::<RevokedItem>()? {
                     let id = allocation(item.slot.get(), item.generation.get());
                     let code = ErrorCode::from_number(item.code.get()).unwrap_or(ErrorCode::Stale);
+                    watchers.iter().for_each(|watcher| watcher.revoked(id));
                     self.tell(Notice::Revoked { id, lease: item.lease.get(), code });
                 }
             }
@@ -193,6 +197,9 @@ impl EventLoop {
     fn see_to_loss(&mut self) {
         for owner in self.shared.common.owners() {
             owner.disconnected();
+        }
+        for watcher in self.shared.common.watchers() {
+            watcher.disconnected();
         }
         self.tell(Notice::Disconnected);
         let mut pause = RECONNECT_FIRST;
