@@ -265,6 +265,12 @@ impl Client {
         self.owner.shared.last.client.load(Ordering::Relaxed)
     }
 
+    /// Whether the caller is a child of fork(2), and this a copy of its parent's client: everything answers
+    /// NOT_CONNECTED then. One load, no lock: to be asked before taking a lock that the fork may have copied.
+    pub fn is_forked_copy(&self) -> bool {
+        !self.owner.shared.common.process.is_current()
+    }
+
     /// Whether calls can be made now.
     pub fn is_connected(&self) -> bool {
         self.owner.shared.common.process.is_current() && self.owner.shared.current().is_usable()
