@@ -60,6 +60,7 @@ mod page;
 mod poll;
 mod reader;
 mod register;
+mod request;
 mod supply;
 mod sync;
 
@@ -79,6 +80,7 @@ pub use import::Import;
 pub use lease::Lease;
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
+pub use request::{AcquireRequest, Progress};
 
 /// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`].
 pub mod host {
