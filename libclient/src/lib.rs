@@ -38,6 +38,7 @@
 mod acquire;
 pub mod backend;
 mod builder;
+mod cache;
 mod client;
 mod common;
 mod connection;
@@ -67,6 +68,9 @@ mod sync;
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;
 pub use builder::ClientBuilder;
+pub use cache::{
+    CacheSettings, CacheStats, CachedImport, ImportCache, Imports, Opened, Opener, Pin,
+};
 pub use client::Client;
 pub use deadline::Deadline;
 pub use deposit::{Deposit, Drained, DriverData, Registration, RegistrationRef};
