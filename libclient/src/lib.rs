@@ -47,6 +47,7 @@ mod deadline;
 mod deposit;
 mod error;
 mod events;
+mod exports;
 mod fork;
 mod grant;
 mod handshake;
@@ -67,6 +68,7 @@ mod sync;
 
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;
+pub use backend::isolated::{IsolatedBuffer, IsolatedMemory};
 pub use builder::ClientBuilder;
 pub use cache::{
     CacheSettings, CacheStats, CachedImport, ImportCache, Imports, Opened, Opener, Pin,
@@ -75,6 +77,7 @@ pub use client::Client;
 pub use deadline::Deadline;
 pub use deposit::{Deposit, Drained, DriverData, Registration, RegistrationRef};
 pub use error::Error;
+pub use exports::Exports;
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status,
 };
@@ -86,8 +89,10 @@ pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
 pub use request::{AcquireRequest, Progress};
 
-/// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`].
+/// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`];
+/// [`host::IsolatedBuffer`], [`host::IsolatedMemory`].
 pub mod host {
     pub use crate::backend::arena::{Arena, HostBuffer};
     pub use crate::backend::host::HostMemory;
+    pub use crate::backend::isolated::{IsolatedBuffer, IsolatedMemory};
 }
