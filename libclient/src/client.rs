@@ -13,12 +13,13 @@ use crate::grant::Grant;
 use crate::handshake::{Greeted, greet};
 use crate::limits::{ROOM_FIRST_PAUSE, ROOM_TIMEOUT, THREAD_END_TIMEOUT};
 use crate::register::{Batch, Registrations, register, unregister};
+use crate::request::AcquireRequest;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, Resource};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A connection to the node's broker, for all threads of a process; clones share it.
 ///
@@ -241,6 +242,42 @@ impl Client {
         Ok(())
     }
 
+    /// Starts to acquire any number, without waiting for anything: see [`AcquireRequest`]. What does not fit now (a
+    /// full socket, too many requests under way) is sent by a later test. May be called in a callback.
+    ///
+    /// # Errors
+    /// When nothing was started: NOT_CONNECTED. All else is said by [`AcquireRequest::test`], handle by handle: as
+    /// [`Client::acquire`].
+    pub fn acquire_start(
+        &self,
+        handles: &[Handle],
+        deadline: Deadline,
+    ) -> Result<AcquireRequest, Error> {
+        Ok(AcquireRequest::done(self.acquire_many(handles, deadline)?))
+    }
+
+    /// In dispatch mode ([`ClientBuilder::dispatch`]): an fd to poll for reading (POLLIN), readable when there is
+    /// something for [`Client::dispatch`] to serve. The same one as long as the client lives, whatever becomes
+    /// of the connection; only to be polled.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: a library thread serves. NOT_CONNECTED: in a child of fork(2).
+    pub fn event_fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        Err(Error::new(ErrorCode::NotSupported, "event fd: a library thread serves"))
+    }
+
+    /// In dispatch mode: serves what there is to serve (recalls, notices, replies that nobody waits for, messages
+    /// that did not fit, a lost connection and the next try to reach a broker), and when there is nothing waits up to
+    /// `timeout` for something. How many things were served; 0 after a timeout. Callbacks run in here.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: a library thread serves, or in a callback. NOT_CONNECTED: in a child of fork(2). A lost broker
+    /// is no error: looking for it is what dispatch does then.
+    pub fn dispatch(&self, timeout: Duration) -> Result<usize, Error> {
+        let _ = timeout;
+        Err(Error::new(ErrorCode::NotSupported, "dispatch: a library thread serves"))
+    }
+
     /// Whether the allocation lives, the broker lives, and this client is connected to it. Two loads, no
     /// syscall. Ask after putting something into a cache, and on every hit. An id of before a reconnect may
     /// name something else after it: drop those at [`crate::Notice::Disconnected`], or ask
@@ -263,6 +300,12 @@ impl Client {
     /// This client's number at the broker, as `fdbroker clients` shows it; as of the last connection.
     pub fn id(&self) -> u32 {
         self.owner.shared.last.client.load(Ordering::Relaxed)
+    }
+
+    /// Whether the caller is a child of fork(2), and this a copy of its parent's client: everything answers
+    /// NOT_CONNECTED then. One load, no lock: to be asked before taking a lock that the fork may have copied.
+    pub fn is_forked_copy(&self) -> bool {
+        !self.owner.shared.common.process.is_current()
     }
 
     /// Whether calls can be made now.

@@ -51,7 +51,16 @@ impl Grant {
     /// BAD_HANDLE: `offset` is not inside the allocation. NOT_SUPPORTED: this kind of memory cannot be
     /// mapped by the CPU (CUDA VMM). INTERNAL: mmap failed. In every case the grant is given back.
     pub fn import(self, access: Access, offset: u64) -> Result<Import, Error> {
+        let mapping = self.map(access, offset)?;
         let Grant { fd, mut lease, info } = self;
+        drop(fd);
+        lease.mapped();
+        Ok(Import::new(mapping, lease, info))
+    }
+
+    /// Maps the allocation from `offset` to its end; see [`Grant::import`].
+    pub(crate) fn map(&self, access: Access, offset: u64) -> Result<Mapping, Error> {
+        let Grant { fd, info, .. } = self;
         if info.kind == MemoryKind::CudaVmm {
             let context = "map a CUDA VMM fd: only the CUDA driver can import it";
             return Err(Error::new(ErrorCode::NotSupported, context));
@@ -63,9 +72,6 @@ impl Grant {
             let context = format!("offset {offset} is not inside {} bytes", info.size_bytes);
             return Err(Error::new(ErrorCode::BadHandle, context));
         };
-        let mapping = Mapping::new(fd.as_fd(), start, length, access, AtFork::Leave)?;
-        drop(fd);
-        lease.mapped();
-        Ok(Import::new(mapping, lease, info))
+        Mapping::new(fd.as_fd(), start, length, access, AtFork::Leave)
     }
 }

@@ -38,6 +38,7 @@
 mod acquire;
 pub mod backend;
 mod builder;
+mod cache;
 mod client;
 mod common;
 mod connection;
@@ -46,6 +47,7 @@ mod deadline;
 mod deposit;
 mod error;
 mod events;
+mod exports;
 mod fork;
 mod grant;
 mod handshake;
@@ -60,16 +62,22 @@ mod page;
 mod poll;
 mod reader;
 mod register;
+mod request;
 mod supply;
 mod sync;
 
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;
+pub use backend::isolated::{IsolatedBuffer, IsolatedMemory};
 pub use builder::ClientBuilder;
+pub use cache::{
+    CacheSettings, CacheStats, CachedImport, ImportCache, Imports, Opened, Opener, Pin,
+};
 pub use client::Client;
 pub use deadline::Deadline;
 pub use deposit::{Deposit, Drained, DriverData, Registration, RegistrationRef};
 pub use error::Error;
+pub use exports::Exports;
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status,
 };
@@ -79,9 +87,12 @@ pub use import::Import;
 pub use lease::Lease;
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
+pub use request::{AcquireRequest, Progress};
 
-/// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`].
+/// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`];
+/// [`host::IsolatedBuffer`], [`host::IsolatedMemory`].
 pub mod host {
     pub use crate::backend::arena::{Arena, HostBuffer};
     pub use crate::backend::host::HostMemory;
+    pub use crate::backend::isolated::{IsolatedBuffer, IsolatedMemory};
 }

@@ -81,3 +81,8 @@ pub const EVENTS_PER_TURN: usize = 64;
 /// Pause of the library thread when the request socket has hung up and another thread is about to
 /// read that: a yield, so that it does not spin.
 pub const HANG_UP_PAUSE: Duration = Duration::from_millis(1);
+
+/// Fewest entries of an `Exports` table at which those ended by others are swept out; after that whenever it has
+/// doubled. So it has at most this many entries, or twice what the broker's cap on allocations lets a
+/// client have, and a sweep costs each entry less than its registration.
+pub const EXPORTS_SWEEP_LEAST: usize = 1024;

@@ -150,7 +150,7 @@ const WORD: usize = size_of::<u64>();
 ///
 /// # Safety
 /// `from` is readable for `into.len()` bytes.
-unsafe fn copy_out(mut from: *const u8, into: &mut [u8]) {
+pub(crate) unsafe fn copy_out(mut from: *const u8, into: &mut [u8]) {
     let head = from.align_offset(WORD).min(into.len());
     let (first, rest) = into.split_at_mut(head);
     let (words, last) = rest.as_chunks_mut::<WORD>();
@@ -175,7 +175,7 @@ unsafe fn copy_out(mut from: *const u8, into: &mut [u8]) {
 ///
 /// # Safety
 /// `to` is writable for `bytes.len()` bytes.
-unsafe fn copy_in(bytes: &[u8], mut to: *mut u8) {
+pub(crate) unsafe fn copy_in(bytes: &[u8], mut to: *mut u8) {
     let head = to.align_offset(WORD).min(bytes.len());
     let (first, rest) = bytes.split_at(head);
     let (words, last) = rest.as_chunks::<WORD>();

@@ -2,7 +2,7 @@
 //! Must never reuse a range before the broker says that its last lease is gone.
 
 use super::ranges::{Freed, Ranges, key};
-use super::{HostMemory, MemoryBackend, Pool};
+use super::{HostMemory, MemoryBackend, Pool, check_window};
 use crate::client::Client;
 use crate::common::{MemoryOwner, OwnerKey, Supply, SupplyFd, Unregister};
 use crate::deadline::Deadline;
@@ -19,8 +19,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Ids of allocations, of all arenas of the process: an address used again has another id.
+/// Ids of allocations of all the library's memory in the process: an address used again has another id.
 static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
+
+/// An id that no other allocation of the library's own memory has, in this process.
+pub(crate) fn next_allocation_id() -> u64 {
+    NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Memory to share, given out in buffers.
 ///
@@ -78,11 +83,8 @@ impl Arena {
             return Err(Error::new(ErrorCode::NotPermitted, context));
         }
         let pool = backend.allocate(bytes)?;
-        if pool.exports_are_fresh() && client.own_fds() < 2 {
-            let context = format!(
-                "arena of {name}: every export is a new fd, so `own_fds` must be 2 or more"
-            );
-            return Err(Error::new(ErrorCode::NotSupported, context));
+        if pool.exports_are_fresh() {
+            check_window(client, name)?;
         }
         let shared_fd = match pool.exports_are_fresh() {
             true => None,
@@ -107,7 +109,7 @@ impl Arena {
         let inner = &self.inner;
         let span = len.checked_next_multiple_of(page_size()).filter(|span| *span > 0);
         let mut ranges = lock(&inner.ranges);
-        let id = NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed);
+        let id = next_allocation_id();
         let taken = span.and_then(|span| ranges.take(span, id)).ok_or_else(|| {
             let (largest, free) = ranges.room();
             let context = format!(

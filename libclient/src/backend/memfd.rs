@@ -8,6 +8,7 @@ use fdbroker_protocol::ErrorCode;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
+use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -21,11 +22,8 @@ pub(crate) struct MemfdPool {
 impl MemfdPool {
     /// `bytes`, rounded up to pages, more than 0.
     pub fn new(bytes: usize) -> Result<Self, Error> {
-        let len = bytes.checked_next_multiple_of(page_size()).filter(|len| *len > 0);
-        let len = len.ok_or_else(|| {
-            Error::new(ErrorCode::Internal, format!("an arena of {bytes} bytes cannot be"))
-        })?;
-        let fd = sealed(len)?;
+        let len = whole_pages(bytes)?;
+        let fd = sealed(c"fdbroker-arena", len)?;
         // Inherited by a forked child, like any memory of its parent's own.
         let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Inherit)?;
         Ok(MemfdPool { fd: Arc::new(fd), mapping })
@@ -36,10 +34,17 @@ impl MemfdPool {
     }
 }
 
+/// `bytes`, more than 0, in whole pages.
+pub(crate) fn whole_pages(bytes: usize) -> Result<usize, Error> {
+    let len = bytes.checked_next_multiple_of(page_size()).filter(|len| *len > 0);
+    let context = || format!("shared memory of {bytes} bytes cannot be");
+    len.ok_or_else(|| Error::new(ErrorCode::Internal, context()))
+}
+
 /// A memfd of `len` bytes that nobody can shrink, grow or seal any more. memfd_create(2), F_ADD_SEALS.
-fn sealed(len: usize) -> Result<OwnedFd, Error> {
+pub(crate) fn sealed(name: &CStr, len: usize) -> Result<OwnedFd, Error> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let fd = memfd_create(c"fdbroker-arena", flags).map_err(|errno| {
+    let fd = memfd_create(name, flags).map_err(|errno| {
         let code = match errno {
             nix::Error::EMFILE | nix::Error::ENFILE => ErrorCode::LocalFdLimit,
             _ => ErrorCode::Internal,

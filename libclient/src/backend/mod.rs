@@ -2,17 +2,22 @@
 //! Must never pretend: a backend that is absent answers NOT_SUPPORTED and says what is missing.
 
 pub(crate) mod arena;
+mod dma_heap;
 pub(crate) mod host;
+pub(crate) mod isolated;
 mod memfd;
 mod ranges;
 mod udmabuf;
 
+use crate::client::Client;
 use crate::common::SupplyFd;
 use crate::error::Error;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::fmt::Debug;
 
 pub use host::HostMemory;
+pub use isolated::IsolatedMemory;
+pub use udmabuf::Udmabuf;
 
 /// A source of memory that can be exported as fds.
 pub trait MemoryBackend: Send + Sync + Debug {
@@ -78,7 +83,8 @@ pub struct PoolExport {
     pub(crate) fd_offset: u64,
 }
 
-/// The backend of a name: `memfd`, `udmabuf`; `level-zero` and `cuda` are not built yet.
+/// The backend of a name: `memfd`, `udmabuf`; `level-zero` and `cuda` are not built yet. Memory that is not given out
+/// in ranges has no backend: see [`isolated_by_name`].
 ///
 /// # Errors
 /// NOT_SUPPORTED, with the reason.
@@ -86,10 +92,35 @@ pub fn by_name(name: &str) -> Result<&'static dyn MemoryBackend, Error> {
     let reason = match name {
         "memfd" => return Ok(&HostMemory::Memfd),
         "udmabuf" => return Ok(&HostMemory::Udmabuf),
+        "isolated" | "dma-heap" => "it is not given out in ranges; use `IsolatedBuffer`",
         "level-zero" | "cuda" => "this build of the library has no such backend yet",
         _ => "no backend has this name; there are memfd and udmabuf",
     };
     Err(Error::new(ErrorCode::NotSupported, format!("backend {name}: {reason}")))
+}
+
+/// The isolated memory of a name: `isolated` (a memfd of its own), `dma-heap`.
+///
+/// # Errors
+/// NOT_SUPPORTED, with the reason.
+pub fn isolated_by_name(name: &str) -> Result<IsolatedMemory, Error> {
+    let all = [IsolatedMemory::Memfd, IsolatedMemory::DmaHeap];
+    all.into_iter().find(|memory| memory.name() == name).ok_or_else(|| {
+        let context = format!("memory {name}: none has this name; there are isolated and dma-heap");
+        Error::new(ErrorCode::NotSupported, context)
+    })
+}
+
+/// Exports that are new fds need a window: one fd beside what the process holds anyway.
+fn check_window(client: &Client, name: &str) -> Result<(), Error> {
+    match client.own_fds() {
+        0 | 1 => {
+            let context =
+                format!("memory {name}: every export is a new fd, so `own_fds` must be 2 or more");
+            Err(Error::new(ErrorCode::NotSupported, context))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -98,11 +129,14 @@ mod tests {
 
     #[test]
     fn by_name_when_not_built_then_not_supported_with_reason() {
-        for name in ["level-zero", "cuda", "floppy"] {
+        for name in ["level-zero", "cuda", "floppy", "isolated", "dma-heap"] {
             let error = by_name(name).unwrap_err();
             assert_eq!(error.code, ErrorCode::NotSupported);
             assert!(error.to_string().contains(name), "{error}");
         }
         assert_eq!(by_name("memfd").unwrap().kind(), MemoryKind::Memfd);
+        assert_eq!(isolated_by_name("isolated").unwrap(), IsolatedMemory::Memfd);
+        assert_eq!(isolated_by_name("dma-heap").unwrap().kind(), MemoryKind::DmaBuf);
+        assert_eq!(isolated_by_name("memfd").unwrap_err().code, ErrorCode::NotSupported);
     }
 }

@@ -1,0 +1,163 @@
+//! What the cache hands out: memory in use, its pin, and what an opener gives the cache to keep.
+//! Must never let memory in use be closed, nor hand out a safe reference into it.
+
+use crate::cache::ImportCache;
+use crate::error::Error;
+use crate::map::{Access, Mapping, copy_in, copy_out};
+use fdbroker_protocol::{AllocationId, ErrorCode};
+use std::fmt::Debug;
+use std::mem::ManuallyDrop;
+use std::num::NonZeroU64;
+
+/// Memory opened from a grant by other means than mmap(2), such as a GPU driver's import. Dropping it closes it;
+/// the cache does that when nobody uses it, on any thread, and never in a child of fork(2).
+#[expect(clippy::len_without_is_empty, reason = "what is opened is never empty")]
+pub trait Opened: Send + Sync + Debug {
+    /// First byte of the allocation, as the driver's users address it. Stays the same until the drop.
+    fn as_ptr(&self) -> *mut u8;
+    /// Bytes that may be used from there; above 0.
+    fn len(&self) -> usize;
+}
+
+impl Opened for Mapping {
+    fn as_ptr(&self) -> *mut u8 {
+        self.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+}
+
+/// An import in use taken apart, for those who cannot keep a borrow: 8 bytes, plain. Give it back once, by
+/// [`ImportCache::release`]; what is not given back stays open until the cache ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pin(NonZeroU64);
+
+impl Pin {
+    /// The number for [`Pin::from_u64`]; never 0.
+    pub fn to_u64(self) -> u64 {
+        self.0.get()
+    }
+
+    /// From [`Pin::to_u64`]; `None` for 0. Whether it is a pin is for the cache to say.
+    pub fn from_u64(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Pin)
+    }
+}
+
+/// Memory of another process in use: not closed before this is dropped, whatever becomes of the allocation.
+///
+/// The owner and other importers may write at any time, so there is no safe slice of it. The bytes stay
+/// readable after the allocation has ended; ask [`CachedImport::is_current`] whether they are still what
+/// they were. Not mapped in a child of fork(2).
+#[derive(Debug)]
+#[must_use = "dropping an import releases it"]
+pub struct CachedImport<'a> {
+    cache: &'a ImportCache,
+    pin: Pin,
+    id: AllocationId,
+    ptr: *mut u8,
+    len: usize,
+}
+
+// SAFETY: it is a count held in the cache and an address; the memory belongs to the process, not to a thread, and
+// is accessed through volatile copies or through raw pointers whose users take on that duty.
+unsafe impl Send for CachedImport<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for CachedImport<'_> {}
+
+impl<'a> CachedImport<'a> {
+    pub(super) fn new(
+        cache: &'a ImportCache,
+        pin: Pin,
+        id: AllocationId,
+        ptr: *mut u8,
+        len: usize,
+    ) -> Self {
+        CachedImport { cache, pin, id, ptr, len }
+    }
+
+    /// The allocation's first byte plus the handle's offset. Writable only when imported so.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Bytes from there to the allocation's end. Never 0.
+    #[expect(clippy::len_without_is_empty, reason = "an import is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The allocation.
+    pub fn id(&self) -> AllocationId {
+        self.id
+    }
+
+    /// Whether the allocation still lives, the broker lives, and this client is connected to it. No syscall.
+    pub fn is_current(&self) -> bool {
+        self.cache.is_current(self.pin, self.id)
+    }
+
+    /// Copies out `into.len()` bytes from `offset`, each word read once.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds. NOT_SUPPORTED: opened by other means than mmap(2). NOT_CONNECTED: in a child
+    /// of fork(2).
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        let from = self.check(offset, into.len(), Access::Read)?;
+        // SAFETY: in bounds (checked), mapped as long as `self` is held (it is the library's own mapping), and
+        // `into` is exclusively ours.
+        unsafe { copy_out(from, into) };
+        Ok(())
+    }
+
+    /// Copies `bytes` in at `offset`, each word written once.
+    ///
+    /// # Errors
+    /// As [`CachedImport::read_at`]; NOT_SUPPORTED too when opened for reading.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let to = self.check(offset, bytes.len(), Access::ReadWrite)?;
+        // SAFETY: in bounds (checked), mapped writable as long as `self` is held.
+        unsafe { copy_in(bytes, to) };
+        Ok(())
+    }
+
+    pub(super) fn pin(&self) -> Pin {
+        self.pin
+    }
+
+    /// The address of `len` bytes at `offset`, if they may be so used here.
+    fn check(&self, offset: usize, len: usize, wanted: Access) -> Result<*mut u8, Error> {
+        match self.cache.host_access(self) {
+            None => {
+                let context = "copy from memory that was not mapped by this library";
+                return Err(Error::new(ErrorCode::NotSupported, context));
+            }
+            Some(Access::Read) if wanted == Access::ReadWrite => {
+                let context = "write to memory imported for reading";
+                return Err(Error::new(ErrorCode::NotSupported, context));
+            }
+            Some(_) => {}
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(self.ptr.wrapping_add(offset)),
+            _ => {
+                let context = format!("{len} bytes at {offset} exceed the {} mapped", self.len);
+                Err(Error::new(ErrorCode::BadHandle, context))
+            }
+        }
+    }
+
+    /// Takes it apart: the caller gives the pin back.
+    pub fn into_pin(self) -> Pin {
+        ManuallyDrop::new(self).pin
+    }
+}
+
+impl Drop for CachedImport<'_> {
+    fn drop(&mut self) {
+        // Held here, so it is there to be released.
+        let _ = self.cache.release(self.pin);
+    }
+}

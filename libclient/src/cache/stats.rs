@@ -1,0 +1,39 @@
+//! The cache's counters as its users see them.
+//! Must never cost a hit more than one instruction on a line of its own.
+
+use std::fmt;
+
+/// Counters of an [`crate::ImportCache`]. Since its start: hits, misses, stale, evicted. Now: the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Imports served from the cache, without the broker.
+    pub hits: u64,
+    /// Imports that asked the broker, or waited for another thread that did; failed ones too.
+    pub misses: u64,
+    /// Entries found ended when wanted: their address was reused, their owner is gone, the broker is another.
+    pub stale: u64,
+    /// Entries closed to stay within the limits.
+    pub evicted: u64,
+    /// Allocations open.
+    pub entries: u64,
+    /// Of these, in use.
+    pub pinned: u64,
+    /// Bytes of those open.
+    pub bytes: u64,
+    /// See [`crate::CacheSettings::max_entries`].
+    pub max_entries: u64,
+    /// See [`crate::CacheSettings::max_bytes`].
+    pub max_bytes: u64,
+}
+
+impl fmt::Display for CacheStats {
+    /// One line, as `FDBROKER_PRINT_STATS` prints it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CacheStats { hits, misses, stale, evicted, entries, pinned, bytes, .. } = self;
+        write!(
+            f,
+            "{hits} hits, {misses} misses, {stale} stale, {evicted} evicted; \
+             {entries} open ({pinned} in use), {bytes} bytes"
+        )
+    }
+}
