@@ -48,7 +48,7 @@ done
 
 for tool in "mpicc.$mpi" "mpirun.$mpi" pkg-config; do
   command -v "$tool" > /dev/null && continue
-  say "$tool is not installed; run: sudo tests/mpi/install.sh"
+  echo "$tool is not installed; run: sudo tests/mpi/install.sh"
   exit 77
 done
 
@@ -161,9 +161,12 @@ if [ "$mpi" = openmpi ]; then
     job /usr/bin/python3 "$here/rank.py" "$ranks" > "$work/both" 2>&1 &&
       grep -q "^rank.py: $ranks ranks, .* 0 bytes wrong$" "$work/both"
     check "rank.py: from Python by ctypes" $? "$work/both"
+  elif [ -n "${FDBROKER_NOT_RUN_LOG-}" ]; then
+    # tests/run.sh names it, and takes it from what passed.
+    echo "MPI: rank.py: python3-mpi4py is not installed; run: sudo tests/mpi/install.sh" >> "$FDBROKER_NOT_RUN_LOG"
+    passed=$((passed + 1))
   else
-    say "python3-mpi4py is not installed; run: sudo tests/mpi/install.sh"
-    check "rank.py: from Python by ctypes" 1
+    check "rank.py: python3-mpi4py is not installed; run: sudo tests/mpi/install.sh" 1
   fi
 fi
 
