@@ -2,12 +2,12 @@
 //! Must never lose a grant: what the caller does not get is given back.
 
 use crate::errors::fdbroker_code_t;
-use crate::failure::{Failure, code_of_result};
+use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
 use crate::leases::Leases;
 use crate::open::{context, fdbroker_t};
-use crate::sized::{Growable, Output, slice, slice_mut};
+use crate::sized::{Answers, Growable, Output, Results, slice};
 use fdbroker_client::{Deadline, Error, Grant, Lease};
 use std::os::fd::IntoRawFd;
 
@@ -74,9 +74,7 @@ pub unsafe extern "C" fn fdbroker_acquire(
     grant: *mut fdbroker_grant_t,
 ) -> fdbroker_code_t {
     // SAFETY: the caller's pointers, as the header states.
-    guard(|| unsafe {
-        acquire_all(broker, 1, handle, deadline_ms, grant, std::ptr::null_mut())
-    })
+    guard(|| unsafe { acquire_all(broker, 1, handle, deadline_ms, grant, std::ptr::null_mut()) })
 }
 
 /// Acquires count allocations, 253 per message. Fills all grants and all codes (codes may be NULL), in the order of
@@ -109,24 +107,24 @@ unsafe fn acquire_all(
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let mut grants = unsafe { Grants::new(count, grants, codes) }?;
-    let outcomes = (|| {
-        // SAFETY: as above.
-        let (context, handles) = unsafe { (context(broker, "acquire")?, many(handles, count)?) };
-        let deadline = Deadline::from_ms(deadline_ms);
-        Ok((context, context.client.acquire_many(handles, deadline)?))
-    })();
+    // SAFETY: as above.
+    let found = unsafe { context(broker, "acquire") };
+    // SAFETY: as above.
+    let handles = found.and_then(|context| Ok((context, unsafe { many(handles, count) }?)));
+    let outcomes = handles.and_then(|(context, handles)| {
+        let outcomes = context.client.acquire_many(handles, Deadline::from_ms(deadline_ms))?;
+        Ok((context, outcomes))
+    });
     match outcomes {
         Ok((context, outcomes)) => grants.fill(&context.leases, outcomes),
-        Err(failure) => Err(grants.fill_failed(failure)),
+        Err(failure) => grants.0.fill::<_, Failure>(Err::<NoGrants, _>(failure)),
     }
 }
 
+type NoGrants = Vec<Result<fdbroker_grant_t, Failure>>;
+
 /// The caller's arrays for what an acquire answers.
-pub(crate) struct Grants<'a> {
-    count: usize,
-    grants: Output<'a, fdbroker_grant_t>,
-    codes: Option<&'a mut [fdbroker_code_t]>,
-}
+pub(crate) struct Grants<'a>(Answers<'a, Output<'a, fdbroker_grant_t>>);
 
 impl Grants<'_> {
     /// # Safety
@@ -138,53 +136,23 @@ impl Grants<'_> {
         codes: *mut fdbroker_code_t,
     ) -> Result<Self, Failure> {
         // SAFETY: the caller's promise.
-        let codes = unsafe { slice_mut(codes, count) }?;
-        // SAFETY: as above.
-        match unsafe { Output::new(grants, count) } {
-            Ok(grants) => Ok(Grants { count, grants, codes }),
-            Err(failure) => {
-                codes.into_iter().for_each(|codes| codes.fill(failure.code()));
-                Err(failure)
-            }
-        }
+        unsafe { Answers::new(count, Output::new(grants, count), codes).map(Grants) }
     }
 
     /// Hands over what was granted; the first failure.
     pub fn fill(
         &mut self,
         leases: &Leases,
-        outcomes: impl IntoIterator<Item = Result<Grant, Error>>,
+        outcomes: Vec<Result<Grant, Error>>,
     ) -> Result<(), Failure> {
-        let mut first = Ok(());
-        for (index, outcome) in outcomes.into_iter().enumerate() {
-            let code = code_of_result(&outcome);
-            let grant = match outcome {
-                Ok(grant) => hand_over(leases, grant),
-                Err(error) => {
-                    if first.is_ok() {
-                        first = Err(error.into());
-                    }
-                    fdbroker_grant_t::absent()
-                }
-            };
-            self.put(index, &grant, code);
-        }
-        first
+        let outcomes = outcomes.into_iter();
+        self.0.fill(Ok(outcomes.map(|outcome| outcome.map(|grant| hand_over(leases, grant)))))
     }
+}
 
-    /// Nothing was granted.
-    pub fn fill_failed(&mut self, failure: Failure) -> Failure {
-        for index in 0..self.count {
-            self.put(index, &fdbroker_grant_t::absent(), failure.code());
-        }
-        failure
-    }
-
-    fn put(&mut self, index: usize, grant: &fdbroker_grant_t, code: fdbroker_code_t) {
-        self.grants.set(index, grant);
-        if let Some(codes) = &mut self.codes {
-            codes[index] = code;
-        }
+impl Results<fdbroker_grant_t> for Output<'_, fdbroker_grant_t> {
+    fn put(&mut self, index: usize, grant: Option<fdbroker_grant_t>) {
+        self.set(index, &grant.unwrap_or_else(fdbroker_grant_t::absent));
     }
 }
 

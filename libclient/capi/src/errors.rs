@@ -11,17 +11,17 @@ pub type fdbroker_code_t = i32;
 
 /// Done.
 pub const FDBROKER_OK: fdbroker_code_t = 0;
-/// No broker answers, the connection is lost, or this is a forked child's copy. Go your own way, or try later.
+/// No broker, the connection is lost, or a forked child's copy. Retry later.
 pub const FDBROKER_NOT_CONNECTED: fdbroker_code_t = 1;
 /// The handle is of another node, or of this one before a reboot.
 pub const FDBROKER_WRONG_NODE: fdbroker_code_t = 2;
-/// Not a handle (or lease, pointer, import) of this broker or context, or one given back before.
+/// No handle (lease, pointer, import) of this broker, or given back before.
 pub const FDBROKER_BAD_HANDLE: fdbroker_code_t = 3;
 /// The allocation has ended: get a new handle from its owner.
 pub const FDBROKER_STALE: fdbroker_code_t = 4;
 /// The allocation is another user's or another client's.
 pub const FDBROKER_NOT_PERMITTED: fdbroker_code_t = 5;
-/// A cap is full; fdbroker_last_error() names it, its value and the largest holder.
+/// A cap is full; fdbroker_last_error() names it and its largest holder.
 pub const FDBROKER_NO_QUOTA: fdbroker_code_t = 6;
 /// Not ready yet: ask again.
 pub const FDBROKER_AGAIN: fdbroker_code_t = 7;
@@ -35,7 +35,7 @@ pub const FDBROKER_OWNER_GONE: fdbroker_code_t = 10;
 pub const FDBROKER_OWNER_SILENT: fdbroker_code_t = 11;
 /// This process has no free fd. Nothing is lost: close some and retry.
 pub const FDBROKER_LOCAL_FD_LIMIT: fdbroker_code_t = 12;
-/// An fd of this type, size or seals cannot be shared; fdbroker_last_error() says what it is.
+/// This fd cannot be shared; fdbroker_last_error() says what it is.
 pub const FDBROKER_UNSUPPORTED_FD: fdbroker_code_t = 13;
 /// Absent here; or a call that waits, made inside a callback.
 pub const FDBROKER_NOT_SUPPORTED: fdbroker_code_t = 14;
@@ -45,7 +45,7 @@ pub const FDBROKER_PROTOCOL: fdbroker_code_t = 15;
 pub const FDBROKER_SHUTTING_DOWN: fdbroker_code_t = 16;
 /// A fault in the library or the broker, or an exhausted system.
 pub const FDBROKER_INTERNAL: fdbroker_code_t = 17;
-/// Of this ABI alone: a NULL pointer, a struct_size, flag or value that cannot be.
+/// Of this ABI alone: a NULL, struct_size, flag or value that cannot be.
 pub const FDBROKER_INVALID_ARGUMENT: fdbroker_code_t = 64;
 
 /// The name of a code, such as "NO_QUOTA"; "UNKNOWN" for a number of a later release. Static, never NULL.
@@ -62,7 +62,8 @@ pub extern "C" fn fdbroker_strerror(code: fdbroker_code_t) -> *const c_char {
     let ok = c"done";
     let argument = c"an argument cannot be (a NULL pointer, struct_size, flag or value); \
                      fdbroker_last_error() says which";
-    let unknown = c"a code that this release of the library does not know; compare fdbroker_version()";
+    let unknown =
+        c"a code that this release of the library does not know; compare fdbroker_version()";
     text_of(code, row, [ok, argument, unknown].map(|text| text.as_ptr()))
 }
 

@@ -8,7 +8,7 @@ use crate::leases::Leases;
 use crate::open::{context, fdbroker_t};
 use crate::slot::{Callback, Slot, refuse_in_callback};
 use fdbroker_client::{AllocationId, ErrorCode, Notice, Recall, RecallAnswer};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
 /// With FDBROKER_OPEN_DISPATCH: the fd to poll(2) for POLLIN, readable when fdbroker_dispatch() has something to do.
 /// The library's: do not read or close it; the same until fdbroker_close(). Otherwise -1.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> i32 {
+pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
     guard_value(-1, || {
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "event fd") }?;
@@ -209,7 +209,9 @@ pub(crate) fn deliver_recall(events: &Events, recall: &Recall) -> Result<RecallA
     let code = events
         .recall
         // SAFETY: the application's function and argument; both structs live over the call.
-        .run(|callback| unsafe { (callback.call)(callback.user, &raw const question, &raw mut answer) })
+        .run(|callback| unsafe {
+            (callback.call)(callback.user, &raw const question, &raw mut answer)
+        })
         .ok_or(ErrorCode::NotSupported)?;
     if code != 0 {
         // A number of no code: not now.
@@ -217,7 +219,10 @@ pub(crate) fn deliver_recall(events: &Events, recall: &Recall) -> Result<RecallA
         return Err(known.unwrap_or(ErrorCode::Again));
     }
     let fd = taken(answer.fd).ok_or_else(|| {
-        log::error!("the recall callback answered FDBROKER_OK with fd {}, which is not open", answer.fd);
+        log::error!(
+            "the recall callback answered FDBROKER_OK with fd {}, which is not open",
+            answer.fd
+        );
         ErrorCode::Internal
     })?;
     let fdbroker_recall_answer_t { fd_offset, size_bytes, owner_allocation_id, .. } = answer;

@@ -27,7 +27,7 @@ impl Failure {
     pub fn code(&self) -> fdbroker_code_t {
         match self {
             Failure::Argument(_) => FDBROKER_INVALID_ARGUMENT,
-            Failure::Library(error) => code_of(error),
+            Failure::Library(error) => fdbroker_code_t::from(error.code as u16),
             Failure::NotReady => FDBROKER_AGAIN,
         }
     }
@@ -47,14 +47,4 @@ impl std::fmt::Display for Failure {
             Failure::NotReady => f.write_str("AGAIN: not ready yet"),
         }
     }
-}
-
-/// The number of an error.
-pub(crate) fn code_of(error: &Error) -> fdbroker_code_t {
-    fdbroker_code_t::from(error.code as u16)
-}
-
-/// The number of an outcome.
-pub(crate) fn code_of_result<T>(outcome: &Result<T, Error>) -> fdbroker_code_t {
-    outcome.as_ref().err().map_or(0, code_of)
 }

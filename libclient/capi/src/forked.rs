@@ -14,7 +14,7 @@ pub(crate) fn keep(context: Box<fdbroker_t>) {
     let mut before = KEPT.load(Ordering::Relaxed);
     loop {
         // SAFETY: ours alone until it is in the list.
-        unsafe { (*context).next_kept = before };
+        unsafe { (*context).next_kept.store(before, Ordering::Relaxed) };
         match KEPT.compare_exchange_weak(before, context, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => return,
             Err(now) => before = now,

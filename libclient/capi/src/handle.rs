@@ -1,8 +1,8 @@
 //! The handle by value: the C type, and what it says of itself. Must never claim that a handle is genuine.
 
+use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
-use crate::errors::fdbroker_code_t;
 use crate::sized::{Growable, check_count, slice, write};
 use fdbroker_client::{ErrorCode, Handle};
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
@@ -18,14 +18,14 @@ pub struct fdbroker_handle_t {
 const _: () = assert!(size_of::<fdbroker_handle_t>() == size_of::<Handle>());
 const _: () = assert!(align_of::<fdbroker_handle_t>() == align_of::<Handle>());
 
-/// What a handle says of itself, for printing. The first three numbers and slot.generation name the allocation;
-/// the rest are its owner's hints.
+/// What a handle says of itself, for printing. node, slot and generation name the allocation; the rest are its
+/// owner's hints.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_handle_info_t {
     /// sizeof(fdbroker_handle_info_t), set by the caller.
     pub struct_size: u64,
-    /// Of the handle's layout: 1.
+    /// Of the handle's layout.
     pub version: u32,
     /// FDBROKER_KIND_*.
     pub kind: u32,

@@ -57,6 +57,11 @@ impl Leases {
         table.leases.get_mut(&token).map(act).ok_or_else(|| unknown(what, token))
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.table().leases.len()
+    }
+
     /// Gives all back.
     pub fn release_all(&self) {
         let leases = std::mem::take(&mut self.table().leases);

@@ -6,7 +6,6 @@
 #![allow(non_camel_case_types, reason = "the types are named as C programs name them")]
 
 mod acquire;
-mod context;
 mod errors;
 mod events;
 mod failure;
@@ -14,11 +13,14 @@ mod forked;
 mod guard;
 mod handle;
 mod host;
+mod import;
 mod last_error;
 mod leases;
 mod limits;
 mod logger;
 mod open;
 mod register;
+mod request;
 mod sized;
 mod slot;
+mod stats;

@@ -21,3 +21,10 @@ pub const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of one line of the log; what is longer is cut. Below PIPE_BUF (4096), so that lines of ranks that share
 /// a pipe do not mix (pipe(7)).
 pub const LOG_LINE_BYTES: usize = 2048;
+
+/// Address space of an arena of host memory: a rank's share of a large node's memory (64 ranks, 4 TiB); it costs
+/// nothing until it is written to.
+pub const ARENA_BYTES: u64 = 64 << 30;
+
+/// Where halving an arena for want of address space (RLIMIT_AS) ends: a smaller one would not be of use.
+pub const ARENA_LEAST_BYTES: usize = 64 << 20;

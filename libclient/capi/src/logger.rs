@@ -23,7 +23,9 @@ pub(crate) fn install() {
         }
         log::set_max_level(level.unwrap_or(LevelFilter::Warn));
         if level.is_none() {
-            log::warn!("FDBROKER_LOG={asked}: write error, warn, info, debug or off; it is warn now");
+            log::warn!(
+                "FDBROKER_LOG={asked}: write error, warn, info, debug or off; it is warn now"
+            );
         }
     });
 }

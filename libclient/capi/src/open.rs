@@ -11,7 +11,8 @@ use crate::leases::Leases;
 use crate::logger;
 use crate::sized::{Growable, read};
 use crate::slot::refuse_in_callback;
-use fdbroker_client::{Client, ErrorCode};
+use crate::stats;
+use fdbroker_client::{CacheSettings, Client, ErrorCode, Exports, ImportCache};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -22,9 +23,12 @@ use std::sync::atomic::AtomicPtr;
 /// threads share it, and every function may be called by several threads at once, unless it says otherwise.
 pub struct fdbroker_t {
     pub(crate) host: Host,
+    pub(crate) exports: Exports,
+    pub(crate) cache: ImportCache,
     pub(crate) leases: Arc<Leases>,
     pub(crate) events: Arc<Events>,
     pub(crate) client: Client,
+    print_stats: bool,
     /// See `forked`.
     pub(crate) next_kept: AtomicPtr<fdbroker_t>,
 }
@@ -148,12 +152,16 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         let text = format!("open: flags {:#x}: only FDBROKER_OPEN_* are known", options.flags);
         return Err(Failure::argument(text));
     }
+    let mut settings = cache_settings(options)?;
+    // Printed here, with the context's other counters.
+    let print_stats = std::mem::take(&mut settings.print_stats);
     let events = Arc::new(Events::default());
     let leases = Arc::new(Leases::default());
     let own_fds = if options.own_fds == 0 { DEFAULT_OWN_FDS } else { options.own_fds };
     let mut builder = Client::builder()
         .own_fds(own_fds)
         .reconnect(options.flags & FDBROKER_OPEN_NO_RECONNECT == 0)
+        .dispatch(options.flags & FDBROKER_OPEN_DISPATCH != 0)
         .on_recall({
             let events = Arc::clone(&events);
             Box::new(move |recall| deliver_recall(&events, recall))
@@ -167,13 +175,58 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         builder = builder.socket(Path::new(OsStr::from_bytes(socket.to_bytes())));
     }
     // SAFETY: as above.
-    match unsafe { string(options.name) } {
-        Some(name) => builder = builder.name(name.to_string_lossy()),
-        None => {}
+    if let Some(name) = unsafe { string(options.name) } {
+        builder = builder.name(name.to_string_lossy());
     }
     let client = builder.connect()?;
-    let host = Host::new(options.arena_bytes)?;
-    Ok(fdbroker_t { host, leases, events, client, next_kept: AtomicPtr::default() })
+    Ok(fdbroker_t {
+        host: Host::new(options.arena_bytes),
+        exports: Exports::new(&client),
+        cache: ImportCache::new(&client, settings),
+        leases,
+        events,
+        client,
+        print_stats,
+        next_kept: AtomicPtr::default(),
+    })
+}
+
+/// What the options say, else the environment, else the default.
+fn cache_settings(options: &fdbroker_options_t) -> Result<CacheSettings, Failure> {
+    let mut settings = CacheSettings::from_env()?;
+    if let Some(entries) = limit("cache_max_entries", options.cache_max_entries)? {
+        settings.max_entries = usize::try_from(entries).unwrap_or(usize::MAX);
+    }
+    if let Some(bytes) = limit("cache_max_bytes", options.cache_max_bytes)? {
+        settings.max_bytes = bytes;
+    }
+    for (name, value, field) in [
+        ("leave_pinned", options.leave_pinned, &mut settings.leave_pinned),
+        ("empty_cache", options.empty_cache, &mut settings.empty_cache),
+        ("print_stats", options.print_stats, &mut settings.print_stats),
+    ] {
+        match value {
+            -1 => {}
+            0 | 1 => *field = value == 1,
+            _ => {
+                let text = format!("open: {name} is {value}; it is 0, 1 or -1 for the default");
+                return Err(Failure::argument(text));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+/// `None`: the default.
+fn limit(name: &str, value: i64) -> Result<Option<u64>, Failure> {
+    match (value, u64::try_from(value)) {
+        (FDBROKER_DEFAULT, _) => Ok(None),
+        (_, Ok(limit)) => Ok(Some(limit)),
+        (_, Err(_)) => {
+            let text = format!("open: {name} is {value}; it is 0 or more, or -1 for the default");
+            Err(Failure::argument(text))
+        }
+    }
 }
 
 /// The arena's memfd, and one export on its way to the broker.
@@ -211,12 +264,16 @@ pub unsafe extern "C" fn fdbroker_close(broker: *mut fdbroker_t) -> fdbroker_cod
 }
 
 fn close(context: fdbroker_t) {
-    let fdbroker_t { host, leases, events, client, .. } = context;
     // From here on no callback starts; one that hangs is reported and left alone.
-    if let Err(failure) = events.clear() {
+    if let Err(failure) = context.events.clear() {
         log::warn!("close: {failure}");
     }
-    drop(host);
+    if context.print_stats {
+        logger::say(stats::of(&context));
+    }
+    let fdbroker_t { host, exports, cache, leases, client, .. } = context;
+    // Leases go before the connection, so that the broker need not find out what is left; all hold the client.
+    drop((cache, host, exports));
     leases.release_all();
     drop(client);
 }

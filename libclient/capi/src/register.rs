@@ -3,20 +3,21 @@
 
 use crate::errors::fdbroker_code_t;
 use crate::events::is_open;
-use crate::failure::{Failure, code_of_result};
+use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, one};
 use crate::open::{context, fdbroker_t};
-use crate::sized::{Growable, Input, slice, slice_mut};
+use crate::sized::{Answers, Growable, Input, plain, slice};
 use fdbroker_client::{Deadline, Deposit, Drained, DriverData, ErrorCode, MemoryKind, Share};
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 
-/// A dma-buf: its size is proved by the broker.
+/// A dma-buf: the broker proves its size.
 pub const FDBROKER_KIND_DMA_BUF: u32 = 1;
 /// A CUDA VMM export: its size is claimed.
 pub const FDBROKER_KIND_CUDA_VMM: u32 = 2;
-/// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: its size is proved by the broker.
+/// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved.
 pub const FDBROKER_KIND_MEMFD: u32 = 3;
 
 /// Clients of the same socket and user may acquire it.
@@ -26,7 +27,7 @@ pub const FDBROKER_SHARE_GID: u32 = 1;
 /// Whoever presents the handle.
 pub const FDBROKER_SHARE_ANY: u32 = 2;
 
-/// The recall callback can export it again, so the broker may close its fd of it; otherwise it is resident.
+/// The recall callback exports it again: the broker may close its fd.
 pub const FDBROKER_RECALLABLE: u32 = 1;
 /// It outlives this process, for a time.
 pub const FDBROKER_KEEP: u32 = 2;
@@ -120,9 +121,7 @@ pub unsafe extern "C" fn fdbroker_register_many(
     codes: *mut fdbroker_code_t,
 ) -> fdbroker_code_t {
     // SAFETY: the caller's pointers, as the header states.
-    guard(|| unsafe {
-        register_all(broker, count, allocations, fds, deadline_ms, handles, codes)
-    })
+    guard(|| unsafe { register_all(broker, count, allocations, fds, deadline_ms, handles, codes) })
 }
 
 /// # Safety
@@ -136,45 +135,192 @@ unsafe fn register_all(
     handles: *mut fdbroker_handle_t,
     codes: *mut fdbroker_code_t,
 ) -> Result<(), Failure> {
+    let none = || fdbroker_handle_t::NONE;
     // SAFETY: the caller's promise.
-    let (handles, codes) = unsafe { (slice_mut(handles, count)?, slice_mut(codes, count)?) };
-    let mut none = [];
-    let handles = match handles {
-        Some(handles) => handles,
-        None if count == 0 => &mut none,
-        None => {
-            let failure = Failure::argument("handle is NULL");
-            codes.into_iter().for_each(|codes| codes.fill(failure.code()));
-            return Err(failure);
-        }
+    let mut answers = unsafe { Answers::new(count, plain(handles, count, "handle", none), codes) }?;
+    // SAFETY: as above.
+    answers.fill(unsafe { try_register(broker, count, allocations, fds, deadline_ms) })
+}
+
+/// # Safety
+/// As [`register_all`].
+unsafe fn try_register(
+    broker: *mut fdbroker_t,
+    count: usize,
+    allocations: *const fdbroker_allocation_t,
+    fds: *const c_int,
+    deadline_ms: u32,
+) -> Result<Vec<Result<fdbroker_handle_t, Failure>>, Failure> {
+    // SAFETY: the caller's promise.
+    let (context, allocations, fds) = unsafe {
+        let context = context(broker, "register")?;
+        (context, Input::new(allocations, count)?, slice(fds, count, "fds")?)
     };
-    let outcomes = (|| {
-        // SAFETY: as above.
-        let (context, allocations, fds) = unsafe {
-            let context = context(broker, "register")?;
-            (context, Input::new(allocations, count)?, slice(fds, count, "fds")?)
+    let mut outcomes = Vec::with_capacity(count);
+    let (mut deposits, mut borrowed, mut places) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, fd) in fds.iter().enumerate() {
+        // SAFETY: as above; its driver data too, and its fd stays open over the call.
+        let wanted = unsafe {
+            let deposit = allocations.get(index).and_then(|it| deposit(&it));
+            deposit.and_then(|deposit| Ok((deposit, borrow(*fd)?)))
         };
-        // SAFETY: as above; their driver data too.
-        let deposits = fds.iter().enumerate().map(|(index, fd)| unsafe {
-            deposit(&allocations.get(index)?, *fd).map(|deposit| (deposit, *fd))
-        });
-        register(context, deposits.collect(), Deadline::from_ms(deadline_ms))
-    })();
-    let outcomes = outcomes.unwrap_or_else(|failure| vec![Err(failure); count]);
-    let mut first = Ok(());
-    for (index, outcome) in outcomes.into_iter().enumerate() {
-        if let Some(code) = codes.as_deref().and_then(|codes| codes.get(index)) {
-            let _ = code;
-        }
-        match outcome {
-            Ok(handle) => handles[index] = handle,
-            Err(failure) => {
-                handles[index] = fdbroker_handle_t::NONE;
-                if first.is_ok() {
-                    first = Err(failure);
-                }
+        match wanted {
+            Ok((deposit, fd)) => {
+                deposits.push(deposit);
+                borrowed.push(fd);
+                places.push(index);
+                outcomes.push(Ok(fdbroker_handle_t::NONE));
             }
+            Err(failure) => outcomes.push(Err(failure)),
         }
     }
-    first
+    let deadline = Deadline::from_ms(deadline_ms);
+    let registered = context.exports.register_many(&deposits, &borrowed, deadline)?;
+    for (index, outcome) in places.into_iter().zip(registered) {
+        outcomes[index] = outcome.map(fdbroker_handle_t::from).map_err(Failure::from);
+    }
+    Ok(outcomes)
+}
+
+/// # Safety
+/// `fd`, if open, stays open as long as the result is used.
+unsafe fn borrow<'fd>(fd: c_int) -> Result<BorrowedFd<'fd>, Failure> {
+    match is_open(fd) {
+        // SAFETY: open, and the caller's promise.
+        true => Ok(unsafe { BorrowedFd::borrow_raw(fd) }),
+        false => Err(Failure::argument(format!("register: fd {fd} is not open"))),
+    }
+}
+
+/// # Safety
+/// `driver_data` is NULL or points to `driver_data_len` bytes.
+unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure> {
+    let refuse = |what: &str, value: u64| {
+        Err(Failure::argument(format!(
+            "register: {what} is {value}, which fdbroker.h does not have"
+        )))
+    };
+    let fdbroker_allocation_t { kind, share, flags, size_bytes, .. } = *allocation;
+    let Some(memory) = u8::try_from(kind).ok().and_then(MemoryKind::from_number) else {
+        return refuse("kind", kind.into());
+    };
+    let Some(circle) = u8::try_from(share).ok().and_then(Share::from_number) else {
+        return refuse("share", share.into());
+    };
+    if flags & !(FDBROKER_RECALLABLE | FDBROKER_KEEP) != 0 {
+        return refuse("flags", flags.into());
+    }
+    if size_bytes == 0 {
+        return Err(Failure::argument("register: size_bytes is 0; an allocation has bytes"));
+    }
+    Ok(Deposit {
+        fd_offset: allocation.fd_offset,
+        owner_allocation_id: allocation.owner_allocation_id,
+        base: allocation.base,
+        device: allocation.device,
+        // SAFETY: the caller's promise.
+        driver_data: unsafe { driver_data(allocation) }?,
+        recallable: flags & FDBROKER_RECALLABLE != 0,
+        keep: flags & FDBROKER_KEEP != 0,
+        share: circle,
+        ..Deposit::new(memory, size_bytes)
+    })
+}
+
+/// # Safety
+/// As [`deposit`].
+unsafe fn driver_data(allocation: &fdbroker_allocation_t) -> Result<DriverData, Failure> {
+    let len = allocation.driver_data_len;
+    let count = usize::try_from(len).ok().filter(|count| *count <= DRIVER_DATA_BYTES);
+    let count = count.ok_or_else(|| {
+        Failure::argument(format!("register: driver_data_len is {len}; at most 64 bytes travel"))
+    })?;
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { slice(allocation.driver_data.cast::<u8>(), count, "driver_data") }?;
+    Ok(DriverData::new(bytes)?)
+}
+
+/// Ends the registration of the allocation that a handle names: no more grants, the broker's fd closed, every holder
+/// told. Consumers that have the memory keep it until they release it: use the memory anew after
+/// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Not for host memory, which
+/// fdbroker_host_free() ends. Waits at most 10 s for the broker's answer.
+///
+/// Errors: FDBROKER_STALE (ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's),
+/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_unregister(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+) -> fdbroker_code_t {
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe { unregister(broker, handle) }.map(drop))
+}
+
+/// The same, and *drained = 1 when no lease was left: FDBROKER_NOTICE_DRAINED does not come then, and the memory may
+/// be used anew at once. Otherwise, and on failure, 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_unregister_drained(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    drained: *mut i32,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let out = unsafe { drained.as_mut() };
+        let out = out.ok_or_else(|| Failure::argument("drained is NULL"))?;
+        *out = 0;
+        // SAFETY: as above.
+        *out = unsafe { unregister(broker, handle) }?.0.into();
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The pointers are as the header states.
+unsafe fn unregister(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+) -> Result<Drained, Failure> {
+    // SAFETY: the caller's promise.
+    let (context, handle) = unsafe { (context(broker, "unregister")?, one(handle)?) };
+    Ok(context.exports.unregister(handle.id())?)
+}
+
+/// The handle of the allocation that pointer points into, with the offset inside it: of host memory, or registered
+/// with a base. A lookup, no message: 253 pointers into one allocation are one registration. Host memory of the
+/// arenas is registered here when it is not yet, or was at a broker of before: that takes until the deadline at most.
+///
+/// Also inside a callback, where only what is registered already is found.
+///
+/// Errors: FDBROKER_STALE (pointer into nothing that is registered now; of FDBROKER_HOST_ISOLATED and
+/// FDBROKER_HOST_DMA_HEAP memory also after a reconnect, which ends its sharing), as fdbroker_register(),
+/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_get_handle(
+    broker: *mut fdbroker_t,
+    pointer: *const c_void,
+    device: u32,
+    deadline_ms: u32,
+    handle: *mut fdbroker_handle_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let out = unsafe { handle.as_mut() };
+        let out = out.ok_or_else(|| Failure::argument("handle is NULL"))?;
+        *out = fdbroker_handle_t::NONE;
+        // SAFETY: as above.
+        let context = unsafe { context(broker, "get handle") }?;
+        let address = pointer.addr();
+        let found = match context.host.handle_at(address, Deadline::from_ms(deadline_ms))? {
+            Some(handle) => Some(handle),
+            None => context.exports.lookup(device, address as u64),
+        };
+        *out = found.map(fdbroker_handle_t::from).ok_or_else(|| {
+            let text = format!(
+                "get handle: {pointer:p} (device {device}) is in no memory that is registered now"
+            );
+            Failure::new(ErrorCode::Stale, text)
+        })?;
+        Ok(())
+    })
 }

@@ -41,7 +41,8 @@ pub unsafe extern "C" fn fdbroker_acquire_start(
         let (context, handles) = unsafe { (context(broker, "acquire")?, many(handles, count)?) };
         let request = context.client.acquire_start(handles, Deadline::from_ms(deadline_ms))?;
         let leases = Arc::clone(&context.leases);
-        *out = Box::into_raw(Box::new(fdbroker_request_t { count, request: Some(request), leases }));
+        *out =
+            Box::into_raw(Box::new(fdbroker_request_t { count, request: Some(request), leases }));
         Ok(())
     })
 }

@@ -1,6 +1,7 @@
 //! Structs that grow: their first field is the size that the caller's header gives them. Reads what is there, writes
 //! what there is room for. Must never touch a byte beyond the caller's struct.
 
+use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::limits::{MAX_COUNT, MAX_STRUCT_BYTES};
 use std::marker::PhantomData;
@@ -28,7 +29,9 @@ fn checked<T: Growable>(size: u64) -> Result<usize, Failure> {
     }
     // Ours are all multiples of 8, and an array of others would not be aligned.
     if size > MAX_STRUCT_BYTES || !size.is_multiple_of(8) {
-        let text = format!("{name}: struct_size is {size}, which no release has; set it to sizeof({name})");
+        let text = format!(
+            "{name}: struct_size is {size}, which no release has; set it to sizeof({name})"
+        );
         return Err(Failure::argument(text));
     }
     Ok(usize::try_from(size).expect("at most 4096"))
@@ -140,7 +143,9 @@ pub(crate) unsafe fn write<T: Growable>(to: *mut T, value: &T) -> Result<(), Fai
 pub(crate) fn check_count(count: usize) -> Result<(), Failure> {
     match count <= MAX_COUNT {
         true => Ok(()),
-        false => Err(Failure::argument(format!("count is {count}; at most {MAX_COUNT} in one call"))),
+        false => {
+            Err(Failure::argument(format!("count is {count}; at most {MAX_COUNT} in one call")))
+        }
     }
 }
 
@@ -173,6 +178,106 @@ pub(crate) unsafe fn slice_mut<'a, T>(
     check_count(count)?;
     // SAFETY: the caller's promise; MAX_COUNT values of ours are less than isize::MAX bytes.
     Ok((!first.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(first, count) }))
+}
+
+/// Where the results of a call for many go: an array of `T`, written whole whatever happens.
+pub(crate) trait Results<T> {
+    /// Writes one; `None`: there is none.
+    fn put(&mut self, index: usize, value: Option<T>);
+}
+
+/// The caller's arrays for the results and their codes.
+pub(crate) struct Answers<'a, R> {
+    count: usize,
+    results: R,
+    codes: Option<&'a mut [fdbroker_code_t]>,
+}
+
+impl<'a, R> Answers<'a, R> {
+    /// `results` of the caller, if they can be written; the codes are set even if not.
+    ///
+    /// # Safety
+    /// `codes` is NULL or points to `count` codes that nobody else uses meanwhile.
+    pub unsafe fn new(
+        count: usize,
+        results: Result<R, Failure>,
+        codes: *mut fdbroker_code_t,
+    ) -> Result<Self, Failure> {
+        // SAFETY: the caller's promise.
+        let codes: Option<&'a mut [fdbroker_code_t]> = unsafe { slice_mut(codes, count) }?;
+        match results {
+            Ok(results) => Ok(Answers { count, results, codes }),
+            Err(failure) => {
+                codes.into_iter().for_each(|codes| codes.fill(failure.code()));
+                Err(failure)
+            }
+        }
+    }
+
+    /// Writes one outcome each; the first failure, or the one that kept all from being tried.
+    pub fn fill<T, F: Into<Failure>>(
+        &mut self,
+        outcomes: Result<impl IntoIterator<Item = Result<T, F>>, Failure>,
+    ) -> Result<(), Failure>
+    where
+        R: Results<T>,
+    {
+        let outcomes = match outcomes {
+            Ok(outcomes) => outcomes,
+            Err(failure) => {
+                (0..self.count).for_each(|index| self.put(index, None, failure.code()));
+                return Err(failure);
+            }
+        };
+        let mut first = Ok(());
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(value) => self.put(index, Some(value), 0),
+                Err(failure) => {
+                    let failure = failure.into();
+                    self.put(index, None, failure.code());
+                    first = first.and(Err(failure));
+                }
+            }
+        }
+        first
+    }
+
+    fn put<T>(&mut self, index: usize, value: Option<T>, code: fdbroker_code_t)
+    where
+        R: Results<T>,
+    {
+        self.results.put(index, value);
+        if let Some(codes) = &mut self.codes {
+            codes[index] = code;
+        }
+    }
+}
+
+/// Plain results: an array of `T` with a value for "none".
+impl<T> Results<T> for (&mut [T], fn() -> T) {
+    fn put(&mut self, index: usize, value: Option<T>) {
+        let (array, none) = self;
+        array[index] = value.unwrap_or_else(*none);
+    }
+}
+
+/// A plain array of results of the caller, as [`Answers`] takes it; NULL only when it is empty.
+///
+/// # Safety
+/// `first` is NULL or points to `count` values that nobody else uses meanwhile.
+pub(crate) unsafe fn plain<'a, T>(
+    first: *mut T,
+    count: usize,
+    name: &str,
+    none: fn() -> T,
+) -> Result<(&'a mut [T], fn() -> T), Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { slice_mut(first, count) }? {
+        Some(array) => Ok((array, none)),
+        None if count == 0 => Ok((&mut [], none)),
+        None => Err(Failure::argument(format!("{name} is NULL"))),
+    }
 }
 
 #[cfg(test)]
@@ -223,7 +328,7 @@ mod tests {
 
     #[test]
     fn set_when_older_array_then_strides_by_its_size_and_writes_no_further() {
-        let mut words = [16, 0, 77, 0, 99];
+        let mut words: [u64; 5] = [16, 0, 77, 0, 99];
         // SAFETY: two structs of 16 bytes.
         let mut out = unsafe { Output::new(words.as_mut_ptr().cast::<Now>(), 2) }.unwrap();
         out.set(0, &Now { struct_size: 0, old: 1, new: 2 });
@@ -233,9 +338,10 @@ mod tests {
 
     #[test]
     fn set_when_newer_then_unknown_fields_are_zero() {
-        let mut words = [32, 9, 9, 9, 99];
+        let mut words: [u64; 5] = [32, 9, 9, 9, 99];
         // SAFETY: one struct of 32 bytes.
-        unsafe { write(words.as_mut_ptr().cast(), &Now { struct_size: 0, old: 1, new: 2 }) }.unwrap();
+        unsafe { write(words.as_mut_ptr().cast(), &Now { struct_size: 0, old: 1, new: 2 }) }
+            .unwrap();
         assert_eq!(words, [32, 1, 2, 0, 99]);
     }
 }

@@ -112,7 +112,8 @@ mod tests {
         let (go, may_end) = channel::<()>();
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let (slot, ended) = (&slot, &ended);
+            scope.spawn(move || {
                 slot.run(|callback| {
                     started.send(callback.call).unwrap();
                     may_end.recv().unwrap();
@@ -120,7 +121,7 @@ mod tests {
                 })
             });
             assert_eq!(has_started.recv().unwrap(), 1);
-            let setter = scope.spawn(|| {
+            let setter = scope.spawn(move || {
                 slot.set(callback(2)).unwrap();
                 assert!(ended.load(Ordering::SeqCst), "set has waited");
             });
