@@ -42,6 +42,7 @@
   X(fdbroker_register)            \
   X(fdbroker_register_many)       \
   X(fdbroker_unregister)          \
+  X(fdbroker_unregister_drained)  \
   X(fdbroker_get_handle)          \
   X(fdbroker_acquire)             \
   X(fdbroker_acquire_many)        \
