@@ -182,7 +182,7 @@ fn beside(item: &str, comment: &[String]) -> Option<String> {
     let [only] = comment else { return None };
     let is_open =
         item.ends_with('{') || item.contains('\n') || item.contains('(') && !item.contains("(-");
-    let column = if item.starts_with("#define") { 36 } else { 32 };
+    let column = if item.starts_with("#define") { 39 } else { 32 };
     let line = format!("{item:<column$} /* {only} */");
     let may_stand = item.starts_with("#define") || item.starts_with(' ') && item.ends_with(';');
     (may_stand && line.len() <= 120).then_some(line)
