@@ -156,6 +156,20 @@ impl Connection {
         }
     }
 
+    /// Queues a message that nobody waits for, to go with the next that is sent or with `flush_queued_now`.
+    pub fn queue(&self, message: OneWay) {
+        if self.is_usable() && !lock(&self.outbox).push(message) {
+            self.kill("too many one-way messages are queued");
+        }
+    }
+
+    /// Sends what is queued; the library thread sends what does not fit now.
+    pub fn flush_queued_now(&self) {
+        if self.flush_queued() {
+            self.common.kick();
+        }
+    }
+
     /// Sends what is queued, without waiting. Whether something still waits for room.
     pub fn flush_queued(&self) -> bool {
         if !self.is_usable() {
