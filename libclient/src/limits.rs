@@ -86,3 +86,8 @@ pub const HANG_UP_PAUSE: Duration = Duration::from_millis(1);
 /// doubled. So it has at most this many entries, or twice what the broker's cap on allocations lets a
 /// client have, and a sweep costs each entry less than its registration.
 pub const EXPORTS_SWEEP_LEAST: usize = 1024;
+
+/// Most freed memory that an arena keeps at hand instead of giving it back to the system, in bytes. Buffers freed and
+/// allocated in turn stay within it and cost no system call; what goes back is faulted in again, zeroed, when
+/// it is next used. Small beside any rank, also with many of them on a node.
+pub const ARENA_WARM_BYTES: usize = 4 << 20;
