@@ -5,7 +5,10 @@
 //! programmer, and its types have C names.
 #![allow(non_camel_case_types, reason = "the types are named as C programs name them")]
 #![allow(missing_docs, reason = "fields whose name says all have none in the header either")]
-#![allow(clippy::missing_safety_doc, reason = "what a pointer must be, the header says for all functions")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "what a pointer must be, the header says for all functions"
+)]
 
 pub mod acquire;
 pub mod errors;
