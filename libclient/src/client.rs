@@ -253,7 +253,7 @@ impl Client {
         handles: &[Handle],
         deadline: Deadline,
     ) -> Result<AcquireRequest, Error> {
-        Ok(AcquireRequest::done(self.acquire_many(handles, deadline)?))
+        Ok(AcquireRequest::start(self.usable("acquire")?, handles, deadline))
     }
 
     /// In dispatch mode ([`ClientBuilder::dispatch`]): an fd to poll for reading (POLLIN), readable when there is
@@ -315,15 +315,21 @@ impl Client {
 
     /// The connection of the moment, if the caller may wait for it.
     pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
+        let connection = self.usable(what);
+        if events::is_library_thread() && self.owner.shared.common.process.is_current() {
+            let context = format!("{what}: a callback must not wait; do it on another thread");
+            return Err(Error::new(ErrorCode::NotSupported, context));
+        }
+        connection
+    }
+
+    /// The connection of the moment, if it works.
+    fn usable(&self, what: &str) -> Result<Arc<Connection>, Error> {
         let shared = &self.owner.shared;
         if !shared.common.process.is_current() {
             // Before any lock: it may be held by a thread that this child does not have.
             let context = format!("{what}: forked from the process that connected; connect anew");
             return Err(Error::not_connected(context));
-        }
-        if events::is_library_thread() {
-            let context = format!("{what}: a callback must not wait; do it on another thread");
-            return Err(Error::new(ErrorCode::NotSupported, context));
         }
         let connection = shared.current();
         match connection.is_usable() {

@@ -33,7 +33,7 @@ use nix::poll::PollFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the broker said in hello.
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +128,44 @@ impl Connection {
         }
     }
 
+    /// Makes a request without waiting for anything; [`Connection::look`] finds its reply. `None`: it does not
+    /// fit now.
+    pub fn start(
+        &self,
+        call: &Call<'_>,
+        write: impl Fn(&mut Writer) -> usize,
+    ) -> Result<Option<u64>, Error> {
+        let Some(id) = self.try_begin(call)? else { return Ok(None) };
+        match self.try_send(id, call, &[], &write) {
+            Ok(None) => Ok(Some(id)),
+            Ok(Some(_)) => {
+                self.withdraw(id);
+                Ok(None)
+            }
+            Err(error) => {
+                self.withdraw(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives up on a started request: what it brings or has brought is given back.
+    pub fn forget(&self, id: u64) {
+        // In a forked child the lock may be held by a thread that it does not have.
+        if !self.common.process.is_current() {
+            return;
+        }
+        let mut inbox = lock(&self.inbox);
+        match (inbox.take_answered(id), inbox.position(id)) {
+            (Some(parcel), _) => {
+                drop(inbox);
+                self.discard(parcel);
+            }
+            (None, Some(at)) => self.give_up(inbox, at, id),
+            (None, None) => {}
+        }
+    }
+
     /// Sends a message that nobody waits for; queues it when the socket is full. Never waits.
     pub fn post(&self, message: OneWay) {
         self.post_all([message]);
@@ -152,6 +190,20 @@ impl Connection {
         } else if flushed == Err(SendError::PeerGone) {
             self.kill("the broker has closed the connection");
         } else if waits {
+            self.common.kick();
+        }
+    }
+
+    /// Queues a message that nobody waits for, to go with the next that is sent or with `flush_queued_now`.
+    pub fn queue(&self, message: OneWay) {
+        if self.is_usable() && !lock(&self.outbox).push(message) {
+            self.kill("too many one-way messages are queued");
+        }
+    }
+
+    /// Sends what is queued; the library thread sends what does not fit now.
+    pub fn flush_queued_now(&self) {
+        if self.flush_queued() {
             self.common.kick();
         }
     }
@@ -206,10 +258,11 @@ impl Connection {
         true
     }
 
-    /// Whether replies will come that only the library thread would read.
-    pub fn needs_a_reader(&self) -> bool {
+    /// Whether someone should read of whom nobody is waiting: replies are owed, or something is `stuck` in a
+    /// full socket, which may need this side to read first.
+    pub fn needs_a_reader(&self, stuck: bool) -> bool {
         let inbox = lock(&self.inbox);
-        inbox.is_owed() && !inbox.reading
+        (inbox.is_owed() || stuck) && !inbox.reading
     }
 
     pub(crate) fn lost(&self, what: &str) -> Error {
@@ -229,18 +282,60 @@ impl Connection {
         let mut inbox = lock(&self.inbox);
         while inbox.len() >= self.facts.max_parked && !inbox.dead {
             if Instant::now() >= call.until {
-                let context = format!("{}: all {} requests under way", call.what, inbox.len());
-                return Err(Error::timed_out(context));
+                // It may have been woken to read or to ask: the next one is.
+                self.pass_on(&mut inbox);
+                return Err(self.no_place(call, &inbox));
             }
-            inbox.queueing += 1;
-            inbox = wait_until(&self.room, inbox, call.until);
-            inbox.queueing -= 1;
+            inbox = self.await_place(inbox, call.until);
         }
         if inbox.dead {
             return Err(self.lost(call.what));
         }
         inbox.enter(id, call.deposits);
         Ok(id)
+    }
+
+    /// Waits for one of `max_parked` places, and reads meanwhile unless another thread does: those whose
+    /// requests take them need not be waiting.
+    fn await_place<'a>(
+        &'a self,
+        mut inbox: MutexGuard<'a, Inbox>,
+        until: Instant,
+    ) -> MutexGuard<'a, Inbox> {
+        if inbox.reading {
+            inbox.queueing += 1;
+            inbox = wait_until(&self.room, inbox, until);
+            inbox.queueing -= 1;
+            return inbox;
+        }
+        drop(inbox);
+        // A slice: a place may also come free without a reply, by a request that could not be sent.
+        let left = until.saturating_duration_since(Instant::now());
+        self.read_awaiting(PollFlags::empty(), left.min(SEND_SLICE));
+        lock(&self.inbox)
+    }
+
+    fn no_place(&self, call: &Call<'_>, inbox: &Inbox) -> Error {
+        Error::timed_out(format!("{}: all {} requests under way", call.what, inbox.len()))
+    }
+
+    /// The same without waiting; `None`: all places are taken.
+    fn try_begin(&self, call: &Call<'_>) -> Result<Option<u64>, Error> {
+        if !self.is_usable() {
+            return Err(self.lost(call.what));
+        }
+        let mut inbox = lock(&self.inbox);
+        if inbox.dead {
+            return Err(self.lost(call.what));
+        }
+        // One given up on stays with the broker until it is answered: else a loop of starts and cancels would
+        // come to owe without a bound.
+        if inbox.len() + inbox.abandoned() >= self.facts.max_parked {
+            return Ok(None);
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        inbox.enter_untended(id);
+        Ok(Some(id))
     }
 
     fn send(
@@ -251,25 +346,7 @@ impl Connection {
         write: &impl Fn(&mut Writer) -> usize,
     ) -> Result<(), Error> {
         loop {
-            let sent = {
-                let mut outbox = lock(&self.outbox);
-                // What was queued goes first; if it does not fit, this will not either, or needs not.
-                let _ = self.flush(&mut outbox);
-                let count = write(outbox.writer.start(call.kind, id));
-                debug_assert!(count <= MAX_BATCH);
-                fdbroker_scm::send(self.socket.as_fd(), outbox.writer.finish(count, fds.len()), fds)
-            };
-            let wanted = match sent {
-                Ok(()) => return Ok(()),
-                Err(SendError::WouldBlock) => PollFlags::POLLOUT,
-                // No event tells when fewer fds are in flight: look again after a slice.
-                Err(SendError::TooManyRefs) => PollFlags::empty(),
-                Err(SendError::PeerGone) => {
-                    self.kill("the broker has closed the connection");
-                    return Err(self.lost(call.what));
-                }
-                Err(error) => return Err(send_error(call.what, error)),
-            };
+            let Some(wanted) = self.try_send(id, call, fds, write)? else { return Ok(()) };
             if Instant::now() >= call.until {
                 let why = match wanted.is_empty() {
                     true => "too many fds of this user are in flight",
@@ -284,17 +361,54 @@ impl Connection {
         }
     }
 
+    /// Sends without waiting. `Some`: it did not fit; what to poll for, empty when no event tells.
+    fn try_send(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: &impl Fn(&mut Writer) -> usize,
+    ) -> Result<Option<PollFlags>, Error> {
+        let sent = {
+            let mut outbox = lock(&self.outbox);
+            // What was queued goes first; if it does not fit, this will not either, or needs not.
+            let _ = self.flush(&mut outbox);
+            let count = write(outbox.writer.start(call.kind, id));
+            debug_assert!(count <= MAX_BATCH);
+            fdbroker_scm::send(self.socket.as_fd(), outbox.writer.finish(count, fds.len()), fds)
+        };
+        match sent {
+            Ok(()) => Ok(None),
+            Err(SendError::WouldBlock) => Ok(Some(PollFlags::POLLOUT)),
+            // No event tells when fewer fds are in flight: look again after a slice.
+            Err(SendError::TooManyRefs) => Ok(Some(PollFlags::empty())),
+            Err(SendError::PeerGone) => {
+                self.kill("the broker has closed the connection");
+                Err(self.lost(call.what))
+            }
+            Err(error) => Err(send_error(call.what, error)),
+        }
+    }
+
     /// Waits up to a slice for room on the socket, and reads meanwhile unless another thread does.
     fn make_room(&self, wanted: PollFlags) {
-        if !self.take_role() {
+        if !self.read_awaiting(wanted, SEND_SLICE) {
             poll_one(self.socket.as_fd(), wanted, SEND_SLICE);
-            return;
+        }
+    }
+
+    /// Waits up to `patience` for something to read (or `wanted`) and reads it for others. `false`: another
+    /// thread reads.
+    fn read_awaiting(&self, wanted: PollFlags, patience: Duration) -> bool {
+        if !self.take_role() {
+            return false;
         }
         let mut reader = lock(&self.reader);
-        poll_one(self.socket.as_fd(), wanted | PollFlags::POLLIN, SEND_SLICE);
+        poll_one(self.socket.as_fd(), wanted | PollFlags::POLLIN, patience);
         self.read_queued(&mut reader);
         drop(reader);
         self.leave_role();
+        true
     }
 
     fn withdraw(&self, id: u64) {
@@ -342,7 +456,9 @@ impl Connection {
         if !inbox.reading && !inbox.wake_a_reader() && inbox.is_owed() {
             self.common.kick();
         }
-        if inbox.queueing > 0 && inbox.len() < self.facts.max_parked {
+        // Who queues reads, too, when nobody else does.
+        let may_go_on = inbox.len() < self.facts.max_parked || !inbox.reading;
+        if inbox.queueing > 0 && may_go_on {
             self.room.notify_one();
         }
     }

@@ -92,7 +92,7 @@ impl EventLoop {
     fn turn(&mut self, connection: &Connection) {
         let waits_for_room = connection.flush_queued();
         let mut wanted = PollFlags::empty();
-        wanted.set(PollFlags::POLLIN, connection.needs_a_reader());
+        wanted.set(PollFlags::POLLIN, connection.needs_a_reader(waits_for_room));
         wanted.set(PollFlags::POLLOUT, waits_for_room);
         let mut fds = [
             PollFd::new(self.shared.common.wake_fd(), PollFlags::POLLIN),

@@ -91,6 +91,61 @@ impl Connection {
         }
     }
 
+    /// Looks for the reply to a started request, reads what is there unless another thread does, and decodes
+    /// it. `None`: still under way.
+    pub(crate) fn look<T>(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Option<Result<T, Error>> {
+        if !self.common.process.is_current() {
+            return Some(Err(self.lost(call.what)));
+        }
+        let mut inbox = lock(&self.inbox);
+        if let Some(parcel) = inbox.take_answered(id) {
+            drop(inbox);
+            return Some(self.open_parcel(call, parcel, decode));
+        }
+        if inbox.position(id).is_none() {
+            return Some(Err(self.lost(call.what)));
+        }
+        if !inbox.reading {
+            inbox.reading = true;
+            drop(inbox);
+            let mut reader = lock(&self.reader);
+            if self.read_for(&mut reader, id) {
+                let opened = self.open_read(call, &mut reader, decode);
+                drop(reader);
+                self.finish(id);
+                return Some(opened);
+            }
+            drop(reader);
+            self.leave_role();
+            inbox = lock(&self.inbox);
+        }
+        if Instant::now() < call.until {
+            return None;
+        }
+        // Another thread may have read it meanwhile, or found the end.
+        if let Some(at) = inbox.position(id) {
+            self.give_up(inbox, at, id);
+            return Some(Err(Error::timed_out(call.what)));
+        }
+        None
+    }
+
+    /// Reads what is queued, for everyone, up to the reply to `id`. Whether that is in the buffers.
+    fn read_for(&self, reader: &mut Reader, id: u64) -> bool {
+        loop {
+            match self.read_one(reader, Some(id)) {
+                Received::Mine => return true,
+                Received::Other => {}
+                Received::Nothing | Received::Dead => return false,
+            }
+        }
+    }
+
     /// Reads all that is queued, for others. The caller has the reader's role.
     pub(crate) fn read_queued(&self, reader: &mut Reader) {
         while let Received::Other = self.read_one(reader, None) {}
@@ -171,6 +226,8 @@ impl Connection {
                 self.settle(deposits, &message);
                 let fds = fds.drain().collect();
                 inbox.deliver(at, Parcel { bytes: buf[..*len].to_vec(), fds });
+                // Its place may be free now.
+                self.pass_on(&mut inbox);
             }
             Addressee::Late(owed) => {
                 drop(inbox);
@@ -250,6 +307,15 @@ impl Connection {
             self.credits.answered(deposits, head.deposit_credits.get());
         } else if deposits > 0 {
             self.credits.failed(deposits);
+        }
+    }
+
+    /// A reply that was read for someone who no longer wants it. Its credits are settled.
+    pub(crate) fn discard(&self, parcel: Parcel) {
+        let undone =
+            Message::parse(&parcel.bytes).and_then(|message| self.undo(&message, &Owed::default()));
+        if let Err(error) = undone {
+            self.kill(&error.to_string());
         }
     }
 

@@ -7,40 +7,12 @@ mod support;
 
 use fdbroker_client::{Access, Client, ErrorCode, Lease};
 use fdbroker_protocol::Kind;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Child, Command, Stdio};
+use support::child::{is_child, leave_room_for, start};
 use support::*;
-
-/// Set in the process that a test starts.
-const CHILD: &str = "FDBROKER_TEST_CHILD";
-
-/// Starts `test` again in a process of its own.
-fn start(test: &str, broker: &FakeBroker) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test])
-        .env("FDBROKER_SOCKET", &broker.path)
-        .env(CHILD, test)
-        // Its own count is not one more test.
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
-/// Whether this is the process that the test has started.
-fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
-}
-
-/// Leaves room for `count` more fds in this process.
-fn leave_room_for(count: u64) {
-    let lowest = nix::unistd::dup(std::io::stderr()).unwrap();
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, lowest.as_raw_fd() as u64 + count, hard).unwrap();
-}
 
 #[test]
 fn acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks() {

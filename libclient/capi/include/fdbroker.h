@@ -68,25 +68,25 @@ extern "C" {
 /* What a call answers: FDBROKER_OK, or why it was not done. The numbers never change their meaning. */
 typedef int32_t fdbroker_code_t;
 
-#define FDBROKER_OK 0                /* Done. */
-#define FDBROKER_NOT_CONNECTED 1     /* No broker, the connection is lost, or a forked child's copy. Retry later. */
-#define FDBROKER_WRONG_NODE 2        /* The handle is of another node, or of this one before a reboot. */
-#define FDBROKER_BAD_HANDLE 3        /* No handle (lease, pointer, import) of this broker, or given back before. */
-#define FDBROKER_STALE 4             /* The allocation has ended: get a new handle from its owner. */
-#define FDBROKER_NOT_PERMITTED 5     /* The allocation is another user's or another client's. */
-#define FDBROKER_NO_QUOTA 6          /* A cap is full; fdbroker_last_error() names it and its largest holder. */
-#define FDBROKER_AGAIN 7             /* Not ready yet: ask again. */
-#define FDBROKER_TIMED_OUT 8         /* The deadline passed. */
-#define FDBROKER_CANCELLED 9         /* The request was cancelled. */
-#define FDBROKER_OWNER_GONE 10       /* The process that owned the allocation has ended. */
-#define FDBROKER_OWNER_SILENT 11     /* The owner did not export its memory again when asked. */
-#define FDBROKER_LOCAL_FD_LIMIT 12   /* This process has no free fd. Nothing is lost: close some and retry. */
-#define FDBROKER_UNSUPPORTED_FD 13   /* This fd cannot be shared; fdbroker_last_error() says what it is. */
-#define FDBROKER_NOT_SUPPORTED 14    /* Absent here; or a call that waits, made inside a callback. */
-#define FDBROKER_PROTOCOL 15         /* Library and broker are not of the same release. */
-#define FDBROKER_SHUTTING_DOWN 16    /* The broker is going away; the library reconnects when it is back. */
-#define FDBROKER_INTERNAL 17         /* A fault in the library or the broker, or an exhausted system. */
-#define FDBROKER_INVALID_ARGUMENT 64 /* Of this ABI alone: a NULL, struct_size, flag or value that cannot be. */
+#define FDBROKER_OK 0                   /* Done. */
+#define FDBROKER_NOT_CONNECTED 1        /* No broker, the connection is lost, or a forked child's copy. Retry later. */
+#define FDBROKER_WRONG_NODE 2           /* The handle is of another node, or of this one before a reboot. */
+#define FDBROKER_BAD_HANDLE 3           /* No handle (lease, pointer, import) of this broker, or given back before. */
+#define FDBROKER_STALE 4                /* The allocation has ended: get a new handle from its owner. */
+#define FDBROKER_NOT_PERMITTED 5        /* The allocation is another user's or another client's. */
+#define FDBROKER_NO_QUOTA 6             /* A cap is full; fdbroker_last_error() names it and its largest holder. */
+#define FDBROKER_AGAIN 7                /* Not ready yet: ask again. */
+#define FDBROKER_TIMED_OUT 8            /* The deadline passed. */
+#define FDBROKER_CANCELLED 9            /* The request was cancelled. */
+#define FDBROKER_OWNER_GONE 10          /* The process that owned the allocation has ended. */
+#define FDBROKER_OWNER_SILENT 11        /* The owner did not export its memory again when asked. */
+#define FDBROKER_LOCAL_FD_LIMIT 12      /* This process has no free fd. Nothing is lost: close some and retry. */
+#define FDBROKER_UNSUPPORTED_FD 13      /* This fd cannot be shared; fdbroker_last_error() says what it is. */
+#define FDBROKER_NOT_SUPPORTED 14       /* Absent here; or a call that waits, made inside a callback. */
+#define FDBROKER_PROTOCOL 15            /* Library and broker are not of the same release. */
+#define FDBROKER_SHUTTING_DOWN 16       /* The broker is going away; the library reconnects when it is back. */
+#define FDBROKER_INTERNAL 17            /* A fault in the library or the broker, or an exhausted system. */
+#define FDBROKER_INVALID_ARGUMENT 64    /* Of this ABI alone: a NULL, struct_size, flag or value that cannot be. */
 
 /* The name of a code, such as "NO_QUOTA"; "UNKNOWN" for a number of a later release. Static, never NULL. */
 const char *fdbroker_error_name(fdbroker_code_t code);
@@ -110,7 +110,7 @@ uint32_t fdbroker_abi_version(void);
  * serve events too. Callbacks run on the threads that do either. */
 #define FDBROKER_OPEN_DISPATCH 1
 
-#define FDBROKER_OPEN_NO_RECONNECT 2 /* Do not look for a broker again when the connection is lost. */
+#define FDBROKER_OPEN_NO_RECONNECT 2    /* Do not look for a broker again when the connection is lost. */
 
 /* For cache_max_entries and cache_max_bytes, and what -1 means in the other settings: the environment's value
  * (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE,
@@ -201,14 +201,14 @@ fdbroker_code_t fdbroker_handle_parse(const fdbroker_handle_t *handle, fdbroker_
 
 /* ---- Producers: registering memory ---------------------------------------------------------------------- */
 
-#define FDBROKER_KIND_DMA_BUF 1      /* A dma-buf: the broker proves its size. */
-#define FDBROKER_KIND_CUDA_VMM 2     /* A CUDA VMM export: its size is claimed. */
-#define FDBROKER_KIND_MEMFD 3        /* A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved. */
-#define FDBROKER_SHARE_UID 0         /* Clients of the same socket and user may acquire it. */
-#define FDBROKER_SHARE_GID 1         /* Clients of the same socket that have the owner's group. */
-#define FDBROKER_SHARE_ANY 2         /* Whoever presents the handle. */
-#define FDBROKER_RECALLABLE 1        /* The recall callback exports it again: the broker may close its fd. */
-#define FDBROKER_KEEP 2              /* It outlives this process, for a time. */
+#define FDBROKER_KIND_DMA_BUF 1         /* A dma-buf: the broker proves its size. */
+#define FDBROKER_KIND_CUDA_VMM 2        /* A CUDA VMM export: its size is claimed. */
+#define FDBROKER_KIND_MEMFD 3           /* A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved. */
+#define FDBROKER_SHARE_UID 0            /* Clients of the same socket and user may acquire it. */
+#define FDBROKER_SHARE_GID 1            /* Clients of the same socket that have the owner's group. */
+#define FDBROKER_SHARE_ANY 2            /* Whoever presents the handle. */
+#define FDBROKER_RECALLABLE 1           /* The recall callback exports it again: the broker may close its fd. */
+#define FDBROKER_KEEP 2                 /* It outlives this process, for a time. */
 
 /* An allocation to register. */
 typedef struct fdbroker_allocation {
@@ -278,15 +278,15 @@ fdbroker_code_t fdbroker_get_handle(fdbroker_t *broker, const void *pointer, uin
 
 /* ---- Producers: host memory ----------------------------------------------------------------------------- */
 
-#define FDBROKER_HOST_ARENA 0        /* A range of the memfd arena: recallable, costs no fd. */
-#define FDBROKER_HOST_UDMABUF 1      /* A range of an arena, exported as dma-bufs by /dev/udmabuf: recallable. */
-#define FDBROKER_HOST_ISOLATED 2     /* A memfd of its own, so that a consumer sees nothing else: resident. */
-#define FDBROKER_HOST_DMA_HEAP 3     /* A buffer of /dev/dma_heap/system: resident. */
+#define FDBROKER_HOST_ARENA 0           /* A range of the memfd arena: recallable, costs no fd. */
+#define FDBROKER_HOST_UDMABUF 1         /* A range of an arena, exported as dma-bufs by /dev/udmabuf: recallable. */
+#define FDBROKER_HOST_ISOLATED 2        /* A memfd of its own, so that a consumer sees nothing else: resident. */
+#define FDBROKER_HOST_DMA_HEAP 3        /* A buffer of /dev/dma_heap/system: resident. */
 
-/* Allocates size_bytes (more than 0, in whole pages) of memory to share, with other processes of the same user: *ptr
- * is mapped and writable, the caller's until fdbroker_host_free(). handle may be NULL for the arenas: fdbroker_get_handle() then registers it; otherwise it
- * is registered within the deadline. On failure *ptr is NULL, *handle all zero, and nothing is left behind. What was
- * written in an arena before may still be there.
+/* Allocates size_bytes (more than 0, in whole pages) of memory to share with processes of the same user: *ptr is mapped
+ * and writable, the caller's until fdbroker_host_free(). It is registered within the deadline; for the arenas handle
+ * may be NULL, and fdbroker_get_handle() registers it later. On failure *ptr is NULL, *handle all zero, and nothing is
+ * left behind. What was written in an arena before may still be there.
  *
  * A forked child shares the pages with its parent.
  *
@@ -389,8 +389,8 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 
 /* ---- Consumers: memory, through the import cache -------------------------------------------------------- */
 
-#define FDBROKER_IMPORT_READ 0       /* Map for reading. */
-#define FDBROKER_IMPORT_WRITE 1      /* Map for reading and writing. */
+#define FDBROKER_IMPORT_READ 0          /* Map for reading. */
+#define FDBROKER_IMPORT_WRITE 1         /* Map for reading and writing. */
 
 /* Memory of another process, mapped here and in use: filled by the library, kept by the caller, given back once. */
 typedef struct fdbroker_import {
@@ -450,8 +450,8 @@ fdbroker_code_t fdbroker_empty_cache(fdbroker_t *broker, uint64_t *closed);
 /* The broker would like this lease back if it is not in use. (The import cache sees to its own.) */
 #define FDBROKER_NOTICE_RECLAIM 3
 
-#define FDBROKER_NOTICE_GOING_AWAY 4 /* The broker is about to end or to restart. */
-#define FDBROKER_NOTICE_DISCONNECTED 5 /* The connection is lost: handles, leases and registrations of it are void. */
+#define FDBROKER_NOTICE_GOING_AWAY 4    /* The broker is about to end or to restart. */
+#define FDBROKER_NOTICE_DISCONNECTED 5  /* The connection is lost: handles, leases and registrations of it are void. */
 
 /* Connected again: register anew, exchange handles anew. Host memory is registered anew by fdbroker_get_handle(). */
 #define FDBROKER_NOTICE_RECONNECTED 6

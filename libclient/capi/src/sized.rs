@@ -254,8 +254,10 @@ impl<'a, R> Answers<'a, R> {
     }
 }
 
-/// Plain results: an array of `T` with a value for "none".
-impl<T> Results<T> for (&mut [T], fn() -> T) {
+/// The caller's array, and what stands for "none".
+pub(crate) type Plain<'a, T> = (&'a mut [T], fn() -> T);
+
+impl<T> Results<T> for Plain<'_, T> {
     fn put(&mut self, index: usize, value: Option<T>) {
         let (array, none) = self;
         array[index] = value.unwrap_or_else(*none);
@@ -271,7 +273,7 @@ pub(crate) unsafe fn plain<'a, T>(
     count: usize,
     name: &str,
     none: fn() -> T,
-) -> Result<(&'a mut [T], fn() -> T), Failure> {
+) -> Result<Plain<'a, T>, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { slice_mut(first, count) }? {
         Some(array) => Ok((array, none)),

@@ -4,7 +4,6 @@
 //! Each file is one section, in this order. cbindgen (MPL-2.0, only here) translates; what it leaves ugly for a C
 //! programmer is put right afterwards.
 
-use std::fmt::Write;
 use std::path::Path;
 
 /// Source file and heading of each section.
@@ -59,7 +58,7 @@ fn header(root: &Path) -> String {
     let mut header = root.join("tests/header.begin.h").read();
     for (file, heading) in SECTIONS {
         let dashes = "-".repeat(WIDTH - heading.len() - 11);
-        write!(header, "\n/* ---- {heading} {dashes} */\n\n").unwrap();
+        header += &format!("\n/* ---- {heading} {dashes} */\n\n");
         header.push_str(section(&root.join(format!("src/{file}.rs"))).trim());
         header.push('\n');
     }
@@ -92,11 +91,14 @@ fn section(source: &Path) -> String {
     config.function.sort_by = Some(cbindgen::SortKey::None);
     config.constant.sort_by = Some(cbindgen::SortKey::None);
     config.function.args = cbindgen::Layout::Auto;
-    let bindings =
-        cbindgen::Builder::new().with_config(config).with_src(source).generate().unwrap();
+    let bindings = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(source)
+        .generate()
+        .expect("the sources parse");
     let mut bytes = Vec::new();
     bindings.write(&mut bytes);
-    readable(&String::from_utf8(bytes).unwrap())
+    readable(&String::from_utf8(bytes).expect("cbindgen writes UTF-8"))
 }
 
 /// Struct tags without `_t`; short comments beside what they explain, others as a block; arguments side by side.
@@ -129,9 +131,9 @@ fn readable(text: &str) -> String {
         }
         (blank, after_constant) = (false, is_constant);
         match (beside, comment) {
-            (Some(line), _) => writeln!(out, "{line}").unwrap(),
-            (None, Some(comment)) => write!(out, "{}{item}\n", above(&item, &comment)).unwrap(),
-            (None, None) => writeln!(out, "{item}").unwrap(),
+            (Some(line), _) => out += &(line + "\n"),
+            (None, Some(comment)) => out += &(above(&item, &comment) + &item + "\n"),
+            (None, None) => out += &(item + "\n"),
         }
     }
     out
@@ -149,7 +151,7 @@ fn item<'a>(line: &str, lines: &mut impl Iterator<Item = &'a str>) -> String {
     if item.contains('(') && !item.starts_with("#define") {
         while !item.ends_with(';') {
             let line = lines.next().expect("a declaration ends");
-            write!(item, " {}", plain_tag(line.trim())).unwrap();
+            item = item + " " + &plain_tag(line.trim());
         }
         return wrapped(&item);
     }
@@ -180,9 +182,7 @@ fn wrapped(declaration: &str) -> String {
 /// The item with its comment beside it, when both are short.
 fn beside(item: &str, comment: &[String]) -> Option<String> {
     let [only] = comment else { return None };
-    let is_open =
-        item.ends_with('{') || item.contains('\n') || item.contains('(') && !item.contains("(-");
-    let column = if item.starts_with("#define") { 36 } else { 32 };
+    let column = if item.starts_with("#define") { 39 } else { 32 };
     let line = format!("{item:<column$} /* {only} */");
     let may_stand = item.starts_with("#define") || item.starts_with(' ') && item.ends_with(';');
     (may_stand && line.len() <= 120).then_some(line)
@@ -196,7 +196,7 @@ fn above(item: &str, comment: &[String]) -> String {
         let begin = if index == 0 { "/*" } else { " *" };
         let end = if index + 1 == comment.len() { " */" } else { "" };
         let space = if line.is_empty() { "" } else { " " };
-        writeln!(out, "{indent}{begin}{space}{line}{end}").unwrap();
+        out += &format!("{indent}{begin}{space}{line}{end}\n");
     }
     out
 }

@@ -62,6 +62,10 @@ pub trait Pool: Send + Sync + Debug {
     /// LOCAL_FD_LIMIT; NOT_SUPPORTED when the driver refuses.
     fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error>;
 
+    /// Gives the memory of a range that nobody uses back to the system: its bytes are 0 when next read. Both multiples
+    /// of the page size. Without effect where the backend cannot.
+    fn discard(&self, _offset: usize, _len: usize) {}
+
     /// Copies out `into.len()` bytes from `offset`, each word read once.
     ///
     /// # Errors

@@ -126,6 +126,11 @@ impl Pool for UdmabufPool {
         Ok(PoolExport { fd: SupplyFd::Fresh(fd), fd_offset: 0 })
     }
 
+    /// A dma-buf that is still open somewhere keeps its pages; the range gets others when it is next written.
+    fn discard(&self, offset: usize, len: usize) {
+        self.memory.discard(offset, len);
+    }
+
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         self.memory.read_at(offset, into)
     }
