@@ -65,6 +65,15 @@ class Broker:
                   c.c_uint32(DEADLINE_MS), c.byref(opened))
         return opened
 
+    def open_import_or_none(self, handle):
+        """None: its owner has freed it."""
+        try:
+            return self.open_import(handle)
+        except RuntimeError as error:
+            if error.code != STALE:
+                raise
+            return None
+
     def release(self, opened):
         self.call("import_release", self.context, c.byref(opened))
 
@@ -95,15 +104,14 @@ def main():
         broker.release(opened)
     wrong = comm.allreduce(wrong)
 
-    # After the reduction nobody reads any more.
+    # After the reduction nobody reads any more. Freeing does not wait for the broker: until it has heard, a
+    # handle still gives the old memory, and never anything else.
     broker.free(pointer)
+    peer = (rank + 1) % size
+    while (opened := broker.open_import_or_none(handles[peer])) is not None:
+        wrong += c.string_at(opened.ptr, SIZE_BYTES) != pattern(peer)
+        broker.release(opened)
     comm.barrier()
-    try:
-        broker.open_import(handles[(rank + 1) % size])
-        wrong += 1
-    except RuntimeError as error:
-        if error.code != STALE:
-            raise
     broker.close()
     if rank == 0:
         print(f"rank.py: {size} ranks, {size * size * SIZE_BYTES} bytes read, {wrong} bytes wrong", flush=True)
