@@ -12,7 +12,7 @@
 
 use super::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use crate::admin::Admin;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, exit};
 use crate::private::PrivateBroker;
 use fdbrokerd::listeners::{DirectoryLock, ListenError};
 use nix::errno::Errno;
@@ -64,25 +64,92 @@ type SharedTenure = Arc<Mutex<Option<Tenure>>>;
 /// the broker serves, on stderr the log.
 pub fn main(dir: &Path, max_fds: Option<u64>) -> Result<u8> {
     let (lock, mut ready) = detach()?;
-    let room = Room::at(dir);
-    let (gate, members) = (open(&room, GATE)?, open(&room, MEMBERS)?);
-    // Clears of old files pass by a directory that is locked (tmpfiles.d(5)). Nothing depends on it.
-    let directory = File::open(dir).context(|| format!("open {}", dir.display()))?;
-    let _ = directory.try_lock_shared();
-    wait_for_predecessor(&room)?;
-    let broker = PrivateBroker::start_in(dir, max_fds)?;
-    let pid = broker.pid();
-    let tenure = Arc::new(Mutex::new(Some(Tenure { broker, lock })));
-    let watched = Arc::clone(&tenure);
-    std::thread::Builder::new()
-        .name("watch-broker".into())
-        .spawn(move || watch(pid, &watched))
-        .context(|| "start a thread")?;
-    // It may have been killed by now: then the first look at the members finds nobody.
-    let _ = ready.write_all(b"READY\n");
-    drop(ready);
-    serve(&room, &gate, &members, &tenure)?;
-    Ok(crate::error::exit::OK)
+    match Keeper::start(dir, max_fds, lock) {
+        Ok(keeper) => {
+            // The joiner may have been killed by now: then the first look at the members finds nobody.
+            let _ = ready.write_all(b"READY\n");
+            drop(ready);
+            keeper.serve()?;
+            Ok(exit::OK)
+        }
+        Err(error) => {
+            // Before the pipe ends: the joiner then shows the log.
+            eprintln!("fdbroker: {error}");
+            Ok(exit::ERROR)
+        }
+    }
+}
+
+/// A keeper whose broker serves.
+#[derive(Debug)]
+struct Keeper {
+    room: Room,
+    gate: File,
+    members: File,
+    /// `None` once the broker has ended by itself.
+    tenure: SharedTenure,
+    /// What clears old files passes by a directory that is locked (tmpfiles.d(5)).
+    _directory: File,
+}
+
+impl Keeper {
+    fn start(dir: &Path, max_fds: Option<u64>, lock: File) -> Result<Self> {
+        let room = Room::at(dir);
+        let (gate, members) = (open(&room, GATE)?, open(&room, MEMBERS)?);
+        let directory = File::open(dir).context(|| format!("open {}", dir.display()))?;
+        // Nothing else depends on it.
+        let _ = directory.try_lock_shared();
+        wait_for_predecessor(&room)?;
+        let broker = PrivateBroker::start_in(dir, max_fds)?;
+        let pid = broker.pid();
+        let tenure = Arc::new(Mutex::new(Some(Tenure { broker, lock })));
+        let watched = Arc::clone(&tenure);
+        std::thread::Builder::new()
+            .name("watch-broker".into())
+            .spawn(move || watch(pid, &watched))
+            .context(|| "start a thread")?;
+        Ok(Keeper { room, gate, members, tenure, _directory: directory })
+    }
+
+    /// Until there is nothing to keep any more.
+    fn serve(&self) -> Result<()> {
+        loop {
+            wait_for(&self.members)?;
+            wait_for(&self.gate)?;
+            if self.end()? {
+                return Ok(());
+            }
+            self.gate.unlock().context(|| "unlock the gate")?;
+            self.members.unlock().context(|| "unlock the members")?;
+            std::thread::sleep(CLIENT_LOOK_INTERVAL);
+        }
+    }
+
+    /// Ends the broker and removes the room, unless somebody is connected; returns whether. The caller has the
+    /// members and the gate.
+    fn end(&self) -> Result<bool> {
+        let mut tenure = locked(&self.tenure);
+        if tenure.as_ref().is_some_and(|own| clients(&own.broker) > 0) {
+            return Ok(false);
+        }
+        let lock = match tenure.take() {
+            Some(Tenure { broker, lock }) => {
+                drop(broker);
+                Some(lock)
+            }
+            // Another keeper may have removed the room since: the one in its place is not ours.
+            None if !self.room.is_current(&self.gate, GATE) => None,
+            // Or may answer for it now.
+            None => self.room.open(KEEPER)?,
+        };
+        // What this open file has locked already is locked again without harm (flock(2)).
+        if let Some(lock) = lock
+            && try_lock(&lock)?
+        {
+            self.room.remove();
+        }
+        Ok(true)
+    }
 }
 
 fn open(room: &Room, name: &str) -> Result<File> {
@@ -157,46 +224,6 @@ fn watch(pid: Pid, tenure: &SharedTenure) {
             "fdbroker: the broker has ended ({end}); the next process that joins starts another"
         );
     }
-}
-
-/// Until there is nothing to keep any more.
-fn serve(room: &Room, gate: &File, members: &File, tenure: &SharedTenure) -> Result<()> {
-    loop {
-        wait_for(members)?;
-        wait_for(gate)?;
-        match ended(room, gate, tenure)? {
-            true => return Ok(()),
-            false => {
-                gate.unlock().context(|| "unlock the gate")?;
-                members.unlock().context(|| "unlock the members")?;
-                std::thread::sleep(CLIENT_LOOK_INTERVAL);
-            }
-        }
-    }
-}
-
-/// Ends the broker and removes the room, unless somebody is connected. The caller has `members` and `gate`.
-fn ended(room: &Room, gate: &File, tenure: &SharedTenure) -> Result<bool> {
-    let mut tenure = locked(tenure);
-    if tenure.as_ref().is_some_and(|own| clients(&own.broker) > 0) {
-        return Ok(false);
-    }
-    let lock = match tenure.take() {
-        Some(Tenure { broker, lock }) => {
-            drop(broker);
-            Some(lock)
-        }
-        // Another keeper's broker is there, or its room: then it is not ours to remove.
-        None if !room.is_current(gate, GATE) => None,
-        None => room.open(KEEPER)?,
-    };
-    // What this open file has locked already is locked again without harm (flock(2)).
-    if let Some(lock) = lock
-        && try_lock(&lock)?
-    {
-        room.remove();
-    }
-    Ok(true)
 }
 
 /// Clients connected; none if the broker does not answer.

@@ -88,9 +88,14 @@ impl Joiner<'_> {
         if !try_lock_shared(&members)? {
             return Ok(None);
         }
-        match self.ensure_broker(home, room, until)? {
-            true => Ok(Some(members)),
-            false => Ok(None),
+        match self.ensure_broker(home, room, until) {
+            Ok(is_there) => Ok(is_there.then_some(members)),
+            Err(error) => {
+                // Without us the room may be nobody's.
+                drop((gate, members));
+                home.sweep(&job::directory_prefix()?);
+                Err(error)
+            }
         }
     }
 
