@@ -60,9 +60,12 @@ libdir=${libdir:-$prefix/lib}
 for path in "$prefix" "$libdir"; do
   # They are written into the units and the pkg-config file, where other characters have a meaning.
   [[ $path =~ ^/[A-Za-z0-9/._+-]*$ ]] ||
-    usage_error "'$path' must be an absolute path of letters, digits and / . _ + -; for another place to put the files use --destdir"
+    usage_error "'$path' must be an absolute path of letters, digits and / . _ + -; another place for the files is --destdir"
 done
-[ -z "${CARGO_TARGET_DIR-}" ] || { CARGO_TARGET_DIR=$(absolute CARGO_TARGET_DIR "$CARGO_TARGET_DIR"); export CARGO_TARGET_DIR; }
+if [ -n "${CARGO_TARGET_DIR-}" ]; then
+  CARGO_TARGET_DIR=$(absolute CARGO_TARGET_DIR "$CARGO_TARGET_DIR")
+  export CARGO_TARGET_DIR
+fi
 
 cd "$(dirname "$(readlink -f "$0")")/.."
 
@@ -93,7 +96,8 @@ place() {
   install -d -m 0755 "${target%/*}" 2> /dev/null && new=$(mktemp "${target%/*}/.install.XXXXXX" 2> /dev/null) ||
     die "cannot write to ${target%/*}" "run as root, or choose another place with --prefix or --destdir"
   pending=$new
-  install -m "$mode" "$source" "$new" && mv -fT "$new" "$target" || die "cannot write $target" "is the disk full, or $target a directory?"
+  install -m "$mode" "$source" "$new" && mv -fT "$new" "$target" ||
+    die "cannot write $target" "is the disk full, or $target a directory?"
   pending=''
   files=$((files + 1))
   say "$target"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tests systemd/install.sh and what it installs as an application meets it: files and modes, pkg-config, headers in C and C++,
-# static and run-time linking, and the examples against a broker. Must never touch the system outside its own directory.
+# Tests systemd/install.sh and what it installs as an application meets it: files and modes, pkg-config, headers in C and
+# C++, static and run-time linking, examples against a broker. Must never touch the system outside its own directory.
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -9,7 +9,7 @@ case ${1-} in
   '') ;;
   -h | --help)
     sed -n '2,3s/^# //p' "$0"
-    echo "usage: tests/install/run.sh      (no options; ends with \`N passed, N failed\`; status 77: pkg-config or gcc is missing)"
+    echo "usage: tests/install/run.sh      (no options; status 77: pkg-config or gcc is missing)"
     exit 0 ;;
   *) echo "tests/install/run.sh: unknown argument '$1' (it takes none)" >&2; exit 2 ;;
 esac
@@ -54,7 +54,7 @@ install_from_elsewhere() { (umask 077 && cd "$work" && "$install" --destdir stag
 check "install.sh --destdir relative to the caller" install_from_elsewhere
 [ -e "$stage/usr/lib/libfdbroker.so" ] || { cat "$log"; echo "the rest needs it"; echo "$passed passed, $failed failed"; exit 1; }
 
-# Every file and link with its mode, as an installation has them. Units, man pages and documentation grow; the rest is this.
+# Every file and link with its mode. Units, man pages and documentation grow; the rest is this.
 expected="755 bin/fdbroker
 755 bin/fdbrokerd
 644 include/fdbroker.h
@@ -65,7 +65,10 @@ expected="755 bin/fdbroker
 644 lib/libfdbroker.so.0.1.0
 644 lib/pkgconfig/fdbroker.pc
 644 lib/systemd/system/fdbrokerd.service"
-listing() { (cd "$stage/usr" && find bin include lib ! -type d -printf '%m %p\n' | grep -v '/tmpfiles.d/\|/sysusers.d/\|[.]socket$' | sort -k2); }
+listing() {
+  (cd "$stage/usr" && find bin include lib ! -type d -printf '%m %p\n') |
+    grep -v '/tmpfiles.d/\|/sysusers.d/\|[.]socket$' | sort -k2
+}
 check "files and modes" same "$expected" "$(listing)"
 check "directories can be entered by all" same "" "$(find "$stage" -mindepth 1 -type d ! -perm 755)"
 check "documentation, licences and examples" test -s "$stage/usr/share/doc/fdbroker/LICENSE-MIT" -a \
@@ -78,7 +81,8 @@ before=$(sums)
 exec 8< "$stage/usr/bin/fdbroker"
 check "a second installation" "$install" --destdir "$stage" --prefix /usr --no-build
 check "it changes nothing and leaves nothing behind" same "$before" "$(sums)"
-check "who has a program open keeps it" test "$(stat -L -c %i /proc/self/fd/8)" != "$(stat -c %i "$stage/usr/bin/fdbroker")"
+check "who has a program open keeps it" test \
+  "$(stat -L -c %i /proc/self/fd/8)" != "$(stat -c %i "$stage/usr/bin/fdbroker")"
 exec 8<&-
 
 check "another prefix and library directory" "$install" --no-build --destdir="$work/other" --prefix=/opt/x --libdir=/opt/x/lib64
@@ -115,7 +119,14 @@ compile() { # COMPILER SOURCE OUTPUT FLAGS...
 }
 examples=$stage/usr/share/doc/fdbroker/examples
 cp "$here/dl.c" "$work/dl.cc"
-printf '#include <fdbroker.h>\nint main() { fdbroker_options_t options; fdbroker_options_init(&options); return fdbroker_open(&options, nullptr) == FDBROKER_OK; }\n' > "$work/plain.cc"
+cat > "$work/plain.cc" << 'PLAIN'
+#include <fdbroker.h>
+int main() {
+  fdbroker_options_t options;
+  fdbroker_options_init(&options);
+  return fdbroker_open(&options, nullptr) == FDBROKER_OK;
+}
+PLAIN
 check "producer.c: C99, by pkg-config" compile gcc "$examples/producer.c" producer -std=c99 "${libs[@]}"
 check "consumer.c: C99, by pkg-config" compile gcc "$examples/consumer.c" consumer -std=c99 "${libs[@]}"
 check "fdbroker.h: C++11" compile g++ "$work/plain.cc" plain -std=c++11 "${libs[@]}"
@@ -127,7 +138,8 @@ archive=()
 for word in "${static[@]}"; do
   if [ "$word" = -lfdbroker ]; then archive+=("$stage/usr/lib/libfdbroker.a"); else archive+=("$word"); fi
 done
-check "producer.c: with the archive, by pkg-config --static" compile gcc "$examples/producer.c" producer-static -std=c99 "${archive[@]}"
+check "producer.c: with the archive, by pkg-config --static" \
+  compile gcc "$examples/producer.c" producer-static -std=c99 "${archive[@]}"
 check "consumer.c: with the archive" compile gcc "$examples/consumer.c" consumer-static -std=c99 "${archive[@]}"
 needs() { readelf -d "$work/$1" | grep -c "NEEDED.*libfdbroker"; }
 check "who needs the shared library" same "1 0 0" "$(needs producer) $(needs producer-static) $(needs dl)"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what tests/mpi/run.sh and tests/install/run.sh need on a Debian 12 host: both MPIs, mpi4py, pkg-config, a C compiler.
+# Installs what tests/mpi and tests/install need on a Debian 12 host: both MPIs, mpi4py, pkg-config, a C compiler.
 # It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
 # Needs root, unless everything is already there: then it only says so.
 set -euo pipefail
