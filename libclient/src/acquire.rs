@@ -45,7 +45,7 @@ pub(crate) fn acquire_one(
             Some(other) => return Err(other.into_error(handle)),
             None => unreachable!("one item was asked for and the reply has as many"),
         }
-        std::thread::sleep(next_pause(&mut pause, deadline));
+        connection.pause(next_pause(&mut pause, deadline));
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn acquire_each(
         let request = Request { handles, chunk: &wanted.chunk, deadline };
         let outcomes = request.make(connection, |items| wanted.outcomes.extend(items));
         let pause = wanted.settle(outcomes, handles, deadline, &mut each);
-        std::thread::sleep(pause);
+        connection.pause(pause);
     }
 }
 

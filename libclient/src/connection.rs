@@ -5,25 +5,29 @@
 //! (`Inbox::reading`) or sleeps on its own condition variable. The reader hands every reply to its
 //! thread; when it has its own, it gives up the role and wakes one sleeper to take it. A thread that is
 //! not asleep looks at the state under the lock before it sleeps, so no wake-up is lost. When replies are
-//! owed to nobody (a request given up, a buffer freed) and no thread reads, the library thread does.
+//! owed to nobody (a request given up, a buffer freed) and no thread reads, who serves does: the library thread or,
+//! in dispatch mode, whoever waits or dispatches. There the reader watches the event fd as well, and gives up its role
+//! to serve, so while any thread waits events are served.
 //!
 //! **Sending.** Under a short lock, without waiting in it. The broker stops reading a client that does not
 //! read its replies; so a thread that finds the socket full gives back the lock and looks whether anyone
 //! reads: if not, it takes the role and reads for others until there is room. As every sleeper in
 //! `make_room` looks again after `SEND_SLICE`, at any time someone reads, or will within a slice: the
-//! broker can always go on, hence so can the send. No lock is held over a wait.
+//! broker can always go on, hence so can the send. No lock is held over a wait. The same goes for who waits for one
+//! of `max_parked` places: started requests may take them all while no thread waits for their replies.
 //!
 //! **Lock order**: reader, outbox, inbox, then credits and page; application code is called under none.
 
 use crate::common::{Common, Unregister};
 use crate::credits::Credits;
+use crate::dispatch::Wait;
 use crate::error::Error;
 use crate::handshake::Greeted;
 use crate::inbox::Inbox;
 use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY, SEND_SLICE};
 use crate::outbox::{OneWay, Outbox, Unregistering};
 use crate::page::PageFacts;
-use crate::poll::{poll_one, shut_down};
+use crate::poll::shut_down;
 use crate::reader::{Reader, Reply};
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::message::HelloReply;
@@ -137,7 +141,13 @@ impl Connection {
     ) -> Result<Option<u64>, Error> {
         let Some(id) = self.try_begin(call)? else { return Ok(None) };
         match self.try_send(id, call, &[], &write) {
-            Ok(None) => Ok(Some(id)),
+            Ok(None) => {
+                if self.common.dispatches() {
+                    // From now on the event fd is to tell of its reply.
+                    self.common.kick();
+                }
+                Ok(Some(id))
+            }
             Ok(Some(_)) => {
                 self.withdraw(id);
                 Ok(None)
@@ -226,8 +236,8 @@ impl Connection {
         waits
     }
 
-    /// Ends the connection: waiting calls answer NOT_CONNECTED, nothing is current, the library
-    /// thread sees to the rest. Once; later calls do nothing.
+    /// Ends the connection: waiting calls answer NOT_CONNECTED, nothing is current, who serves
+    /// sees to the rest. Once; later calls do nothing.
     pub fn kill(&self, reason: &str) {
         if !self.alive.swap(false, Ordering::AcqRel) {
             return;
@@ -246,23 +256,29 @@ impl Connection {
         self.common.kick();
     }
 
-    /// Reads what is there without waiting, unless another thread reads. Whether it could.
-    pub fn read_if_nobody_does(&self) -> bool {
+    /// Reads what is there without waiting; how many replies. `None`: another thread reads, or the end was read.
+    pub fn read_if_nobody_does(&self) -> Option<usize> {
         if !self.take_role() {
-            return false;
+            return None;
         }
         let mut reader = lock(&self.reader);
-        self.read_queued(&mut reader);
+        let read = self.read_queued(&mut reader);
         drop(reader);
         self.leave_role();
-        true
+        Some(read)
     }
 
-    /// Whether someone should read of whom nobody is waiting: replies are owed, or something is `stuck` in a
-    /// full socket, which may need this side to read first.
+    /// Whether who serves should read: replies will come that no thread waits for, or something is `stuck` in
+    /// a full socket, which may need this side to read first.
     pub fn needs_a_reader(&self, stuck: bool) -> bool {
         let inbox = lock(&self.inbox);
-        (inbox.is_owed() || stuck) && !inbox.reading
+        (stuck || self.is_for_who_serves(&inbox)) && !inbox.reading
+    }
+
+    /// Whether replies will come that no thread waits for. Those to started requests are read by their tests; in
+    /// dispatch mode the event fd is to tell of them, too.
+    fn is_for_who_serves(&self, inbox: &Inbox) -> bool {
+        inbox.is_owed() || (inbox.has_untended() && self.common.dispatches())
     }
 
     pub(crate) fn lost(&self, what: &str) -> Error {
@@ -279,6 +295,7 @@ impl Connection {
             return Err(self.lost(call.what));
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut wait = Wait::on(self);
         let mut inbox = lock(&self.inbox);
         while inbox.len() >= self.facts.max_parked && !inbox.dead {
             if Instant::now() >= call.until {
@@ -286,7 +303,7 @@ impl Connection {
                 self.pass_on(&mut inbox);
                 return Err(self.no_place(call, &inbox));
             }
-            inbox = self.await_place(inbox, call.until);
+            inbox = self.await_place(inbox, call.until, &mut wait);
         }
         if inbox.dead {
             return Err(self.lost(call.what));
@@ -301,6 +318,7 @@ impl Connection {
         &'a self,
         mut inbox: MutexGuard<'a, Inbox>,
         until: Instant,
+        wait: &mut Wait,
     ) -> MutexGuard<'a, Inbox> {
         if inbox.reading {
             inbox.queueing += 1;
@@ -311,7 +329,7 @@ impl Connection {
         drop(inbox);
         // A slice: a place may also come free without a reply, by a request that could not be sent.
         let left = until.saturating_duration_since(Instant::now());
-        self.read_awaiting(PollFlags::empty(), left.min(SEND_SLICE));
+        self.read_awaiting(PollFlags::empty(), left.min(SEND_SLICE), wait);
         lock(&self.inbox)
     }
 
@@ -345,6 +363,7 @@ impl Connection {
         fds: &[BorrowedFd<'_>],
         write: &impl Fn(&mut Writer) -> usize,
     ) -> Result<(), Error> {
+        let mut wait = Wait::on(self);
         loop {
             let Some(wanted) = self.try_send(id, call, fds, write)? else { return Ok(()) };
             if Instant::now() >= call.until {
@@ -354,7 +373,7 @@ impl Connection {
                 };
                 return Err(Error::timed_out(format!("{}: {why}", call.what)));
             }
-            self.make_room(wanted);
+            self.make_room(wanted, &mut wait);
             if !self.is_usable() {
                 return Err(self.lost(call.what));
             }
@@ -391,23 +410,29 @@ impl Connection {
     }
 
     /// Waits up to a slice for room on the socket, and reads meanwhile unless another thread does.
-    fn make_room(&self, wanted: PollFlags) {
-        if !self.read_awaiting(wanted, SEND_SLICE) {
-            poll_one(self.socket.as_fd(), wanted, SEND_SLICE);
+    fn make_room(&self, wanted: PollFlags, wait: &mut Wait) {
+        if !self.read_awaiting(wanted, SEND_SLICE, wait)
+            && wait.poll(Some((self.socket.as_fd(), wanted)), SEND_SLICE)
+        {
+            wait.serve();
         }
     }
 
     /// Waits up to `patience` for something to read (or `wanted`) and reads it for others. `false`: another
     /// thread reads.
-    fn read_awaiting(&self, wanted: PollFlags, patience: Duration) -> bool {
+    fn read_awaiting(&self, wanted: PollFlags, patience: Duration, wait: &mut Wait) -> bool {
         if !self.take_role() {
             return false;
         }
         let mut reader = lock(&self.reader);
-        poll_one(self.socket.as_fd(), wanted | PollFlags::POLLIN, patience);
+        let socket = (self.socket.as_fd(), wanted | PollFlags::POLLIN);
+        let events = wait.poll(Some(socket), patience);
         self.read_queued(&mut reader);
         drop(reader);
         self.leave_role();
+        if events {
+            wait.serve();
+        }
         true
     }
 
@@ -453,7 +478,7 @@ impl Connection {
 
     /// Sees to it that someone reads who waits, and that someone asks who queues.
     pub(crate) fn pass_on(&self, inbox: &mut Inbox) {
-        if !inbox.reading && !inbox.wake_a_reader() && inbox.is_owed() {
+        if !inbox.reading && !inbox.wake_a_reader() && self.is_for_who_serves(inbox) {
             self.common.kick();
         }
         // Who queues reads, too, when nobody else does.
@@ -480,7 +505,7 @@ impl Unregistering for &Connection {
 
     fn expect(&mut self, id: u64, items: Vec<Unregister>) {
         lock(&self.inbox).owe(id, items);
-        // Nobody may be reading: the library thread then does.
+        // Nobody may be reading: who serves then does.
         self.common.kick();
     }
 

@@ -81,6 +81,11 @@ impl Inbox {
         self.waiting.push(Waiting { id, deposits: 0, wake: None, sleeps: false, parcel: None });
     }
 
+    /// Whether such a one is under way.
+    pub fn has_untended(&self) -> bool {
+        self.waiting.iter().any(|waiting| waiting.wake.is_none())
+    }
+
     pub fn leave(&mut self, at: usize) {
         self.idle.extend(self.waiting.swap_remove(at).wake);
     }

@@ -28,7 +28,11 @@
 //!
 //! **Threads.** A [`Client`] is shared by all threads, clones included. One library thread per client serves
 //! recalls and tells [`Notice`]s; callbacks run on it and must not block: a blocking call there
-//! answers NOT_SUPPORTED. It has all signals blocked.
+//! answers NOT_SUPPORTED. It has all signals blocked. In dispatch mode ([`ClientBuilder::dispatch`]) there is no such
+//! thread: the application polls [`Client::event_fd`] and calls [`Client::dispatch`], and calls that wait serve
+//! meanwhile.
+//!
+//! **Progress engines** that must not block start an acquire and test it: [`Client::acquire_start`].
 //!
 //! **Fork.** In the child everything answers NOT_CONNECTED and drops say nothing to the broker; imports are not
 //! mapped there. Connect anew.
@@ -45,6 +49,7 @@ mod connection;
 mod credits;
 mod deadline;
 mod deposit;
+mod dispatch;
 mod error;
 mod events;
 mod exports;
@@ -65,6 +70,7 @@ mod register;
 mod request;
 mod supply;
 mod sync;
+mod thread;
 
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;

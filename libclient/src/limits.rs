@@ -17,9 +17,12 @@ pub const ROOM_FIRST_PAUSE: Duration = Duration::from_millis(4);
 /// Between two attempts to connect while the listener's backlog is full (EAGAIN, which no event ends).
 pub const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 
-/// While hello's answer is awaited on a reconnect: how often the library thread looks whether its client was
-/// dropped meanwhile, so that a broker that hangs does not hold up the drop.
-pub const HELLO_SLICE: Duration = Duration::from_millis(20);
+/// While hello's answer is awaited on a reconnect in dispatch mode: how often the event fd says to look for it. A
+/// broker answers within microseconds; one that hangs is no load at this rate.
+pub const HELLO_SLICE: Duration = Duration::from_millis(5);
+
+/// Longest sleep with nothing to wait for; every cause to wake comes with an event.
+pub const IDLE: Duration = Duration::from_secs(3600);
 
 /// How much longer than the broker the library waits for an answer: the broker owns the deadline and
 /// answers at it; this covers its loop and the scheduler on a loaded node. After it: cancel, TIMED_OUT.
@@ -71,15 +74,15 @@ pub const MAX_CREDITS_WANTED: u32 = 1024;
 /// microseconds to milliseconds; one that hangs must not hang the drop.
 pub const THREAD_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the library thread waits for a place in the export window before it answers a recall
-/// with AGAIN ("not now"). Places are held only over an export and a send.
+/// How long a recall waits for a place in the export window before it is answered with AGAIN ("not
+/// now"). Places are held only over an export and a send.
 pub const WINDOW_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Most event messages handled before the library thread looks at the other sockets again.
+/// Most event messages served before the other sockets are looked at again.
 pub const EVENTS_PER_TURN: usize = 64;
 
-/// Pause of the library thread when the request socket has hung up and another thread is about to
-/// read that: a yield, so that it does not spin.
+/// How long the end of a socket is left to another thread that is about to read it: a yield, so that who serves
+/// does not spin.
 pub const HANG_UP_PAUSE: Duration = Duration::from_millis(1);
 
 /// Fewest entries of an `Exports` table at which those ended by others are swept out; after that whenever it has
