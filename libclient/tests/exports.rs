@@ -287,6 +287,33 @@ fn register_when_other_memory_is_under_way_there_then_the_broker_hears_of_it_aft
 }
 
 #[test]
+fn register_when_it_must_wait_then_what_else_it_overlaps_is_retired_all_the_same() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let exports = Exports::new(&client);
+    register(&exports, &peer, &at(8192, 4096, 1), 1);
+    let export = || Ok(memory(b""));
+    thread::scope(|scope| {
+        let under_way = scope.spawn(|| exports.register(&at(0, 4096, 2), export, soon()));
+        let first = peer.recv_kind(Kind::Register);
+        let over_both = scope.spawn(|| exports.register(&at(0, 12288, 3), export, soon()));
+        assert_eq!(peer.recv().unregister(), [id(1)]);
+        assert_eq!(exports.lookup(0, BASE + 8192), None);
+        peer.registered(&first, 8, 2);
+        assert_eq!(under_way.join().unwrap().unwrap_err().code, ErrorCode::Stale);
+        for _ in 0..2 {
+            let request = peer.recv();
+            match request.kind {
+                Kind::Unregister => assert_eq!(request.unregister(), [id(2)]),
+                _ => peer.registered(&request, 8, 3),
+            }
+        }
+        assert_eq!(over_both.join().unwrap().unwrap(), handle(3));
+    });
+    assert_eq!((exports.lookup(0, BASE + 8192), exports.len()), (Some(handle(3).at(8192)), 1));
+}
+
+#[test]
 fn retire_when_known_then_gone_at_once_and_unregistered_without_waiting() {
     let broker = FakeBroker::listen();
     let (client, peer) = broker.client();
