@@ -8,6 +8,7 @@ mod support;
 
 mod death;
 mod deposits;
+mod dispatch;
 mod flow;
 mod handles;
 mod isolation;
@@ -16,6 +17,7 @@ mod lifetime;
 mod local_limit;
 mod messages;
 mod pressure;
+mod progress;
 mod recall;
 mod restart;
 mod table;
