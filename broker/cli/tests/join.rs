@@ -123,13 +123,27 @@ impl Member {
 
     fn joined(mut running: Running) -> Self {
         let mut stdout = BufReader::new(running.0.stdout.take().expect("piped"));
-        let mut line = String::new();
-        stdout.read_line(&mut line).expect("readable");
+        let first_line = in_time(move || {
+            let mut line = String::new();
+            stdout.read_line(&mut line).expect("readable");
+            (line, stdout)
+        });
+        let Some((line, stdout)) = first_line else {
+            let _ = running.0.kill();
+            panic!("nothing was printed; {}", end(&running.end()).1)
+        };
         let Ok(broker) = serde_json::from_str(&line) else {
             let _ = running.0.kill();
             panic!("it has not joined: {line:?}; {}", end(&running.end()).1)
         };
         Member { running, stdout, broker }
+    }
+
+    /// The next line that it prints.
+    fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("readable");
+        line
     }
 
     fn incarnation(&self) -> &str {
@@ -141,16 +155,32 @@ impl Member {
     }
 
     /// Ends its stdin, and waits for its end.
-    fn leave(mut self) -> (Option<i32>, String) {
-        drop(self.running.0.stdin.take());
-        let mut rest = String::new();
-        let (done, is_done) = channel();
-        std::thread::spawn(move || {
-            let outcome = self.stdout.read_to_string(&mut rest).map(|_| rest);
-            let _ = done.send(outcome);
+    fn leave(self) -> (Option<i32>, String) {
+        let Member { mut running, mut stdout, .. } = self;
+        drop(running.0.stdin.take());
+        let rest = in_time(move || {
+            let mut rest = String::new();
+            stdout.read_to_string(&mut rest).expect("readable");
+            rest
         });
-        let rest = is_done.recv_timeout(LIMIT).expect("the end of its stdout").expect("readable");
-        (self.running.end().status.code(), rest)
+        (running.end().status.code(), rest.expect("the end of its stdout"))
+    }
+}
+
+/// Reads in a thread of its own. `None`: it takes for ever.
+fn in_time<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (done, is_done) = channel();
+    std::thread::spawn(move || done.send(read()));
+    is_done.recv_timeout(LIMIT).ok()
+}
+
+/// Kills processes, and waits until they have ended: only then the kernel has given back their locks.
+fn kill_all(pids: &[u32]) {
+    for pid in pids {
+        signal(*pid, "KILL");
+    }
+    for pid in pids {
+        wait_for("end of the killed", || (!is_alive(*pid)).then_some(()));
     }
 }
 
@@ -260,14 +290,11 @@ fn join_when_the_broker_is_killed_then_refused_at_once_and_the_next_one_starts_a
     let script = "$F status --json; read line; $F status; echo $?; read line; $F status --json";
     let mut first = Member::join(node.rank("a", script));
     let keeper = node.only("keeper");
-    signal(first.broker_pid(), "KILL");
-    wait_for("end of the broker", || (!is_alive(first.broker_pid())).then_some(()));
+    kill_all(&[first.broker_pid()]);
     use std::io::Write;
     let mut stdin = first.running.0.stdin.take().expect("piped");
     stdin.write_all(b"\n").expect("it reads");
-    let mut line = String::new();
-    first.stdout.read_line(&mut line).expect("readable");
-    assert_eq!(line, "3\n", "no broker answers");
+    assert_eq!(first.next_line(), "3\n", "no broker answers");
 
     let second = Member::join(node.rank("a", MEMBER));
     assert_ne!(second.incarnation(), first.incarnation());
@@ -294,8 +321,8 @@ fn join_when_the_broker_is_killed_and_nobody_joins_then_nothing_is_left() {
 fn join_when_the_keeper_is_killed_then_the_next_one_gets_a_broker_that_stays() {
     let node = Node::new("keeper-killed");
     let first = Member::join(node.rank("a", MEMBER));
-    signal(node.only("keeper"), "KILL");
-    // At once: the broker may still be ending.
+    kill_all(&[node.only("keeper")]);
+    // Its broker may still be ending.
     let second = Member::join(node.rank("a", &format!("{MEMBER}; $F status --json")));
     assert_ne!(second.incarnation(), first.incarnation());
     wait_for("end of the first broker", || (!is_alive(first.broker_pid())).then_some(()));
@@ -320,7 +347,7 @@ fn join_when_a_keeper_was_killed_and_its_job_is_over_then_another_job_clears_its
     let broker_of = |pid: &u32| common::children(*pid, "broker");
     let killed = keepers.iter().find(|pid| broker_of(pid) == [first.broker_pid()]);
     let (killed, left) = killed.map(|pid| (*pid, room_of(pid))).expect("a's keeper");
-    signal(killed, "KILL");
+    kill_all(&[killed]);
     wait_for("end of the broker", || (!is_alive(first.broker_pid())).then_some(()));
     first.leave();
     assert!(left.exists(), "nobody is there to remove it");
@@ -339,9 +366,7 @@ fn join_when_everything_is_killed_then_the_same_job_starts_clean() {
     let node = Node::new("all-killed");
     let member = Member::join(node.rank("a", MEMBER));
     let incarnation = member.incarnation().to_owned();
-    for pid in [node.only("keeper"), member.broker_pid(), member.running.pid()] {
-        signal(pid, "KILL");
-    }
+    kill_all(&[node.only("keeper"), member.broker_pid(), member.running.pid()]);
     drop(member);
     assert_eq!(node.rooms().len(), 1);
     let next = Member::join(node.rank("a", MEMBER));
@@ -369,9 +394,7 @@ fn join_when_a_socket_was_inherited_then_replaced() {
     // One that lives is another job's, too.
     let script = format!("$F status --json; $F run --join --job b -- sh -c '{MEMBER}'");
     let mut outer = Member::join(node.rank("a", &script));
-    let mut line = String::new();
-    outer.stdout.read_line(&mut line).expect("readable");
-    let inner: Value = serde_json::from_str(&line).expect("JSON");
+    let inner: Value = serde_json::from_str(&outer.next_line()).expect("JSON");
     assert_ne!(inner["incarnation"], outer.broker["incarnation"]);
     outer.leave();
     node.wait_until_empty();
