@@ -95,7 +95,7 @@ impl Word {
 }
 
 impl Entry {
-    /// The state. SeqCst: see `pins`.
+    /// The state. SeqCst: see `segments`.
     #[inline]
     pub fn word(&self) -> Word {
         Word(self.word.load(Ordering::SeqCst))
