@@ -231,7 +231,7 @@ impl Connection {
         let waits = outbox.wants_room();
         drop(outbox);
         if flushed == Err(SendError::PeerGone) {
-            self.kill("the broker has closed the connection");
+            self.hear_last_words();
         }
         waits
     }
@@ -402,7 +402,7 @@ impl Connection {
             // No event tells when fewer fds are in flight: look again after a slice.
             Err(SendError::TooManyRefs) => Ok(Some(PollFlags::empty())),
             Err(SendError::PeerGone) => {
-                self.kill("the broker has closed the connection");
+                self.hear_last_words();
                 Err(self.lost(call.what))
             }
             Err(error) => Err(send_error(call.what, error)),
@@ -434,6 +434,13 @@ impl Connection {
             wait.serve();
         }
         true
+    }
+
+    /// The broker has closed the connection. What it said before reaches whom it is for, unless another thread
+    /// is reading that already; then the connection ends.
+    fn hear_last_words(&self) {
+        self.read_if_nobody_does();
+        self.kill("the broker has closed the connection");
     }
 
     fn withdraw(&self, id: u64) {

@@ -183,6 +183,9 @@ impl Server {
                 None => served.later |= hung_up,
             }
         }
+        if !connection.is_usable() {
+            served.count += self.look_for_a_broker(shared, connection);
+        }
         served
     }
 
@@ -280,7 +283,7 @@ impl Server {
         let mut count = 0;
         let settings = &shared.settings;
         if let Link::Up = self.link {
-            self.see_to_loss(shared);
+            self.see_to_loss(shared, lost);
             let next = settings.reconnect.then(Instant::now);
             self.link = Link::Down { next, pause: RECONNECT_FIRST };
             count += 1;
@@ -317,9 +320,8 @@ impl Server {
         count
     }
 
-    fn see_to_loss(&mut self, shared: &Shared) {
-        self.supplier = Supplier::default();
-        shared.common.window.end_recalls();
+    fn see_to_loss(&mut self, shared: &Shared, lost: &Connection) {
+        self.supplier.give_up(lost);
         self.hung_up_since = None;
         for owner in shared.common.owners() {
             owner.disconnected();

@@ -135,9 +135,14 @@ impl Supplier {
             Ok(()) => None,
             Err(SendError::WouldBlock) => Some(Obstacle::Socket),
             Err(SendError::TooManyRefs) => Some(Obstacle::InFlight),
+            Err(SendError::PeerGone) => {
+                // Who reads the event socket finds its end, after the broker's last words.
+                self.give_up(connection);
+                return true;
+            }
             Err(error) => {
                 connection.kill(&format!("supply: {error}"));
-                *self = Supplier::default();
+                self.give_up(connection);
                 return true;
             }
         };
@@ -152,6 +157,12 @@ impl Supplier {
         self.stuck = None;
         self.gathered = Gathered::default();
         true
+    }
+
+    /// The connection is over: nothing is answered any more.
+    pub fn give_up(&mut self, connection: &Connection) {
+        *self = Supplier::default();
+        connection.common.window.end_recalls();
     }
 
     /// Notes what is in the way. Whether that has not lasted too long yet.
