@@ -146,7 +146,7 @@ fn register_when_without_an_address_then_anew_each_time_and_not_kept() {
 #[test]
 fn register_when_many_threads_want_the_same_then_one_registration_and_one_export() {
     let broker = FakeBroker::listen();
-    let (client, peer) = broker.client();
+    let (client, peer) = broker.client_with(Client::builder().own_fds(3), Terms::default());
     let exports = Exports::new(&client);
     let (exported, barrier) = (AtomicUsize::new(0), Barrier::new(17));
     let export = || {
@@ -172,25 +172,27 @@ fn register_when_many_threads_want_the_same_then_one_registration_and_one_export
 #[test]
 fn register_when_the_first_thread_fails_or_panics_then_the_next_registers_itself() {
     let broker = FakeBroker::listen();
-    let (client, peer) = broker.client();
+    let (client, peer) = broker.client_with(Client::builder().own_fds(3), Terms::default());
     let exports = Exports::new(&client);
     let deposit = at(0, 4096, 5);
-    let (inside, go_on) = (Barrier::new(2), Barrier::new(2));
     for panics in [false, true] {
+        let (inside, is_inside) = channel();
+        let (go_on, goes_on) = channel();
         thread::scope(|scope| {
-            let first = scope.spawn(|| {
+            let (exports, deposit) = (&exports, &deposit);
+            let first = scope.spawn(move || {
                 let export = || {
-                    inside.wait();
-                    go_on.wait();
+                    inside.send(()).unwrap();
+                    goes_on.recv_timeout(PATIENCE).unwrap();
                     assert!(!panics, "expected: the test's panic");
                     Err(Error::new(ErrorCode::LocalFdLimit, "the test's"))
                 };
-                catch_unwind(AssertUnwindSafe(|| exports.register(&deposit, export, soon())))
+                catch_unwind(AssertUnwindSafe(|| exports.register(deposit, export, soon())))
             });
-            inside.wait();
-            let second = scope.spawn(|| exports.register(&deposit, || Ok(memory(b"")), soon()));
+            is_inside.recv_timeout(PATIENCE).unwrap();
+            let second = scope.spawn(|| exports.register(deposit, || Ok(memory(b"")), soon()));
             peer.assert_silent();
-            go_on.wait();
+            go_on.send(()).unwrap();
             match first.join().unwrap() {
                 Ok(outcome) => assert_eq!(outcome.unwrap_err().code, ErrorCode::LocalFdLimit),
                 Err(_) => assert!(panics),
@@ -244,22 +246,25 @@ fn retire_when_under_way_then_the_registration_is_undone() {
 #[test]
 fn register_when_other_memory_is_under_way_there_then_the_broker_hears_of_it_after() {
     let broker = FakeBroker::listen();
-    let (client, peer) = broker.client();
+    // So that the export window does not keep the second one from sending.
+    let (client, peer) = broker.client_with(Client::builder().own_fds(3), Terms::default());
     let exports = Exports::new(&client);
-    let (inside, go_on) = (Barrier::new(2), Barrier::new(2));
+    let (inside, is_inside) = channel();
+    let (go_on, goes_on) = channel();
     thread::scope(|scope| {
-        let old = scope.spawn(|| {
+        let exports = &exports;
+        let old = scope.spawn(move || {
             let export = || {
-                inside.wait();
-                go_on.wait();
+                inside.send(()).unwrap();
+                goes_on.recv_timeout(PATIENCE).unwrap();
                 Ok(memory(b""))
             };
             exports.register(&at(0, 4096, 5), export, soon())
         });
-        inside.wait();
+        is_inside.recv_timeout(PATIENCE).unwrap();
         let new = scope.spawn(|| exports.register(&at(2048, 4096, 6), || Ok(memory(b"")), soon()));
         peer.assert_silent();
-        go_on.wait();
+        go_on.send(()).unwrap();
         let request = peer.recv();
         assert_eq!(request.register().1[0].owner_allocation_id.get(), 5);
         peer.registered(&request, 8, 1);
@@ -279,6 +284,33 @@ fn register_when_other_memory_is_under_way_there_then_the_broker_hears_of_it_aft
     });
     assert_eq!(exports.lookup(0, BASE + 2048), Some(handle(2)));
     assert_eq!(exports.lookup(0, BASE), None);
+}
+
+#[test]
+fn register_when_it_must_wait_then_what_else_it_overlaps_is_retired_all_the_same() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let exports = Exports::new(&client);
+    register(&exports, &peer, &at(8192, 4096, 1), 1);
+    let export = || Ok(memory(b""));
+    thread::scope(|scope| {
+        let under_way = scope.spawn(|| exports.register(&at(0, 4096, 2), export, soon()));
+        let first = peer.recv_kind(Kind::Register);
+        let over_both = scope.spawn(|| exports.register(&at(0, 12288, 3), export, soon()));
+        assert_eq!(peer.recv().unregister(), [id(1)]);
+        assert_eq!(exports.lookup(0, BASE + 8192), None);
+        peer.registered(&first, 8, 2);
+        assert_eq!(under_way.join().unwrap().unwrap_err().code, ErrorCode::Stale);
+        for _ in 0..2 {
+            let request = peer.recv();
+            match request.kind {
+                Kind::Unregister => assert_eq!(request.unregister(), [id(2)]),
+                _ => peer.registered(&request, 8, 3),
+            }
+        }
+        assert_eq!(over_both.join().unwrap().unwrap(), handle(3));
+    });
+    assert_eq!((exports.lookup(0, BASE + 8192), exports.len()), (Some(handle(3).at(8192)), 1));
 }
 
 #[test]

@@ -5,7 +5,10 @@
 
 mod support;
 
-use fdbroker_client::{Access, Client, ErrorCode, Lease};
+use fdbroker_client::{
+    Access, Arena, Client, Deposit, ErrorCode, Exports, HostMemory, IsolatedBuffer, IsolatedMemory,
+    Lease, MemoryKind, Share,
+};
 use fdbroker_protocol::Kind;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
@@ -155,4 +158,65 @@ fn child_that_forks() {
     let mut bytes = [0; 4];
     import.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"abcd");
+}
+
+#[test]
+fn fork_when_a_producer_then_its_child_frees_retires_and_empties_nothing() {
+    if is_child() {
+        return producer_that_forks();
+    }
+    let broker = FakeBroker::listen();
+    let mut child =
+        start("fork_when_a_producer_then_its_child_frees_retires_and_empties_nothing", &broker);
+    let peer = broker.accept(Terms::default());
+    peer.registered(&peer.recv_kind(Kind::Register), 8, 1);
+    peer.registered(&peer.recv_kind(Kind::Register), 8, 2);
+    // All that comes is of the parent.
+    for slot in [1, 2] {
+        assert_eq!(peer.recv_kind(Kind::Unregister).unregister(), [handle(slot).id()]);
+    }
+    peer.assert_eof();
+    assert!(child.wait().unwrap().success());
+}
+
+fn producer_that_forks() {
+    const BYTES: usize = 8 << 20;
+    let client = Client::builder().own_fds(3).connect().unwrap();
+    let exports = Exports::new(&client);
+    let deposit = Deposit { base: 0x7000, ..Deposit::new(MemoryKind::Memfd, 64) };
+    let known = exports.register(&deposit, || Ok(memory(b"")), soon()).unwrap();
+    let kind = IsolatedMemory::Memfd;
+    let isolated = IsolatedBuffer::new(&client, kind, 64, Share::Uid, soon()).unwrap();
+    let arena = Arena::new(&client, HostMemory::Memfd, BYTES).unwrap();
+    let buffer = arena.alloc(BYTES).unwrap();
+    buffer.write_at(BYTES / 2, b"kept").unwrap();
+    isolated.write_at(0, b"kept").unwrap();
+    // SAFETY: as above.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let checks = catch_unwind(AssertUnwindSafe(move || {
+                assert_eq!((exports.lookup(0, 0x7000), exports.len()), (None, 0));
+                assert_eq!(exports.retire(0, 0x7000), None);
+                let again = exports.register(&deposit, || Ok(memory(b"")), soon());
+                assert_eq!(again.unwrap_err().code, ErrorCode::NotConnected);
+                assert!(!isolated.is_shared());
+                let new = IsolatedBuffer::new(&client, kind, 64, Share::Uid, soon());
+                assert_eq!(new.unwrap_err().code, ErrorCode::NotConnected);
+                drop((buffer, isolated, exports));
+                drop(arena);
+            }));
+            // SAFETY: ends the child without running the test harness's exit handlers.
+            unsafe { libc::_exit(i32::from(checks.is_err())) };
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+        }
+    }
+    assert_eq!(exports.lookup(0, 0x7001), Some(known.at(1)));
+    let mut bytes = [[0; 4]; 2];
+    buffer.read_at(BYTES / 2, &mut bytes[0]).unwrap();
+    isolated.read_at(0, &mut bytes[1]).unwrap();
+    assert_eq!(&bytes, &[*b"kept", *b"kept"]);
+    assert_eq!(exports.retire(0, 0x7000), Some(known.id()));
+    drop(isolated);
 }

@@ -68,9 +68,7 @@ enum Found<'a> {
 enum Looked {
     Known(Handle),
     /// Entered as under way.
-    Free {
-        retired: Vec<Retired>,
-    },
+    Free,
     Busy,
 }
 
@@ -189,7 +187,7 @@ impl Exports {
 
     /// The allocation at `base` was freed: it is gone from the table at once and ended at the broker by one
     /// message without an answer; which it was. Who must know when the last consumer has released
-    /// it waits for [`crate::Notice::Drained`], or calls [`Exports::unregister`]. Fine in a callback.
+    /// it calls [`Exports::unregister`] instead. Fine in a callback.
     pub fn retire(&self, device: u32, base: u64) -> Option<AllocationId> {
         // Not in a forked child: the locks may be held by a thread it does not have.
         let epoch = self.live_epoch()?;
@@ -204,8 +202,8 @@ impl Exports {
         Some(id)
     }
 
-    /// Ends an allocation by its number and waits for the answer: whether no lease was left. It is gone from
-    /// the table at once. Also for those without an address.
+    /// Ends an allocation by its number and waits for the answer: whether no lease was left; if one was,
+    /// [`crate::Notice::Drained`] follows the last. It is gone from the table at once. Also for those without an address.
     ///
     /// # Errors
     /// As [`Client::unregister`].
@@ -265,9 +263,9 @@ impl Exports {
     /// Finds a deposit's allocation, or its range free for the caller, without waiting.
     fn find(&self, place: Place, deposit: &Deposit) -> Found<'_> {
         let mut underway = lock(&self.underway);
-        let looked = self.look(&mut underway, place, deposit);
+        let (looked, retired) = self.look(&mut underway, place, deposit);
         drop(underway);
-        self.found(place, looked)
+        self.found(place, looked, retired)
     }
 
     /// The same, waiting while another thread registers in its range: known, or claimed.
@@ -279,10 +277,17 @@ impl Exports {
     ) -> Result<Found<'_>, Error> {
         let mut underway = lock(&self.underway);
         loop {
-            let looked = self.look(&mut underway, place, deposit);
-            if !matches!(looked, Looked::Busy) {
+            let (looked, retired) = self.look(&mut underway, place, deposit);
+            let is_busy = matches!(looked, Looked::Busy);
+            if !is_busy || !retired.is_empty() {
                 drop(underway);
-                return Ok(self.found(place, looked));
+                let found = self.found(place, looked, retired);
+                if !is_busy {
+                    return Ok(found);
+                }
+                // It may have been answered meanwhile.
+                underway = lock(&self.underway);
+                continue;
             }
             if Instant::now() >= deadline.at() {
                 let context = "register: another thread is registering this memory";
@@ -292,38 +297,41 @@ impl Exports {
         }
     }
 
-    /// Supersedes or retires whatever else is in the range, and enters the deposit as under way when it is free.
-    fn look(&self, underway: &mut Spans<Underway>, place: Place, deposit: &Deposit) -> Looked {
+    /// Supersedes and retires whatever else is in the range, and enters the deposit as under way when it is free.
+    fn look(
+        &self,
+        underway: &mut Spans<Underway>,
+        place: Place,
+        deposit: &Deposit,
+    ) -> (Looked, Vec<Retired>) {
         let (size_bytes, owner_allocation_id) = (deposit.size_bytes, deposit.owner_allocation_id);
         let same = underway.exact(place, size_bytes);
         if same.is_some_and(|other| other.owner_allocation_id == owner_allocation_id) {
-            return Looked::Busy;
-        }
-        let others = underway.overlapping(place, size_bytes);
-        if !others.is_empty() {
-            for other in others {
-                underway.get_mut(other).expect("just found").superseded = true;
-            }
-            return Looked::Busy;
+            return (Looked::Busy, Vec::new());
         }
         if let Some(handle) = self.known_as(place, deposit) {
-            return Looked::Known(handle);
+            return (Looked::Known(handle), Vec::new());
         }
         let retired = self.write().take_overlapping(place, size_bytes);
-        let entry = Underway { owner_allocation_id, superseded: false };
-        underway.insert(place, size_bytes, entry);
-        Looked::Free { retired }
+        let others = underway.overlapping(place, size_bytes);
+        if others.is_empty() {
+            let entry = Underway { owner_allocation_id, superseded: false };
+            underway.insert(place, size_bytes, entry);
+            return (Looked::Free, retired);
+        }
+        for other in others {
+            underway.get_mut(other).expect("just found").superseded = true;
+        }
+        (Looked::Busy, retired)
     }
 
     /// What was looked up, after the locks: tells the broker what was retired.
-    fn found(&self, place: Place, looked: Looked) -> Found<'_> {
+    fn found(&self, place: Place, looked: Looked, retired: Vec<Retired>) -> Found<'_> {
+        self.unregister_one_way(retired);
         match looked {
             Looked::Known(handle) => Found::Known(handle),
+            Looked::Free => Found::Claimed(Claim { exports: self, place }),
             Looked::Busy => Found::Busy,
-            Looked::Free { retired } => {
-                self.unregister_one_way(retired);
-                Found::Claimed(Claim { exports: self, place })
-            }
         }
     }
 
