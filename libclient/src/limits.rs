@@ -120,6 +120,7 @@ pub const CLOSE_CHUNK: usize = 64;
 /// How long a miss waits for the broker's caps before the cache closes what it does not use, and asks again: the broker
 /// parks a request until its deadline, and it cannot know that what it waits for is idle right here.
 pub const QUOTA_SLICE: Duration = Duration::from_millis(100);
+
 /// Most freed memory that an arena keeps at hand instead of giving it back to the system, in bytes. Buffers freed and
 /// allocated in turn stay within it and cost no system call; what goes back is faulted in again, zeroed, when
 /// it is next used. Small beside any rank, also with many of them on a node.

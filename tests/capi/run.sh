@@ -108,11 +108,12 @@ cpp() {
 
 if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   echo "== valgrind"
-  memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
-    --child-silent-after-fork=no --fair-sched=yes)
-  for name in basics share request events lost; do
+  memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite
+    --errors-for-leak-kinds=definite --fair-sched=yes)
+  for name in basics share request events; do
     run "$name under valgrind" 300 "${memcheck[@]}" "$work/$name"
   done
+  run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000
   run "threads under valgrind" 300 "${memcheck[@]}" "$work/threads" 6 1500
   run "forked under valgrind" 300 "${memcheck[@]}" "$work/forked" 5
 else
