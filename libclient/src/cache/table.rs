@@ -141,13 +141,16 @@ impl Table {
             Err(Unpinnable::NoCounts) => self.pin_first(row, stripe)?,
         }
         let entry = row.entry();
-        let (ptr, len) = (entry.ptr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
-        let seen = self.validate(entry, tag, handle.id(), access);
-        let is_inside = handle.offset_bytes.get() < len as u64;
-        let Some(word) = seen.filter(|_| is_inside) else {
+        let Some(word) = self.validate(entry, tag, handle.id(), access) else {
             self.unpin(row, stripe);
             return None;
         };
+        // Only now: an address read before the entry was seen LIVE may be that of memory long closed.
+        let (ptr, len) = (entry.ptr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+        if handle.offset_bytes.get() >= len as u64 {
+            self.unpin(row, stripe);
+            return None;
+        }
         entry.refer(word);
         self.hits.add(stripe);
         Some(Pinned { row, pin: Pin::new(number, stripe, word.incarnation()), ptr, len })
