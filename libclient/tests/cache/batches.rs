@@ -10,7 +10,7 @@ fn import_many_when_300_with_some_stale_then_the_right_outcome_each() {
     let rig = rig(unbounded());
     // Some are cached, some ended while cached, some ended before.
     (1..=40).for_each(|slot| rig.touch(slot));
-    let is_ended = |slot: u32| slot % 7 == 0;
+    let is_ended = |slot: u32| slot.is_multiple_of(7);
     (1..=300).filter(|slot| is_ended(*slot)).for_each(|slot| rig.granting.end(slot));
     let before = rig.granting.acquires();
     let outcomes = rig.cache.import_many(&handles(1..=300), Access::Read, soon()).unwrap();
