@@ -8,8 +8,8 @@ mod support;
 
 mod death;
 mod deposits;
-mod exports;
 mod dispatch;
+mod exports;
 mod flow;
 mod handles;
 mod isolation;
