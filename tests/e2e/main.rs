@@ -6,6 +6,7 @@
 mod common;
 mod support;
 
+mod cache;
 mod death;
 mod deposits;
 mod dispatch;

@@ -369,10 +369,12 @@ impl Table {
     pub fn is_current(&self, pin: Pin, id: AllocationId) -> bool {
         let Some(row) = self.segments.get(pin.number()) else { return false };
         let entry = row.entry();
+        let is_its = pin.number() == id.slot || self.elsewhere(id.slot) == Some(pin.number());
         // As in `validate`.
         let is_current = self.common.process.is_current() && self.common.page.is_current(id);
         let word = entry.word();
-        is_current
+        is_its
+            && is_current
             && word.is_kept()
             && word.incarnation() == pin.incarnation()
             && entry.generation.load(Ordering::Relaxed) == id.generation
@@ -503,6 +505,10 @@ impl Table {
     fn listed(&self, slot: u32) -> Option<u32> {
         let row = self.segments.get(slot).filter(|_| slot < PAGE_RESERVED_SLOTS)?;
         if row.entry().word().is_live() { Some(slot) } else { row.elsewhere() }
+    }
+
+    fn elsewhere(&self, slot: u32) -> Option<u32> {
+        self.segments.get(slot)?.elsewhere()
     }
 
     /// The number for a new entry: the slot's own unless something ended is in use there.

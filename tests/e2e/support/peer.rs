@@ -25,6 +25,7 @@ const PARTS: &[Part] = &[
     ("rank", super::rank::play),
     ("forking", crate::death::play_forking),
     ("crowded", crate::local_limit::play_crowded),
+    ("importing", crate::cache::play_importing),
     ("hung file server", super::fuse::play_server),
     ("hung file depositor", super::fuse::play_depositor),
 ];
