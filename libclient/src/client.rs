@@ -30,7 +30,9 @@ use std::time::{Duration, Instant};
 /// of before are void then. A child of fork(2) must connect anew: here everything answers NOT_CONNECTED.
 ///
 /// Dropping the last clone (arenas hold one) ends the connection: the broker takes back all leases and ends all
-/// registrations. Memory already imported stays mapped until its [`crate::Import`] is dropped.
+/// registrations. Memory already imported stays mapped until its [`crate::Import`] is dropped. The library thread
+/// is gone when drop returns, so the code may be unloaded; not so when a callback does not end within a second, or
+/// when it is a callback that drops the last clone.
 #[derive(Clone, Debug)]
 pub struct Client {
     owner: Arc<Owner>,
