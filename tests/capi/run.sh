@@ -96,8 +96,9 @@ check "cpp.cpp compiles" \
 cpp() {
   mkfifo "$work/ready" "$work/life"
   "$FDBROKERD" --private "$work/broker" --log error --ready-fd 9 --until-eof 8 9> "$work/ready" 8< "$work/life" &
-  exec 7> "$work/life"
-  read -r _ < "$work/ready"
+  # In the order in which the broker's shell opens them: either open waits for the other.
+  exec 6< "$work/ready" 7> "$work/life"
+  read -r _ <&6
   "$work/cpp" "$work/broker/fdbroker/broker.sock"
   local status=$?
   exec 7>&-
@@ -115,7 +116,8 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   done
   run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000
   run "threads under valgrind" 300 "${memcheck[@]}" "$work/threads" 6 1500
-  run "forked under valgrind" 300 "${memcheck[@]}" "$work/forked" 5
+  # Not for leaks: a child has what the parent's other threads had on their stacks, and has not the stacks.
+  run "forked under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/forked" 5
 else
   echo "not run: the C tests under valgrind: it is not installed; run: apt-get install valgrind"
   [ -z "${CI-}" ] || fail "the C tests under valgrind"
