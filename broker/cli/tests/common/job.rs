@@ -177,6 +177,8 @@ pub fn kill_all(pids: &[u32]) {
         signal(*pid, "KILL");
     }
     for pid in pids {
-        wait_for("end of the killed", || (!is_alive(*pid)).then_some(()));
+        // With its first thread dead the others may still be ending, and hold the locks.
+        let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        wait_for("end of the killed", || (!is_alive(*pid) && threads() <= 1).then_some(()));
     }
 }
