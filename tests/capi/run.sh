@@ -119,8 +119,14 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   # Not for leaks: a child has what the parent's other threads had on their stacks, and has not the stacks.
   run "forked under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/forked" 5
 else
-  echo "not run: the C tests under valgrind: it is not installed; run: apt-get install valgrind"
-  [ -z "${CI-}" ] || fail "the C tests under valgrind"
+  why="the C tests under valgrind: it is not installed; run: apt-get install valgrind"
+  echo "not run: $why"
+  if [ -n "${FDBROKER_NOT_RUN_LOG-}" ]; then
+    # tests/run.sh takes one from the passed for each line there, and fails it when CI is set.
+    echo "$why" >> "$FDBROKER_NOT_RUN_LOG"; passed=$((passed + 1))
+  elif [ -n "${CI-}" ]; then
+    fail "the C tests under valgrind"
+  fi
 fi
 
 echo "$passed passed, $failed failed"
