@@ -10,6 +10,7 @@ use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::events::{self, Served};
+use crate::flush::flush;
 use crate::grant::Grant;
 use crate::handshake::{Greeted, greet};
 use crate::limits::{ROOM_FIRST_PAUSE, ROOM_TIMEOUT};
@@ -307,6 +308,16 @@ impl Client {
             let context = format!("{what}: a library thread serves; connect with `dispatch(true)`");
             Error::new(ErrorCode::NotSupported, context)
         })
+    }
+
+    /// Waits until the broker has carried out what drops and one-way calls have sent before: leases given back, buffers
+    /// freed, allocations retired. After it no other process gets a buffer that was freed before, whatever its handle.
+    ///
+    /// # Errors
+    /// TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
+    pub fn flush(&self, deadline: Deadline) -> Result<(), Error> {
+        let connection = self.connection("flush")?;
+        flush(&connection, deadline)
     }
 
     /// Whether the allocation lives, the broker lives, and this client is connected to it. Two loads, no

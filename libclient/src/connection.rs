@@ -218,6 +218,11 @@ impl Connection {
         }
     }
 
+    /// Freed buffers whose unregister was ever posted, and of these sent.
+    pub fn unregisters(&self) -> (u64, u64) {
+        lock(&self.outbox).unregisters()
+    }
+
     /// Sends what is queued, without waiting. Whether something still waits for room.
     pub fn flush_queued(&self) -> bool {
         if !self.is_usable() {

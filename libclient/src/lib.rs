@@ -57,6 +57,7 @@ mod dispatch;
 mod error;
 mod events;
 mod exports;
+mod flush;
 mod fork;
 mod grant;
 mod handshake;

@@ -30,6 +30,7 @@ pub(crate) struct Outbox {
     released: VecDeque<u64>,
     cancels: VecDeque<u64>,
     unregisters: VecDeque<Unregister>,
+    unregisters_posted: u64,
 }
 
 /// Hands out the id of an unregister request about to be sent, or `None` while enough are under way;
@@ -50,13 +51,21 @@ impl Outbox {
             OneWay::Mapped(lease) => self.mapped.push_back(lease),
             OneWay::Released(lease) => self.released.push_back(lease),
             OneWay::Cancel(id) => self.cancels.push_back(id),
-            OneWay::Unregister(item) => self.unregisters.push_back(item),
+            OneWay::Unregister(item) => {
+                self.unregisters.push_back(item);
+                self.unregisters_posted += 1;
+            }
         }
         self.len() <= MAX_QUEUED_ONE_WAY
     }
 
     fn len(&self) -> usize {
         self.mapped.len() + self.released.len() + self.cancels.len() + self.unregisters.len()
+    }
+
+    /// Unregisters ever posted, and of these sent. They go in their order.
+    pub fn unregisters(&self) -> (u64, u64) {
+        (self.unregisters_posted, self.unregisters_posted - self.unregisters.len() as u64)
     }
 
     /// Whether something waits for room on the socket (and not for a reply).

@@ -308,3 +308,26 @@ fn grant_when_registered_with_more_than_bytes_then_all_of_it_is_told() {
         assert_eq!(info.driver_data.as_bytes(), expected);
     }
 }
+
+#[test]
+fn flush_when_more_buffers_are_freed_than_unregister_at_once_then_all_are_stale_for_others() {
+    let broker = Broker::start();
+    let owner = broker.builder("owner").own_fds(2).connect().expect("connect");
+    // Unregisters go by 253, four messages at a time: the rest gathers in the library.
+    const BUFFERS: usize = 2000;
+    let arena = Arena::new(&owner, host_memory(), BUFFERS * BLOCK_BYTES).expect("an arena");
+    let buffers: Vec<_> = (0..BUFFERS).map(|_| arena.alloc(BLOCK_BYTES).expect("room")).collect();
+    let handles = arena.register(&buffers, patience()).expect("connected");
+    let handles: Vec<Handle> = handles.into_iter().map(|one| one.expect("registered")).collect();
+    let consumer = broker.client("consumer");
+
+    drop(buffers);
+    owner.flush(patience()).expect("the broker answers");
+
+    // No wait, no second try: whoever hears of the flush finds nothing.
+    assert!(handles.iter().all(|handle| !consumer.is_current(handle.id())));
+    let outcomes = consumer.acquire_many(&handles, patience()).expect("connected");
+    for outcome in outcomes {
+        assert_eq!(outcome.expect_err("a grant of freed memory").code, ErrorCode::Stale);
+    }
+}

@@ -59,20 +59,24 @@ class Broker:
     def free(self, pointer):
         self.call("host_free", self.context, pointer)
 
+    def flush(self):
+        self.call("flush", self.context, c.c_uint32(DEADLINE_MS))
+
     def open_import(self, handle):
         opened = Import()
         self.call("import", self.context, c.byref(Handle.from_buffer_copy(handle)), c.c_uint32(IMPORT_READ),
                   c.c_uint32(DEADLINE_MS), c.byref(opened))
         return opened
 
-    def open_import_or_none(self, handle):
-        """None: its owner has freed it."""
+    def is_stale(self, handle):
+        """Whether its owner has freed it."""
         try:
-            return self.open_import(handle)
+            self.release(self.open_import(handle))
+            return False
         except RuntimeError as error:
             if error.code != STALE:
                 raise
-            return None
+            return True
 
     def release(self, opened):
         self.call("import_release", self.context, c.byref(opened))
@@ -104,13 +108,12 @@ def main():
         broker.release(opened)
     wrong = comm.allreduce(wrong)
 
-    # After the reduction nobody reads any more. Freeing does not wait for the broker: until it has heard, a
-    # handle still gives the old memory, and never anything else.
+    # After the reduction nobody reads any more. Freed and flushed, a handle is stale to everybody.
     broker.free(pointer)
-    peer = (rank + 1) % size
-    while (opened := broker.open_import_or_none(handles[peer])) is not None:
-        wrong += c.string_at(opened.ptr, SIZE_BYTES) != pattern(peer)
-        broker.release(opened)
+    broker.flush()
+    comm.barrier()
+    if not broker.is_stale(handles[(rank + 1) % size]):
+        raise RuntimeError("a handle of freed memory can still be imported")
     comm.barrier()
     broker.close()
     if rank == 0:

@@ -169,6 +169,14 @@ fdbroker_code_t fdbroker_close(fdbroker_t *broker);
 /* 1 when calls can be made now; 0 while the broker is away, in a forked child, and for NULL. Sends nothing. */
 int32_t fdbroker_is_connected(const fdbroker_t *broker);
 
+/* Returns when the broker has carried out what this context did before without waiting for it: releases, and memory
+ * freed by fdbroker_host_free(). After it (and a barrier) no process gets freed memory by its old handle any more, not
+ * even for the moment that the message takes: it is FDBROKER_STALE for all. Waits until the deadline at most.
+ *
+ * Errors: FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
+ * FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_flush(fdbroker_t *broker, uint32_t deadline_ms);
+
 /* ---- The handle ----------------------------------------------------------------------------------------- */
 
 /* A handle: 64 bytes that name an allocation, and a place inside it, on this node. Copy it by value through MPI,
@@ -297,7 +305,7 @@ fdbroker_code_t fdbroker_host_alloc(fdbroker_t *broker, uint32_t memory, uint64_
     uint32_t deadline_ms, void **ptr, fdbroker_handle_t *handle);
 
 /* Frees host memory: it is unregistered, every holder is told, and the pages are used anew when the last consumer has
- * released them. Never waits; also inside a callback.
+ * released them. Never waits (fdbroker_flush() does, until its handle is stale for all); also inside a callback.
  *
  * Errors: FDBROKER_BAD_HANDLE (unknown pointer, not the first byte, or freed before; nothing changes),
  * FDBROKER_NOT_CONNECTED (in a forked child: it is the parent's), FDBROKER_INVALID_ARGUMENT. */

@@ -39,6 +39,7 @@
   X(fdbroker_open)                \
   X(fdbroker_close)               \
   X(fdbroker_is_connected)        \
+  X(fdbroker_flush)               \
   X(fdbroker_register)            \
   X(fdbroker_register_many)       \
   X(fdbroker_unregister)          \

@@ -71,7 +71,7 @@ pub unsafe extern "C" fn fdbroker_host_alloc(
 }
 
 /// Frees host memory: it is unregistered, every holder is told, and the pages are used anew when the last consumer has
-/// released them. Never waits; also inside a callback.
+/// released them. Never waits (fdbroker_flush() does, until its handle is stale for all); also inside a callback.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (unknown pointer, not the first byte, or freed before; nothing changes),
 /// FDBROKER_NOT_CONNECTED (in a forked child: it is the parent's), FDBROKER_INVALID_ARGUMENT.

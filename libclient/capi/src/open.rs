@@ -12,7 +12,7 @@ use crate::logger;
 use crate::sized::{Growable, read};
 use crate::slot::refuse_in_callback;
 use crate::stats;
-use fdbroker_client::{CacheSettings, Client, ErrorCode, Exports, ImportCache};
+use fdbroker_client::{CacheSettings, Client, Deadline, ErrorCode, Exports, ImportCache};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -287,6 +287,24 @@ pub unsafe extern "C" fn fdbroker_is_connected(broker: *const fdbroker_t) -> i32
         // SAFETY: the caller's context, as the header states.
         let is_connected = unsafe { broker.as_ref() }.is_some_and(|it| it.client.is_connected());
         Ok(is_connected.into())
+    })
+}
+
+/// Returns when the broker has carried out what this context did before without waiting for it: releases, and memory
+/// freed by fdbroker_host_free(). After it (and a barrier) no process gets freed memory by its old handle any more, not
+/// even for the moment that the message takes: it is FDBROKER_STALE for all. Waits until the deadline at most.
+///
+/// Errors: FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
+/// FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_flush(
+    broker: *mut fdbroker_t,
+    deadline_ms: u32,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's context, as the header states.
+        let context = unsafe { context(broker, "flush") }?;
+        Ok(context.client.flush(Deadline::from_ms(deadline_ms))?)
     })
 }
 
