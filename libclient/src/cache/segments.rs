@@ -9,9 +9,9 @@
 //! no count is ever below the pins live on it: a pin that the reading must see keeps its stripe's count, and so
 //! the sum, above 0. Pins that come and go while the counts are read can only add.
 //!
-//! **Why nothing unused is forgotten.** A release takes its pin back, then looks at the state and at the cache's flags; who
-//! marks the state or sets a flag does it before the counts are read. So either the closer sees the pin gone, or the
-//! releaser sees the mark. Of several releasers the last, in that order, reads a sum of 0.
+//! **Why nothing unused is forgotten.** A release takes its pin back, then looks at the state and at the cache's flags;
+//! who marks the state DETACHED or sets a flag does it before the counts are read. So either the closer sees the pin
+//! gone, or the releaser sees the mark. Of several releasers the last, in that order, reads a sum of 0.
 //!
 //! Counts of a stripe that do not exist are 0. They are made under the cache's lock, which closers hold as well: those
 //! made before a mark are seen, and who pins in those made after it sees the mark.
@@ -34,8 +34,8 @@ pub(super) unsafe trait Zeroed {}
 // SAFETY: an atomic integer.
 unsafe impl Zeroed for AtomicU32 {}
 
-/// One value per entry of a segment, on the heap. The allocator takes zeroed memory of this size from the kernel, which gives
-/// it page by page, as it is touched.
+/// One value per entry of a segment, on the heap. The allocator takes zeroed memory of this size from the kernel, which
+/// gives it page by page, as it is touched.
 type Column<T> = Box<[T; SEGMENT]>;
 
 fn column<T: Zeroed>() -> Column<T> {

@@ -140,21 +140,21 @@ impl Table {
             Err(Unpinnable::TooMany) => return None,
             Err(Unpinnable::NoCounts) => self.pin_first(row, stripe)?,
         }
-        let entry = row.entry();
-        let (ptr, len) = (entry.ptr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
-        let seen = self.validate(entry, tag, handle.id(), access);
-        let is_inside = handle.offset_bytes.get() < len as u64;
-        let Some(word) = seen.filter(|_| is_inside) else {
-            self.unpin(row, stripe);
-            return None;
-        };
-        entry.refer(word);
-        self.hits.add(stripe);
-        Some(Pinned { row, pin: Pin::new(number, stripe, word.incarnation()), ptr, len })
+        if let Some(word) = self.validate(row.entry(), tag, handle.id(), access) {
+            // Only now: what was read before the state could be of an incarnation before this one.
+            let found = pinned(row, Pin::new(number, stripe, word.incarnation()));
+            if handle.offset_bytes.get() < found.len as u64 {
+                row.entry().refer(word);
+                self.hits.add(stripe);
+                return Some(found);
+            }
+        }
+        self.unpin(row, stripe);
+        None
     }
 
-    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state: a
-    /// reconnect detaches everything before it shows another page, so what is LIVE after was judged by its own.
+    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state:
+    /// a reconnect detaches everything before it shows another page, so what is LIVE after was judged by its own.
     #[inline]
     fn validate(&self, entry: &Entry, tag: u64, id: AllocationId, access: Access) -> Option<Word> {
         let is_current = self.common.page.is_current(id);
@@ -205,7 +205,7 @@ impl Table {
 
     #[inline]
     fn after_unpin(&self, row: Row<'_>) {
-        if !row.entry().word().is_live() || self.flags.0.load(Ordering::SeqCst) != 0 {
+        if row.entry().word().is_detached() || self.flags.0.load(Ordering::SeqCst) != 0 {
             self.settle(row);
         }
     }
@@ -263,10 +263,13 @@ impl Table {
                 self.validate(row.entry(), tag_of(&handle.prefix), id, access)
             {
                 let stripe = my_stripe();
-                row.make_count(stripe).fetch_add(1, Ordering::SeqCst);
-                row.entry().refer(word);
-                self.hits.add(stripe);
-                return Look::Found(pinned(row, Pin::new(number, stripe, word.incarnation())));
+                row.make_count(stripe);
+                // Pinned too often: it is fetched anew, and this one is closed when the last user releases it.
+                if row.pin(stripe).is_ok() {
+                    row.entry().refer(word);
+                    self.hits.add(stripe);
+                    return Look::Found(pinned(row, Pin::new(number, stripe, word.incarnation())));
+                }
             }
         }
         let key = Key::of(handle);
@@ -606,11 +609,14 @@ fn close_detached(cold: &mut Cold, row: Row<'_>) -> Option<Held> {
 /// Frees an entry that is marked, unused and not listed.
 fn take(cold: &mut Cold, row: Row<'_>, place: u32) -> Held {
     row.entry().free();
+    // So that a hit does not even pin it.
+    row.entry().tag.store(0, Ordering::Relaxed);
     row.set_place(None);
     cold.take(place)
 }
 
 /// What is behind a pin that somebody has.
+#[inline]
 fn pinned(row: Row<'_>, pin: Pin) -> Pinned<'_> {
     let entry = row.entry();
     let (ptr, len) = (entry.ptr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));

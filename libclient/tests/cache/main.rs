@@ -12,3 +12,4 @@ mod ends;
 mod failures;
 mod hits;
 mod process;
+mod races;
