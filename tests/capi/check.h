@@ -24,7 +24,7 @@
 /* Long enough for anything that happens, in ms; under valgrind too. */
 #define SOON 20000u
 /* Longest life of a test program, in s. */
-#define LIFE_S 120u
+#define LIFE_S 240u
 
 static int bad_checks, bad_cases;
 

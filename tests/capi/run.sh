@@ -82,14 +82,14 @@ run() {
 programs=(basics share request events threads forked lost fdlimit unload)
 for name in "${programs[@]}"; do
   check "$name.c compiles" compile "$name"
-  [ -x "$work/$name" ] && run "$name" 150 "$work/$name"
+  [ -x "$work/$name" ] && run "$name" 280 "$work/$name"
 done
 
 check "share.c links with the static library" \
   "$cc" "${flags[@]}" "$here/share.c" -o "$work/static" "$target/libfdbroker.a" "${static_libs[@]}"
 needs_no_library() { ! readelf -d "$work/static" | grep -q libfdbroker; }
 check "the static program needs no libfdbroker.so" needs_no_library
-[ -x "$work/static" ] && run "static" 150 "$work/static"
+[ -x "$work/static" ] && run "static" 280 "$work/static"
 
 check "cpp.cpp compiles" \
   "$cxx" -std=c++11 -Wall -Wextra -Werror -I "$include" "$here/cpp.cpp" -o "$work/cpp" -L "$work" -lfdbroker

@@ -132,7 +132,7 @@ typedef struct fdbroker_options {
    * least one export on its way to the broker. 0: 2. */
   uint32_t own_fds;
   /* Address space of each arena of host memory, in bytes; pages come as they are used. 0: 64 GiB, or less where
-   * the address space is limited. */
+   * the address space is limited. Ask for little under valgrind, which touches every page of it at the end. */
   uint64_t arena_bytes;
   int64_t cache_max_entries;     /* Entries in the import cache; 0: no limit. */
   int64_t cache_max_bytes;       /* Bytes of the memory that the import cache keeps open; 0: no limit. */

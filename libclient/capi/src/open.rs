@@ -62,7 +62,7 @@ pub struct fdbroker_options_t {
     /// least one export on its way to the broker. 0: 2.
     pub own_fds: u32,
     /// Address space of each arena of host memory, in bytes; pages come as they are used. 0: 64 GiB, or less where
-    /// the address space is limited.
+    /// the address space is limited. Ask for little under valgrind, which touches every page of it at the end.
     pub arena_bytes: u64,
     /// Entries in the import cache; 0: no limit.
     pub cache_max_entries: i64,
