@@ -1,17 +1,19 @@
 #!/bin/bash
-# Unpacks Debian 13's Level Zero loader (libze1) and headers (libze-dev) into a directory of their own, through apt.
+# Unpacks Debian 13's Level Zero loader (libze1) and headers (libze-dev) into a directory of their own, through apt,
+# with the C and C++ libraries that this loader was linked to: it needs a newer libstdc++ than Debian 12 has.
 # It never installs a package, never edits the system's apt configuration, and names no mirror of its own.
 set -euo pipefail
 
-# Spec 1.12. Its libraries need GLIBC_2.34, so they run on Debian 12 too.
+# Spec 1.12.
 version=1.20.6-1 suite=trixie
 packages=(libze1 libze-dev)
+runtime=(libc6 libstdc++6 libgcc-s1)
 
 die() { echo "fetch.sh: $1" >&2; shift; for line in "$@"; do echo "  $line" >&2; done; exit 1; }
 
 case ${1-} in
   -h | --help | '')
-    sed -n '2,3s/^# //p' "$0"
+    sed -n '2,4s/^# //p' "$0"
     echo "usage: libclient/level-zero-sys/fetch.sh DIR      afterwards DIR/usr/include and DIR/usr/lib are there"
     [ -n "${1-}" ] || exit 2
     exit 0 ;;
@@ -44,8 +46,8 @@ apt=(-qq -o "Dir::Etc::SourceList=$work/debian.sources" -o Dir::Etc::SourceParts
   -o "Dir::Cache=$work/cache" -o Dir::State::Status=/dev/null -o APT::Sandbox::User=root -o Acquire::Languages=none)
 apt-get "${apt[@]}" update < /dev/null >&2 || die "apt-get update failed for $suite on $mirror" \
   "its own message is above"
-(cd "$work" && apt-get "${apt[@]}" download "${packages[@]/%/=$version}" < /dev/null >&2) ||
-  die "$mirror has no version $version of: ${packages[*]}" \
+(cd "$work" && apt-get "${apt[@]}" download "${packages[@]/%/=$version}" "${runtime[@]}" < /dev/null >&2) ||
+  die "$mirror lacks one of: ${runtime[*]}, or of version $version: ${packages[*]}" \
     "another version needs new bindings: change it here, run regen.sh, read the difference"
 for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 [ -e "$work/unpacked/usr/include/level_zero/ze_ddi.h" ] || die "the packages hold no level_zero/ze_ddi.h"

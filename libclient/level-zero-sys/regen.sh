@@ -45,6 +45,7 @@ any() { local IFS='|'; echo "($*)"; }
 functions=(
   Init InitDrivers
   DriverGet DriverGetApiVersion DriverGetProperties DriverGetIpcProperties DriverGetExtensionProperties
+  DriverGetExtensionFunctionAddress
   DeviceGet DeviceGetProperties DeviceGetMemoryProperties DeviceGetExternalMemoryProperties DevicePciGetPropertiesExt
   ContextCreate ContextDestroy
   MemAllocDevice MemAllocHost MemFree MemFreeExt MemGetAllocProperties MemGetAddressRange
@@ -64,7 +65,7 @@ structures=(
 enumerations=(
   external_memory_type_flag ipc_memory_flag ipc_property_flag init_driver_type_flag device_mem_alloc_flag
   device_property_flag device_memory_property_flag command_queue_group_property_flag
-  driver_memory_free_policy_ext_flag event_pool_flag memory_access_cap_flag
+  driver_memory_free_policy_ext_flag event_pool_flag fence_flag memory_access_cap_flag
 )
 types="ze_$(any "${structures[@]}")_t|ze_$(any "${enumerations[@]}")_t|ze_$(any "${tables[@]}")_dditable_t"
 types="$types|ze_pfn$(any "${functions[@]}")_t"

@@ -2013,6 +2013,16 @@ const _: () = {
     ][::core::mem::offset_of!(_ze_kernel_timestamp_result_t, context) - 16usize];
 };
 pub type ze_fence_flags_t = u32;
+impl _ze_fence_flag_t {
+    pub const ZE_FENCE_FLAG_SIGNALED: _ze_fence_flag_t = _ze_fence_flag_t(1);
+    pub const ZE_FENCE_FLAG_FORCE_UINT32: _ze_fence_flag_t = _ze_fence_flag_t(
+        2147483647,
+    );
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct _ze_fence_flag_t(pub ::core::ffi::c_uint);
+pub use self::_ze_fence_flag_t as ze_fence_flag_t;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct _ze_fence_desc_t {

@@ -4,7 +4,7 @@ use crate::load::{LOADER, open, symbol};
 use crate::result::check;
 use crate::*;
 use libloading::os::unix::Library;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::path::Path;
 
@@ -136,6 +136,9 @@ functions! {
     fn zeDriverGetExtensionProperties(
         driver: Driver, count: *mut u32, properties: *mut ze_driver_extension_properties_t,
     ): ze_pfnDriverGetExtensionProperties_t;
+    fn zeDriverGetExtensionFunctionAddress(
+        driver: Driver, name: *const c_char, function: *mut *mut c_void,
+    ): ze_pfnDriverGetExtensionFunctionAddress_t;
     fn zeDeviceGet(driver: Driver, count: *mut u32, devices: *mut Device): ze_pfnDeviceGet_t;
     fn zeDeviceGetProperties(
         device: Device, properties: *mut ze_device_properties_t,

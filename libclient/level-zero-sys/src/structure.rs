@@ -43,6 +43,7 @@ structures! {
     ze_pci_ext_properties_t = ZE_STRUCTURE_TYPE_PCI_EXT_PROPERTIES;
     ze_context_desc_t = ZE_STRUCTURE_TYPE_CONTEXT_DESC;
     ze_command_queue_desc_t = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_DESC;
+    ze_command_queue_group_properties_t = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_GROUP_PROPERTIES;
     ze_command_list_desc_t = ZE_STRUCTURE_TYPE_COMMAND_LIST_DESC;
     ze_fence_desc_t = ZE_STRUCTURE_TYPE_FENCE_DESC;
     ze_event_pool_desc_t = ZE_STRUCTURE_TYPE_EVENT_POOL_DESC;
