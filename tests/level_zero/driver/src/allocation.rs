@@ -20,7 +20,7 @@ pub enum Origin {
     Allocated,
     /// zeMemAllocDevice with an fd to import; ended by zeMemFree.
     ImportedFd,
-    /// zeMemOpenIpcHandle; ended by zeMemCloseIpcHandle. With the exporter's pid and fd, when it was fetched from there.
+    /// zeMemOpenIpcHandle; ended by zeMemCloseIpcHandle. With the exporter's pid and fd, when fetched from there.
     Opened { fetched: Option<(u32, i32)> },
 }
 

@@ -55,8 +55,8 @@ impl Work {
             Self::Copy { to, from, bytes } => {
                 let to = place(registry, *to, *bytes)?;
                 let from = place(registry, *from, *bytes)?;
-                // SAFETY: each is inside an allocation, which the lock keeps, or the program's own memory by its promise;
-                // they may overlap.
+                // SAFETY: each is inside an allocation, which the lock keeps, or the program's own memory by its
+                // promise; they may overlap.
                 unsafe { std::ptr::copy(from.cast_const(), to, *bytes) };
             }
             Self::Fill { to, pattern, bytes } => {

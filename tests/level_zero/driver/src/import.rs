@@ -50,7 +50,7 @@ fn add(
     registry.import(handle.kind, origin, object, offset)
 }
 
-/// Imports the memory of an fd, at least `bytes` of it. Whether the fd is closed is a switch; a failure never closes it.
+/// Imports the memory of an fd, at least `bytes` of it. Whether the fd is closed is a switch; a failure closes nothing.
 pub fn import_fd(registry: &mut Registry, fd: RawFd, bytes: usize) -> Result<usize, Failure> {
     let object = with_fd(fd, Object::import)?;
     if bytes > object.memory.bytes() {

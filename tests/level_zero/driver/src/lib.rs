@@ -9,14 +9,15 @@
 //!
 //! | what | rule |
 //! |---|---|
-//! | export | one fd per memory object, made at the first Get or `export_fd`, the same number each time; the driver's own |
+//! | export | one fd per memory object, the driver's own: made at the first Get or `export_fd`, then the same number |
 //! | Put | counts down what Get counted up; at 0 the fd is closed. Of an unknown handle: success, nothing happens |
 //! | Free | closes the exported fd with the memory; in a pool the fd lives as long as the pool's memory does |
 //! | Open | its fd stays the caller's. Each Open of one handle gives another pointer; Close takes that very pointer |
 //! | `import_fd` | on success the driver closes the fd, or (older drivers) never does: see the switches |
 //! | `...FromFileDescriptorExp` | knows only fds this process exported |
-//! | pool | allocations without `export_desc` may share one object; the offset is in the handle's bytes 8..16 alone |
-//! | opaque, both fd numbers equal | fd fetched from the exporter (`pidfd_getfd`), kept while the import is open and taken again for the same pid and number: even when the exporter means other memory by now |
+//! | pool | allocations without `export_desc` may share one object; only the handle's bytes 8..16 say the offset |
+//! | opaque, both fd numbers equal | the fd is fetched from the exporter (`pidfd_getfd`) and kept while the import is |
+//! | | open; for the same pid and number it is taken again, even if the exporter means other memory by now |
 //! | opaque, numbers differ | bytes 0..4 are the caller's own fd |
 //!
 //! Switches, in the environment; a value not named here makes `zeInit` fail:

@@ -18,7 +18,7 @@ pub fn make<T, H>(content: T) -> *mut H {
 /// What is in a handle.
 ///
 /// # Safety
-/// `handle` is null, or came from [`make`] with the same `T` and was not destroyed, nor will be while the answer is used.
+/// `handle` is null, or came from [`make`] with the same `T` and is not destroyed before the answer's last use.
 pub unsafe fn content<'a, T, H>(handle: *mut H) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     let boxed = unsafe { handle.cast::<Boxed<T>>().as_ref() };

@@ -3,6 +3,7 @@
 use crate::allocation::registry;
 use crate::counters::Counters;
 use crate::settings::settings;
+use std::io::Write;
 use std::sync::Once;
 
 /// Whether calls are traced.
@@ -20,8 +21,11 @@ macro_rules! trace {
 }
 pub(crate) use trace;
 
+/// Written at once, so that two processes' lines do not mix.
 pub fn line(words: std::fmt::Arguments<'_>) {
-    eprintln!("ze-test-driver[{}]: {words}", std::process::id());
+    let line = format!("ze-test-driver[{}]: {words}\n", std::process::id());
+    // A program without stderr has no trace; that is no reason to fail.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Has the counters printed when the process (or the loader) lets go of this library.
@@ -33,8 +37,8 @@ pub fn account_at_exit() {
     }
     static ONCE: Once = Once::new();
     if is_on() {
-        // SAFETY: `account` is a function of this library, and atexit(3) calls it before the library is unloaded. That it
-        // cannot be registered costs a line of trace.
+        // SAFETY: `account` is a function of this library, and atexit(3) calls it before the library is unloaded. If it
+        // cannot be registered, a line of trace is missing.
         ONCE.call_once(|| unsafe {
             libc::atexit(account);
         });
