@@ -12,9 +12,10 @@ usage: tests/run.sh
 
 Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (a million
 steps at least), the C programs of the C ABI (tests/capi), the command's demo, the installation and its examples
-(tests/install), jobs under Open MPI and MPICH (tests/mpi), and the end-to-end tests and the demo on real dma-bufs in a
-virtual machine (tests/vm). No root needed, but without it, or without qemu or MPI, some tests are named as not run; with
-CI=true in the environment these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
+(tests/install), jobs under Open MPI and MPICH (tests/mpi), the end-to-end tests and the demo on real dma-bufs in a
+virtual machine (tests/vm), and the Level Zero bindings and test driver under real loaders (tests/level_zero). No root
+needed, but without it, or without qemu, MPI or libze1, some tests are named as not run; with CI=true in the environment
+these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
 HELP
     exit 0 ;;
   *) echo "tests/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -84,6 +85,12 @@ if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
     tests/vm/run.sh "$fdbroker" demo --memory udmabuf --ranks 4 --buffers 50 --max-fds 64 --json
 else
   not_run+=("virtual machine (3 parts): qemu is not installed; run: sudo tests/vm/install.sh")
+fi
+
+if [ -e /usr/lib/x86_64-linux-gnu/libze_loader.so.1 ] || [ "$(id -u)" = 0 ]; then
+  counted "level zero: bindings and test driver under two loaders" tests/level_zero/run.sh
+else
+  not_run+=("level zero: libze1 is not installed; run: sudo tests/level_zero/install.sh")
 fi
 
 while IFS= read -r line; do

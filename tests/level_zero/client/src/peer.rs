@@ -1,0 +1,305 @@
+//! The second process of a case, which does what it is told over a socket. It must never decide anything: cases do.
+
+use crate::PEER;
+use crate::counters::Counters;
+use crate::fault::{Fault, Outcome};
+use crate::gpu::{Address, Gpu, handle_fd, is_open, pattern, with_fd};
+use crate::limits::PEER_TIMEOUT;
+use fdbroker_scm::{ReceivedFds, RecvError, recv_timeout, send_timeout, seqpacket_pair};
+use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::process::{Child, Command, Stdio};
+
+/// What a peer can be told. Memory operations are on the one memory it has: allocated, opened or imported last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Order {
+    /// Allocate `number` bytes.
+    Allocate,
+    /// Export it: the handle, and a duplicate of the fd.
+    Get,
+    /// Open the handle as it is.
+    Open,
+    /// Open the handle with the fd that comes along, at a number that is not the exporter's.
+    OpenMoved,
+    /// Open the handle with the fd that comes along, at the exporter's number.
+    OpenAtSameNumber,
+    /// Import the fd that comes along, `number` bytes; answers 1 if the driver closed it.
+    ImportFd,
+    /// Write the pattern with this salt over `number` bytes.
+    Write,
+    /// Answers 1 if `number` bytes are the pattern with this salt.
+    IsPattern,
+    /// Close the opened handle.
+    Close,
+    /// Free the memory.
+    Free,
+    /// Answers how many fds the process has open.
+    CountFds,
+    /// Answers 1 if the driver has nothing left.
+    IsAllGivenBack,
+}
+
+const ORDERS: [Order; 12] = [
+    Order::Allocate,
+    Order::Get,
+    Order::Open,
+    Order::OpenMoved,
+    Order::OpenAtSameNumber,
+    Order::ImportFd,
+    Order::Write,
+    Order::IsPattern,
+    Order::Close,
+    Order::Free,
+    Order::CountFds,
+    Order::IsAllGivenBack,
+];
+
+/// An order or an answer: 80 bytes, and perhaps an fd.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    /// The order; in an answer unused.
+    order: u8,
+    salt: u8,
+    /// In an answer: the driver's code, 0 for success.
+    code: u32,
+    number: u64,
+    handle: ze_ipc_mem_handle_t,
+}
+
+const MESSAGE_BYTES: usize = 80;
+
+impl Message {
+    fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[0] = self.order;
+        bytes[1] = self.salt;
+        bytes[4..8].copy_from_slice(&self.code.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.number.to_ne_bytes());
+        bytes[16..].copy_from_slice(&self.handle.to_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> Self {
+        Self {
+            order: bytes[0],
+            salt: bytes[1],
+            code: u32::from_ne_bytes(std::array::from_fn(|i| bytes[4 + i])),
+            number: u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i])),
+            handle: ze_ipc_mem_handle_t::from_bytes(std::array::from_fn(|i| bytes[16 + i])),
+        }
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, message: Message, fd: Option<BorrowedFd<'_>>) -> Outcome {
+    Ok(send_timeout(socket, &message.to_bytes(), fd.as_slice(), Some(PEER_TIMEOUT))?)
+}
+
+fn receive(socket: BorrowedFd<'_>) -> Result<(Message, Option<OwnedFd>), RecvError> {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let mut fds = ReceivedFds::with_capacity(1);
+    let _length = recv_timeout(socket, &mut bytes, &mut fds, Some(PEER_TIMEOUT))?;
+    Ok((Message::from_bytes(&bytes), fds.pop_front()))
+}
+
+/// What a peer answered.
+pub struct Answer {
+    pub number: u64,
+    pub handle: ze_ipc_mem_handle_t,
+    pub fd: Option<OwnedFd>,
+}
+
+/// The other process, seen from the case.
+pub struct Peer {
+    process: Child,
+    socket: OwnedFd,
+}
+
+impl Peer {
+    pub fn start() -> Result<Self, Fault> {
+        let (socket, theirs) = seqpacket_pair()?;
+        let program = std::env::current_exe()?;
+        let process = Command::new(program).arg(PEER).stdin(Stdio::from(theirs)).spawn()?;
+        Ok(Self { process, socket })
+    }
+
+    /// Tells it, and waits for the answer; a refusal is the driver's code.
+    pub fn tell(
+        &self,
+        order: Order,
+        number: usize,
+        salt: u8,
+    ) -> Result<Result<Answer, CallError>, Fault> {
+        self.tell_with(order, number, salt, ze_ipc_mem_handle_t::default(), None)
+    }
+
+    pub fn tell_with(
+        &self,
+        order: Order,
+        number: usize,
+        salt: u8,
+        handle: ze_ipc_mem_handle_t,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Result<Answer, CallError>, Fault> {
+        let message = Message { order: order as u8, salt, code: 0, number: number as u64, handle };
+        send(self.socket.as_fd(), message, fd)?;
+        let (answer, fd) = receive(self.socket.as_fd())
+            .map_err(|error| format!("the peer gave no answer to {order:?}: {error}"))?;
+        Ok(match answer.code {
+            0 => Ok(Answer { number: answer.number, handle: answer.handle, fd }),
+            code => Err(CallError::Failed { function: "the peer's call", code: ze_result_t(code) }),
+        })
+    }
+
+    /// The number it answers to an order that must succeed.
+    pub fn number(&self, order: Order, number: usize, salt: u8) -> Result<u64, Fault> {
+        Ok(self.tell(order, number, salt)??.number)
+    }
+
+    /// Ends it without a chance to clean up.
+    pub fn kill(mut self) -> Outcome {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// Lets it end; its own checks must have passed.
+    pub fn finish(self) -> Outcome {
+        let Self { mut process, socket } = self;
+        drop(socket);
+        let status = process.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("the peer ended with {status}").into()) }
+    }
+}
+
+/// Is the peer, until the socket (its stdin) ends.
+pub fn serve() -> Outcome {
+    let gpu = Gpu::open()?;
+    let mut memory: Address = std::ptr::null_mut();
+    loop {
+        let (message, fd) = match receive(std::io::stdin().as_fd()) {
+            Ok(received) => received,
+            Err(RecvError::Eof) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let order = ORDERS.into_iter().find(|order| *order as u8 == message.order);
+        let order = order.ok_or("an order that is none")?;
+        let mut answer = Message { code: 0, number: 0, ..message };
+        let mut lent = None;
+        match obey(&gpu, order, &message, fd, &mut memory) {
+            Ok(done) => {
+                answer.number = done.number;
+                answer.handle = done.handle;
+                lent = done.fd;
+            }
+            Err(fault) => match fault.downcast_ref().and_then(CallError::code) {
+                Some(code) => answer.code = code.0,
+                None => return Err(fault),
+            },
+        }
+        send(std::io::stdin().as_fd(), answer, lent.as_ref().map(AsFd::as_fd))?;
+    }
+}
+
+fn obey(
+    gpu: &Gpu,
+    order: Order,
+    message: &Message,
+    fd: Option<OwnedFd>,
+    memory: &mut Address,
+) -> Result<Answer, Fault> {
+    let mut answer = Answer { number: 0, handle: message.handle, fd: None };
+    let bytes = usize::try_from(message.number)?;
+    match order {
+        Order::Allocate => *memory = gpu.allocate(bytes, false)?,
+        Order::Get => {
+            answer.handle = gpu.get(*memory)?;
+            // SAFETY: the driver's fd, which lives until the memory is freed.
+            let exported = unsafe { BorrowedFd::borrow_raw(handle_fd(answer.handle)) };
+            answer.fd = Some(exported.try_clone_to_owned()?);
+        }
+        Order::Open => *memory = gpu.open_handle(message.handle)?,
+        Order::OpenMoved => *memory = open_moved(gpu, message.handle, fd.ok_or("no fd came")?)?,
+        Order::OpenAtSameNumber => {
+            *memory = open_at_same_number(gpu, message.handle, fd.ok_or("no fd came")?)?;
+        }
+        Order::ImportFd => {
+            let (address, is_closed) = import_fd(gpu, fd.ok_or("no fd came")?, bytes)?;
+            *memory = address;
+            answer.number = u64::from(is_closed);
+        }
+        Order::Write => gpu.write(*memory, &pattern(bytes, message.salt))?,
+        Order::IsPattern => {
+            let is_pattern = gpu.read(*memory, bytes)? == pattern(bytes, message.salt);
+            answer.number = u64::from(is_pattern);
+        }
+        Order::Close => gpu.close_handle(*memory)?,
+        Order::Free => gpu.free(*memory)?,
+        Order::CountFds => answer.number = count_fds()? as u64,
+        Order::IsAllGivenBack => {
+            answer.number = u64::from(gpu.counters()? == Counters::default());
+        }
+    }
+    Ok(answer)
+}
+
+/// As a program does that passes fds: its own fd in the handle, closed once it is open.
+fn open_moved(gpu: &Gpu, handle: ze_ipc_mem_handle_t, fd: OwnedFd) -> Result<Address, Fault> {
+    let moved = off(handle_fd(handle), fd)?;
+    let address = gpu.open_handle(with_fd(handle, moved.as_raw_fd()));
+    if !is_open(moved.as_raw_fd()) {
+        let _ = moved.into_raw_fd(); // gone already: closing it would close somebody else's
+        return Err("zeMemOpenIpcHandle closed the caller's fd".into());
+    }
+    Ok(address?)
+}
+
+/// The fd at another number than `number`: an opaque handle with equal numbers is taken for the exporter's.
+fn off(number: RawFd, fd: OwnedFd) -> std::io::Result<OwnedFd> {
+    if fd.as_raw_fd() == number { fd.try_clone() } else { Ok(fd) }
+}
+
+fn open_at_same_number(
+    gpu: &Gpu,
+    handle: ze_ipc_mem_handle_t,
+    fd: OwnedFd,
+) -> Result<Address, Fault> {
+    let number = handle_fd(handle);
+    // An fd of this very process may sit at that number: it is put back afterwards.
+    let sitting = match is_open(number) {
+        // SAFETY: open, and only borrowed to be duplicated.
+        true => Some(unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?),
+        false => None,
+    };
+    place_at(fd.as_fd(), number)?;
+    let address = gpu.open_handle(handle);
+    match sitting {
+        Some(sitting) if fd.as_raw_fd() != number => place_at(sitting.as_fd(), number)?,
+        _ if fd.as_raw_fd() == number => {}
+        // SAFETY: placed there above, and nobody else's.
+        _ => drop(unsafe { OwnedFd::from_raw_fd(number) }),
+    }
+    Ok(address?)
+}
+
+fn place_at(fd: BorrowedFd<'_>, number: RawFd) -> std::io::Result<()> {
+    // SAFETY: takes numbers; the caller has saved what sat there.
+    let placed = unsafe { libc::dup2(fd.as_raw_fd(), number) };
+    if placed < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whether the driver closed it; if not it is closed here.
+fn import_fd(gpu: &Gpu, fd: OwnedFd, bytes: usize) -> Result<(Address, bool), Fault> {
+    let number = fd.as_raw_fd();
+    let address = gpu.import_fd(number, bytes)?;
+    let is_closed = !is_open(number);
+    if is_closed {
+        let _ = fd.into_raw_fd(); // not ours any more
+    }
+    Ok((address, is_closed))
+}
+
+/// Open fds of this process, without the one it counts them with.
+pub fn count_fds() -> Result<usize, Fault> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count() - 1)
+}

@@ -1,0 +1,207 @@
+//! Every allocation and import of the process, by device address. It must never let one end under a copy: all of that
+//! happens under one lock.
+
+use crate::answer::Failure;
+use crate::counters::Counters;
+use crate::handle::Kind;
+use crate::import::FetchedFds;
+use crate::limits::{DEVICE_BYTES, POOL_BYTES, POOL_FIRST_OFFSET, POOL_LARGEST_BYTES};
+use crate::mapping::Mapping;
+use crate::object::Object;
+use crate::settings::settings;
+use level_zero_sys::ze_result_t;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+
+/// What made it, which decides what ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// zeMemAlloc*; ended by zeMemFree.
+    Allocated,
+    /// zeMemAllocDevice with an fd to import; ended by zeMemFree.
+    ImportedFd,
+    /// zeMemOpenIpcHandle; ended by zeMemCloseIpcHandle. With the exporter's pid and fd, when fetched from there.
+    Opened { fetched: Option<(u32, i32)> },
+}
+
+/// One range of device (or host) addresses, and the memory behind it.
+#[derive(Debug)]
+pub struct Allocation {
+    /// Never the same again in this process, unlike the address.
+    pub id: u64,
+    pub kind: Kind,
+    pub origin: Origin,
+    pub object: Arc<Object>,
+    /// Where in the object its bytes lie.
+    pub offset: usize,
+    pub bytes: usize,
+    /// What the program was given; for an opened handle of a pool not the first address.
+    pub pointer: usize,
+    /// Handles given out by Get and not Put.
+    pub gets: u64,
+    /// The addresses, where they are not the mapping's own.
+    addresses: Option<Mapping>,
+}
+
+impl Allocation {
+    /// First address.
+    pub fn base(&self) -> usize {
+        match &self.addresses {
+            Some(addresses) => addresses.address(),
+            None => self.object.memory.address() + self.offset,
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Registry {
+    by_base: BTreeMap<usize, Allocation>,
+    last_id: u64,
+    pool: Pool,
+    pub fetched: FetchedFds,
+}
+
+/// The pool in use. It ends with the last allocation in it.
+#[derive(Default)]
+struct Pool {
+    object: Weak<Object>,
+    used: usize,
+}
+
+/// The registry of this process.
+pub fn registry() -> MutexGuard<'static, Registry> {
+    static REGISTRY: LazyLock<Mutex<Registry>> = LazyLock::new(Mutex::default);
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// New memory; `exportable` memory never comes from a pool.
+    pub fn allocate(
+        &mut self,
+        kind: Kind,
+        bytes: usize,
+        exportable: bool,
+    ) -> Result<usize, Failure> {
+        if bytes == 0 || bytes > DEVICE_BYTES {
+            return Err(ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
+        }
+        let pooled = settings().is_ok_and(|settings| settings.pool)
+            && kind == Kind::Device
+            && !exportable
+            && bytes <= POOL_LARGEST_BYTES;
+        let (object, offset) = match pooled {
+            true => self.pool.take(bytes)?,
+            false => (Object::allocate(pages(bytes))?, 0),
+        };
+        self.add(kind, Origin::Allocated, object, offset, bytes, 0)
+    }
+
+    /// Imported memory: all of it, the answer pointing at `offset`.
+    pub fn import(
+        &mut self,
+        kind: Kind,
+        origin: Origin,
+        object: Arc<Object>,
+        offset: usize,
+    ) -> Result<usize, Failure> {
+        let bytes = object.memory.bytes();
+        self.add(kind, origin, object, 0, bytes, offset)
+    }
+
+    fn add(
+        &mut self,
+        kind: Kind,
+        origin: Origin,
+        object: Arc<Object>,
+        offset: usize,
+        bytes: usize,
+        points_at: usize,
+    ) -> Result<usize, Failure> {
+        let addresses = match kind {
+            Kind::Device => Some(Mapping::reserved(pages(bytes))?),
+            Kind::Host => None,
+        };
+        self.last_id += 1;
+        let mut allocation = Allocation {
+            id: self.last_id,
+            kind,
+            origin,
+            object,
+            offset,
+            bytes,
+            pointer: 0,
+            gets: 0,
+            addresses,
+        };
+        let base = allocation.base();
+        allocation.pointer = base + points_at;
+        self.by_base.insert(base, allocation);
+        Ok(base + points_at)
+    }
+
+    /// The allocation that holds the address.
+    pub fn find(&mut self, address: usize) -> Option<&mut Allocation> {
+        let (base, allocation) = self.by_base.range_mut(..=address).next_back()?;
+        (address - base < allocation.bytes).then_some(allocation)
+    }
+
+    /// Ends the allocation that was given out as `pointer`, if `may_end` says so of its origin.
+    pub fn end(&mut self, pointer: usize, may_end: fn(Origin) -> bool) -> Result<(), Failure> {
+        let base = match self.find(pointer) {
+            Some(found) if found.pointer == pointer && may_end(found.origin) => found.base(),
+            _ => return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
+        };
+        let ended = self.by_base.remove(&base).expect("found just now");
+        // A pool lives on, and its exported fd with it, without this one's Gets.
+        ended.object.take_back(ended.gets, false);
+        if let Origin::Opened { fetched: Some(from) } = ended.origin {
+            self.fetched.release(from);
+        }
+        Ok(())
+    }
+
+    /// Every allocation.
+    pub fn all(&mut self) -> impl Iterator<Item = &mut Allocation> {
+        self.by_base.values_mut()
+    }
+
+    pub fn counters(&self) -> Counters {
+        let mut counters =
+            Counters { fetched_fds: self.fetched.count() as u64, ..Counters::default() };
+        let mut objects = HashSet::new();
+        for allocation in self.by_base.values() {
+            match allocation.origin {
+                Origin::Allocated => counters.allocations += 1,
+                _ => counters.imports += 1,
+            }
+            counters.gets += allocation.gets;
+            if objects.insert(Arc::as_ptr(&allocation.object)) {
+                counters.objects += 1;
+                counters.bytes += allocation.object.memory.bytes() as u64;
+                counters.exported_fds += u64::from(allocation.object.exported_now().is_some());
+            }
+        }
+        counters
+    }
+}
+
+impl Pool {
+    fn take(&mut self, bytes: usize) -> Result<(Arc<Object>, usize), Failure> {
+        let object = match self.object.upgrade() {
+            Some(object) if self.used + pages(bytes) <= POOL_BYTES => object,
+            _ => {
+                let object = Object::allocate(POOL_BYTES)?;
+                *self = Self { object: Arc::downgrade(&object), used: POOL_FIRST_OFFSET };
+                object
+            }
+        };
+        let offset = self.used;
+        self.used += pages(bytes);
+        Ok((object, offset))
+    }
+}
+
+fn pages(bytes: usize) -> usize {
+    const PAGE_BYTES: usize = 4096;
+    bytes.next_multiple_of(PAGE_BYTES)
+}

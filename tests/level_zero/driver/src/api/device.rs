@@ -1,0 +1,158 @@
+//! The device group: one device without any engine but the copying one. It must never claim what the driver cannot do.
+
+use super::driver::{Nothing, list_of_one};
+use crate::answer::answer;
+use crate::limits::{DEVICE_BYTES, LARGEST_PATTERN_BYTES};
+use crate::opaque::{give, look_mut};
+use level_zero_sys::*;
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+static DEVICE: Nothing = Nothing::new();
+
+/// Intel's PCI vendor id: programs look for it.
+const VENDOR: u32 = 0x8086;
+/// No device of Intel's has it.
+const DEVICE_ID: u32 = 0xfdb0;
+const NAME: &CStr = c"fdbroker test device (no GPU)";
+/// Where it says it sits on the PCI bus.
+const PCI_BUS: u32 = 0xfd;
+
+/// This device's handle.
+pub(super) fn handle() -> ze_device_handle_t {
+    ptr::from_ref(&DEVICE).cast_mut().cast()
+}
+
+pub(super) unsafe extern "C" fn get(
+    _driver: ze_driver_handle_t,
+    count: *mut u32,
+    devices: *mut ze_device_handle_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise about both pointers.
+    answer("zeDeviceGet", unsafe { list_of_one(count, devices, handle()) })
+}
+
+pub(super) unsafe extern "C" fn sub_devices(
+    _device: ze_device_handle_t,
+    count: *mut u32,
+    _devices: *mut ze_device_handle_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    answer("zeDeviceGetSubDevices", unsafe { give(count, 0) })
+}
+
+pub(super) unsafe extern "C" fn properties(
+    _device: ze_device_handle_t,
+    properties: *mut ze_device_properties_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    let filled = unsafe { look_mut(properties) }.map(|properties| {
+        properties.type_ = ze_device_type_t::ZE_DEVICE_TYPE_GPU;
+        properties.vendorId = VENDOR;
+        properties.deviceId = DEVICE_ID;
+        properties.flags = 0;
+        properties.maxMemAllocSize = DEVICE_BYTES as u64;
+        properties.timerResolution = 1;
+        properties.uuid.id = *b"fdbroker-ze-dev0";
+        copy_name(NAME, &mut properties.name);
+    });
+    answer("zeDeviceGetProperties", filled)
+}
+
+/// `name` with its NUL, at the front of the array, which has room for it.
+fn copy_name(name: &CStr, into: &mut [c_char]) {
+    for (to, from) in into.iter_mut().zip(name.to_bytes_with_nul()) {
+        *to = from.cast_signed();
+    }
+}
+
+pub(super) unsafe extern "C" fn compute_properties(
+    _device: ze_device_handle_t,
+    properties: *mut ze_device_compute_properties_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise. No kernels: all sizes stay the caller's zeros.
+    answer("zeDeviceGetComputeProperties", unsafe { look_mut(properties) }.map(drop))
+}
+
+pub(super) unsafe extern "C" fn queue_group_properties(
+    _device: ze_device_handle_t,
+    count: *mut u32,
+    properties: *mut ze_command_queue_group_properties_t,
+) -> ze_result_t {
+    let copies = ze_command_queue_group_property_flag_t::ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY;
+    let group = ze_command_queue_group_properties_t {
+        flags: copies.0,
+        maxMemoryFillPatternSize: LARGEST_PATTERN_BYTES,
+        numQueues: 1,
+        ..Structure::blank()
+    };
+    // SAFETY: the specification's promise.
+    answer("zeDeviceGetCommandQueueGroupProperties", unsafe {
+        list_of_one(count, properties, group)
+    })
+}
+
+pub(super) unsafe extern "C" fn memory_properties(
+    _device: ze_device_handle_t,
+    count: *mut u32,
+    properties: *mut ze_device_memory_properties_t,
+) -> ze_result_t {
+    let mut memory =
+        ze_device_memory_properties_t { totalSize: DEVICE_BYTES as u64, ..Structure::blank() };
+    copy_name(c"memfd", &mut memory.name);
+    // SAFETY: the specification's promise.
+    answer("zeDeviceGetMemoryProperties", unsafe { list_of_one(count, properties, memory) })
+}
+
+pub(super) unsafe extern "C" fn memory_access_properties(
+    _device: ze_device_handle_t,
+    properties: *mut ze_device_memory_access_properties_t,
+) -> ze_result_t {
+    let read_write = ze_memory_access_cap_flag_t::ZE_MEMORY_ACCESS_CAP_FLAG_RW.0;
+    // SAFETY: the specification's promise.
+    let filled = unsafe { look_mut(properties) }.map(|properties| {
+        properties.hostAllocCapabilities = read_write;
+        properties.deviceAllocCapabilities = read_write;
+    });
+    answer("zeDeviceGetMemoryAccessProperties", filled)
+}
+
+pub(super) unsafe extern "C" fn external_memory_properties(
+    _device: ze_device_handle_t,
+    properties: *mut ze_device_external_memory_properties_t,
+) -> ze_result_t {
+    let dma_buf = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
+    // SAFETY: the specification's promise.
+    let filled = unsafe { look_mut(properties) }.map(|properties| {
+        properties.memoryAllocationImportTypes = dma_buf;
+        properties.memoryAllocationExportTypes = dma_buf;
+        properties.imageImportTypes = 0;
+        properties.imageExportTypes = 0;
+    });
+    answer("zeDeviceGetExternalMemoryProperties", filled)
+}
+
+pub(super) unsafe extern "C" fn pci_properties(
+    _device: ze_device_handle_t,
+    properties: *mut ze_pci_ext_properties_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    let filled = unsafe { look_mut(properties) }.map(|properties| {
+        properties.address =
+            ze_pci_address_ext_t { domain: 0, bus: PCI_BUS, device: 0, function: 0 };
+    });
+    answer("zeDevicePciGetPropertiesExt", filled)
+}
+
+pub(super) unsafe extern "C" fn can_access_peer(
+    device: ze_device_handle_t,
+    peer: ze_device_handle_t,
+    can: *mut ze_bool_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    answer("zeDeviceCanAccessPeer", unsafe { give(can, ze_bool_t::from(device == peer)) })
+}
+
+pub(super) unsafe extern "C" fn status(_device: ze_device_handle_t) -> ze_result_t {
+    ze_result_t::ZE_RESULT_SUCCESS
+}

@@ -1,0 +1,144 @@
+//! zeInit and the driver group: one driver. It must never start when a switch is wrong.
+
+use crate::allocation::registry;
+use crate::answer::{Failure, answer};
+use crate::counters::{COUNTERS_FUNCTION, Counters};
+use crate::export::layout;
+use crate::opaque::{give, look_mut};
+use crate::settings::{Layout, settings};
+use crate::trace::{account_at_exit, line, trace};
+use level_zero_sys::*;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+
+/// Names this driver among others; the bytes mean nothing.
+const UUID: [u8; 16] = *b"fdbroker-ze-test";
+
+/// What the loader and the program find in a driver or device handle: nothing, but at an address.
+#[repr(C)]
+pub(super) struct Nothing([usize; 8]);
+
+impl Nothing {
+    pub(super) const fn new() -> Self {
+        Self([0; 8])
+    }
+}
+
+static DRIVER: Nothing = Nothing::new();
+
+fn start() -> Result<(), Failure> {
+    if let Err(error) = settings() {
+        line(format_args!("{error}"));
+        return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+    }
+    crate::memory::start()?;
+    if layout() == Layout::Opaque {
+        // As compute-runtime does: any process of this user may fetch exported fds, under Yama too.
+        // SAFETY: takes numbers only.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+    }
+    account_at_exit();
+    Ok(())
+}
+
+pub(super) unsafe extern "C" fn init(_flags: ze_init_flags_t) -> ze_result_t {
+    answer("zeInit", start())
+}
+
+/// Answers a list of one, as all lists of drivers and devices here are: `*count` 0 asks how many.
+///
+/// # Safety
+/// `count` is valid, `list` null or valid for `*count` writes.
+pub(super) unsafe fn list_of_one<T>(count: *mut u32, list: *mut T, one: T) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let count = look_mut(count)?;
+        let asks = *count == 0;
+        *count = 1;
+        if !asks && !list.is_null() { give(list, one) } else { Ok(()) }
+    }
+}
+
+pub(super) unsafe extern "C" fn get(
+    count: *mut u32,
+    drivers: *mut ze_driver_handle_t,
+) -> ze_result_t {
+    let driver = ptr::from_ref(&DRIVER).cast_mut().cast();
+    // SAFETY: the specification's promise about both pointers.
+    answer("zeDriverGet", unsafe { list_of_one(count, drivers, driver) })
+}
+
+pub(super) unsafe extern "C" fn init_drivers(
+    count: *mut u32,
+    drivers: *mut ze_driver_handle_t,
+    _desc: *mut ze_init_driver_type_desc_t,
+) -> ze_result_t {
+    match start() {
+        // SAFETY: the specification's promise, which is the same.
+        Ok(()) => unsafe { get(count, drivers) },
+        failed => answer("zeInitDrivers", failed),
+    }
+}
+
+pub(super) unsafe extern "C" fn api_version(
+    _driver: ze_driver_handle_t,
+    version: *mut ze_api_version_t,
+) -> ze_result_t {
+    let spec = ze_api_version_t::ZE_API_VERSION_1_12;
+    // SAFETY: the specification's promise.
+    answer("zeDriverGetApiVersion", unsafe { give(version, spec) })
+}
+
+/// Loader 1.20 calls it while it sorts drivers, without asking whether it is there.
+pub(super) unsafe extern "C" fn properties(
+    _driver: ze_driver_handle_t,
+    properties: *mut ze_driver_properties_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    let filled = unsafe { look_mut(properties) }.map(|properties| {
+        properties.uuid.id = UUID;
+        properties.driverVersion = 1;
+    });
+    answer("zeDriverGetProperties", filled)
+}
+
+pub(super) unsafe extern "C" fn ipc_properties(
+    _driver: ze_driver_handle_t,
+    properties: *mut ze_driver_ipc_properties_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    let filled = unsafe { look_mut(properties) }
+        .map(|properties| properties.flags = ze_ipc_property_flag_t::ZE_IPC_PROPERTY_FLAG_MEMORY.0);
+    answer("zeDriverGetIpcProperties", filled)
+}
+
+pub(super) unsafe extern "C" fn extension_properties(
+    _driver: ze_driver_handle_t,
+    count: *mut u32,
+    _properties: *mut ze_driver_extension_properties_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    answer("zeDriverGetExtensionProperties", unsafe { give(count, 0) })
+}
+
+pub(super) unsafe extern "C" fn extension_function(
+    _driver: ze_driver_handle_t,
+    name: *const c_char,
+    function: *mut *mut c_void,
+) -> ze_result_t {
+    // SAFETY: the specification's promise: a C string.
+    let is_counters = !name.is_null() && unsafe { CStr::from_ptr(name) } == COUNTERS_FUNCTION;
+    let done = match is_counters {
+        // SAFETY: the specification's promise.
+        true => unsafe { give(function, counters as *mut c_void) },
+        false => Err(ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE.into()),
+    };
+    answer("zeDriverGetExtensionFunctionAddress", done)
+}
+
+unsafe extern "C" fn counters(out: *mut Counters) {
+    let counters = registry().counters();
+    trace!("{counters:?}");
+    // SAFETY: the type of `CountersFunction` promises room for one.
+    let _ = unsafe { give(out, counters) };
+}

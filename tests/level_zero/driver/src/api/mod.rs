@@ -1,0 +1,10 @@
+//! The functions the loader calls, by the specification's groups. None may do more than unpack, call, and answer.
+
+mod command_list;
+mod command_queue;
+mod context;
+mod device;
+mod driver;
+mod event;
+mod memory;
+mod tables;

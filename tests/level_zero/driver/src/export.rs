@@ -1,0 +1,70 @@
+//! Out of this process: IPC handles and exported fds. It must never make a second fd of one object.
+
+use crate::allocation::{Allocation, Registry};
+use crate::answer::Failure;
+use crate::handle::{HANDLE_BYTES, Handle, Kind, Origin};
+use crate::settings::{Layout, settings};
+use level_zero_sys::ze_result_t;
+use std::os::fd::RawFd;
+
+const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
+
+/// The handle of the allocation at `address`, counted. An address inside gives the handle of the whole.
+pub fn get(registry: &mut Registry, address: usize) -> Result<[u8; HANDLE_BYTES], Failure> {
+    let allocation = registry.find(address).ok_or(INVALID)?;
+    let fd = allocation.object.exported(true)?;
+    allocation.gets += 1;
+    Ok(handle_of(allocation, fd).to_bytes())
+}
+
+/// Counts down what [`get`] counted up. A handle that is not (or no more) known is fine, as with compute-runtime.
+pub fn put(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) {
+    let handle = Handle::from_bytes(bytes, layout());
+    let Some(allocation) = named_by(registry, &handle).filter(|allocation| allocation.gets > 0)
+    else {
+        return;
+    };
+    allocation.gets -= 1;
+    allocation.object.take_back(1, true);
+}
+
+/// The exported fd of the allocation at `address`, which the driver keeps. Not counted: only Free, or the last Put of
+/// handles, closes it.
+pub fn fd(allocation: &Allocation) -> Result<RawFd, Failure> {
+    match allocation.kind {
+        Kind::Device => allocation.object.exported(false),
+        Kind::Host => Err(ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE.into()),
+    }
+}
+
+/// The fd inside a handle that this process gave out.
+pub fn fd_of_handle(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<RawFd, Failure> {
+    let handle = Handle::from_bytes(bytes, layout());
+    named_by(registry, &handle).map(|_| handle.fd).ok_or(INVALID.into())
+}
+
+/// A handle for an fd that this process exported; any other fd is unknown.
+pub fn handle_of_fd(registry: &mut Registry, fd: RawFd) -> Result<[u8; HANDLE_BYTES], Failure> {
+    let exported = registry.all().find(|allocation| allocation.object.exported_now() == Some(fd));
+    let address = exported.ok_or(INVALID)?.pointer;
+    get(registry, address)
+}
+
+fn handle_of(allocation: &Allocation, fd: RawFd) -> Handle {
+    let origin = match layout() {
+        Layout::Legacy => None,
+        Layout::Opaque => Some(Origin { pid: std::process::id(), fd }),
+    };
+    Handle { fd, pool_offset: allocation.offset as u64, kind: allocation.kind, origin }
+}
+
+fn named_by<'a>(registry: &'a mut Registry, handle: &Handle) -> Option<&'a mut Allocation> {
+    registry.all().find(|allocation| {
+        allocation.object.exported_now() == Some(handle.fd)
+            && allocation.offset as u64 == handle.pool_offset
+    })
+}
+
+pub fn layout() -> Layout {
+    settings().map_or(Layout::Legacy, |settings| settings.layout)
+}

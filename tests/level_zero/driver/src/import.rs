@@ -1,0 +1,129 @@
+//! Into this process: handles opened and fds imported. It must never close an fd that stays the caller's.
+
+use crate::allocation::{Origin, Registry};
+use crate::answer::Failure;
+use crate::export::layout;
+use crate::handle::{HANDLE_BYTES, Handle, Kind};
+use crate::object::Object;
+use crate::settings::{ImportFd, settings};
+use crate::trace::trace;
+use level_zero_sys::ze_result_t;
+use nix::errno::Errno;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
+
+/// Opens a handle; the answer is a pointer of its own. An fd in the handle stays the caller's.
+pub fn open(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<usize, Failure> {
+    let handle = Handle::from_bytes(bytes, layout());
+    match handle.origin {
+        // The same number twice: nobody put a local fd there, so it is the exporter's.
+        Some(origin) if origin.fd == handle.fd => {
+            let from = (origin.pid, origin.fd);
+            let object = Object::import(registry.fetched.fetch(from)?);
+            let opened = Origin::Opened { fetched: Some(from) };
+            let done = object.and_then(|object| add(registry, handle, object, opened));
+            if done.is_err() {
+                registry.fetched.release(from);
+            }
+            done
+        }
+        _ => {
+            let object = with_fd(handle.fd, Object::import)?;
+            add(registry, handle, object, Origin::Opened { fetched: None })
+        }
+    }
+}
+
+fn add(
+    registry: &mut Registry,
+    handle: Handle,
+    object: std::sync::Arc<Object>,
+    origin: Origin,
+) -> Result<usize, Failure> {
+    let offset = usize::try_from(handle.pool_offset).unwrap_or(usize::MAX);
+    if offset >= object.memory.bytes() {
+        return Err(INVALID.into());
+    }
+    registry.import(handle.kind, origin, object, offset)
+}
+
+/// Imports the memory of an fd, at least `bytes` of it. Whether the fd is closed is a switch; a failure closes nothing.
+pub fn import_fd(registry: &mut Registry, fd: RawFd, bytes: usize) -> Result<usize, Failure> {
+    let object = with_fd(fd, Object::import)?;
+    if bytes > object.memory.bytes() {
+        return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_SIZE.into());
+    }
+    let pointer = registry.import(Kind::Device, Origin::ImportedFd, object, 0)?;
+    if settings().is_ok_and(|settings| settings.import_fd == ImportFd::DriverCloses) {
+        trace!("import_fd closes the caller's fd {fd}");
+        // SAFETY: by this driver's rule a successful import makes the fd the driver's own.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    Ok(pointer)
+}
+
+/// Runs `with` on the caller's fd, if it is open.
+fn with_fd<T>(
+    fd: RawFd,
+    with: impl FnOnce(BorrowedFd<'_>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // SAFETY: F_GETFD looks at the number only.
+    if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(INVALID.into());
+    }
+    // SAFETY: open, and the caller must keep it so during the call.
+    with(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Fds fetched from exporters, each kept while an import of it is open, and taken again for the same pid and number.
+#[derive(Default)]
+pub struct FetchedFds {
+    by_origin: HashMap<(u32, RawFd), (OwnedFd, usize)>,
+}
+
+impl FetchedFds {
+    fn fetch(&mut self, from: (u32, RawFd)) -> Result<BorrowedFd<'_>, Failure> {
+        let fetched = match self.by_origin.entry(from) {
+            Entry::Occupied(fetched) => fetched.into_mut(),
+            Entry::Vacant(none) => none.insert((get_fd(from)?, 0)),
+        };
+        fetched.1 += 1;
+        Ok(fetched.0.as_fd())
+    }
+
+    /// One import less; the last one closes the fd.
+    pub fn release(&mut self, from: (u32, RawFd)) {
+        let Some((_, users)) = self.by_origin.get_mut(&from) else { return };
+        *users -= 1;
+        if *users == 0 {
+            self.by_origin.remove(&from);
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.by_origin.len()
+    }
+}
+
+/// A duplicate of another process's fd; pidfd_open(2), pidfd_getfd(2). `EPERM` without the right to trace it.
+fn get_fd((pid, fd): (u32, RawFd)) -> Result<OwnedFd, Failure> {
+    // SAFETY: takes numbers only.
+    let process = new_fd("pidfd_open", unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: takes numbers only; `process` is open.
+    let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) };
+    let fetched = new_fd("pidfd_getfd", got)?;
+    trace!("fd {fd} of process {pid} fetched as {}", fetched.as_raw_fd());
+    Ok(fetched)
+}
+
+/// The new fd that a system call answered.
+fn new_fd(what: &'static str, answer: libc::c_long) -> Result<OwnedFd, Failure> {
+    match RawFd::try_from(answer) {
+        // SAFETY: the call just made it, for nobody else.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(Failure::os(what, Errno::last_raw())),
+    }
+}

@@ -1,0 +1,98 @@
+//! One memory object: a GPU's buffer. It must never hold an fd of its memory but the one exported fd.
+
+use crate::answer::Failure;
+use crate::mapping::Mapping;
+use crate::memory::{self, MemoryId};
+use level_zero_sys::ze_result_t;
+use nix::unistd::{Whence, lseek};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The memory is freed with the last reference; so is the exported fd.
+#[derive(Debug)]
+pub struct Object {
+    id: MemoryId,
+    imported: bool,
+    pub memory: Mapping,
+    export: Mutex<Option<Export>>,
+}
+
+/// The one exported fd of an object.
+#[derive(Debug)]
+pub struct Export {
+    fd: OwnedFd,
+    /// Gets not yet Put, of all allocations in the object. `export_fd` counts nothing.
+    pub gets: u64,
+}
+
+impl Object {
+    pub fn allocate(bytes: usize) -> Result<Arc<Self>, Failure> {
+        let (id, fd) = memory::allocate(bytes)?;
+        let memory = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), bytes);
+        Self::new(id, false, memory)
+    }
+
+    /// The object behind an fd, all of it: the fd's own size.
+    pub fn import(fd: BorrowedFd<'_>) -> Result<Arc<Self>, Failure> {
+        // Of a dma-buf fstat has no size; SEEK_END answers it for memfds too.
+        let bytes = lseek(fd, 0, Whence::SeekEnd)
+            .map_err(|errno| Failure::os("size of an fd to import", errno as i32))?;
+        let bytes = usize::try_from(bytes).unwrap_or(0);
+        if bytes == 0 {
+            return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+        }
+        // Mapped first: what cannot be mapped is no memory, and need not be kept.
+        let memory = Mapping::shared(fd, bytes)?;
+        Self::new(memory::keep(fd)?, true, Ok(memory))
+    }
+
+    fn new(
+        id: MemoryId,
+        imported: bool,
+        memory: Result<Mapping, Failure>,
+    ) -> Result<Arc<Self>, Failure> {
+        match memory {
+            Ok(memory) => Ok(Arc::new(Self { id, imported, memory, export: Mutex::new(None) })),
+            Err(failure) => {
+                memory::free(id);
+                Err(failure)
+            }
+        }
+    }
+
+    /// The exported fd's number, the same until it is closed; made when there is none. The driver owns the fd.
+    pub fn exported(&self, counts: bool) -> Result<RawFd, Failure> {
+        let mut export = self.export();
+        if export.is_none() {
+            *export = Some(Export { fd: memory::export(self.id, self.imported)?, gets: 0 });
+        }
+        let export = export.as_mut().expect("made just now");
+        export.gets += u64::from(counts);
+        Ok(export.fd.as_raw_fd())
+    }
+
+    /// Takes back `gets`, and closes the fd when none is left and `closes` says so.
+    pub fn take_back(&self, gets: u64, closes: bool) {
+        let mut export = self.export();
+        let Some(exported) = export.as_mut() else { return };
+        exported.gets -= gets;
+        if exported.gets == 0 && closes {
+            *export = None;
+        }
+    }
+
+    /// The exported fd's number, if there is one now.
+    pub fn exported_now(&self) -> Option<RawFd> {
+        self.export().as_ref().map(|export| export.fd.as_raw_fd())
+    }
+
+    fn export(&self) -> MutexGuard<'_, Option<Export>> {
+        self.export.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        memory::free(self.id);
+    }
+}

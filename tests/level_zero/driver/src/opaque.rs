@@ -1,0 +1,70 @@
+//! What the driver gives out as `ze_..._handle_t`: boxes. It must never read one that is null.
+
+use crate::answer::Failure;
+use level_zero_sys::ze_result_t;
+
+/// Loaders may keep a pointer in a handle's first words, and read one there: they are zero and the loader's.
+#[repr(C)]
+pub struct Boxed<T> {
+    loader: [usize; 4],
+    content: T,
+}
+
+/// A new handle of this content, to be given out as whichever handle type `H` points to.
+pub fn make<T, H>(content: T) -> *mut H {
+    Box::into_raw(Box::new(Boxed { loader: [0; 4], content })).cast()
+}
+
+/// What is in a handle.
+///
+/// # Safety
+/// `handle` is null, or came from [`make`] with the same `T` and is not destroyed before the answer's last use.
+pub unsafe fn content<'a, T, H>(handle: *mut H) -> Result<&'a T, Failure> {
+    // SAFETY: the caller's promise.
+    let boxed = unsafe { handle.cast::<Boxed<T>>().as_ref() };
+    Ok(&boxed.ok_or(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_HANDLE)?.content)
+}
+
+/// Ends a handle.
+///
+/// # Safety
+/// As [`content`], and nobody uses it afterwards.
+pub unsafe fn destroy<T, H>(handle: *mut H) -> Result<(), Failure> {
+    if handle.is_null() {
+        return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_HANDLE.into());
+    }
+    // SAFETY: the caller's promise: a box of ours, ended once.
+    drop(unsafe { Box::from_raw(handle.cast::<Boxed<T>>()) });
+    Ok(())
+}
+
+/// Writes an answer where the caller wants it.
+///
+/// # Safety
+/// `out` is null, or valid for one write.
+pub unsafe fn give<T>(out: *mut T, value: T) -> Result<(), Failure> {
+    if out.is_null() {
+        return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// What is behind a pointer that may be null.
+///
+/// # Safety
+/// `pointer` is null, or valid and not written while the answer is used.
+pub unsafe fn look<'a, T>(pointer: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_ref() }.ok_or(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER.into())
+}
+
+/// As [`look`], to fill in.
+///
+/// # Safety
+/// `pointer` is null, or valid and nobody else's while the answer is used.
+pub unsafe fn look_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_mut() }.ok_or(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER.into())
+}

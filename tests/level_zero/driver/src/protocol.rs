@@ -1,0 +1,93 @@
+//! Messages between the driver and its helper: one request, one reply, over SEQPACKET. It must never hold anything but
+//! numbers; fds travel beside them.
+
+/// Bytes of a request and of a reply.
+pub const MESSAGE_BYTES: usize = 16;
+
+/// What the helper is asked. All sizes are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// New memory of this size -> its id, and a memfd to map.
+    Allocate(u64),
+    /// Memory from elsewhere (its fd comes along) -> its id.
+    Keep,
+    /// Memory by id -> an fd of it: the memfd, or the fd that was kept.
+    Export(u64),
+    /// As Export, as a udmabuf: always the same one, as a GPU's driver has one dma-buf per buffer.
+    ExportUdmabuf(u64),
+    /// Memory by id: forget it.
+    Free(u64),
+}
+
+/// Its answer: a value, or an errno.
+pub type Reply = Result<u64, i32>;
+
+impl Request {
+    pub fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
+        match self {
+            Self::Allocate(size) => pair(1, size),
+            Self::Keep => pair(2, 0),
+            Self::Export(id) => pair(3, id),
+            Self::ExportUdmabuf(id) => pair(4, id),
+            Self::Free(id) => pair(5, id),
+        }
+    }
+
+    pub fn from_bytes(bytes: [u8; MESSAGE_BYTES]) -> Option<Self> {
+        let (code, value) = unpair(bytes);
+        match code {
+            1 => Some(Self::Allocate(value)),
+            2 => Some(Self::Keep),
+            3 => Some(Self::Export(value)),
+            4 => Some(Self::ExportUdmabuf(value)),
+            5 => Some(Self::Free(value)),
+            _ => None,
+        }
+    }
+}
+
+pub fn reply_to_bytes(reply: Reply) -> [u8; MESSAGE_BYTES] {
+    match reply {
+        Ok(value) => pair(0, value),
+        Err(errno) => pair(1, u64::from(errno.unsigned_abs())),
+    }
+}
+
+pub fn reply_from_bytes(bytes: [u8; MESSAGE_BYTES]) -> Reply {
+    match unpair(bytes) {
+        (0, value) => Ok(value),
+        (_, errno) => Err(i32::try_from(errno).unwrap_or(libc::EPROTO)),
+    }
+}
+
+fn pair(code: u64, value: u64) -> [u8; MESSAGE_BYTES] {
+    (u128::from(code) | u128::from(value) << 64).to_le_bytes()
+}
+
+fn unpair(bytes: [u8; MESSAGE_BYTES]) -> (u64, u64) {
+    let both = u128::from_le_bytes(bytes);
+    (both as u64, (both >> 64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_when_written_and_read_is_the_same() {
+        let requests = [
+            Request::Allocate(u64::MAX),
+            Request::Keep,
+            Request::Export(7),
+            Request::ExportUdmabuf(8),
+            Request::Free(9),
+        ];
+        for request in requests {
+            assert_eq!(Request::from_bytes(request.to_bytes()), Some(request));
+        }
+        for reply in [Ok(u64::MAX), Ok(0), Err(libc::ENOMEM)] {
+            assert_eq!(reply_from_bytes(reply_to_bytes(reply)), reply);
+        }
+        assert_eq!(Request::from_bytes([0xff; MESSAGE_BYTES]), None);
+    }
+}

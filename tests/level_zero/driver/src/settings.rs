@@ -1,0 +1,95 @@
+//! The switches of the environment, read once. A mistyped one must never pass for its default.
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Layout of IPC handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// fd and pool offset: drivers before 26.09, and 26.09 to 26.30 on older devices.
+    Legacy,
+    /// With the exporter's pid and a second copy of the fd number.
+    Opaque,
+}
+
+/// Who closes the fd of a successful `ze_external_memory_import_fd_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImportFd {
+    /// From 26.14.37833.4 on.
+    DriverCloses,
+    /// Before.
+    CallerCloses,
+}
+
+/// What an exported fd is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exports {
+    Memfd,
+    Udmabuf,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub layout: Layout,
+    pub pool: bool,
+    pub import_fd: ImportFd,
+    pub exports: Exports,
+    pub trace: bool,
+    pub helper: Option<PathBuf>,
+}
+
+/// The settings of this process; what is wrong with them is said once, by `zeInit`.
+pub fn settings() -> Result<&'static Settings, &'static str> {
+    static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
+    SETTINGS.get_or_init(read).as_ref().map_err(String::as_str)
+}
+
+fn read() -> Result<Settings, String> {
+    let yes_or_no = [("no", false), ("yes", true)];
+    Ok(Settings {
+        layout: choice(
+            "ZE_TEST_DRIVER_HANDLES",
+            [("legacy", Layout::Legacy), ("opaque", Layout::Opaque)],
+        )?,
+        pool: choice("ZE_TEST_DRIVER_POOL", yes_or_no)?,
+        import_fd: choice(
+            "ZE_TEST_DRIVER_IMPORT_FD",
+            [("driver-closes", ImportFd::DriverCloses), ("caller-closes", ImportFd::CallerCloses)],
+        )?,
+        exports: choice(
+            "ZE_TEST_DRIVER_MEMORY",
+            [("memfd", Exports::Memfd), ("udmabuf", Exports::Udmabuf)],
+        )?,
+        trace: choice("ZE_TEST_DRIVER_TRACE", yes_or_no)?,
+        helper: env::var_os("ZE_TEST_DRIVER_HELPER").map(PathBuf::from),
+    })
+}
+
+/// The value of the variable's word; the first choice when it is not set.
+fn choice<T: Copy>(variable: &str, choices: [(&str, T); 2]) -> Result<T, String> {
+    let Some(word) = env::var_os(variable) else { return Ok(choices[0].1) };
+    let chosen = choices.iter().find(|(name, _)| word == **name);
+    chosen.map(|(_, value)| *value).ok_or_else(|| {
+        let names = choices.map(|(name, _)| name).join(" or ");
+        format!("{variable} is {}; it may be {names}", word.display())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_when_not_set_is_the_first_choice() {
+        assert_eq!(choice("ZE_TEST_DRIVER_NOT_SET", [("a", 1), ("b", 2)]), Ok(1));
+    }
+
+    #[test]
+    fn a_variable_when_mistyped_is_an_error_that_names_the_choices() {
+        // PATH is set in every test process, and to no such word.
+        let error = choice("PATH", [("a", 1), ("b", 2)]).unwrap_err();
+
+        assert!(error.starts_with("PATH is ") && error.ends_with("it may be a or b"), "{error}");
+    }
+}

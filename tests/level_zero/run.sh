@@ -1,0 +1,93 @@
+#!/bin/bash
+# Runs the Level Zero bindings and the test driver under two real loaders and ends with `N passed, N failed`.
+# It must never skip in silence: what cannot run here is a failure with its reason.
+set -uo pipefail
+here=$(dirname "$(readlink -f "$0")")
+cd "$here/../.."
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    cat << 'HELP'
+usage: tests/level_zero/run.sh
+
+Loaders: 1.8.12, Debian 12's libze1 (spec 1.4: no zeMemPutIpcHandle), and 1.20.6, Debian 13's (spec 1.12), unpacked
+into tests/level_zero/img. The driver is tests/level_zero/driver: no GPU is needed. With qemu the cases also run on real
+dma-bufs (tests/vm). The checked-in bindings are made again and compared. As root it installs what is missing
+(tests/level_zero/install.sh). Exit status: 0 when nothing failed.
+
+By hand, one case or another program:
+  ZE_ENABLE_ALT_DRIVERS=$PWD/target/debug/libfdbroker_ze_test_driver.so ZE_TEST_LOADER=1.8.12 \
+    target/debug/ze-test-client memory_when_written_is_read_back
+ZE_TEST_DRIVER_TRACE=yes shows every call; the other switches: tests/level_zero/driver/src/lib.rs.
+HELP
+    exit 0 ;;
+  *) echo "tests/level_zero/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+
+passed=0 failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+finish() { echo "$passed passed, $failed failed"; [ "$failed" = 0 ]; exit; }
+give_up() { echo "tests/level_zero/run.sh: $*" >&2; failed=$((failed + 1)); finish; }
+
+# One run of everything takes seconds; a build of bindgen, once, minutes.
+case_limit_s=300 bindings_limit_s=1500
+
+# counted NAME COMMAND...: a part whose last line is `N passed, N failed`.
+counted() {
+  local name=$1 status=0 p f; shift
+  echo "-- $name"
+  "$@" > "$work/log" 2>&1 || status=$?
+  grep -v '^ok ' "$work/log"
+  read -r p f < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$work/log" | tail -n 1)
+  # A part that died, or ran nothing, failed even when none of its cases said so.
+  if [ "$status" != 0 ] && [ "${f:-0}" = 0 ] || [ "${p:-0}" = 0 ]; then f=$((${f:-0} + 1)); fi
+  passed=$((passed + ${p:-0})) failed=$((failed + f))
+}
+
+# The same cases with exports that are real dma-bufs (udmabuf), in a virtual machine: few hosts open that device.
+on_dma_bufs() {
+  local file arguments=()
+  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$libraries"/libze_{loader,tracing_layer}.so.1; do
+    arguments+=(-f "$file")
+  done
+  tests/vm/run.sh -t "$case_limit_s" "${arguments[@]}" -e LD_LIBRARY_PATH=/t -e ZE_TEST_LOADER=1.8.12 \
+    -e "ZE_ENABLE_ALT_DRIVERS=/t/$(basename "$ZE_ENABLE_ALT_DRIVERS")" -e ZE_TEST_DRIVER_MEMORY=udmabuf \
+    "$target/ze-test-client"
+}
+
+libraries=/usr/lib/x86_64-linux-gnu
+if [ "$(id -u)" = 0 ]; then "$here/install.sh" || give_up "the host is not ready (see above)"; fi
+[ -e "$libraries/libze_loader.so.1" ] ||
+  give_up "no Level Zero loader; run: sudo tests/level_zero/install.sh"
+version=$(dpkg-query -W -f '${Version}' libze1)
+[ "${version%-*}" = 1.8.12 ] || give_up "libze1 here is $version; the cases know 1.8.12, Debian 12's"
+
+cargo build --quiet -p fdbroker-ze-test-driver -p fdbroker-ze-test-client || give_up "the build failed"
+target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
+export ZE_ENABLE_ALT_DRIVERS=$target/libfdbroker_ze_test_driver.so
+# Nothing of the caller's shell may choose for the cases.
+for variable in ${!ZE_TEST_DRIVER_@} LD_LIBRARY_PATH LD_PRELOAD; do unset "$variable"; done
+
+echo "-- bindings: made again, byte for byte"
+if timeout "$bindings_limit_s" libclient/level-zero-sys/regen.sh --check; then
+  passed=$((passed + 1))
+else
+  failed=$((failed + 1))
+fi
+
+counted "loader 1.8.12" timeout "$case_limit_s" env ZE_TEST_LOADER=1.8.12 "$target/ze-test-client"
+if "$here/debian13.sh" "$target/ze-test-client" "$work/ze-test-client"; then
+  counted "loader 1.20.6" timeout "$case_limit_s" env ZE_TEST_LOADER=1.20.6 "$work/ze-test-client"
+else
+  failed=$((failed + 1))
+fi
+if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
+  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs
+else
+  echo "not run: real dma-bufs: qemu is not installed; run: sudo tests/vm/install.sh"
+  [ -z "${CI-}" ] || failed=$((failed + 1))
+fi
+
+finish
