@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the C ABI and runs its C tests: shared, static, C++ and dlopen, then the main ones again under valgrind. Ends with
-# the line `N passed, N failed`. Must never pass a test that did not run: what this machine lacks is named.
+# Builds the C ABI and runs its C tests: shared, static, C++ and dlopen, then the main ones again under valgrind. Ends
+# with the line `N passed, N failed`. Must never pass a test that did not run: what this machine lacks is named.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 root=$(readlink -f "$here/../..")
@@ -46,10 +46,12 @@ unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET XDG_RUNTIME_DIR
 
 echo "== header and symbols"
 for standard in c99 c11 c17; do
-  check "the header is clean $standard" "$cc" -std=$standard -Wall -Wextra -Werror -pedantic -fsyntax-only -x c "$header"
+  check "the header is clean $standard" \
+    "$cc" -std=$standard -Wall -Wextra -Werror -pedantic -fsyntax-only -x c "$header"
 done
 for standard in c++11 c++20; do
-  check "the header is clean $standard" "$cxx" -std=$standard -Wall -Wextra -Werror -pedantic -fsyntax-only -x c++ "$header"
+  check "the header is clean $standard" \
+    "$cxx" -std=$standard -Wall -Wextra -Werror -pedantic -fsyntax-only -x c++ "$header"
 done
 exported() { nm -D --defined-only "$target/libfdbroker.so" | awk '{ print $3 }' | sort; }
 declared() { grep -oE '\bfdbroker_[a-z_]+\(' "$header" | tr -d '(' | grep -v '_fn$' | sort -u; }
@@ -75,7 +77,9 @@ run() {
   cat "$work/out"
   p=$(grep -c '^ok ' "$work/out") f=$(grep -c '^FAIL' "$work/out")
   # A program that died, or that said nothing, has failed even when no case said so.
-  if [ $((p + f)) = 0 ] || { [ "$status" != 0 ] && [ "$f" = 0 ]; }; then f=$((f + 1)); echo "FAIL  $name: exit status $status"; fi
+  if [ $((p + f)) = 0 ] || { [ "$status" != 0 ] && [ "$f" = 0 ]; }; then
+    f=$((f + 1)); echo "FAIL  $name: exit status $status"
+  fi
   [ "$f" = 0 ] || sed 's/^/      /' "$work/err" | tail -n 60
   passed=$((passed + p)) failed=$((failed + f))
 }

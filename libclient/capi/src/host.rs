@@ -26,10 +26,10 @@ pub const FDBROKER_HOST_ISOLATED: u32 = 2;
 /// A buffer of /dev/dma_heap/system: resident.
 pub const FDBROKER_HOST_DMA_HEAP: u32 = 3;
 
-/// Allocates size_bytes (more than 0, in whole pages) of memory to share with processes of the same user: *ptr is mapped
-/// and writable, the caller's until fdbroker_host_free(). It is registered within the deadline; for the arenas handle
-/// may be NULL, and fdbroker_get_handle() registers it later. On failure *ptr is NULL, *handle all zero, and nothing is
-/// left behind. What was written in an arena before may still be there.
+/// Allocates size_bytes (more than 0, in whole pages) of memory to share with processes of the same user: *ptr is
+/// mapped and writable, the caller's until fdbroker_host_free(). It is registered within the deadline; for the arenas
+/// handle may be NULL, and fdbroker_get_handle() registers it later. On failure *ptr is NULL, *handle all zero, and
+/// nothing is left behind. What was written in an arena before may still be there.
 ///
 /// A forked child shares the pages with its parent.
 ///
@@ -70,8 +70,9 @@ pub unsafe extern "C" fn fdbroker_host_alloc(
     })
 }
 
-/// Frees host memory: it is unregistered, every holder is told, and the pages are used anew when the last consumer has
-/// released them. Never waits (fdbroker_flush() does, until its handle is stale for all); also inside a callback.
+/// Frees host memory: it is unregistered, every holder is told, and the pages are used anew when the last consumer
+/// has released them. Never waits (fdbroker_flush() does, until its handle is stale for all); also inside a
+/// callback.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (unknown pointer, not the first byte, or freed before; nothing changes),
 /// FDBROKER_NOT_CONNECTED (in a forked child: it is the parent's), FDBROKER_INVALID_ARGUMENT.

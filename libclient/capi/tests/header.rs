@@ -1,4 +1,4 @@
-//! fdbroker.h is made from the Rust sources and checked in. Must never differ from them, nor be made by a build: whoever
+//! fdbroker.h is made from the Rust sources and checked in. Must never differ from them, nor be made by a build: who
 //! builds a C program needs neither Rust nor this test.
 //!
 //! Each file is one section, in this order. cbindgen (MPL-2.0, only here) translates; what it leaves ugly for a C
