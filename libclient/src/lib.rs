@@ -84,6 +84,8 @@ pub use lease::Lease;
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
 
+pub use backend::cuda;
+
 /// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`].
 pub mod host {
     pub use crate::backend::arena::{Arena, HostBuffer};

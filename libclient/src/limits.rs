@@ -81,3 +81,10 @@ pub const EVENTS_PER_TURN: usize = 64;
 /// Pause of the library thread when the request socket has hung up and another thread is about to
 /// read that: a yield, so that it does not spin.
 pub const HANG_UP_PAUSE: Duration = Duration::from_millis(1);
+
+/// Free fds below which a call of the CUDA driver that the system refused is taken to have failed for want of fds:
+/// an export makes one, an import has a few open for a moment.
+pub const CUDA_CALL_FDS: usize = 8;
+
+/// The same while the driver is loaded and a context made: 33 stay open (H200, driver 580), and some pass.
+pub const CUDA_DEVICE_FDS: usize = 48;
