@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::grant::Grant;
 use crate::map::Access;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Device memory (CUDA VMM) at a device address of this process, for kernels and copies. It holds no fd.
 ///
@@ -61,16 +61,39 @@ impl CudaMemory {
                 info.kind
             )));
         }
+        Self::map(device, grant.fd.as_fd(), info.fd_offset, info.size_bytes, access)
+    }
+
+    /// That of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any
+    /// more when this returns.
+    ///
+    /// # Errors
+    /// As [`CudaMemory::import`].
+    pub fn import_fd(
+        device: &Device,
+        fd: BorrowedFd<'_>,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        Self::map(device, fd, 0, size_bytes, access)
+    }
+
+    fn map(
+        device: &Device,
+        fd: BorrowedFd<'_>,
+        fd_offset: u64,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
         let number = |bytes: u64| usize::try_from(bytes).ok();
-        let (lead, len) = (number(info.fd_offset), number(info.size_bytes));
+        let (lead, len) = (number(fd_offset), number(size_bytes));
         let whole = lead.zip(len).and_then(|(lead, len)| lead.checked_add(len));
-        let (Some(lead), Some(len), Some(whole)) =
-            (lead, len, whole.and_then(|whole| device.round_up(whole)))
-        else {
-            let context = format!("{} bytes at {} cannot be", info.size_bytes, info.fd_offset);
+        let whole = whole.and_then(|whole| device.round_up(whole));
+        let (Some(lead), Some(len @ 1..), Some(whole)) = (lead, len, whole) else {
+            let context = format!("{size_bytes} bytes at {fd_offset} of a VMM fd cannot be");
             return Err(Error::new(ErrorCode::BadHandle, context));
         };
-        let physical = Physical::import(device.context(), grant.fd.as_fd(), whole)?;
+        let physical = Physical::import(device.context(), fd, whole)?;
         let mapped = Mapped::new(&physical, access, 0)?;
         Ok(CudaMemory { mapped, physical: None, lead, len })
     }
