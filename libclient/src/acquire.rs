@@ -9,6 +9,7 @@ use crate::grant::{AllocationInfo, Grant};
 use crate::lease::Lease;
 use crate::limits::{AGAIN_FIRST, AGAIN_LAST, REPLY_GRACE};
 use crate::outbox::OneWay;
+use crate::reader::Reply;
 use fdbroker_protocol::message::{AcquireHead, GrantItem, NO_FD};
 use fdbroker_protocol::{
     AllocationId, DecodeError, ErrorCode, Handle, Kind, MemoryKind, Status, Writer,
@@ -35,16 +36,16 @@ pub(crate) fn acquire_one(
     handle: &Handle,
     deadline: Deadline,
 ) -> Result<Grant, Error> {
+    let request = Request { handles: &[*handle], chunk: &[0], deadline };
     let mut pause = AGAIN_FIRST;
     loop {
-        let outcome = ask(connection, &[*handle], &[0], deadline, |outcomes| outcomes.next())?;
-        match outcome {
+        match request.make(connection, |outcomes| outcomes.next())? {
             Some(Outcome::Granted(grant)) => return Ok(grant),
             Some(Outcome::Again) if !deadline.has_passed() => {}
             Some(other) => return Err(other.into_error(handle)),
             None => unreachable!("one item was asked for and the reply has as many"),
         }
-        wait_a_little(&mut pause, deadline);
+        connection.pause(next_pause(&mut pause, deadline));
     }
 }
 
@@ -55,37 +56,12 @@ pub(crate) fn acquire_each(
     deadline: Deadline,
     mut each: impl FnMut(usize, Result<Grant, Error>),
 ) {
-    let mut open: VecDeque<usize> = (0..handles.len()).collect();
-    let mut chunk = Vec::new();
-    let mut outcomes: Vec<Outcome> = Vec::new();
-    let mut pause = AGAIN_FIRST;
-    while !open.is_empty() {
-        chunk.clear();
-        chunk.extend(open.drain(..open.len().min(connection.facts.max_batch)));
-        let asked = ask(connection, handles, &chunk, deadline, |items| outcomes.extend(items));
-        if let Err(error) = asked {
-            chunk.iter().for_each(|index| each(*index, Err(error.clone())));
-            if is_final(error.code) {
-                open.drain(..).for_each(|index| each(index, Err(error.clone())));
-            }
-            continue;
-        }
-        let is_over = deadline.has_passed();
-        let granted = outcomes.iter().any(|outcome| matches!(outcome, Outcome::Granted(_)));
-        for (index, outcome) in chunk.iter().zip(outcomes.drain(..)) {
-            match outcome {
-                Outcome::Granted(grant) => each(*index, Ok(grant)),
-                Outcome::Again if !is_over => open.push_back(*index),
-                // The caller may have closed those handed over: worth another try if there were any.
-                Outcome::NoRoom if granted => open.push_back(*index),
-                other => each(*index, Err(other.into_error(&handles[*index]))),
-            }
-        }
-        match granted {
-            true => pause = AGAIN_FIRST,
-            false if !open.is_empty() => wait_a_little(&mut pause, deadline),
-            false => {}
-        }
+    let mut wanted = Wanted::all_of(handles.len());
+    while wanted.choose(connection.facts.max_batch) {
+        let request = Request { handles, chunk: &wanted.chunk, deadline };
+        let outcomes = request.make(connection, |items| wanted.outcomes.extend(items));
+        let pause = wanted.settle(outcomes, handles, deadline, &mut each);
+        connection.pause(pause);
     }
 }
 
@@ -95,38 +71,144 @@ pub(crate) fn is_final(code: ErrorCode) -> bool {
     matches!(code, NotConnected | Protocol | ShuttingDown | TimedOut)
 }
 
-fn wait_a_little(pause: &mut Duration, deadline: Deadline) {
-    std::thread::sleep((*pause).min(deadline.remaining()));
+fn next_pause(pause: &mut Duration, deadline: Deadline) -> Duration {
+    let now = (*pause).min(deadline.remaining());
     *pause = (*pause * 2).min(AGAIN_LAST);
+    now
 }
 
-/// One acquire: of the handles at `chunk`, in that order.
-fn ask<T>(
-    connection: &Arc<Connection>,
-    handles: &[Handle],
-    chunk: &[usize],
+/// What is left to acquire of many handles, known by their index; in rounds of one message.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    open: VecDeque<usize>,
+    /// Those of the message under way.
+    chunk: Vec<usize>,
+    /// Their outcomes; reused.
+    outcomes: Vec<Outcome>,
+    pause: Duration,
+}
+
+impl Wanted {
+    pub fn all_of(count: usize) -> Self {
+        let open = (0..count).collect();
+        Wanted { open, chunk: Vec::new(), outcomes: Vec::new(), pause: AGAIN_FIRST }
+    }
+
+    /// Chooses at most `most` for the next message, unless that has been done. `false`: none is left.
+    pub fn choose(&mut self, most: usize) -> bool {
+        if self.chunk.is_empty() {
+            self.chunk.extend(self.open.drain(..self.open.len().min(most)));
+        }
+        !self.chunk.is_empty()
+    }
+
+    /// Starts the message of those chosen, without waiting. `None`: it does not fit now.
+    pub fn start(
+        &self,
+        connection: &Connection,
+        handles: &[Handle],
+        deadline: Deadline,
+    ) -> Result<Option<u64>, Error> {
+        let request = Request { handles, chunk: &self.chunk, deadline };
+        connection.start(&request.call(), |writer| request.write(writer))
+    }
+
+    /// Takes the outcomes of a message started, if they have come.
+    pub fn look(
+        &mut self,
+        connection: &Arc<Connection>,
+        id: u64,
+        handles: &[Handle],
+        deadline: Deadline,
+    ) -> Option<Result<(), Error>> {
+        let Wanted { chunk, outcomes, .. } = self;
+        let request = Request { handles, chunk, deadline };
+        let take = |items: &mut dyn Iterator<Item = Outcome>| outcomes.extend(items);
+        connection.look(id, &request.call(), |reply| request.read(connection, reply, take))
+    }
+
+    /// Hands over what is final of the message under way, and keeps the rest for another. How long to wait before it.
+    pub fn settle(
+        &mut self,
+        answered: Result<(), Error>,
+        handles: &[Handle],
+        deadline: Deadline,
+        mut each: impl FnMut(usize, Result<Grant, Error>),
+    ) -> Duration {
+        if let Err(error) = answered {
+            self.chunk.drain(..).for_each(|index| each(index, Err(error.clone())));
+            if is_final(error.code) {
+                self.open.drain(..).for_each(|index| each(index, Err(error.clone())));
+            }
+            return Duration::ZERO;
+        }
+        let is_over = deadline.has_passed();
+        let granted = self.outcomes.iter().any(|outcome| matches!(outcome, Outcome::Granted(_)));
+        for (index, outcome) in self.chunk.drain(..).zip(self.outcomes.drain(..)) {
+            match outcome {
+                Outcome::Granted(grant) => each(index, Ok(grant)),
+                Outcome::Again if !is_over => self.open.push_back(index),
+                // The caller may have closed those handed over: worth another try if there were any.
+                Outcome::NoRoom if granted => self.open.push_back(index),
+                other => each(index, Err(other.into_error(&handles[index]))),
+            }
+        }
+        if granted {
+            self.pause = AGAIN_FIRST;
+        }
+        match granted || self.open.is_empty() {
+            true => Duration::ZERO,
+            false => next_pause(&mut self.pause, deadline),
+        }
+    }
+}
+
+/// One acquire message: of the handles at `chunk`, in that order.
+struct Request<'a> {
+    handles: &'a [Handle],
+    chunk: &'a [usize],
     deadline: Deadline,
-    take: impl FnOnce(&mut dyn Iterator<Item = Outcome>) -> T,
-) -> Result<T, Error> {
-    let call = Call {
-        what: "acquire",
-        kind: Kind::Acquire,
-        answer: Kind::Granted,
-        until: deadline.at() + REPLY_GRACE,
-        deposits: 0,
-    };
-    let write = |writer: &mut Writer| {
-        let head = AcquireHead { deadline_ms: deadline.remaining_ms().into(), flags: 0.into() };
-        writer.push(&head);
-        chunk.iter().for_each(|index| {
-            writer.push(&handles[*index].prefix);
+}
+
+impl Request<'_> {
+    fn call(&self) -> Call<'static> {
+        Call {
+            what: "acquire",
+            kind: Kind::Acquire,
+            answer: Kind::Granted,
+            until: self.deadline.at() + REPLY_GRACE,
+            deposits: 0,
+        }
+    }
+
+    fn write(&self, writer: &mut Writer) -> usize {
+        let deadline_ms = self.deadline.remaining_ms().into();
+        writer.push(&AcquireHead { deadline_ms, flags: 0.into() });
+        self.chunk.iter().for_each(|index| {
+            writer.push(&self.handles[*index].prefix);
         });
-        chunk.len()
-    };
-    connection.call(call, &[], write, |reply| {
+        self.chunk.len()
+    }
+
+    /// Makes it and waits for the reply.
+    fn make<T>(
+        &self,
+        connection: &Arc<Connection>,
+        take: impl FnOnce(&mut dyn Iterator<Item = Outcome>) -> T,
+    ) -> Result<T, Error> {
+        let decode = |reply: Reply<'_>| self.read(connection, reply, take);
+        connection.call(self.call(), &[], |writer| self.write(writer), decode)
+    }
+
+    fn read<T>(
+        &self,
+        connection: &Arc<Connection>,
+        reply: Reply<'_>,
+        take: impl FnOnce(&mut dyn Iterator<Item = Outcome>) -> T,
+    ) -> Result<T, DecodeError> {
         let (items, blocks) = reply.message.grants()?;
-        if items.len() != chunk.len() {
-            let (got, expected) = (items.len(), chunk.len());
+        if items.len() != self.chunk.len() {
+            let (got, expected) = (items.len(), self.chunk.len());
             return Err(DecodeError::Length { kind: Kind::Granted, got, expected });
         }
         let announced = usize::from(reply.message.fd_count);
@@ -143,7 +225,7 @@ fn ask<T>(
         // Whatever the caller did not take is given back by its drop.
         outcomes.for_each(drop);
         Ok(taken)
-    })
+    }
 }
 
 fn outcome(

@@ -16,6 +16,7 @@ pub struct ClientBuilder {
     on_notice: Option<NoticeCallback>,
     on_recall: Option<RecallCallback>,
     no_reconnect: bool,
+    dispatch: bool,
 }
 
 /// The settings of a client, complete.
@@ -26,6 +27,7 @@ pub(crate) struct Settings {
     pub on_notice: Option<NoticeCallback>,
     pub on_recall: Option<RecallCallback>,
     pub reconnect: bool,
+    pub dispatch: bool,
 }
 
 impl ClientBuilder {
@@ -68,7 +70,16 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects and starts the library thread.
+    /// Whether the application serves events itself, without a library thread: [`Client::event_fd`] says when,
+    /// [`Client::dispatch`] does it, and so does every call that waits, so that ranks that recall from each other
+    /// cannot deadlock. Callbacks run on the thread that serves, never two at once. Between calls nobody
+    /// serves: dispatch when the fd is readable, or recalls go unanswered. Default: no.
+    pub fn dispatch(mut self, dispatch: bool) -> Self {
+        self.dispatch = dispatch;
+        self
+    }
+
+    /// Connects, and starts the library thread unless it is to do without.
     ///
     /// # Errors
     /// NOT_CONNECTED: nobody answers at the socket within 5 s. NOT_PERMITTED: the socket refuses this user.
@@ -81,6 +92,7 @@ impl ClientBuilder {
             on_notice: self.on_notice,
             on_recall: self.on_recall,
             reconnect: !self.no_reconnect,
+            dispatch: self.dispatch,
         })
     }
 }
@@ -99,6 +111,7 @@ impl std::fmt::Debug for ClientBuilder {
             .field("name", &self.name)
             .field("own_fds", &self.own_fds)
             .field("reconnect", &!self.no_reconnect)
+            .field("dispatch", &self.dispatch)
             .finish_non_exhaustive()
     }
 }
@@ -110,6 +123,7 @@ impl std::fmt::Debug for Settings {
             .field("name", &self.name)
             .field("own_fds", &self.own_fds)
             .field("reconnect", &self.reconnect)
+            .field("dispatch", &self.dispatch)
             .finish_non_exhaustive()
     }
 }

@@ -7,18 +7,20 @@ use crate::common::Common;
 use crate::connection::{Connection, Facts};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
+use crate::dispatch::Dispatch;
 use crate::error::Error;
-use crate::events;
+use crate::events::{self, Served};
 use crate::grant::Grant;
 use crate::handshake::{Greeted, greet};
-use crate::limits::{ROOM_FIRST_PAUSE, ROOM_TIMEOUT, THREAD_END_TIMEOUT};
+use crate::limits::{ROOM_FIRST_PAUSE, ROOM_TIMEOUT};
 use crate::register::{Batch, Registrations, register, unregister};
-use crate::sync::{lock, wait_until};
+use crate::request::AcquireRequest;
+use crate::thread::LibraryThread;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, Resource};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use std::time::Instant;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 /// A connection to the node's broker, for all threads of a process; clones share it.
 ///
@@ -41,8 +43,8 @@ pub(crate) struct Shared {
     pub stopping: AtomicBool,
     current: RwLock<Arc<Connection>>,
     last: LastFacts,
-    ended: Mutex<bool>,
-    ending: Condvar,
+    /// In dispatch mode.
+    pub dispatch: Option<Dispatch>,
 }
 
 /// What the broker said last, to be read without a lock: a forked child may ask too.
@@ -69,10 +71,11 @@ impl LastFacts {
     }
 }
 
-/// Ends the library thread when the last client is dropped.
+/// Ends the connection and the library thread when the last client is dropped.
 #[derive(Debug)]
 struct Owner {
     shared: Arc<Shared>,
+    thread: Option<LibraryThread>,
 }
 
 impl Client {
@@ -94,17 +97,28 @@ impl Client {
         let common = Arc::new(Common::new(window)?);
         let greeted = greet_when_there_is_room(&settings)?;
         let connection = Arc::new(Connection::new(1, greeted, Arc::clone(&common))?);
+        let dispatch = match settings.dispatch {
+            true => Some(Dispatch::new(common.wake_fd())?),
+            false => None,
+        };
         let shared = Arc::new(Shared {
             settings,
             common,
             stopping: AtomicBool::new(false),
             last: LastFacts::of(&connection.facts),
             current: RwLock::new(connection),
-            ended: Mutex::new(false),
-            ending: Condvar::new(),
+            dispatch,
         });
-        events::start(Arc::clone(&shared))?;
-        Ok(Client { owner: Arc::new(Owner { shared }) })
+        let thread = match &shared.dispatch {
+            Some(_) => {
+                shared.common.set_dispatcher(&shared);
+                // The event fd watches the connection from now on.
+                shared.serve();
+                None
+            }
+            None => Some(LibraryThread::start(Arc::clone(&shared))?),
+        };
+        Ok(Client { owner: Arc::new(Owner { shared, thread }) })
     }
 
     /// Registers one allocation: the broker gets its fd, the caller may close its own at once.
@@ -241,6 +255,57 @@ impl Client {
         Ok(())
     }
 
+    /// Starts to acquire any number, without waiting for anything: see [`AcquireRequest`]. What does not fit now (a
+    /// full socket, too many requests under way) is sent by a later test. May be called in a callback.
+    ///
+    /// # Errors
+    /// When nothing was started: NOT_CONNECTED. All else is said by [`AcquireRequest::test`], handle by handle: as
+    /// [`Client::acquire`].
+    pub fn acquire_start(
+        &self,
+        handles: &[Handle],
+        deadline: Deadline,
+    ) -> Result<AcquireRequest, Error> {
+        Ok(AcquireRequest::start(self.usable("acquire")?, handles, deadline))
+    }
+
+    /// In dispatch mode ([`ClientBuilder::dispatch`]): an fd to poll for reading (POLLIN), readable when there is
+    /// something for [`Client::dispatch`] to serve. The same one as long as the client lives, whatever becomes
+    /// of the connection; only to be polled.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: a library thread serves. NOT_CONNECTED: in a child of fork(2).
+    pub fn event_fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.dispatching("event fd").map(Dispatch::event_fd)
+    }
+
+    /// In dispatch mode: serves what there is to serve (recalls, notices, replies that nobody waits for, messages
+    /// that did not fit, a lost connection and the next try to reach a broker), and when there is nothing waits up to
+    /// `timeout` (at most an hour) for something. How many things were served; 0 after a timeout. Callbacks run in here.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: a library thread serves, or in a callback. NOT_CONNECTED: in a child of fork(2). A lost broker
+    /// is no error: looking for it is what dispatch does then.
+    pub fn dispatch(&self, timeout: Duration) -> Result<usize, Error> {
+        let dispatch = self.dispatching("dispatch")?;
+        if events::is_in_callback() {
+            let context = "dispatch: a callback is part of one already";
+            return Err(Error::new(ErrorCode::NotSupported, context));
+        }
+        Ok(dispatch.run(&self.owner.shared, timeout))
+    }
+
+    fn dispatching(&self, what: &str) -> Result<&Dispatch, Error> {
+        let shared = &self.owner.shared;
+        if !shared.common.process.is_current() {
+            return Err(forked(what));
+        }
+        shared.dispatch.as_ref().ok_or_else(|| {
+            let context = format!("{what}: a library thread serves; connect with `dispatch(true)`");
+            Error::new(ErrorCode::NotSupported, context)
+        })
+    }
+
     /// Whether the allocation lives, the broker lives, and this client is connected to it. Two loads, no
     /// syscall. Ask after putting something into a cache, and on every hit. An id of before a reconnect may
     /// name something else after it: drop those at [`crate::Notice::Disconnected`], or ask
@@ -265,6 +330,12 @@ impl Client {
         self.owner.shared.last.client.load(Ordering::Relaxed)
     }
 
+    /// Whether the caller is a child of fork(2), and this a copy of its parent's client: everything answers
+    /// NOT_CONNECTED then. One load, no lock: to be asked before taking a lock that the fork may have copied.
+    pub fn is_forked_copy(&self) -> bool {
+        !self.owner.shared.common.process.is_current()
+    }
+
     /// Whether calls can be made now.
     pub fn is_connected(&self) -> bool {
         self.owner.shared.common.process.is_current() && self.owner.shared.current().is_usable()
@@ -272,17 +343,27 @@ impl Client {
 
     /// The connection of the moment, if the caller may wait for it.
     pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
-        let shared = &self.owner.shared;
-        if !shared.common.process.is_current() {
-            // Before any lock: it may be held by a thread that this child does not have.
-            let context = format!("{what}: forked from the process that connected; connect anew");
-            return Err(Error::not_connected(context));
-        }
-        if events::is_library_thread() {
+        let connection = self.usable(what);
+        if events::is_in_callback() && self.owner.shared.common.process.is_current() {
             let context = format!("{what}: a callback must not wait; do it on another thread");
             return Err(Error::new(ErrorCode::NotSupported, context));
         }
-        let connection = shared.current();
+        connection
+    }
+
+    /// The connection of the moment, if it works.
+    fn usable(&self, what: &str) -> Result<Arc<Connection>, Error> {
+        let shared = &self.owner.shared;
+        if !shared.common.process.is_current() {
+            // Before any lock: it may be held by a thread that this child does not have.
+            return Err(forked(what));
+        }
+        let mut connection = shared.current();
+        if !connection.is_usable() && shared.dispatch.is_some() {
+            // It may be time to look for a broker.
+            shared.serve();
+            connection = shared.current();
+        }
         match connection.is_usable() {
             true => Ok(connection),
             false => Err(connection.lost(what)),
@@ -311,13 +392,24 @@ impl Shared {
     pub fn replace(&self, connection: Arc<Connection>) {
         self.last.set(&connection.facts);
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = connection;
+        if self.is_stopping() {
+            // The client was dropped meanwhile, and may have ended the one before.
+            self.current().kill("the client was dropped");
+        }
     }
 
-    /// The library thread has ended.
-    pub fn note_end(&self) {
-        *lock(&self.ended) = true;
-        self.ending.notify_all();
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
+
+    /// In dispatch mode serves what is there, without waiting. `None`: another thread does, or this one does already.
+    pub fn serve(&self) -> Option<Served> {
+        self.dispatch.as_ref()?.serve(self)
+    }
+}
+
+fn forked(what: &str) -> Error {
+    Error::not_connected(format!("{what}: forked from the process that connected; connect anew"))
 }
 
 impl Drop for Owner {
@@ -325,18 +417,14 @@ impl Drop for Owner {
         let shared = &self.shared;
         // A child closes its copies of the fds and leaves everything else to its parent.
         if !shared.common.process.is_current() {
-            return;
+            return self.thread.take().map_or((), LibraryThread::forget);
         }
         shared.stopping.store(true, Ordering::Release);
         shared.current().kill("the client was dropped");
         shared.common.kick();
-        if events::is_library_thread() {
-            return;
-        }
-        let until = Instant::now() + THREAD_END_TIMEOUT;
-        let mut ended = lock(&shared.ended);
-        while !*ended && Instant::now() < until {
-            ended = wait_until(&shared.ending, ended, until);
+        // A callback must not wait, least of all for the thread that it runs on.
+        if let Some(thread) = self.thread.take().filter(|_| !events::is_in_callback()) {
+            thread.join();
         }
     }
 }
@@ -347,7 +435,7 @@ fn greet_when_there_is_room(settings: &Settings) -> Result<Greeted, Error> {
     let until = Instant::now() + ROOM_TIMEOUT;
     let mut pause = ROOM_FIRST_PAUSE;
     loop {
-        let greeted = greet(&settings.socket, &settings.name, settings.own_fds, || false);
+        let greeted = greet(&settings.socket, &settings.name, settings.own_fds);
         let lacks_room =
             greeted.as_ref().err().is_some_and(|error| lacks_fds(error, settings.own_fds));
         if !lacks_room || Instant::now() + pause > until {

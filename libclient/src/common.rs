@@ -1,6 +1,7 @@
 //! What all connections of one client share: page, wake-up of the library thread, owners of memory, window.
 //! Must never hold a connection: connections hold this.
 
+use crate::client::Shared;
 use crate::error::Error;
 use crate::fork::Process;
 use crate::notice::Recall;
@@ -9,7 +10,7 @@ use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 /// Shared by the client, its connections and its library thread.
@@ -17,8 +18,10 @@ use std::time::Instant;
 pub(crate) struct Common {
     pub process: Process,
     pub page: PageRegion,
-    pub window: Window,
-    wake: EventFd,
+    pub window: Arc<Window>,
+    wake: Arc<EventFd>,
+    /// In dispatch mode: of whom waiting calls serve the events. Not held: it holds this.
+    dispatcher: OnceLock<Weak<Shared>>,
     owners: Mutex<Vec<Weak<dyn MemoryOwner>>>,
     watchers: Mutex<Vec<Weak<dyn LeaseWatcher>>>,
 }
@@ -33,20 +36,37 @@ impl Common {
             };
             Error::os(code, "eventfd", errno)
         })?;
+        let wake = Arc::new(wake);
         Ok(Common {
             process: Process::current(),
             page: PageRegion::reserve()?,
-            window: Window::new(window),
+            window: Arc::new(Window::new(window, Arc::clone(&wake))),
             wake,
+            dispatcher: OnceLock::new(),
             owners: Mutex::new(Vec::new()),
             watchers: Mutex::new(Vec::new()),
         })
     }
 
-    /// Makes the library thread look around.
+    /// Makes who serves look around.
     pub fn kick(&self) {
-        // EAGAIN means that 2^64 - 2 kicks are pending: it will wake all the same.
-        let _ = self.wake.write(1);
+        kick(&self.wake);
+    }
+
+    /// From now on waiting calls serve.
+    pub fn set_dispatcher(&self, shared: &Arc<Shared>) {
+        let first = self.dispatcher.set(Arc::downgrade(shared)).is_ok();
+        debug_assert!(first, "a client starts once");
+    }
+
+    /// Whether waiting calls serve.
+    pub fn dispatches(&self) -> bool {
+        self.dispatcher.get().is_some()
+    }
+
+    /// In dispatch mode, while the client lives: what waiting calls serve.
+    pub fn dispatching(&self) -> Option<Arc<Shared>> {
+        self.dispatcher.get()?.upgrade()
     }
 
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
@@ -147,49 +167,93 @@ pub(crate) struct Unregister {
     pub key: Option<OwnerKey>,
 }
 
-/// Places for exports on their way to the broker: as many as were declared in hello.
+fn kick(wake: &EventFd) {
+    // EAGAIN means that 2^64 - 2 kicks are pending: it will wake all the same.
+    let _ = wake.write(1);
+}
+
+/// Places for exports on their way to the broker: as many as were declared in hello. Recalls go before
+/// registrations: consumers wait for them.
 #[derive(Debug)]
 pub(crate) struct Window {
-    free: Mutex<u32>,
+    state: Mutex<WindowState>,
     freed: Condvar,
+    wake: Arc<EventFd>,
+}
+
+#[derive(Debug)]
+struct WindowState {
+    free: u32,
+    /// A recall has found none free: the next is its, and it is kicked.
+    recall_waits: bool,
 }
 
 impl Window {
-    fn new(size: u32) -> Self {
-        Window { free: Mutex::new(size), freed: Condvar::new() }
+    fn new(size: u32, wake: Arc<EventFd>) -> Self {
+        let state = Mutex::new(WindowState { free: size, recall_waits: false });
+        Window { state, freed: Condvar::new(), wake }
     }
 
     /// Takes 1 to `wanted` places, waiting for the first until `until`; `None` when none came free.
-    pub fn take(&self, wanted: u32, until: Instant) -> Option<Places<'_>> {
-        let mut free = lock(&self.free);
-        while *free == 0 {
+    pub fn take(self: &Arc<Self>, wanted: u32, until: Instant) -> Option<Places> {
+        let mut state = lock(&self.state);
+        while state.free == 0 || state.recall_waits {
             if Instant::now() >= until {
                 return None;
             }
-            free = wait_until(&self.freed, free, until);
+            state = wait_until(&self.freed, state, until);
         }
-        let taken = wanted.clamp(1, *free);
-        *free -= taken;
-        Some(Places { window: self, taken })
+        Some(self.taken(&mut state, wanted))
+    }
+
+    /// Takes one for a recall, without waiting. `None`: a kick tells when there is one.
+    pub fn take_for_recall(self: &Arc<Self>) -> Option<Places> {
+        let mut state = lock(&self.state);
+        state.recall_waits = state.free == 0;
+        if state.recall_waits {
+            return None;
+        }
+        let places = self.taken(&mut state, 1);
+        drop(state);
+        self.freed.notify_all();
+        Some(places)
+    }
+
+    /// No recall waits any more.
+    pub fn end_recalls(&self) {
+        lock(&self.state).recall_waits = false;
+        self.freed.notify_all();
+    }
+
+    fn taken(self: &Arc<Self>, state: &mut WindowState, wanted: u32) -> Places {
+        let taken = wanted.clamp(1, state.free);
+        state.free -= taken;
+        Places { window: Arc::clone(self), taken }
     }
 }
 
 /// Places taken; given back on drop, after the exports have been closed.
 #[derive(Debug)]
-pub(crate) struct Places<'a> {
-    window: &'a Window,
+pub(crate) struct Places {
+    window: Arc<Window>,
     taken: u32,
 }
 
-impl Places<'_> {
+impl Places {
     pub fn count(&self) -> usize {
         self.taken as usize
     }
 }
 
-impl Drop for Places<'_> {
+impl Drop for Places {
     fn drop(&mut self) {
-        *lock(&self.window.free) += self.taken;
-        self.window.freed.notify_all();
+        let mut state = lock(&self.window.state);
+        state.free += self.taken;
+        let recall_waits = state.recall_waits;
+        drop(state);
+        match recall_waits {
+            true => kick(&self.window.wake),
+            false => self.window.freed.notify_all(),
+        }
     }
 }

@@ -5,25 +5,29 @@
 //! (`Inbox::reading`) or sleeps on its own condition variable. The reader hands every reply to its
 //! thread; when it has its own, it gives up the role and wakes one sleeper to take it. A thread that is
 //! not asleep looks at the state under the lock before it sleeps, so no wake-up is lost. When replies are
-//! owed to nobody (a request given up, a buffer freed) and no thread reads, the library thread does.
+//! owed to nobody (a request given up, a buffer freed) and no thread reads, who serves does: the library thread or,
+//! in dispatch mode, whoever waits or dispatches. There the reader watches the event fd as well, and gives up its role
+//! to serve, so while any thread waits events are served.
 //!
 //! **Sending.** Under a short lock, without waiting in it. The broker stops reading a client that does not
 //! read its replies; so a thread that finds the socket full gives back the lock and looks whether anyone
 //! reads: if not, it takes the role and reads for others until there is room. As every sleeper in
 //! `make_room` looks again after `SEND_SLICE`, at any time someone reads, or will within a slice: the
-//! broker can always go on, hence so can the send. No lock is held over a wait.
+//! broker can always go on, hence so can the send. No lock is held over a wait. The same goes for who waits for one
+//! of `max_parked` places: started requests may take them all while no thread waits for their replies.
 //!
 //! **Lock order**: reader, outbox, inbox, then credits and page; application code is called under none.
 
 use crate::common::{Common, Unregister};
 use crate::credits::Credits;
+use crate::dispatch::Wait;
 use crate::error::Error;
 use crate::handshake::Greeted;
 use crate::inbox::Inbox;
 use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY, SEND_SLICE};
 use crate::outbox::{OneWay, Outbox, Unregistering};
 use crate::page::PageFacts;
-use crate::poll::{poll_one, shut_down};
+use crate::poll::shut_down;
 use crate::reader::{Reader, Reply};
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::message::HelloReply;
@@ -33,7 +37,7 @@ use nix::poll::PollFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the broker said in hello.
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +132,50 @@ impl Connection {
         }
     }
 
+    /// Makes a request without waiting for anything; [`Connection::look`] finds its reply. `None`: it does not
+    /// fit now.
+    pub fn start(
+        &self,
+        call: &Call<'_>,
+        write: impl Fn(&mut Writer) -> usize,
+    ) -> Result<Option<u64>, Error> {
+        let Some(id) = self.try_begin(call)? else { return Ok(None) };
+        match self.try_send(id, call, &[], &write) {
+            Ok(None) => {
+                if self.common.dispatches() {
+                    // From now on the event fd is to tell of its reply.
+                    self.common.kick();
+                }
+                Ok(Some(id))
+            }
+            Ok(Some(_)) => {
+                self.withdraw(id);
+                Ok(None)
+            }
+            Err(error) => {
+                self.withdraw(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives up on a started request: what it brings or has brought is given back.
+    pub fn forget(&self, id: u64) {
+        // In a forked child the lock may be held by a thread that it does not have.
+        if !self.common.process.is_current() {
+            return;
+        }
+        let mut inbox = lock(&self.inbox);
+        match (inbox.take_answered(id), inbox.position(id)) {
+            (Some(parcel), _) => {
+                drop(inbox);
+                self.discard(parcel);
+            }
+            (None, Some(at)) => self.give_up(inbox, at, id),
+            (None, None) => {}
+        }
+    }
+
     /// Sends a message that nobody waits for; queues it when the socket is full. Never waits.
     pub fn post(&self, message: OneWay) {
         self.post_all([message]);
@@ -156,6 +204,20 @@ impl Connection {
         }
     }
 
+    /// Queues a message that nobody waits for, to go with the next that is sent or with `flush_queued_now`.
+    pub fn queue(&self, message: OneWay) {
+        if self.is_usable() && !lock(&self.outbox).push(message) {
+            self.kill("too many one-way messages are queued");
+        }
+    }
+
+    /// Sends what is queued; the library thread sends what does not fit now.
+    pub fn flush_queued_now(&self) {
+        if self.flush_queued() {
+            self.common.kick();
+        }
+    }
+
     /// Sends what is queued, without waiting. Whether something still waits for room.
     pub fn flush_queued(&self) -> bool {
         if !self.is_usable() {
@@ -169,13 +231,13 @@ impl Connection {
         let waits = outbox.wants_room();
         drop(outbox);
         if flushed == Err(SendError::PeerGone) {
-            self.kill("the broker has closed the connection");
+            self.hear_last_words();
         }
         waits
     }
 
-    /// Ends the connection: waiting calls answer NOT_CONNECTED, nothing is current, the library
-    /// thread sees to the rest. Once; later calls do nothing.
+    /// Ends the connection: waiting calls answer NOT_CONNECTED, nothing is current, who serves
+    /// sees to the rest. Once; later calls do nothing.
     pub fn kill(&self, reason: &str) {
         if !self.alive.swap(false, Ordering::AcqRel) {
             return;
@@ -194,22 +256,29 @@ impl Connection {
         self.common.kick();
     }
 
-    /// Reads what is there without waiting, unless another thread reads. Whether it could.
-    pub fn read_if_nobody_does(&self) -> bool {
+    /// Reads what is there without waiting; how many replies. `None`: another thread reads, or the end was read.
+    pub fn read_if_nobody_does(&self) -> Option<usize> {
         if !self.take_role() {
-            return false;
+            return None;
         }
         let mut reader = lock(&self.reader);
-        self.read_queued(&mut reader);
+        let read = self.read_queued(&mut reader);
         drop(reader);
         self.leave_role();
-        true
+        Some(read)
     }
 
-    /// Whether replies will come that only the library thread would read.
-    pub fn needs_a_reader(&self) -> bool {
+    /// Whether who serves should read: replies will come that no thread waits for, or something is `stuck` in
+    /// a full socket, which may need this side to read first.
+    pub fn needs_a_reader(&self, stuck: bool) -> bool {
         let inbox = lock(&self.inbox);
-        inbox.is_owed() && !inbox.reading
+        (stuck || self.is_for_who_serves(&inbox)) && !inbox.reading
+    }
+
+    /// Whether replies will come that no thread waits for. Those to started requests are read by their tests; in
+    /// dispatch mode the event fd is to tell of them, too.
+    fn is_for_who_serves(&self, inbox: &Inbox) -> bool {
+        inbox.is_owed() || (inbox.has_untended() && self.common.dispatches())
     }
 
     pub(crate) fn lost(&self, what: &str) -> Error {
@@ -226,21 +295,65 @@ impl Connection {
             return Err(self.lost(call.what));
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut wait = Wait::on(self);
         let mut inbox = lock(&self.inbox);
         while inbox.len() >= self.facts.max_parked && !inbox.dead {
             if Instant::now() >= call.until {
-                let context = format!("{}: all {} requests under way", call.what, inbox.len());
-                return Err(Error::timed_out(context));
+                // It may have been woken to read or to ask: the next one is.
+                self.pass_on(&mut inbox);
+                return Err(self.no_place(call, &inbox));
             }
-            inbox.queueing += 1;
-            inbox = wait_until(&self.room, inbox, call.until);
-            inbox.queueing -= 1;
+            inbox = self.await_place(inbox, call.until, &mut wait);
         }
         if inbox.dead {
             return Err(self.lost(call.what));
         }
         inbox.enter(id, call.deposits);
         Ok(id)
+    }
+
+    /// Waits for one of `max_parked` places, and reads meanwhile unless another thread does: those whose
+    /// requests take them need not be waiting.
+    fn await_place<'a>(
+        &'a self,
+        mut inbox: MutexGuard<'a, Inbox>,
+        until: Instant,
+        wait: &mut Wait,
+    ) -> MutexGuard<'a, Inbox> {
+        if inbox.reading {
+            inbox.queueing += 1;
+            inbox = wait_until(&self.room, inbox, until);
+            inbox.queueing -= 1;
+            return inbox;
+        }
+        drop(inbox);
+        // A slice: a place may also come free without a reply, by a request that could not be sent.
+        let left = until.saturating_duration_since(Instant::now());
+        self.read_awaiting(PollFlags::empty(), left.min(SEND_SLICE), wait);
+        lock(&self.inbox)
+    }
+
+    fn no_place(&self, call: &Call<'_>, inbox: &Inbox) -> Error {
+        Error::timed_out(format!("{}: all {} requests under way", call.what, inbox.len()))
+    }
+
+    /// The same without waiting; `None`: all places are taken.
+    fn try_begin(&self, call: &Call<'_>) -> Result<Option<u64>, Error> {
+        if !self.is_usable() {
+            return Err(self.lost(call.what));
+        }
+        let mut inbox = lock(&self.inbox);
+        if inbox.dead {
+            return Err(self.lost(call.what));
+        }
+        // One given up on stays with the broker until it is answered: else a loop of starts and cancels would
+        // come to owe without a bound.
+        if inbox.len() + inbox.abandoned() >= self.facts.max_parked {
+            return Ok(None);
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        inbox.enter_untended(id);
+        Ok(Some(id))
     }
 
     fn send(
@@ -250,26 +363,9 @@ impl Connection {
         fds: &[BorrowedFd<'_>],
         write: &impl Fn(&mut Writer) -> usize,
     ) -> Result<(), Error> {
+        let mut wait = Wait::on(self);
         loop {
-            let sent = {
-                let mut outbox = lock(&self.outbox);
-                // What was queued goes first; if it does not fit, this will not either, or needs not.
-                let _ = self.flush(&mut outbox);
-                let count = write(outbox.writer.start(call.kind, id));
-                debug_assert!(count <= MAX_BATCH);
-                fdbroker_scm::send(self.socket.as_fd(), outbox.writer.finish(count, fds.len()), fds)
-            };
-            let wanted = match sent {
-                Ok(()) => return Ok(()),
-                Err(SendError::WouldBlock) => PollFlags::POLLOUT,
-                // No event tells when fewer fds are in flight: look again after a slice.
-                Err(SendError::TooManyRefs) => PollFlags::empty(),
-                Err(SendError::PeerGone) => {
-                    self.kill("the broker has closed the connection");
-                    return Err(self.lost(call.what));
-                }
-                Err(error) => return Err(send_error(call.what, error)),
-            };
+            let Some(wanted) = self.try_send(id, call, fds, write)? else { return Ok(()) };
             if Instant::now() >= call.until {
                 let why = match wanted.is_empty() {
                     true => "too many fds of this user are in flight",
@@ -277,24 +373,74 @@ impl Connection {
                 };
                 return Err(Error::timed_out(format!("{}: {why}", call.what)));
             }
-            self.make_room(wanted);
+            self.make_room(wanted, &mut wait);
             if !self.is_usable() {
                 return Err(self.lost(call.what));
             }
         }
     }
 
+    /// Sends without waiting. `Some`: it did not fit; what to poll for, empty when no event tells.
+    fn try_send(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: &impl Fn(&mut Writer) -> usize,
+    ) -> Result<Option<PollFlags>, Error> {
+        let sent = {
+            let mut outbox = lock(&self.outbox);
+            // What was queued goes first; if it does not fit, this will not either, or needs not.
+            let _ = self.flush(&mut outbox);
+            let count = write(outbox.writer.start(call.kind, id));
+            debug_assert!(count <= MAX_BATCH);
+            fdbroker_scm::send(self.socket.as_fd(), outbox.writer.finish(count, fds.len()), fds)
+        };
+        match sent {
+            Ok(()) => Ok(None),
+            Err(SendError::WouldBlock) => Ok(Some(PollFlags::POLLOUT)),
+            // No event tells when fewer fds are in flight: look again after a slice.
+            Err(SendError::TooManyRefs) => Ok(Some(PollFlags::empty())),
+            Err(SendError::PeerGone) => {
+                self.hear_last_words();
+                Err(self.lost(call.what))
+            }
+            Err(error) => Err(send_error(call.what, error)),
+        }
+    }
+
     /// Waits up to a slice for room on the socket, and reads meanwhile unless another thread does.
-    fn make_room(&self, wanted: PollFlags) {
+    fn make_room(&self, wanted: PollFlags, wait: &mut Wait) {
+        if !self.read_awaiting(wanted, SEND_SLICE, wait)
+            && wait.poll(Some((self.socket.as_fd(), wanted)), SEND_SLICE)
+        {
+            wait.serve();
+        }
+    }
+
+    /// Waits up to `patience` for something to read (or `wanted`) and reads it for others. `false`: another
+    /// thread reads.
+    fn read_awaiting(&self, wanted: PollFlags, patience: Duration, wait: &mut Wait) -> bool {
         if !self.take_role() {
-            poll_one(self.socket.as_fd(), wanted, SEND_SLICE);
-            return;
+            return false;
         }
         let mut reader = lock(&self.reader);
-        poll_one(self.socket.as_fd(), wanted | PollFlags::POLLIN, SEND_SLICE);
+        let socket = (self.socket.as_fd(), wanted | PollFlags::POLLIN);
+        let events = wait.poll(Some(socket), patience);
         self.read_queued(&mut reader);
         drop(reader);
         self.leave_role();
+        if events {
+            wait.serve();
+        }
+        true
+    }
+
+    /// The broker has closed the connection. What it said before reaches whom it is for, unless another thread
+    /// is reading that already; then the connection ends.
+    fn hear_last_words(&self) {
+        self.read_if_nobody_does();
+        self.kill("the broker has closed the connection");
     }
 
     fn withdraw(&self, id: u64) {
@@ -339,10 +485,12 @@ impl Connection {
 
     /// Sees to it that someone reads who waits, and that someone asks who queues.
     pub(crate) fn pass_on(&self, inbox: &mut Inbox) {
-        if !inbox.reading && !inbox.wake_a_reader() && inbox.is_owed() {
+        if !inbox.reading && !inbox.wake_a_reader() && self.is_for_who_serves(inbox) {
             self.common.kick();
         }
-        if inbox.queueing > 0 && inbox.len() < self.facts.max_parked {
+        // Who queues reads, too, when nobody else does.
+        let may_go_on = inbox.len() < self.facts.max_parked || !inbox.reading;
+        if inbox.queueing > 0 && may_go_on {
             self.room.notify_one();
         }
     }
@@ -364,7 +512,7 @@ impl Unregistering for &Connection {
 
     fn expect(&mut self, id: u64, items: Vec<Unregister>) {
         lock(&self.inbox).owe(id, items);
-        // Nobody may be reading: the library thread then does.
+        // Nobody may be reading: who serves then does.
         self.common.kick();
     }
 

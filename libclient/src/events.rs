@@ -1,165 +1,259 @@
-//! The library thread: sleeps on the event socket, calls the callbacks, reconnects, reads what nobody waits for.
-//! Must never wait for a reply, hold a lock over a callback, or die of a callback's panic.
+//! Serving: what the broker says on the event socket, what nobody else reads or sends, a lost connection and the next.
+//! Must never wait, hold a lock over a callback, or die of a callback's panic. Who serves is `thread` or `dispatch`.
 
 use crate::client::Shared;
 use crate::common::OwnerKey;
 use crate::connection::Connection;
-use crate::error::Error;
-use crate::handshake::greet;
+use crate::handshake::Greeting;
 use crate::limits::{EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE};
 use crate::notice::{Notice, Recall};
-use crate::poll::{came, poll_many, poll_one};
+use crate::poll::{came, poll_many};
 use crate::supply::Supplier;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, RevokedItem};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::poll::{PollFd, PollFlags};
-use nix::sys::signal::{SigSet, SigmaskHow};
 use std::cell::Cell;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 thread_local! {
-    static IS_LIBRARY_THREAD: Cell<bool> = const { Cell::new(false) };
+    static IS_SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Longest sleep with nothing to wait for; every cause to wake comes with an event.
-const IDLE: Duration = Duration::from_secs(3600);
-
-/// Whether the caller is a library thread, that is inside a callback: it must not wait.
-pub(crate) fn is_library_thread() -> bool {
-    IS_LIBRARY_THREAD.get()
+/// Whether the caller is inside a callback: it must not wait, and not serve either.
+pub(crate) fn is_in_callback() -> bool {
+    IS_SERVING.get()
 }
 
-/// Starts the library thread, all signals blocked: handlers are for the application's threads.
-pub(crate) fn start(shared: Arc<Shared>) -> Result<(), Error> {
-    let all = SigSet::all();
-    let before = all.thread_swap_mask(SigmaskHow::SIG_SETMASK);
-    let thread = std::thread::Builder::new().name("fdbroker".into());
-    // Detached: in a forked child there would be nothing to join.
-    let started = thread.spawn(move || EventLoop::new(shared).run());
-    if let Ok(before) = before {
-        // The mask came from the kernel a moment ago: setting it again cannot fail.
-        let _ = before.thread_set_mask();
+/// Marks the thread as one whose callbacks are being called, until dropped.
+pub(crate) struct Serving(());
+
+impl Serving {
+    pub fn begin() -> Self {
+        IS_SERVING.set(true);
+        Serving(())
     }
-    started.map(drop).map_err(|error| {
-        Error::new(ErrorCode::Internal, format!("cannot start the library thread: {error}"))
-    })
 }
 
-struct EventLoop {
-    shared: Arc<Shared>,
+impl Drop for Serving {
+    fn drop(&mut self) {
+        IS_SERVING.set(false);
+    }
+}
+
+/// What serving needs to know from turn to turn. One per client, used by one thread at a time.
+#[derive(Debug)]
+pub(crate) struct Server {
     buf: Box<[u8]>,
     fds: ReceivedFds,
     supplier: Supplier,
+    link: Link,
+    /// Since when the broker's last words wait for another thread to read them.
+    hung_up_since: Option<Instant>,
 }
 
-impl EventLoop {
-    fn new(shared: Arc<Shared>) -> Self {
-        EventLoop {
-            shared,
+/// How it stands with the broker.
+#[derive(Debug)]
+enum Link {
+    /// The connection of the moment is served, or lost and nobody has seen to it.
+    Up,
+    /// All know of the loss. When to look for a broker (`None`: never), and the pause after that.
+    Down { next: Option<Instant>, pause: Duration },
+    /// One has been found and has not answered hello yet.
+    Greeting { greeting: Box<Greeting>, pause: Duration },
+}
+
+/// What to wait for before the next turn, besides a kick.
+#[derive(Debug)]
+pub(crate) struct Interest {
+    pub events: PollFlags,
+    pub socket: PollFlags,
+    /// Something is to be tried again by then, without an event.
+    pub within: Option<Duration>,
+}
+
+/// What came of waiting.
+#[derive(Debug)]
+pub(crate) struct Came {
+    kicked: bool,
+    events: PollFlags,
+    socket: PollFlags,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    pub count: usize,
+    /// Something is left that another thread must do first: looking at once would be in vain.
+    pub later: bool,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        Server {
             buf: vec![0; MAX_MESSAGE_BYTES].into_boxed_slice(),
             fds: ReceivedFds::with_capacity(0),
             supplier: Supplier::default(),
+            link: Link::Up,
+            hung_up_since: None,
         }
     }
 
-    fn run(mut self) {
-        IS_LIBRARY_THREAD.set(true);
-        while !self.is_stopping() {
-            let connection = self.shared.current();
-            while connection.is_usable() {
-                self.turn(&connection);
-            }
-            drop(connection);
-            if !self.is_stopping() {
-                self.see_to_loss();
-            }
+    /// Sends what can be sent; then says what to wait for.
+    pub fn prepare(&mut self, shared: &Shared, connection: &Connection) -> Interest {
+        let _serving = Serving::begin();
+        let nothing = PollFlags::empty();
+        if !connection.is_usable() {
+            let within = match &self.link {
+                Link::Up => Some(Duration::ZERO),
+                Link::Down { next, .. } => next.map(left),
+                Link::Greeting { greeting, .. } => Some(left(greeting.until())),
+            };
+            return Interest { events: nothing, socket: nothing, within };
         }
-        self.shared.current().kill("the client was dropped");
-        self.shared.note_end();
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.shared.stopping.load(Ordering::Acquire)
-    }
-
-    /// Sleeps until something comes, and deals with it.
-    fn turn(&mut self, connection: &Connection) {
+        self.supplier.advance(connection, shared.settings.on_recall.as_ref());
         let waits_for_room = connection.flush_queued();
-        let mut wanted = PollFlags::empty();
-        wanted.set(PollFlags::POLLIN, connection.needs_a_reader());
-        wanted.set(PollFlags::POLLOUT, waits_for_room);
-        let mut fds = [
-            PollFd::new(self.shared.common.wake_fd(), PollFlags::POLLIN),
-            PollFd::new(connection.events.as_fd(), PollFlags::POLLIN),
-            PollFd::new(connection.socket.as_fd(), wanted),
-        ];
-        // The kernel calls a socket writable later than a send would succeed: look again.
-        poll_many(&mut fds, if waits_for_room { SEND_SLICE } else { IDLE });
-        let [wake, events, socket] = [came(&fds[0]), came(&fds[1]), came(&fds[2])];
-        if !wake.is_empty() {
-            self.shared.common.take_kicks();
+        let mut interest =
+            Interest { events: nothing, socket: nothing, within: self.supplier.within() };
+        // One message of recalls at a time: the rest waits in the socket, where it is bounded.
+        interest.events.set(PollFlags::POLLIN, self.supplier.is_idle());
+        interest.events.set(PollFlags::POLLOUT, self.supplier.waits_for_room());
+        let stuck = waits_for_room || self.supplier.waits_for_the_broker();
+        interest.socket.set(PollFlags::POLLIN, connection.needs_a_reader(stuck));
+        interest.socket.set(PollFlags::POLLOUT, waits_for_room);
+        if waits_for_room {
+            // The kernel calls a socket writable later than a send would succeed: look again.
+            interest.within = Some(interest.within.map_or(SEND_SLICE, |t| t.min(SEND_SLICE)));
         }
-        if !events.is_empty() {
-            self.read_events(connection);
-        }
-        let hung_up = socket.intersects(PollFlags::POLLHUP | PollFlags::POLLERR);
-        if hung_up || socket.contains(PollFlags::POLLIN) {
-            let read = connection.read_if_nobody_does();
-            if hung_up && !read {
-                std::thread::sleep(HANG_UP_PAUSE);
-            }
-        }
+        interest
     }
 
-    fn read_events(&mut self, connection: &Connection) {
+    /// Waits up to `patience` for what is of interest.
+    pub fn wait(
+        &self,
+        shared: &Shared,
+        connection: &Connection,
+        interest: &Interest,
+        patience: Duration,
+    ) -> Came {
+        let patience = interest.within.map_or(patience, |within| within.min(patience));
+        let kick = PollFd::new(shared.common.wake_fd(), PollFlags::POLLIN);
+        if !connection.is_usable() {
+            let hello = self.hello_socket().unwrap_or(shared.common.wake_fd());
+            let mut fds = [kick, PollFd::new(hello, PollFlags::POLLIN)];
+            poll_many(&mut fds, patience);
+            let kicked = !came(&fds[0]).is_empty();
+            return Came { kicked, events: PollFlags::empty(), socket: PollFlags::empty() };
+        }
+        let mut fds = [
+            kick,
+            PollFd::new(connection.events.as_fd(), interest.events),
+            PollFd::new(connection.socket.as_fd(), interest.socket),
+        ];
+        poll_many(&mut fds, patience);
+        let kicked = !came(&fds[0]).is_empty();
+        Came { kicked, events: came(&fds[1]), socket: came(&fds[2]) }
+    }
+
+    /// Deals with what came.
+    pub fn serve(&mut self, shared: &Shared, connection: &Connection, came: &Came) -> Served {
+        let _serving = Serving::begin();
+        if came.kicked {
+            shared.common.take_kicks();
+        }
+        if !connection.is_usable() {
+            let count = self.look_for_a_broker(shared, connection);
+            return Served { count, later: false };
+        }
+        let mut served = Served::default();
+        let ended = PollFlags::POLLHUP | PollFlags::POLLERR;
+        let may_read = self.supplier.is_idle() && came.events.contains(PollFlags::POLLIN);
+        if may_read || came.events.intersects(ended) {
+            served = self.read_events(shared, connection);
+        }
+        let hung_up = came.socket.intersects(ended);
+        if hung_up || came.socket.contains(PollFlags::POLLIN) {
+            match connection.read_if_nobody_does() {
+                Some(read) => served.count += read,
+                // The thread that reads is about to find the end.
+                None => served.later |= hung_up,
+            }
+        }
+        if !connection.is_usable() {
+            served.count += self.look_for_a_broker(shared, connection);
+        }
+        served
+    }
+
+    fn read_events(&mut self, shared: &Shared, connection: &Connection) -> Served {
+        let mut served = Served::default();
         for _ in 0..EVENTS_PER_TURN {
             let socket = connection.events.as_fd();
             let received = match fdbroker_scm::recv(socket, &mut self.buf, &mut self.fds) {
                 Ok(received) => received,
-                Err(RecvError::WouldBlock) => return,
+                Err(RecvError::WouldBlock) => return served,
+                Err(RecvError::Eof) if self.must_leave_last_words(connection) => {
+                    served.later = true;
+                    return served;
+                }
                 Err(error) => {
-                    // The broker's last words may lie in the other socket.
-                    if error == RecvError::Eof && !connection.read_if_nobody_does() {
-                        std::thread::sleep(HANG_UP_PAUSE);
-                    }
-                    return connection.kill(&format!("event socket: {error}"));
+                    connection.kill(&format!("event socket: {error}"));
+                    return served;
                 }
             };
             let handled = match received.payload_truncated || received.fds_truncated {
                 true => Err("longer than any of the protocol, or with fds".to_owned()),
                 false => {
                     let buf = std::mem::take(&mut self.buf);
-                    let handled = self.handle(connection, &buf[..received.len]);
+                    let handled = self.handle(shared, connection, &buf[..received.len]);
                     self.buf = buf;
                     handled.map_err(|error| error.to_string())
                 }
             };
             if let Err(error) = handled {
-                return connection.kill(&format!("event: {error}"));
+                connection.kill(&format!("event: {error}"));
+                return served;
+            }
+            served.count += 1;
+            if !self.supplier.is_idle() {
+                return served;
             }
         }
+        served
     }
 
-    fn handle(&mut self, connection: &Connection, bytes: &[u8]) -> Result<(), DecodeError> {
+    /// The event socket has ended. The broker's last words may lie in the other one: they are read first, by
+    /// this thread or, within a moment, by the one that reads there.
+    fn must_leave_last_words(&mut self, connection: &Connection) -> bool {
+        if connection.read_if_nobody_does().is_some() {
+            return false;
+        }
+        self.hung_up_since.get_or_insert_with(Instant::now).elapsed() < HANG_UP_PAUSE
+    }
+
+    fn handle(
+        &mut self,
+        shared: &Shared,
+        connection: &Connection,
+        bytes: &[u8],
+    ) -> Result<(), DecodeError> {
         let message = Message::parse(bytes)?;
         match message.kind {
             Kind::Recall => {
                 let recalls = message.items::<RecallItem>()?.iter().map(Recall::from);
-                let callback = self.shared.settings.on_recall.as_ref();
-                self.supplier.answer(connection, recalls, callback);
+                self.supplier.add(recalls);
+                self.supplier.advance(connection, shared.settings.on_recall.as_ref());
             }
             Kind::Reclaim => {
                 let leases = message.items::<LeaseItem>()?;
                 let leases: Vec<u64> = leases.iter().map(|item| item.lease.get()).collect();
                 let watchers = connection.common.watchers();
                 watchers.iter().for_each(|watcher| watcher.reclaim(&leases));
-                self.tell(Notice::Reclaim { leases });
+                tell(shared, Notice::Reclaim { leases });
             }
             Kind::Revoked => {
                 let watchers = connection.common.watchers();
@@ -167,80 +261,109 @@ impl EventLoop {
                     let id = allocation(item.slot.get(), item.generation.get());
                     let code = ErrorCode::from_number(item.code.get()).unwrap_or(ErrorCode::Stale);
                     watchers.iter().for_each(|watcher| watcher.revoked(id));
-                    self.tell(Notice::Revoked { id, lease: item.lease.get(), code });
+                    tell(shared, Notice::Revoked { id, lease: item.lease.get(), code });
                 }
             }
             Kind::Drained => {
                 for item in message.items::<DrainedItem>()? {
-                    self.drained(item);
+                    drained(shared, item);
                 }
             }
             Kind::GoingAway => {
                 let reason = message.body_as::<GoingAway>()?.reason.get();
-                self.tell(Notice::GoingAway { reason });
+                tell(shared, Notice::GoingAway { reason });
             }
             kind => return Err(DecodeError::Unexpected(kind)),
         }
         Ok(())
     }
 
-    fn drained(&self, item: &DrainedItem) {
-        let (base, owner_allocation_id) = (item.base.get(), item.owner_allocation_id.get());
-        if let Some(owner) = self.shared.common.owner_of(base) {
-            owner.drained(OwnerKey { base, owner_allocation_id });
+    /// Without a connection: tells everyone once, then goes towards another as far as it can. How many things came of it.
+    fn look_for_a_broker(&mut self, shared: &Shared, lost: &Connection) -> usize {
+        let mut count = 0;
+        let settings = &shared.settings;
+        if let Link::Up = self.link {
+            self.see_to_loss(shared, lost);
+            let next = settings.reconnect.then(Instant::now);
+            self.link = Link::Down { next, pause: RECONNECT_FIRST };
+            count += 1;
         }
-        let id = allocation(item.slot.get(), item.generation.get());
-        self.tell(Notice::Drained { id, owner_allocation_id, base });
+        if let Link::Down { next: Some(next), pause } = self.link
+            && Instant::now() >= next
+        {
+            match Greeting::begin(&settings.socket, &settings.name, settings.own_fds) {
+                Ok(Some(greeting)) => {
+                    self.link = Link::Greeting { greeting: Box::new(greeting), pause };
+                }
+                Ok(None) => self.try_again_after(pause, "many others are connecting"),
+                Err(error) => self.try_again_after(pause, &error.to_string()),
+            }
+        }
+        if let Link::Greeting { greeting, pause } = &mut self.link {
+            let pause = *pause;
+            let connected = greeting.look().map(|greeted| {
+                let common = Arc::clone(&shared.common);
+                greeted.and_then(|greeted| Connection::new(lost.epoch + 1, greeted, common))
+            });
+            match connected {
+                None => {}
+                Some(Ok(connection)) => {
+                    self.link = Link::Up;
+                    let incarnation = connection.facts.incarnation;
+                    shared.replace(Arc::new(connection));
+                    tell(shared, Notice::Reconnected { incarnation });
+                    count += 1;
+                }
+                Some(Err(error)) => self.try_again_after(pause, &error.to_string()),
+            }
+        }
+        count
     }
 
-    /// The connection is lost: tells everyone, then looks for a broker until there is one.
-    fn see_to_loss(&mut self) {
-        for owner in self.shared.common.owners() {
+    fn see_to_loss(&mut self, shared: &Shared, lost: &Connection) {
+        self.supplier.give_up(lost);
+        self.hung_up_since = None;
+        for owner in shared.common.owners() {
             owner.disconnected();
         }
-        for watcher in self.shared.common.watchers() {
+        for watcher in shared.common.watchers() {
             watcher.disconnected();
         }
-        self.tell(Notice::Disconnected);
-        let mut pause = RECONNECT_FIRST;
-        while !self.is_stopping() {
-            if self.shared.settings.reconnect && self.reconnect() {
-                return;
-            }
-            let sleep = if self.shared.settings.reconnect { pause } else { IDLE };
-            let kicked = poll_one(self.shared.common.wake_fd(), PollFlags::POLLIN, sleep);
-            if !kicked.is_empty() {
-                self.shared.common.take_kicks();
-            }
-            pause = (pause * 2).min(RECONNECT_LAST);
-        }
+        tell(shared, Notice::Disconnected);
     }
 
-    fn reconnect(&mut self) -> bool {
-        let settings = &self.shared.settings;
-        let epoch = self.shared.current().epoch + 1;
-        let is_stopping = || self.is_stopping();
-        let connected = greet(&settings.socket, &settings.name, settings.own_fds, is_stopping)
-            .and_then(|greeted| Connection::new(epoch, greeted, Arc::clone(&self.shared.common)));
-        match connected {
-            Ok(connection) => {
-                let incarnation = connection.facts.incarnation;
-                self.shared.replace(Arc::new(connection));
-                self.tell(Notice::Reconnected { incarnation });
-                true
-            }
-            Err(error) => {
-                log::debug!("no broker yet: {error}");
-                false
-            }
-        }
+    fn try_again_after(&mut self, pause: Duration, why: &str) {
+        log::debug!("no broker yet: {why}");
+        let next = Some(Instant::now() + pause);
+        self.link = Link::Down { next, pause: (pause * 2).min(RECONNECT_LAST) };
     }
 
-    fn tell(&self, notice: Notice) {
-        let Some(callback) = &self.shared.settings.on_notice else { return };
-        if catch_unwind(AssertUnwindSafe(|| callback(notice))).is_err() {
-            log::error!("the notice callback panicked; its notice is lost");
+    /// The socket on which hello's answer is awaited.
+    pub fn hello_socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.link {
+            Link::Greeting { greeting, .. } => Some(greeting.socket()),
+            _ => None,
         }
+    }
+}
+
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
+}
+
+fn drained(shared: &Shared, item: &DrainedItem) {
+    let (base, owner_allocation_id) = (item.base.get(), item.owner_allocation_id.get());
+    if let Some(owner) = shared.common.owner_of(base) {
+        owner.drained(OwnerKey { base, owner_allocation_id });
+    }
+    let id = allocation(item.slot.get(), item.generation.get());
+    tell(shared, Notice::Drained { id, owner_allocation_id, base });
+}
+
+fn tell(shared: &Shared, notice: Notice) {
+    let Some(callback) = &shared.settings.on_notice else { return };
+    if catch_unwind(AssertUnwindSafe(|| callback(notice))).is_err() {
+        log::error!("the notice callback panicked; its notice is lost");
     }
 }
 

@@ -1,13 +1,16 @@
 //! Finds the broker's socket, connects and says hello. Must never wait longer than CONNECT_TIMEOUT.
 
 use crate::error::Error;
-use crate::limits::{BACKLOG_PAUSE, CONNECT_TIMEOUT, HELLO_SLICE};
+use crate::limits::{BACKLOG_PAUSE, CONNECT_TIMEOUT};
+use crate::poll::poll_one;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};
+use nix::errno::Errno;
+use nix::poll::PollFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -31,72 +34,119 @@ pub fn default_socket_path() -> PathBuf {
     own.filter(|path| path.exists()).unwrap_or_else(|| "/run/fdbroker/broker.sock".into())
 }
 
-/// Connects to `path` and exchanges hello, unless `is_stopping` meanwhile.
-pub(crate) fn greet(
-    path: &Path,
-    name: &str,
-    own_fds: u32,
-    is_stopping: impl Fn() -> bool,
-) -> Result<Greeted, Error> {
+/// Connects to `path` and exchanges hello; waits for it.
+pub(crate) fn greet(path: &Path, name: &str, own_fds: u32) -> Result<Greeted, Error> {
     let until = Instant::now() + CONNECT_TIMEOUT;
-    let context = |what: &str| format!("connect to {}: {what}", path.display());
-    let socket = open(path, until, &is_stopping)?;
-
-    let mut writer = Writer::new();
-    let hello = Hello {
-        magic: HELLO_MAGIC,
-        version_min: u16::from(PROTOCOL_VERSION).into(),
-        version_max: u16::from(PROTOCOL_VERSION).into(),
-        flags: 0.into(),
-        own_fds: own_fds.into(),
-        pid: std::process::id().into(),
-        name: padded(name),
-        reserved: 0.into(),
-    };
-    writer.start(Kind::Hello, 1).push(&hello);
-    fdbroker_scm::send(socket.as_fd(), writer.finish(0, 0), &[])
-        .map_err(|error| Error::not_connected(context(&error.to_string())))?;
-
-    let mut buf = vec![0; MAX_MESSAGE_BYTES];
-    let mut fds = ReceivedFds::with_capacity(2);
-    let received = loop {
-        let slice = Some(HELLO_SLICE);
-        match fdbroker_scm::recv_timeout(socket.as_fd(), &mut buf, &mut fds, slice) {
-            Err(RecvError::TimedOut) if Instant::now() < until && !is_stopping() => {}
-            received => break received,
+    let mut greeting = loop {
+        match Greeting::begin(path, name, own_fds)? {
+            Some(greeting) => break greeting,
+            None if Instant::now() < until => std::thread::sleep(BACKLOG_PAUSE),
+            None => return Err(Error::os(ErrorCode::NotConnected, &what(path), Errno::EAGAIN)),
         }
     };
-    let received = received.map_err(|error| {
-        let what = match error {
-            RecvError::TimedOut => "it does not answer hello".to_owned(),
-            error => error.to_string(),
+    loop {
+        if let Some(greeted) = greeting.look() {
+            return greeted;
+        }
+        let left = greeting.until().saturating_duration_since(Instant::now());
+        poll_one(greeting.socket(), PollFlags::POLLIN, left);
+    }
+}
+
+/// A connection whose hello is sent and not yet answered. Never waits.
+#[derive(Debug)]
+pub(crate) struct Greeting {
+    /// `None` once it is answered.
+    socket: Option<OwnedFd>,
+    path: PathBuf,
+    until: Instant,
+}
+
+impl Greeting {
+    /// Connects and says hello. `None`: the listener's backlog is full.
+    pub fn begin(path: &Path, name: &str, own_fds: u32) -> Result<Option<Greeting>, Error> {
+        let Some(socket) = open(path)? else { return Ok(None) };
+        let hello = Hello {
+            magic: HELLO_MAGIC,
+            version_min: u16::from(PROTOCOL_VERSION).into(),
+            version_max: u16::from(PROTOCOL_VERSION).into(),
+            flags: 0.into(),
+            own_fds: own_fds.into(),
+            pid: std::process::id().into(),
+            name: padded(name),
+            reserved: 0.into(),
         };
-        Error::not_connected(context(&what))
-    })?;
-    let message = Message::parse(&buf[..received.len])
-        .map_err(|error| Error::new(ErrorCode::Protocol, context(&error.to_string())))?;
-    let reply = match message.kind {
-        Kind::HelloReply => *message
-            .body_as::<HelloReply>()
-            .map_err(|error| Error::new(ErrorCode::Protocol, context(&error.to_string())))?,
-        Kind::Failed => return Err(refused(&message, &context)),
-        kind => {
-            let what = format!("it answers hello with {kind}");
-            return Err(Error::new(ErrorCode::Protocol, context(&what)));
+        let mut writer = Writer::new();
+        writer.start(Kind::Hello, 1).push(&hello);
+        let until = Instant::now() + CONNECT_TIMEOUT;
+        let greeting = Greeting { socket: Some(socket), path: path.to_owned(), until };
+        fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[])
+            .map_err(|error| Error::not_connected(greeting.context(&error.to_string())))?;
+        Ok(Some(greeting))
+    }
+
+    /// Readable when the answer is there.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("not answered yet").as_fd()
+    }
+
+    /// When it is given up.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// The answer, if it has come or time is over; not to be asked again after.
+    pub fn look(&mut self) -> Option<Result<Greeted, Error>> {
+        let mut buf = vec![0; MAX_MESSAGE_BYTES];
+        let mut fds = ReceivedFds::with_capacity(2);
+        match fdbroker_scm::recv(self.socket(), &mut buf, &mut fds) {
+            Ok(received) => Some(self.read(&buf[..received.len], received.fds_truncated, fds)),
+            Err(RecvError::WouldBlock) if Instant::now() < self.until => None,
+            Err(RecvError::WouldBlock) => {
+                Some(Err(Error::not_connected(self.context("it does not answer hello"))))
+            }
+            Err(error) => Some(Err(Error::not_connected(self.context(&error.to_string())))),
         }
-    };
-    if received.fds_truncated && fds.len() < 2 {
-        return Err(Error::new(ErrorCode::LocalFdLimit, context("no fd left for the connection")));
     }
-    let version = reply.version.get();
-    if version != u16::from(PROTOCOL_VERSION) {
-        let what = format!("it chose protocol version {version}, which this library lacks");
-        return Err(Error::new(ErrorCode::Protocol, context(&what)));
+
+    fn read(
+        &mut self,
+        bytes: &[u8],
+        fds_truncated: bool,
+        mut fds: ReceivedFds,
+    ) -> Result<Greeted, Error> {
+        let protocol = |what: &str| Error::new(ErrorCode::Protocol, self.context(what));
+        let message = Message::parse(bytes).map_err(|error| protocol(&error.to_string()))?;
+        let reply = match message.kind {
+            Kind::HelloReply => {
+                *message.body_as::<HelloReply>().map_err(|error| protocol(&error.to_string()))?
+            }
+            Kind::Failed => return Err(refused(&message, &|what| self.context(what))),
+            kind => return Err(protocol(&format!("it answers hello with {kind}"))),
+        };
+        if fds_truncated && fds.len() < 2 {
+            let context = self.context("no fd left for the connection");
+            return Err(Error::new(ErrorCode::LocalFdLimit, context));
+        }
+        let version = reply.version.get();
+        if version != u16::from(PROTOCOL_VERSION) {
+            let what = format!("it chose protocol version {version}, which this library lacks");
+            return Err(protocol(&what));
+        }
+        let (Some(events), Some(page)) = (fds.pop_front(), fds.pop_front()) else {
+            return Err(protocol("hello's reply lacks its 2 fds"));
+        };
+        let socket = self.socket.take().expect("not answered yet");
+        Ok(Greeted { socket, events, page, reply })
     }
-    let wrong_fds = || Error::new(ErrorCode::Protocol, context("hello's reply lacks its 2 fds"));
-    let events = fds.pop_front().ok_or_else(wrong_fds)?;
-    let page = fds.pop_front().ok_or_else(wrong_fds)?;
-    Ok(Greeted { socket, events, page, reply })
+
+    fn context(&self, event: &str) -> String {
+        format!("{}: {event}", what(&self.path))
+    }
+}
+
+fn what(path: &Path) -> String {
+    format!("connect to {}", path.display())
 }
 
 fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
@@ -113,32 +163,30 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
     Error::from_status(*status, context(&what))
 }
 
-fn open(path: &Path, until: Instant, is_stopping: &dyn Fn() -> bool) -> Result<OwnedFd, Error> {
-    let what = || format!("connect to {}", path.display());
+/// A socket connected to `path`. `None`: the listener's backlog is full.
+fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
     let address = UnixAddr::new(path).map_err(|_| {
-        let context = format!("{}: longer than the 107 bytes a socket path may have", what());
+        let context = format!("{}: longer than the 107 bytes a socket path may have", what(path));
         Error::not_connected(context)
     })?;
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket =
         socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(|errno| {
             let code = match errno {
-                nix::Error::EMFILE | nix::Error::ENFILE => ErrorCode::LocalFdLimit,
+                Errno::EMFILE | Errno::ENFILE => ErrorCode::LocalFdLimit,
                 _ => ErrorCode::NotConnected,
             };
-            Error::os(code, &what(), errno)
+            Error::os(code, &what(path), errno)
         })?;
     loop {
         match connect(socket.as_raw_fd(), &address) {
-            Ok(()) => return Ok(socket),
-            Err(nix::Error::EINTR) => {}
-            Err(nix::Error::EAGAIN) if Instant::now() < until && !is_stopping() => {
-                std::thread::sleep(BACKLOG_PAUSE);
+            Ok(()) => return Ok(Some(socket)),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Ok(None),
+            Err(Errno::EACCES) => {
+                return Err(Error::os(ErrorCode::NotPermitted, &what(path), Errno::EACCES));
             }
-            Err(nix::Error::EACCES) => {
-                return Err(Error::os(ErrorCode::NotPermitted, &what(), nix::Error::EACCES));
-            }
-            Err(errno) => return Err(Error::os(ErrorCode::NotConnected, &what(), errno)),
+            Err(errno) => return Err(Error::os(ErrorCode::NotConnected, &what(path), errno)),
         }
     }
 }
@@ -166,14 +214,14 @@ mod tests {
 
     #[test]
     fn greet_when_nothing_listens_then_not_connected() {
-        let error = greet(Path::new("/nonexistent/broker.sock"), "t", 1, || false).unwrap_err();
+        let error = greet(Path::new("/nonexistent/broker.sock"), "t", 1).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
     }
 
     #[test]
     fn greet_when_path_too_long_then_says_so() {
         let path = format!("/{}", "x".repeat(200));
-        let error = greet(Path::new(&path), "t", 1, || false).unwrap_err();
+        let error = greet(Path::new(&path), "t", 1).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
         assert!(error.to_string().contains("107"));
     }

@@ -2,6 +2,7 @@
 //! Must never do IO; all of it lives under one short lock.
 
 use crate::common::Unregister;
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar};
 
@@ -9,6 +10,8 @@ use std::sync::{Arc, Condvar};
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     waiting: Vec<Waiting>,
+    /// Replies to requests that no thread sleeps for, until someone looks. They no longer take a place.
+    answered: HashMap<u64, Parcel>,
     owed: Vec<Owed>,
     /// Condition variables at rest, so that a request allocates none.
     idle: Vec<Arc<Condvar>>,
@@ -19,12 +22,13 @@ pub(crate) struct Inbox {
     pub dead: bool,
 }
 
-/// A request that a thread waits for.
+/// A request that is to be answered to someone.
 #[derive(Debug)]
 struct Waiting {
     id: u64,
     deposits: u32,
-    wake: Arc<Condvar>,
+    /// `None`: no thread ever sleeps for it, someone looks now and then.
+    wake: Option<Arc<Condvar>>,
     /// Its thread sleeps on `wake`. One that does not looks at the state itself before it sleeps.
     sleeps: bool,
     parcel: Option<Parcel>,
@@ -66,14 +70,29 @@ impl Inbox {
         self.waiting.iter().position(|waiting| waiting.id == id)
     }
 
+    /// A request that a thread will wait for.
     pub fn enter(&mut self, id: u64, deposits: u32) {
-        let wake = self.idle.pop().unwrap_or_default();
+        let wake = Some(self.idle.pop().unwrap_or_default());
         self.waiting.push(Waiting { id, deposits, wake, sleeps: false, parcel: None });
     }
 
+    /// A request that someone will look after now and then.
+    pub fn enter_untended(&mut self, id: u64) {
+        self.waiting.push(Waiting { id, deposits: 0, wake: None, sleeps: false, parcel: None });
+    }
+
+    /// Whether such a one is under way.
+    pub fn has_untended(&self) -> bool {
+        self.waiting.iter().any(|waiting| waiting.wake.is_none())
+    }
+
     pub fn leave(&mut self, at: usize) {
-        let gone = self.waiting.swap_remove(at);
-        self.idle.push(gone.wake);
+        self.idle.extend(self.waiting.swap_remove(at).wake);
+    }
+
+    /// The reply to a request that no thread sleeps for, if it has been read.
+    pub fn take_answered(&mut self, id: u64) -> Option<Parcel> {
+        self.answered.remove(&id)
     }
 
     pub fn take_parcel(&mut self, at: usize) -> Option<Parcel> {
@@ -82,8 +101,9 @@ impl Inbox {
 
     /// The condition variable to sleep on; call `woke` after.
     pub fn sleep(&mut self, at: usize) -> Arc<Condvar> {
-        self.waiting[at].sleeps = true;
-        Arc::clone(&self.waiting[at].wake)
+        let waiting = &mut self.waiting[at];
+        waiting.sleeps = true;
+        Arc::clone(waiting.wake.as_ref().expect("a request with a thread"))
     }
 
     pub fn woke(&mut self, id: u64) {
@@ -135,19 +155,18 @@ impl Inbox {
     /// Puts a reply where its thread finds it, and wakes the thread.
     pub fn deliver(&mut self, at: usize, parcel: Parcel) {
         let waiting = &mut self.waiting[at];
-        waiting.parcel = Some(parcel);
-        if waiting.sleeps {
-            waiting.wake.notify_one();
+        if waiting.wake.is_none() {
+            self.answered.insert(waiting.id, parcel);
+            return self.leave(at);
         }
+        waiting.parcel = Some(parcel);
+        waiting.wake_sleeper();
     }
 
     /// Wakes a sleeper to take the reader's role, if nobody has it. `false`: nobody sleeps.
     pub fn wake_a_reader(&self) -> bool {
         let sleeper = self.waiting.iter().find(|one| one.sleeps && one.parcel.is_none());
-        if let Some(sleeper) = sleeper {
-            sleeper.wake.notify_one();
-        }
-        sleeper.is_some()
+        sleeper.inspect(|sleeper| sleeper.wake_sleeper()).is_some()
     }
 
     /// The connection is lost: every waiting thread finds its request gone, unless it has been answered.
@@ -155,7 +174,15 @@ impl Inbox {
         self.dead = true;
         self.owed.clear();
         for gone in self.waiting.extract_if(.., |waiting| waiting.parcel.is_none()) {
-            gone.wake.notify_one();
+            gone.wake_sleeper();
+        }
+    }
+}
+
+impl Waiting {
+    fn wake_sleeper(&self) {
+        if let Some(wake) = self.wake.as_ref().filter(|_| self.sleeps) {
+            wake.notify_one();
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::connection::Connection;
 use crate::error::Error;
 use crate::outbox::OneWay;
-use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::sync::Arc;
 
 /// A lease of one allocation: open while the client has the fd, mapped once the memory is imported
@@ -39,6 +39,28 @@ impl Lease {
         if !self.mapped {
             self.mapped = true;
             self.connection.post(OneWay::Mapped(self.number));
+        }
+    }
+
+    /// The same, to go with the next message to the broker or [`Connection::flush_queued_now`].
+    pub(crate) fn mapped_later(&mut self) {
+        if !self.mapped {
+            self.mapped = true;
+            self.connection.queue(OneWay::Mapped(self.number));
+        }
+    }
+
+    /// Gives it back with the next message to the broker or [`Connection::flush_queued_now`].
+    pub(crate) fn release_later(self) {
+        let connection = Arc::clone(&self.connection);
+        connection.queue(OneWay::Released(self.disarm()));
+    }
+
+    /// The error of one that is not current.
+    pub(crate) fn why_not_current(&self) -> Error {
+        match self.connection.is_usable() {
+            true => Error::new(ErrorCode::Stale, format!("import {}: it ended meanwhile", self.id)),
+            false => self.connection.lost("import"),
         }
     }
 

@@ -28,7 +28,11 @@
 //!
 //! **Threads.** A [`Client`] is shared by all threads, clones included. One library thread per client serves
 //! recalls and tells [`Notice`]s; callbacks run on it and must not block: a blocking call there
-//! answers NOT_SUPPORTED. It has all signals blocked.
+//! answers NOT_SUPPORTED. It has all signals blocked. In dispatch mode ([`ClientBuilder::dispatch`]) there is no such
+//! thread: the application polls [`Client::event_fd`] and calls [`Client::dispatch`], and calls that wait serve
+//! meanwhile.
+//!
+//! **Progress engines** that must not block start an acquire and test it: [`Client::acquire_start`].
 //!
 //! **Fork.** In the child everything answers NOT_CONNECTED and drops say nothing to the broker; imports are not
 //! mapped there. Connect anew.
@@ -45,8 +49,10 @@ mod connection;
 mod credits;
 mod deadline;
 mod deposit;
+mod dispatch;
 mod error;
 mod events;
+mod exports;
 mod fork;
 mod grant;
 mod handshake;
@@ -61,11 +67,14 @@ mod page;
 mod poll;
 mod reader;
 mod register;
+mod request;
 mod supply;
 mod sync;
+mod thread;
 
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;
+pub use backend::isolated::{IsolatedBuffer, IsolatedMemory};
 pub use builder::ClientBuilder;
 pub use cache::{
     CacheSettings, CacheStats, CachedImport, ImportCache, Imports, Opened, Opener, Pin,
@@ -74,6 +83,7 @@ pub use client::Client;
 pub use deadline::Deadline;
 pub use deposit::{Deposit, Drained, DriverData, Registration, RegistrationRef};
 pub use error::Error;
+pub use exports::Exports;
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status,
 };
@@ -83,11 +93,14 @@ pub use import::Import;
 pub use lease::Lease;
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
+pub use request::{AcquireRequest, Progress};
 
 pub use backend::cuda;
 
-/// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`].
+/// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`];
+/// [`host::IsolatedBuffer`], [`host::IsolatedMemory`].
 pub mod host {
     pub use crate::backend::arena::{Arena, HostBuffer};
     pub use crate::backend::host::HostMemory;
+    pub use crate::backend::isolated::{IsolatedBuffer, IsolatedMemory};
 }

@@ -17,9 +17,12 @@ pub const ROOM_FIRST_PAUSE: Duration = Duration::from_millis(4);
 /// Between two attempts to connect while the listener's backlog is full (EAGAIN, which no event ends).
 pub const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 
-/// While hello's answer is awaited on a reconnect: how often the library thread looks whether its client was
-/// dropped meanwhile, so that a broker that hangs does not hold up the drop.
-pub const HELLO_SLICE: Duration = Duration::from_millis(20);
+/// While hello's answer is awaited on a reconnect in dispatch mode: how often the event fd says to look for it. A
+/// broker answers within microseconds; one that hangs is no load at this rate.
+pub const HELLO_SLICE: Duration = Duration::from_millis(5);
+
+/// Longest sleep with nothing to wait for; every cause to wake comes with an event.
+pub const IDLE: Duration = Duration::from_secs(3600);
 
 /// How much longer than the broker the library waits for an answer: the broker owns the deadline and
 /// answers at it; this covers its loop and the scheduler on a loaded node. After it: cancel, TIMED_OUT.
@@ -71,16 +74,53 @@ pub const MAX_CREDITS_WANTED: u32 = 1024;
 /// microseconds to milliseconds; one that hangs must not hang the drop.
 pub const THREAD_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the library thread waits for a place in the export window before it answers a recall
-/// with AGAIN ("not now"). Places are held only over an export and a send.
+/// How long a recall waits for a place in the export window before it is answered with AGAIN ("not
+/// now"). Places are held only over an export and a send.
 pub const WINDOW_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Most event messages handled before the library thread looks at the other sockets again.
+/// Most event messages served before the other sockets are looked at again.
 pub const EVENTS_PER_TURN: usize = 64;
 
-/// Pause of the library thread when the request socket has hung up and another thread is about to
-/// read that: a yield, so that it does not spin.
+/// How long the end of a socket is left to another thread that is about to read it: a yield, so that who serves
+/// does not spin.
 pub const HANG_UP_PAUSE: Duration = Duration::from_millis(1);
+
+/// Fewest entries of an `Exports` table at which those ended by others are swept out; after that whenever it has
+/// doubled. So it has at most this many entries, or twice what the broker's cap on allocations lets a
+/// client have, and a sweep costs each entry less than its registration.
+pub const EXPORTS_SWEEP_LEAST: usize = 1024;
+
+/// Entries of the import cache: as many as the generation page has slots. What the page does not say to be current
+/// is never kept, so that more could only be memory that has ended and is still in use.
+pub const CACHE_ENTRIES: u32 = PAGE_RESERVED_SLOTS;
+
+/// Entries per segment of the cache's tables, as a power of two: 65,536 make 2 MiB of entries, and a few hundred
+/// segments at most. A small cache touches a few pages of one segment; the rest is address space.
+pub const CACHE_SEGMENT_SHIFT: u32 = 16;
+
+/// Pin counts per entry. Two threads that share one stripe slow each other down on a hot entry, so this is about
+/// the cores that the threads of one rank use; each stripe costs 4 bytes per entry when a thread uses it.
+pub const PIN_STRIPES: usize = 16;
+
+/// Most pins of one entry by the threads of one stripe: half of what the count can hold, so that threads that go over it
+/// at once cannot wrap it. Only a program that never releases gets there.
+pub const MAX_PINS: u32 = 1 << 31;
+
+/// Entries an eviction looks at before it takes the next unused one, referenced or not, and as many again before it gives
+/// up and lets the cache go over its limit: an import costs the same however many entries there are.
+pub const EVICTION_LOOKS: usize = 32;
+
+/// Most entries closed under one hold of the cache's lock: looking at each costs about 0.1 us, so a miss of another
+/// thread waits some microseconds.
+pub const CLOSE_CHUNK: usize = 64;
+
+/// How long a miss waits for the broker's caps before the cache closes what it does not use, and asks again: the broker
+/// parks a request until its deadline, and it cannot know that what it waits for is idle right here.
+pub const QUOTA_SLICE: Duration = Duration::from_millis(100);
+/// Most freed memory that an arena keeps at hand instead of giving it back to the system, in bytes. Buffers freed and
+/// allocated in turn stay within it and cost no system call; what goes back is faulted in again, zeroed, when
+/// it is next used. Small beside any rank, also with many of them on a node.
+pub const ARENA_WARM_BYTES: usize = 4 << 20;
 
 /// Free fds below which a call of the CUDA driver that the system refused is taken to have failed for want of fds:
 /// an export makes one, an import has a few open for a moment.

@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::fork::Process;
 use fdbroker_protocol::ErrorCode;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
@@ -68,7 +69,7 @@ impl Mapping {
         };
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { mmap(None, span, protection, MapFlags::MAP_SHARED, fd, begin) }
-            .map_err(|errno| Error::os(ErrorCode::Internal, "cannot map the memory", errno))?;
+            .map_err(|errno| cannot_map(span.get(), errno))?;
         let mapping = Mapping {
             start: start.cast(),
             span: span.get(),
@@ -142,6 +143,19 @@ impl Drop for Mapping {
             log::error!("cannot unmap {} bytes: {errno}", self.span);
         }
     }
+}
+
+/// Why mmap(2) failed. Shared memory is not reserved by mapping it, whatever the overcommit setting: what can lack
+/// is addresses.
+fn cannot_map(span: usize, errno: nix::Error) -> Error {
+    let limit = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
+    if errno == nix::Error::ENOMEM && limit != RLIM_INFINITY {
+        let context = format!(
+            "cannot map {span} bytes: RLIMIT_AS (ulimit -v) is {limit} bytes of addresses; raise it, or ask for less"
+        );
+        return Error::new(ErrorCode::Internal, context);
+    }
+    Error::os(ErrorCode::Internal, &format!("cannot map {span} bytes"), errno)
 }
 
 const WORD: usize = size_of::<u64>();

@@ -3,10 +3,10 @@
 
 use crate::common::{OwnerKey, Unregister};
 use crate::connection::{Call, Connection};
+use crate::dispatch::Wait;
 use crate::error::Error;
 use crate::inbox::{Addressee, Owed, Parcel};
 use crate::outbox::OneWay;
-use crate::poll::poll_one;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{RegisterReplyHead, Registered};
@@ -50,6 +50,16 @@ enum Received {
     Dead,
 }
 
+/// Why a reader stops reading.
+enum Turn {
+    /// Its reply is in the buffers.
+    Mine,
+    /// There is something to serve.
+    Events,
+    /// Time or the connection is over.
+    Over,
+}
+
 impl Connection {
     /// Waits for the reply to `id` as leader or follower, and decodes it.
     pub(crate) fn wait<T>(
@@ -58,6 +68,7 @@ impl Connection {
         call: &Call<'_>,
         decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
     ) -> Result<T, Error> {
+        let mut wait = Wait::on(self);
         let mut inbox = lock(&self.inbox);
         loop {
             let Some(at) = inbox.position(id) else { return Err(self.lost(call.what)) };
@@ -79,21 +90,91 @@ impl Connection {
             inbox.reading = true;
             drop(inbox);
             let mut reader = lock(&self.reader);
-            if self.read_until(&mut reader, id, call.until) {
-                let opened = self.open_read(call, &mut reader, decode);
-                drop(reader);
-                self.finish(id);
-                return opened;
+            match self.read_until(&mut reader, id, call.until, &mut wait) {
+                Turn::Mine => {
+                    let opened = self.open_read(call, &mut reader, decode);
+                    drop(reader);
+                    self.finish(id);
+                    return opened;
+                }
+                Turn::Events => {
+                    // Out of the role: what is served may need someone to read.
+                    drop(reader);
+                    self.leave_role();
+                    wait.serve();
+                    inbox = lock(&self.inbox);
+                }
+                Turn::Over => {
+                    drop(reader);
+                    inbox = lock(&self.inbox);
+                    inbox.reading = false;
+                }
             }
-            drop(reader);
-            inbox = lock(&self.inbox);
-            inbox.reading = false;
         }
     }
 
-    /// Reads all that is queued, for others. The caller has the reader's role.
-    pub(crate) fn read_queued(&self, reader: &mut Reader) {
-        while let Received::Other = self.read_one(reader, None) {}
+    /// Looks for the reply to a started request, reads what is there unless another thread does, and decodes
+    /// it. `None`: still under way.
+    pub(crate) fn look<T>(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Option<Result<T, Error>> {
+        if !self.common.process.is_current() {
+            return Some(Err(self.lost(call.what)));
+        }
+        let mut inbox = lock(&self.inbox);
+        if let Some(parcel) = inbox.take_answered(id) {
+            drop(inbox);
+            return Some(self.open_parcel(call, parcel, decode));
+        }
+        if inbox.position(id).is_none() {
+            return Some(Err(self.lost(call.what)));
+        }
+        if !inbox.reading {
+            inbox.reading = true;
+            drop(inbox);
+            let mut reader = lock(&self.reader);
+            if self.read_for(&mut reader, id) {
+                let opened = self.open_read(call, &mut reader, decode);
+                drop(reader);
+                self.finish(id);
+                return Some(opened);
+            }
+            drop(reader);
+            self.leave_role();
+            inbox = lock(&self.inbox);
+        }
+        if Instant::now() < call.until {
+            return None;
+        }
+        // Another thread may have read it meanwhile, or found the end.
+        if let Some(at) = inbox.position(id) {
+            self.give_up(inbox, at, id);
+            return Some(Err(Error::timed_out(call.what)));
+        }
+        None
+    }
+
+    /// Reads what is queued, for everyone, up to the reply to `id`. Whether that is in the buffers.
+    fn read_for(&self, reader: &mut Reader, id: u64) -> bool {
+        loop {
+            match self.read_one(reader, Some(id)) {
+                Received::Mine => return true,
+                Received::Other => {}
+                Received::Nothing | Received::Dead => return false,
+            }
+        }
+    }
+
+    /// Reads all that is queued, for others; how many. The caller has the reader's role.
+    pub(crate) fn read_queued(&self, reader: &mut Reader) -> usize {
+        let mut count = 0;
+        while let Received::Other = self.read_one(reader, None) {
+            count += 1;
+        }
+        count
     }
 
     /// The leader has its own reply: out of the inbox and out of the role at once.
@@ -106,23 +187,26 @@ impl Connection {
         }
     }
 
-    /// Reads for everyone until the reply to `id` is in the buffers; `false` when time or the connection is over.
-    fn read_until(&self, reader: &mut Reader, id: u64, until: Instant) -> bool {
-        let mut waits = true;
+    /// Reads for everyone until it is someone's turn.
+    fn read_until(&self, reader: &mut Reader, id: u64, until: Instant, wait: &mut Wait) -> Turn {
+        // Before the first read: the reply to a request just sent is never there yet. But after serving events,
+        // lest a flood of them should keep it from being read.
+        let mut waits = !wait.take_served();
         loop {
             if waits {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    return false;
+                    return Turn::Over;
                 }
-                // Before the first read: the reply to a request just sent is never there yet.
-                poll_one(self.socket.as_fd(), PollFlags::POLLIN, left);
+                if wait.poll(Some((self.socket.as_fd(), PollFlags::POLLIN)), left) {
+                    return Turn::Events;
+                }
             }
             match self.read_one(reader, Some(id)) {
-                Received::Mine => return true,
+                Received::Mine => return Turn::Mine,
                 Received::Other => waits = false,
                 Received::Nothing => waits = true,
-                Received::Dead => return false,
+                Received::Dead => return Turn::Over,
             }
         }
     }
@@ -171,6 +255,8 @@ impl Connection {
                 self.settle(deposits, &message);
                 let fds = fds.drain().collect();
                 inbox.deliver(at, Parcel { bytes: buf[..*len].to_vec(), fds });
+                // Its place may be free now.
+                self.pass_on(&mut inbox);
             }
             Addressee::Late(owed) => {
                 drop(inbox);
@@ -250,6 +336,15 @@ impl Connection {
             self.credits.answered(deposits, head.deposit_credits.get());
         } else if deposits > 0 {
             self.credits.failed(deposits);
+        }
+    }
+
+    /// A reply that was read for someone who no longer wants it. Its credits are settled.
+    pub(crate) fn discard(&self, parcel: Parcel) {
+        let undone =
+            Message::parse(&parcel.bytes).and_then(|message| self.undo(&message, &Owed::default()));
+        if let Err(error) = undone {
+            self.kill(&error.to_string());
         }
     }
 

@@ -54,7 +54,9 @@ fn register_some(
         false => None,
         true => {
             let wanted = u32::try_from(claimed).expect("at most 253");
-            let places = connection.common.window.take(wanted, until).ok_or_else(|| {
+            let window = &connection.common.window;
+            let places = connection.patiently(until, |until| window.take(wanted, until));
+            let places = places.ok_or_else(|| {
                 connection.credits.give_back(wanted);
                 Error::timed_out("register: other threads hold all exports of the window")
             })?;
@@ -113,7 +115,11 @@ fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<u
     let most = wanted.min(connection.facts.max_batch);
     let most = u32::try_from(most).expect("at most 253");
     loop {
-        match connection.credits.claim(most, deadline.at()) {
+        let claimed = connection.patiently(deadline.at(), |until| {
+            let claim = connection.credits.claim(most, until);
+            (claim != Claim::TimedOut).then_some(claim)
+        });
+        match claimed.unwrap_or(Claim::TimedOut) {
             Claim::Granted(claimed) => return Ok(claimed as usize),
             Claim::Closed => return Err(connection.lost("register")),
             Claim::TimedOut => {

@@ -1,119 +1,178 @@
 //! Answers recalls: exports again, by the arena or by the application's callback, and sends the fds.
-//! Must never hold more new exports than the window allows, nor wait while it keeps others from theirs.
+//! Must never hold more new exports than the window allows, and never wait: what is in the way is said, and tried again.
 
 use crate::common::{Places, Supply, SupplyFd};
 use crate::connection::Connection;
 use crate::limits::{SEND_SLICE, WINDOW_TIMEOUT};
 use crate::notice::{Recall, RecallCallback};
-use crate::poll::poll_one;
 use fdbroker_protocol::message::SupplyItem;
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;
-use nix::poll::PollFlags;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-/// The writer of supply messages, reused.
+/// Recalls to be answered, and answers to be sent, of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Supplier {
     writer: Writer,
+    recalls: VecDeque<Recall>,
+    gathered: Gathered,
+    stuck: Option<Stuck>,
+}
+
+/// What keeps the answers back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Obstacle {
+    /// All places of the export window are taken; a kick tells when one is free.
+    Window,
+    /// The event socket is full.
+    Socket,
+    /// Too many fds of this user are in flight, and no event tells when fewer are.
+    InFlight,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stuck {
+    obstacle: Obstacle,
+    since: Instant,
+    /// How long to bear it.
+    patience: Duration,
 }
 
 /// Answers gathered for one message. Field order is drop order: fds are closed before their places are free.
-#[derive(Default)]
-struct Gathered<'a> {
+#[derive(Debug, Default)]
+struct Gathered {
     items: Vec<SupplyItem>,
     fds: Vec<SupplyFd>,
-    places: Vec<Places<'a>>,
+    places: Vec<Places>,
 }
 
 impl Supplier {
-    /// Answers every recall, in as many messages as the window makes necessary.
-    pub fn answer(
-        &mut self,
-        connection: &Connection,
-        recalls: impl Iterator<Item = Recall>,
-        callback: Option<&RecallCallback>,
-    ) {
-        let mut gathered = Gathered::default();
-        for recall in recalls {
+    /// Recalls to answer; `advance` does it.
+    pub fn add(&mut self, recalls: impl Iterator<Item = Recall>) {
+        self.recalls.extend(recalls);
+    }
+
+    /// Whether everything is answered.
+    pub fn is_idle(&self) -> bool {
+        self.recalls.is_empty() && self.gathered.items.is_empty()
+    }
+
+    /// Whether room on the event socket is what it waits for.
+    pub fn waits_for_room(&self) -> bool {
+        self.stuck.is_some_and(|stuck| stuck.obstacle == Obstacle::Socket)
+    }
+
+    /// Whether an answer could not be sent: the broker may have stopped reading until this client reads.
+    pub fn waits_for_the_broker(&self) -> bool {
+        self.stuck.is_some_and(|stuck| stuck.obstacle != Obstacle::Window)
+    }
+
+    /// When to try again without an event.
+    pub fn within(&self) -> Option<Duration> {
+        self.stuck.map(|stuck| match stuck.obstacle {
+            Obstacle::Window => stuck.patience.saturating_sub(stuck.since.elapsed()),
+            // The kernel calls a socket writable later than a send would succeed.
+            Obstacle::Socket | Obstacle::InFlight => SEND_SLICE,
+        })
+    }
+
+    /// Answers as many as can be answered now, in as many messages as the window makes necessary.
+    pub fn advance(&mut self, connection: &Connection, callback: Option<&RecallCallback>) {
+        loop {
+            let is_full = self.gathered.items.len() == MAX_BATCH;
+            let Some(recall) = self.recalls.front().copied().filter(|_| !is_full) else {
+                if !self.gathered.items.is_empty() && !self.send(connection) {
+                    return;
+                }
+                if self.is_idle() {
+                    return;
+                }
+                continue;
+            };
             let owner = connection.common.owner_of(recall.base).filter(|_| recall.base != 0);
             let fresh = owner.as_ref().is_none_or(|owner| owner.exports_are_fresh());
             let place = match fresh {
                 false => None,
-                true => match self.place(connection, &mut gathered) {
+                true => match connection.common.window.take_for_recall() {
                     Some(place) => Some(place),
+                    // Those gathered hold some of the places: sent first.
+                    None if !self.gathered.items.is_empty() => match self.send(connection) {
+                        true => continue,
+                        false => return,
+                    },
+                    None if self.bears(Obstacle::Window, WINDOW_TIMEOUT) => return,
                     None => {
-                        gathered.push(&recall, Err(ErrorCode::Again), None);
+                        connection.common.window.end_recalls();
+                        self.recalls.pop_front();
+                        self.gathered.push(&recall, Err(ErrorCode::Again), None);
                         continue;
                     }
                 },
             };
+            self.stuck = None;
             let supply = match owner {
                 Some(owner) => owner.supply(&recall),
                 None => ask(callback, &recall),
             };
-            gathered.push(&recall, supply, place);
-            if gathered.items.len() == MAX_BATCH {
-                self.send(connection, &mut gathered);
-            }
+            self.recalls.pop_front();
+            self.gathered.push(&recall, supply, place);
         }
-        self.send(connection, &mut gathered);
     }
 
-    /// A place in the window. Before waiting for one, what was gathered is sent, which frees its places.
-    fn place<'a>(
-        &mut self,
-        connection: &'a Connection,
-        gathered: &mut Gathered<'a>,
-    ) -> Option<Places<'a>> {
-        let window = &connection.common.window;
-        window.take(1, Instant::now()).or_else(|| {
-            self.send(connection, gathered);
-            window.take(1, Instant::now() + WINDOW_TIMEOUT)
-        })
-    }
-
-    fn send(&mut self, connection: &Connection, gathered: &mut Gathered<'_>) {
-        let Gathered { items, fds, places } = std::mem::take(gathered);
-        if items.is_empty() {
-            return;
-        }
+    /// Sends what is gathered. `false`: not now.
+    fn send(&mut self, connection: &Connection) -> bool {
+        let Gathered { items, fds, .. } = &self.gathered;
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(SupplyFd::as_fd).collect();
         self.writer.start(Kind::Supply, 0);
         items.iter().for_each(|item| {
             self.writer.push(item);
         });
         let bytes = self.writer.finish(items.len(), borrowed.len());
-        send_reading(connection, bytes, &borrowed);
-        drop(borrowed);
-        drop(fds);
-        drop(places);
-    }
-}
-
-/// Sends on the event socket. While that is full it reads the request socket if nobody else does: the broker
-/// may have stopped reading until this client reads.
-fn send_reading(connection: &Connection, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-    let patience = Duration::from_millis(connection.facts.recall_timeout_ms.into());
-    let until = Instant::now() + patience.max(SEND_SLICE);
-    loop {
-        let wanted = match fdbroker_scm::send(connection.events.as_fd(), bytes, fds) {
-            Ok(()) => return,
-            Err(SendError::WouldBlock) => PollFlags::POLLOUT,
-            Err(SendError::TooManyRefs) => PollFlags::empty(),
-            Err(error) => return connection.kill(&format!("supply: {error}")),
+        let obstacle = match fdbroker_scm::send(connection.events.as_fd(), bytes, &borrowed) {
+            Ok(()) => None,
+            Err(SendError::WouldBlock) => Some(Obstacle::Socket),
+            Err(SendError::TooManyRefs) => Some(Obstacle::InFlight),
+            Err(SendError::PeerGone) => {
+                // Who reads the event socket finds its end, after the broker's last words.
+                self.give_up(connection);
+                return true;
+            }
+            Err(error) => {
+                connection.kill(&format!("supply: {error}"));
+                self.give_up(connection);
+                return true;
+            }
         };
-        if Instant::now() >= until {
+        let patience = Duration::from_millis(connection.facts.recall_timeout_ms.into());
+        if let Some(obstacle) = obstacle {
+            if self.bears(obstacle, patience.max(SEND_SLICE)) {
+                return false;
+            }
             // The broker now counts this owner as silent; it asks again.
-            return log::warn!("a supply could not be sent within {patience:?}");
+            log::warn!("a supply could not be sent within {patience:?}");
         }
-        connection.read_if_nobody_does();
-        poll_one(connection.events.as_fd(), wanted, SEND_SLICE);
-        if !connection.is_usable() {
-            return;
-        }
+        self.stuck = None;
+        self.gathered = Gathered::default();
+        true
+    }
+
+    /// The connection is over: nothing is answered any more.
+    pub fn give_up(&mut self, connection: &Connection) {
+        *self = Supplier::default();
+        connection.common.window.end_recalls();
+    }
+
+    /// Notes what is in the way. Whether that has not lasted too long yet.
+    fn bears(&mut self, obstacle: Obstacle, patience: Duration) -> bool {
+        let before = self
+            .stuck
+            .filter(|stuck| (stuck.obstacle == Obstacle::Window) == (obstacle == Obstacle::Window));
+        let since = before.map_or_else(Instant::now, |stuck| stuck.since);
+        self.stuck = Some(Stuck { obstacle, since, patience });
+        since.elapsed() < patience
     }
 }
 
@@ -132,13 +191,8 @@ fn ask(callback: Option<&RecallCallback>, recall: &Recall) -> Result<Supply, Err
     })
 }
 
-impl<'a> Gathered<'a> {
-    fn push(
-        &mut self,
-        recall: &Recall,
-        supply: Result<Supply, ErrorCode>,
-        place: Option<Places<'a>>,
-    ) {
+impl Gathered {
+    fn push(&mut self, recall: &Recall, supply: Result<Supply, ErrorCode>, place: Option<Places>) {
         let mut item = SupplyItem {
             slot: recall.id.slot.into(),
             generation: recall.id.generation.into(),

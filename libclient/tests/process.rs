@@ -5,42 +5,17 @@
 
 mod support;
 
-use fdbroker_client::{Access, Client, ErrorCode, Lease};
+use fdbroker_client::{
+    Access, Arena, Client, Deposit, ErrorCode, Exports, HostMemory, IsolatedBuffer, IsolatedMemory,
+    Lease, MemoryKind, Share,
+};
 use fdbroker_protocol::Kind;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Child, Command, Stdio};
+use support::child::{is_child, leave_room_for, start};
 use support::*;
-
-/// Set in the process that a test starts.
-const CHILD: &str = "FDBROKER_TEST_CHILD";
-
-/// Starts `test` again in a process of its own.
-fn start(test: &str, broker: &FakeBroker) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test])
-        .env("FDBROKER_SOCKET", &broker.path)
-        .env(CHILD, test)
-        // Its own count is not one more test.
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
-/// Whether this is the process that the test has started.
-fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
-}
-
-/// Leaves room for `count` more fds in this process.
-fn leave_room_for(count: u64) {
-    let lowest = nix::unistd::dup(std::io::stderr()).unwrap();
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, lowest.as_raw_fd() as u64 + count, hard).unwrap();
-}
 
 #[test]
 fn acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks() {
@@ -183,4 +158,65 @@ fn child_that_forks() {
     let mut bytes = [0; 4];
     import.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"abcd");
+}
+
+#[test]
+fn fork_when_a_producer_then_its_child_frees_retires_and_empties_nothing() {
+    if is_child() {
+        return producer_that_forks();
+    }
+    let broker = FakeBroker::listen();
+    let mut child =
+        start("fork_when_a_producer_then_its_child_frees_retires_and_empties_nothing", &broker);
+    let peer = broker.accept(Terms::default());
+    peer.registered(&peer.recv_kind(Kind::Register), 8, 1);
+    peer.registered(&peer.recv_kind(Kind::Register), 8, 2);
+    // All that comes is of the parent.
+    for slot in [1, 2] {
+        assert_eq!(peer.recv_kind(Kind::Unregister).unregister(), [handle(slot).id()]);
+    }
+    peer.assert_eof();
+    assert!(child.wait().unwrap().success());
+}
+
+fn producer_that_forks() {
+    const BYTES: usize = 8 << 20;
+    let client = Client::builder().own_fds(3).connect().unwrap();
+    let exports = Exports::new(&client);
+    let deposit = Deposit { base: 0x7000, ..Deposit::new(MemoryKind::Memfd, 64) };
+    let known = exports.register(&deposit, || Ok(memory(b"")), soon()).unwrap();
+    let kind = IsolatedMemory::Memfd;
+    let isolated = IsolatedBuffer::new(&client, kind, 64, Share::Uid, soon()).unwrap();
+    let arena = Arena::new(&client, HostMemory::Memfd, BYTES).unwrap();
+    let buffer = arena.alloc(BYTES).unwrap();
+    buffer.write_at(BYTES / 2, b"kept").unwrap();
+    isolated.write_at(0, b"kept").unwrap();
+    // SAFETY: as above.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let checks = catch_unwind(AssertUnwindSafe(move || {
+                assert_eq!((exports.lookup(0, 0x7000), exports.len()), (None, 0));
+                assert_eq!(exports.retire(0, 0x7000), None);
+                let again = exports.register(&deposit, || Ok(memory(b"")), soon());
+                assert_eq!(again.unwrap_err().code, ErrorCode::NotConnected);
+                assert!(!isolated.is_shared());
+                let new = IsolatedBuffer::new(&client, kind, 64, Share::Uid, soon());
+                assert_eq!(new.unwrap_err().code, ErrorCode::NotConnected);
+                drop((buffer, isolated, exports));
+                drop(arena);
+            }));
+            // SAFETY: ends the child without running the test harness's exit handlers.
+            unsafe { libc::_exit(i32::from(checks.is_err())) };
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+        }
+    }
+    assert_eq!(exports.lookup(0, 0x7001), Some(known.at(1)));
+    let mut bytes = [[0; 4]; 2];
+    buffer.read_at(BYTES / 2, &mut bytes[0]).unwrap();
+    isolated.read_at(0, &mut bytes[1]).unwrap();
+    assert_eq!(&bytes, &[*b"kept", *b"kept"]);
+    assert_eq!(exports.retire(0, 0x7000), Some(known.id()));
+    drop(isolated);
 }

@@ -8,6 +8,7 @@ mod support;
 
 mod death;
 mod deposits;
+mod exports;
 mod flow;
 mod handles;
 mod isolation;
@@ -17,5 +18,6 @@ mod local_limit;
 mod messages;
 mod pressure;
 mod recall;
+mod resident;
 mod restart;
 mod table;

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs the end-to-end tests (tests/e2e) in the virtual machine, on real dma-bufs and as root. It never builds for the
-# guest: the programs are this machine's. Prints the test program's own output, `test result:` line included.
+# Runs the end-to-end tests (tests/e2e) in the virtual machine, on real dma-bufs (arenas by udmabuf, isolated memory of
+# the dma-heap) and as root. It never builds for the guest: the programs are this machine's. Prints the test program's
+# own output, `test result:` line included.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 

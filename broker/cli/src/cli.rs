@@ -4,13 +4,17 @@ use crate::demo::plan::{Memory, Way};
 use crate::holders::Subject;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
   See it work, and what it saves:
     fdbroker demo
-  Run a job with a broker of its own, and look at the broker from inside:
+  Run a job with a broker of its own, on this node:
     fdbroker run -- mpirun -n 4 ./app
+  The same on many nodes, where the ranks of each node share a broker:
+    mpirun -n 64 fdbroker run --join -- ./app
+  Look at the broker from inside:
     fdbroker run -- sh -c './app & sleep 5; fdbroker ls; wait'
   Who holds what, on a node that runs fdbrokerd:
     fdbroker status
@@ -76,6 +80,15 @@ pub enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
+    /// Starts the broker of `run --join` and ends it
+    #[command(hide = true)]
+    Keeper {
+        /// The job's directory
+        dir: PathBuf,
+        /// As of `run`
+        #[arg(long)]
+        max_fds: Option<u64>,
+    },
     /// A process of `demo`
     #[command(hide = true)]
     DemoRank {
@@ -89,13 +102,36 @@ pub enum Command {
 }
 
 const RUN_EXAMPLES: &str = "\
-The broker serves this job alone, from a directory of its own (mode 0700) that goes away with it. COMMAND finds
-it through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET. Signals go to COMMAND. A summary is printed on stderr.
+Without --join the broker serves this job alone, from a directory of its own (mode 0700) that goes away with it.
+COMMAND finds it through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET. Signals go to COMMAND. A summary is printed on
+stderr. It is for one node: the ranks that mpirun starts on others cannot reach it.
+
+With --join it is a prefix for the ranks. The first rank on a node starts the broker, the others join it, on every node
+of the job. COMMAND then takes the place of fdbroker: same pid, signals, exit status, stdin, stdout and inherited fds;
+there is no summary. FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET are always set to the job's broker on this node,
+whatever the launcher passed on. --max-fds counts for the rank that starts the broker: give it to all.
+
+The broker ends when the last rank on the node has ended, however it did, with everything that ranks have started and
+left running and that still has the inherited fd of its membership; a program that has closed all its fds counts as
+long as it is connected. A joined broker that has been killed is started again by the next process that joins.
+
+A job is what its launcher says: PMIX_NAMESPACE, SLURM_JOB_ID with SLURM_STEP_ID and their like in the environment, and
+the launcher's process on this node (orted, hydra_pmi_proxy, slurmstepd, mpirun, ...), also above a shell script. Where
+there is none of these it is the parent process. What MPI_Comm_spawn starts is a job of its own. --job NAME overrides
+all this.
+Ranks meet in fdbroker-UID in $TMPDIR, else in /tmp: TMPDIR must be the same for all ranks of a node.
 
 Examples:
   fdbroker run -- mpirun -n 4 ./app
   fdbroker run --max-fds 4096 -- ./app
-  fdbroker run -- fdbroker demo --ranks 8";
+  fdbroker run -- fdbroker demo --ranks 8
+
+  mpirun -n 64 fdbroker run --join -- ./app                       Open MPI, MPICH, Intel MPI
+  srun -N 8 --ntasks-per-node=4 fdbroker run --join -- ./app      Slurm
+  mpirun -n 1 fdbroker run --join -- ./server : -n 7 fdbroker run --join -- ./worker
+  mpirun -n 8 sh -c 'ulimit -c 0; fdbroker run --join --max-fds 4096 -- ./app'
+  mpirun -n 4 fdbroker run --join --job coupled -- ./ocean &      two launchers, one broker
+  mpirun -n 4 fdbroker run --join --job coupled -- ./ice";
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -104,8 +140,14 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     pub max_fds: Option<u64>,
     /// The summary as one line of JSON
-    #[arg(short = 'J', long)]
+    #[arg(short = 'J', long, conflicts_with = "join")]
     pub json: bool,
+    /// Share one broker with the other processes of this job on this node; for use by each rank
+    #[arg(long)]
+    pub join: bool,
+    /// With --join: which job this is, if its launcher cannot tell; the same NAME for all of its processes
+    #[arg(long, value_name = "NAME", requires = "join")]
+    pub job: Option<String>,
     /// Command and its arguments, after `--`
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -6,6 +6,7 @@ mod cli;
 mod demo;
 mod error;
 mod holders;
+mod join;
 mod ls;
 mod output;
 mod private;
@@ -34,12 +35,16 @@ fn main() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<ExitCode> {
     let status = match command {
+        Command::Run(args) if args.join => {
+            join::run(&args.command, args.max_fds, args.job.as_deref())?
+        }
         Command::Run(args) => run::run(&args.command, args.max_fds, args.json)?,
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(style(list)))?,
         Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
         Command::Exec { command } => run::exec(&command)?,
+        Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => done(demo::rank::main(number, way, &plan))?,
         Command::Broker(args) => {
             // The parent has blocked signals that the daemon waits for.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const SELF: &str = "/proc/self/exe";
 
 /// Longest time until a new broker serves: it takes milliseconds, so this is one that hangs.
-const START_LIMIT: Duration = Duration::from_secs(20);
+pub const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Longest time a broker may take to end by itself before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -74,21 +74,31 @@ impl Drop for RuntimeDir {
     }
 }
 
-/// A running private broker. Ends, and its directory goes, when this value does.
+/// A running private broker. Ends when this value does; then its directory goes too, if it is its own.
 #[derive(Debug)]
 pub struct PrivateBroker {
     child: Child,
     /// The broker ends when this pipe does: also when this process is killed.
     lifeline: Option<ChildStdin>,
-    dir: RuntimeDir,
+    dir: PathBuf,
+    /// Dropped after the broker has ended.
+    own_dir: Option<RuntimeDir>,
 }
 
 impl PrivateBroker {
-    /// Starts one whose node cap is `max_fds` (`None`: the daemon's own choice) and waits until it serves.
+    /// Starts one whose node cap is `max_fds` (`None`: the daemon's own choice) and waits until it serves, in a
+    /// directory of its own.
     pub fn start(max_fds: Option<u64>) -> Result<Self> {
         let dir = RuntimeDir::create()?;
+        let mut broker = Self::start_in(dir.path(), max_fds)?;
+        broker.own_dir = Some(dir);
+        Ok(broker)
+    }
+
+    /// The same in `dir`, which is the caller's.
+    pub fn start_in(dir: &Path, max_fds: Option<u64>) -> Result<Self> {
         let mut command = Command::new(SELF);
-        command.arg0("fdbroker").arg("broker").arg("--private").arg(dir.path());
+        command.arg0("fdbroker").arg("broker").arg("--private").arg(dir);
         // Its stdin is the lifeline, its stdout the readiness pipe: both are inherited anyway.
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
         if std::env::var_os("FDBROKER_LOG").is_none() {
@@ -107,7 +117,7 @@ impl PrivateBroker {
         let mut child = command.spawn().context(|| "start the broker")?;
         let lifeline = child.stdin.take();
         let ready = child.stdout.take();
-        let mut broker = PrivateBroker { child, lifeline, dir };
+        let mut broker = PrivateBroker { child, lifeline, dir: dir.to_owned(), own_dir: None };
         match ready {
             Some(pipe) => broker.wait_until_ready(pipe.as_fd())?,
             None => return Err(Error::Other("the broker has no readiness pipe".into())),
@@ -143,7 +153,7 @@ impl PrivateBroker {
 
     /// Where its clients connect.
     pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("fdbroker/broker.sock")
+        self.dir.join("fdbroker/broker.sock")
     }
 
     /// Where its administrator connects.
@@ -153,7 +163,7 @@ impl PrivateBroker {
 
     /// A directory for the job's own files.
     pub fn dir(&self) -> &Path {
-        self.dir.path()
+        &self.dir
     }
 
     /// Whether it has ended although nobody asked it to.

@@ -12,6 +12,7 @@ use nix::sys::signal::kill;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 
 /// Exit status for a command that does not exist, and for one that cannot be executed: the shell's.
@@ -101,9 +102,18 @@ fn summary(broker: &PrivateBroker, json: bool) {
 /// The hidden command that becomes the job: undoes our signal mask, then executes it.
 pub fn exec(command: &[OsString]) -> Result<u8> {
     signals::restore();
+    become_command(command, [])
+}
+
+/// Replaces this process by `command`; returns an exit status only if that fails, as a shell does.
+pub fn become_command<const N: usize>(
+    command: &[OsString],
+    environment: [(&str, PathBuf); N],
+) -> Result<u8> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| Error::Usage("no command was given".into()))?;
-    let cause = Command::new(program).args(arguments).exec();
+    // The signal mask is left alone. SIGPIPE, which Rust ignores, does again what it does by default.
+    let cause = Command::new(program).args(arguments).envs(environment).exec();
     eprintln!("fdbroker: cannot run {}: {cause}", program.display());
     Ok(match cause.kind() {
         std::io::ErrorKind::NotFound => COMMAND_NOT_FOUND,

@@ -23,12 +23,12 @@ macro_rules! error_codes {
             }
 
             /// The name in the field's style, such as `NO_QUOTA`.
-            pub fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $field,)* }
             }
 
             /// Cause and remedy, one sentence each.
-            pub fn remedy(self) -> &'static str {
+            pub const fn remedy(self) -> &'static str {
                 match self { $(Self::$name => $remedy,)* }
             }
         }

@@ -1,8 +1,8 @@
 //! An arena: memory allocated once, given out by pages, registered range by range, recalled by the library.
 //! Must never reuse a range before the broker says that its last lease is gone.
 
-use super::ranges::{Freed, Ranges, key};
-use super::{HostMemory, MemoryBackend, Pool};
+use super::ranges::{Emptying, Freed, Ranges, key};
+use super::{HostMemory, MemoryBackend, Pool, check_window};
 use crate::client::Client;
 use crate::common::{MemoryOwner, OwnerKey, Supply, SupplyFd, Unregister};
 use crate::deadline::Deadline;
@@ -19,14 +19,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Ids of allocations, of all arenas of the process: an address used again has another id.
+/// Ids of allocations of all the library's memory in the process: an address used again has another id.
 static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
+
+/// An id that no other allocation of the library's own memory has, in this process.
+pub(crate) fn next_allocation_id() -> u64 {
+    NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Memory to share, given out in buffers.
 ///
 /// Its buffers are recallable: the broker may close its fd of one and ask for it again, and the library thread
 /// exports it without the application. A freed buffer is unregistered, and its range used again only
 /// when the last consumer has released it. The arena keeps its client connected.
+///
+/// A large one costs addresses only: memory is taken when a page is first touched, and what is freed goes back to the
+/// system, apart from some MiB kept at hand.
 ///
 /// When the broker is lost, nobody can say any more which consumers have a buffer mapped. Buffers held can be
 /// registered anew at the next broker; ranges freed after that stay unused ([`Arena::orphaned_bytes`])
@@ -78,11 +86,8 @@ impl Arena {
             return Err(Error::new(ErrorCode::NotPermitted, context));
         }
         let pool = backend.allocate(bytes)?;
-        if pool.exports_are_fresh() && client.own_fds() < 2 {
-            let context = format!(
-                "arena of {name}: every export is a new fd, so `own_fds` must be 2 or more"
-            );
-            return Err(Error::new(ErrorCode::NotSupported, context));
+        if pool.exports_are_fresh() {
+            check_window(client, name)?;
         }
         let shared_fd = match pool.exports_are_fresh() {
             true => None,
@@ -107,7 +112,7 @@ impl Arena {
         let inner = &self.inner;
         let span = len.checked_next_multiple_of(page_size()).filter(|span| *span > 0);
         let mut ranges = lock(&inner.ranges);
-        let id = NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed);
+        let id = next_allocation_id();
         let taken = span.and_then(|span| ranges.take(span, id)).ok_or_else(|| {
             let (largest, free) = ranges.room();
             let context = format!(
@@ -164,7 +169,9 @@ impl Arena {
     /// Uses the orphaned ranges again; how many bytes. Only when no consumer of before the reconnect still has
     /// a buffer of this arena mapped: it would see other data.
     pub fn reclaim_orphans(&self) -> usize {
-        lock(&self.inner.ranges).reclaim_orphans()
+        let (bytes, emptying) = lock(&self.inner.ranges).reclaim_orphans();
+        emptying.into_iter().for_each(|range| self.inner.empty(range));
+        bytes
     }
 
     /// The backend's name.
@@ -266,10 +273,20 @@ impl Inner {
         let connection = self.client.current();
         let live = connection.is_usable().then_some(connection.epoch);
         let freed = lock(&self.ranges).free(offset, live);
-        if let Freed::Unregister(id) = freed {
-            let key = Some(key(self.base(), offset, owner_allocation_id));
-            connection.post(OneWay::Unregister(Unregister { id, key }));
+        match freed {
+            Freed::Unregister(id) => {
+                let key = Some(key(self.base(), offset, owner_allocation_id));
+                connection.post(OneWay::Unregister(Unregister { id, key }));
+            }
+            Freed::Empty(range) => self.empty(range),
+            Freed::Done => {}
         }
+    }
+
+    /// Under no lock: it takes as long as the range is large.
+    fn empty(&self, range: Emptying) {
+        self.pool.discard(range.offset, range.span);
+        lock(&self.ranges).note_emptied(range);
     }
 }
 
@@ -308,7 +325,8 @@ impl MemoryOwner for Inner {
 
     fn drained(&self, key: OwnerKey) {
         if let Some(offset) = self.offset_of(key.base) {
-            lock(&self.ranges).note_drained(offset, key.owner_allocation_id);
+            let emptying = lock(&self.ranges).note_drained(offset, key.owner_allocation_id);
+            emptying.into_iter().for_each(|range| self.empty(range));
         }
     }
 

@@ -5,9 +5,11 @@ use crate::common::SupplyFd;
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping, page_size};
 use fdbroker_protocol::ErrorCode;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::unistd::ftruncate;
+use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -21,11 +23,8 @@ pub(crate) struct MemfdPool {
 impl MemfdPool {
     /// `bytes`, rounded up to pages, more than 0.
     pub fn new(bytes: usize) -> Result<Self, Error> {
-        let len = bytes.checked_next_multiple_of(page_size()).filter(|len| *len > 0);
-        let len = len.ok_or_else(|| {
-            Error::new(ErrorCode::Internal, format!("an arena of {bytes} bytes cannot be"))
-        })?;
-        let fd = sealed(len)?;
+        let len = whole_pages(bytes)?;
+        let fd = sealed(c"fdbroker-arena", len)?;
         // Inherited by a forked child, like any memory of its parent's own.
         let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Inherit)?;
         Ok(MemfdPool { fd: Arc::new(fd), mapping })
@@ -36,10 +35,17 @@ impl MemfdPool {
     }
 }
 
+/// `bytes`, more than 0, in whole pages.
+pub(crate) fn whole_pages(bytes: usize) -> Result<usize, Error> {
+    let len = bytes.checked_next_multiple_of(page_size()).filter(|len| *len > 0);
+    let context = || format!("shared memory of {bytes} bytes cannot be");
+    len.ok_or_else(|| Error::new(ErrorCode::Internal, context()))
+}
+
 /// A memfd of `len` bytes that nobody can shrink, grow or seal any more. memfd_create(2), F_ADD_SEALS.
-fn sealed(len: usize) -> Result<OwnedFd, Error> {
+pub(crate) fn sealed(name: &CStr, len: usize) -> Result<OwnedFd, Error> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let fd = memfd_create(c"fdbroker-arena", flags).map_err(|errno| {
+    let fd = memfd_create(name, flags).map_err(|errno| {
         let code = match errno {
             nix::Error::EMFILE | nix::Error::ENFILE => ErrorCode::LocalFdLimit,
             _ => ErrorCode::Internal,
@@ -49,10 +55,23 @@ fn sealed(len: usize) -> Result<OwnedFd, Error> {
     let internal =
         |what: &'static str| move |errno: nix::Error| Error::os(ErrorCode::Internal, what, errno);
     let size = i64::try_from(len).map_err(|_| internal("ftruncate")(nix::Error::EFBIG))?;
+    check_file_size(len)?;
     ftruncate(&fd, size).map_err(internal("ftruncate"))?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(internal("F_ADD_SEALS"))?;
     Ok(fd)
+}
+
+/// Beyond RLIMIT_FSIZE ftruncate(2) would end the process by SIGXFSZ.
+fn check_file_size(len: usize) -> Result<(), Error> {
+    let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(soft, _)| soft);
+    if limit != RLIM_INFINITY && len as u64 > limit {
+        let context = format!(
+            "a memfd of {len} bytes: RLIMIT_FSIZE (ulimit -f) is {limit} bytes; raise it, or ask for less"
+        );
+        return Err(Error::new(ErrorCode::Internal, context));
+    }
+    Ok(())
 }
 
 impl Pool for MemfdPool {
@@ -70,6 +89,17 @@ impl Pool for MemfdPool {
 
     fn export(&self, offset: usize, _len: usize) -> Result<PoolExport, Error> {
         Ok(PoolExport { fd: SupplyFd::Shared(Arc::clone(&self.fd)), fd_offset: offset as u64 })
+    }
+
+    /// fallocate(2), FALLOC_FL_PUNCH_HOLE; the seals allow it, and the mapping stays.
+    fn discard(&self, offset: usize, len: usize) {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let (begin, length) = (i64::try_from(offset), i64::try_from(len));
+        let (Ok(begin), Ok(length)) = (begin, length) else { return };
+        if let Err(errno) = fallocate(&self.fd, flags, begin, length) {
+            // The memory stays with the arena: used again all the same.
+            log::warn!("cannot give {len} bytes at {offset} back to the system: {errno}");
+        }
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {

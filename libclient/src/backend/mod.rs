@@ -3,17 +3,22 @@
 
 pub(crate) mod arena;
 pub mod cuda;
+mod dma_heap;
 pub(crate) mod host;
+pub(crate) mod isolated;
 mod memfd;
 mod ranges;
 mod udmabuf;
 
+use crate::client::Client;
 use crate::common::SupplyFd;
 use crate::error::Error;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::fmt::Debug;
 
 pub use host::HostMemory;
+pub use isolated::IsolatedMemory;
+pub use udmabuf::Udmabuf;
 
 /// A source of memory that can be exported as fds.
 pub trait MemoryBackend: Send + Sync + Debug {
@@ -58,6 +63,10 @@ pub trait Pool: Send + Sync + Debug {
     /// LOCAL_FD_LIMIT; NOT_SUPPORTED when the driver refuses.
     fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error>;
 
+    /// Gives the memory of a range that nobody uses back to the system: its bytes are 0 when next read. Both multiples
+    /// of the page size. Without effect where the backend cannot.
+    fn discard(&self, _offset: usize, _len: usize) {}
+
     /// Copies out `into.len()` bytes from `offset`, each word read once.
     ///
     /// # Errors
@@ -80,7 +89,8 @@ pub struct PoolExport {
 }
 
 /// The backend of a name: `memfd`, `udmabuf`, `cuda`; `level-zero` is not built yet. Whether it works here is for
-/// [`MemoryBackend::available`] to say. CUDA memory is not given out by ranges: see [`cuda::CudaBuffer`].
+/// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see [`isolated_by_name`];
+/// or none that allocates: see [`cuda::CudaBuffer`].
 ///
 /// # Errors
 /// NOT_SUPPORTED, with the reason.
@@ -89,10 +99,35 @@ pub fn by_name(name: &str) -> Result<&'static dyn MemoryBackend, Error> {
         "memfd" => return Ok(&HostMemory::Memfd),
         "udmabuf" => return Ok(&HostMemory::Udmabuf),
         "cuda" => return Ok(&cuda::Cuda),
+        "isolated" | "dma-heap" => "it is not given out in ranges; use `IsolatedBuffer`",
         "level-zero" => "this build of the library has no such backend yet",
         _ => "no backend has this name; there are memfd, udmabuf and cuda",
     };
     Err(Error::new(ErrorCode::NotSupported, format!("backend {name}: {reason}")))
+}
+
+/// The isolated memory of a name: `isolated` (a memfd of its own), `dma-heap`.
+///
+/// # Errors
+/// NOT_SUPPORTED, with the reason.
+pub fn isolated_by_name(name: &str) -> Result<IsolatedMemory, Error> {
+    let all = [IsolatedMemory::Memfd, IsolatedMemory::DmaHeap];
+    all.into_iter().find(|memory| memory.name() == name).ok_or_else(|| {
+        let context = format!("memory {name}: none has this name; there are isolated and dma-heap");
+        Error::new(ErrorCode::NotSupported, context)
+    })
+}
+
+/// Exports that are new fds need a window: one fd beside what the process holds anyway.
+fn check_window(client: &Client, name: &str) -> Result<(), Error> {
+    match client.own_fds() {
+        0 | 1 => {
+            let context =
+                format!("memory {name}: every export is a new fd, so `own_fds` must be 2 or more");
+            Err(Error::new(ErrorCode::NotSupported, context))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -101,12 +136,15 @@ mod tests {
 
     #[test]
     fn by_name_when_not_built_then_not_supported_with_reason() {
-        for name in ["level-zero", "floppy"] {
+        for name in ["level-zero", "floppy", "isolated", "dma-heap"] {
             let error = by_name(name).unwrap_err();
             assert_eq!(error.code, ErrorCode::NotSupported);
             assert!(error.to_string().contains(name), "{error}");
         }
         assert_eq!(by_name("memfd").unwrap().kind(), MemoryKind::Memfd);
+        assert_eq!(isolated_by_name("isolated").unwrap(), IsolatedMemory::Memfd);
+        assert_eq!(isolated_by_name("dma-heap").unwrap().kind(), MemoryKind::DmaBuf);
+        assert_eq!(isolated_by_name("memfd").unwrap_err().code, ErrorCode::NotSupported);
     }
 
     #[test]

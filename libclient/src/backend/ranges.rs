@@ -3,6 +3,7 @@
 
 use crate::common::OwnerKey;
 use crate::deposit::Registration;
+use crate::limits::ARENA_WARM_BYTES;
 use fdbroker_protocol::AllocationId;
 use std::collections::BTreeMap;
 
@@ -13,6 +14,9 @@ pub(crate) struct Ranges {
     free: BTreeMap<usize, usize>,
     /// Offset -> what is there.
     used: BTreeMap<usize, Range>,
+    /// Parts of `free`, offset -> bytes, that were used and not given back to the system; and their sum.
+    warm: BTreeMap<usize, usize>,
+    warm_bytes: usize,
     /// Freed bytes whose drain nobody will report any more.
     orphaned_bytes: usize,
 }
@@ -37,6 +41,16 @@ enum State {
     Draining,
     /// Freed, and its leases forgotten with the connection.
     Orphaned,
+    /// Freed, nobody's, and being given back to the system.
+    Emptying,
+}
+
+/// A range whose memory goes back to the system, without a lock; then [`Ranges::note_emptied`] frees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the range stays unused until it is noted as emptied"]
+pub(crate) struct Emptying {
+    pub offset: usize,
+    pub span: usize,
 }
 
 /// What is left to do after a buffer was freed.
@@ -46,6 +60,8 @@ pub(crate) enum Freed {
     Done,
     /// Unregister it at this connection; the range waits for its drain.
     Unregister(AllocationId),
+    /// Give its memory back to the system.
+    Empty(Emptying),
 }
 
 /// A range taken.
@@ -57,7 +73,13 @@ pub(crate) struct Taken {
 
 impl Ranges {
     pub fn new(bytes: usize) -> Self {
-        Ranges { free: BTreeMap::from([(0, bytes)]), used: BTreeMap::new(), orphaned_bytes: 0 }
+        Ranges {
+            free: BTreeMap::from([(0, bytes)]),
+            used: BTreeMap::new(),
+            warm: BTreeMap::new(),
+            warm_bytes: 0,
+            orphaned_bytes: 0,
+        }
     }
 
     /// Takes the first free range of `span` bytes.
@@ -68,6 +90,7 @@ impl Ranges {
         if room > span {
             self.free.insert(offset + span, room - span);
         }
+        self.cool(offset, offset + span);
         let range = Range {
             span,
             owner_allocation_id,
@@ -119,10 +142,7 @@ impl Ranges {
                 self.orphaned_bytes += range.span;
                 Freed::Done
             }
-            None => {
-                self.give_back(offset);
-                Freed::Done
-            }
+            None => self.give_back(offset).map_or(Freed::Done, Freed::Empty),
             Some(registration) if live_epoch == Some(registration.epoch) => {
                 range.state = State::Draining;
                 Freed::Unregister(registration.id())
@@ -136,14 +156,21 @@ impl Ranges {
     }
 
     /// The last lease of this allocation is gone.
-    pub fn note_drained(&mut self, offset: usize, owner_allocation_id: u64) {
-        let Some(range) = self.find(offset, owner_allocation_id) else { return };
+    pub fn note_drained(&mut self, offset: usize, owner_allocation_id: u64) -> Option<Emptying> {
+        let range = self.find(offset, owner_allocation_id)?;
         match range.state {
             State::Held => range.drained = true,
             State::Draining if range.exposed => self.orphan(offset),
-            State::Draining => self.give_back(offset),
-            State::Orphaned => {}
+            State::Draining => return self.give_back(offset),
+            State::Orphaned | State::Emptying => {}
         }
+        None
+    }
+
+    /// The system has its memory: the range is free.
+    pub fn note_emptied(&mut self, emptied: Emptying) {
+        debug_assert_eq!(self.used.get(&emptied.offset).map(|r| r.state), Some(State::Emptying));
+        self.release(emptied.offset);
     }
 
     /// The connection is lost: what was leased will never be reported drained.
@@ -157,7 +184,7 @@ impl Ranges {
                     range.state = State::Orphaned;
                     self.orphaned_bytes += range.span;
                 }
-                State::Orphaned => {}
+                State::Orphaned | State::Emptying => {}
             }
         }
     }
@@ -178,15 +205,16 @@ impl Ranges {
         self.orphaned_bytes
     }
 
-    /// The application knows that nobody uses the orphaned ranges any more.
-    pub fn reclaim_orphans(&mut self) -> usize {
+    /// The application knows that nobody uses the orphaned ranges any more: how many bytes, and what of them goes
+    /// back to the system first.
+    pub fn reclaim_orphans(&mut self) -> (usize, Vec<Emptying>) {
         let is_orphan =
             |(offset, range): (&usize, &Range)| (range.state == State::Orphaned).then_some(*offset);
         let orphans: Vec<usize> = self.used.iter().filter_map(is_orphan).collect();
-        orphans.into_iter().for_each(|offset| self.give_back(offset));
+        let emptying = orphans.into_iter().filter_map(|offset| self.give_back(offset)).collect();
         // Nor those still held: whoever had them is gone too.
         self.used.values_mut().for_each(|range| range.exposed = false);
-        std::mem::take(&mut self.orphaned_bytes)
+        (std::mem::take(&mut self.orphaned_bytes), emptying)
     }
 
     fn find(&mut self, offset: usize, owner_allocation_id: u64) -> Option<&mut Range> {
@@ -200,7 +228,22 @@ impl Ranges {
         }
     }
 
-    fn give_back(&mut self, offset: usize) {
+    /// Nobody uses the range any more. What is kept warm is free at once; the rest only when the system has its
+    /// memory, so that nobody is given a range that is about to become zeros, and none that is free goes away.
+    fn give_back(&mut self, offset: usize) -> Option<Emptying> {
+        let range = self.used.get_mut(&offset)?;
+        let span = range.span;
+        if self.warm_bytes + span > ARENA_WARM_BYTES {
+            range.state = State::Emptying;
+            return Some(Emptying { offset, span });
+        }
+        self.release(offset);
+        self.warm.insert(offset, span);
+        self.warm_bytes += span;
+        None
+    }
+
+    fn release(&mut self, offset: usize) {
         let Some(range) = self.used.remove(&offset) else { return };
         let (mut begin, mut span) = (offset, range.span);
         if let Some((before, room)) = self.free.range(..begin).next_back()
@@ -212,6 +255,24 @@ impl Ranges {
             span += after;
         }
         self.free.insert(begin, span);
+    }
+
+    /// What of the range was warm is in use from now on.
+    fn cool(&mut self, begin: usize, end: usize) {
+        while let Some((offset, span)) = self.warm.range(..end).next_back() {
+            let (offset, span) = (*offset, *span);
+            if offset + span <= begin {
+                return;
+            }
+            self.warm.remove(&offset);
+            self.warm_bytes -= span;
+            for (from, to) in [(offset, begin), (end, offset + span)] {
+                if from < to {
+                    self.warm.insert(from, to - from);
+                    self.warm_bytes += to - from;
+                }
+            }
+        }
     }
 }
 
@@ -255,9 +316,9 @@ mod tests {
         let id = AllocationId { slot: 3, generation: 1 };
         assert_eq!(ranges.free(0, Some(1)), Freed::Unregister(id));
         assert_eq!(ranges.take(PAGE, 8), None);
-        ranges.note_drained(0, 6);
+        assert_eq!(ranges.note_drained(0, 6), None);
         assert_eq!(ranges.take(PAGE, 8), None, "another allocation was drained");
-        ranges.note_drained(0, 7);
+        assert_eq!(ranges.note_drained(0, 7), None);
         assert_eq!(ranges.take(PAGE, 8).map(|taken| taken.offset), Some(0));
     }
 
@@ -266,7 +327,7 @@ mod tests {
         let mut ranges = Ranges::new(PAGE);
         ranges.take(PAGE, 7).expect("room");
         assert!(ranges.note_registered(0, registration(3, 1)));
-        ranges.note_drained(0, 7);
+        assert_eq!(ranges.note_drained(0, 7), None);
         assert_eq!(ranges.free(0, Some(1)), Freed::Done);
         assert_eq!(ranges.room().0, PAGE);
     }
@@ -284,9 +345,9 @@ mod tests {
         assert_eq!(ranges.registration(PAGE), None);
         assert!(ranges.note_registered(PAGE, registration(5, 2)));
         ranges.free(PAGE, Some(2));
-        ranges.note_drained(PAGE, 8);
+        assert_eq!(ranges.note_drained(PAGE, 8), None);
         assert_eq!(ranges.orphaned_bytes(), 2 * PAGE, "the old broker's leases are unknown");
-        assert_eq!(ranges.reclaim_orphans(), 2 * PAGE);
+        assert_eq!(ranges.reclaim_orphans(), (2 * PAGE, vec![]));
         assert_eq!(ranges.room(), (2 * PAGE, 2 * PAGE));
     }
 
@@ -297,5 +358,58 @@ mod tests {
         assert!(ranges.note_registered(0, registration(3, 1)));
         assert_eq!(ranges.free(0, None), Freed::Done);
         assert_eq!(ranges.orphaned_bytes(), PAGE);
+    }
+
+    const WARM: usize = ARENA_WARM_BYTES;
+
+    #[test]
+    fn free_when_more_than_is_kept_warm_then_not_free_before_it_is_emptied() {
+        let mut ranges = Ranges::new(3 * WARM);
+        let taken: Vec<usize> =
+            (0..3).map(|id| ranges.take(WARM, id).expect("room").offset).collect();
+        assert_eq!(ranges.free(taken[0], None), Freed::Done);
+        let emptying = Emptying { offset: taken[1], span: WARM };
+        assert_eq!(ranges.free(taken[1], None), Freed::Empty(emptying));
+        assert_eq!(ranges.room(), (WARM, WARM));
+        assert!(!ranges.is_held(taken[1], 1), "a recall of it is answered STALE");
+        assert_eq!(ranges.note_drained(taken[1], 1), None);
+        ranges.note_disconnected();
+        ranges.note_emptied(emptying);
+        assert_eq!(ranges.room(), (2 * WARM, 2 * WARM));
+    }
+
+    #[test]
+    fn take_when_warm_then_room_for_as_much_warm_memory_again() {
+        let mut ranges = Ranges::new(8 * WARM);
+        for id in 0..100 {
+            let one = ranges.take(WARM, id).expect("room").offset;
+            assert_eq!(ranges.free(one, None), Freed::Done, "the same warm range again and again");
+        }
+        // A part of it in use: the rest is still warm, the part comes back warm.
+        let part = ranges.take(3 * PAGE, 100).expect("room");
+        assert_eq!((part.offset, ranges.warm_bytes), (0, WARM - 3 * PAGE));
+        let middle = ranges.take(PAGE, 101).expect("room");
+        assert_eq!(ranges.free(part.offset, None), Freed::Done);
+        assert_eq!(ranges.warm_bytes, WARM - PAGE);
+        let all = ranges.take(2 * WARM, 102).expect("room");
+        assert_eq!(ranges.warm_bytes, 3 * PAGE, "what it covers is in use");
+        assert_eq!(ranges.free(middle.offset, None), Freed::Done);
+        assert!(matches!(ranges.free(all.offset, None), Freed::Empty(_)));
+        let sum: usize = ranges.warm.values().sum();
+        assert_eq!((sum, ranges.warm_bytes), (4 * PAGE, 4 * PAGE));
+    }
+
+    #[test]
+    fn reclaim_orphans_when_more_than_is_kept_warm_then_the_rest_is_emptied() {
+        let mut ranges = Ranges::new(3 * WARM);
+        for id in 0..3 {
+            let offset = ranges.take(WARM, id).expect("room").offset;
+            assert!(ranges.note_registered(offset, registration(id as u32, 1)));
+            ranges.free(offset, None);
+        }
+        let (bytes, emptying) = ranges.reclaim_orphans();
+        assert_eq!((bytes, emptying.len(), ranges.room().1), (3 * WARM, 2, WARM));
+        emptying.into_iter().for_each(|one| ranges.note_emptied(one));
+        assert_eq!(ranges.room(), (3 * WARM, 3 * WARM));
     }
 }

@@ -12,7 +12,7 @@ use crate::map::page_size;
 use fdbroker_protocol::ErrorCode;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const DEVICE: &str = "/dev/udmabuf";
 
@@ -39,29 +39,73 @@ const _: () = assert!(size_of::<UdmabufCreate>() == 24);
 #[derive(Debug)]
 pub(crate) struct UdmabufPool {
     memory: MemfdPool,
-    device: File,
+    device: Udmabuf,
 }
 
 impl UdmabufPool {
     pub fn new(bytes: usize) -> Result<Self, Error> {
-        Ok(UdmabufPool { memory: MemfdPool::new(bytes)?, device: open()? })
+        Ok(UdmabufPool { memory: MemfdPool::new(bytes)?, device: Udmabuf::open()? })
+    }
+}
+
+/// /dev/udmabuf, open: makes dma-bufs of ranges of memfds.
+#[derive(Debug)]
+pub struct Udmabuf {
+    device: File,
+}
+
+impl Udmabuf {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED, with what is missing. LOCAL_FD_LIMIT.
+    pub fn open() -> Result<Self, Error> {
+        // std opens close-on-exec.
+        let device = OpenOptions::new().read(true).write(true).open(DEVICE);
+        device.map(|device| Udmabuf { device }).map_err(|error| {
+            let code = match error.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
+                _ => ErrorCode::NotSupported,
+            };
+            Error::new(code, format!("backend udmabuf: {DEVICE}: {error}"))
+        })
+    }
+
+    /// A new dma-buf, close-on-exec, of `len` bytes at `offset` of a memfd sealed with F_SEAL_SHRINK and without
+    /// F_SEAL_WRITE; both multiples of the page size. It keeps these pages as long as it is open.
+    ///
+    /// # Errors
+    /// LOCAL_FD_LIMIT; NOT_SUPPORTED when the driver refuses.
+    pub fn export_range(
+        &self,
+        memfd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+    ) -> Result<OwnedFd, Error> {
+        let memfd = u32::try_from(memfd.as_raw_fd()).expect("an open fd is not negative");
+        let request = UdmabufCreate { memfd, flags: UDMABUF_FLAGS_CLOEXEC, offset, size: len };
+        // SAFETY: the request is the structure this ioctl reads, and lives over the call. The answer is a
+        // new fd or -1.
+        let fd = unsafe {
+            libc::ioctl(self.device.as_raw_fd(), UDMABUF_CREATE as _, &raw const request)
+        };
+        if fd < 0 {
+            let error = io::Error::last_os_error();
+            let code = match error.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
+                _ => ErrorCode::NotSupported,
+            };
+            let context = format!("backend udmabuf: {len} bytes at {offset}: {error}");
+            return Err(Error::new(code, context));
+        }
+        // SAFETY: the kernel has just made this fd for us, and nobody else knows it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
 /// Makes one dma-buf of one page, to see whether it works here.
 pub(crate) fn probe() -> Result<(), Error> {
     UdmabufPool::new(1)?.export(0, page_size()).map(drop)
-}
-
-fn open() -> Result<File, Error> {
-    // std opens close-on-exec.
-    OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|error| {
-        let code = match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
-            _ => ErrorCode::NotSupported,
-        };
-        Error::new(code, format!("backend udmabuf: {DEVICE}: {error}"))
-    })
 }
 
 impl Pool for UdmabufPool {
@@ -78,27 +122,13 @@ impl Pool for UdmabufPool {
     }
 
     fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error> {
-        let memfd =
-            u32::try_from(self.memory.fd().as_raw_fd()).expect("an open fd is not negative");
-        let (offset, size) = (offset as u64, len as u64);
-        let request = UdmabufCreate { memfd, flags: UDMABUF_FLAGS_CLOEXEC, offset, size };
-        // SAFETY: the request is the structure this ioctl reads, and lives over the call. The answer is a
-        // new fd or -1.
-        let fd = unsafe {
-            libc::ioctl(self.device.as_raw_fd(), UDMABUF_CREATE as _, &raw const request)
-        };
-        if fd < 0 {
-            let error = io::Error::last_os_error();
-            let code = match error.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
-                _ => ErrorCode::NotSupported,
-            };
-            let context = format!("backend udmabuf: {size} bytes at {offset}: {error}");
-            return Err(Error::new(code, context));
-        }
-        // SAFETY: the kernel has just made this fd for us, and nobody else knows it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = self.device.export_range(self.memory.fd().as_fd(), offset as u64, len as u64)?;
         Ok(PoolExport { fd: SupplyFd::Fresh(fd), fd_offset: 0 })
+    }
+
+    /// A dma-buf that is still open somewhere keeps its pages; the range gets others when it is next written.
+    fn discard(&self, offset: usize, len: usize) {
+        self.memory.discard(offset, len);
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {

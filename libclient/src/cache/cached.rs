@@ -1,10 +1,11 @@
 //! What the cache hands out: memory in use, its pin, and what an opener gives the cache to keep.
 //! Must never let memory in use be closed, nor hand out a safe reference into it.
 
-use crate::cache::ImportCache;
+use crate::cache::table::{Pinned, Table};
 use crate::error::Error;
+use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
 use crate::map::{Access, Mapping, copy_in, copy_out};
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::fmt::Debug;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU64;
@@ -30,11 +31,40 @@ impl Opened for Mapping {
 }
 
 /// An import in use taken apart, for those who cannot keep a borrow: 8 bytes, plain. Give it back once, by
-/// [`ImportCache::release`]; what is not given back stays open until the cache ends.
+/// [`crate::ImportCache::release`]; what is not given back stays open until the cache ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pin(NonZeroU64);
 
+/// Where a pin's stripe and incarnation begin; the entry number is below.
+const STRIPE_SHIFT: u32 = 24;
+const INCARNATION_SHIFT: u32 = 32;
+const _: () = assert!(CACHE_ENTRIES <= 1 << STRIPE_SHIFT);
+const _: () = assert!(PIN_STRIPES <= 1 << (INCARNATION_SHIFT - STRIPE_SHIFT));
+
 impl Pin {
+    /// Of an entry that is open, so that its incarnation is not 0.
+    #[inline]
+    pub(super) fn new(number: u32, stripe: usize, incarnation: u32) -> Self {
+        let low = u64::from(number) | (stripe as u64) << STRIPE_SHIFT;
+        let pin = NonZeroU64::new(low | u64::from(incarnation) << INCARNATION_SHIFT);
+        Pin(pin.expect("the incarnation of an open entry is not 0"))
+    }
+
+    #[inline]
+    pub(super) fn number(self) -> u32 {
+        self.0.get() as u32 & ((1 << STRIPE_SHIFT) - 1)
+    }
+
+    #[inline]
+    pub(super) fn stripe(self) -> usize {
+        (self.0.get() as u32 >> STRIPE_SHIFT) as usize
+    }
+
+    #[inline]
+    pub(super) fn incarnation(self) -> u32 {
+        (self.0.get() >> INCARNATION_SHIFT) as u32
+    }
+
     /// The number for [`Pin::from_u64`]; never 0.
     pub fn to_u64(self) -> u64 {
         self.0.get()
@@ -54,7 +84,7 @@ impl Pin {
 #[derive(Debug)]
 #[must_use = "dropping an import releases it"]
 pub struct CachedImport<'a> {
-    cache: &'a ImportCache,
+    table: &'a Table,
     pin: Pin,
     id: AllocationId,
     ptr: *mut u8,
@@ -68,14 +98,30 @@ unsafe impl Send for CachedImport<'_> {}
 unsafe impl Sync for CachedImport<'_> {}
 
 impl<'a> CachedImport<'a> {
+    /// From `offset` of memory that is pinned; out of bounds gives the pin back.
+    #[inline]
     pub(super) fn new(
-        cache: &'a ImportCache,
-        pin: Pin,
-        id: AllocationId,
-        ptr: *mut u8,
-        len: usize,
-    ) -> Self {
-        CachedImport { cache, pin, id, ptr, len }
+        table: &'a Table,
+        pinned: Pinned,
+        handle: &Handle,
+    ) -> Result<CachedImport<'a>, Error> {
+        let Pinned { pin, ptr, len } = pinned;
+        let mut import = CachedImport { table, pin, id: handle.id(), ptr, len };
+        match usize::try_from(handle.offset_bytes.get()) {
+            Ok(offset) if offset < len => {
+                // Inside the memory, so the sum does not wrap.
+                import.ptr = ptr.wrapping_add(offset);
+                import.len = len - offset;
+                Ok(import)
+            }
+            _ => Err(out_of_bounds(handle, len as u64)),
+        }
+    }
+
+    /// The same memory once more, for another handle of the same allocation.
+    pub(super) fn again(&self, handle: &Handle) -> Result<CachedImport<'a>, Error> {
+        let pinned = self.table.pin_again(self.pin);
+        CachedImport::new(self.table, pinned, handle)
     }
 
     /// The allocation's first byte plus the handle's offset. Writable only when imported so.
@@ -96,7 +142,7 @@ impl<'a> CachedImport<'a> {
 
     /// Whether the allocation still lives, the broker lives, and this client is connected to it. No syscall.
     pub fn is_current(&self) -> bool {
-        self.cache.is_current(self.pin, self.id)
+        self.table.is_current(self.pin, self.id)
     }
 
     /// Copies out `into.len()` bytes from `offset`, each word read once.
@@ -123,13 +169,12 @@ impl<'a> CachedImport<'a> {
         Ok(())
     }
 
-    pub(super) fn pin(&self) -> Pin {
-        self.pin
-    }
-
     /// The address of `len` bytes at `offset`, if they may be so used here.
     fn check(&self, offset: usize, len: usize, wanted: Access) -> Result<*mut u8, Error> {
-        match self.cache.host_access(self) {
+        if !self.table.is_own_process() {
+            return Err(Error::not_connected("memory imported before fork is not the child's"));
+        }
+        match self.table.host_access(self.pin) {
             None => {
                 let context = "copy from memory that was not mapped by this library";
                 return Err(Error::new(ErrorCode::NotSupported, context));
@@ -157,7 +202,15 @@ impl<'a> CachedImport<'a> {
 
 impl Drop for CachedImport<'_> {
     fn drop(&mut self) {
-        // Held here, so it is there to be released.
-        let _ = self.cache.release(self.pin);
+        self.table.release_held(self.pin);
     }
+}
+
+/// A handle whose offset is not inside its allocation.
+#[cold]
+pub(super) fn out_of_bounds(handle: &Handle, size_bytes: u64) -> Error {
+    let offset = handle.offset_bytes.get();
+    let context =
+        format!("import {}: offset {offset} is not inside {size_bytes} bytes", handle.id());
+    Error::new(ErrorCode::BadHandle, context)
 }

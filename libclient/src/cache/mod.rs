@@ -1,9 +1,18 @@
 //! The import cache: memory of other processes kept open between uses, one per process.
 //! Must never show ended memory as current, nor close memory in use.
 
+mod batch;
 mod cached;
+mod cold;
+mod entry;
+mod flight;
+mod miss;
+mod pins;
+mod segments;
 mod settings;
 mod stats;
+mod table;
+mod watch;
 
 pub use cached::{CachedImport, Opened, Pin};
 pub use settings::CacheSettings;
@@ -13,12 +22,12 @@ use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::grant::Grant;
-use crate::lease::Lease;
 use crate::map::Access;
-use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use miss::{Importer, Opening};
+use std::io::Write;
+use std::sync::{Arc, Weak};
+use table::{Table, close_all};
 
 /// Memory imported, kept open between uses and shared by the threads of a process; clones share it.
 ///
@@ -39,39 +48,30 @@ pub type Imports<'a> = Vec<Result<CachedImport<'a>, Error>>;
 #[derive(Debug)]
 struct Cache {
     client: Client,
-    settings: CacheSettings,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    next: u64,
-    pins: HashMap<u64, Kept>,
-    misses: u64,
-}
-
-#[derive(Debug)]
-struct Kept {
-    opened: Box<dyn Opened>,
-    lease: Lease,
-    host: Option<Access>,
+    table: Table,
 }
 
 impl ImportCache {
     /// An empty cache for a client.
     pub fn new(client: &Client, settings: CacheSettings) -> Self {
-        ImportCache(Arc::new(Cache { client: client.clone(), settings, state: Mutex::default() }))
+        let table = Table::new(client.common(), settings);
+        let cache = Arc::new(Cache { client: client.clone(), table });
+        let watcher: Weak<Cache> = Arc::downgrade(&cache);
+        client.common().add_watcher(watcher);
+        ImportCache(cache)
     }
 
     /// Its settings.
     pub fn settings(&self) -> &CacheSettings {
-        &self.0.settings
+        self.0.table.settings()
     }
 
     /// The memory, if it is open and its allocation lives. No syscall, no wait. Memory opened for writing serves
     /// readers, too. `None` says nothing but that [`ImportCache::import`] must be asked.
-    pub fn hit(&self, _handle: &Handle, _access: Access) -> Option<CachedImport<'_>> {
-        None
+    #[inline]
+    pub fn hit(&self, handle: &Handle, access: Access) -> Option<CachedImport<'_>> {
+        let pinned = self.0.table.hit(handle, access)?;
+        CachedImport::new(&self.0.table, pinned, handle).ok()
     }
 
     /// The memory, mapped: from the cache, else from the broker.
@@ -85,9 +85,7 @@ impl ImportCache {
         access: Access,
         deadline: Deadline,
     ) -> Result<CachedImport<'_>, Error> {
-        let grant = self.0.client.acquire(handle, deadline)?;
-        let mapping = Box::new(grant.map(access, 0)?);
-        self.keep(grant, mapping, Some(access), handle)
+        self.import_by(handle, access, deadline, Opening::Map)
     }
 
     /// Any number, one outcome each, in their order; what is missing comes by 253 per message, each fd closed
@@ -101,7 +99,7 @@ impl ImportCache {
         access: Access,
         deadline: Deadline,
     ) -> Result<Imports<'_>, Error> {
-        Ok(handles.iter().map(|handle| self.import(handle, access, deadline)).collect())
+        self.importer(access, deadline, Opening::Map).import_many(handles)
     }
 
     /// The same as [`ImportCache::import`] for memory that is not the CPU's to map: on a miss `open` makes it from
@@ -116,10 +114,7 @@ impl ImportCache {
         deadline: Deadline,
         open: &mut Opener<'_>,
     ) -> Result<CachedImport<'_>, Error> {
-        let grant = self.0.client.acquire(handle, deadline)?;
-        let opened = open(&grant)?;
-        let _ = access;
-        self.keep(grant, opened, None, handle)
+        self.import_by(handle, access, deadline, Opening::With(open))
     }
 
     /// [`ImportCache::import_many`] with an opener.
@@ -133,82 +128,84 @@ impl ImportCache {
         deadline: Deadline,
         open: &mut Opener<'_>,
     ) -> Result<Imports<'_>, Error> {
-        Ok(handles.iter().map(|handle| self.import_with(handle, access, deadline, open)).collect())
+        self.importer(access, deadline, Opening::With(open)).import_many(handles)
     }
 
-    /// The counters.
+    /// The counters. Looks at every entry for those in use: not for the fast path.
     pub fn stats(&self) -> CacheStats {
-        let state = lock(&self.0.state);
-        let count = state.pins.len() as u64;
-        CacheStats {
-            misses: state.misses,
-            entries: count,
-            pinned: count,
-            bytes: state.pins.values().map(|kept| kept.opened.len() as u64).sum(),
-            max_entries: self.0.settings.max_entries as u64,
-            max_bytes: self.0.settings.max_bytes,
-            ..CacheStats::default()
-        }
+        self.0.table.stats()
     }
 
     /// Closes all that nobody uses; how many.
     pub fn empty(&self) -> usize {
-        0
+        match self.0.client.common().process.is_current() {
+            true => self.0.table.close_unused(usize::MAX),
+            false => 0,
+        }
     }
 
     /// Gives back a pin taken apart by [`CachedImport::into_pin`].
     ///
     /// # Errors
-    /// BAD_HANDLE: it was given back before, or is no pin; nothing changes then.
+    /// BAD_HANDLE: it was given back before, or is no pin; nothing changes then. (One given back twice while the same
+    /// thread has the same memory in use once more cannot be told from that: forget a pin that was given back.)
+    #[inline]
     pub fn release(&self, pin: Pin) -> Result<(), Error> {
-        let kept = lock(&self.0.state).pins.remove(&pin.to_u64());
-        let Some(Kept { opened, lease, .. }) = kept else {
-            return Err(Error::new(
-                ErrorCode::BadHandle,
-                "release: no such pin, or released before",
-            ));
-        };
-        drop(opened);
-        drop(lease);
-        Ok(())
+        match self.0.table.release(pin) {
+            true => Ok(()),
+            false => Err(no_such_pin()),
+        }
     }
 
     /// Whether the memory of a pin is current: its allocation lives, the broker lives, and this client is
     /// connected to it. No syscall.
     pub fn is_current(&self, pin: Pin, id: AllocationId) -> bool {
-        let state = lock(&self.0.state);
-        let lease = state.pins.get(&pin.to_u64()).map(|kept| &kept.lease);
-        lease.is_some_and(|lease| lease.id() == id && lease.is_current())
+        self.0.table.is_current(pin, id)
     }
 
-    fn keep(
+    #[inline]
+    fn import_by(
         &self,
-        grant: Grant,
-        opened: Box<dyn Opened>,
-        host: Option<Access>,
         handle: &Handle,
+        access: Access,
+        deadline: Deadline,
+        opening: Opening<'_>,
     ) -> Result<CachedImport<'_>, Error> {
-        let Grant { fd, mut lease, info } = grant;
-        drop(fd);
-        let offset = usize::try_from(handle.offset_bytes.get()).unwrap_or(usize::MAX);
-        let size = opened.len().min(usize::try_from(info.size_bytes).unwrap_or(usize::MAX));
-        let Some(len) = size.checked_sub(offset).filter(|len| *len > 0) else {
-            let context = format!("offset {offset} is not inside {size} bytes");
-            return Err(Error::new(ErrorCode::BadHandle, context));
-        };
-        let ptr = opened.as_ptr().wrapping_add(offset);
-        lease.mapped();
-        let mut state = lock(&self.0.state);
-        state.next += 1;
-        state.misses += 1;
-        let number = state.next;
-        state.pins.insert(number, Kept { opened, lease, host });
-        let pin = Pin::from_u64(number).expect("counts from 1");
-        Ok(CachedImport::new(self, pin, info.id, ptr, len))
+        match self.0.table.hit(handle, access) {
+            Some(pinned) => CachedImport::new(&self.0.table, pinned, handle),
+            None => self.importer(access, deadline, opening).import(handle),
+        }
     }
 
-    fn host_access(&self, import: &CachedImport<'_>) -> Option<Access> {
-        let state = lock(&self.0.state);
-        state.pins.get(&import.pin().to_u64()).and_then(|kept| kept.host)
+    fn importer<'o>(
+        &self,
+        access: Access,
+        deadline: Deadline,
+        opening: Opening<'o>,
+    ) -> Importer<'_, 'o> {
+        let Cache { client, table } = &*self.0;
+        Importer { client, table, access, deadline, opening }
+    }
+}
+
+#[cold]
+fn no_such_pin() -> Error {
+    Error::new(ErrorCode::BadHandle, "release: this pin was given back before, or is none")
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let is_own = self.client.common().process.is_current();
+        if is_own && self.table.settings().print_stats {
+            let line = format!("fdbroker import cache: {}\n", self.table.stats());
+            // Nobody is left to hear that stderr is closed.
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        }
+        let held = self.table.take_all();
+        match is_own {
+            true => close_all(held),
+            // A child of fork(2) has none of it: neither the mappings nor, likely, the driver's state.
+            false => std::mem::forget(held),
+        }
     }
 }

@@ -1,7 +1,28 @@
 //! The cache's counters as its users see them.
 //! Must never cost a hit more than one instruction on a line of its own.
 
+use crate::limits::PIN_STRIPES;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Hits, counted per stripe, each on a cache line of its own.
+#[derive(Debug, Default)]
+pub(super) struct Hits([Line; PIN_STRIPES]);
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+impl Hits {
+    #[inline]
+    pub fn add(&self, stripe: usize) {
+        self.0[stripe].0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn sum(&self) -> u64 {
+        self.0.iter().map(|line| line.0.load(Ordering::Relaxed)).sum()
+    }
+}
 
 /// Counters of an [`crate::ImportCache`]. Since its start: hits, misses, stale, evicted. Now: the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,6 +2,8 @@
 //! Must never answer by itself: the test is the script.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod child;
+
 use fdbroker_client::{Client, ClientBuilder, Deadline, Deposit, Handle, MemoryKind};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::*;

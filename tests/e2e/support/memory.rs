@@ -1,7 +1,9 @@
 //! Memory to share that the tests own themselves, without the library's arena, and the bytes that are in it: a memfd or
 //! real dma-bufs, as FDBROKER_TEST_MEMORY says. Must never hand out two blocks that overlap.
 
-use fdbroker_client::{Access, Deposit, Grant, HostMemory, Import, Recall, RecallAnswer};
+use fdbroker_client::{
+    Access, Deposit, Grant, HostMemory, Import, IsolatedMemory, Recall, RecallAnswer,
+};
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -25,6 +27,14 @@ pub fn host_memory() -> HostMemory {
         Err(_) | Ok("memfd") => HostMemory::Memfd,
         Ok("udmabuf") => HostMemory::Udmabuf,
         Ok(other) => panic!("{MEMORY_VARIABLE}={other}: memfd or udmabuf"),
+    }
+}
+
+/// The same that has an fd of its own: where there are dma-bufs, the dma-heap's.
+pub fn isolated_memory() -> IsolatedMemory {
+    match host_memory() {
+        HostMemory::Memfd => IsolatedMemory::Memfd,
+        HostMemory::Udmabuf => IsolatedMemory::DmaHeap,
     }
 }
 

@@ -8,6 +8,7 @@ use super::memory::{Buffers, Export, Exporter};
 use super::pattern::BufferId;
 use super::plan::Plan;
 use crate::error::{Context, Error, Result};
+use fdbroker_protocol::ErrorCode;
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -126,6 +127,13 @@ impl SendEnd {
             _ => SendEnd::Failed(format!("cannot {what}: {cause}")),
         }
     }
+
+    fn from_export(cause: &fdbroker_client::Error) -> Self {
+        match cause.code {
+            ErrorCode::LocalFdLimit => SendEnd::OutOfFds,
+            _ => SendEnd::Failed(format!("cannot export a buffer: {cause}")),
+        }
+    }
 }
 
 /// Sends every buffer to every other rank, one connection after the other: a connection each at the same
@@ -160,7 +168,7 @@ fn send_some(
     while first + (exports.len() as u32) < plan.buffers && (exports.len() as u32) < most {
         let export = buffers
             .export(first + exports.len() as u32)
-            .map_err(|cause| SendEnd::from_io("export a buffer", &cause))?;
+            .map_err(|cause| SendEnd::from_export(&cause))?;
         if let Export::Fresh(_) = export {
             most = FRESH_BATCH;
         }

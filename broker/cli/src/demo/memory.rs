@@ -3,13 +3,12 @@
 
 use super::mapping::Mapping;
 use super::plan::{Memory, Plan};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
+use fdbroker_client::backend::Udmabuf;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -24,8 +23,8 @@ pub struct Buffers {
 #[derive(Debug)]
 pub struct Exporter {
     memfd: OwnedFd,
-    /// /dev/udmabuf, when the buffers are dma-bufs.
-    device: Option<File>,
+    /// When the buffers are dma-bufs.
+    device: Option<Udmabuf>,
     size_bytes: u64,
 }
 
@@ -61,8 +60,7 @@ impl Buffers {
             .context(|| format!("map {total} bytes"))?;
         let device = match plan.memory {
             Memory::Udmabuf => {
-                let device = OpenOptions::new().read(true).write(true).open("/dev/udmabuf");
-                Some(device.context(|| "open /dev/udmabuf")?)
+                Some(Udmabuf::open().map_err(|cause| Error::Other(cause.to_string()))?)
             }
             _ => None,
         };
@@ -93,44 +91,13 @@ impl Exporter {
     }
 
     /// An fd of a buffer; with udmabuf a new one.
-    pub fn export(&self, buffer: u32) -> io::Result<Export<'_>> {
+    pub fn export(&self, buffer: u32) -> std::result::Result<Export<'_>, fdbroker_client::Error> {
         match &self.device {
             Some(device) => {
                 let offset = u64::from(buffer) * self.size_bytes;
-                udmabuf(device, self.memfd.as_fd(), offset, self.size_bytes).map(Export::Fresh)
+                device.export_range(self.memfd.as_fd(), offset, self.size_bytes).map(Export::Fresh)
             }
             None => Ok(Export::Shared(self.memfd.as_fd())),
         }
     }
-}
-
-/// `struct udmabuf_create` of linux/udmabuf.h.
-#[repr(C)]
-struct UdmabufCreate {
-    memfd: u32,
-    flags: u32,
-    offset: u64,
-    size: u64,
-}
-
-/// `UDMABUF_CREATE`, `_IOW('u', 0x42, struct udmabuf_create)` (linux/udmabuf.h).
-const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542;
-
-/// `UDMABUF_FLAGS_CLOEXEC` (linux/udmabuf.h).
-const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
-
-fn udmabuf(device: &File, memfd: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<OwnedFd> {
-    let request = UdmabufCreate {
-        memfd: u32::try_from(memfd.as_raw_fd()).unwrap_or(u32::MAX),
-        flags: UDMABUF_FLAGS_CLOEXEC,
-        offset,
-        size,
-    };
-    // SAFETY: the request reads one `udmabuf_create` through the pointer, which is valid.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE, &raw const request) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this fd for us, and nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

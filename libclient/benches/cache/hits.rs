@@ -1,0 +1,109 @@
+//! Hit and release: one entry, a million at random, and two threads on one entry.
+
+use crate::cpu::{allowed, pin_to, thread_time};
+use crate::report::{Report, median};
+use crate::world::World;
+use fdbroker_client::{Access, Handle, ImportCache};
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// Samples of each case, and hits of one sample.
+const SAMPLES: usize = 101;
+const HITS: usize = 200_000;
+/// The two cases that are compared with each other take turns.
+const TURNS: usize = 31;
+
+pub fn measure(world: &mut World, cache: &ImportCache, report: &mut Report) {
+    let hot = world.handles[world.handles.len() / 2];
+    hit(cache, &hot);
+    let before = cache.stats();
+    report.add("hit + release, validated, one hot entry", time(|_| hit(cache, &hot)), "ns", 30.0);
+
+    let mut order = Order(1);
+    let shuffled: Vec<Handle> = {
+        let mut handles = world.handles.clone();
+        (1..handles.len()).rev().for_each(|last| handles.swap(last, order.below(last + 1)));
+        handles
+    };
+    let count = shuffled.len();
+    let at_random = time(|index| hit(cache, &shuffled[index % count]));
+    report.add("hit + release, random entry of 1,000,000", at_random, "ns", 100.0);
+    let cold = time(|_| hit(cache, &world.handles[order.below(count)]));
+    report.note("  the same, its handle read from a random place too", cold, "ns");
+    let hits = cache.stats().hits - before.hits;
+    assert_eq!(hits, 3 * ((SAMPLES + 1) * HITS) as u64, "every one was a hit");
+
+    if let [one, two, ..] = *allowed() {
+        let (alone, both) = contended(cache, &hot, [one, two]);
+        report.note("CPU time per hit, one thread alone", alone, "ns");
+        report.note("CPU time per hit, two threads on that entry", both, "ns");
+        report.add("  ratio", both / alone, "", 1.3);
+    } else {
+        println!("one CPU only: two threads at once cannot be measured");
+    }
+    pin_to(allowed()[0]);
+}
+
+#[inline]
+fn hit(cache: &ImportCache, handle: &Handle) {
+    let import = cache.hit(black_box(handle), Access::Read).expect("it is there");
+    black_box(import.as_ptr());
+}
+
+/// Time of one call, the median of the samples, in ns.
+fn time(mut call: impl FnMut(usize)) -> f64 {
+    let mut index = 0;
+    let mut sample = || {
+        let begun = Instant::now();
+        for _ in 0..HITS {
+            call(index);
+            index += 1;
+        }
+        begun.elapsed().as_nanos() as f64 / HITS as f64
+    };
+    // The first warms the caches.
+    sample();
+    median((0..SAMPLES).map(|_| sample()).collect())
+}
+
+/// CPU time of one hit in ns: of a thread alone, and of two that hit the same entry at the same time.
+fn contended(cache: &ImportCache, hot: &Handle, cpus: [usize; 2]) -> (f64, f64) {
+    let (mut alone, mut both) = (Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        alone.extend(run_on(cache, hot, &cpus[..1]));
+        let of_each = run_on(cache, hot, &cpus);
+        both.push(of_each.iter().sum::<f64>() / of_each.len() as f64);
+    }
+    (median(alone), median(both))
+}
+
+/// A thread per CPU; the CPU time per hit of each.
+fn run_on(cache: &ImportCache, hot: &Handle, cpus: &[usize]) -> Vec<f64> {
+    let start = Barrier::new(cpus.len());
+    let hits = 10 * HITS;
+    std::thread::scope(|scope| {
+        let run = |cpu: usize| {
+            pin_to(cpu);
+            hit(cache, hot);
+            start.wait();
+            let begun = thread_time();
+            (0..hits).for_each(|_| hit(cache, hot));
+            (thread_time() - begun).as_nanos() as f64 / hits as f64
+        };
+        let threads: Vec<_> = cpus.iter().map(|cpu| scope.spawn(move || run(*cpu))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// xorshift64: the order is the same in every run.
+struct Order(u64);
+
+impl Order {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+}

@@ -1,0 +1,52 @@
+//! The import cache against its targets, with a real daemon, real registrations, real leases and its real
+//! generation page, beside a bare mmap+munmap of the same size in the same run. Must never assert a time.
+//!
+//! `cargo bench -p fdbroker-client`. Everything of one thread, daemon included, runs on one core; the two
+//! threads of the contended case have a core each, and what is compared there is their CPU time. Medians.
+//!
+//! The table of 1,000,000 entries is filled by `import_many_with`, whose opener hands out addresses inside one shared
+//! mapping: a process may have 65,530 mappings (vm.max_map_count), and only the memory behind an entry is spared by
+//! that. Registration, grant, fd, lease, entry and generation are each entry's own. The miss and the batch map.
+
+mod cpu;
+mod daemon;
+mod hits;
+mod misses;
+mod report;
+mod world;
+
+use daemon::Daemon;
+use fdbroker_client::CacheSettings;
+use report::Report;
+use std::time::Instant;
+use world::World;
+
+/// Allocations of the large table.
+const ENTRIES: usize = 1_000_000;
+
+fn main() {
+    let begun = Instant::now();
+    let mut report = Report::default();
+    let core = cpu::pin_to(cpu::allowed()[0]);
+    println!("one thread and daemon on CPU {core}; CPUs here: {:?}; medians", cpu::allowed());
+    let daemon = Daemon::start(ENTRIES);
+    let mut world = World::connect(&daemon, ENTRIES);
+
+    let filled = Instant::now();
+    let cache = world.full_cache();
+    let stats = cache.stats();
+    assert_eq!(stats.entries, ENTRIES as u64, "every allocation is open");
+    println!(
+        "{} entries registered and imported in {:.1} s (addresses inside one shared mapping: a process may \
+         have 65,530 mappings); daemon and client hold {} fds of memory",
+        stats.entries,
+        filled.elapsed().as_secs_f64(),
+        world.memory_fds(&daemon),
+    );
+
+    hits::measure(&mut world, &cache, &mut report);
+    drop(cache);
+    misses::measure(&mut world, CacheSettings::default(), &mut report);
+    report.print();
+    println!("took {:.0} s", begun.elapsed().as_secs_f64());
+}

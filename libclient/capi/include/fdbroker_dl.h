@@ -1,0 +1,133 @@
+/* fdbroker_dl.h: loads libfdbroker.so.0 at run time, so that a program can use fdbroker where it is installed
+ * and run without it where it is not. Copy this file and fdbroker.h into the program; C99 and C++11.
+ *
+ *     fdbroker_dl_t dl;
+ *     if (fdbroker_dl_load(&dl) != FDBROKER_OK) {
+ *       fprintf(stderr, "going without fdbroker: %s\n", dl.error);
+ *     } else {
+ *       fdbroker_t *broker = NULL;
+ *       fdbroker_code_t code = dl.fdbroker_open(NULL, &broker);
+ *       ...
+ *       dl.fdbroker_close(broker);
+ *       fdbroker_dl_unload(&dl);
+ *     }
+ *
+ * Every function of fdbroker.h is a member of the same name, with the type that fdbroker.h declares.
+ * Link with -ldl where the C library is older than glibc 2.34. */
+#ifndef FDBROKER_DL_H
+#define FDBROKER_DL_H
+
+#include "fdbroker.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+/* What is loaded; searched for as dlopen(3) says: LD_LIBRARY_PATH, the program's rpath, the system's places. */
+#ifndef FDBROKER_DL_LIBRARY
+#define FDBROKER_DL_LIBRARY "libfdbroker.so.0"
+#endif
+
+/* Calls X(name) with the name of every function of the library, once. */
+#define FDBROKER_DL_FUNCTIONS(X)  \
+  X(fdbroker_error_name)          \
+  X(fdbroker_strerror)            \
+  X(fdbroker_last_error)          \
+  X(fdbroker_version)             \
+  X(fdbroker_abi_version)         \
+  X(fdbroker_options_init)        \
+  X(fdbroker_open)                \
+  X(fdbroker_close)               \
+  X(fdbroker_is_connected)        \
+  X(fdbroker_register)            \
+  X(fdbroker_register_many)       \
+  X(fdbroker_unregister)          \
+  X(fdbroker_unregister_drained)  \
+  X(fdbroker_get_handle)          \
+  X(fdbroker_acquire)             \
+  X(fdbroker_acquire_many)        \
+  X(fdbroker_lease_mapped)        \
+  X(fdbroker_lease_is_current)    \
+  X(fdbroker_release)             \
+  X(fdbroker_release_many)        \
+  X(fdbroker_acquire_start)       \
+  X(fdbroker_request_test)        \
+  X(fdbroker_request_cancel)      \
+  X(fdbroker_import)              \
+  X(fdbroker_import_many)         \
+  X(fdbroker_import_is_current)   \
+  X(fdbroker_import_release)      \
+  X(fdbroker_empty_cache)         \
+  X(fdbroker_stats)               \
+  X(fdbroker_host_alloc)          \
+  X(fdbroker_host_free)           \
+  X(fdbroker_set_recall_callback) \
+  X(fdbroker_set_notice_callback) \
+  X(fdbroker_event_fd)            \
+  X(fdbroker_dispatch)            \
+  X(fdbroker_handle_parse)
+
+/* The types are taken from the declarations themselves, so that they cannot differ. */
+#ifdef __cplusplus
+#define FDBROKER_DL_MEMBER(name) decltype(::name) *name;
+#else
+#define FDBROKER_DL_MEMBER(name) __typeof__(name) *name;
+#endif
+
+typedef struct fdbroker_dl {
+  void *library;   /* dlopen's; NULL: not loaded */
+  char error[256]; /* why the last load failed; empty after one that succeeded */
+  FDBROKER_DL_FUNCTIONS(FDBROKER_DL_MEMBER)
+} fdbroker_dl_t;
+
+/* Unloads the library and zeroes `dl`; one that holds nothing is fine. Close every context first. */
+static inline void fdbroker_dl_unload(fdbroker_dl_t *dl)
+{
+  if (dl->library != NULL) {
+    dlclose(dl->library);
+  }
+  memset(dl, 0, sizeof *dl);
+}
+
+/* Finds one function; 0 when the library lacks it. */
+static inline int fdbroker_dl_find(fdbroker_dl_t *dl, const char *name, void *function)
+{
+  void *symbol = dlsym(dl->library, name);
+  /* ISO C has no cast from a data pointer to a function pointer; POSIX says that they look alike. */
+  memcpy(function, &symbol, sizeof symbol);
+  return symbol != NULL;
+}
+
+/* Loads the library and fills every member, whatever `dl` held before. FDBROKER_OK, or FDBROKER_NOT_SUPPORTED when
+ * the library or one of its functions is missing: then dl->error says which and what to do, and no member may be
+ * called. Threads may load into structs of their own. */
+static inline int fdbroker_dl_load(fdbroker_dl_t *dl)
+{
+  const char *missing = NULL;
+
+  memset(dl, 0, sizeof *dl);
+  dl->library = dlopen(FDBROKER_DL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  if (dl->library == NULL) {
+    const char *cause = dlerror();
+    snprintf(dl->error, sizeof dl->error, "%s; install fdbroker, or name its directory in LD_LIBRARY_PATH",
+             cause != NULL ? cause : FDBROKER_DL_LIBRARY " cannot be loaded");
+    return FDBROKER_NOT_SUPPORTED;
+  }
+#define FDBROKER_DL_FIND(name)                                                \
+  if (missing == NULL && !fdbroker_dl_find(dl, #name, (void *)&dl->name)) {   \
+    missing = #name;                                                          \
+  }
+  FDBROKER_DL_FUNCTIONS(FDBROKER_DL_FIND)
+#undef FDBROKER_DL_FIND
+  if (missing != NULL) {
+    fdbroker_dl_unload(dl);
+    snprintf(dl->error, sizeof dl->error,
+             FDBROKER_DL_LIBRARY " has no function %s: it is older than this program; install the newer fdbroker", missing);
+    return FDBROKER_NOT_SUPPORTED;
+  }
+  return FDBROKER_OK;
+}
+
+#undef FDBROKER_DL_MEMBER
+
+#endif /* FDBROKER_DL_H */

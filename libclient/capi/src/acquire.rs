@@ -1,0 +1,249 @@
+//! Consumers that want fds: grants out, leases kept by number until they are given back.
+//! Must never lose a grant: what the caller does not get is given back.
+
+use crate::errors::fdbroker_code_t;
+use crate::failure::Failure;
+use crate::guard::{guard, guard_value};
+use crate::handle::{fdbroker_handle_t, many};
+use crate::leases::Leases;
+use crate::open::{context, fdbroker_t};
+use crate::sized::{Answers, Growable, Output, Results, slice};
+use fdbroker_client::{Deadline, Error, Grant, Lease};
+use std::os::fd::IntoRawFd;
+
+/// A duplicate fd of an allocation, with the lease that says so on the broker's ledger.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fdbroker_grant_t {
+    /// sizeof(fdbroker_grant_t), set by the caller; in arrays of the first, and the library sets the others.
+    pub struct_size: u64,
+    /// The caller's, close-on-exec; -1: none.
+    pub fd: i32,
+    /// FDBROKER_KIND_*.
+    pub kind: u32,
+    /// This context's number of the lease, to be given back once; 0: none.
+    pub lease: u64,
+    /// Of the allocation, in bytes: bounds every offset, whatever the handle says.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, in bytes.
+    pub fd_offset: u64,
+    pub owner_allocation_id: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+    pub slot: u32,
+    pub generation: u32,
+    pub driver_data_len: u32,
+    /// The driver's handle bytes, as the owner registered them.
+    pub driver_data: [u8; 64],
+}
+
+// SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other, 16 * 8 bytes in all), integers only.
+unsafe impl Growable for fdbroker_grant_t {
+    const NAME: &'static str = "fdbroker_grant_t";
+    const LEAST_BYTES: u64 = 24;
+    fn absent() -> Self {
+        fdbroker_grant_t {
+            struct_size: size_of::<Self>() as u64,
+            fd: -1,
+            kind: 0,
+            lease: 0,
+            size_bytes: 0,
+            fd_offset: 0,
+            owner_allocation_id: 0,
+            device: 0,
+            slot: 0,
+            generation: 0,
+            driver_data_len: 0,
+            driver_data: [0; 64],
+        }
+    }
+}
+
+/// Acquires one allocation: grant->fd is a duplicate of its fd, grant->lease its lease. Import the memory, close the
+/// fd, call fdbroker_lease_mapped(), and fdbroker_release() when it is unmapped. (fdbroker_import() does all that.)
+/// On failure fd is -1 and lease 0. Waits until the deadline at most.
+///
+/// Errors: FDBROKER_WRONG_NODE, FDBROKER_BAD_HANDLE, FDBROKER_STALE, FDBROKER_NOT_PERMITTED, FDBROKER_NO_QUOTA,
+/// FDBROKER_OWNER_GONE, FDBROKER_OWNER_SILENT, FDBROKER_LOCAL_FD_LIMIT (nothing lost: retry), FDBROKER_TIMED_OUT,
+/// FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_acquire(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    deadline_ms: u32,
+    grant: *mut fdbroker_grant_t,
+) -> fdbroker_code_t {
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe { acquire_all(broker, 1, handle, deadline_ms, grant, std::ptr::null_mut()) })
+}
+
+/// Acquires count allocations, 253 per message. Fills all grants and all codes (codes may be NULL), in the order of
+/// the handles, also those of what failed: fd -1, lease 0. All their fds are open at once: import a working set by
+/// fdbroker_import_many(), which needs none. FDBROKER_OK when all were granted, else the first failure.
+///
+/// Errors: of each as fdbroker_acquire().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_acquire_many(
+    broker: *mut fdbroker_t,
+    count: usize,
+    handles: *const fdbroker_handle_t,
+    deadline_ms: u32,
+    grants: *mut fdbroker_grant_t,
+    codes: *mut fdbroker_code_t,
+) -> fdbroker_code_t {
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe { acquire_all(broker, count, handles, deadline_ms, grants, codes) })
+}
+
+/// # Safety
+/// The pointers are as the header states.
+unsafe fn acquire_all(
+    broker: *mut fdbroker_t,
+    count: usize,
+    handles: *const fdbroker_handle_t,
+    deadline_ms: u32,
+    grants: *mut fdbroker_grant_t,
+    codes: *mut fdbroker_code_t,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let mut grants = unsafe { Grants::new(count, grants, codes) }?;
+    // SAFETY: as above.
+    let found = unsafe { context(broker, "acquire") };
+    // SAFETY: as above.
+    let handles = found.and_then(|context| Ok((context, unsafe { many(handles, count) }?)));
+    let outcomes = handles.and_then(|(context, handles)| {
+        let outcomes = context.client.acquire_many(handles, Deadline::from_ms(deadline_ms))?;
+        Ok((context, outcomes))
+    });
+    match outcomes {
+        Ok((context, outcomes)) => grants.fill(&context.leases, outcomes),
+        Err(failure) => grants.0.fill::<_, Failure>(Err::<NoGrants, _>(failure)),
+    }
+}
+
+type NoGrants = Vec<Result<fdbroker_grant_t, Failure>>;
+
+/// The caller's arrays for what an acquire answers.
+pub(crate) struct Grants<'a>(Answers<'a, Output<'a, fdbroker_grant_t>>);
+
+impl Grants<'_> {
+    /// # Safety
+    /// `grants` is NULL or points to `count` structs of its `struct_size` bytes, `codes` is NULL or points to
+    /// `count` codes; nobody else uses them meanwhile.
+    pub unsafe fn new(
+        count: usize,
+        grants: *mut fdbroker_grant_t,
+        codes: *mut fdbroker_code_t,
+    ) -> Result<Self, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { Answers::new(count, Output::new(grants, count), codes).map(Grants) }
+    }
+
+    /// Hands over what was granted; the first failure.
+    pub fn fill(
+        &mut self,
+        leases: &Leases,
+        outcomes: Vec<Result<Grant, Error>>,
+    ) -> Result<(), Failure> {
+        let outcomes = outcomes.into_iter();
+        self.0.fill(Ok(outcomes.map(|outcome| outcome.map(|grant| hand_over(leases, grant)))))
+    }
+}
+
+impl Results<fdbroker_grant_t> for Output<'_, fdbroker_grant_t> {
+    fn put(&mut self, index: usize, grant: Option<fdbroker_grant_t>) {
+        self.set(index, &grant.unwrap_or_else(fdbroker_grant_t::absent));
+    }
+}
+
+fn hand_over(leases: &Leases, grant: Grant) -> fdbroker_grant_t {
+    let Grant { fd, lease, info } = grant;
+    let data = info.driver_data.as_bytes();
+    let mut driver_data = [0; 64];
+    driver_data[..data.len()].copy_from_slice(data);
+    fdbroker_grant_t {
+        struct_size: 0,
+        fd: fd.into_raw_fd(),
+        kind: info.kind as u32,
+        lease: leases.insert(lease),
+        size_bytes: info.size_bytes,
+        fd_offset: info.fd_offset,
+        owner_allocation_id: info.owner_allocation_id,
+        device: info.device,
+        slot: info.id.slot,
+        generation: info.id.generation,
+        driver_data_len: u32::try_from(data.len()).expect("at most 64"),
+        driver_data,
+    }
+}
+
+/// Tells the broker that the memory is imported and the fd closed: close it first. From then on the lease costs no
+/// fd of any cap. Twice is once. Never waits; also inside a callback.
+///
+/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back), FDBROKER_NOT_CONNECTED (in a forked child).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_lease_mapped(
+    broker: *mut fdbroker_t,
+    lease: u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's context, as the header states.
+        let context = unsafe { context(broker, "report mapped") }?;
+        Ok(context.leases.with("report mapped", lease, Lease::mapped)?)
+    })
+}
+
+/// 1 when the allocation of a lease lives, the broker lives, and the lease is of the present connection; else 0 (also
+/// for a lease given back, for NULL, and in a forked child). Sends nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_lease_is_current(broker: *mut fdbroker_t, lease: u64) -> i32 {
+    guard_value(0, || {
+        // SAFETY: the caller's context, as the header states.
+        let context = unsafe { context(broker, "look at a lease") }?;
+        let is_current = context.leases.with("look at", lease, |lease| lease.is_current())?;
+        Ok(is_current.into())
+    })
+}
+
+/// Gives a lease back: close the fd and unmap the memory first. Never waits; also inside a callback. A lease of a
+/// connection that was lost is taken back already, and this is FDBROKER_OK.
+///
+/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
+/// forked child: the lease is the parent's).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_release(broker: *mut fdbroker_t, lease: u64) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's context, as the header states.
+        let context = unsafe { context(broker, "release") }?;
+        drop(context.leases.take(lease)?);
+        Ok(())
+    })
+}
+
+/// Gives count leases back, 253 per message: those that are there, whatever the others are.
+///
+/// Errors: as fdbroker_release(), the first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_release_many(
+    broker: *mut fdbroker_t,
+    count: usize,
+    leases: *const u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (context, tokens) =
+            unsafe { (context(broker, "release")?, slice(leases, count, "leases")?) };
+        let mut first = Ok(());
+        let mut take = |token: &u64| match context.leases.take(*token) {
+            Ok(lease) => Some(lease),
+            Err(error) => {
+                if first.is_ok() {
+                    first = Err(error.into());
+                }
+                None
+            }
+        };
+        Lease::release_many(tokens.iter().filter_map(&mut take).collect::<Vec<_>>());
+        first
+    })
+}

@@ -1,0 +1,50 @@
+//! Why a function did not succeed: the library's error, or an argument that cannot be.
+//! Must never be made on the way of a call that succeeds: it allocates.
+
+use crate::errors::{FDBROKER_AGAIN, FDBROKER_INVALID_ARGUMENT, fdbroker_code_t};
+use fdbroker_client::{Error, ErrorCode};
+
+/// What a function answers when it does not succeed.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The caller's arguments cannot be.
+    Argument(String),
+    /// The library's or the broker's answer.
+    Library(Error),
+    /// Nothing failed: not ready yet. Leaves the last error's text alone.
+    NotReady,
+}
+
+impl Failure {
+    pub fn argument(text: impl Into<String>) -> Self {
+        Failure::Argument(text.into())
+    }
+
+    pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
+        Failure::Library(Error::new(code, text))
+    }
+
+    pub fn code(&self) -> fdbroker_code_t {
+        match self {
+            Failure::Argument(_) => FDBROKER_INVALID_ARGUMENT,
+            Failure::Library(error) => fdbroker_code_t::from(error.code as u16),
+            Failure::NotReady => FDBROKER_AGAIN,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Library(error)
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Argument(text) => write!(f, "INVALID_ARGUMENT: {text}"),
+            Failure::Library(error) => write!(f, "{error}"),
+            Failure::NotReady => f.write_str("AGAIN: not ready yet"),
+        }
+    }
+}

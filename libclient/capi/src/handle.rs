@@ -1,0 +1,138 @@
+//! The handle by value: the C type, and what it says of itself. Must never claim that a handle is genuine.
+
+use crate::errors::fdbroker_code_t;
+use crate::failure::Failure;
+use crate::guard::guard;
+use crate::sized::{Growable, check_count, slice, write};
+use fdbroker_client::{ErrorCode, Handle};
+use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
+
+/// A handle: 64 bytes that name an allocation, and a place inside it, on this node. Copy it by value through MPI,
+/// a file, anything; all 64 bytes, unchanged. Compare two by fdbroker_handle_parse, not by memcmp.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fdbroker_handle_t {
+    pub bytes: [u8; 64],
+}
+
+const _: () = assert!(size_of::<fdbroker_handle_t>() == size_of::<Handle>());
+const _: () = assert!(align_of::<fdbroker_handle_t>() == align_of::<Handle>());
+
+/// What a handle says of itself, for printing. node, slot and generation name the allocation; the rest are its
+/// owner's hints.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fdbroker_handle_info_t {
+    /// sizeof(fdbroker_handle_info_t), set by the caller.
+    pub struct_size: u64,
+    /// Of the handle's layout.
+    pub version: u32,
+    /// FDBROKER_KIND_*.
+    pub kind: u32,
+    /// Hash of the node's boot id.
+    pub node: u64,
+    pub slot: u32,
+    pub generation: u32,
+    /// Of the allocation, in bytes.
+    pub size_bytes: u64,
+    /// Of the pointer that was exported, inside the allocation, in bytes.
+    pub offset_bytes: u64,
+    pub owner_allocation_id: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+    pub reserved: u32,
+}
+
+// SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other), integers only.
+unsafe impl Growable for fdbroker_handle_info_t {
+    const NAME: &'static str = "fdbroker_handle_info_t";
+    const LEAST_BYTES: u64 = 32;
+    fn absent() -> Self {
+        fdbroker_handle_info_t {
+            struct_size: size_of::<Self>() as u64,
+            version: 0,
+            kind: 0,
+            node: 0,
+            slot: 0,
+            generation: 0,
+            size_bytes: 0,
+            offset_bytes: 0,
+            owner_allocation_id: 0,
+            device: 0,
+            reserved: 0,
+        }
+    }
+}
+
+impl From<Handle> for fdbroker_handle_t {
+    fn from(handle: Handle) -> Self {
+        fdbroker_handle_t { bytes: handle.to_bytes() }
+    }
+}
+
+impl fdbroker_handle_t {
+    /// No handle: what a call that failed writes.
+    pub(crate) const NONE: Self = fdbroker_handle_t { bytes: [0; 64] };
+
+    pub(crate) fn get(&self) -> Handle {
+        Handle::from_bytes(self.bytes)
+    }
+}
+
+/// Reads what a handle says of itself. Needs no context, sends nothing, and proves nothing: only the broker can tell
+/// whether it is genuine and current. Any thread, also in a callback and in a forked child.
+///
+/// Errors: FDBROKER_BAD_HANDLE (these 64 bytes are no handle of this version), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_handle_parse(
+    handle: *const fdbroker_handle_t,
+    info: *mut fdbroker_handle_info_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let handle = unsafe { one(handle) }?;
+        let prefix = &handle.prefix;
+        if prefix.magic != HANDLE_MAGIC || prefix.version != HANDLE_VERSION {
+            let text = "parse: no handle of this version begins so; pass all 64 bytes unchanged";
+            return Err(Failure::new(ErrorCode::BadHandle, text));
+        }
+        let parsed = fdbroker_handle_info_t {
+            struct_size: 0,
+            version: prefix.version.into(),
+            kind: prefix.kind.into(),
+            node: prefix.node.get(),
+            slot: prefix.slot.get(),
+            generation: prefix.generation.get(),
+            size_bytes: handle.size_bytes.get(),
+            offset_bytes: handle.offset_bytes.get(),
+            owner_allocation_id: handle.owner_allocation_id.get(),
+            device: handle.device.get(),
+            reserved: 0,
+        };
+        // SAFETY: as above.
+        unsafe { write(info, &parsed) }
+    })
+}
+
+/// One handle of the caller.
+///
+/// # Safety
+/// `handle` is NULL or points to one.
+pub(crate) unsafe fn one(handle: *const fdbroker_handle_t) -> Result<Handle, Failure> {
+    // SAFETY: the caller's promise; 64 bytes without alignment.
+    let handle = unsafe { handle.as_ref() };
+    Ok(handle.ok_or_else(|| Failure::argument("handle is NULL"))?.get())
+}
+
+/// The caller's handles.
+///
+/// # Safety
+/// `handles` is NULL or points to `count` of them.
+pub(crate) unsafe fn many<'a>(
+    handles: *const fdbroker_handle_t,
+    count: usize,
+) -> Result<&'a [Handle], Failure> {
+    check_count(count)?;
+    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted above).
+    unsafe { slice(handles.cast::<Handle>(), count, "handles") }
+}

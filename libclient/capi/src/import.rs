@@ -1,0 +1,190 @@
+//! Consumers that want memory: imports through the cache, pins in plain structs.
+//! Must never leave a pin that the caller has no number of.
+
+use crate::errors::fdbroker_code_t;
+use crate::failure::Failure;
+use crate::guard::{guard, guard_value};
+use crate::handle::{fdbroker_handle_t, many};
+use crate::open::{context, fdbroker_t};
+use crate::sized::{Answers, plain};
+use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ErrorCode, Pin};
+use std::ffi::c_void;
+
+/// Map for reading.
+pub const FDBROKER_IMPORT_READ: u32 = 0;
+/// Map for reading and writing.
+pub const FDBROKER_IMPORT_WRITE: u32 = 1;
+
+/// Memory of another process, mapped here and in use: filled by the library, kept by the caller, given back once.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fdbroker_import_t {
+    /// The allocation's first byte plus the handle's offset. Not mapped in a forked child.
+    pub ptr: *mut c_void,
+    /// From there to the allocation's end, in bytes.
+    pub size_bytes: u64,
+    /// The library's; 0: nothing.
+    pub pin: u64,
+    pub slot: u32,
+    pub generation: u32,
+}
+
+const NONE: fdbroker_import_t =
+    fdbroker_import_t { ptr: std::ptr::null_mut(), size_bytes: 0, pin: 0, slot: 0, generation: 0 };
+
+/// Maps the memory of a handle, from the import cache when it is there and current: no message, no syscall then. The
+/// memory stays mapped until fdbroker_import_release(), whatever becomes of the allocation; ask
+/// fdbroker_import_is_current() before trusting what was read. On failure *import is all zero, and nothing is left
+/// behind. Waits until the deadline at most.
+///
+/// Errors: as fdbroker_acquire(); FDBROKER_BAD_HANDLE also when the offset is not inside the allocation,
+/// FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    flags: u32,
+    deadline_ms: u32,
+    import: *mut fdbroker_import_t,
+) -> fdbroker_code_t {
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe {
+        import_all(broker, 1, handle, flags, deadline_ms, import, std::ptr::null_mut())
+    })
+}
+
+/// Maps count handles; those not in the cache come 253 per message, and each fd is closed before the next ones come, so
+/// that a soft limit of 32 fds suffices for any number. Fills all imports and all codes (codes may be NULL), in
+/// their order; those that failed are all zero. The same handle twice is two imports of one mapping. FDBROKER_OK when
+/// all were mapped, else the first failure.
+///
+/// Errors: of each as fdbroker_import().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_many(
+    broker: *mut fdbroker_t,
+    count: usize,
+    handles: *const fdbroker_handle_t,
+    flags: u32,
+    deadline_ms: u32,
+    imports: *mut fdbroker_import_t,
+    codes: *mut fdbroker_code_t,
+) -> fdbroker_code_t {
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe { import_all(broker, count, handles, flags, deadline_ms, imports, codes) })
+}
+
+/// # Safety
+/// The pointers are as the header states.
+unsafe fn import_all(
+    broker: *mut fdbroker_t,
+    count: usize,
+    handles: *const fdbroker_handle_t,
+    flags: u32,
+    deadline_ms: u32,
+    imports: *mut fdbroker_import_t,
+    codes: *mut fdbroker_code_t,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let mut answers =
+        unsafe { Answers::new(count, plain(imports, count, "import", || NONE), codes) }?;
+    // SAFETY: as above.
+    let imported = unsafe { try_import(broker, count, handles, flags, deadline_ms) };
+    answers.fill(imported.map(|imports| imports.into_iter().map(|one| one.map(taken_apart))))
+}
+
+/// # Safety
+/// As [`import_all`].
+unsafe fn try_import<'a>(
+    broker: *mut fdbroker_t,
+    count: usize,
+    handles: *const fdbroker_handle_t,
+    flags: u32,
+    deadline_ms: u32,
+) -> Result<Vec<Result<CachedImport<'a>, fdbroker_client::Error>>, Failure> {
+    // SAFETY: the caller's promise.
+    let (context, handles) = unsafe { (context(broker, "import")?, many(handles, count)?) };
+    let access = match flags {
+        FDBROKER_IMPORT_READ => Access::Read,
+        FDBROKER_IMPORT_WRITE => Access::ReadWrite,
+        _ => {
+            let text = format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known");
+            return Err(Failure::argument(text));
+        }
+    };
+    let cache = &context.cache;
+    if let [handle] = handles
+        && let Some(hit) = cache.hit(handle, access)
+    {
+        return Ok(vec![Ok(hit)]);
+    }
+    Ok(cache.import_many(handles, access, Deadline::from_ms(deadline_ms))?)
+}
+
+fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {
+    let (ptr, size_bytes, id) = (import.as_ptr().cast(), import.len() as u64, import.id());
+    let pin = import.into_pin().to_u64();
+    fdbroker_import_t { ptr, size_bytes, pin, slot: id.slot, generation: id.generation }
+}
+
+/// 1 when the allocation of an import lives, the broker lives, and the import is of the present connection; else 0
+/// (also for NULL, one given back, and in a forked child). Two loads, no syscall.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_is_current(
+    broker: *mut fdbroker_t,
+    import: *const fdbroker_import_t,
+) -> i32 {
+    guard_value(0, || {
+        // SAFETY: the caller's pointers, as the header states.
+        let context = unsafe { context(broker, "look at an import") }?;
+        // SAFETY: as above.
+        let import =
+            unsafe { import.as_ref() }.ok_or_else(|| Failure::argument("import is NULL"))?;
+        let id = AllocationId { slot: import.slot, generation: import.generation };
+        let pin = Pin::from_u64(import.pin);
+        Ok(pin.is_some_and(|pin| context.cache.is_current(pin, id)).into())
+    })
+}
+
+/// Gives an import back and zeroes it: no pointer into it may be used any more. The mapping may stay in the cache for
+/// the next one who wants it. Never waits; also inside a callback. Give back each import once: not a copy of the
+/// struct besides it.
+///
+/// Errors: FDBROKER_BAD_HANDLE (given back before, or nothing; no count changes), FDBROKER_NOT_CONNECTED (in a forked
+/// child: it is the parent's), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_release(
+    broker: *mut fdbroker_t,
+    import: *mut fdbroker_import_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let context = unsafe { context(broker, "release") }?;
+        // SAFETY: as above.
+        let import =
+            unsafe { import.as_mut() }.ok_or_else(|| Failure::argument("import is NULL"))?;
+        let pin = Pin::from_u64(std::mem::replace(import, NONE).pin).ok_or_else(|| {
+            let text = "release: this import is empty: it was given back before, or it failed";
+            Failure::new(ErrorCode::BadHandle, text)
+        })?;
+        Ok(context.cache.release(pin)?)
+    })
+}
+
+/// Closes what the import cache keeps and nobody uses; *closed, unless NULL, says how many. Also inside a callback.
+///
+/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_empty_cache(
+    broker: *mut fdbroker_t,
+    closed: *mut u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (context, out) = unsafe { (context(broker, "empty the cache")?, closed.as_mut()) };
+        let count = context.cache.empty();
+        if let Some(out) = out {
+            *out = count as u64;
+        }
+        Ok(())
+    })
+}

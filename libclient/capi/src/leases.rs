@@ -1,0 +1,80 @@
+//! The leases that a C program holds, by number: its own count, so that one given back twice is found out.
+//! Must never hold its lock over a callback or a wait.
+
+use fdbroker_client::{Error, ErrorCode, Lease};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Leases by token. A token is never used twice in a context's life.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    leases: HashMap<u64, Lease>,
+    /// The broker's number -> token of the latest lease with it: notices name leases by the broker's number.
+    tokens: HashMap<u64, u64>,
+}
+
+impl Leases {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps one; its token, never 0.
+    pub fn insert(&self, lease: Lease) -> u64 {
+        let mut table = self.table();
+        table.last += 1;
+        let token = table.last;
+        table.tokens.insert(lease.number(), token);
+        table.leases.insert(token, lease);
+        token
+    }
+
+    /// Takes one out, to be given back by its drop.
+    pub fn take(&self, token: u64) -> Result<Lease, Error> {
+        let mut table = self.table();
+        let lease = table.leases.remove(&token).ok_or_else(|| unknown("release", token))?;
+        let number = lease.number();
+        // After a reconnect another lease may have the same number.
+        if table.tokens.get(&number) == Some(&token) {
+            table.tokens.remove(&number);
+        }
+        Ok(lease)
+    }
+
+    /// Reads one, or reports it mapped.
+    pub fn with<T>(
+        &self,
+        what: &str,
+        token: u64,
+        act: impl FnOnce(&mut Lease) -> T,
+    ) -> Result<T, Error> {
+        let mut table = self.table();
+        table.leases.get_mut(&token).map(act).ok_or_else(|| unknown(what, token))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.table().leases.len()
+    }
+
+    /// Gives all back.
+    pub fn release_all(&self) {
+        let leases = std::mem::take(&mut self.table().leases);
+        Lease::release_many(leases.into_values());
+    }
+
+    /// The token of the broker's number; 0 when the program has no such lease.
+    pub fn token_of(&self, number: u64) -> u64 {
+        self.table().tokens.get(&number).copied().unwrap_or(0)
+    }
+}
+
+fn unknown(what: &str, token: u64) -> Error {
+    let context = format!("{what} lease {token}: no such lease, or given back before");
+    Error::new(ErrorCode::BadHandle, context)
+}

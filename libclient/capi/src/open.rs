@@ -1,0 +1,308 @@
+//! The context: opening, closing, and whether it is connected.
+//! Must never leave a callback running, a thread or an fd behind after a close.
+
+use crate::errors::fdbroker_code_t;
+use crate::events::{Events, deliver_notice, deliver_recall};
+use crate::failure::Failure;
+use crate::forked;
+use crate::guard::{guard, guard_value};
+use crate::host::Host;
+use crate::leases::Leases;
+use crate::logger;
+use crate::sized::{Growable, read};
+use crate::slot::refuse_in_callback;
+use crate::stats;
+use fdbroker_client::{CacheSettings, Client, ErrorCode, Exports, ImportCache};
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
+
+/// A connection to the node's broker, with its leases, host memory and import cache. One per process is enough: all
+/// threads share it, and every function may be called by several threads at once, unless it says otherwise.
+pub struct fdbroker_t {
+    pub(crate) host: Host,
+    pub(crate) exports: Exports,
+    pub(crate) cache: ImportCache,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) client: Client,
+    print_stats: bool,
+    /// See `forked`.
+    pub(crate) next_kept: AtomicPtr<fdbroker_t>,
+}
+
+const fn is_shared<T: Send + Sync>() {}
+const _: () = is_shared::<fdbroker_t>();
+
+/// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(); blocking calls
+/// serve events too. Callbacks run on the threads that do either.
+pub const FDBROKER_OPEN_DISPATCH: u32 = 1;
+/// Do not look for a broker again when the connection is lost.
+pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;
+/// For cache_max_entries and cache_max_bytes, and what -1 means in the other settings: the environment's value
+/// (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE,
+/// FDBROKER_PRINT_STATS), else the built-in one.
+pub const FDBROKER_DEFAULT: i64 = -1;
+
+/// Settings of fdbroker_open(). Fill by fdbroker_options_init(), then change what shall differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fdbroker_options_t {
+    /// Set by fdbroker_options_init().
+    pub struct_size: u64,
+    /// Path of the broker's socket. NULL: FDBROKER_SOCKET, else the user's own, else the node's.
+    pub socket: *const c_char,
+    /// For display, cut to 16 bytes. NULL: the command's name.
+    pub name: *const c_char,
+    /// FDBROKER_OPEN_*.
+    pub flags: u32,
+    /// Fds of shared memory that this process will hold by itself, charged to it: a memfd for each arena, and at
+    /// least one export on its way to the broker. 0: 2.
+    pub own_fds: u32,
+    /// Address space of each arena of host memory, in bytes; pages come as they are used. 0: 64 GiB, or less where
+    /// the address space is limited.
+    pub arena_bytes: u64,
+    /// Entries in the import cache; 0: no limit.
+    pub cache_max_entries: i64,
+    /// Bytes of the memory that the import cache keeps open; 0: no limit.
+    pub cache_max_bytes: i64,
+    /// 1: imports stay in the cache when their last user releases them; 0: they are closed; -1: default.
+    pub leave_pinned: i32,
+    /// 1: a full cache closes all that it does not use; 0: only as many as needed; -1: default.
+    pub empty_cache: i32,
+    /// 1: fdbroker_close() prints a line of counters on stderr; 0: not; -1: default.
+    pub print_stats: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other); pointers may hold any bits until used.
+unsafe impl Growable for fdbroker_options_t {
+    const NAME: &'static str = "fdbroker_options_t";
+    const LEAST_BYTES: u64 = 8;
+    fn absent() -> Self {
+        fdbroker_options_t {
+            struct_size: OPTIONS_BYTES,
+            socket: std::ptr::null(),
+            name: std::ptr::null(),
+            flags: 0,
+            own_fds: 0,
+            arena_bytes: 0,
+            cache_max_entries: FDBROKER_DEFAULT,
+            cache_max_bytes: FDBROKER_DEFAULT,
+            leave_pinned: -1,
+            empty_cache: -1,
+            print_stats: -1,
+            reserved: 0,
+        }
+    }
+}
+
+/// Bytes of the options in the first release: every caller has room for them, so `fdbroker_options_init` never
+/// writes more, whatever is added later.
+const OPTIONS_BYTES: u64 = 72;
+const _: () = assert!(OPTIONS_BYTES == size_of::<fdbroker_options_t>() as u64);
+
+/// Sets every option to its default, struct_size included. NULL: does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_options_init(options: *mut fdbroker_options_t) {
+    if !options.is_null() {
+        // SAFETY: the caller's struct, at least as large as the first release's.
+        unsafe { options.write(fdbroker_options_t::absent()) };
+    }
+}
+
+/// Connects to the broker. On success *out is a context, the caller's until fdbroker_close(); otherwise NULL. Waits at
+/// most 7 s: 5 s for a broker that hangs, 2 s for a node whose fds are all in use. options NULL: all defaults.
+///
+/// Starts one library thread, with all signals blocked, that serves recalls and calls the callbacks; none with
+/// FDBROKER_OPEN_DISPATCH. Not inside a callback.
+///
+/// Errors: FDBROKER_NOT_CONNECTED (at once when nobody listens), FDBROKER_NOT_PERMITTED (the socket refuses this
+/// user), FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_open(
+    options: *const fdbroker_options_t,
+    out: *mut *mut fdbroker_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointer, as the header states.
+        let out = unsafe { out.as_mut() }.ok_or_else(|| Failure::argument("out is NULL"))?;
+        *out = std::ptr::null_mut();
+        refuse_in_callback("open")?;
+        logger::install();
+        let options = match options.is_null() {
+            true => fdbroker_options_t::absent(),
+            // SAFETY: the caller's struct of struct_size bytes, as the header states.
+            false => unsafe { read(options) }?,
+        };
+        // SAFETY: its strings are the caller's, NUL-terminated, as the header states.
+        *out = Box::into_raw(Box::new(unsafe { open(&options) }?));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The strings of `options` are NULL or NUL-terminated.
+unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
+    let known = FDBROKER_OPEN_DISPATCH | FDBROKER_OPEN_NO_RECONNECT;
+    if options.flags & !known != 0 {
+        let text = format!("open: flags {:#x}: only FDBROKER_OPEN_* are known", options.flags);
+        return Err(Failure::argument(text));
+    }
+    let mut settings = cache_settings(options)?;
+    // Printed here, with the context's other counters.
+    let print_stats = std::mem::take(&mut settings.print_stats);
+    let events = Arc::new(Events::default());
+    let leases = Arc::new(Leases::default());
+    let own_fds = if options.own_fds == 0 { DEFAULT_OWN_FDS } else { options.own_fds };
+    let mut builder = Client::builder()
+        .own_fds(own_fds)
+        .reconnect(options.flags & FDBROKER_OPEN_NO_RECONNECT == 0)
+        .dispatch(options.flags & FDBROKER_OPEN_DISPATCH != 0)
+        .on_recall({
+            let events = Arc::clone(&events);
+            Box::new(move |recall| deliver_recall(&events, recall))
+        })
+        .on_notice({
+            let (events, leases) = (Arc::clone(&events), Arc::clone(&leases));
+            Box::new(move |notice| deliver_notice(&events, &leases, &notice))
+        });
+    // SAFETY: the caller's promise.
+    if let Some(socket) = unsafe { string(options.socket) } {
+        builder = builder.socket(Path::new(OsStr::from_bytes(socket.to_bytes())));
+    }
+    // SAFETY: as above.
+    if let Some(name) = unsafe { string(options.name) } {
+        builder = builder.name(name.to_string_lossy());
+    }
+    let client = builder.connect()?;
+    Ok(fdbroker_t {
+        host: Host::new(options.arena_bytes),
+        exports: Exports::new(&client),
+        cache: ImportCache::new(&client, settings),
+        leases,
+        events,
+        client,
+        print_stats,
+        next_kept: AtomicPtr::default(),
+    })
+}
+
+/// What the options say, else the environment, else the default.
+fn cache_settings(options: &fdbroker_options_t) -> Result<CacheSettings, Failure> {
+    let mut settings = CacheSettings::from_env()?;
+    if let Some(entries) = limit("cache_max_entries", options.cache_max_entries)? {
+        settings.max_entries = usize::try_from(entries).unwrap_or(usize::MAX);
+    }
+    if let Some(bytes) = limit("cache_max_bytes", options.cache_max_bytes)? {
+        settings.max_bytes = bytes;
+    }
+    for (name, value, field) in [
+        ("leave_pinned", options.leave_pinned, &mut settings.leave_pinned),
+        ("empty_cache", options.empty_cache, &mut settings.empty_cache),
+        ("print_stats", options.print_stats, &mut settings.print_stats),
+    ] {
+        match value {
+            -1 => {}
+            0 | 1 => *field = value == 1,
+            _ => {
+                let text = format!("open: {name} is {value}; it is 0, 1 or -1 for the default");
+                return Err(Failure::argument(text));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+/// `None`: the default.
+fn limit(name: &str, value: i64) -> Result<Option<u64>, Failure> {
+    match (value, u64::try_from(value)) {
+        (FDBROKER_DEFAULT, _) => Ok(None),
+        (_, Ok(limit)) => Ok(Some(limit)),
+        (_, Err(_)) => {
+            let text = format!("open: {name} is {value}; it is 0 or more, or -1 for the default");
+            Err(Failure::argument(text))
+        }
+    }
+}
+
+/// The arena's memfd, and one export on its way to the broker.
+const DEFAULT_OWN_FDS: u32 = 2;
+
+/// # Safety
+/// `text` is NULL or NUL-terminated, and lives as long as the result is used.
+unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: the caller's promise.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+}
+
+/// Ends the connection: gives back all leases, unmaps all imports, frees all host memory, waits for a running
+/// callback and for the library thread. No pointer, lease, import or request of it may be used afterwards; fds of
+/// grants stay the caller's. No other thread may be using the context. NULL: does nothing.
+///
+/// In a forked child: puts the child's copy aside; the parent notices nothing.
+///
+/// Errors: FDBROKER_NOT_SUPPORTED (inside a callback; nothing is closed).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_close(broker: *mut fdbroker_t) -> fdbroker_code_t {
+    guard(|| {
+        if broker.is_null() {
+            return Ok(());
+        }
+        refuse_in_callback("close")?;
+        // SAFETY: made by fdbroker_open, and the caller's last use of it.
+        let context = unsafe { Box::from_raw(broker) };
+        match context.client.is_forked_copy() {
+            true => forked::keep(context),
+            false => close(*context),
+        }
+        Ok(())
+    })
+}
+
+fn close(context: fdbroker_t) {
+    // From here on no callback starts; one that hangs is reported and left alone.
+    if let Err(failure) = context.events.clear() {
+        log::warn!("close: {failure}");
+    }
+    if context.print_stats {
+        logger::say(stats::of(&context));
+    }
+    let fdbroker_t { host, exports, cache, leases, client, .. } = context;
+    // Leases go before the connection, so that the broker need not find out what is left; all hold the client.
+    drop((cache, host, exports));
+    leases.release_all();
+    drop(client);
+}
+
+/// 1 when calls can be made now; 0 while the broker is away, in a forked child, and for NULL. Sends nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_is_connected(broker: *const fdbroker_t) -> i32 {
+    guard_value(0, || {
+        // SAFETY: the caller's context, as the header states.
+        let is_connected = unsafe { broker.as_ref() }.is_some_and(|it| it.client.is_connected());
+        Ok(is_connected.into())
+    })
+}
+
+/// The context behind the caller's pointer, before any lock is taken.
+///
+/// # Safety
+/// `broker` is NULL or a context that is not closed while the result is used.
+pub(crate) unsafe fn context<'a>(
+    broker: *const fdbroker_t,
+    what: &str,
+) -> Result<&'a fdbroker_t, Failure> {
+    // SAFETY: the caller's promise.
+    let context = unsafe { broker.as_ref() }.ok_or_else(|| Failure::argument("broker is NULL"))?;
+    match context.client.is_forked_copy() {
+        false => Ok(context),
+        true => {
+            let text = format!("{what}: forked from the process that opened this; open anew");
+            Err(Failure::new(ErrorCode::NotConnected, text))
+        }
+    }
+}

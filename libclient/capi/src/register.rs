@@ -1,0 +1,326 @@
+//! Producers: fds deposited, handles out, and the handle of a pointer.
+//! Must never keep or close the caller's fd.
+
+use crate::errors::fdbroker_code_t;
+use crate::events::is_open;
+use crate::failure::Failure;
+use crate::guard::guard;
+use crate::handle::{fdbroker_handle_t, one};
+use crate::open::{context, fdbroker_t};
+use crate::sized::{Answers, Growable, Input, plain, slice};
+use fdbroker_client::{Deadline, Deposit, Drained, DriverData, ErrorCode, MemoryKind, Share};
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
+use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
+
+/// A dma-buf: the broker proves its size.
+pub const FDBROKER_KIND_DMA_BUF: u32 = 1;
+/// A CUDA VMM export: its size is claimed.
+pub const FDBROKER_KIND_CUDA_VMM: u32 = 2;
+/// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved.
+pub const FDBROKER_KIND_MEMFD: u32 = 3;
+
+/// Clients of the same socket and user may acquire it.
+pub const FDBROKER_SHARE_UID: u32 = 0;
+/// Clients of the same socket that have the owner's group.
+pub const FDBROKER_SHARE_GID: u32 = 1;
+/// Whoever presents the handle.
+pub const FDBROKER_SHARE_ANY: u32 = 2;
+
+/// The recall callback exports it again: the broker may close its fd.
+pub const FDBROKER_RECALLABLE: u32 = 1;
+/// It outlives this process, for a time.
+pub const FDBROKER_KEEP: u32 = 2;
+
+/// An allocation to register.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fdbroker_allocation_t {
+    /// sizeof(fdbroker_allocation_t), set by the caller; in arrays of the first, for all.
+    pub struct_size: u64,
+    /// FDBROKER_KIND_*.
+    pub kind: u32,
+    /// FDBROKER_SHARE_*.
+    pub share: u32,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// FDBROKER_RECALLABLE, FDBROKER_KEEP.
+    pub flags: u32,
+    /// More than 0.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, in bytes.
+    pub fd_offset: u64,
+    /// The owner's id of it (Level Zero's allocation id, CUDA's buffer id): another id at the same address is
+    /// another allocation.
+    pub owner_allocation_id: u64,
+    /// Its address in this process; 0: none.
+    pub base: u64,
+    /// The driver's handle bytes, given with each grant; copied, the caller's.
+    pub driver_data: *const c_void,
+    /// At most 64.
+    pub driver_data_len: u64,
+}
+
+// SAFETY: repr(C), struct_size first, no padding (2 * 2 * 4, then 8 each); the pointer may hold any bits until used.
+unsafe impl Growable for fdbroker_allocation_t {
+    const NAME: &'static str = "fdbroker_allocation_t";
+    const LEAST_BYTES: u64 = 32;
+    fn absent() -> Self {
+        fdbroker_allocation_t {
+            struct_size: size_of::<Self>() as u64,
+            kind: 0,
+            share: 0,
+            device: 0,
+            flags: 0,
+            size_bytes: 0,
+            fd_offset: 0,
+            owner_allocation_id: 0,
+            base: 0,
+            driver_data: std::ptr::null(),
+            driver_data_len: 0,
+        }
+    }
+}
+
+/// Registers one allocation: the broker gets a duplicate of its fd. The caller's stays the caller's, and may be closed
+/// at once. The handle is good until fdbroker_unregister(), the end of the connection or of this process.
+///
+/// With base set there is one registration per allocation: the same device, base, size and id again give the handle
+/// known, without asking the broker. Another size or id there, or a range that overlaps, means that the memory
+/// there was freed: the old registration ends at once.
+///
+/// Errors: FDBROKER_NO_QUOTA, FDBROKER_UNSUPPORTED_FD (fdbroker_last_error() says what it is), FDBROKER_STALE (another
+/// thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT,
+/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (fd not open, too). *handle is all zero then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_register(
+    broker: *mut fdbroker_t,
+    allocation: *const fdbroker_allocation_t,
+    fd: c_int,
+    deadline_ms: u32,
+    handle: *mut fdbroker_handle_t,
+) -> fdbroker_code_t {
+    let (fds, codes) = (&raw const fd, std::ptr::null_mut());
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe { register_all(broker, 1, allocation, fds, deadline_ms, handle, codes) })
+}
+
+/// Registers count allocations, fds[i] being that of allocations[i] (the same fd may stand there many times), 253 per
+/// message. Fills all handles and all codes (codes may be NULL), in their order; those that failed are all zero.
+/// FDBROKER_OK when all were registered, else the first failure.
+///
+/// Errors: of each as fdbroker_register().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_register_many(
+    broker: *mut fdbroker_t,
+    count: usize,
+    allocations: *const fdbroker_allocation_t,
+    fds: *const c_int,
+    deadline_ms: u32,
+    handles: *mut fdbroker_handle_t,
+    codes: *mut fdbroker_code_t,
+) -> fdbroker_code_t {
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe { register_all(broker, count, allocations, fds, deadline_ms, handles, codes) })
+}
+
+/// # Safety
+/// The pointers are as the header states.
+unsafe fn register_all(
+    broker: *mut fdbroker_t,
+    count: usize,
+    allocations: *const fdbroker_allocation_t,
+    fds: *const c_int,
+    deadline_ms: u32,
+    handles: *mut fdbroker_handle_t,
+    codes: *mut fdbroker_code_t,
+) -> Result<(), Failure> {
+    let none = || fdbroker_handle_t::NONE;
+    // SAFETY: the caller's promise.
+    let mut answers = unsafe { Answers::new(count, plain(handles, count, "handle", none), codes) }?;
+    // SAFETY: as above.
+    answers.fill(unsafe { try_register(broker, count, allocations, fds, deadline_ms) })
+}
+
+/// # Safety
+/// As [`register_all`].
+unsafe fn try_register(
+    broker: *mut fdbroker_t,
+    count: usize,
+    allocations: *const fdbroker_allocation_t,
+    fds: *const c_int,
+    deadline_ms: u32,
+) -> Result<Vec<Result<fdbroker_handle_t, Failure>>, Failure> {
+    // SAFETY: the caller's promise.
+    let (context, allocations, fds) = unsafe {
+        let context = context(broker, "register")?;
+        (context, Input::new(allocations, count)?, slice(fds, count, "fds")?)
+    };
+    let mut outcomes = Vec::with_capacity(count);
+    let (mut deposits, mut borrowed, mut places) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, fd) in fds.iter().enumerate() {
+        // SAFETY: as above; its driver data too, and its fd stays open over the call.
+        let wanted = unsafe {
+            let deposit = allocations.get(index).and_then(|it| deposit(&it));
+            deposit.and_then(|deposit| Ok((deposit, borrow(*fd)?)))
+        };
+        match wanted {
+            Ok((deposit, fd)) => {
+                deposits.push(deposit);
+                borrowed.push(fd);
+                places.push(index);
+                outcomes.push(Ok(fdbroker_handle_t::NONE));
+            }
+            Err(failure) => outcomes.push(Err(failure)),
+        }
+    }
+    let deadline = Deadline::from_ms(deadline_ms);
+    let registered = context.exports.register_many(&deposits, &borrowed, deadline)?;
+    for (index, outcome) in places.into_iter().zip(registered) {
+        outcomes[index] = outcome.map(fdbroker_handle_t::from).map_err(Failure::from);
+    }
+    Ok(outcomes)
+}
+
+/// # Safety
+/// `fd`, if open, stays open as long as the result is used.
+unsafe fn borrow<'fd>(fd: c_int) -> Result<BorrowedFd<'fd>, Failure> {
+    match is_open(fd) {
+        // SAFETY: open, and the caller's promise.
+        true => Ok(unsafe { BorrowedFd::borrow_raw(fd) }),
+        false => Err(Failure::argument(format!("register: fd {fd} is not open"))),
+    }
+}
+
+/// # Safety
+/// `driver_data` is NULL or points to `driver_data_len` bytes.
+unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure> {
+    let refuse = |what: &str, value: u64| {
+        Err(Failure::argument(format!(
+            "register: {what} is {value}, which fdbroker.h does not have"
+        )))
+    };
+    let fdbroker_allocation_t { kind, share, flags, size_bytes, .. } = *allocation;
+    let Some(memory) = u8::try_from(kind).ok().and_then(MemoryKind::from_number) else {
+        return refuse("kind", kind.into());
+    };
+    let Some(circle) = u8::try_from(share).ok().and_then(Share::from_number) else {
+        return refuse("share", share.into());
+    };
+    if flags & !(FDBROKER_RECALLABLE | FDBROKER_KEEP) != 0 {
+        return refuse("flags", flags.into());
+    }
+    if size_bytes == 0 {
+        return Err(Failure::argument("register: size_bytes is 0; an allocation has bytes"));
+    }
+    Ok(Deposit {
+        fd_offset: allocation.fd_offset,
+        owner_allocation_id: allocation.owner_allocation_id,
+        base: allocation.base,
+        device: allocation.device,
+        // SAFETY: the caller's promise.
+        driver_data: unsafe { driver_data(allocation) }?,
+        recallable: flags & FDBROKER_RECALLABLE != 0,
+        keep: flags & FDBROKER_KEEP != 0,
+        share: circle,
+        ..Deposit::new(memory, size_bytes)
+    })
+}
+
+/// # Safety
+/// As [`deposit`].
+unsafe fn driver_data(allocation: &fdbroker_allocation_t) -> Result<DriverData, Failure> {
+    let len = allocation.driver_data_len;
+    let count = usize::try_from(len).ok().filter(|count| *count <= DRIVER_DATA_BYTES);
+    let count = count.ok_or_else(|| {
+        Failure::argument(format!("register: driver_data_len is {len}; at most 64 bytes travel"))
+    })?;
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { slice(allocation.driver_data.cast::<u8>(), count, "driver_data") }?;
+    Ok(DriverData::new(bytes)?)
+}
+
+/// Ends the registration of the allocation that a handle names: no more grants, the broker's fd closed, every holder
+/// told. Consumers that have the memory keep it until they release it: use the memory anew after
+/// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Not for host memory, which
+/// fdbroker_host_free() ends. Waits at most 10 s for the broker's answer.
+///
+/// Errors: FDBROKER_STALE (ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's),
+/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_unregister(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+) -> fdbroker_code_t {
+    // SAFETY: the caller's pointers, as the header states.
+    guard(|| unsafe { unregister(broker, handle) }.map(drop))
+}
+
+/// The same, and *drained = 1 when no lease was left: FDBROKER_NOTICE_DRAINED does not come then, and the memory may
+/// be used anew at once. Otherwise, and on failure, 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_unregister_drained(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    drained: *mut i32,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let out = unsafe { drained.as_mut() };
+        let out = out.ok_or_else(|| Failure::argument("drained is NULL"))?;
+        *out = 0;
+        // SAFETY: as above.
+        *out = unsafe { unregister(broker, handle) }?.0.into();
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The pointers are as the header states.
+unsafe fn unregister(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+) -> Result<Drained, Failure> {
+    // SAFETY: the caller's promise.
+    let (context, handle) = unsafe { (context(broker, "unregister")?, one(handle)?) };
+    Ok(context.exports.unregister(handle.id())?)
+}
+
+/// The handle of the allocation that pointer points into, with the offset inside it: of host memory, or registered
+/// with a base. A lookup, no message: 253 pointers into one allocation are one registration. Host memory of the
+/// arenas is registered here when it is not yet, or was at a broker of before: that takes until the deadline at most.
+///
+/// Also inside a callback, where only what is registered already is found.
+///
+/// Errors: FDBROKER_STALE (pointer into nothing that is registered now; of FDBROKER_HOST_ISOLATED and
+/// FDBROKER_HOST_DMA_HEAP memory also after a reconnect, which ends its sharing), as fdbroker_register(),
+/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_get_handle(
+    broker: *mut fdbroker_t,
+    pointer: *const c_void,
+    device: u32,
+    deadline_ms: u32,
+    handle: *mut fdbroker_handle_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let out = unsafe { handle.as_mut() };
+        let out = out.ok_or_else(|| Failure::argument("handle is NULL"))?;
+        *out = fdbroker_handle_t::NONE;
+        // SAFETY: as above.
+        let context = unsafe { context(broker, "get handle") }?;
+        let address = pointer.addr();
+        let found = match context.host.handle_at(address, Deadline::from_ms(deadline_ms))? {
+            Some(handle) => Some(handle),
+            None => context.exports.lookup(device, address as u64),
+        };
+        *out = found.map(fdbroker_handle_t::from).ok_or_else(|| {
+            let text = format!(
+                "get handle: {pointer:p} (device {device}) is in no memory that is registered now"
+            );
+            Failure::new(ErrorCode::Stale, text)
+        })?;
+        Ok(())
+    })
+}

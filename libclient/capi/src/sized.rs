@@ -1,0 +1,349 @@
+//! Structs that grow: their first field is the size that the caller's header gives them. Reads what is there, writes
+//! what there is room for. Must never touch a byte beyond the caller's struct.
+
+use crate::errors::fdbroker_code_t;
+use crate::failure::Failure;
+use crate::limits::{MAX_COUNT, MAX_STRUCT_BYTES};
+use std::marker::PhantomData;
+use std::mem::size_of;
+
+/// A plain struct that begins with `struct_size: u64`.
+///
+/// # Safety
+/// `repr(C)`, `struct_size` first, no padding, and any bytes are a valid value.
+pub(crate) unsafe trait Growable: Copy {
+    /// Its name in C, for messages.
+    const NAME: &'static str;
+    /// Bytes without which it means nothing; a caller's may end anywhere after them.
+    const LEAST_BYTES: u64;
+    /// What the fields mean that a smaller struct lacks.
+    fn absent() -> Self;
+}
+
+/// The caller's size, if it can be one.
+fn checked<T: Growable>(size: u64) -> Result<usize, Failure> {
+    let name = T::NAME;
+    if size < T::LEAST_BYTES {
+        let text = format!("{name}: struct_size is {size}; set it to sizeof({name})");
+        return Err(Failure::argument(text));
+    }
+    // Ours are all multiples of 8, and an array of others would not be aligned.
+    if size > MAX_STRUCT_BYTES || !size.is_multiple_of(8) {
+        let text = format!(
+            "{name}: struct_size is {size}, which no release has; set it to sizeof({name})"
+        );
+        return Err(Failure::argument(text));
+    }
+    Ok(usize::try_from(size).expect("at most 4096"))
+}
+
+fn null<T: Growable>() -> Failure {
+    Failure::argument(format!("a pointer to {} is NULL", T::NAME))
+}
+
+/// The caller's array, to be read; the first one's `struct_size` is the distance of all.
+pub(crate) struct Input<'a, T> {
+    first: *const u8,
+    stride: usize,
+    count: usize,
+    marker: PhantomData<&'a T>,
+}
+
+impl<T: Growable> Input<'_, T> {
+    /// # Safety
+    /// `first` is NULL or points to `count` structs of its `struct_size` bytes, not written meanwhile.
+    pub unsafe fn new(first: *const T, count: usize) -> Result<Self, Failure> {
+        check_count(count)?;
+        let first = first.cast::<u8>();
+        let stride = match count {
+            0 => 0,
+            _ if first.is_null() => return Err(null::<T>()),
+            // SAFETY: there is at least one, and it begins with its size.
+            _ => checked::<T>(unsafe { first.cast::<u64>().read_unaligned() })?,
+        };
+        Ok(Input { first, stride, count, marker: PhantomData })
+    }
+
+    /// A copy of one, its missing fields filled in.
+    pub fn get(&self, index: usize) -> Result<T, Failure> {
+        assert!(index < self.count, "inside the array");
+        let known = self.stride.min(size_of::<T>());
+        let mut value = T::absent();
+        // SAFETY: inside the array that `new` was promised; `value` has room for `known` bytes and any bytes
+        // are a value (Growable).
+        let unknown = unsafe {
+            let from = self.first.add(index * self.stride);
+            std::ptr::copy_nonoverlapping(from, (&raw mut value).cast(), known);
+            std::slice::from_raw_parts(from.add(known), self.stride - known)
+        };
+        match unknown.iter().all(|byte| *byte == 0) {
+            true => Ok(value),
+            false => {
+                let name = T::NAME;
+                let text = format!(
+                    "{name}: fields are set that this release of the library does not know; leave them 0"
+                );
+                Err(Failure::argument(text))
+            }
+        }
+    }
+}
+
+/// Reads one.
+///
+/// # Safety
+/// As [`Input::new`], of one.
+pub(crate) unsafe fn read<T: Growable>(from: *const T) -> Result<T, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { Input::new(from, 1) }?.get(0)
+}
+
+/// The caller's array, to be written; the first one's `struct_size` is the distance of all.
+pub(crate) struct Output<'a, T> {
+    first: *mut u8,
+    stride: usize,
+    count: usize,
+    marker: PhantomData<&'a mut T>,
+}
+
+impl<T: Growable> Output<'_, T> {
+    /// # Safety
+    /// `first` is NULL or points to `count` structs of its `struct_size` bytes that nobody else uses meanwhile.
+    pub unsafe fn new(first: *mut T, count: usize) -> Result<Self, Failure> {
+        // SAFETY: the caller's promise.
+        let Input { stride, count, .. } = unsafe { Input::new(first.cast_const(), count) }?;
+        Ok(Output { first: first.cast(), stride, count, marker: PhantomData })
+    }
+
+    /// Writes one: what the caller's struct has room for, and 0 into fields that this release does not know.
+    pub fn set(&mut self, index: usize, value: &T) {
+        assert!(index < self.count, "inside the array");
+        let known = self.stride.min(size_of::<T>());
+        // SAFETY: inside the array that `new` was promised; `value` has `known` bytes, none of them padding.
+        unsafe {
+            let to = self.first.add(index * self.stride);
+            std::ptr::copy_nonoverlapping((&raw const *value).cast(), to, known);
+            to.add(known).write_bytes(0, self.stride - known);
+            to.cast::<u64>().write_unaligned(self.stride as u64);
+        }
+    }
+}
+
+/// Writes one.
+///
+/// # Safety
+/// As [`Output::new`], of one.
+pub(crate) unsafe fn write<T: Growable>(to: *mut T, value: &T) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { Output::new(to, 1) }?.set(0, value);
+    Ok(())
+}
+
+/// Refuses garbage counts.
+pub(crate) fn check_count(count: usize) -> Result<(), Failure> {
+    match count <= MAX_COUNT {
+        true => Ok(()),
+        false => {
+            Err(Failure::argument(format!("count is {count}; at most {MAX_COUNT} in one call")))
+        }
+    }
+}
+
+/// A plain array to be read; NULL only when it is empty.
+///
+/// # Safety
+/// `first` is NULL or points to `count` values, not written meanwhile.
+pub(crate) unsafe fn slice<'a, T>(
+    first: *const T,
+    count: usize,
+    name: &str,
+) -> Result<&'a [T], Failure> {
+    check_count(count)?;
+    match count {
+        0 => Ok(&[]),
+        _ if first.is_null() => Err(Failure::argument(format!("{name} is NULL"))),
+        // SAFETY: the caller's promise; MAX_COUNT values of ours are less than isize::MAX bytes.
+        _ => Ok(unsafe { std::slice::from_raw_parts(first, count) }),
+    }
+}
+
+/// A plain array to be written; `None` when it is NULL.
+///
+/// # Safety
+/// `first` is NULL or points to `count` values that nobody else uses meanwhile.
+pub(crate) unsafe fn slice_mut<'a, T>(
+    first: *mut T,
+    count: usize,
+) -> Result<Option<&'a mut [T]>, Failure> {
+    check_count(count)?;
+    // SAFETY: the caller's promise; MAX_COUNT values of ours are less than isize::MAX bytes.
+    Ok((!first.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(first, count) }))
+}
+
+/// Where the results of a call for many go: an array of `T`, written whole whatever happens.
+pub(crate) trait Results<T> {
+    /// Writes one; `None`: there is none.
+    fn put(&mut self, index: usize, value: Option<T>);
+}
+
+/// The caller's arrays for the results and their codes.
+pub(crate) struct Answers<'a, R> {
+    count: usize,
+    results: R,
+    codes: Option<&'a mut [fdbroker_code_t]>,
+}
+
+impl<'a, R> Answers<'a, R> {
+    /// `results` of the caller, if they can be written; the codes are set even if not.
+    ///
+    /// # Safety
+    /// `codes` is NULL or points to `count` codes that nobody else uses meanwhile.
+    pub unsafe fn new(
+        count: usize,
+        results: Result<R, Failure>,
+        codes: *mut fdbroker_code_t,
+    ) -> Result<Self, Failure> {
+        // SAFETY: the caller's promise.
+        let codes: Option<&'a mut [fdbroker_code_t]> = unsafe { slice_mut(codes, count) }?;
+        match results {
+            Ok(results) => Ok(Answers { count, results, codes }),
+            Err(failure) => {
+                codes.into_iter().for_each(|codes| codes.fill(failure.code()));
+                Err(failure)
+            }
+        }
+    }
+
+    /// Writes one outcome each; the first failure, or the one that kept all from being tried.
+    pub fn fill<T, F: Into<Failure>>(
+        &mut self,
+        outcomes: Result<impl IntoIterator<Item = Result<T, F>>, Failure>,
+    ) -> Result<(), Failure>
+    where
+        R: Results<T>,
+    {
+        let outcomes = match outcomes {
+            Ok(outcomes) => outcomes,
+            Err(failure) => {
+                (0..self.count).for_each(|index| self.put(index, None, failure.code()));
+                return Err(failure);
+            }
+        };
+        let mut first = Ok(());
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(value) => self.put(index, Some(value), 0),
+                Err(failure) => {
+                    let failure = failure.into();
+                    self.put(index, None, failure.code());
+                    first = first.and(Err(failure));
+                }
+            }
+        }
+        first
+    }
+
+    fn put<T>(&mut self, index: usize, value: Option<T>, code: fdbroker_code_t)
+    where
+        R: Results<T>,
+    {
+        self.results.put(index, value);
+        if let Some(codes) = &mut self.codes {
+            codes[index] = code;
+        }
+    }
+}
+
+/// The caller's array, and what stands for "none".
+pub(crate) type Plain<'a, T> = (&'a mut [T], fn() -> T);
+
+impl<T> Results<T> for Plain<'_, T> {
+    fn put(&mut self, index: usize, value: Option<T>) {
+        let (array, none) = self;
+        array[index] = value.unwrap_or_else(*none);
+    }
+}
+
+/// A plain array of results of the caller, as [`Answers`] takes it; NULL only when it is empty.
+///
+/// # Safety
+/// `first` is NULL or points to `count` values that nobody else uses meanwhile.
+pub(crate) unsafe fn plain<'a, T>(
+    first: *mut T,
+    count: usize,
+    name: &str,
+    none: fn() -> T,
+) -> Result<Plain<'a, T>, Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { slice_mut(first, count) }? {
+        Some(array) => Ok((array, none)),
+        None if count == 0 => Ok((&mut [], none)),
+        None => Err(Failure::argument(format!("{name} is NULL"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    #[repr(C)]
+    struct Now {
+        struct_size: u64,
+        old: u64,
+        new: i64,
+    }
+
+    // SAFETY: repr(C), three fields of 8 bytes, struct_size first.
+    unsafe impl Growable for Now {
+        const NAME: &'static str = "now_t";
+        const LEAST_BYTES: u64 = 16;
+        fn absent() -> Self {
+            Now { struct_size: 24, old: 0, new: -1 }
+        }
+    }
+
+    fn read_words(words: &[u64]) -> Result<Now, Failure> {
+        // SAFETY: every test's array is as long as its first word says, or is refused before it is read.
+        unsafe { read(words.as_ptr().cast::<Now>()) }
+    }
+
+    #[test]
+    fn read_when_older_then_missing_fields_have_their_default() {
+        assert_eq!(read_words(&[16, 5]).unwrap(), Now { struct_size: 16, old: 5, new: -1 });
+    }
+
+    #[test]
+    fn read_when_newer_then_only_zeros_are_accepted() {
+        assert_eq!(read_words(&[32, 5, 6, 0]).unwrap(), Now { struct_size: 32, old: 5, new: 6 });
+        assert!(read_words(&[32, 5, 6, 1]).is_err());
+    }
+
+    #[test]
+    fn read_when_size_cannot_be_then_refused() {
+        for size in [0, 8, 15, 23, MAX_STRUCT_BYTES + 8, u64::MAX] {
+            assert!(read_words(&[size, 0, 0]).is_err(), "{size}");
+        }
+        // SAFETY: NULL may be asked for.
+        assert!(unsafe { read::<Now>(std::ptr::null()) }.is_err());
+    }
+
+    #[test]
+    fn set_when_older_array_then_strides_by_its_size_and_writes_no_further() {
+        let mut words: [u64; 5] = [16, 0, 77, 0, 99];
+        // SAFETY: two structs of 16 bytes.
+        let mut out = unsafe { Output::new(words.as_mut_ptr().cast::<Now>(), 2) }.unwrap();
+        out.set(0, &Now { struct_size: 0, old: 1, new: 2 });
+        out.set(1, &Now { struct_size: 0, old: 3, new: 4 });
+        assert_eq!(words, [16, 1, 16, 3, 99]);
+    }
+
+    #[test]
+    fn set_when_newer_then_unknown_fields_are_zero() {
+        let mut words: [u64; 5] = [32, 9, 9, 9, 99];
+        // SAFETY: one struct of 32 bytes.
+        unsafe { write(words.as_mut_ptr().cast(), &Now { struct_size: 0, old: 1, new: 2 }) }
+            .unwrap();
+        assert_eq!(words, [32, 1, 2, 0, 99]);
+    }
+}

@@ -1,0 +1,145 @@
+//! A callback that can be changed while the library thread runs: who changes it waits until the old one has returned.
+//! Must never hold its lock while the callback runs.
+
+use crate::failure::Failure;
+use crate::limits::CALLBACK_TIMEOUT;
+use fdbroker_client::ErrorCode;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+thread_local! {
+    /// How many callbacks this thread is inside of.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether the caller is inside a callback: it must not wait, nor end what calls it.
+pub(crate) fn is_in_callback() -> bool {
+    DEPTH.get() > 0
+}
+
+/// Refuses what may not be done inside a callback.
+pub(crate) fn refuse_in_callback(what: &str) -> Result<(), Failure> {
+    match is_in_callback() {
+        false => Ok(()),
+        true => {
+            let text = format!("{what}: not inside a callback; do it on another thread");
+            Err(Failure::new(ErrorCode::NotSupported, text))
+        }
+    }
+}
+
+/// A C function and its first argument.
+#[derive(Clone, Copy)]
+pub(crate) struct Callback<F> {
+    pub call: F,
+    pub user: *mut c_void,
+}
+
+// SAFETY: `user` is handed to the function and not touched here; the header says that it is called on other threads.
+unsafe impl<F: Send> Send for Callback<F> {}
+// SAFETY: as above.
+unsafe impl<F: Sync> Sync for Callback<F> {}
+
+/// The callback of the moment.
+pub(crate) struct Slot<F> {
+    /// Whoever runs it has a clone.
+    current: Mutex<Option<Arc<Callback<F>>>>,
+    returned: Condvar,
+}
+
+impl<F> Default for Slot<F> {
+    fn default() -> Self {
+        Slot { current: Mutex::new(None), returned: Condvar::new() }
+    }
+}
+
+impl<F> Slot<F> {
+    /// Runs the callback, if there is one.
+    pub fn run<T>(&self, act: impl FnOnce(&Callback<F>) -> T) -> Option<T> {
+        let callback = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        DEPTH.set(DEPTH.get() + 1);
+        let result = act(&callback);
+        DEPTH.set(DEPTH.get() - 1);
+        {
+            // Under the lock: who waits for it has looked, and sleeps, or will see it gone.
+            let _current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(callback);
+        }
+        self.returned.notify_all();
+        Some(result)
+    }
+
+    /// Puts another one in its place; returns when the old one runs no more.
+    pub fn set(&self, callback: Option<Callback<F>>) -> Result<(), Failure> {
+        refuse_in_callback("change a callback")?;
+        let until = Instant::now() + CALLBACK_TIMEOUT;
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = std::mem::replace(&mut *current, callback.map(Arc::new));
+        let Some(old) = old else { return Ok(()) };
+        while Arc::strong_count(&old) > 1 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let text = format!(
+                    "change a callback: the old one has not returned in {CALLBACK_TIMEOUT:?}; \
+                     it is replaced, but keep what it uses"
+                );
+                return Err(Failure::new(ErrorCode::TimedOut, text));
+            }
+            let waited = self.returned.wait_timeout(current, left);
+            current = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+
+    fn callback(number: u32) -> Option<Callback<u32>> {
+        Some(Callback { call: number, user: std::ptr::null_mut() })
+    }
+
+    #[test]
+    fn set_when_the_old_one_runs_then_returns_after_it() {
+        let slot = Slot::default();
+        slot.set(callback(1)).unwrap();
+        let (started, has_started) = channel();
+        let (go, may_end) = channel::<()>();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (slot, ended) = (&slot, &ended);
+            scope.spawn(move || {
+                slot.run(|callback| {
+                    started.send(callback.call).unwrap();
+                    may_end.recv().unwrap();
+                    ended.store(true, Ordering::SeqCst);
+                })
+            });
+            assert_eq!(has_started.recv().unwrap(), 1);
+            let setter = scope.spawn(move || {
+                slot.set(callback(2)).unwrap();
+                assert!(ended.load(Ordering::SeqCst), "set has waited");
+            });
+            // The new one runs meanwhile, and is not waited for.
+            while slot.run(|callback| callback.call) != Some(2) {
+                std::thread::yield_now();
+            }
+            go.send(()).unwrap();
+            setter.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn set_when_inside_a_callback_then_refused() {
+        let slot = Slot::default();
+        slot.set(callback(1)).unwrap();
+        let refused = slot.run(|_| slot.set(None).unwrap_err().code());
+        assert_eq!(refused, Some(crate::errors::FDBROKER_NOT_SUPPORTED));
+        assert!(!is_in_callback());
+    }
+}

@@ -1,0 +1,101 @@
+//! The counters of a context, as a struct and as one line. Must never change what it counts.
+
+use crate::errors::fdbroker_code_t;
+use crate::guard::guard;
+use crate::open::{context, fdbroker_t};
+use crate::sized::{Growable, write};
+
+/// Counters. "In use": imported and not yet given back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct fdbroker_stats_t {
+    /// sizeof(fdbroker_stats_t), set by the caller.
+    pub struct_size: u64,
+    /// Imports served from the cache, since open.
+    pub hits: u64,
+    /// Imports that asked the broker, since open.
+    pub misses: u64,
+    /// Entries found ended when wanted, since open.
+    pub stale: u64,
+    /// Entries closed to stay within the limits, since open.
+    pub evicted: u64,
+    /// Entries in the cache now.
+    pub entries: u64,
+    /// Of these, in use.
+    pub pinned: u64,
+    /// Bytes of those entries.
+    pub bytes: u64,
+    /// The limits; 0: none.
+    pub max_entries: u64,
+    pub max_bytes: u64,
+    /// Allocations of this process that are registered now: with a base, and host memory.
+    pub registrations: u64,
+    /// Address space of the arenas, and isolated and dma-heap memory, in bytes.
+    pub host_bytes: u64,
+    /// Of these, in buffers that are not freed.
+    pub host_bytes_used: u64,
+    /// Leases acquired and not given back (imports not counted).
+    pub leases: u64,
+}
+
+// SAFETY: repr(C), struct_size first, no padding (8 each), integers only.
+unsafe impl Growable for fdbroker_stats_t {
+    const NAME: &'static str = "fdbroker_stats_t";
+    const LEAST_BYTES: u64 = 16;
+    fn absent() -> Self {
+        fdbroker_stats_t::default()
+    }
+}
+
+/// The counters of now. Sends nothing, waits for nothing; also inside a callback.
+///
+/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_stats(
+    broker: *mut fdbroker_t,
+    stats: *mut fdbroker_stats_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let context = unsafe { context(broker, "stats") }?;
+        // SAFETY: as above.
+        unsafe { write(stats, &of(context)) }
+    })
+}
+
+pub(crate) fn of(context: &fdbroker_t) -> fdbroker_stats_t {
+    let cache = context.cache.stats();
+    let host = context.host.usage();
+    fdbroker_stats_t {
+        struct_size: 0,
+        hits: cache.hits,
+        misses: cache.misses,
+        stale: cache.stale,
+        evicted: cache.evicted,
+        entries: cache.entries,
+        pinned: cache.pinned,
+        bytes: cache.bytes,
+        max_entries: cache.max_entries,
+        max_bytes: cache.max_bytes,
+        registrations: context.exports.len() as u64 + host.registered,
+        host_bytes: host.bytes,
+        host_bytes_used: host.used,
+        leases: context.leases.len() as u64,
+    }
+}
+
+/// The line of `print_stats`: NAME=NUMBER, in the order of the struct; later releases add at the end.
+impl std::fmt::Display for fdbroker_stats_t {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let fdbroker_stats_t { hits, misses, stale, evicted, entries, pinned, bytes, .. } = self;
+        let fdbroker_stats_t { max_entries, max_bytes, registrations, .. } = self;
+        let fdbroker_stats_t { host_bytes, host_bytes_used, leases, .. } = self;
+        write!(f, "stats: hits={hits} misses={misses} stale={stale} evicted={evicted} ")?;
+        write!(f, "entries={entries} pinned={pinned} bytes={bytes} ")?;
+        write!(
+            f,
+            "max_entries={max_entries} max_bytes={max_bytes} registrations={registrations} "
+        )?;
+        write!(f, "host_bytes={host_bytes} host_bytes_used={host_bytes_used} leases={leases}")
+    }
+}

@@ -1,0 +1,213 @@
+//! fdbroker.h is made from the Rust sources and checked in. Must never differ from them, nor be made by a build: whoever
+//! builds a C program needs neither Rust nor this test.
+//!
+//! Each file is one section, in this order. cbindgen (MPL-2.0, only here) translates; what it leaves ugly for a C
+//! programmer is put right afterwards.
+
+use std::path::Path;
+
+/// Source file and heading of each section.
+const SECTIONS: [(&str, &str); 10] = [
+    ("errors", "Errors and versions"),
+    ("open", "Open and close"),
+    ("handle", "The handle"),
+    ("register", "Producers: registering memory"),
+    ("host", "Producers: host memory"),
+    ("acquire", "Consumers: fds and leases"),
+    ("request", "Consumers: acquiring without waiting"),
+    ("import", "Consumers: memory, through the import cache"),
+    ("events", "Events: recalls, notices, dispatch"),
+    ("stats", "Counters"),
+];
+
+const UPDATE: &str = "FDBROKER_UPDATE_HEADER=1 cargo test -p fdbroker-capi --test header";
+
+#[test]
+fn header_when_made_from_the_sources_then_is_the_one_checked_in() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("include/fdbroker.h");
+    let made = header(root);
+    if std::env::var_os("FDBROKER_UPDATE_HEADER").is_some() {
+        std::fs::write(&path, &made).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    let same = made.lines().zip(kept.lines()).take_while(|(made, kept)| made == kept).count();
+    assert!(
+        made == kept,
+        "{} differs from the sources from line {} on; update it by: {UPDATE}",
+        path.display(),
+        same + 1
+    );
+}
+
+#[test]
+fn header_when_made_then_declares_every_exported_function() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let made = header(root);
+    for file in std::fs::read_dir(root.join("src")).unwrap() {
+        let source = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        let functions = source.lines().filter(|line| line.contains("extern \"C\" fn fdbroker_"));
+        for line in functions {
+            let name = line.split("fn ").nth(1).unwrap().split('(').next().unwrap();
+            assert!(made.contains(&format!("{name}(")), "{name} is in no section");
+        }
+    }
+}
+
+fn header(root: &Path) -> String {
+    let mut header = root.join("tests/header.begin.h").read();
+    for (file, heading) in SECTIONS {
+        let dashes = "-".repeat(WIDTH - heading.len() - 11);
+        header += &format!("\n/* ---- {heading} {dashes} */\n\n");
+        header.push_str(section(&root.join(format!("src/{file}.rs"))).trim());
+        header.push('\n');
+    }
+    header.push_str(&root.join("tests/header.end.h").read());
+    header
+}
+
+trait Read {
+    fn read(&self) -> String;
+}
+
+impl Read for std::path::PathBuf {
+    fn read(&self) -> String {
+        std::fs::read_to_string(self).unwrap_or_else(|error| panic!("{}: {error}", self.display()))
+    }
+}
+
+/// What one file declares.
+fn section(source: &Path) -> String {
+    let mut config = cbindgen::Config {
+        language: cbindgen::Language::C,
+        style: cbindgen::Style::Both,
+        documentation_style: cbindgen::DocumentationStyle::C,
+        no_includes: true,
+        usize_is_size_t: true,
+        line_length: 110,
+        tab_width: 2,
+        ..cbindgen::Config::default()
+    };
+    config.function.sort_by = Some(cbindgen::SortKey::None);
+    config.constant.sort_by = Some(cbindgen::SortKey::None);
+    config.function.args = cbindgen::Layout::Auto;
+    let bindings = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(source)
+        .generate()
+        .expect("the sources parse");
+    let mut bytes = Vec::new();
+    bindings.write(&mut bytes);
+    readable(&String::from_utf8(bytes).expect("cbindgen writes UTF-8"))
+}
+
+/// Struct tags without `_t`; short comments beside what they explain, others as a block; arguments side by side.
+fn readable(text: &str) -> String {
+    let mut out = String::new();
+    let mut lines = text.lines().peekable();
+    // What stood last was a constant with its comment beside it: constants of one kind stand together.
+    let mut after_constant = false;
+    let mut blank = false;
+    while let Some(line) = lines.next() {
+        let comment = match line.trim() {
+            "/*" => Some(comment(&mut lines)),
+            "" => {
+                blank = true;
+                continue;
+            }
+            _ => None,
+        };
+        let item = match comment {
+            None => item(line, &mut lines),
+            Some(_) => {
+                let line = lines.next().expect("a comment explains something");
+                item(line, &mut lines)
+            }
+        };
+        let beside = comment.as_deref().and_then(|comment| beside(&item, comment));
+        let is_constant = item.starts_with("#define") && beside.is_some();
+        if blank && !(after_constant && is_constant) {
+            out.push('\n');
+        }
+        (blank, after_constant) = (false, is_constant);
+        match (beside, comment) {
+            (Some(line), _) => out += &(line + "\n"),
+            (None, Some(comment)) => out += &(above(&item, &comment) + &item + "\n"),
+            (None, None) => out += &(item + "\n"),
+        }
+    }
+    out
+}
+
+/// The lines of a comment, up to its end.
+fn comment<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Vec<String> {
+    let inside = lines.take_while(|line| line.trim() != "*/");
+    inside.map(|line| line.trim().to_owned()).collect()
+}
+
+/// One line of code; of a function with its arguments on many lines, all of them.
+fn item<'a>(line: &str, lines: &mut impl Iterator<Item = &'a str>) -> String {
+    let mut item = plain_tag(line);
+    if item.contains('(') && !item.starts_with("#define") {
+        while !item.ends_with(';') {
+            let line = lines.next().expect("a declaration ends");
+            item = item + " " + &plain_tag(line.trim());
+        }
+        return wrapped(&item);
+    }
+    match item.strip_prefix("#define ").and_then(|constant| constant.split_once(" -")) {
+        Some((name, value)) => format!("#define {name} (-{value})"),
+        None => item,
+    }
+}
+
+const WIDTH: usize = 110;
+
+/// Broken at commas, continued four columns in.
+fn wrapped(declaration: &str) -> String {
+    let mut out = String::new();
+    let mut width = 0;
+    for (index, part) in declaration.split_inclusive(", ").enumerate() {
+        if index > 0 && width + part.trim_end().len() > WIDTH {
+            out.truncate(out.trim_end().len());
+            out.push_str("\n    ");
+            width = 4;
+        }
+        out.push_str(part);
+        width += part.len();
+    }
+    out
+}
+
+/// The item with its comment beside it, when both are short.
+fn beside(item: &str, comment: &[String]) -> Option<String> {
+    let [only] = comment else { return None };
+    let column = if item.starts_with("#define") { 39 } else { 32 };
+    let line = format!("{item:<column$} /* {only} */");
+    let may_stand = item.starts_with("#define") || item.starts_with(' ') && item.ends_with(';');
+    (may_stand && line.len() <= 120).then_some(line)
+}
+
+/// The comment as a block above the item.
+fn above(item: &str, comment: &[String]) -> String {
+    let indent = &item[..item.len() - item.trim_start().len()];
+    let mut out = String::new();
+    for (index, line) in comment.iter().enumerate() {
+        let begin = if index == 0 { "/*" } else { " *" };
+        let end = if index + 1 == comment.len() { " */" } else { "" };
+        let space = if line.is_empty() { "" } else { " " };
+        out += &format!("{indent}{begin}{space}{line}{end}\n");
+    }
+    out
+}
+
+/// `typedef struct fdbroker_x_t` -> `typedef struct fdbroker_x`; elsewhere the typedef's name alone.
+fn plain_tag(line: &str) -> String {
+    match line.strip_prefix("typedef struct ") {
+        Some(rest) => match rest.split_once("_t ") {
+            Some((tag, rest)) => format!("typedef struct {tag} {rest}"),
+            None => line.to_owned(),
+        },
+        None => line.replace("struct fdbroker_", "fdbroker_"),
+    }
+}

@@ -1,0 +1,142 @@
+//! What a hit looks at: one entry of 32 bytes, all atomics.
+//! Must never be written, but for the referenced bit, without the cache's lock.
+
+use crate::cache::segments::Zeroed;
+use crate::map::Access;
+use fdbroker_protocol::HandlePrefix;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// One allocation kept open. Tag, generation, address and length change only while the state is FREE; who has pinned
+/// the entry and then seen it LIVE reads them as they were when it became so.
+#[derive(Debug)]
+#[repr(C, align(32))]
+pub(super) struct Entry {
+    pub tag: AtomicU64,
+    pub ptr: AtomicPtr<u8>,
+    pub len: AtomicUsize,
+    pub generation: AtomicU32,
+    word: AtomicU32,
+}
+
+// SAFETY: a struct of atomics of integers and of a raw pointer.
+unsafe impl Zeroed for Entry {}
+const _: () = assert!(size_of::<Entry>() == 32);
+
+/// What the first 32 bytes of a handle are in one word: who knows it has seen the handle. Any one field that differs makes
+/// another tag, and without the MAC it cannot be guessed.
+pub(super) fn tag_of(prefix: &HandlePrefix) -> u64 {
+    let [a, b, c, d] = prefix.magic;
+    let [f, g] = prefix.flags.to_bytes();
+    let head = u64::from_le_bytes([a, b, c, d, prefix.version, prefix.kind, f, g]);
+    prefix.mac.get() ^ head ^ prefix.node.get()
+}
+
+/// The state word of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Word(u32);
+
+/// Nothing is open.
+const FREE: u32 = 0;
+/// Open, in the index, in the list.
+const LIVE: u32 = 1;
+/// Being looked at by who holds the lock and would close it.
+const CLOSING: u32 = 2;
+/// Open and in use, but nobody finds it any more: the last release closes it.
+const DETACHED: u32 = 3;
+
+const STATE: u32 = 3;
+const WRITABLE: u32 = 4;
+const HOST: u32 = 8;
+const REFERENCED: u32 = 16;
+const INCARNATION_SHIFT: u32 = 5;
+/// Incarnations before an entry's pins repeat themselves.
+const INCARNATIONS: u32 = 1 << (u32::BITS - INCARNATION_SHIFT);
+
+impl Word {
+    pub fn is_live(self) -> bool {
+        self.0 & STATE == LIVE
+    }
+
+    pub fn is_detached(self) -> bool {
+        self.0 & STATE == DETACHED
+    }
+
+    pub fn is_open(self) -> bool {
+        self.0 & STATE != FREE
+    }
+
+    /// Whether it is found by handle, or will be again in a moment.
+    pub fn is_kept(self) -> bool {
+        matches!(self.0 & STATE, LIVE | CLOSING)
+    }
+
+    pub fn is_referenced(self) -> bool {
+        self.0 & REFERENCED != 0
+    }
+
+    /// Counts what the entry has been; never 0 once it was open.
+    pub fn incarnation(self) -> u32 {
+        self.0 >> INCARNATION_SHIFT
+    }
+
+    pub fn access(self) -> Access {
+        if self.0 & WRITABLE != 0 { Access::ReadWrite } else { Access::Read }
+    }
+
+    /// Whether the library mapped it itself.
+    pub fn is_host(self) -> bool {
+        self.0 & HOST != 0
+    }
+
+    /// Whether it serves who wants `access`.
+    pub fn serves(self, access: Access) -> bool {
+        access == Access::Read || self.access() == Access::ReadWrite
+    }
+}
+
+impl Entry {
+    /// The state. SeqCst: see `pins`.
+    #[inline]
+    pub fn word(&self) -> Word {
+        Word(self.word.load(Ordering::SeqCst))
+    }
+
+    /// Notes a use; once, so that hits only read.
+    #[inline]
+    pub fn refer(&self, seen: Word) {
+        if !seen.is_referenced() {
+            self.word.fetch_or(REFERENCED, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets uses.
+    pub fn forget_uses(&self) {
+        self.word.fetch_and(!REFERENCED, Ordering::Relaxed);
+    }
+
+    /// FREE to LIVE, of the next incarnation; returns that.
+    pub fn open(&self, access: Access, is_host: bool) -> u32 {
+        let before = self.word().incarnation();
+        let incarnation = if before + 1 < INCARNATIONS { before + 1 } else { 1 };
+        let writable = if access == Access::ReadWrite { WRITABLE } else { 0 };
+        let host = if is_host { HOST } else { 0 };
+        let word = LIVE | writable | host | incarnation << INCARNATION_SHIFT;
+        self.word.store(word, Ordering::SeqCst);
+        incarnation
+    }
+
+    /// LIVE to CLOSING, or back. A hit may set the referenced bit meanwhile, so no plain store.
+    pub fn toggle_closing(&self) {
+        self.word.fetch_xor(LIVE ^ CLOSING, Ordering::SeqCst);
+    }
+
+    /// LIVE or CLOSING to DETACHED.
+    pub fn detach(&self) {
+        self.word.fetch_or(DETACHED, Ordering::SeqCst);
+    }
+
+    /// CLOSING or DETACHED to FREE. The incarnation stays until it is open again: pins of before are pins of nothing.
+    pub fn free(&self) {
+        self.word.fetch_and(!(STATE | WRITABLE | HOST | REFERENCED), Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,156 @@
+//! The way of a miss: who fetches asks the broker, opens, closes the fd, reports, keeps; who comes later waits.
+//! Must never leave a lease, a count or memory behind when it fails.
+
+use crate::cache::Opener;
+use crate::cache::cached::{CachedImport, out_of_bounds};
+use crate::cache::cold::Held;
+use crate::cache::flight::{Claim, Waited, Waiter};
+use crate::cache::table::{Fresh, Look, Pinned, Table, close_all};
+use crate::client::Client;
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::grant::Grant;
+use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};
+use crate::map::Access;
+use fdbroker_protocol::{ErrorCode, Handle};
+use std::time::Duration;
+
+/// How memory is opened.
+pub(super) enum Opening<'a> {
+    /// Mapped by the library.
+    Map,
+    /// By the caller.
+    With(&'a mut Opener<'a>),
+}
+
+/// Whether one-way messages go at once or with the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Post {
+    Now,
+    Later,
+}
+
+/// What an import needs to know.
+pub(super) struct Importer<'a, 'o> {
+    pub client: &'a Client,
+    pub table: &'a Table,
+    pub access: Access,
+    pub deadline: Deadline,
+    pub opening: Opening<'o>,
+}
+
+impl<'a> Importer<'a, '_> {
+    /// Imports one that a hit did not find.
+    pub fn import(&mut self, handle: &Handle) -> Result<CachedImport<'a>, Error> {
+        // Before the table's lock: a forked child may not take it, a callback may not wait.
+        self.client.connection("import")?;
+        loop {
+            let pinned = match self.table.look(handle, self.access) {
+                Look::Found(pinned) => pinned,
+                Look::Fetch(claim) => self.fetch(claim, handle)?,
+                Look::Wait(waiter) => match self.wait(waiter, handle)? {
+                    Some(pinned) => pinned,
+                    None => continue,
+                },
+            };
+            return CachedImport::new(self.table, pinned, handle);
+        }
+    }
+
+    /// Waits for who fetches it; `None`: look again.
+    pub fn wait(&self, waiter: Waiter<'_>, handle: &Handle) -> Result<Option<Pinned>, Error> {
+        match waiter.wait(self.deadline) {
+            Waited::Pinned(pin) => Ok(self.table.adopt(pin, handle.id())),
+            Waited::Nothing => Ok(None),
+            Waited::TimedOut => {
+                let context = format!("import {}: another thread imports it", handle.id());
+                Err(Error::timed_out(context))
+            }
+        }
+    }
+
+    fn fetch(&mut self, claim: Claim<'_>, handle: &Handle) -> Result<Pinned, Error> {
+        let mut slices = Slices::of(self.deadline);
+        let grant = loop {
+            match self.client.acquire(handle, slices.next(self.table)) {
+                Err(error) if slices.allow_another(&error) && slices.make_room(self.table) => {}
+                outcome => break outcome?,
+            }
+        };
+        let mut closed = Vec::new();
+        let kept = self.take_in(claim, handle, grant, Post::Now, &mut closed);
+        close_all(closed);
+        kept
+    }
+
+    /// Opens what was granted, closes its fd, reports it and keeps it.
+    pub fn take_in(
+        &mut self,
+        claim: Claim<'_>,
+        handle: &Handle,
+        grant: Grant,
+        post: Post,
+        closed: &mut Vec<Held>,
+    ) -> Result<Pinned, Error> {
+        let info = grant.info;
+        if info.id != handle.id() {
+            let context = format!("import {}: the broker granted {}", handle.id(), info.id);
+            return Err(Error::new(ErrorCode::Protocol, context));
+        }
+        if handle.offset_bytes.get() >= info.size_bytes {
+            return Err(out_of_bounds(handle, info.size_bytes));
+        }
+        let is_host = matches!(self.opening, Opening::Map);
+        let opened = match &mut self.opening {
+            Opening::Map => Box::new(grant.map(self.access, 0)?),
+            Opening::With(open) => open(&grant)?,
+        };
+        let Grant { fd, lease, .. } = grant;
+        // Declared together: memory is closed before its lease is given back, whatever fails from here on.
+        let mut held = Held { opened, lease };
+        drop(fd);
+        match post {
+            Post::Now => held.lease.mapped(),
+            Post::Later => held.lease.mapped_later(),
+        }
+        let len = held.opened.len().min(usize::try_from(info.size_bytes).unwrap_or(usize::MAX));
+        let fresh = Fresh { held, len, access: self.access, is_host };
+        self.table.keep(claim, handle, fresh, closed)
+    }
+}
+
+/// Time for one try after the other, each longer: while something here could be closed for the broker's caps, a
+/// try does not get all of the time.
+pub(super) struct Slices {
+    deadline: Deadline,
+    next: Duration,
+    current: Deadline,
+}
+
+impl Slices {
+    pub fn of(deadline: Deadline) -> Self {
+        Slices { deadline, next: QUOTA_SLICE, current: deadline }
+    }
+
+    /// How long the broker may take for the next try.
+    pub fn next(&mut self, table: &Table) -> Deadline {
+        self.current = match table.has_listed() {
+            true => self.deadline.min(Deadline::after(self.next)),
+            false => self.deadline,
+        };
+        self.next *= 2;
+        self.current
+    }
+
+    /// Whether a refusal may be due to what this cache keeps, and is worth another try.
+    pub fn allow_another(&self, error: &Error) -> bool {
+        let is_quota = error.code == ErrorCode::NoQuota;
+        let was_cut = self.current < self.deadline;
+        (is_quota || (was_cut && error.code == ErrorCode::TimedOut)) && !self.deadline.has_passed()
+    }
+
+    /// Makes room after a try that was refused; whether to try again: room was made, or time is left.
+    pub fn make_room(&self, table: &Table) -> bool {
+        table.close_unused(CLOSE_CHUNK) > 0 || self.current < self.deadline
+    }
+}

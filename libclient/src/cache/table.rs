@@ -1,0 +1,575 @@
+//! The cache's table: finds, pins, releases, keeps, evicts. The index and the entries are read without a lock.
+//! Must never validate before it has pinned, nor close what is pinned.
+
+use crate::cache::cached::Pin;
+use crate::cache::cold::{Cold, Held};
+use crate::cache::entry::{Entry, Word, tag_of};
+use crate::cache::flight::{Claim, Flight, Key, Waiter};
+use crate::cache::pins::{Pins, Unpinnable, my_stripe};
+use crate::cache::segments::Segments;
+use crate::cache::settings::CacheSettings;
+use crate::cache::stats::{CacheStats, Hits};
+use crate::common::Common;
+use crate::error::Error;
+use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS};
+use crate::map::Access;
+use crate::sync::lock;
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Memory pinned: where it is, and what gives it back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pinned {
+    pub pin: Pin,
+    pub ptr: *mut u8,
+    pub len: usize,
+}
+
+/// What a look under the lock finds.
+#[derive(Debug)]
+pub(super) enum Look<'a> {
+    /// It is there.
+    Found(Pinned),
+    /// Another thread is fetching it.
+    Wait(Waiter<'a>),
+    /// The caller is to fetch it.
+    Fetch(Claim<'a>),
+}
+
+/// Memory just opened, to be kept.
+#[derive(Debug)]
+pub(super) struct Fresh {
+    pub held: Held,
+    pub len: usize,
+    pub access: Access,
+    pub is_host: bool,
+}
+
+/// Closes what is unused at its release.
+const CLOSE_UNUSED: u32 = 1;
+/// The cache is over its limits, all it has looked at being in use.
+const OVER: u32 = 2;
+
+/// A word on a cache line of its own: read at every release, written hardly ever.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Flags(AtomicU32);
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct Table {
+    common: Arc<Common>,
+    settings: CacheSettings,
+    /// By broker slot: entry number + 1, 0 = none.
+    index: Segments<AtomicU32>,
+    entries: Segments<Entry>,
+    pins: Pins,
+    flags: Flags,
+    hits: Hits,
+    cold: Mutex<Cold>,
+}
+
+impl Table {
+    pub fn new(common: &Arc<Common>, settings: CacheSettings) -> Self {
+        let flags = if settings.leave_pinned { 0 } else { CLOSE_UNUSED };
+        Table {
+            common: Arc::clone(common),
+            settings,
+            index: Segments::new(),
+            entries: Segments::new(),
+            pins: Pins::new(),
+            flags: Flags(flags.into()),
+            hits: Hits::default(),
+            cold: Mutex::new(Cold::new()),
+        }
+    }
+
+    /// Whether the caller is the process that made it, not a child.
+    pub fn is_own_process(&self) -> bool {
+        self.common.process.is_current()
+    }
+
+    pub fn settings(&self) -> &CacheSettings {
+        &self.settings
+    }
+
+    /// The hit: pins, then validates. No lock, no syscall (but once per thread and 65,536 entries the lock, to make
+    /// room for the thread's pins).
+    #[inline]
+    pub fn hit(&self, handle: &Handle, access: Access) -> Option<Pinned> {
+        if !self.common.process.is_current() {
+            return None;
+        }
+        let id = handle.id();
+        let number = self.index.get(id.slot)?.load(Ordering::Acquire).checked_sub(1)?;
+        let entry = self.entries.get(number)?;
+        // Looked at first: what is another allocation's is not pinned, and both lines come while the pin is made.
+        if entry.tag.load(Ordering::Relaxed) != tag_of(&handle.prefix)
+            || !self.common.page.is_current(id)
+        {
+            return None;
+        }
+        let stripe = my_stripe();
+        match self.pins.pin(stripe, number) {
+            Ok(()) => {}
+            Err(Unpinnable::TooMany) => return None,
+            Err(Unpinnable::NoSegment) => self.pin_first(stripe, number)?,
+        }
+        let seen = self.validate(entry, handle, access);
+        let Some(word) = seen else {
+            self.unpin(stripe, number);
+            return None;
+        };
+        entry.refer(word);
+        self.hits.add(stripe);
+        Some(self.pinned(entry, number, stripe, word))
+    }
+
+    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state: a
+    /// reconnect detaches everything before it shows another page, so what is LIVE after was judged by its own.
+    #[inline]
+    fn validate(&self, entry: &Entry, handle: &Handle, access: Access) -> Option<Word> {
+        let id = handle.id();
+        let is_current = self.common.page.is_current(id);
+        let word = entry.word();
+        let is_it = entry.tag.load(Ordering::Relaxed) == tag_of(&handle.prefix)
+            && entry.generation.load(Ordering::Relaxed) == id.generation;
+        (is_current && word.is_live() && is_it && word.serves(access)).then_some(word)
+    }
+
+    #[inline]
+    fn pinned(&self, entry: &Entry, number: u32, stripe: usize, word: Word) -> Pinned {
+        Pinned {
+            pin: Pin::new(number, stripe, word.incarnation()),
+            ptr: entry.ptr.load(Ordering::Relaxed),
+            len: entry.len.load(Ordering::Relaxed),
+        }
+    }
+
+    #[cold]
+    fn pin_first(&self, stripe: usize, number: u32) -> Option<()> {
+        {
+            // `pins` says why under the lock.
+            let _cold = lock(&self.cold);
+            self.pins.make(stripe, number);
+        }
+        self.pins.pin(stripe, number).ok()
+    }
+
+    /// Gives back a pin that the caller says to have; `false`: there is none.
+    #[inline]
+    pub fn release(&self, pin: Pin) -> bool {
+        let Some(entry) = self.entries.get(pin.number()) else { return false };
+        let word = entry.word();
+        if !word.is_open() || word.incarnation() != pin.incarnation() {
+            return false;
+        }
+        if !self.pins.try_unpin(pin.stripe(), pin.number()) {
+            return false;
+        }
+        self.after_unpin(pin.number());
+        true
+    }
+
+    /// Gives back a pin that the caller has.
+    #[inline]
+    pub fn release_held(&self, pin: Pin) {
+        self.unpin(pin.stripe(), pin.number());
+    }
+
+    #[inline]
+    fn unpin(&self, stripe: usize, number: u32) {
+        self.pins.unpin(stripe, number);
+        self.after_unpin(number);
+    }
+
+    #[inline]
+    fn after_unpin(&self, number: u32) {
+        let is_live = self.entries.get(number).is_none_or(|entry| entry.word().is_live());
+        if !is_live || self.flags.0.load(Ordering::SeqCst) != 0 {
+            self.settle(number);
+        }
+    }
+
+    /// Closes an entry just released, if it is unused and its state or the flags say so.
+    #[cold]
+    fn settle(&self, number: u32) {
+        // In a child of fork(2) the lock may be held by a thread that it does not have.
+        if !self.common.process.is_current() || self.pins.sum(number) != 0 {
+            return;
+        }
+        let mut closed = Vec::new();
+        let mut cold = lock(&self.cold);
+        let word = self.entry(number).word();
+        if word.is_detached() {
+            closed.extend(self.close_detached(&mut cold, number));
+        } else if word.is_live() {
+            let is_over = self.is_over(&cold);
+            if is_over || !self.settings.leave_pinned {
+                let one = self.try_close(&mut cold, number);
+                cold.evicted += u64::from(is_over && one.is_some());
+                closed.extend(one);
+            }
+            self.make_room(&mut cold, &mut closed);
+        }
+        drop(cold);
+        close_all(closed);
+    }
+
+    /// Looks under the lock: what a hit could not see, what is ended, who fetches it. Counts.
+    pub fn look(&self, handle: &Handle, access: Access) -> Look<'_> {
+        let mut closed = Vec::new();
+        let mut cold = lock(&self.cold);
+        let look = self.look_locked(&mut cold, handle, access, &mut closed);
+        cold.misses += u64::from(!matches!(look, Look::Found(_)));
+        drop(cold);
+        close_all(closed);
+        look
+    }
+
+    fn look_locked(
+        &self,
+        cold: &mut Cold,
+        handle: &Handle,
+        access: Access,
+        closed: &mut Vec<Held>,
+    ) -> Look<'_> {
+        let id = handle.id();
+        if let Some(number) = self.listed(id.slot) {
+            let entry = self.entry(number);
+            if !self.common.page.is_current(cold.id(number)) {
+                cold.stale += 1;
+                closed.extend(self.detach(cold, number));
+            } else if let Some(word) = self.validate(entry, handle, access) {
+                let stripe = my_stripe();
+                self.pins.make(stripe, number).fetch_add(1, Ordering::SeqCst);
+                entry.refer(word);
+                self.hits.add(stripe);
+                return Look::Found(self.pinned(entry, number, stripe, word));
+            }
+        }
+        let key = Key::of(handle);
+        if let Some(flight) = cold.flights.get(&key) {
+            let serves = access == Access::Read || flight.access == Access::ReadWrite;
+            return Look::Wait(Waiter::join(self, Arc::clone(flight), serves));
+        }
+        let flight = Arc::new(Flight::new(access));
+        cold.flights.insert(key, Arc::clone(&flight));
+        Look::Fetch(Claim::new(self, key, flight))
+    }
+
+    /// Keeps what was fetched, pinned once for the caller and once for each who waits; what has to go for it is in
+    /// `closed`. If it has ended meanwhile, or the connection has, nothing is kept.
+    pub fn keep(
+        &self,
+        claim: Claim<'_>,
+        handle: &Handle,
+        fresh: Fresh,
+        closed: &mut Vec<Held>,
+    ) -> Result<Pinned, Error> {
+        let id = fresh.held.lease.id();
+        let mut cold = lock(&self.cold);
+        // The page under the lock: an end that came before is seen here, one that comes after finds the entry.
+        if !fresh.held.lease.is_current() {
+            drop(cold);
+            return Err(fresh.held.lease.why_not_current());
+        }
+        if let Some(older) = self.listed(id.slot) {
+            // Opened for reading only, or of another generation.
+            closed.extend(self.detach(&mut cold, older));
+        }
+        let Some(number) = cold.number() else {
+            drop(cold);
+            let context = format!("import {id}: all entries of the cache are in use; release some");
+            return Err(Error::new(ErrorCode::Internal, context));
+        };
+        let entry = self.entries.make(number);
+        entry.tag.store(tag_of(&handle.prefix), Ordering::Relaxed);
+        entry.generation.store(id.generation, Ordering::Relaxed);
+        entry.ptr.store(fresh.held.opened.as_ptr(), Ordering::Relaxed);
+        entry.len.store(fresh.len, Ordering::Relaxed);
+        let stripe = my_stripe();
+        let count = self.pins.make(stripe, number);
+        count.fetch_add(1, Ordering::SeqCst);
+        let incarnation = entry.open(fresh.access, fresh.is_host);
+        let pin = Pin::new(number, stripe, incarnation);
+        self.index.make(id.slot).store(number + 1, Ordering::Release);
+        cold.keep(number, fresh.held, fresh.len as u64);
+        cold.flights.remove(&claim.key());
+        claim.land(|waiters| {
+            count.fetch_add(waiters, Ordering::SeqCst);
+            pin
+        });
+        let empties = self.settings.empty_cache && self.is_over(&cold);
+        if !empties {
+            self.make_room(&mut cold, closed);
+        }
+        drop(cold);
+        if empties {
+            self.empty_when_full();
+        }
+        Ok(Pinned { pin, ptr: entry.ptr.load(Ordering::Relaxed), len: fresh.len })
+    }
+
+    /// Closes all that is unused, the cache being at its limit.
+    fn empty_when_full(&self) {
+        let count = self.close_unused(usize::MAX);
+        let mut closed = Vec::new();
+        let mut cold = lock(&self.cold);
+        cold.evicted += count as u64;
+        self.make_room(&mut cold, &mut closed);
+        drop(cold);
+        close_all(closed);
+    }
+
+    /// The memory behind a pin that another thread made for the caller, if it is current; else the pin is given back.
+    pub fn adopt(&self, pin: Pin, id: AllocationId) -> Option<Pinned> {
+        let entry = self.entry(pin.number());
+        if !self.is_current(pin, id) {
+            self.release_held(pin);
+            return None;
+        }
+        let (ptr, len) = (entry.ptr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+        Some(Pinned { pin, ptr, len })
+    }
+
+    /// One more pin on an entry that the caller has pinned.
+    pub fn pin_again(&self, pin: Pin) -> Pinned {
+        let stripe = my_stripe();
+        if self.pins.pin(stripe, pin.number()).is_err() {
+            let _cold = lock(&self.cold);
+            self.pins.make(stripe, pin.number()).fetch_add(1, Ordering::SeqCst);
+        }
+        let entry = self.entry(pin.number());
+        self.pinned(entry, pin.number(), stripe, entry.word())
+    }
+
+    /// Whether a pin's entry is the one it was, and its allocation lives.
+    pub fn is_current(&self, pin: Pin, id: AllocationId) -> bool {
+        let Some(entry) = self.entries.get(pin.number()) else { return false };
+        // As in `validate`.
+        let is_current = self.common.process.is_current() && self.common.page.is_current(id);
+        let word = entry.word();
+        is_current
+            && word.is_kept()
+            && word.incarnation() == pin.incarnation()
+            && entry.generation.load(Ordering::Relaxed) == id.generation
+    }
+
+    /// How the library mapped the memory of a pin that the caller has; `None`: it did not.
+    pub fn host_access(&self, pin: Pin) -> Option<Access> {
+        let word = self.entries.get(pin.number())?.word();
+        word.is_host().then(|| word.access())
+    }
+
+    /// Takes a flight out that nobody else has ended; whether it was there.
+    pub fn forget_flight(&self, key: Key, flight: &Arc<Flight>) -> bool {
+        if !self.common.process.is_current() {
+            return false;
+        }
+        let mut cold = lock(&self.cold);
+        let is_it = cold.flights.get(&key).is_some_and(|known| Arc::ptr_eq(known, flight));
+        if is_it {
+            cold.flights.remove(&key);
+        }
+        is_it
+    }
+
+    /// Whether anything is kept that could be closed to make room elsewhere.
+    pub fn has_listed(&self) -> bool {
+        lock(&self.cold).listed > 0
+    }
+
+    /// Closes up to `most` unused entries, the least recent first; how many.
+    pub fn close_unused(&self, most: usize) -> usize {
+        let mut left = lock(&self.cold).listed;
+        let mut count = 0;
+        while left > 0 && count < most {
+            let mut closed = Vec::new();
+            let mut cold = lock(&self.cold);
+            for _ in 0..left.min(CLOSE_CHUNK).min(most - count) {
+                let Some(number) = cold.oldest() else { break };
+                match self.try_close(&mut cold, number) {
+                    Some(held) => closed.push(held),
+                    None => cold.renew(number),
+                }
+                left -= 1;
+            }
+            left = left.min(cold.listed);
+            drop(cold);
+            count += closed.len();
+            close_all(closed);
+        }
+        count
+    }
+
+    /// The allocation has ended.
+    pub fn revoke(&self, id: AllocationId) {
+        let mut cold = lock(&self.cold);
+        let listed = self.listed(id.slot).filter(|number| cold.id(*number) == id);
+        let closed = listed.and_then(|number| self.detach(&mut cold, number));
+        drop(cold);
+        drop(closed);
+    }
+
+    /// The broker would like these leases back.
+    pub fn reclaim(&self, leases: &[u64]) {
+        for chunk in leases.chunks(CLOSE_CHUNK) {
+            let mut cold = lock(&self.cold);
+            let mut close = |lease: &u64| {
+                let number = cold.of_lease(*lease)?;
+                self.try_close(&mut cold, number)
+            };
+            let closed = chunk.iter().filter_map(&mut close).collect();
+            drop(cold);
+            close_all(closed);
+        }
+    }
+
+    /// The connection is lost, and with it every lease: nothing is found any more.
+    pub fn detach_all(&self) {
+        loop {
+            let mut closed = Vec::new();
+            let mut cold = lock(&self.cold);
+            for _ in 0..CLOSE_CHUNK {
+                let Some(number) = cold.oldest() else { break };
+                closed.extend(self.detach(&mut cold, number));
+            }
+            let is_done = cold.oldest().is_none();
+            drop(cold);
+            close_all(closed);
+            if is_done {
+                return;
+            }
+        }
+    }
+
+    /// All memory there is. The cache ends: nobody has a borrow of it.
+    pub fn take_all(&mut self) -> Vec<Held> {
+        let cold = self.cold.get_mut();
+        cold.unwrap_or_else(std::sync::PoisonError::into_inner).take_all()
+    }
+
+    pub fn stats(&self) -> CacheStats {
+        let (mut stats, numbers) = {
+            let cold = lock(&self.cold);
+            let stats = CacheStats {
+                hits: self.hits.sum(),
+                misses: cold.misses,
+                stale: cold.stale,
+                evicted: cold.evicted,
+                entries: cold.open as u64,
+                pinned: 0,
+                bytes: cold.bytes,
+                max_entries: self.settings.max_entries as u64,
+                max_bytes: self.settings.max_bytes,
+            };
+            (stats, cold.numbers())
+        };
+        // Without the lock: there may be a million.
+        let is_pinned = |number: &u32| {
+            let is_open = self.entries.get(*number).is_some_and(|entry| entry.word().is_open());
+            is_open && self.pins.sum(*number) > 0
+        };
+        stats.pinned = (0..numbers).filter(is_pinned).count() as u64;
+        stats
+    }
+
+    /// The entry that the index names for a slot. The caller holds the lock, so it stays.
+    fn listed(&self, slot: u32) -> Option<u32> {
+        self.index.get(slot)?.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    fn entry(&self, number: u32) -> &Entry {
+        self.entries.get(number).expect("a number given out has its segment")
+    }
+
+    fn is_over(&self, cold: &Cold) -> bool {
+        let CacheSettings { max_entries, max_bytes, .. } = self.settings;
+        (max_entries > 0 && cold.open > max_entries) || (max_bytes > 0 && cold.bytes > max_bytes)
+    }
+
+    /// Evicts until the cache is within its limits, or nothing unused is found: then releases will.
+    fn make_room(&self, cold: &mut Cold, closed: &mut Vec<Held>) {
+        for _ in 0..2 {
+            while self.is_over(cold) {
+                let Some(held) = self.evict(cold) else { break };
+                closed.push(held);
+            }
+            if !self.is_over(cold) {
+                self.flags.0.fetch_and(!OVER, Ordering::SeqCst);
+                return;
+            }
+            // Once more after the flag is set: a release that did not see it was before, and is seen now.
+            self.flags.0.fetch_or(OVER, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes out the least recent entry that is unused and, within reason, not lately used.
+    fn evict(&self, cold: &mut Cold) -> Option<Held> {
+        for look in 0..2 * EVICTION_LOOKS {
+            let number = cold.oldest()?;
+            let entry = self.entry(number);
+            if look < EVICTION_LOOKS && entry.word().is_referenced() {
+                entry.forget_uses();
+            } else if let Some(held) = self.try_close(cold, number) {
+                cold.evicted += 1;
+                return Some(held);
+            }
+            cold.renew(number);
+        }
+        None
+    }
+
+    /// Takes out a listed entry unless it is in use.
+    fn try_close(&self, cold: &mut Cold, number: u32) -> Option<Held> {
+        // Looked at first: the mark turns hits into misses for a moment.
+        if self.pins.sum(number) != 0 {
+            return None;
+        }
+        let entry = self.entry(number);
+        entry.toggle_closing();
+        if self.pins.sum(number) != 0 {
+            entry.toggle_closing();
+            return None;
+        }
+        self.unlist(cold, number);
+        entry.free();
+        Some(cold.take(number))
+    }
+
+    /// Takes an entry out of what is found, and out altogether unless it is in use: then the last release does.
+    fn detach(&self, cold: &mut Cold, number: u32) -> Option<Held> {
+        self.unlist(cold, number);
+        self.entry(number).detach();
+        self.close_detached(cold, number)
+    }
+
+    fn close_detached(&self, cold: &mut Cold, number: u32) -> Option<Held> {
+        if self.pins.sum(number) != 0 {
+            return None;
+        }
+        self.entry(number).free();
+        Some(cold.take(number))
+    }
+
+    fn unlist(&self, cold: &mut Cold, number: u32) {
+        let slot = cold.id(number).slot;
+        if let Some(place) = self.index.get(slot) {
+            place.store(0, Ordering::Release);
+        }
+        cold.unlist(number);
+    }
+}
+
+/// Closes, then gives the leases back by one message per 253.
+pub(super) fn close_all(closed: Vec<Held>) {
+    let close = |Held { opened, lease }: Held| {
+        drop(opened);
+        lease
+    };
+    if !closed.is_empty() {
+        crate::lease::Lease::release_many(closed.into_iter().map(close));
+    }
+}

@@ -1,0 +1,20 @@
+//! What the cache does when the broker says something of its leases, on the library thread.
+//! Must never wait, nor call application code but the drop of what is closed.
+
+use crate::cache::Cache;
+use crate::common::LeaseWatcher;
+use fdbroker_protocol::AllocationId;
+
+impl LeaseWatcher for Cache {
+    fn revoked(&self, id: AllocationId) {
+        self.table.revoke(id);
+    }
+
+    fn reclaim(&self, leases: &[u64]) {
+        self.table.reclaim(leases);
+    }
+
+    fn disconnected(&self) {
+        self.table.detach_all();
+    }
+}

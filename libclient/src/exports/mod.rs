@@ -1,0 +1,414 @@
+//! The producer's table: one registration per allocation, however many pointers into it are exported.
+//! Must never give out the handle of memory that was freed, replaced, ended or registered before a reconnect.
+//!
+//! **Order.** What is being registered stands in `underway`, what is registered in `known`; neither holds two
+//! ranges that overlap. Whoever wants a range in which another is under way waits for that answer first, so the
+//! broker hears of a range in the order in which the table does. Nobody waits while it has something under way.
+//!
+//! **Lock order**: underway, then known. No lock is held over an export, a message or an answer.
+
+mod known;
+mod spans;
+
+use crate::client::Client;
+use crate::common::Unregister;
+use crate::deadline::Deadline;
+use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
+use crate::error::Error;
+use crate::outbox::OneWay;
+use crate::register::Batch;
+use crate::sync::{lock, wait_until};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
+use known::{Entry, Known, Retired};
+use spans::{Place, Spans, place_of};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Instant;
+
+/// The registrations of a producer whose memory has addresses: asked for the same allocation again, it gives
+/// the handle it knows.
+///
+/// An allocation is the same when device, base, size and id are. Another size or id at an address, or a range that
+/// overlaps, means that the memory there was freed: the old registration is retired at once, and
+/// its handle never given out again. A registration that has ended otherwise (an administrator's revoke, a lost
+/// connection) is not given out either; registering makes a new one.
+///
+/// One per [`Client`], shared by its threads. It keeps the client connected, and has as many entries as
+/// this client has registrations by it, which the broker's cap on allocations bounds; those ended by
+/// others are swept out before they are as many again. Dropping it unregisters nothing.
+#[derive(Debug)]
+pub struct Exports {
+    client: Client,
+    known: RwLock<Known>,
+    /// Those whose answer a thread awaits.
+    underway: Mutex<Spans<Underway>>,
+    /// One of them has been answered.
+    answered: Condvar,
+}
+
+/// A registration whose answer is awaited.
+#[derive(Debug)]
+struct Underway {
+    owner_allocation_id: u64,
+    /// The memory was freed or replaced meanwhile: the registration is undone when it comes.
+    superseded: bool,
+}
+
+/// What a deposit finds in the table.
+enum Found<'a> {
+    /// The same allocation.
+    Known(Handle),
+    /// Its range is the caller's, to register.
+    Claimed(Claim<'a>),
+    /// Another thread registers in its range.
+    Busy,
+}
+
+/// The same under the locks, of which a claim must not be dropped.
+enum Looked {
+    Known(Handle),
+    /// Entered as under way.
+    Free,
+    Busy,
+}
+
+impl Exports {
+    /// An empty table.
+    pub fn new(client: &Client) -> Self {
+        Exports {
+            client: client.clone(),
+            known: RwLock::default(),
+            underway: Mutex::default(),
+            answered: Condvar::new(),
+        }
+    }
+
+    /// The handle of an allocation, offset 0. One that is known is looked up, without a message. Otherwise
+    /// `export` is called once, within the export window ([`Client::register_with`]), and must not wait for
+    /// anything. Threads that register the same allocation at once make one registration. A deposit without
+    /// an address (`base` 0) is registered anew each time and not kept here.
+    ///
+    /// # Errors
+    /// As [`Client::register`], and those of `export`. STALE: the memory was retired or replaced by another thread
+    /// meanwhile; its registration is undone.
+    pub fn register(
+        &self,
+        deposit: &Deposit,
+        export: impl FnOnce() -> Result<OwnedFd, Error>,
+        deadline: Deadline,
+    ) -> Result<Handle, Error> {
+        let mut export = Some(export);
+        let mut fresh = |_| {
+            let export = export.take().expect("called once per deposit");
+            export().map(Export::Fresh)
+        };
+        let mut batch =
+            Batch { deposits: std::slice::from_ref(deposit), export: &mut fresh, fresh: true };
+        self.register_one(&mut batch, deadline)
+    }
+
+    /// The same with an fd that the caller has, and keeps.
+    ///
+    /// # Errors
+    /// As [`Exports::register`].
+    pub fn register_shared(
+        &self,
+        deposit: &Deposit,
+        fd: BorrowedFd<'_>,
+        deadline: Deadline,
+    ) -> Result<Handle, Error> {
+        let mut shared = |_| Ok(Export::Shared(fd));
+        let mut batch =
+            Batch { deposits: std::slice::from_ref(deposit), export: &mut shared, fresh: false };
+        self.register_one(&mut batch, deadline)
+    }
+
+    /// Any number, `fds[i]` being that of `deposits[i]`; one outcome each, in their order. What is not known
+    /// travels in batches, as with [`Client::register_many`]. Where deposits of one call overlap, one of them
+    /// stays registered, and the others answer STALE or get a handle that is.
+    ///
+    /// # Errors
+    /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    ///
+    /// # Panics
+    /// When `deposits` and `fds` differ in length.
+    pub fn register_many(
+        &self,
+        deposits: &[Deposit],
+        fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Handle, Error>>, Error> {
+        assert_eq!(deposits.len(), fds.len(), "one fd per deposit");
+        self.client.connection("register")?;
+        let mut handles: Vec<Option<Result<Handle, Error>>> = Vec::new();
+        handles.resize_with(deposits.len(), || None);
+        let mut claims: Vec<(usize, Option<Claim<'_>>)> = Vec::new();
+        let mut busy = Vec::new();
+        for (index, deposit) in deposits.iter().enumerate() {
+            let Some(place) = place_of(deposit) else {
+                claims.push((index, None));
+                continue;
+            };
+            match self.find(place, deposit) {
+                Found::Known(handle) => handles[index] = Some(Ok(handle)),
+                Found::Claimed(claim) => claims.push((index, Some(claim))),
+                Found::Busy => busy.push(index),
+            }
+        }
+
+        let chosen: Vec<Deposit> = claims.iter().map(|(index, _)| deposits[*index]).collect();
+        let mut shared = |at: usize| Ok(Export::Shared(fds[claims[at].0]));
+        let mut batch = Batch { deposits: &chosen, export: &mut shared, fresh: false };
+        let outcomes = self.client.register_batch(&mut batch, deadline)?;
+        for ((index, claim), outcome) in claims.into_iter().zip(outcomes) {
+            let deposit = &deposits[index];
+            handles[index] = Some(match claim {
+                Some(claim) => outcome.and_then(|registration| claim.keep(deposit, &registration)),
+                None => outcome.map(|registration| registration.handle),
+            });
+        }
+
+        // With nothing of its own under way, so that two such calls cannot wait for each other.
+        for index in busy {
+            handles[index] = Some(self.register_shared(&deposits[index], fds[index], deadline));
+        }
+        let outcome = |one: Option<_>| one.expect("known, registered or found busy");
+        Ok(handles.into_iter().map(outcome).collect())
+    }
+
+    /// The handle of the registered allocation that `pointer` points into, with its offset set. No message, no
+    /// wait. `None`: unknown, ended, or registered before a reconnect.
+    pub fn lookup(&self, device: u32, pointer: u64) -> Option<Handle> {
+        let epoch = self.live_epoch()?;
+        let known = self.read();
+        let (offset, entry) = known.containing(epoch, device, pointer)?;
+        self.client.is_current(entry.handle.id()).then(|| entry.handle.at(offset))
+    }
+
+    /// The allocation at `base` was freed: it is gone from the table at once and ended at the broker by one
+    /// message without an answer; which it was. Who must know when the last consumer has released
+    /// it calls [`Exports::unregister`] instead. Fine in a callback.
+    pub fn retire(&self, device: u32, base: u64) -> Option<AllocationId> {
+        // Not in a forked child: the locks may be held by a thread it does not have.
+        let epoch = self.live_epoch()?;
+        let mut underway = lock(&self.underway);
+        if let Some(other) = underway.get_mut((device, base)) {
+            other.superseded = true;
+        }
+        let retired = self.write().remove(epoch, (device, base));
+        drop(underway);
+        let id = retired?.handle.id();
+        self.unregister_one_way(vec![Retired { id, epoch }]);
+        Some(id)
+    }
+
+    /// Ends an allocation by its number and waits for the answer: whether no lease was left; if one was,
+    /// [`crate::Notice::Drained`] follows the last. It is gone from the table at once. Also for those without an address.
+    ///
+    /// # Errors
+    /// As [`Client::unregister`].
+    pub fn unregister(&self, id: AllocationId) -> Result<Drained, Error> {
+        let epoch = self.client.connection("unregister")?.epoch;
+        let known = self.write().remove_id(epoch, id);
+        let epoch = known.map(|_| epoch);
+        self.client.unregister(RegistrationRef { id, epoch })
+    }
+
+    /// Allocations in the table; some of them may have ended otherwise.
+    pub fn len(&self) -> usize {
+        match self.live_epoch() {
+            Some(epoch) => self.read().len(epoch),
+            None => 0,
+        }
+    }
+
+    /// Whether the table is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn register_one(&self, batch: &mut Batch<'_, '_>, deadline: Deadline) -> Result<Handle, Error> {
+        let deposit = batch.deposits[0];
+        let Some(place) = place_of(&deposit) else {
+            return self.send_one(batch, deadline).map(|registration| registration.handle);
+        };
+        if let Some(handle) = self.known_as(place, &deposit) {
+            return Ok(handle);
+        }
+        self.client.connection("register")?;
+        match self.find_waiting(place, &deposit, deadline)? {
+            Found::Known(handle) => Ok(handle),
+            Found::Claimed(claim) => claim.keep(&deposit, &self.send_one(batch, deadline)?),
+            Found::Busy => unreachable!("it was waited for"),
+        }
+    }
+
+    fn send_one(
+        &self,
+        batch: &mut Batch<'_, '_>,
+        deadline: Deadline,
+    ) -> Result<Registration, Error> {
+        let outcomes = self.client.register_batch(batch, deadline)?;
+        outcomes.into_iter().next().expect("one outcome per deposit")
+    }
+
+    /// The handle of this very allocation, if it is registered.
+    fn known_as(&self, place: Place, deposit: &Deposit) -> Option<Handle> {
+        let epoch = self.live_epoch()?;
+        let known = self.read();
+        let entry = known.exact(epoch, place, deposit)?;
+        self.client.is_current(entry.handle.id()).then_some(entry.handle)
+    }
+
+    /// Finds a deposit's allocation, or its range free for the caller, without waiting.
+    fn find(&self, place: Place, deposit: &Deposit) -> Found<'_> {
+        let mut underway = lock(&self.underway);
+        let (looked, retired) = self.look(&mut underway, place, deposit);
+        drop(underway);
+        self.found(place, looked, retired)
+    }
+
+    /// The same, waiting while another thread registers in its range: known, or claimed.
+    fn find_waiting(
+        &self,
+        place: Place,
+        deposit: &Deposit,
+        deadline: Deadline,
+    ) -> Result<Found<'_>, Error> {
+        let mut underway = lock(&self.underway);
+        loop {
+            let (looked, retired) = self.look(&mut underway, place, deposit);
+            let is_busy = matches!(looked, Looked::Busy);
+            if !is_busy || !retired.is_empty() {
+                drop(underway);
+                let found = self.found(place, looked, retired);
+                if !is_busy {
+                    return Ok(found);
+                }
+                // It may have been answered meanwhile.
+                underway = lock(&self.underway);
+                continue;
+            }
+            if Instant::now() >= deadline.at() {
+                let context = "register: another thread is registering this memory";
+                return Err(Error::timed_out(context));
+            }
+            underway = wait_until(&self.answered, underway, deadline.at());
+        }
+    }
+
+    /// Supersedes and retires whatever else is in the range, and enters the deposit as under way when it is free.
+    fn look(
+        &self,
+        underway: &mut Spans<Underway>,
+        place: Place,
+        deposit: &Deposit,
+    ) -> (Looked, Vec<Retired>) {
+        let (size_bytes, owner_allocation_id) = (deposit.size_bytes, deposit.owner_allocation_id);
+        let same = underway.exact(place, size_bytes);
+        if same.is_some_and(|other| other.owner_allocation_id == owner_allocation_id) {
+            return (Looked::Busy, Vec::new());
+        }
+        if let Some(handle) = self.known_as(place, deposit) {
+            return (Looked::Known(handle), Vec::new());
+        }
+        let retired = self.write().take_overlapping(place, size_bytes);
+        let others = underway.overlapping(place, size_bytes);
+        if others.is_empty() {
+            let entry = Underway { owner_allocation_id, superseded: false };
+            underway.insert(place, size_bytes, entry);
+            return (Looked::Free, retired);
+        }
+        for other in others {
+            underway.get_mut(other).expect("just found").superseded = true;
+        }
+        (Looked::Busy, retired)
+    }
+
+    /// What was looked up, after the locks: tells the broker what was retired.
+    fn found(&self, place: Place, looked: Looked, retired: Vec<Retired>) -> Found<'_> {
+        self.unregister_one_way(retired);
+        match looked {
+            Looked::Known(handle) => Found::Known(handle),
+            Looked::Free => Found::Claimed(Claim { exports: self, place }),
+            Looked::Busy => Found::Busy,
+        }
+    }
+
+    /// Ends what is of the connection of the moment; what is of an older one ended with it.
+    fn unregister_one_way(&self, retired: Vec<Retired>) {
+        if retired.is_empty() {
+            return;
+        }
+        let connection = self.client.current();
+        let current = retired.iter().filter(|one| one.epoch == connection.epoch);
+        connection
+            .post_all(current.map(|one| OneWay::Unregister(Unregister { id: one.id, key: None })));
+    }
+
+    /// The epoch of the connection of the moment; `None`: there is none, or this is a forked child, where the
+    /// locks may be held by a thread it does not have.
+    fn live_epoch(&self) -> Option<u64> {
+        if !self.client.common().process.is_current() {
+            return None;
+        }
+        let connection = self.client.current();
+        connection.is_usable().then_some(connection.epoch)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to register in a range; given up on drop, and whoever waits for the range looks again.
+struct Claim<'a> {
+    exports: &'a Exports,
+    place: Place,
+}
+
+impl Claim<'_> {
+    /// The broker has registered it: into the table, unless it was superseded meanwhile.
+    fn keep(self, deposit: &Deposit, registration: &Registration) -> Result<Handle, Error> {
+        let (exports, place) = (self.exports, self.place);
+        let (handle, epoch) = (registration.handle, registration.epoch);
+        let underway = lock(&exports.underway);
+        let superseded = underway.get(place).is_none_or(|one| one.superseded);
+        let retired = match superseded {
+            true => vec![Retired { id: handle.id(), epoch }],
+            false => {
+                let owner_allocation_id = deposit.owner_allocation_id;
+                let mut known = exports.write();
+                let swept = known.sweep(|id| exports.client.is_current(id));
+                known.insert(
+                    epoch,
+                    place,
+                    deposit.size_bytes,
+                    Entry { handle, owner_allocation_id },
+                );
+                swept
+            }
+        };
+        drop(underway);
+        drop(self);
+        exports.unregister_one_way(retired);
+        match superseded {
+            false => Ok(handle),
+            true => {
+                let context = "register: the memory was freed or replaced meanwhile";
+                Err(Error::new(ErrorCode::Stale, context))
+            }
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        lock(&self.exports.underway).remove(self.place);
+        self.exports.answered.notify_all();
+    }
+}

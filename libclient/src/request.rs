@@ -1,0 +1,160 @@
+//! An acquire under way that nobody waits for: started, tested now and then, cancelled or dropped.
+//! Must never block, and never lose a grant: what comes too late is given back.
+
+use crate::acquire::Wanted;
+use crate::connection::Connection;
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::grant::Grant;
+use crate::limits::REPLY_GRACE;
+use fdbroker_protocol::Handle;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Acquires under way; see [`crate::Client::acquire_start`]. For progress engines: nothing here ever waits.
+///
+/// [`AcquireRequest::test`] drives it: it sends what did not fit before, reads what has come, and asks again for
+/// what is not ready yet. Dropping it is [`AcquireRequest::cancel`]. It does not keep its client connected.
+#[derive(Debug)]
+#[must_use = "dropping a request cancels it"]
+pub struct AcquireRequest {
+    state: Box<State>,
+}
+
+/// How far an [`AcquireRequest`] is: either still to be tested, or done and gone.
+#[derive(Debug)]
+#[must_use = "dropping it cancels the request, or gives its grants back"]
+pub enum Progress {
+    /// Not all have an outcome yet: test it again later.
+    UnderWay(AcquireRequest),
+    /// One outcome per handle, in their order.
+    Done(Vec<Result<Grant, Error>>),
+}
+
+#[derive(Debug)]
+struct State {
+    connection: Arc<Connection>,
+    handles: Box<[Handle]>,
+    deadline: Deadline,
+    wanted: Wanted,
+    outcomes: Vec<Option<Result<Grant, Error>>>,
+    step: Step,
+}
+
+/// What the next test has to do.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Send the next message, but not before then.
+    Send(Instant),
+    /// Look for the reply to the message with this id.
+    Look(u64),
+}
+
+impl AcquireRequest {
+    /// Starts it, and sends the first message if it fits.
+    pub(crate) fn start(
+        connection: Arc<Connection>,
+        handles: &[Handle],
+        deadline: Deadline,
+    ) -> Self {
+        let mut outcomes = Vec::new();
+        outcomes.resize_with(handles.len(), || None);
+        let mut state = Box::new(State {
+            connection,
+            handles: handles.into(),
+            deadline,
+            wanted: Wanted::all_of(handles.len()),
+            outcomes,
+            step: Step::Send(Instant::now()),
+        });
+        // Done already is seen by the first test.
+        state.advance();
+        AcquireRequest { state }
+    }
+
+    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is to serve, too. All grants are held until the last outcome
+    /// is there, so many need as many fds. The errors are those of [`crate::Client::acquire`]; a handle whose
+    /// connection is lost before it is granted answers NOT_CONNECTED, all do in a child of fork(2). May be called in
+    /// a callback.
+    pub fn test(mut self) -> Progress {
+        self.state.connection.serve();
+        match self.state.advance() {
+            true => Progress::Done(self.state.take_outcomes()),
+            false => Progress::UnderWay(self),
+        }
+    }
+
+    /// Gives it up, like drop: the broker is told, and what it grants all the same is given back. Never waits.
+    pub fn cancel(self) {}
+}
+
+impl State {
+    /// Goes on until there is nothing to do but wait. Whether all have an outcome.
+    fn advance(&mut self) -> bool {
+        loop {
+            let pause = match self.step {
+                Step::Send(not_before) if Instant::now() < not_before => return false,
+                Step::Send(_) if !self.wanted.choose(self.connection.facts.max_batch) => {
+                    return true;
+                }
+                Step::Send(_) => match self.send() {
+                    Ok(None) => return false,
+                    Ok(Some(id)) => {
+                        // The reply to a request just sent is never there yet.
+                        self.step = Step::Look(id);
+                        return false;
+                    }
+                    Err(error) => self.settle(Err(error)),
+                },
+                Step::Look(id) => {
+                    let State { connection, handles, deadline, wanted, .. } = self;
+                    match wanted.look(connection, id, handles, *deadline) {
+                        None => return false,
+                        Some(answered) => self.settle(answered),
+                    }
+                }
+            };
+            self.step = Step::Send(Instant::now() + pause);
+        }
+    }
+
+    /// Sends the next message if it fits: its id.
+    fn send(&self) -> Result<Option<u64>, Error> {
+        let start = || self.wanted.start(&self.connection, &self.handles, self.deadline);
+        if let Some(id) = start()? {
+            return Ok(Some(id));
+        }
+        // What is in the way may be replies that wait to be read.
+        self.connection.read_if_nobody_does();
+        match start()? {
+            None if Instant::now() >= self.deadline.at() + REPLY_GRACE => {
+                Err(Error::timed_out("acquire: no room for another request"))
+            }
+            started => Ok(started),
+        }
+    }
+
+    fn settle(&mut self, answered: Result<(), Error>) -> Duration {
+        let State { handles, deadline, wanted, outcomes, .. } = self;
+        wanted.settle(answered, handles, *deadline, |index, outcome| {
+            outcomes[index] = Some(outcome);
+        })
+    }
+
+    fn take_outcomes(&mut self) -> Vec<Result<Grant, Error>> {
+        let outcomes = std::mem::take(&mut self.outcomes).into_iter();
+        if !self.connection.common.process.is_current() {
+            // What was granted before a fork is the parent's.
+            return outcomes.map(|_| Err(self.connection.lost("acquire"))).collect();
+        }
+        outcomes.map(|one| one.expect("each index has an outcome")).collect()
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if let Step::Look(id) = self.step {
+            self.connection.forget(id);
+        }
+    }
+}

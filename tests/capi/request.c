@@ -1,0 +1,126 @@
+/* Progress engines: requests that nobody waits for, and events without a library thread. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#define PAGE 4096u
+
+static struct broker broker;
+
+static fdbroker_code_t test_until_done(fdbroker_request_t *request, fdbroker_grant_t *grants, fdbroker_code_t *codes) {
+  fdbroker_code_t code;
+  unsigned waited = 0;
+  while ((code = fdbroker_request_test(request, grants, codes)) == FDBROKER_AGAIN && waited++ < SOON) nap_ms(1);
+  return code;
+}
+
+static void a_request_started_then_tested_is_done(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_handle_t handles[3] = {{{0}}};
+  void *memory;
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handles[0]));
+  handles[2] = handles[0];
+  fdbroker_request_t *request;
+  fdbroker_grant_t grants[3];
+  fdbroker_code_t codes[3] = {77, 77, 77};
+  grants[0].struct_size = sizeof grants[0];
+  OK(fdbroker_acquire_start(context, 3, handles, SOON, &request));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_request_test(request, NULL, NULL));
+  CODE(FDBROKER_BAD_HANDLE, test_until_done(request, grants, codes));
+  CHECK(codes[0] == FDBROKER_OK && codes[1] == FDBROKER_BAD_HANDLE && codes[2] == FDBROKER_OK);
+  CHECK(grants[0].fd >= 0 && grants[1].fd == -1 && grants[2].fd >= 0 && grants[0].lease != grants[2].lease);
+  for (int at = 0; at < 3; at += 2) {
+    close(grants[at].fd);
+    OK(fdbroker_release(context, grants[at].lease));
+  }
+  CHECK(stats_of(context).leases == 0);
+  OK(fdbroker_close(context));
+}
+
+static void a_request_cancelled_leaves_nothing(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_handle_t handles[40];
+  void *memory;
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handles[0]));
+  for (int at = 1; at < 40; at++) handles[at] = handles[0];
+  int before = open_fds();
+  for (int round = 0; round < 20; round++) {
+    fdbroker_request_t *request;
+    fdbroker_grant_t grants[40];
+    grants[0].struct_size = sizeof grants[0];
+    OK(fdbroker_acquire_start(context, 40, handles, SOON, &request));
+    if (round % 3 == 1 && fdbroker_request_test(request, grants, NULL) == FDBROKER_OK) {
+      for (int at = 0; at < 40; at++) {
+        close(grants[at].fd);
+        OK(fdbroker_release(context, grants[at].lease));
+      }
+      continue;
+    }
+    if (round % 3 == 2) nap_ms(2);
+    OK(fdbroker_request_cancel(request));
+  }
+  CHECK(stats_of(context).leases == 0);
+  EVENTUALLY(ledger(&broker, "open_leases") == 0);
+  EVENTUALLY(open_fds() == before);
+  OK(fdbroker_close(context));
+}
+
+struct seen {
+  int recalls, notices, waits_refused;
+  pthread_t thread;
+  fdbroker_t *context;
+};
+
+static void note(void *user, const fdbroker_notice_t *notice) {
+  struct seen *seen = user;
+  seen->thread = pthread_self();
+  seen->notices += notice->kind == FDBROKER_NOTICE_DRAINED;
+  void *memory;
+  fdbroker_handle_t handle;
+  fdbroker_code_t code =
+      fdbroker_host_alloc(seen->context, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handle);
+  seen->waits_refused += code == FDBROKER_NOT_SUPPORTED && memory == NULL;
+}
+
+static void in_dispatch_mode_no_thread_is_made_and_the_fd_tells_when(void) {
+  int before = threads(), fds = open_fds();
+  fdbroker_t *other = open_at(&broker);
+  int with_other = threads();
+  fdbroker_t *context = open_with(&broker, FDBROKER_OPEN_DISPATCH);
+  CHECK(threads() == with_other && with_other == before + 1);
+  struct seen seen = {.context = context};
+  OK(fdbroker_set_notice_callback(context, note, &seen));
+  struct pollfd ready = {.fd = fdbroker_event_fd(context), .events = POLLIN};
+  CHECK(ready.fd >= 0 && fdbroker_event_fd(other) == -1);
+  OK(fdbroker_dispatch(context, 0));
+
+  fdbroker_handle_t handle;
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  int fd = sealed_memfd(PAGE, 1);
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  OK(fdbroker_register(context, &allocation, fd, SOON, &handle));
+  OK(fdbroker_acquire(other, &handle, SOON, &grant));
+  close(grant.fd);
+  OK(fdbroker_unregister(context, &handle));
+  CHECK(seen.notices == 0);
+  OK(fdbroker_release(other, grant.lease));
+  for (int turn = 0; turn < 1000 && seen.notices == 0; turn++) {
+    CHECK(poll(&ready, 1, (int)SOON) == 1 && (ready.revents & POLLIN) != 0);
+    OK(fdbroker_dispatch(context, 0));
+  }
+  CHECK(seen.notices == 1 && seen.waits_refused >= 1 && pthread_equal(seen.thread, pthread_self()));
+  close(fd);
+  OK(fdbroker_close(context));
+  OK(fdbroker_close(other));
+  EVENTUALLY(threads() == before);
+  CHECK(open_fds() == fds);
+}
+
+int main(void) {
+  begin();
+  broker_start(&broker, NULL);
+  RUN(a_request_started_then_tested_is_done);
+  RUN(a_request_cancelled_leaves_nothing);
+  RUN(in_dispatch_mode_no_thread_is_made_and_the_fd_tells_when);
+  broker_stop(&broker);
+  return end();
+}

@@ -1,0 +1,124 @@
+#!/bin/bash
+# Builds the C ABI and runs its C tests: shared, static, C++ and dlopen, then the main ones again under valgrind. Ends with
+# the line `N passed, N failed`. Must never pass a test that did not run: what this machine lacks is named.
+set -uo pipefail
+here=$(dirname "$(readlink -f "$0")")
+root=$(readlink -f "$here/../..")
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    cat << 'HELP'
+usage: tests/capi/run.sh
+
+Builds libfdbroker, fdbrokerd and fdbroker (debug), compiles the C programs of this folder with gcc and g++, and runs
+each against private brokers of its own, bounded in time; no root needed. CC, CXX and VALGRIND name other programs than
+gcc, g++ and valgrind; VALGRIND= leaves valgrind out, which is named as not run (failed under CI=true).
+HELP
+    exit 0 ;;
+  *) echo "tests/capi/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+
+cc=${CC:-gcc} cxx=${CXX:-g++} valgrind=${VALGRIND-valgrind}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+ok() { passed=$((passed + 1)); echo "ok    $1"; }
+fail() { failed=$((failed + 1)); echo "FAIL  $1"; }
+# check NAME COMMAND...: one test that is a command; its output is shown when it fails.
+check() {
+  local name=$1; shift
+  if "$@" > "$work/out" 2>&1; then ok "$name"; else fail "$name"; sed 's/^/      /' "$work/out" | tail -n 40; fi
+}
+
+echo "== build"
+cd "$root"
+if ! cargo build --quiet -p fdbroker-capi -p fdbrokerd -p fdbroker; then
+  fail "the library and the programs are built"; echo "$passed passed, $failed failed"; exit 1
+fi
+target=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug
+include=$root/libclient/capi/include header=$root/libclient/capi/include/fdbroker.h
+ln -s "$target/libfdbroker.so" "$work/libfdbroker.so"
+ln -s "$target/libfdbroker.so" "$work/libfdbroker.so.0"
+export FDBROKERD=$target/fdbrokerd FDBROKER=$target/fdbroker LD_LIBRARY_PATH=$work FDBROKER_LOG=error
+unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET XDG_RUNTIME_DIR
+
+echo "== header and symbols"
+for standard in c99 c11 c17; do
+  check "the header is clean $standard" "$cc" -std=$standard -Wall -Wextra -Werror -pedantic -fsyntax-only -x c "$header"
+done
+for standard in c++11 c++20; do
+  check "the header is clean $standard" "$cxx" -std=$standard -Wall -Wextra -Werror -pedantic -fsyntax-only -x c++ "$header"
+done
+exported() { nm -D --defined-only "$target/libfdbroker.so" | awk '{ print $3 }' | sort; }
+declared() { grep -oE '\bfdbroker_[a-z_]+\(' "$header" | tr -d '(' | grep -v '_fn$' | sort -u; }
+exports_what_is_declared() { diff <(declared) <(exported); }
+check "the library exports what the header declares and nothing else" exports_what_is_declared
+has() { readelf -d "$target/libfdbroker.so" | grep -qE "$1"; }
+check "the soname is libfdbroker.so.0" has 'SONAME.*\[libfdbroker\.so\.0\]'
+check "dlclose leaves the code in place" has 'FLAGS_1.*NODELETE'
+
+echo "== programs"
+flags=(-std=c11 -g -O1 -Wall -Wextra -Werror -I "$include")
+# What rustc's --print native-static-libs says for this target.
+static_libs=(-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc)
+compile() { # NAME: compiled with the shared library, or without it (unload)
+  local link=(-L "$work" -lfdbroker)
+  [ "$1" = unload ] && link=(-rdynamic -ldl)
+  "$cc" "${flags[@]}" "$here/$1.c" -o "$work/$1" "${link[@]}" -lpthread
+}
+# run NAME SECONDS COMMAND...: counts the cases that the program prints.
+run() {
+  local name=$1 seconds=$2 status=0 p f; shift 2
+  timeout --kill-after=5 "$seconds" "$@" > "$work/out" 2> "$work/err" < /dev/null || status=$?
+  cat "$work/out"
+  p=$(grep -c '^ok ' "$work/out") f=$(grep -c '^FAIL' "$work/out")
+  # A program that died, or that said nothing, has failed even when no case said so.
+  if [ $((p + f)) = 0 ] || { [ "$status" != 0 ] && [ "$f" = 0 ]; }; then f=$((f + 1)); echo "FAIL  $name: exit status $status"; fi
+  [ "$f" = 0 ] || sed 's/^/      /' "$work/err" | tail -n 60
+  passed=$((passed + p)) failed=$((failed + f))
+}
+programs=(basics share request events threads forked lost fdlimit unload)
+for name in "${programs[@]}"; do
+  check "$name.c compiles" compile "$name"
+  [ -x "$work/$name" ] && run "$name" 150 "$work/$name"
+done
+
+check "share.c links with the static library" \
+  "$cc" "${flags[@]}" "$here/share.c" -o "$work/static" "$target/libfdbroker.a" "${static_libs[@]}"
+needs_no_library() { ! readelf -d "$work/static" | grep -q libfdbroker; }
+check "the static program needs no libfdbroker.so" needs_no_library
+[ -x "$work/static" ] && run "static" 150 "$work/static"
+
+check "cpp.cpp compiles" \
+  "$cxx" -std=c++11 -Wall -Wextra -Werror -I "$include" "$here/cpp.cpp" -o "$work/cpp" -L "$work" -lfdbroker
+cpp() {
+  mkfifo "$work/ready" "$work/life"
+  "$FDBROKERD" --private "$work/broker" --log error --ready-fd 9 --until-eof 8 9> "$work/ready" 8< "$work/life" &
+  exec 7> "$work/life"
+  read -r _ < "$work/ready"
+  "$work/cpp" "$work/broker/fdbroker/broker.sock"
+  local status=$?
+  exec 7>&-
+  wait
+  return $status
+}
+[ -x "$work/cpp" ] && run "cpp" 60 bash -c "$(declare -f cpp); work='$work' cpp"
+
+if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
+  echo "== valgrind"
+  memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
+    --child-silent-after-fork=no --fair-sched=yes)
+  for name in basics share request events lost; do
+    run "$name under valgrind" 300 "${memcheck[@]}" "$work/$name"
+  done
+  run "threads under valgrind" 300 "${memcheck[@]}" "$work/threads" 6 1500
+  run "forked under valgrind" 300 "${memcheck[@]}" "$work/forked" 5
+else
+  echo "not run: the C tests under valgrind: it is not installed; run: apt-get install valgrind"
+  [ -z "${CI-}" ] || fail "the C tests under valgrind"
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,290 @@
+/* Memory from process to process, many at once, and given back exactly once. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#define MANY 300
+#define PAGE 4096u
+
+static struct broker broker;
+
+/* The consumer process: handles come through a pipe, by value. */
+static int consume(int from) {
+  fdbroker_handle_t handles[2];
+  MUST(reads_all(from, handles, sizeof handles));
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_import_t import;
+  OK(fdbroker_import(context, &handles[0], FDBROKER_IMPORT_WRITE, SOON, &import));
+  CHECK(import.size_bytes == 3 * PAGE - 100 && all_bytes_are(import.ptr, 'a', import.size_bytes));
+  CHECK(fdbroker_import_is_current(context, &import) == 1);
+  memset(import.ptr, 'b', import.size_bytes);
+  OK(fdbroker_import_release(context, &import));
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  OK(fdbroker_acquire(context, &handles[1], SOON, &grant));
+  CHECK(grant.size_bytes == PAGE && grant.kind == FDBROKER_KIND_MEMFD && grant.driver_data_len == 3);
+  CHECK(memcmp(grant.driver_data, "xyz", 3) == 0 && (fcntl(grant.fd, F_GETFD) & FD_CLOEXEC) != 0);
+  void *memory = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, grant.fd, (off_t)grant.fd_offset);
+  CHECK(memory != MAP_FAILED && all_bytes_are(memory, 'c', PAGE));
+  close(grant.fd);
+  OK(fdbroker_lease_mapped(context, grant.lease));
+  CHECK(fdbroker_lease_is_current(context, grant.lease) == 1);
+  munmap(memory, PAGE);
+  OK(fdbroker_release(context, grant.lease));
+  OK(fdbroker_close(context));
+  return bad_checks != 0;
+}
+
+static void handles_by_value_bring_the_memory_to_another_process(void) {
+  int way[2];
+  MUST(pipe2(way, O_CLOEXEC) == 0);
+  fflush(stdout);
+  pid_t child = fork();
+  if (child == 0) _exit(consume(way[0]));
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_handle_t handles[2];
+  void *memory;
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, 3 * PAGE, SOON, &memory, NULL));
+  memset(memory, 'a', 3 * PAGE);
+  OK(fdbroker_get_handle(context, (char *)memory + 100, 0, SOON, &handles[0]));
+  int fd = sealed_memfd(PAGE, 'c');
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  allocation.driver_data = "xyz";
+  allocation.driver_data_len = 3;
+  OK(fdbroker_register(context, &allocation, fd, SOON, &handles[1]));
+  close(fd);
+  MUST(writes_all(way[1], handles, sizeof handles));
+  CHECK(status_of(child) == 0);
+  CHECK(all_bytes_are(memory, 'a', 100) && all_bytes_are((char *)memory + 100, 'b', 3 * PAGE - 100));
+  OK(fdbroker_host_free(context, memory));
+  OK(fdbroker_close(context));
+  close(way[0]);
+  close(way[1]);
+}
+
+/* Registers MANY allocations of one page each, page i filled with i; ends every tenth again. */
+static int register_with_stale(fdbroker_t *context, fdbroker_handle_t handles[MANY]) {
+  static fdbroker_allocation_t allocations[MANY];
+  static int fds[MANY];
+  static fdbroker_code_t codes[MANY];
+  int fd = sealed_memfd(MANY * PAGE, 0);
+  unsigned char *pages = mmap(NULL, MANY * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  MUST(pages != MAP_FAILED);
+  for (int at = 0; at < MANY; at++) {
+    memset(pages + at * PAGE, at, PAGE);
+    allocations[at] = memfd_allocation(PAGE);
+    allocations[at].fd_offset = (uint64_t)at * PAGE;
+    fds[at] = fd;
+  }
+  munmap(pages, MANY * PAGE);
+  OK(fdbroker_register_many(context, MANY, allocations, fds, SOON, handles, codes));
+  CHECK(all_bytes_are(codes, 0, sizeof codes));
+  for (int at = 0; at < MANY; at += 10) OK(fdbroker_unregister(context, &handles[at]));
+  CODE(FDBROKER_STALE, fdbroker_unregister(context, &handles[0]));
+  return fd;
+}
+
+static void unregister_all(fdbroker_t *context, const fdbroker_handle_t handles[MANY], int fd) {
+  int32_t drained;
+  for (int at = 0; at < MANY; at++) {
+    if (at % 10 == 0) continue;
+    OK(fdbroker_unregister_drained(context, &handles[at], &drained));
+    CHECK(drained == 1);
+  }
+  close(fd);
+}
+
+static void many_acquired_some_stale_then_each_has_its_answer(void) {
+  static fdbroker_handle_t handles[MANY];
+  static fdbroker_grant_t grants[MANY];
+  static fdbroker_code_t codes[MANY];
+  static uint64_t leases[MANY];
+  fdbroker_t *owner = open_at(&broker), *context = open_at(&broker);
+  int fd = register_with_stale(owner, handles);
+  grants[0].struct_size = sizeof grants[0];
+  int before = open_fds();
+  CODE(FDBROKER_STALE, fdbroker_acquire_many(context, MANY, handles, SOON, grants, codes));
+  size_t count = 0;
+  for (int at = 0; at < MANY; at++) {
+    if (at % 10 == 0) {
+      CHECK(codes[at] == FDBROKER_STALE && grants[at].fd == -1 && grants[at].lease == 0);
+      continue;
+    }
+    unsigned char byte = 0;
+    CHECK(codes[at] == FDBROKER_OK && grants[at].fd_offset == (uint64_t)at * PAGE);
+    CHECK(pread(grants[at].fd, &byte, 1, (off_t)grants[at].fd_offset) == 1 && byte == (unsigned char)at);
+    close(grants[at].fd);
+    leases[count++] = grants[at].lease;
+  }
+  CHECK(stats_of(context).leases == count && open_fds() == before);
+  EVENTUALLY(ledger(&broker, "open_leases") == (long)count);
+  leases[count++] = 987654;
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_release_many(context, count, leases));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_release_many(context, count, leases));
+  CHECK(stats_of(context).leases == 0);
+  EVENTUALLY(ledger(&broker, "open_leases") == 0);
+  unregister_all(owner, handles, fd);
+  OK(fdbroker_close(context));
+  OK(fdbroker_close(owner));
+}
+
+static void many_imported_some_stale_then_each_has_its_bytes(void) {
+  static fdbroker_handle_t handles[MANY];
+  static fdbroker_import_t imports[MANY], twice[MANY];
+  static fdbroker_code_t codes[MANY];
+  fdbroker_t *owner = open_at(&broker), *context = open_at(&broker);
+  int fd = register_with_stale(owner, handles);
+  int before = open_fds();
+  CODE(FDBROKER_STALE, fdbroker_import_many(context, MANY, handles, FDBROKER_IMPORT_READ, SOON, imports, codes));
+  CHECK(open_fds() == before);
+  for (int at = 0; at < MANY; at++) {
+    if (at % 10 == 0) {
+      CHECK(codes[at] == FDBROKER_STALE && all_bytes_are(&imports[at], 0, sizeof imports[at]));
+    } else {
+      CHECK(codes[at] == FDBROKER_OK && imports[at].size_bytes == PAGE);
+      CHECK(all_bytes_are(imports[at].ptr, at, PAGE));
+    }
+  }
+  fdbroker_stats_t stats = stats_of(context);
+  CHECK(stats.pinned == MANY * 9 / 10 && stats.entries == stats.pinned);
+  CODE(FDBROKER_STALE, fdbroker_import_many(context, MANY, handles, FDBROKER_IMPORT_READ, SOON, twice, NULL));
+  CHECK(twice[1].ptr == imports[1].ptr && stats_of(context).hits >= MANY * 9 / 10);
+  for (int at = 0; at < MANY; at++) {
+    fdbroker_code_t expected = at % 10 == 0 ? FDBROKER_BAD_HANDLE : FDBROKER_OK;
+    CODE(expected, fdbroker_import_release(context, &imports[at]));
+    CODE(FDBROKER_BAD_HANDLE, fdbroker_import_release(context, &imports[at]));
+    CODE(expected, fdbroker_import_release(context, &twice[at]));
+  }
+  CHECK(stats_of(context).pinned == 0);
+  uint64_t closed = 0;
+  OK(fdbroker_empty_cache(context, &closed));
+  CHECK(closed == stats.entries && stats_of(context).entries == 0);
+  EVENTUALLY(ledger(&broker, "mapped_leases") == 0 && ledger(&broker, "open_leases") == 0);
+  unregister_all(owner, handles, fd);
+  OK(fdbroker_close(context));
+  OK(fdbroker_close(owner));
+}
+
+static void given_back_twice_is_an_error_and_changes_no_count(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_handle_t handle;
+  void *memory;
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handle));
+  fdbroker_stats_t before = stats_of(context);
+  CHECK(before.host_bytes_used == PAGE && before.registrations == 1);
+
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  OK(fdbroker_acquire(context, &handle, SOON, &grant));
+  close(grant.fd);
+  OK(fdbroker_lease_mapped(context, grant.lease));
+  OK(fdbroker_lease_mapped(context, grant.lease));
+  OK(fdbroker_release(context, grant.lease));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_release(context, grant.lease));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_lease_mapped(context, grant.lease));
+  CHECK(fdbroker_lease_is_current(context, grant.lease) == 0);
+
+  fdbroker_import_t one, two;
+  OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &one));
+  OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &two));
+  OK(fdbroker_import_release(context, &one));
+  CHECK(one.ptr == NULL && one.pin == 0);
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_import_release(context, &one));
+  CHECK(stats_of(context).pinned == 1 && fdbroker_import_is_current(context, &two) == 1);
+  CHECK(fdbroker_import_is_current(context, &one) == 0);
+  OK(fdbroker_import_release(context, &two));
+  OK(fdbroker_empty_cache(context, NULL));
+  fdbroker_stats_t after = stats_of(context);
+  CHECK(after.pinned == 0 && after.leases == 0 && after.host_bytes_used == before.host_bytes_used);
+
+  OK(fdbroker_host_free(context, memory));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_host_free(context, memory));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_host_free(context, &handle));
+  CHECK(stats_of(context).host_bytes_used == 0);
+  EVENTUALLY(ledger(&broker, "allocations") == 0);
+  CODE(FDBROKER_STALE, fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &one));
+  CHECK(one.ptr == NULL);
+  OK(fdbroker_close(context));
+}
+
+static void an_allocation_is_registered_once_however_many_pointers_are_asked(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_handle_t first, again, inside;
+  fdbroker_handle_info_t info = {.struct_size = sizeof info};
+  int fd = sealed_memfd(4 * PAGE, 1);
+  fdbroker_allocation_t allocation = memfd_allocation(4 * PAGE);
+  allocation.base = 0x10000000;
+  allocation.owner_allocation_id = 5;
+  OK(fdbroker_register(context, &allocation, fd, SOON, &first));
+  for (int at = 0; at < 50; at++) {
+    OK(fdbroker_register(context, &allocation, fd, SOON, &again));
+    CHECK(memcmp(&first, &again, sizeof first) == 0);
+    OK(fdbroker_get_handle(context, (char *)0x10000000 + at, 0, 0, &inside));
+    OK(fdbroker_handle_parse(&inside, &info));
+    CHECK(info.offset_bytes == (uint64_t)at);
+  }
+  CHECK(ledger(&broker, "allocations") == 1 && stats_of(context).registrations == 1);
+  /* The address reused: another id. The old handle ends at once. */
+  allocation.owner_allocation_id = 6;
+  OK(fdbroker_register(context, &allocation, fd, SOON, &again));
+  CHECK(memcmp(&first, &again, sizeof first) != 0);
+  fdbroker_import_t import;
+  CODE(FDBROKER_STALE, fdbroker_import(context, &first, FDBROKER_IMPORT_READ, SOON, &import));
+  OK(fdbroker_import(context, &again, FDBROKER_IMPORT_READ, SOON, &import));
+  OK(fdbroker_import_release(context, &import));
+  OK(fdbroker_unregister(context, &again));
+  CODE(FDBROKER_STALE, fdbroker_get_handle(context, (void *)0x10000000, 0, SOON, &again));
+  CHECK(all_bytes_are(&again, 0, 64));
+  close(fd);
+  OK(fdbroker_close(context));
+}
+
+static void isolated_memory_is_shared_without_an_fd_here(void) {
+  fdbroker_t *context = open_at(&broker);
+  int before = open_fds();
+  void *memory;
+  fdbroker_handle_t handle;
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ISOLATED, 5000, SOON, &memory, &handle));
+  CHECK(open_fds() == before);
+  memset(memory, 'i', 5000);
+  fdbroker_import_t import;
+  OK(fdbroker_get_handle(context, (char *)memory + 4999, 0, 0, &handle));
+  OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  CHECK(*(char *)import.ptr == 'i' && stats_of(context).host_bytes_used == 8192);
+  OK(fdbroker_import_release(context, &import));
+  OK(fdbroker_host_free(context, memory));
+  fdbroker_code_t code = fdbroker_host_alloc(context, FDBROKER_HOST_DMA_HEAP, 4096, SOON, &memory, NULL);
+  CHECK(code == FDBROKER_OK || (code == FDBROKER_NOT_SUPPORTED && memory == NULL));
+  code = fdbroker_host_alloc(context, FDBROKER_HOST_UDMABUF, 4096, SOON, &memory, &handle);
+  CHECK(code == FDBROKER_OK || (code == FDBROKER_NOT_SUPPORTED && memory == NULL));
+  OK(fdbroker_close(context));
+}
+
+static void close_gives_everything_back(void) {
+  fdbroker_t *owner = open_at(&broker), *context = open_at(&broker);
+  fdbroker_handle_t handle;
+  void *memory;
+  fdbroker_import_t import;
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  OK(fdbroker_host_alloc(owner, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handle));
+  for (int at = 0; at < 10; at++) {
+    OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+    OK(fdbroker_acquire(context, &handle, SOON, &grant));
+    close(grant.fd);
+  }
+  OK(fdbroker_close(context));
+  OK(fdbroker_close(owner));
+  EVENTUALLY(ledger(&broker, "open_leases") == 0 && ledger(&broker, "mapped_leases") == 0);
+  EVENTUALLY(ledger(&broker, "allocations") == 0 && ledger(&broker, "fds") == 0);
+}
+
+int main(void) {
+  begin();
+  broker_start(&broker, NULL);
+  RUN(handles_by_value_bring_the_memory_to_another_process);
+  RUN(many_acquired_some_stale_then_each_has_its_answer);
+  RUN(many_imported_some_stale_then_each_has_its_bytes);
+  RUN(given_back_twice_is_an_error_and_changes_no_count);
+  RUN(an_allocation_is_registered_once_however_many_pointers_are_asked);
+  RUN(isolated_memory_is_shared_without_an_fd_here);
+  RUN(close_gives_everything_back);
+  broker_stop(&broker);
+  return end();
+}

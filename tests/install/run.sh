@@ -1,0 +1,191 @@
+#!/bin/bash
+# Tests systemd/install.sh and what it installs as an application meets it: files and modes, pkg-config, headers in C and
+# C++, static and run-time linking, examples against a broker. Must never touch the system outside its own directory.
+set -uo pipefail
+here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
+root=$(cd "$here/../.." && pwd)
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    sed -n '2,3s/^# //p' "$0"
+    echo "usage: tests/install/run.sh      (no options; status 77: pkg-config or gcc is missing)"
+    exit 0 ;;
+  *) echo "tests/install/run.sh: unknown argument '$1' (it takes none)" >&2; exit 2 ;;
+esac
+for tool in pkg-config gcc g++ nm; do
+  command -v "$tool" > /dev/null && continue
+  echo "$tool is not installed; run: sudo tests/mpi/install.sh"
+  exit 77
+done
+
+# One that hangs is ended after this; each takes a second.
+limit_s=60
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+log=$work/log
+unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
+
+passed=0 failed=0
+# check NAME COMMAND...: one test; its output is shown when it fails.
+check() {
+  local name=$1; shift
+  if "$@" > "$log" 2>&1; then
+    passed=$((passed + 1)); echo "ok      $name"
+  else
+    failed=$((failed + 1)); echo "FAILED  $name"; tail -n 30 "$log" | sed 's/^/        /'
+  fi
+}
+# ends STATUS TEXT COMMAND...: ends with this status and says this.
+ends() {
+  local status=$1 text=$2 got=0 out; shift 2
+  out=$("$@" 2>&1) || got=$?
+  printf 'status %s: %s\n' "$got" "$out"
+  [ "$got" = "$status" ] && [[ $out == *"$text"* ]]
+}
+same() { diff <(printf '%s\n' "$1") <(printf '%s\n' "$2"); }
+
+# ---- the installation
+
+install=$root/systemd/install.sh
+stage=$work/stage
+# An odd umask must not show in what is installed, nor a strange working directory in where it goes.
+install_from_elsewhere() { (umask 077 && cd "$work" && "$install" --destdir stage --prefix /usr); }
+check "install.sh --destdir relative to the caller" install_from_elsewhere
+[ -e "$stage/usr/lib/libfdbroker.so" ] || { cat "$log"; echo "the rest needs it"; echo "$passed passed, $failed failed"; exit 1; }
+
+# Every file and link with its mode. Units, man pages and documentation grow; the rest is this.
+expected="755 bin/fdbroker
+755 bin/fdbrokerd
+644 include/fdbroker.h
+644 include/fdbroker_dl.h
+644 lib/libfdbroker.a
+777 lib/libfdbroker.so
+777 lib/libfdbroker.so.0
+644 lib/libfdbroker.so.0.1.0
+644 lib/pkgconfig/fdbroker.pc
+644 lib/systemd/system/fdbrokerd.service"
+listing() {
+  (cd "$stage/usr" && find bin include lib ! -type d -printf '%m %p\n') |
+    grep -v '/tmpfiles.d/\|/sysusers.d/\|[.]socket$' | sort -k2
+}
+check "files and modes" same "$expected" "$(listing)"
+check "directories can be entered by all" same "" "$(find "$stage" -mindepth 1 -type d ! -perm 755)"
+check "documentation, licences and examples" test -s "$stage/usr/share/doc/fdbroker/LICENSE-MIT" -a \
+  -s "$stage/usr/share/doc/fdbroker/README.md" -a -s "$stage/usr/share/doc/fdbroker/examples/producer.c"
+check "links lead to the library" same "libfdbroker.so.0 libfdbroker.so.0.1.0" \
+  "$(readlink "$stage/usr/lib/libfdbroker.so") $(readlink "$stage/usr/lib/libfdbroker.so.0")"
+
+sums() { (cd "$stage" && find . -type f -exec sha256sum {} + | sort -k2; find . -type l -printf '%p %l\n' | sort); }
+before=$(sums)
+exec 8< "$stage/usr/bin/fdbroker"
+check "a second installation" "$install" --destdir "$stage" --prefix /usr --no-build
+check "it changes nothing and leaves nothing behind" same "$before" "$(sums)"
+check "who has a program open keeps it" test \
+  "$(stat -L -c %i /proc/self/fd/8)" != "$(stat -c %i "$stage/usr/bin/fdbroker")"
+exec 8<&-
+
+check "another prefix and library directory" "$install" --no-build --destdir="$work/other" --prefix=/opt/x --libdir=/opt/x/lib64
+check "units name the prefix" same "ExecStart=/opt/x/bin/fdbrokerd" \
+  "$(grep -o '^ExecStart=[^ ]*' "$work/other/opt/x/lib/systemd/system/fdbrokerd.service")"
+check "so does the pkg-config file" same "-I/opt/x/include -L/opt/x/lib64 -lfdbroker" "$(
+  PKG_CONFIG_PATH=$work/other/opt/x/lib64/pkgconfig pkg-config --cflags --libs fdbroker | xargs)"
+check "a place that cannot be written: status 1 and the remedy" ends 1 "run as root, or choose another place" \
+  "$install" --no-build --destdir /proc/nowhere
+check "nothing built: status 1 and the remedy" ends 1 "cargo build --release --workspace" \
+  env CARGO_TARGET_DIR="$work/empty" "$install" --no-build --destdir "$work/none"
+check "an unknown argument: status 2" ends 2 "unknown argument '--perfix'" "$install" --perfix /usr
+check "a missing directory: status 2" ends 2 "--destdir needs a directory" "$install" --destdir
+check "a prefix that cannot be written into a unit: status 2" ends 2 "absolute path" "$install" --prefix 'my dir'
+
+# ---- the library
+
+lib=$stage/usr/lib/libfdbroker.so.0
+symbols=$(nm -D --defined-only "$lib" | awk '{ print $3 }' | sort)
+check "only fdbroker_* is exported" same "" "$(grep -v '^fdbroker_' <<< "$symbols")"
+check "the soname" same "libfdbroker.so.0" "$(readelf -d "$lib" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')"
+
+export PKG_CONFIG_SYSROOT_DIR=$stage PKG_CONFIG_PATH=$stage/usr/lib/pkgconfig
+export PATH=$stage/usr/bin:$PATH
+strict=(-Wall -Wextra -Wconversion -pedantic -Werror)
+check "the version" same "$(fdbroker --version)" "fdbroker $(pkg-config --modversion fdbroker)"
+read -r -a cflags <<< "$(pkg-config --cflags fdbroker)"
+read -r -a libs <<< "$(pkg-config --libs fdbroker)"
+read -r -a static <<< "$(pkg-config --static --libs fdbroker)"
+
+compile() { # COMPILER SOURCE OUTPUT FLAGS...
+  local compiler=$1 source=$2 output=$3; shift 3
+  "$compiler" "${strict[@]}" "${cflags[@]}" "$source" -o "$work/$output" "$@"
+}
+examples=$stage/usr/share/doc/fdbroker/examples
+cp "$here/dl.c" "$work/dl.cc"
+cat > "$work/plain.cc" << 'PLAIN'
+#include <fdbroker.h>
+int main() {
+  fdbroker_options_t options;
+  fdbroker_options_init(&options);
+  return fdbroker_open(&options, nullptr) == FDBROKER_OK;
+}
+PLAIN
+check "producer.c: C99, by pkg-config" compile gcc "$examples/producer.c" producer -std=c99 "${libs[@]}"
+check "consumer.c: C99, by pkg-config" compile gcc "$examples/consumer.c" consumer -std=c99 "${libs[@]}"
+check "fdbroker.h: C++11" compile g++ "$work/plain.cc" plain -std=c++11 "${libs[@]}"
+check "fdbroker_dl.h: C99, without the library" compile gcc "$here/dl.c" dl -std=c99 -ldl
+check "fdbroker_dl.h: C++11, without the library" compile g++ "$work/dl.cc" dl++ -std=c++11 -ldl
+
+# The archive instead of the shared library, with what pkg-config says that it needs.
+archive=()
+for word in "${static[@]}"; do
+  if [ "$word" = -lfdbroker ]; then archive+=("$stage/usr/lib/libfdbroker.a"); else archive+=("$word"); fi
+done
+check "producer.c: with the archive, by pkg-config --static" \
+  compile gcc "$examples/producer.c" producer-static -std=c99 "${archive[@]}"
+check "consumer.c: with the archive" compile gcc "$examples/consumer.c" consumer-static -std=c99 "${archive[@]}"
+needs() { readelf -d "$work/$1" | grep -c "NEEDED.*libfdbroker"; }
+check "who needs the shared library" same "1 0 0" "$(needs producer) $(needs producer-static) $(needs dl)"
+
+check "fdbroker_dl.h lists what the library exports" same "$symbols" "$("$work/dl" list | sort)"
+declared=$(grep -oE '\bfdbroker_[a-z_]+ *\(' "$stage/usr/include/fdbroker.h" | tr -d ' (' | sort -u)
+check "fdbroker.h declares what the library exports" same "" "$(comm -23 <(echo "$symbols") <(echo "$declared"))"
+
+# ---- at run time
+
+with_library() { LD_LIBRARY_PATH=$stage/usr/lib timeout -k 5 "$limit_s" "$@"; }
+echo 'int fdbroker_version(void) { return 0; }' | gcc -shared -fPIC -x c - -o "$work/libfdbroker.so.0"
+for dl in dl dl++; do
+  check "$dl: the library is missing" ends 3 "code 14: libfdbroker.so.0: cannot open" "$work/$dl"
+  check "$dl: a function is missing" ends 3 "has no function fdbroker_error_name" env LD_LIBRARY_PATH="$work" "$work/$dl"
+  check "$dl: no broker" ends 0 "open: NOT_CONNECTED" with_library env FDBROKER_SOCKET="$work/none.sock" "$work/$dl"
+  check "$dl: with a broker" ends 0 "open: OK" with_library fdbroker run -- "$work/$dl"
+done
+check "consumer.c: no broker: the library's own words" ends 1 "NOT_CONNECTED" \
+  with_library env FDBROKER_SOCKET="$work/none.sock" "$work/consumer" <(printf '00%.0s' {1..64})
+
+# pair PRODUCER CONSUMER: one shares, the other reads; afterwards the handle is good for nothing.
+cat > "$work/pair" << 'PAIR'
+set -u
+producer=$1 consumer=$2 file=$3
+coproc "$producer" "$file" 2>&1
+read -r said <&"${COPROC[0]}" && [ "$said" = "producer: shares 1048576 bytes; Enter ends it" ] || { echo "it said: $said"; exit 1; }
+[ "$("$consumer" "$file")" = "consumer: 1048576 bytes, 0 of them wrong" ] || { echo "the consumer by file"; exit 1; }
+[ "$("$consumer" < "$file")" = "consumer: 1048576 bytes, 0 of them wrong" ] || { echo "the consumer by stdin"; exit 1; }
+pid=$COPROC_PID
+echo >&"${COPROC[1]}"
+wait "$pid" || { echo "the producer ended with $?"; exit 1; }
+said=$("$consumer" "$file" 2>&1) && { echo "memory of a producer that is gone: $said"; exit 1; }
+[[ $said =~ STALE|OWNER_GONE|Stale|OwnerGone ]] || { echo "after the end: $said"; exit 1; }
+[ "$(wc -c < "$file")" = 129 ] || { echo "not 128 digits and a newline"; exit 1; }
+PAIR
+pair() { with_library fdbroker run -- bash "$work/pair" "$1" "$2" "$work/handle"; }
+check "producer.c and consumer.c" pair "$work/producer" "$work/consumer"
+check "the same with the archive" pair "$work/producer-static" "$work/consumer-static"
+
+target=$(cd "$root" && cargo metadata --format-version 1 --no-deps | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+build_examples() { (cd "$root" && cargo build --quiet -p fdbroker-client --examples); }
+check "producer.rs, consumer.rs: build" build_examples
+check "producer.rs and consumer.rs" pair "$target/debug/examples/producer" "$target/debug/examples/consumer"
+check "producer.rs and consumer.c" pair "$target/debug/examples/producer" "$work/consumer"
+check "producer.c and consumer.rs" pair "$work/producer" "$target/debug/examples/consumer"
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
