@@ -117,7 +117,35 @@ API cuCtxPopCurrent_v2(void **context) {
     *context = &retained;
     return SUCCESS;
 }
-API cuStreamSynchronize(void *stream) { NEED_CONTEXT; return stream ? INVALID_VALUE : SUCCESS; }
+
+// The last copy to the device: as with the real driver it may return before it has arrived, and here it never has. It does
+// when the next work of this process comes, or it is waited for; other processes see it no sooner.
+static struct { char *to, *bytes; size_t length; } pending;
+static void arrive(void) {
+    if (pending.bytes) memcpy(pending.to, pending.bytes, pending.length);
+    free(pending.bytes);
+    pending.bytes = NULL;
+}
+static int send_off(uint64_t to, const void *from, int byte, size_t length) {
+    pthread_mutex_lock(&mutex);
+    arrive();
+    pending.bytes = malloc(length);
+    if (pending.bytes) {
+        if (from) memcpy(pending.bytes, from, length);
+        else memset(pending.bytes, byte, length);
+        pending.to = (char *)to;
+        pending.length = length;
+    }
+    pthread_mutex_unlock(&mutex);
+    return pending.bytes || !length ? SUCCESS : OUT_OF_MEMORY;
+}
+API cuStreamSynchronize(void *stream) {
+    NEED_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    arrive();
+    pthread_mutex_unlock(&mutex);
+    return stream ? INVALID_VALUE : SUCCESS;
+}
 
 // Unlinks the files of processes that are gone.
 static void reap(void) {
@@ -293,6 +321,7 @@ API cuMemSetAccess(uint64_t base, size_t bytes, const Access *desc, size_t count
 }
 API cuMemUnmap(uint64_t base, size_t bytes) {
     pthread_mutex_lock(&mutex);
+    arrive();
     Range *found = range(base, bytes);
     int result = found && found->mapped ? SUCCESS : INVALID_VALUE;
     if (!result) {
@@ -303,9 +332,16 @@ API cuMemUnmap(uint64_t base, size_t bytes) {
     return result;
 }
 
-API cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { NEED_CONTEXT; memcpy((void *)to, from, bytes); return SUCCESS; }
-API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { NEED_CONTEXT; memcpy(to, (void *)from, bytes); return SUCCESS; }
-API cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t bytes) { NEED_CONTEXT; memset((void *)to, byte, bytes); return SUCCESS; }
+API cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { NEED_CONTEXT; return send_off(to, from, 0, bytes); }
+API cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t bytes) { NEED_CONTEXT; return send_off(to, NULL, byte, bytes); }
+API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+    NEED_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    arrive();
+    memcpy(to, (void *)from, bytes);
+    pthread_mutex_unlock(&mutex);
+    return SUCCESS;
+}
 
 // Memory of cuMemAlloc cannot be shared but as dma-buf, which needs a device.
 API cuMemAlloc_v2(uint64_t *base, size_t bytes) {

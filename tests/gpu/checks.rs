@@ -3,7 +3,6 @@
 use crate::Setup;
 use crate::node::{Node, until};
 use crate::peer::{Peer, ask_all, unexpected};
-use crate::rank::count_fds;
 use crate::report::{Outcome, Ran, Report, ensure};
 use crate::wire::{Answer, Command, Lent};
 use serde_json::Value;
@@ -99,7 +98,7 @@ pub fn all_to_all(setup: &Setup, report: &mut Report) -> Outcome {
 
     // All is mapped now.
     let after = fds(&mut ranks)?;
-    let in_broker = count_fds(&node.pid())?.1;
+    let in_broker = node.vmm_fds()?;
     let allocations = (RANKS as u64) * u64::from(BUFFERS);
     let more = before.iter().zip(&after).map(|(before, after)| after.0.saturating_sub(before.0));
     let more = more.max().unwrap_or(0);
@@ -133,10 +132,7 @@ pub fn all_to_all(setup: &Setup, report: &mut Report) -> Outcome {
     ask_all(&mut ranks, |_| Command::DropBuffers)?;
     node.until_count("/mapped_leases/now", 0)?;
     node.until_count("/held_now", 0)?;
-    until("the broker has no VMM fd", || {
-        let (_, vmm) = count_fds(&node.pid())?;
-        Ok((vmm == 0).then_some(()).ok_or(vmm))
-    })?;
+    node.until_vmm_fds(0)?;
     Ok(Ran::Whole)
 }
 
@@ -154,8 +150,7 @@ pub fn killed_owner(setup: &Setup, report: &mut Report) -> Outcome {
     // The broker's fd is closed at once; what pins the memory is the consumer's mapping.
     node.until_count("/pinned_bytes/now", large)?;
     node.until_count("/closing_now", 0)?;
-    let vmm = count_fds(&node.pid())?.1;
-    ensure(vmm == 0, || format!("{vmm} VMM fds in the broker"))?;
+    node.until_vmm_fds(0)?;
     setup.until_taken(before, large, "owner killed, consumer has it mapped")?;
     let again = consumer.ask(&Command::Recheck { lent: lent.clone(), slots: 0 })?;
     ensure(checked(&again)? == large, || "not all was checked again".into())?;
@@ -256,8 +251,7 @@ pub fn two_exports(setup: &Setup) -> Outcome {
     node.until_count("/held_now", 1)?;
     let allocations = node.count("/allocations/now")?;
     ensure(allocations == 1, || format!("{allocations} allocations"))?;
-    let vmm = count_fds(&node.pid())?.1;
-    ensure(vmm == 1, || format!("{vmm} VMM fds in the broker"))?;
+    node.until_vmm_fds(1)?;
     Ok(Ran::Whole)
 }
 
@@ -370,7 +364,7 @@ pub fn one_list(setup: &Setup) -> Outcome {
     Ok(Ran::Whole)
 }
 
-pub fn cache(setup: &Setup) -> Outcome {
+pub fn cache(setup: &Setup, report: &mut Report) -> Outcome {
     let node = Node::start(&[])?;
     let mut ranks = Peer::ready(2, &node.socket(), 2)?;
     let lent = lent(ranks[0].ask(&make(1, setup.granule, 0, 37))?)?.remove(0);
@@ -378,9 +372,10 @@ pub fn cache(setup: &Setup) -> Outcome {
         Answer::Cached { hits: 0, .. } => {
             Ok(Ran::NotHere("this library's cache keeps nothing".into()))
         }
-        Answer::Cached { same_pointer, bytes, misses, hits } => {
+        Answer::Cached { same_pointer, bytes, misses, hits, hit_ns } => {
             ensure(same_pointer && bytes == setup.granule, || "another mapping each time".into())?;
             ensure((misses, hits) == (1, 9), || format!("{misses} misses, {hits} hits"))?;
+            report.figure("cached import of device memory: hit and release", hit_ns.round(), "ns");
             Ok(Ran::Whole)
         }
         other => Err(unexpected(&other)),

@@ -3,9 +3,8 @@
 
 use crate::Setup;
 use crate::checks::lent;
-use crate::node::{Node, until};
+use crate::node::Node;
 use crate::peer::{Peer, unexpected};
-use crate::rank::count_fds;
 use crate::report::{Outcome, Ran, Report};
 use crate::wire::{Answer, Command};
 
@@ -69,10 +68,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Outcome {
 
     let cold = pair.rounds()?;
     let held = lent(pair.exporter.ask(&Command::Make { count: 1, bytes, slots: 0, seed: 41 })?)?;
-    until("the broker holds one VMM fd", || {
-        let (_, vmm) = count_fds(&node.pid())?;
-        Ok((vmm == 1).then_some(()).ok_or(vmm))
-    })?;
+    node.until_vmm_fds(1)?;
     let warm = pair.rounds()?;
     for (how, costs) in
         [("no other VMM fd open on the node", &cold), ("the broker holds one", &warm)]

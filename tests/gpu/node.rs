@@ -1,6 +1,7 @@
 //! The broker of a check: the real daemon in a directory of its own, asked through the command `fdbroker`.
 //! Must never outlive its check.
 
+use crate::rank::count_fds;
 use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
@@ -20,6 +21,8 @@ pub struct Node {
     lifeline: Option<ChildStdin>,
     dir: PathBuf,
     program: PathBuf,
+    /// Fds of /dev/nvidiactl that it inherited from this program, should CUDA's own not be close-on-exec.
+    vmm_base: u64,
 }
 
 impl Node {
@@ -41,18 +44,32 @@ impl Node {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("{program:?}: {error}"))?;
         let (lifeline, ready) = (child.stdin.take(), child.stdout.take());
-        let node = Node { child, lifeline, dir, program };
+        let mut node = Node { child, lifeline, dir, program, vmm_base: 0 };
         let mut text = String::new();
         // It closes the pipe when it is ready, or ends.
         let read = ready.expect("piped").read_to_string(&mut text);
-        match read.is_ok() && text == "READY\n" {
-            true => Ok(node),
-            false => Err("the broker was not ready; its own message is above".into()),
+        if read.is_err() || text != "READY\n" {
+            return Err("the broker was not ready; its own message is above".into());
         }
+        node.vmm_base = node.count_vmm()?;
+        Ok(node)
     }
 
-    pub fn pid(&self) -> String {
-        self.child.id().to_string()
+    fn count_vmm(&self) -> Result<u64, String> {
+        count_fds(&self.child.id().to_string()).map(|(_, vmm)| vmm)
+    }
+
+    /// VMM fds that it has open, as /proc says.
+    pub fn vmm_fds(&self) -> Result<u64, String> {
+        Ok(self.count_vmm()?.saturating_sub(self.vmm_base))
+    }
+
+    /// Waits until it has so many VMM fds open.
+    pub fn until_vmm_fds(&self, wanted: u64) -> Result<(), String> {
+        until(&format!("the broker has {wanted} VMM fds open"), || {
+            let vmm = self.vmm_fds()?;
+            Ok((vmm == wanted).then_some(()).ok_or(vmm))
+        })
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -98,7 +98,7 @@ pub enum Answer {
     Reused { lent: Lent, at_same_address: bool },
     Full { export: String, import: String, export_after: String, wrong_words: u64 },
     Looked { exporter: String, bytes: u64 },
-    Cached { same_pointer: bool, bytes: u64, misses: u64, hits: u64 },
+    Cached { same_pointer: bool, bytes: u64, misses: u64, hits: u64, hit_ns: f64 },
     Exported { fd: i32, us: f64 },
     Us { us: f64 },
     ImportUs { import: f64, close: f64, unmap: f64 },

@@ -350,6 +350,9 @@ impl Physical {
         );
         context.driver.check(answer, || "cuMemImportFromShareableHandle".into()).map_err(
             |error| match refused {
+                true if lacks_fds(CUDA_CALL_FDS) => {
+                    Error { code: ErrorCode::LocalFdLimit, ..error }
+                }
                 true => Error { code: ErrorCode::UnsupportedFd, ..error },
                 false => error,
             },
