@@ -351,6 +351,25 @@ fn memory_when_out_of_bounds_or_for_reading_then_refused() {
 }
 
 #[test]
+fn write_and_fill_when_they_return_then_every_other_process_sees_it() {
+    let name = "write_and_fill_when_they_return_then_every_other_process_sees_it";
+    under_stub(name, Stub::Whole, &[], || {
+        let memory = CudaMemory::new(&device(), BYTES).unwrap();
+        // As another process has it: no call of this process's driver is between.
+        let fd = memory.export().unwrap();
+        let seen = |offset| {
+            let mut bytes = [0; 4];
+            nix::sys::uio::pread(&fd, &mut bytes, offset).unwrap();
+            bytes
+        };
+        memory.write_at(8, b"here").unwrap();
+        assert_eq!(&seen(8), b"here");
+        memory.fill(64, 4, 0x33).unwrap();
+        assert_eq!(seen(64), [0x33; 4]);
+    });
+}
+
+#[test]
 fn export_dma_buf_when_the_device_has_none_or_unaligned_then_refused() {
     let name = "export_dma_buf_when_the_device_has_none_or_unaligned_then_refused";
     under_stub(name, Stub::Whole, &[], || {
