@@ -84,13 +84,14 @@ fn grant_of(
 
 #[test]
 fn open_when_no_library_then_not_supported_and_named() {
-    // On a machine with a driver there is nothing to be seen.
-    let Err(error) = Device::open(0) else { return };
-    assert_eq!(error.code, ErrorCode::NotSupported);
-    assert!(error.to_string().contains("backend cuda"), "{error}");
-    assert_eq!(Device::count().unwrap_err().code, ErrorCode::NotSupported);
-    let backend = backend::by_name("cuda").unwrap();
-    assert_eq!(backend.available().unwrap_err(), error);
+    let name = "open_when_no_library_then_not_supported_and_named";
+    under_stub(name, Stub::NoLibrary, &[], || {
+        let error = Device::open(0).unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotSupported);
+        assert!(error.to_string().contains("libcuda.so.1"), "{error}");
+        assert_eq!(Device::count().unwrap_err(), error);
+        assert_eq!(backend::by_name("cuda").unwrap().available().unwrap_err(), error);
+    });
 }
 
 #[test]

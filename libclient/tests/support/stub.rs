@@ -14,6 +14,8 @@ pub enum Stub {
     Whole,
     /// Without cuMemExportToShareableHandle.
     WithoutExport,
+    /// No library at all, but a file of its name: also where there is a real driver.
+    NoLibrary,
 }
 
 /// A directory for "device memory" and the library; removed with the value.
@@ -39,7 +41,10 @@ pub fn under_stub(test: &str, stub: Stub, variables: &[(&str, &str)], body: impl
         return body();
     }
     let library = Dir::new(env!("CARGO_TARGET_TMPDIR"), test);
-    build(stub, &library.0);
+    match stub {
+        Stub::NoLibrary => std::fs::write(library.0.join("libcuda.so.1"), "").unwrap(),
+        Stub::Whole | Stub::WithoutExport => build(stub, &library.0),
+    }
     let memory = Dir::new("/dev/shm", test);
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
