@@ -11,9 +11,10 @@ case ${1-} in
 usage: tests/run.sh
 
 Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (a million
-steps at least), the command's demo, the installation and its examples (tests/install), jobs under Open MPI and MPICH
-(tests/mpi), and the end-to-end tests and the demo on real dma-bufs in a virtual machine (tests/vm). No root needed, but
-without it, or without qemu or MPI, some tests are named as not run; with CI=true in the environment these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
+steps at least), the C programs of the C ABI (tests/capi), the command's demo, the installation and its examples
+(tests/install), jobs under Open MPI and MPICH (tests/mpi), and the end-to-end tests and the demo on real dma-bufs in a
+virtual machine (tests/vm). No root needed, but without it, or without qemu or MPI, some tests are named as not run; with
+CI=true in the environment these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
 HELP
     exit 0 ;;
   *) echo "tests/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -67,6 +68,7 @@ fdbroker=target/release/fdbroker
 
 counted "packages" cargo test --workspace --no-fail-fast --quiet
 counted "simulator" tests/sim/run.sh
+counted "C ABI: C and C++ programs, and these under valgrind" tests/capi/run.sh
 part "demo: 4 ranks, every byte, below the cap" tests/demo.sh "$fdbroker" demo --json
 part "demo: 8 ranks, every byte, below the cap" \
   tests/demo.sh "$fdbroker" demo --ranks 8 --buffers 200 --max-fds 256 --json

@@ -15,11 +15,12 @@ use crate::handshake::{Greeted, greet};
 use crate::limits::{ROOM_FIRST_PAUSE, ROOM_TIMEOUT};
 use crate::register::{Batch, Registrations, register, unregister};
 use crate::request::AcquireRequest;
+use crate::sync::lock;
 use crate::thread::LibraryThread;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, Resource};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// A connection to the node's broker, for all threads of a process; clones share it.
@@ -29,7 +30,9 @@ use std::time::{Duration, Instant};
 /// of before are void then. A child of fork(2) must connect anew: here everything answers NOT_CONNECTED.
 ///
 /// Dropping the last clone (arenas hold one) ends the connection: the broker takes back all leases and ends all
-/// registrations. Memory already imported stays mapped until its [`crate::Import`] is dropped.
+/// registrations. Memory already imported stays mapped until its [`crate::Import`] is dropped. The library thread
+/// is gone when drop returns, so the code may be unloaded; not so when a callback does not end within a second, or
+/// when it is a callback that drops the last clone.
 #[derive(Clone, Debug)]
 pub struct Client {
     owner: Arc<Owner>,
@@ -75,7 +78,7 @@ impl LastFacts {
 #[derive(Debug)]
 struct Owner {
     shared: Arc<Shared>,
-    thread: Option<LibraryThread>,
+    thread: Mutex<Option<LibraryThread>>,
 }
 
 impl Client {
@@ -118,7 +121,7 @@ impl Client {
             }
             None => Some(LibraryThread::start(Arc::clone(&shared))?),
         };
-        Ok(Client { owner: Arc::new(Owner { shared, thread }) })
+        Ok(Client { owner: Arc::new(Owner { shared, thread: Mutex::new(thread) }) })
     }
 
     /// Registers one allocation: the broker gets its fd, the caller may close its own at once.
@@ -341,6 +344,15 @@ impl Client {
         self.owner.shared.common.process.is_current() && self.owner.shared.current().is_usable()
     }
 
+    /// Ends the connection now, as dropping the last clone does, whoever else has one (caches and arenas do, and
+    /// the library thread has those for a moment while it tells them something), and waits for the library
+    /// thread. Every later call of any clone answers NOT_CONNECTED. In a child of fork(2) it does nothing.
+    pub fn end(&self) {
+        if !self.is_forked_copy() {
+            self.owner.end();
+        }
+    }
+
     /// The connection of the moment, if the caller may wait for it.
     pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
         let connection = self.usable(what);
@@ -412,20 +424,28 @@ fn forked(what: &str) -> Error {
     Error::not_connected(format!("{what}: forked from the process that connected; connect anew"))
 }
 
-impl Drop for Owner {
-    fn drop(&mut self) {
+impl Owner {
+    fn end(&self) {
         let shared = &self.shared;
-        // A child closes its copies of the fds and leaves everything else to its parent.
-        if !shared.common.process.is_current() {
-            return self.thread.take().map_or((), LibraryThread::forget);
-        }
         shared.stopping.store(true, Ordering::Release);
         shared.current().kill("the client was dropped");
         shared.common.kick();
+        let thread = lock(&self.thread).take();
         // A callback must not wait, least of all for the thread that it runs on.
-        if let Some(thread) = self.thread.take().filter(|_| !events::is_in_callback()) {
+        if let Some(thread) = thread.filter(|_| !events::is_in_callback()) {
             thread.join();
         }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // A child closes its copies of the fds and leaves everything else to its parent.
+        if !self.shared.common.process.is_current() {
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+            return thread.take().map_or((), LibraryThread::forget);
+        }
+        self.end();
     }
 }
 

@@ -278,7 +278,7 @@ impl Connection {
     /// Whether replies will come that no thread waits for. Those to started requests are read by their tests; in
     /// dispatch mode the event fd is to tell of them, too.
     fn is_for_who_serves(&self, inbox: &Inbox) -> bool {
-        inbox.is_owed() || (inbox.has_untended() && self.common.dispatches())
+        inbox.is_owed() || (self.common.dispatches() && inbox.has_untended())
     }
 
     pub(crate) fn lost(&self, what: &str) -> Error {

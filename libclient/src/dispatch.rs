@@ -228,8 +228,12 @@ impl Wait {
                 poll_many(&mut fds, patience);
                 !came(&fds[0]).is_empty()
             }
-            (socket, None) => {
-                poll_many(socket.into_iter().collect::<Vec<_>>().as_mut_slice(), patience);
+            (Some(socket), None) => {
+                poll_many(&mut [socket], patience);
+                false
+            }
+            (None, None) => {
+                poll_many(&mut [], patience);
                 false
             }
         }

@@ -3,6 +3,7 @@
 
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::limits::PAGE_RESERVED_SLOTS;
 use crate::outbox::OneWay;
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::sync::Arc;
@@ -58,9 +59,19 @@ impl Lease {
 
     /// The error of one that is not current.
     pub(crate) fn why_not_current(&self) -> Error {
-        match self.connection.is_usable() {
-            true => Error::new(ErrorCode::Stale, format!("import {}: it ended meanwhile", self.id)),
-            false => self.connection.lost("import"),
+        let id = self.id;
+        if !self.connection.is_usable() {
+            return self.connection.lost("import");
+        }
+        match id.slot < PAGE_RESERVED_SLOTS {
+            true => Error::new(ErrorCode::Stale, format!("import {id}: it ended meanwhile")),
+            false => {
+                let context = format!(
+                    "import {id}: this library watches {PAGE_RESERVED_SLOTS} slots, set the broker's \
+                     limits.max_slots no higher"
+                );
+                Error::new(ErrorCode::NotSupported, context)
+            }
         }
     }
 

@@ -26,6 +26,10 @@
 //! # }
 //! ```
 //!
+//! **Importing again and again.** An [`ImportCache`] keeps memory mapped between uses, closes what has not been used for
+//! long, and never hands out what has ended: [`ImportCache::import`] instead of the two calls above, one cache for all
+//! threads of a process.
+//!
 //! **Threads.** A [`Client`] is shared by all threads, clones included. One library thread per client serves
 //! recalls and tells [`Notice`]s; callbacks run on it and must not block: a blocking call there
 //! answers NOT_SUPPORTED. It has all signals blocked. In dispatch mode ([`ClientBuilder::dispatch`]) there is no such

@@ -90,9 +90,12 @@ pub const HANG_UP_PAUSE: Duration = Duration::from_millis(1);
 /// client have, and a sweep costs each entry less than its registration.
 pub const EXPORTS_SWEEP_LEAST: usize = 1024;
 
-/// Entries of the import cache: as many as the generation page has slots. What the page does not say to be current
-/// is never kept, so that more could only be memory that has ended and is still in use.
-pub const CACHE_ENTRIES: u32 = PAGE_RESERVED_SLOTS;
+/// Entries of the import cache: one per slot of the generation page, at the slot's own number, and some for allocations
+/// whose place is taken by an ended one of the same slot that is still in use: a million of those is a program that
+/// never releases.
+pub const CACHE_ENTRIES: u32 = PAGE_RESERVED_SLOTS + SPARE_ENTRIES;
+/// See [`CACHE_ENTRIES`].
+pub const SPARE_ENTRIES: u32 = 1 << 20;
 
 /// Entries per segment of the cache's tables, as a power of two: 65,536 make 2 MiB of entries, and a few hundred
 /// segments at most. A small cache touches a few pages of one segment; the rest is address space.
@@ -117,6 +120,7 @@ pub const CLOSE_CHUNK: usize = 64;
 /// How long a miss waits for the broker's caps before the cache closes what it does not use, and asks again: the broker
 /// parks a request until its deadline, and it cannot know that what it waits for is idle right here.
 pub const QUOTA_SLICE: Duration = Duration::from_millis(100);
+
 /// Most freed memory that an arena keeps at hand instead of giving it back to the system, in bytes. Buffers freed and
 /// allocated in turn stay within it and cost no system call; what goes back is faulted in again, zeroed, when
 /// it is next used. Small beside any rank, also with many of them on a node.

@@ -87,6 +87,14 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Keeps it out of core dumps (MADV_DONTDUMP). Writing a dump touches every page of shared memory, so that each
+    /// hole of a sparse file becomes a page in memory and in the dump.
+    pub fn leave_out_of_dumps(&self) -> Result<(), Error> {
+        // SAFETY: the range is our own mapping; the advice changes no byte of it.
+        unsafe { madvise(self.start.cast::<c_void>(), self.span, MmapAdvise::MADV_DONTDUMP) }
+            .map_err(|errno| Error::os(ErrorCode::Internal, "MADV_DONTDUMP", errno))
+    }
+
     /// Bytes asked for.
     pub fn len(&self) -> usize {
         self.len

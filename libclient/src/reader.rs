@@ -265,8 +265,16 @@ impl Connection {
                 fds.clear();
             }
             Addressee::Unknown => {
+                let is_dead = inbox.dead;
                 drop(inbox);
-                log::warn!("the broker sent a {} for no request ({})", message.kind, message.id);
+                // What was asked for before the connection ended is not known any more.
+                if !is_dead {
+                    log::warn!(
+                        "the broker sent a {} for no request ({})",
+                        message.kind,
+                        message.id
+                    );
+                }
                 self.undo(&message, &Owed::default())?;
                 fds.clear();
             }

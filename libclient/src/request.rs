@@ -158,3 +158,15 @@ impl Drop for State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_when_made_then_may_go_to_another_thread() {
+        fn assert_send<T: Send>() {}
+        assert_send::<AcquireRequest>();
+        assert_send::<Progress>();
+    }
+}

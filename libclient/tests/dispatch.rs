@@ -1,4 +1,4 @@
-//! Dispatch mode against a scripted broker: who serves, when the event fd says so, losses; and the library thread's end.
+//! Dispatch mode against a scripted broker: who serves, when the event fd says so, and losses.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -362,6 +362,35 @@ fn callback_when_it_calls_what_waits_then_not_supported_whoever_serves() {
 }
 
 #[test]
+fn callback_when_it_takes_long_then_other_threads_calls_go_on() {
+    let broker = FakeBroker::listen();
+    let ((entered, has_entered), (go, may_go)) = (channel(), channel());
+    let may_go = std::sync::Mutex::new(may_go);
+    let builder = builder().on_recall(Box::new(move |recall| {
+        entered.send(()).unwrap();
+        may_go.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+        Ok(RecallAnswer::unchanged(recall, memory(b"")))
+    }));
+    let (client, mut peer) = broker.client_with(builder, Terms::default());
+    thread::scope(|scope| {
+        let acquire = |n: u32| client.acquire(&handle(n), soon()).unwrap_err().code;
+        let serving = scope.spawn(move || acquire(1));
+        let first = peer.recv_kind(Kind::Acquire);
+        recall(&peer, 1);
+        has_entered.recv_timeout(PATIENCE).unwrap();
+        // Both are in the library, and the one that reads for both is in the callback.
+        let other = scope.spawn(move || acquire(2));
+        let second = peer.recv_kind(Kind::Acquire);
+        peer.grant(second.id, &[STALE]);
+        assert_eq!(other.join().unwrap(), ErrorCode::Stale);
+        go.send(()).unwrap();
+        assert_supplied(&peer, 1);
+        peer.grant(first.id, &[STALE]);
+        assert_eq!(serving.join().unwrap(), ErrorCode::Stale);
+    });
+}
+
+#[test]
 fn threads_when_one_dispatches_and_others_wait_then_all_are_served_and_no_two_callbacks_at_once() {
     let broker = FakeBroker::listen();
     let (is_busy, calls) = (AtomicBool::new(false), Arc::new(AtomicUsize::new(0)));
@@ -573,53 +602,6 @@ fn connect_when_dispatching_then_no_thread_is_started() {
     let mut child = start("connect_when_dispatching_then_no_thread_is_started", &broker);
     let _peers = [broker.accept(Terms::default()), broker.accept(Terms::default())];
     assert!(child.wait().unwrap().success());
-}
-
-static IS_GONE: AtomicBool = AtomicBool::new(false);
-
-/// The last of a thread: its locals end after everything that it runs.
-struct Last;
-
-impl Drop for Last {
-    fn drop(&mut self) {
-        thread::sleep(SILENCE);
-        IS_GONE.store(true, Ordering::SeqCst);
-    }
-}
-
-thread_local! {
-    static LAST: Last = const { Last };
-}
-
-#[test]
-fn drop_when_last_client_then_its_thread_is_gone() {
-    let broker = FakeBroker::listen();
-    let (sender, told) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |_| {
-        LAST.with(|_| ());
-        sender.send(()).unwrap();
-    }));
-    let (client, peer) = broker.client_with(builder, Terms::default());
-    peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);
-    told.recv_timeout(PATIENCE).unwrap();
-    drop(client);
-    assert!(IS_GONE.load(Ordering::SeqCst), "it was not waited for to its very end");
-}
-
-#[test]
-fn drop_when_in_a_callback_then_its_own_thread_is_not_waited_for() {
-    let broker = FakeBroker::listen();
-    let slot: Arc<std::sync::Mutex<Option<Client>>> = Arc::default();
-    let (in_callback, (sender, dropped)) = (Arc::clone(&slot), channel());
-    let builder = Client::builder().on_notice(Box::new(move |_| {
-        drop(in_callback.lock().unwrap().take());
-        let _ = sender.send(());
-    }));
-    let (client, peer) = broker.client_with(builder, Terms::default());
-    *slot.lock().unwrap() = Some(client);
-    peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);
-    dropped.recv_timeout(PATIENCE).unwrap();
-    peer.assert_eof();
 }
 
 #[test]

@@ -9,7 +9,9 @@ use fdbroker_protocol::message::{GoingAway, LeaseItem, RevokedItem};
 use fdbroker_protocol::page::FUTEX_OWNER_DIED;
 use fdbroker_protocol::{Kind, Status, Writer};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 use support::*;
@@ -252,4 +254,51 @@ fn failed_when_shutting_down_then_all_items_of_all_chunks_answer_so() {
         }
         peer.assert_silent();
     });
+}
+
+static IS_GONE: AtomicBool = AtomicBool::new(false);
+
+/// The last of a thread: its locals end after everything that it runs.
+struct Last;
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        thread::sleep(SILENCE);
+        IS_GONE.store(true, Ordering::SeqCst);
+    }
+}
+
+thread_local! {
+    static LAST: Last = const { Last };
+}
+
+#[test]
+fn drop_when_last_client_then_its_thread_is_gone() {
+    let broker = FakeBroker::listen();
+    let (sender, told) = channel();
+    let builder = Client::builder().on_notice(Box::new(move |_| {
+        LAST.with(|_| ());
+        sender.send(()).unwrap();
+    }));
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);
+    told.recv_timeout(PATIENCE).unwrap();
+    drop(client);
+    assert!(IS_GONE.load(Ordering::SeqCst), "it was not waited for to its very end");
+}
+
+#[test]
+fn drop_when_in_a_callback_then_its_own_thread_is_not_waited_for() {
+    let broker = FakeBroker::listen();
+    let slot: Arc<Mutex<Option<Client>>> = Arc::default();
+    let (in_callback, (sender, dropped)) = (Arc::clone(&slot), channel());
+    let builder = Client::builder().on_notice(Box::new(move |_| {
+        drop(in_callback.lock().unwrap().take());
+        let _ = sender.send(());
+    }));
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    *slot.lock().unwrap() = Some(client);
+    peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);
+    dropped.recv_timeout(PATIENCE).unwrap();
+    peer.assert_eof();
 }

@@ -41,11 +41,15 @@ static void null_arguments_are_refused(void) {
   fdbroker_grant_t grant = {.struct_size = sizeof grant};
   fdbroker_allocation_t allocation = memfd_allocation(4096);
   fdbroker_import_t import = {0};
+  fdbroker_handle_t two_handles[2];
+  fdbroker_import_t two_imports[2];
   fdbroker_request_t *request = NULL;
   fdbroker_handle_info_t info = {.struct_size = sizeof info};
   fdbroker_stats_t stats = {.struct_size = sizeof stats};
   uint64_t lease = 1;
   int32_t drained = 7;
+  memset(two_handles, 1, sizeof two_handles);
+  memset(two_imports, 1, sizeof two_imports);
   void *memory = &handle;
   fdbroker_code_t codes[2] = {0, 0};
 
@@ -57,7 +61,8 @@ static void null_arguments_are_refused(void) {
   ARGUMENT(fdbroker_register(context, &allocation, 0, 0, NULL));
   ARGUMENT(fdbroker_register(context, &allocation, -1, 0, &handle));
   ARGUMENT(fdbroker_register(context, &allocation, 999, 0, &handle));
-  ARGUMENT(fdbroker_register_many(context, 2, &allocation, NULL, 0, &handle, NULL));
+  ARGUMENT(fdbroker_register_many(context, 2, &allocation, NULL, 0, two_handles, NULL));
+  CHECK(all_bytes_are(two_handles, 0, sizeof two_handles));
   ARGUMENT(fdbroker_unregister(context, NULL));
   ARGUMENT(fdbroker_unregister(NULL, &handle));
   ARGUMENT(fdbroker_unregister_drained(context, &handle, NULL));
@@ -85,7 +90,8 @@ static void null_arguments_are_refused(void) {
   ARGUMENT(fdbroker_import(context, NULL, 0, 0, &import));
   ARGUMENT(fdbroker_import(context, &handle, 0, 0, NULL));
   ARGUMENT(fdbroker_import(context, &handle, 77, 0, &import));
-  ARGUMENT(fdbroker_import_many(context, 2, NULL, 0, 0, &import, NULL));
+  ARGUMENT(fdbroker_import_many(context, 2, NULL, 0, 0, two_imports, NULL));
+  CHECK(all_bytes_are(two_imports, 0, sizeof two_imports));
   CHECK(fdbroker_import_is_current(NULL, &import) == 0 && fdbroker_import_is_current(context, NULL) == 0);
   ARGUMENT(fdbroker_import_release(NULL, &import));
   ARGUMENT(fdbroker_import_release(context, NULL));

@@ -96,8 +96,9 @@ check "cpp.cpp compiles" \
 cpp() {
   mkfifo "$work/ready" "$work/life"
   "$FDBROKERD" --private "$work/broker" --log error --ready-fd 9 --until-eof 8 9> "$work/ready" 8< "$work/life" &
-  exec 7> "$work/life"
-  read -r _ < "$work/ready"
+  # In the order in which the broker's shell opens them: either open waits for the other.
+  exec 6< "$work/ready" 7> "$work/life"
+  read -r _ <&6
   "$work/cpp" "$work/broker/fdbroker/broker.sock"
   local status=$?
   exec 7>&-
@@ -108,16 +109,24 @@ cpp() {
 
 if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   echo "== valgrind"
-  memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
-    --child-silent-after-fork=no --fair-sched=yes)
-  for name in basics share request events lost; do
+  memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite
+    --errors-for-leak-kinds=definite --fair-sched=yes)
+  for name in basics share request events; do
     run "$name under valgrind" 300 "${memcheck[@]}" "$work/$name"
   done
+  run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000
   run "threads under valgrind" 300 "${memcheck[@]}" "$work/threads" 6 1500
-  run "forked under valgrind" 300 "${memcheck[@]}" "$work/forked" 5
+  # Not for leaks: a child has what the parent's other threads had on their stacks, and has not the stacks.
+  run "forked under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/forked" 5
 else
-  echo "not run: the C tests under valgrind: it is not installed; run: apt-get install valgrind"
-  [ -z "${CI-}" ] || fail "the C tests under valgrind"
+  why="the C tests under valgrind: it is not installed; run: apt-get install valgrind"
+  echo "not run: $why"
+  if [ -n "${FDBROKER_NOT_RUN_LOG-}" ]; then
+    # tests/run.sh takes one from the passed for each line there, and fails it when CI is set.
+    echo "$why" >> "$FDBROKER_NOT_RUN_LOG"; passed=$((passed + 1))
+  elif [ -n "${CI-}" ]; then
+    fail "the C tests under valgrind"
+  fi
 fi
 
 echo "$passed passed, $failed failed"

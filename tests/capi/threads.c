@@ -128,6 +128,7 @@ static void threads_that_call_everything_leave_every_count_at_zero(void) {
   fdbroker_options_init(&options);
   options.socket = broker.socket;
   options.cache_max_entries = 16;
+  options.arena_bytes = 16u << 20;
   OK(fdbroker_open(&options, &context));
   OK(fdbroker_open(&options, &other));
   void *memory[SHARED];

@@ -6,8 +6,10 @@
 mod common;
 mod support;
 
+mod cache;
 mod death;
 mod deposits;
+mod dispatch;
 mod exports;
 mod flow;
 mod handles;
@@ -17,6 +19,7 @@ mod lifetime;
 mod local_limit;
 mod messages;
 mod pressure;
+mod progress;
 mod recall;
 mod resident;
 mod restart;

@@ -2,157 +2,22 @@
 //! as any of them is, and nothing of it after the last.
 
 mod common;
+#[path = "common/job.rs"]
+mod job;
 #[path = "../../../tests/common/mod.rs"]
 mod shared;
 
-use common::{LIMIT, Running, TestDir, end, fdbroker, is_alive, run, signal, wait_for};
+use common::{Running, TestDir, end, fdbroker, is_alive, run, signal, wait_for};
 use fdbroker_client::Client;
+use fdbrokerd::listeners::DirectoryLock;
+use job::{MEMBER, Member, Node, is_sleeping, kill_all};
 use serde_json::Value;
 use shared::not_run;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::channel;
-
-/// What launchers set: whoever runs the tests may be under one.
-const LAUNCHERS_VARIABLES: [&str; 8] = [
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-    "PMI_JOBID",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "FLUX_JOB_ID",
-    "PALS_APID",
-    "ALPS_APP_ID",
-];
-
-/// Says which broker it has, and stays until its stdin ends.
-const MEMBER: &str = "$F status --json; read line || :";
-
-/// The node of a test: a TMPDIR that no other test's processes use.
-struct Node(TestDir);
-
-impl Node {
-    fn new(name: &str) -> Self {
-        Node(TestDir::new(&format!("join-{name}")))
-    }
-
-    /// A process of job `job` that runs a script; `$F` is the command under test.
-    fn rank(&self, job: &str, script: &str) -> Command {
-        self.on_node(fdbroker(&["run", "--join", "--job", job, "--", "sh", "-c", script]))
-    }
-
-    /// The same for a job that is to be found.
-    fn unnamed(&self, script: &str) -> Command {
-        self.on_node(fdbroker(&["run", "--join", "--", "sh", "-c", script]))
-    }
-
-    fn on_node(&self, mut command: Command) -> Command {
-        for name in LAUNCHERS_VARIABLES {
-            command.env_remove(name);
-        }
-        command.env("TMPDIR", self.0.path()).env("F", env!("CARGO_BIN_EXE_fdbroker"));
-        command.stdin(Stdio::piped());
-        command
-    }
-
-    fn home(&self) -> PathBuf {
-        self.0.path().join(format!("fdbroker-{}", nix::unistd::Uid::effective()))
-    }
-
-    /// What is left of jobs.
-    fn rooms(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.home()).into_iter().flatten();
-        entries.map(|entry| entry.expect("readable").path()).collect()
-    }
-
-    /// The processes of this node that are `fdbroker WORD`.
-    fn processes(&self, word: &str) -> Vec<u32> {
-        let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let dir = self.0.path().to_str().expect("UTF-8");
-        pids.filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).into_owned();
-            let mut arguments = line.split('\0').skip(1);
-            arguments.next() == Some(word) && line.contains(dir) && is_alive(*pid)
-        })
-        .collect()
-    }
-
-    fn only(&self, word: &str) -> u32 {
-        let found = self.processes(word);
-        assert_eq!(found.len(), 1, "{word}: {found:?}");
-        found[0]
-    }
-
-    /// Waits until nothing is left: no process, no directory.
-    fn wait_until_empty(&self) {
-        wait_for("end of the broker", || {
-            let is_empty = self.rooms().is_empty()
-                && self.processes("keeper").is_empty()
-                && self.processes("broker").is_empty();
-            is_empty.then_some(())
-        });
-    }
-}
-
-impl Drop for Node {
-    /// A failed test must leave no process behind.
-    fn drop(&mut self) {
-        for pid in self.processes("keeper").into_iter().chain(self.processes("broker")) {
-            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
-        }
-    }
-}
-
-/// A process of a job that has joined.
-struct Member {
-    running: Running,
-    stdout: BufReader<std::process::ChildStdout>,
-    broker: Value,
-}
-
-impl Member {
-    /// Starts it, and waits until it has joined.
-    fn join(command: Command) -> Self {
-        Self::joined(Running::start(command))
-    }
-
-    fn joined(mut running: Running) -> Self {
-        let mut stdout = BufReader::new(running.0.stdout.take().expect("piped"));
-        let mut line = String::new();
-        stdout.read_line(&mut line).expect("readable");
-        let Ok(broker) = serde_json::from_str(&line) else {
-            let _ = running.0.kill();
-            panic!("it has not joined: {line:?}; {}", end(&running.end()).1)
-        };
-        Member { running, stdout, broker }
-    }
-
-    fn incarnation(&self) -> &str {
-        self.broker["incarnation"].as_str().expect("an incarnation")
-    }
-
-    fn broker_pid(&self) -> u32 {
-        u32::try_from(self.broker["pid"].as_u64().expect("a pid")).expect("a pid")
-    }
-
-    /// Ends its stdin, and waits for its end.
-    fn leave(mut self) -> (Option<i32>, String) {
-        drop(self.running.0.stdin.take());
-        let mut rest = String::new();
-        let (done, is_done) = channel();
-        std::thread::spawn(move || {
-            let outcome = self.stdout.read_to_string(&mut rest).map(|_| rest);
-            let _ = done.send(outcome);
-        });
-        let rest = is_done.recv_timeout(LIMIT).expect("the end of its stdout").expect("readable");
-        (self.running.end().status.code(), rest)
-    }
-}
 
 #[test]
 fn join_when_eight_start_at_once_then_one_broker_is_there_until_the_last_has_gone() {
@@ -260,14 +125,10 @@ fn join_when_the_broker_is_killed_then_refused_at_once_and_the_next_one_starts_a
     let script = "$F status --json; read line; $F status; echo $?; read line; $F status --json";
     let mut first = Member::join(node.rank("a", script));
     let keeper = node.only("keeper");
-    signal(first.broker_pid(), "KILL");
-    wait_for("end of the broker", || (!is_alive(first.broker_pid())).then_some(()));
-    use std::io::Write;
+    kill_all(&[first.broker_pid()]);
     let mut stdin = first.running.0.stdin.take().expect("piped");
     stdin.write_all(b"\n").expect("it reads");
-    let mut line = String::new();
-    first.stdout.read_line(&mut line).expect("readable");
-    assert_eq!(line, "3\n", "no broker answers");
+    assert_eq!(first.next_line(), "3\n", "no broker answers");
 
     let second = Member::join(node.rank("a", MEMBER));
     assert_ne!(second.incarnation(), first.incarnation());
@@ -294,8 +155,8 @@ fn join_when_the_broker_is_killed_and_nobody_joins_then_nothing_is_left() {
 fn join_when_the_keeper_is_killed_then_the_next_one_gets_a_broker_that_stays() {
     let node = Node::new("keeper-killed");
     let first = Member::join(node.rank("a", MEMBER));
-    signal(node.only("keeper"), "KILL");
-    // At once: the broker may still be ending.
+    kill_all(&[node.only("keeper")]);
+    // Its broker may still be ending.
     let second = Member::join(node.rank("a", &format!("{MEMBER}; $F status --json")));
     assert_ne!(second.incarnation(), first.incarnation());
     wait_for("end of the first broker", || (!is_alive(first.broker_pid())).then_some(()));
@@ -320,7 +181,7 @@ fn join_when_a_keeper_was_killed_and_its_job_is_over_then_another_job_clears_its
     let broker_of = |pid: &u32| common::children(*pid, "broker");
     let killed = keepers.iter().find(|pid| broker_of(pid) == [first.broker_pid()]);
     let (killed, left) = killed.map(|pid| (*pid, room_of(pid))).expect("a's keeper");
-    signal(killed, "KILL");
+    kill_all(&[killed]);
     wait_for("end of the broker", || (!is_alive(first.broker_pid())).then_some(()));
     first.leave();
     assert!(left.exists(), "nobody is there to remove it");
@@ -339,14 +200,29 @@ fn join_when_everything_is_killed_then_the_same_job_starts_clean() {
     let node = Node::new("all-killed");
     let member = Member::join(node.rank("a", MEMBER));
     let incarnation = member.incarnation().to_owned();
-    for pid in [node.only("keeper"), member.broker_pid(), member.running.pid()] {
-        signal(pid, "KILL");
-    }
+    kill_all(&[node.only("keeper"), member.broker_pid(), member.running.pid()]);
     drop(member);
     assert_eq!(node.rooms().len(), 1);
     let next = Member::join(node.rank("a", MEMBER));
     assert_ne!(next.incarnation(), incarnation);
     next.leave();
+    node.wait_until_empty();
+}
+
+#[test]
+fn join_when_the_former_broker_is_still_ending_then_the_next_one_waits_for_it() {
+    let node = Node::new("ending");
+    let member = Member::join(node.rank("a", MEMBER));
+    kill_all(&[node.only("keeper"), member.broker_pid(), member.running.pid()]);
+    // In its place: what a broker holds until its very end.
+    let ending = DirectoryLock::take(&node.rooms().remove(0).join("fdbroker-admin"));
+    let ending = ending.expect("the broker is dead");
+    let next = Running::start(node.rank("a", MEMBER));
+    wait_for("keeper that waits", || {
+        node.processes("keeper").into_iter().find(|it| is_sleeping(*it))
+    });
+    drop(ending);
+    Member::joined(next).leave();
     node.wait_until_empty();
 }
 
@@ -369,9 +245,7 @@ fn join_when_a_socket_was_inherited_then_replaced() {
     // One that lives is another job's, too.
     let script = format!("$F status --json; $F run --join --job b -- sh -c '{MEMBER}'");
     let mut outer = Member::join(node.rank("a", &script));
-    let mut line = String::new();
-    outer.stdout.read_line(&mut line).expect("readable");
-    let inner: Value = serde_json::from_str(&line).expect("JSON");
+    let inner: Value = serde_json::from_str(&outer.next_line()).expect("JSON");
     assert_ne!(inner["incarnation"], outer.broker["incarnation"]);
     outer.leave();
     node.wait_until_empty();
@@ -420,21 +294,14 @@ fn join_when_under_slurm_then_the_step_is_the_job_whatever_the_parents() {
     let members: Vec<_> =
         [in_step("0"), in_step("0"), direct].into_iter().map(Member::join).collect();
     let other = Member::join(in_step("1"));
+    let incarnation = members[0].incarnation().to_owned();
+    assert_ne!(other.incarnation(), incarnation);
     for member in members {
-        assert_eq!(member.incarnation(), members_incarnation(&node, &other, &member));
+        assert_eq!(member.incarnation(), incarnation);
         assert_eq!(member.leave().0, Some(0));
     }
     other.leave();
     node.wait_until_empty();
-}
-
-/// That of the one broker beside `other`'s.
-fn members_incarnation(node: &Node, other: &Member, member: &Member) -> String {
-    let mut brokers = node.processes("broker");
-    brokers.retain(|pid| *pid != other.broker_pid());
-    assert_eq!(brokers, [member.broker_pid()]);
-    assert_ne!(other.incarnation(), member.incarnation());
-    member.incarnation().to_owned()
 }
 
 #[test]
@@ -506,12 +373,8 @@ fn join_when_a_client_is_no_member_then_the_broker_stays_while_it_is_connected()
     let client = Client::builder().socket(&socket).connect().expect("a broker");
     member.leave();
     let keeper = node.only("keeper");
-    wait_for("look of the keeper at its clients", || {
-        // proc_pid_syscall(5): it waits for locks without a limit; it sleeps only after it has found a client.
-        let now = std::fs::read_to_string(format!("/proc/{keeper}/syscall")).expect("alive");
-        let number = libc::SYS_clock_nanosleep.to_string();
-        now.starts_with(&format!("{number} ")).then_some(())
-    });
+    // It waits for locks without a limit; it sleeps only after it has found a client.
+    wait_for("look of the keeper at its clients", || is_sleeping(keeper).then_some(()));
     let next = Member::join(node.rank("a", MEMBER));
     assert_eq!(next.incarnation(), incarnation);
     next.leave();

@@ -49,8 +49,42 @@ pub unsafe extern "C" fn fdbroker_import(
 ) -> fdbroker_code_t {
     // SAFETY: the caller's pointers, as the header states.
     guard(|| unsafe {
-        import_all(broker, 1, handle, flags, deadline_ms, import, std::ptr::null_mut())
+        match import_hit(broker, handle, flags, import) {
+            true => Ok(()),
+            false => {
+                import_all(broker, 1, handle, flags, deadline_ms, import, std::ptr::null_mut())
+            }
+        }
     })
+}
+
+/// Serves a hit, without an array of one. `false`: no hit, or an argument that cannot be.
+///
+/// # Safety
+/// The pointers are as the header states.
+unsafe fn import_hit(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    flags: u32,
+    import: *mut fdbroker_import_t,
+) -> bool {
+    // SAFETY: the caller's promise. `hit` takes no lock and looks for a fork itself.
+    let (Some(context), Some(handle), Some(import)) =
+        (unsafe { (broker.as_ref(), handle.as_ref(), import.as_mut()) })
+    else {
+        return false;
+    };
+    let hit = access(flags).and_then(|access| context.cache.hit(&handle.get(), access));
+    hit.map(|hit| *import = taken_apart(hit)).is_some()
+}
+
+/// `None`: no flags that are known.
+fn access(flags: u32) -> Option<Access> {
+    match flags {
+        FDBROKER_IMPORT_READ => Some(Access::Read),
+        FDBROKER_IMPORT_WRITE => Some(Access::ReadWrite),
+        _ => None,
+    }
 }
 
 /// Maps count handles; those not in the cache come 253 per message, and each fd is closed before the next ones come, so
@@ -103,21 +137,10 @@ unsafe fn try_import<'a>(
 ) -> Result<Vec<Result<CachedImport<'a>, fdbroker_client::Error>>, Failure> {
     // SAFETY: the caller's promise.
     let (context, handles) = unsafe { (context(broker, "import")?, many(handles, count)?) };
-    let access = match flags {
-        FDBROKER_IMPORT_READ => Access::Read,
-        FDBROKER_IMPORT_WRITE => Access::ReadWrite,
-        _ => {
-            let text = format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known");
-            return Err(Failure::argument(text));
-        }
-    };
-    let cache = &context.cache;
-    if let [handle] = handles
-        && let Some(hit) = cache.hit(handle, access)
-    {
-        return Ok(vec![Ok(hit)]);
-    }
-    Ok(cache.import_many(handles, access, Deadline::from_ms(deadline_ms))?)
+    let access = access(flags).ok_or_else(|| {
+        Failure::argument(format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known"))
+    })?;
+    Ok(context.cache.import_many(handles, access, Deadline::from_ms(deadline_ms))?)
 }
 
 fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {

@@ -275,6 +275,8 @@ fn close(context: fdbroker_t) {
     // Leases go before the connection, so that the broker need not find out what is left; all hold the client.
     drop((cache, host, exports));
     leases.release_all();
+    // The library thread may have one of them in hand, and so the client: it is waited for, not only dropped.
+    client.end();
     drop(client);
 }
 

@@ -27,6 +27,7 @@ impl MemfdPool {
         let fd = sealed(c"fdbroker-arena", len)?;
         // Inherited by a forked child, like any memory of its parent's own.
         let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Inherit)?;
+        mapping.leave_out_of_dumps()?;
         Ok(MemfdPool { fd: Arc::new(fd), mapping })
     }
 
@@ -123,6 +124,16 @@ mod tests {
         assert!(seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL));
         assert_eq!(pool.len(), page_size());
         assert!(ftruncate(pool.fd(), 0).is_err());
+    }
+
+    #[test]
+    fn new_when_made_then_not_in_core_dumps() {
+        let pool = MemfdPool::new(1 << 20).unwrap();
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begins = format!("{:x}-", pool.base().addr());
+        let mapping = smaps.lines().skip_while(|line| !line.starts_with(&begins));
+        let flags = mapping.skip(1).find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.contains(" dd "), "{flags}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the cache hands out: memory in use, its pin, and what an opener gives the cache to keep.
 //! Must never let memory in use be closed, nor hand out a safe reference into it.
 
+use crate::cache::segments::Row;
 use crate::cache::table::{Pinned, Table};
 use crate::error::Error;
 use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
@@ -36,7 +37,7 @@ impl Opened for Mapping {
 pub struct Pin(NonZeroU64);
 
 /// Where a pin's stripe and incarnation begin; the entry number is below.
-const STRIPE_SHIFT: u32 = 24;
+const STRIPE_SHIFT: u32 = 25;
 const INCARNATION_SHIFT: u32 = 32;
 const _: () = assert!(CACHE_ENTRIES <= 1 << STRIPE_SHIFT);
 const _: () = assert!(PIN_STRIPES <= 1 << (INCARNATION_SHIFT - STRIPE_SHIFT));
@@ -85,6 +86,7 @@ impl Pin {
 #[must_use = "dropping an import releases it"]
 pub struct CachedImport<'a> {
     table: &'a Table,
+    row: Row<'a>,
     pin: Pin,
     id: AllocationId,
     ptr: *mut u8,
@@ -98,24 +100,29 @@ unsafe impl Send for CachedImport<'_> {}
 unsafe impl Sync for CachedImport<'_> {}
 
 impl<'a> CachedImport<'a> {
-    /// From `offset` of memory that is pinned; out of bounds gives the pin back.
+    /// From the handle's offset in memory that is pinned; out of bounds gives the pin back.
     #[inline]
     pub(super) fn new(
         table: &'a Table,
-        pinned: Pinned,
+        pinned: Pinned<'a>,
         handle: &Handle,
     ) -> Result<CachedImport<'a>, Error> {
-        let Pinned { pin, ptr, len } = pinned;
-        let mut import = CachedImport { table, pin, id: handle.id(), ptr, len };
-        match usize::try_from(handle.offset_bytes.get()) {
-            Ok(offset) if offset < len => {
-                // Inside the memory, so the sum does not wrap.
-                import.ptr = ptr.wrapping_add(offset);
-                import.len = len - offset;
-                Ok(import)
-            }
-            _ => Err(out_of_bounds(handle, len as u64)),
+        if handle.offset_bytes.get() >= pinned.len as u64 {
+            table.release_held(pinned.pin);
+            return Err(out_of_bounds(handle, pinned.len as u64));
         }
+        Ok(CachedImport::inside(table, pinned, handle))
+    }
+
+    /// The same of a handle whose offset is known to be inside.
+    #[inline]
+    pub(super) fn inside(table: &'a Table, pinned: Pinned<'a>, handle: &Handle) -> Self {
+        let Pinned { row, pin, ptr, len } = pinned;
+        let offset = handle.offset_bytes.get() as usize;
+        debug_assert!(offset < len);
+        // Inside the memory, so neither wraps.
+        let (ptr, len) = (ptr.wrapping_add(offset), len.wrapping_sub(offset));
+        CachedImport { table, row, pin, id: handle.id(), ptr, len }
     }
 
     /// The same memory once more, for another handle of the same allocation.
@@ -201,8 +208,9 @@ impl<'a> CachedImport<'a> {
 }
 
 impl Drop for CachedImport<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.table.release_held(self.pin);
+        self.table.unpin(self.row, self.pin.stripe());
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::cache::cached::Opened;
 use crate::cache::flight::{Flight, Key};
 use crate::lease::Lease;
-use crate::limits::CACHE_ENTRIES;
+use crate::limits::{CACHE_ENTRIES, PAGE_RESERVED_SLOTS};
 use fdbroker_protocol::AllocationId;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,14 +17,15 @@ pub(super) struct Held {
     pub lease: Lease,
 }
 
-/// No entry.
+/// No place.
 const NONE: u32 = u32::MAX;
 
-/// The cold part of an entry.
+/// The cold part of an entry, at its place.
 #[derive(Debug)]
 struct Kept {
     held: Option<Held>,
-    id: AllocationId,
+    /// Of the entry.
+    number: u32,
     bytes: u64,
     /// Towards the most recent.
     newer: u32,
@@ -40,6 +41,8 @@ pub(super) struct Cold {
     newest: u32,
     oldest: u32,
     by_lease: HashMap<u64, u32>,
+    spare: Vec<u32>,
+    next_spare: u32,
     pub flights: HashMap<Key, Arc<Flight>>,
     /// Entries in the list: those found by handle.
     pub listed: usize,
@@ -59,6 +62,8 @@ impl Cold {
             newest: NONE,
             oldest: NONE,
             by_lease: HashMap::new(),
+            spare: Vec::new(),
+            next_spare: PAGE_RESERVED_SLOTS,
             flights: HashMap::new(),
             listed: 0,
             open: 0,
@@ -69,40 +74,49 @@ impl Cold {
         }
     }
 
-    /// A free entry number; `None`: all are in use.
-    pub fn number(&mut self) -> Option<u32> {
-        if let Some(number) = self.free.pop() {
+    /// An entry number that is no slot's; `None`: all are in use.
+    pub fn spare(&mut self) -> Option<u32> {
+        if let Some(number) = self.spare.pop() {
             return Some(number);
         }
-        let number = u32::try_from(self.kept.len()).ok().filter(|next| *next < CACHE_ENTRIES)?;
-        let id = AllocationId { slot: 0, generation: 0 };
-        self.kept.push(Kept { held: None, id, bytes: 0, newer: NONE, older: NONE });
-        Some(number)
+        let number = self.next_spare;
+        (number < CACHE_ENTRIES).then(|| {
+            self.next_spare += 1;
+            number
+        })
     }
 
-    /// Entry numbers given out so far.
-    pub fn numbers(&self) -> u32 {
-        u32::try_from(self.kept.len()).expect("at most CACHE_ENTRIES")
-    }
-
-    /// Puts memory into an entry, as the most recent.
-    pub fn keep(&mut self, number: u32, held: Held, bytes: u64) {
+    /// Keeps the memory of an entry, as the most recent; the place.
+    pub fn keep(&mut self, number: u32, held: Held, bytes: u64) -> u32 {
         self.open += 1;
         self.bytes += bytes;
-        self.by_lease.insert(held.lease.number(), number);
-        let kept = &mut self.kept[number as usize];
-        (kept.id, kept.bytes) = (held.lease.id(), bytes);
-        kept.held = Some(held);
-        self.link(number);
+        let lease = held.lease.number();
+        let kept = Kept { held: Some(held), number, bytes, newer: NONE, older: NONE };
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.kept[place as usize] = kept;
+                place
+            }
+            None => {
+                self.kept.push(kept);
+                u32::try_from(self.kept.len() - 1).expect("at most CACHE_ENTRIES")
+            }
+        };
+        self.by_lease.insert(lease, place);
+        self.link(place);
+        place
     }
 
-    /// Takes the memory out of an entry that is not listed; the number is free.
-    pub fn take(&mut self, number: u32) -> Held {
-        let kept = &mut self.kept[number as usize];
+    /// Takes the memory of an entry that is not listed; place and number are free.
+    pub fn take(&mut self, place: u32) -> Held {
+        let kept = &mut self.kept[place as usize];
         let held = kept.held.take().expect("an open entry has memory");
         self.open -= 1;
         self.bytes -= kept.bytes;
-        self.free.push(number);
+        self.free.push(place);
+        if kept.number >= PAGE_RESERVED_SLOTS {
+            self.spare.push(kept.number);
+        }
         held
     }
 
@@ -111,50 +125,63 @@ impl Cold {
         self.kept.iter_mut().filter_map(|kept| kept.held.take()).collect()
     }
 
-    pub fn id(&self, number: u32) -> AllocationId {
-        self.kept[number as usize].id
+    /// The numbers of all open entries.
+    pub fn numbers(&self) -> Vec<u32> {
+        let open = self.kept.iter().filter(|kept| kept.held.is_some());
+        open.map(|kept| kept.number).collect()
     }
 
-    pub fn lease(&self, number: u32) -> Option<&Lease> {
-        self.kept[number as usize].held.as_ref().map(|held| &held.lease)
+    /// The entry at a place.
+    pub fn number(&self, place: u32) -> u32 {
+        self.kept[place as usize].number
     }
 
-    /// The listed entry that has this lease.
+    /// The allocation at a place that is taken.
+    pub fn id(&self, place: u32) -> AllocationId {
+        self.lease(place).id()
+    }
+
+    fn lease(&self, place: u32) -> &Lease {
+        let held = self.kept[place as usize].held.as_ref();
+        &held.expect("an open entry has a lease").lease
+    }
+
+    /// The listed entry that has this lease, by its place.
     pub fn of_lease(&self, lease: u64) -> Option<u32> {
         self.by_lease.get(&lease).copied()
     }
 
-    /// The least recent of the list.
+    /// The place of the least recent of the list.
     pub fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
     /// Makes a listed entry the most recent.
-    pub fn renew(&mut self, number: u32) {
-        self.unlink(number);
-        self.link(number);
+    pub fn renew(&mut self, place: u32) {
+        self.unlink(place);
+        self.link(place);
     }
 
     /// Takes an entry out of the list; nobody reclaims it any more.
-    pub fn unlist(&mut self, number: u32) {
-        self.unlink(number);
-        let lease = self.lease(number).expect("a listed entry has a lease").number();
+    pub fn unlist(&mut self, place: u32) {
+        self.unlink(place);
+        let lease = self.lease(place).number();
         self.by_lease.remove(&lease);
     }
 
-    fn link(&mut self, number: u32) {
-        let older = std::mem::replace(&mut self.newest, number);
+    fn link(&mut self, place: u32) {
+        let older = std::mem::replace(&mut self.newest, place);
         match older {
-            NONE => self.oldest = number,
-            older => self.kept[older as usize].newer = number,
+            NONE => self.oldest = place,
+            older => self.kept[older as usize].newer = place,
         }
-        let kept = &mut self.kept[number as usize];
+        let kept = &mut self.kept[place as usize];
         (kept.newer, kept.older) = (NONE, older);
         self.listed += 1;
     }
 
-    fn unlink(&mut self, number: u32) {
-        let kept = &mut self.kept[number as usize];
+    fn unlink(&mut self, place: u32) {
+        let kept = &mut self.kept[place as usize];
         let (newer, older) = (kept.newer, kept.older);
         match newer {
             NONE => self.newest = older,

@@ -22,8 +22,8 @@ pub(super) struct Entry {
 unsafe impl Zeroed for Entry {}
 const _: () = assert!(size_of::<Entry>() == 32);
 
-/// What the first 32 bytes of a handle are in one word: who knows it has seen the handle. Any one field that differs makes
-/// another tag, and without the MAC it cannot be guessed.
+/// What the first 32 bytes of a handle are in one word: who knows it has seen the handle. Any one field that differs
+/// makes another tag, and without the MAC it cannot be guessed.
 pub(super) fn tag_of(prefix: &HandlePrefix) -> u64 {
     let [a, b, c, d] = prefix.magic;
     let [f, g] = prefix.flags.to_bytes();
@@ -95,7 +95,7 @@ impl Word {
 }
 
 impl Entry {
-    /// The state. SeqCst: see `pins`.
+    /// The state. SeqCst: see `segments`.
     #[inline]
     pub fn word(&self) -> Word {
         Word(self.word.load(Ordering::SeqCst))

@@ -58,7 +58,7 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// Waits for who fetches it; `None`: look again.
-    pub fn wait(&self, waiter: Waiter<'_>, handle: &Handle) -> Result<Option<Pinned>, Error> {
+    pub fn wait(&self, waiter: Waiter<'_>, handle: &Handle) -> Result<Option<Pinned<'a>>, Error> {
         match waiter.wait(self.deadline) {
             Waited::Pinned(pin) => Ok(self.table.adopt(pin, handle.id())),
             Waited::Nothing => Ok(None),
@@ -69,7 +69,7 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    fn fetch(&mut self, claim: Claim<'_>, handle: &Handle) -> Result<Pinned, Error> {
+    fn fetch(&mut self, claim: Claim<'_>, handle: &Handle) -> Result<Pinned<'a>, Error> {
         let mut slices = Slices::of(self.deadline);
         let grant = loop {
             match self.client.acquire(handle, slices.next(self.table)) {
@@ -91,7 +91,7 @@ impl<'a> Importer<'a, '_> {
         grant: Grant,
         post: Post,
         closed: &mut Vec<Held>,
-    ) -> Result<Pinned, Error> {
+    ) -> Result<Pinned<'a>, Error> {
         let info = grant.info;
         if info.id != handle.id() {
             let context = format!("import {}: the broker granted {}", handle.id(), info.id);

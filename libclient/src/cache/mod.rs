@@ -7,7 +7,6 @@ mod cold;
 mod entry;
 mod flight;
 mod miss;
-mod pins;
 mod segments;
 mod settings;
 mod stats;
@@ -71,7 +70,7 @@ impl ImportCache {
     #[inline]
     pub fn hit(&self, handle: &Handle, access: Access) -> Option<CachedImport<'_>> {
         let pinned = self.0.table.hit(handle, access)?;
-        CachedImport::new(&self.0.table, pinned, handle).ok()
+        Some(CachedImport::inside(&self.0.table, pinned, handle))
     }
 
     /// The memory, mapped: from the cache, else from the broker.
@@ -172,7 +171,7 @@ impl ImportCache {
         opening: Opening<'_>,
     ) -> Result<CachedImport<'_>, Error> {
         match self.0.table.hit(handle, access) {
-            Some(pinned) => CachedImport::new(&self.0.table, pinned, handle),
+            Some(pinned) => Ok(CachedImport::inside(&self.0.table, pinned, handle)),
             None => self.importer(access, deadline, opening).import(handle),
         }
     }

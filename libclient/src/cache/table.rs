@@ -5,13 +5,12 @@ use crate::cache::cached::Pin;
 use crate::cache::cold::{Cold, Held};
 use crate::cache::entry::{Entry, Word, tag_of};
 use crate::cache::flight::{Claim, Flight, Key, Waiter};
-use crate::cache::pins::{Pins, Unpinnable, my_stripe};
-use crate::cache::segments::Segments;
+use crate::cache::segments::{Row, Segments, Unpinnable, my_stripe};
 use crate::cache::settings::CacheSettings;
 use crate::cache::stats::{CacheStats, Hits};
 use crate::common::Common;
 use crate::error::Error;
-use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS};
+use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
@@ -20,7 +19,8 @@ use std::sync::{Arc, Mutex};
 
 /// Memory pinned: where it is, and what gives it back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pinned {
+pub(super) struct Pinned<'a> {
+    pub row: Row<'a>,
     pub pin: Pin,
     pub ptr: *mut u8,
     pub len: usize,
@@ -30,7 +30,7 @@ pub(super) struct Pinned {
 #[derive(Debug)]
 pub(super) enum Look<'a> {
     /// It is there.
-    Found(Pinned),
+    Found(Pinned<'a>),
     /// Another thread is fetching it.
     Wait(Waiter<'a>),
     /// The caller is to fetch it.
@@ -61,10 +61,7 @@ struct Flags(AtomicU32);
 pub(super) struct Table {
     common: Arc<Common>,
     settings: CacheSettings,
-    /// By broker slot: entry number + 1, 0 = none.
-    index: Segments<AtomicU32>,
-    entries: Segments<Entry>,
-    pins: Pins,
+    segments: Segments,
     flags: Flags,
     hits: Hits,
     cold: Mutex<Cold>,
@@ -76,9 +73,7 @@ impl Table {
         Table {
             common: Arc::clone(common),
             settings,
-            index: Segments::new(),
-            entries: Segments::new(),
-            pins: Pins::new(),
+            segments: Segments::new(),
             flags: Flags(flags.into()),
             hits: Hits::default(),
             cold: Mutex::new(Cold::new()),
@@ -95,119 +90,142 @@ impl Table {
     }
 
     /// The hit: pins, then validates. No lock, no syscall (but once per thread and 65,536 entries the lock, to make
-    /// room for the thread's pins).
+    /// room for the thread's pins). An offset outside is no hit.
     #[inline]
-    pub fn hit(&self, handle: &Handle, access: Access) -> Option<Pinned> {
+    pub fn hit(&self, handle: &Handle, access: Access) -> Option<Pinned<'_>> {
         if !self.common.process.is_current() {
             return None;
         }
-        let id = handle.id();
-        let number = self.index.get(id.slot)?.load(Ordering::Acquire).checked_sub(1)?;
-        let entry = self.entries.get(number)?;
-        // Looked at first: what is another allocation's is not pinned, and both lines come while the pin is made.
-        if entry.tag.load(Ordering::Relaxed) != tag_of(&handle.prefix)
-            || !self.common.page.is_current(id)
-        {
+        let number = handle.id().slot;
+        if number >= PAGE_RESERVED_SLOTS {
             return None;
         }
-        let stripe = my_stripe();
-        match self.pins.pin(stripe, number) {
-            Ok(()) => {}
-            Err(Unpinnable::TooMany) => return None,
-            Err(Unpinnable::NoSegment) => self.pin_first(stripe, number)?,
+        let row = self.segments.get(number)?;
+        let tag = tag_of(&handle.prefix);
+        // What is another allocation's is not pinned.
+        if row.entry().tag.load(Ordering::Relaxed) == tag {
+            let pinned = self.pin_and_validate(row, number, tag, handle, access);
+            if pinned.is_some() {
+                return pinned;
+            }
         }
-        let seen = self.validate(entry, handle, access);
-        let Some(word) = seen else {
-            self.unpin(stripe, number);
-            return None;
-        };
-        entry.refer(word);
-        self.hits.add(stripe);
-        Some(self.pinned(entry, number, stripe, word))
+        self.hit_elsewhere(row, tag, handle, access)
     }
 
-    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state: a
-    /// reconnect detaches everything before it shows another page, so what is LIVE after was judged by its own.
+    #[cold]
+    fn hit_elsewhere<'a>(
+        &'a self,
+        own: Row<'a>,
+        tag: u64,
+        handle: &Handle,
+        access: Access,
+    ) -> Option<Pinned<'a>> {
+        let number = own.elsewhere()?;
+        let row = self.segments.get(number)?;
+        self.pin_and_validate(row, number, tag, handle, access)
+    }
+
     #[inline]
-    fn validate(&self, entry: &Entry, handle: &Handle, access: Access) -> Option<Word> {
-        let id = handle.id();
+    fn pin_and_validate<'a>(
+        &'a self,
+        row: Row<'a>,
+        number: u32,
+        tag: u64,
+        handle: &Handle,
+        access: Access,
+    ) -> Option<Pinned<'a>> {
+        let stripe = my_stripe();
+        match row.pin(stripe) {
+            Ok(()) => {}
+            Err(Unpinnable::TooMany) => return None,
+            Err(Unpinnable::NoCounts) => self.pin_first(row, stripe)?,
+        }
+        if let Some(word) = self.validate(row.entry(), tag, handle.id(), access) {
+            // Only now: what was read before the state could be of an incarnation before this one.
+            let found = pinned(row, Pin::new(number, stripe, word.incarnation()));
+            if handle.offset_bytes.get() < found.len as u64 {
+                row.entry().refer(word);
+                self.hits.add(stripe);
+                return Some(found);
+            }
+        }
+        self.unpin(row, stripe);
+        None
+    }
+
+    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state:
+    /// a reconnect detaches everything before it shows another page, so what is LIVE after was judged by its own.
+    #[inline]
+    fn validate(&self, entry: &Entry, tag: u64, id: AllocationId, access: Access) -> Option<Word> {
         let is_current = self.common.page.is_current(id);
         let word = entry.word();
-        let is_it = entry.tag.load(Ordering::Relaxed) == tag_of(&handle.prefix)
+        let is_it = entry.tag.load(Ordering::Relaxed) == tag
             && entry.generation.load(Ordering::Relaxed) == id.generation;
         (is_current && word.is_live() && is_it && word.serves(access)).then_some(word)
     }
 
-    #[inline]
-    fn pinned(&self, entry: &Entry, number: u32, stripe: usize, word: Word) -> Pinned {
-        Pinned {
-            pin: Pin::new(number, stripe, word.incarnation()),
-            ptr: entry.ptr.load(Ordering::Relaxed),
-            len: entry.len.load(Ordering::Relaxed),
-        }
-    }
-
     #[cold]
-    fn pin_first(&self, stripe: usize, number: u32) -> Option<()> {
+    fn pin_first(&self, row: Row<'_>, stripe: usize) -> Option<()> {
         {
-            // `pins` says why under the lock.
+            // `segments` says why under the lock.
             let _cold = lock(&self.cold);
-            self.pins.make(stripe, number);
+            row.make_count(stripe);
         }
-        self.pins.pin(stripe, number).ok()
+        row.pin(stripe).ok()
     }
 
     /// Gives back a pin that the caller says to have; `false`: there is none.
     #[inline]
     pub fn release(&self, pin: Pin) -> bool {
-        let Some(entry) = self.entries.get(pin.number()) else { return false };
-        let word = entry.word();
+        let Some(row) = self.segments.get(pin.number()) else { return false };
+        let word = row.entry().word();
         if !word.is_open() || word.incarnation() != pin.incarnation() {
             return false;
         }
-        if !self.pins.try_unpin(pin.stripe(), pin.number()) {
+        if !row.try_unpin(pin.stripe()) {
             return false;
         }
-        self.after_unpin(pin.number());
+        self.after_unpin(row);
         true
     }
 
     /// Gives back a pin that the caller has.
-    #[inline]
     pub fn release_held(&self, pin: Pin) {
-        self.unpin(pin.stripe(), pin.number());
+        if let Some(row) = self.segments.get(pin.number()) {
+            self.unpin(row, pin.stripe());
+        }
+    }
+
+    /// The same, of an entry whose row is known.
+    #[inline]
+    pub fn unpin(&self, row: Row<'_>, stripe: usize) {
+        row.unpin(stripe);
+        self.after_unpin(row);
     }
 
     #[inline]
-    fn unpin(&self, stripe: usize, number: u32) {
-        self.pins.unpin(stripe, number);
-        self.after_unpin(number);
-    }
-
-    #[inline]
-    fn after_unpin(&self, number: u32) {
-        let is_live = self.entries.get(number).is_none_or(|entry| entry.word().is_live());
-        if !is_live || self.flags.0.load(Ordering::SeqCst) != 0 {
-            self.settle(number);
+    fn after_unpin(&self, row: Row<'_>) {
+        if row.entry().word().is_detached() || self.flags.0.load(Ordering::SeqCst) != 0 {
+            self.settle(row);
         }
     }
 
     /// Closes an entry just released, if it is unused and its state or the flags say so.
     #[cold]
-    fn settle(&self, number: u32) {
+    fn settle(&self, row: Row<'_>) {
         // In a child of fork(2) the lock may be held by a thread that it does not have.
-        if !self.common.process.is_current() || self.pins.sum(number) != 0 {
+        if !self.common.process.is_current() || row.pins() != 0 {
             return;
         }
         let mut closed = Vec::new();
         let mut cold = lock(&self.cold);
-        let word = self.entry(number).word();
+        let word = row.entry().word();
         if word.is_detached() {
-            closed.extend(self.close_detached(&mut cold, number));
+            closed.extend(close_detached(&mut cold, row));
         } else if word.is_live() {
             let is_over = self.is_over(&cold);
             if is_over || !self.settings.leave_pinned {
-                let one = self.try_close(&mut cold, number);
+                let one = self.try_close(&mut cold, place(row));
                 cold.evicted += u64::from(is_over && one.is_some());
                 closed.extend(one);
             }
@@ -237,16 +255,21 @@ impl Table {
     ) -> Look<'_> {
         let id = handle.id();
         if let Some(number) = self.listed(id.slot) {
-            let entry = self.entry(number);
-            if !self.common.page.is_current(cold.id(number)) {
+            let row = self.row(number);
+            if !self.common.page.is_current(cold.id(place(row))) {
                 cold.stale += 1;
                 closed.extend(self.detach(cold, number));
-            } else if let Some(word) = self.validate(entry, handle, access) {
+            } else if let Some(word) =
+                self.validate(row.entry(), tag_of(&handle.prefix), id, access)
+            {
                 let stripe = my_stripe();
-                self.pins.make(stripe, number).fetch_add(1, Ordering::SeqCst);
-                entry.refer(word);
-                self.hits.add(stripe);
-                return Look::Found(self.pinned(entry, number, stripe, word));
+                row.make_count(stripe);
+                // Pinned too often: it is fetched anew, and this one is closed when the last user releases it.
+                if row.pin(stripe).is_ok() {
+                    row.entry().refer(word);
+                    self.hits.add(stripe);
+                    return Look::Found(pinned(row, Pin::new(number, stripe, word.incarnation())));
+                }
             }
         }
         let key = Key::of(handle);
@@ -267,7 +290,7 @@ impl Table {
         handle: &Handle,
         fresh: Fresh,
         closed: &mut Vec<Held>,
-    ) -> Result<Pinned, Error> {
+    ) -> Result<Pinned<'_>, Error> {
         let id = fresh.held.lease.id();
         let mut cold = lock(&self.cold);
         // The page under the lock: an end that came before is seen here, one that comes after finds the entry.
@@ -279,23 +302,26 @@ impl Table {
             // Opened for reading only, or of another generation.
             closed.extend(self.detach(&mut cold, older));
         }
-        let Some(number) = cold.number() else {
+        let Some(number) = self.free_number(&mut cold, id.slot) else {
             drop(cold);
             let context = format!("import {id}: all entries of the cache are in use; release some");
             return Err(Error::new(ErrorCode::Internal, context));
         };
-        let entry = self.entries.make(number);
+        let row = self.segments.make(number);
+        let entry = row.entry();
         entry.tag.store(tag_of(&handle.prefix), Ordering::Relaxed);
         entry.generation.store(id.generation, Ordering::Relaxed);
         entry.ptr.store(fresh.held.opened.as_ptr(), Ordering::Relaxed);
         entry.len.store(fresh.len, Ordering::Relaxed);
         let stripe = my_stripe();
-        let count = self.pins.make(stripe, number);
+        let count = row.make_count(stripe);
         count.fetch_add(1, Ordering::SeqCst);
         let incarnation = entry.open(fresh.access, fresh.is_host);
         let pin = Pin::new(number, stripe, incarnation);
-        self.index.make(id.slot).store(number + 1, Ordering::Release);
-        cold.keep(number, fresh.held, fresh.len as u64);
+        row.set_place(Some(cold.keep(number, fresh.held, fresh.len as u64)));
+        if number != id.slot {
+            self.segments.make(id.slot).set_elsewhere(Some(number));
+        }
         cold.flights.remove(&claim.key());
         claim.land(|waiters| {
             count.fetch_add(waiters, Ordering::SeqCst);
@@ -309,7 +335,7 @@ impl Table {
         if empties {
             self.empty_when_full();
         }
-        Ok(Pinned { pin, ptr: entry.ptr.load(Ordering::Relaxed), len: fresh.len })
+        Ok(pinned(row, pin))
     }
 
     /// Closes all that is unused, the cache being at its limit.
@@ -324,34 +350,34 @@ impl Table {
     }
 
     /// The memory behind a pin that another thread made for the caller, if it is current; else the pin is given back.
-    pub fn adopt(&self, pin: Pin, id: AllocationId) -> Option<Pinned> {
-        let entry = self.entry(pin.number());
+    pub fn adopt(&self, pin: Pin, id: AllocationId) -> Option<Pinned<'_>> {
         if !self.is_current(pin, id) {
             self.release_held(pin);
             return None;
         }
-        let (ptr, len) = (entry.ptr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
-        Some(Pinned { pin, ptr, len })
+        Some(pinned(self.row(pin.number()), pin))
     }
 
     /// One more pin on an entry that the caller has pinned.
-    pub fn pin_again(&self, pin: Pin) -> Pinned {
-        let stripe = my_stripe();
-        if self.pins.pin(stripe, pin.number()).is_err() {
+    pub fn pin_again(&self, pin: Pin) -> Pinned<'_> {
+        let (row, stripe) = (self.row(pin.number()), my_stripe());
+        if row.pin(stripe).is_err() {
             let _cold = lock(&self.cold);
-            self.pins.make(stripe, pin.number()).fetch_add(1, Ordering::SeqCst);
+            row.make_count(stripe).fetch_add(1, Ordering::SeqCst);
         }
-        let entry = self.entry(pin.number());
-        self.pinned(entry, pin.number(), stripe, entry.word())
+        pinned(row, Pin::new(pin.number(), stripe, pin.incarnation()))
     }
 
     /// Whether a pin's entry is the one it was, and its allocation lives.
     pub fn is_current(&self, pin: Pin, id: AllocationId) -> bool {
-        let Some(entry) = self.entries.get(pin.number()) else { return false };
+        let Some(row) = self.segments.get(pin.number()) else { return false };
+        let entry = row.entry();
+        let is_its = pin.number() == id.slot || self.elsewhere(id.slot) == Some(pin.number());
         // As in `validate`.
         let is_current = self.common.process.is_current() && self.common.page.is_current(id);
         let word = entry.word();
-        is_current
+        is_its
+            && is_current
             && word.is_kept()
             && word.incarnation() == pin.incarnation()
             && entry.generation.load(Ordering::Relaxed) == id.generation
@@ -359,7 +385,7 @@ impl Table {
 
     /// How the library mapped the memory of a pin that the caller has; `None`: it did not.
     pub fn host_access(&self, pin: Pin) -> Option<Access> {
-        let word = self.entries.get(pin.number())?.word();
+        let word = self.segments.get(pin.number())?.entry().word();
         word.is_host().then(|| word.access())
     }
 
@@ -389,10 +415,10 @@ impl Table {
             let mut closed = Vec::new();
             let mut cold = lock(&self.cold);
             for _ in 0..left.min(CLOSE_CHUNK).min(most - count) {
-                let Some(number) = cold.oldest() else { break };
-                match self.try_close(&mut cold, number) {
+                let Some(oldest) = cold.oldest() else { break };
+                match self.try_close(&mut cold, oldest) {
                     Some(held) => closed.push(held),
-                    None => cold.renew(number),
+                    None => cold.renew(oldest),
                 }
                 left -= 1;
             }
@@ -407,7 +433,8 @@ impl Table {
     /// The allocation has ended.
     pub fn revoke(&self, id: AllocationId) {
         let mut cold = lock(&self.cold);
-        let listed = self.listed(id.slot).filter(|number| cold.id(*number) == id);
+        let is_it = |number: &u32| cold.id(place(self.row(*number))) == id;
+        let listed = self.listed(id.slot).filter(is_it);
         let closed = listed.and_then(|number| self.detach(&mut cold, number));
         drop(cold);
         drop(closed);
@@ -418,8 +445,8 @@ impl Table {
         for chunk in leases.chunks(CLOSE_CHUNK) {
             let mut cold = lock(&self.cold);
             let mut close = |lease: &u64| {
-                let number = cold.of_lease(*lease)?;
-                self.try_close(&mut cold, number)
+                let place = cold.of_lease(*lease)?;
+                self.try_close(&mut cold, place)
             };
             let closed = chunk.iter().filter_map(&mut close).collect();
             drop(cold);
@@ -433,7 +460,8 @@ impl Table {
             let mut closed = Vec::new();
             let mut cold = lock(&self.cold);
             for _ in 0..CLOSE_CHUNK {
-                let Some(number) = cold.oldest() else { break };
+                let Some(oldest) = cold.oldest() else { break };
+                let number = cold.number(oldest);
                 closed.extend(self.detach(&mut cold, number));
             }
             let is_done = cold.oldest().is_none();
@@ -468,21 +496,35 @@ impl Table {
             (stats, cold.numbers())
         };
         // Without the lock: there may be a million.
-        let is_pinned = |number: &u32| {
-            let is_open = self.entries.get(*number).is_some_and(|entry| entry.word().is_open());
-            is_open && self.pins.sum(*number) > 0
+        let is_pinned = |number: &&u32| {
+            let row = self.row(**number);
+            row.entry().word().is_open() && row.pins() > 0
         };
-        stats.pinned = (0..numbers).filter(is_pinned).count() as u64;
+        stats.pinned = numbers.iter().filter(is_pinned).count() as u64;
         stats
     }
 
-    /// The entry that the index names for a slot. The caller holds the lock, so it stays.
+    /// The entry that is found for a slot. The caller holds the lock, so it stays.
     fn listed(&self, slot: u32) -> Option<u32> {
-        self.index.get(slot)?.load(Ordering::Acquire).checked_sub(1)
+        let row = self.segments.get(slot).filter(|_| slot < PAGE_RESERVED_SLOTS)?;
+        if row.entry().word().is_live() { Some(slot) } else { row.elsewhere() }
     }
 
-    fn entry(&self, number: u32) -> &Entry {
-        self.entries.get(number).expect("a number given out has its segment")
+    fn elsewhere(&self, slot: u32) -> Option<u32> {
+        self.segments.get(slot)?.elsewhere()
+    }
+
+    /// The number for a new entry: the slot's own unless something ended is in use there.
+    fn free_number(&self, cold: &mut Cold, slot: u32) -> Option<u32> {
+        let own = self.segments.get(slot);
+        match own.is_some_and(|row| row.entry().word().is_open()) {
+            true => cold.spare(),
+            false => Some(slot),
+        }
+    }
+
+    fn row(&self, number: u32) -> Row<'_> {
+        self.segments.get(number).expect("an entry that was open has its segment")
     }
 
     fn is_over(&self, cold: &Cold) -> bool {
@@ -509,58 +551,76 @@ impl Table {
     /// Takes out the least recent entry that is unused and, within reason, not lately used.
     fn evict(&self, cold: &mut Cold) -> Option<Held> {
         for look in 0..2 * EVICTION_LOOKS {
-            let number = cold.oldest()?;
-            let entry = self.entry(number);
+            let oldest = cold.oldest()?;
+            let entry = self.row(cold.number(oldest)).entry();
             if look < EVICTION_LOOKS && entry.word().is_referenced() {
                 entry.forget_uses();
-            } else if let Some(held) = self.try_close(cold, number) {
+            } else if let Some(held) = self.try_close(cold, oldest) {
                 cold.evicted += 1;
                 return Some(held);
             }
-            cold.renew(number);
+            cold.renew(oldest);
         }
         None
     }
 
-    /// Takes out a listed entry unless it is in use.
-    fn try_close(&self, cold: &mut Cold, number: u32) -> Option<Held> {
+    /// Takes out a listed entry, named by its place, unless it is in use.
+    fn try_close(&self, cold: &mut Cold, place: u32) -> Option<Held> {
+        let row = self.row(cold.number(place));
         // Looked at first: the mark turns hits into misses for a moment.
-        if self.pins.sum(number) != 0 {
+        if row.pins() != 0 {
             return None;
         }
-        let entry = self.entry(number);
-        entry.toggle_closing();
-        if self.pins.sum(number) != 0 {
-            entry.toggle_closing();
+        row.entry().toggle_closing();
+        if row.pins() != 0 {
+            row.entry().toggle_closing();
             return None;
         }
-        self.unlist(cold, number);
-        entry.free();
-        Some(cold.take(number))
+        self.unlist(cold, place);
+        Some(take(cold, row, place))
     }
 
     /// Takes an entry out of what is found, and out altogether unless it is in use: then the last release does.
     fn detach(&self, cold: &mut Cold, number: u32) -> Option<Held> {
-        self.unlist(cold, number);
-        self.entry(number).detach();
-        self.close_detached(cold, number)
+        let row = self.row(number);
+        self.unlist(cold, place(row));
+        row.entry().detach();
+        close_detached(cold, row)
     }
 
-    fn close_detached(&self, cold: &mut Cold, number: u32) -> Option<Held> {
-        if self.pins.sum(number) != 0 {
-            return None;
+    fn unlist(&self, cold: &mut Cold, place: u32) {
+        let slot = cold.id(place).slot;
+        if cold.number(place) != slot {
+            self.row(slot).set_elsewhere(None);
         }
-        self.entry(number).free();
-        Some(cold.take(number))
+        cold.unlist(place);
     }
+}
 
-    fn unlist(&self, cold: &mut Cold, number: u32) {
-        let slot = cold.id(number).slot;
-        if let Some(place) = self.index.get(slot) {
-            place.store(0, Ordering::Release);
-        }
-        cold.unlist(number);
-    }
+/// The place of an open entry's cold part. The caller holds the lock.
+fn place(row: Row<'_>) -> u32 {
+    row.place().expect("an open entry has its cold part")
+}
+
+fn close_detached(cold: &mut Cold, row: Row<'_>) -> Option<Held> {
+    (row.pins() == 0).then(|| take(cold, row, place(row)))
+}
+
+/// Frees an entry that is marked, unused and not listed.
+fn take(cold: &mut Cold, row: Row<'_>, place: u32) -> Held {
+    row.entry().free();
+    // So that a hit does not even pin it.
+    row.entry().tag.store(0, Ordering::Relaxed);
+    row.set_place(None);
+    cold.take(place)
+}
+
+/// What is behind a pin that somebody has.
+#[inline]
+fn pinned(row: Row<'_>, pin: Pin) -> Pinned<'_> {
+    let entry = row.entry();
+    let (ptr, len) = (entry.ptr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+    Pinned { row, pin, ptr, len }
 }
 
 /// Closes, then gives the leases back by one message per 253.

@@ -369,7 +369,7 @@ impl Peer {
     }
 }
 
-fn no_grant() -> GrantItem {
+pub fn no_grant() -> GrantItem {
     GrantItem {
         status: Status::OK,
         lease: 0.into(),

@@ -6,7 +6,7 @@ use fdbroker_protocol::Handle;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
@@ -25,6 +25,7 @@ const PARTS: &[Part] = &[
     ("rank", super::rank::play),
     ("forking", crate::death::play_forking),
     ("crowded", crate::local_limit::play_crowded),
+    ("importing", crate::cache::play_importing),
     ("hung file server", super::fuse::play_server),
     ("hung file depositor", super::fuse::play_depositor),
 ];
@@ -45,6 +46,11 @@ impl Link {
         assert!(!line.contains('\n'), "one line at a time");
         // The other side has ended: what it did not say will be missed where it is awaited.
         let _ = writeln!(self.reader.get_mut(), "{line}");
+    }
+
+    /// Readable when a line comes.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reader.get_ref().as_fd()
     }
 
     /// The next line; `None` when the other side has ended.

@@ -4,11 +4,13 @@
 use super::memory::{BLOCK_BYTES, Blocks, host_memory, pattern};
 use super::peer::{Link, Peer, from_words, to_line};
 use super::wait::patience;
-use fdbroker_client::{Access, Arena, Client, Error, Grant, HostBuffer, Import, Share};
+use fdbroker_client::{Access, Arena, Client, Error, Grant, HostBuffer, Import, Progress, Share};
 use fdbroker_protocol::Handle;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::str::SplitAsciiWhitespace;
+use std::time::Duration;
 
 /// What it has.
 #[derive(Default)]
@@ -22,7 +24,7 @@ struct Rank {
 /// Plays until the test has ended.
 pub fn play(mut link: Link) {
     let mut rank = Rank::default();
-    while let Some(line) = link.hear() {
+    while let Some(line) = rank.hear(&mut link) {
         let mut words = line.split_ascii_whitespace();
         let answer = match rank.act(&mut words) {
             Ok(answer) => answer,
@@ -33,14 +35,29 @@ pub fn play(mut link: Link) {
 }
 
 impl Rank {
+    /// The next line. In dispatch mode it serves until that comes, as a rank's progress engine does.
+    fn hear(&self, link: &mut Link) -> Option<String> {
+        let serving = self.client.as_ref().filter(|client| client.event_fd().is_ok());
+        while let Some(client) = serving {
+            let events = client.event_fd().expect("in dispatch mode");
+            let mut entries = [link.as_fd(), events].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            poll(&mut entries, PollTimeout::NONE).expect("poll");
+            if !entries[0].revents().expect("known events").is_empty() {
+                break;
+            }
+            client.dispatch(Duration::ZERO).expect("in dispatch mode");
+        }
+        link.hear()
+    }
+
     fn act(&mut self, words: &mut SplitAsciiWhitespace<'_>) -> Result<String, Error> {
         let verb = words.next().expect("a verb");
         match verb {
             "user" => become_user(number(words), number(words)),
             "connect" => {
                 let path = words.next().expect("a path");
-                self.client =
-                    Some(Client::builder().socket(path).name("rank").own_fds(2).connect()?);
+                let builder = Client::builder().socket(path).name("rank").own_fds(2);
+                self.client = Some(builder.dispatch(words.next() == Some("dispatch")).connect()?);
             }
             "deposit" => return self.deposit(words.next().expect("for whom")),
             "share" => return self.share(number(words), number(words)),
@@ -60,6 +77,7 @@ impl Rank {
                 return self.cycle(first, &from_words(words));
             }
             "check" => return self.check(number(words), &from_words(words)),
+            "progress" => return self.progress(number(words), &from_words(words)),
             "check-file" => {
                 let seed = number(words);
                 let path = words.next().expect("a path");
@@ -117,6 +135,29 @@ impl Rank {
         Ok("OK".into())
     }
 
+    /// Acquires each by a request of its own, all at once, never blocking; compares every byte, gives all back.
+    fn progress(&mut self, seed: u64, handles: &[Handle]) -> Result<String, Error> {
+        let start = |(handle, n)| Ok((self.client().acquire_start(&[handle], patience())?, n));
+        let started = handles.iter().copied().zip(seed..).map(start);
+        let mut requests = started.collect::<Result<Vec<_>, Error>>()?;
+        while !requests.is_empty() {
+            for (request, n) in std::mem::take(&mut requests) {
+                match request.test() {
+                    Progress::UnderWay(request) => requests.push((request, n)),
+                    Progress::Done(mut outcomes) => {
+                        let import = outcomes.remove(0)?.import(Access::Read, 0)?;
+                        let mut bytes = vec![0; BLOCK_BYTES];
+                        import.read_at(0, &mut bytes)?;
+                        if bytes != pattern(n) {
+                            return Ok(format!("block {n} has other bytes"));
+                        }
+                    }
+                }
+            }
+        }
+        Ok("OK".into())
+    }
+
     /// Acquires all, compares every byte, gives all back.
     fn check(&mut self, seed: u64, handles: &[Handle]) -> Result<String, Error> {
         let mut failed = None;
@@ -154,6 +195,13 @@ fn become_user(uid: u64, gid: u64) {
 pub fn rank(socket: &Path) -> Peer {
     let mut rank = Peer::start("rank");
     assert_eq!(rank.ask(&format!("connect {}", socket.display())), "OK");
+    rank
+}
+
+/// A rank without a library thread: it serves in calls that wait, and while it has nothing else to do.
+pub fn dispatching_rank(socket: &Path) -> Peer {
+    let mut rank = Peer::start("rank");
+    assert_eq!(rank.ask(&format!("connect {} dispatch", socket.display())), "OK");
     rank
 }
 
