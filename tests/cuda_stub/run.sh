@@ -25,9 +25,14 @@ work=$(mktemp -d)
 memory=$(mktemp -d -p /dev/shm fdbroker-cuda-stub-XXXXXX)
 trap 'rm -rf "$work" "$memory"' EXIT
 cc -shared -fPIC -O2 -o "$work/libcuda.so.1" tests/cuda_stub/libcuda.c || exit 1
+# "Device memory" of our own, where that can be: the free bytes of /dev/shm change with whoever else uses it.
+private=()
+if unshare --mount mount -t tmpfs none "$memory" 2> /dev/null; then
+  private=(unshare --mount sh -c 'mount -t tmpfs -o size=8g none "$0" && exec "$@"' "$memory")
+fi
 # As the driver, and for the broker's look at fds.
 under_stub() {
-  env LD_LIBRARY_PATH="$work" LD_PRELOAD="$work/libcuda.so.1" FDBROKER_CUDA_STUB_DIR="$memory" timeout --kill-after=10 "$@"
+  "${private[@]}" env LD_LIBRARY_PATH="$work" LD_PRELOAD="$work/libcuda.so.1" FDBROKER_CUDA_STUB_DIR="$memory" timeout --kill-after=10 "$@"
 }
 
 under_stub 320 "$gpu" > "$work/out"

@@ -6,10 +6,14 @@ use crate::peer::{Peer, ask_all, unexpected};
 use crate::report::{Outcome, Ran, Report, ensure};
 use crate::wire::{Answer, Command, Lent};
 use serde_json::Value;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const RANKS: usize = 8;
 const BUFFERS: u32 = 32;
+
+/// So many equal readings, so far apart, of free memory are taken to stand still.
+const SETTLED_READINGS: usize = 4;
+const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Fds that the driver of a process may open by itself at the first import of another's memory, whatever the number.
 const LAZY_FDS: u64 = 4;
@@ -61,6 +65,20 @@ fn import(lent: &[Lent]) -> Command {
 impl Setup {
     fn free(&self) -> Result<u64, String> {
         self.device.memory_info().map(|info| info.free_bytes).map_err(|error| error.to_string())
+    }
+
+    /// The same once it stands still: what ended before may still be being freed.
+    fn settled(&self) -> Result<u64, String> {
+        let mut readings: Vec<u64> = Vec::new();
+        until("free device memory stands still", || {
+            std::thread::sleep(SETTLE_INTERVAL);
+            readings.push(self.free()?);
+            let last = readings.iter().rev().take(SETTLED_READINGS);
+            let stands = last.clone().count() == SETTLED_READINGS
+                && last.clone().all(|free| Some(free) == readings.last());
+            let free = readings.last().copied().unwrap_or(0);
+            Ok(if stands { Ok(free) } else { Err(free) })
+        })
     }
 
     /// Waits until `less` bytes fewer than `before` are free, give or take the noise; in ms how long.
@@ -140,7 +158,7 @@ pub fn killed_owner(setup: &Setup, report: &mut Report) -> Outcome {
     let node = Node::start(&[])?;
     let large = setup.large;
     let mut consumer = Peer::ready(1, &node.socket(), 2)?.remove(0);
-    let before = setup.free()?;
+    let before = setup.settled()?;
     let mut owner = Peer::ready(1, &node.socket(), 2)?.remove(0);
     let lent = lent(owner.ask(&make(1, large, 0, 11))?)?;
     ensure(checked(&consumer.ask(&import(&lent))?)? == large, || "not all was checked".into())?;
@@ -168,7 +186,7 @@ pub fn killed_owner(setup: &Setup, report: &mut Report) -> Outcome {
 pub fn killed_owner_unshared(setup: &Setup, report: &mut Report) -> Outcome {
     let node = Node::start(&[])?;
     let large = setup.large;
-    let before = setup.free()?;
+    let before = setup.settled()?;
     let mut owner = Peer::ready(1, &node.socket(), 2)?.remove(0);
     lent(owner.ask(&make(1, large, 0, 12))?)?;
     ensure(node.count("/held_bytes/now")? == large, || "the broker does not hold it".into())?;
@@ -186,7 +204,7 @@ pub fn last_lease(setup: &Setup, report: &mut Report) -> Outcome {
     let node = Node::start(&[])?;
     let large = setup.large;
     let mut ranks = Peer::ready(3, &node.socket(), 2)?;
-    let before = setup.free()?;
+    let before = setup.settled()?;
     let lent = lent(ranks[0].ask(&make(1, large, 0, 13))?)?;
     setup.until_taken(before, large, "allocated")?;
     for consumer in &mut ranks[1..] {
