@@ -21,6 +21,9 @@ HELP
   *) echo "tests/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
 
+# Started in the background or by nohup(1), these are ignored, and a shell cannot undo that: tests that send them would wait.
+[ -n "${FDBROKER_TEST_SIGNALS-}" ] || FDBROKER_TEST_SIGNALS=default exec env --default-signal=INT,QUIT,HUP "$0"
+
 passed=0 failed=0 not_run=()
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT

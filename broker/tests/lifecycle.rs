@@ -46,6 +46,25 @@ fn end_when_asked_then_clients_are_told_and_sockets_are_gone() {
 }
 
 #[test]
+fn end_when_the_signal_was_ignored_at_the_start_then_it_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = program();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' TERM INT; exec \"$0\" \"$@\""]).arg(broker.get_program());
+    shell.arg("--private").arg(dir.path()).args(["--ready-fd", "1"]);
+    let mut child = wait_ready(shell);
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        kill(pid, signal).unwrap();
+        // It had its chance to end.
+        drop(Client::connect(&socket_in(dir.path())));
+    }
+    drop(Client::connect(&socket_in(dir.path())));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn end_when_until_eof_ends_then_as_by_a_signal() {
     let (ours, theirs) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
     // Inherited by number.

@@ -56,6 +56,13 @@ impl AsFd for Signals {
     }
 }
 
+/// Has this process wake up (SIGCONT) when the thread that started it ends: killed while it had everything stopped to
+/// count fds, it could not do so itself, and what it started would stay stopped for ever.
+pub fn wake_when_orphaned() {
+    // A kernel that refuses leaves things as they were.
+    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
+}
+
 /// Unblocks every signal: the first thing in a child that inherited the mask.
 pub fn restore() {
     // Cannot fail: the set and the operation are valid.

@@ -209,6 +209,22 @@ fn demo_when_interrupted_then_nothing_is_left() {
 }
 
 #[test]
+fn demo_when_killed_while_all_is_stopped_to_be_counted_then_ranks_and_broker_end() {
+    let dir = TestDir::new("demo-killed-counting");
+    let (running, ranks) = holding(&dir);
+    let brokers = children(running.pid(), "--private");
+    let all: Vec<_> = ranks.into_iter().chain(brokers).collect();
+    // Stopped first, so that it does not let the others go on.
+    running.signal("STOP");
+    all.iter().for_each(|pid| signal(*pid, "STOP"));
+    running.signal("KILL");
+    let _ = running.end();
+    for pid in all {
+        wait_for("end of its processes", || (!is_alive(pid)).then_some(()));
+    }
+}
+
+#[test]
 fn demo_when_killed_then_ranks_and_broker_end() {
     let dir = TestDir::new("demo-parent-killed");
     let (running, ranks) = holding(&dir);

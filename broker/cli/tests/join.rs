@@ -409,10 +409,9 @@ fn join_when_the_whole_job_is_signalled_then_the_keeper_stays_with_the_ranks() {
     let node = Node::new("job-signalled");
     let member = Member::join(node.rank("a", &format!("{MEMBER}; $F status --json")));
     let keeper = node.only("keeper");
-    for name in ["HUP", "INT", "TERM", "USR1", "USR2"] {
+    // As scancel(1) and the like do: every process that the job has started is signalled.
+    for name in ["HUP", "INT", "TERM", "USR1", "USR2", "QUIT"] {
         signal(keeper, name);
-    }
-    for name in ["USR1", "USR2", "QUIT"] {
         signal(member.broker_pid(), name);
     }
     let incarnation = member.incarnation().to_owned();
