@@ -35,12 +35,13 @@ heading() { printf '\n== %s\n' "$*"; }
 
 # part NAME COMMAND...: one part that counts as one test.
 part() {
-  local name=$1 log=$logs/part; shift
+  local name=$1 log=$logs/part status=0; shift
   heading "$name"
-  if "$@" > "$log" 2>&1; then
+  "$@" > "$log" 2>&1 || status=$?
+  if [ "$status" = 0 ]; then
     passed=$((passed + 1)); tail -n 3 "$log"
   else
-    failed=$((failed + 1)); echo "FAILED (exit $?): $*"; tail -n 80 "$log"
+    failed=$((failed + 1)); echo "FAILED (exit $status): $*"; tail -n 80 "$log"
   fi
 }
 
@@ -68,7 +69,7 @@ heading "build"
 if ! cargo build --release --workspace --quiet || ! cargo test --workspace --no-run --quiet; then
   echo "the build failed"; printf '\n0 passed, 1 failed\n'; exit 1
 fi
-fdbroker=target/release/fdbroker
+fdbroker=${CARGO_TARGET_DIR:-target}/release/fdbroker
 
 counted "packages" cargo test --workspace --no-fail-fast --quiet
 counted "simulator" tests/sim/run.sh
