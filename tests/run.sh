@@ -12,7 +12,7 @@ usage: tests/run.sh
 
 Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (a million
 steps at least), the C programs of the C ABI (tests/capi), the command's demo, the installation and its examples
-(tests/install), jobs under Open MPI and MPICH (tests/mpi), the end-to-end tests and the demo on real dma-bufs in a
+(tests/install), jobs under Open MPI, MPICH and Slurm (tests/mpi), the end-to-end tests and the demo on real dma-bufs in a
 virtual machine (tests/vm), and the Level Zero bindings and test driver under real loaders (tests/level_zero). No root
 needed, but without it, or without qemu, MPI or libze1, some tests are named as not run; with CI=true in the environment
 these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
@@ -82,6 +82,7 @@ counted "CUDA: library, broker and demo, without a GPU against a stand-in for th
 counted "installation, pkg-config, examples" tests/install/run.sh
 counted "MPI: Open MPI, 4 ranks" tests/mpi/run.sh openmpi 4
 counted "MPI: MPICH, 4 ranks" tests/mpi/run.sh mpich 4
+counted "MPI: Slurm's srun, 4 ranks" tests/mpi/slurm.sh 4
 
 if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
   counted "virtual machine: the recipe itself" tests/vm/selftest.sh

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what tests/mpi and tests/install need on a Debian 12 host: both MPIs, mpi4py, pkg-config, a C compiler.
+# Installs what tests/mpi and tests/install need on a Debian 12 host: both MPIs, mpi4py, Slurm, pkg-config, a C compiler.
 # It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
 # Needs root, unless everything is already there: then it only says so.
 set -euo pipefail
@@ -20,6 +20,7 @@ esac
 needs="gcc:gcc g++:g++ pkg-config:pkg-config valgrind:valgrind
   mpirun.openmpi:openmpi-bin /usr/lib/*/openmpi/include/mpi.h:libopenmpi-dev
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev
+  slurmctld:slurmctld slurmd:slurmd srun:slurm-client /usr/lib/*/slurm*/auth_none.so:slurm-wlm-basic-plugins ip:iproute2
   /usr/bin/python3:python3 /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py"
 
 missing_packages() {

@@ -10,10 +10,11 @@ usage_error() { say "$1 (--help explains)"; exit 2; }
 
 help() {
   cat << 'HELP'
-usage: tests/mpi/run.sh openmpi|mpich RANKS [--rounds N] [--buffers N]
+usage: tests/mpi/run.sh openmpi|mpich|srun RANKS [--rounds N] [--buffers N]
 
 Installs the C library into a temporary directory (systemd/install.sh), compiles rank.c and the example mpi_alltoall.c
-with that MPI's own compiler, and runs them on this machine: `mpirun -n RANKS fdbroker run --join -- ./rank`.
+with that MPI's own compiler, and runs them on this machine: `mpirun -n RANKS fdbroker run --join -- ./rank`. With srun:
+Open MPI's, started by the Slurm that the caller is in (tests/mpi/slurm.sh makes one).
 
   RANKS          2 or more
   --rounds N     rounds of sharing, checking, freeing and allocating anew (default 20)
@@ -30,23 +31,24 @@ size_unit=4000 size_steps=13 life_rounds=3
 # A run takes a few seconds; this ends one that hangs.
 limit_s=120
 
-mpi='' ranks='' rounds=20 buffers=16
+launcher='' ranks='' rounds=20 buffers=16
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) help; exit 0 ;;
     --rounds | --buffers)
       [[ ${2-} =~ ^[1-9][0-9]*$ ]] || usage_error "$1 needs a number"
       declare "${1#--}=$2"; shift 2 ;;
-    openmpi | mpich) mpi=$1; shift ;;
+    openmpi | mpich | srun) launcher=$1; shift ;;
     [0-9]*) ranks=$1; shift ;;
     *) usage_error "unknown argument '$1'" ;;
   esac
 done
-[ -n "$mpi" ] || usage_error "which MPI: openmpi or mpich"
+[ -n "$launcher" ] || usage_error "which launcher: openmpi, mpich or srun"
+case $launcher in srun) mpi=openmpi start=srun ;; *) mpi=$launcher start=mpirun.$launcher ;; esac
 [[ $ranks =~ ^[1-9][0-9]*$ ]] && [ "$ranks" -ge 2 ] || usage_error "how many ranks: 2 or more"
 [ "$buffers" -ge "$life_rounds" ] || usage_error "--buffers must be $life_rounds or more"
 
-for tool in "mpicc.$mpi" "mpirun.$mpi" pkg-config; do
+for tool in "mpicc.$mpi" "$start" pkg-config; do
   command -v "$tool" > /dev/null && continue
   echo "$tool is not installed; run: sudo tests/mpi/install.sh"
   exit 77
@@ -82,7 +84,10 @@ fi
 
 # More ranks than cores: who waits must let others run. Shared memory and loopback only.
 launch() {
-  case $mpi in
+  case $launcher in
+    srun)
+      OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_mpi_yield_when_idle=1 \
+        timeout -k 5 "$limit_s" srun --overcommit --mpi=pmix -n "$ranks" "$@" ;;
     openmpi)
       local as_root=()
       [ "$(id -u)" != 0 ] || as_root=(--allow-run-as-root)
@@ -138,11 +143,11 @@ above() { [ "${2:-0}" -gt "$3" ]; check "$1: ${2:-none}" $?; }
 # Rank 0 asks the broker for its counts when it is done; the broker lives until then, since the shell has joined, too.
 # shellcheck disable=SC2016
 job sh -c '"$@" || exit
-  [ "${OMPI_COMM_WORLD_RANK-${PMI_RANK-}}" != 0 ] || fdbroker status --json > "$STATUS"' \
+  [ "${OMPI_COMM_WORLD_RANK-${PMI_RANK-${PMIX_RANK-}}}" != 0 ] || fdbroker status --json > "$STATUS"' \
   sh "$work/rank" "$ranks" "$rounds" "$buffers" > "$work/out" 2> "$work/err"
 status=$?
 cat "$work/out" "$work/err" > "$work/both"
-check "$mpi: $ranks ranks over $rounds rounds" "$status" "$work/both"
+check "$launcher: $ranks ranks over $rounds rounds" "$status" "$work/both"
 summary=$(grep -a '^ranks ' "$work/out")
 if [ "$status" = 0 ]; then
   is "ranks" "$(field ranks)" "$ranks"
@@ -159,7 +164,7 @@ if [ "$status" = 0 ]; then
   check "fds on the node at most ${node:-unknown}, cap $max_fds" $?
 fi
 
-"$work/rank" "$ranks" 1 "$buffers" > "$work/both" 2>&1
+OMPI_MCA_oob_tcp_if_include=lo "$work/rank" "$ranks" 1 "$buffers" > "$work/both" 2>&1
 [ $? != 0 ] && grep -q "the world has 1" "$work/both"
 check "a rank that is alone in its world fails" $? "$work/both"
 

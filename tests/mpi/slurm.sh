@@ -1,0 +1,154 @@
+#!/bin/bash
+# Runs a Slurm of its own (slurmctld, slurmd), and under its srun the prefix `fdbroker run --join` and the MPI tests. All
+# in network and PID namespaces of its own: it must never meet another Slurm, use a network, or leave a process behind.
+set -uo pipefail
+here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
+root=$(cd "$here/../.." && pwd)
+
+case ${1-} in
+  -h | --help)
+    cat << 'HELP'
+usage: tests/mpi/slurm.sh [RANKS]
+
+Starts Slurm in namespaces of its own, then runs with its srun: the prefix `fdbroker run --join` (one broker per step, its
+end, signals of scancel), and `tests/mpi/run.sh srun RANKS` (default 4). Needs root for the namespaces and the packages slurmctld slurmd
+slurm-client slurm-wlm-basic-plugins iproute2 (tests/mpi/install.sh). Ends with `N passed, N failed`. Exit status: 0 all
+passed, 1 not, 77 when it cannot run here.
+HELP
+    exit 0 ;;
+esac
+ranks=${1:-4}
+
+cannot() { echo "$1"; exit 77; }
+[ "$(id -u)" = 0 ] || cannot "Slurm: its namespaces need root; run: sudo tests/mpi/slurm.sh"
+for tool in slurmctld slurmd srun ip unshare; do
+  command -v "$tool" > /dev/null || cannot "$tool is not installed; run: sudo tests/mpi/install.sh"
+done
+
+if [ -z "${FDBROKER_TEST_SLURM-}" ]; then
+  # The last process of the namespace takes all others with it.
+  exec env FDBROKER_TEST_SLURM=inside timeout -k 5 240 \
+    unshare --net --pid --fork --kill-child --mount-proc "$0" "$ranks"
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# Short paths for the sockets, and a place that can be seen to be empty.
+export TMPDIR=$work
+
+# ---- Slurm on this machine alone
+
+ip link set lo up
+# A name is only looked up where an address other than 127.0.0.1 exists (getaddrinfo(3), AI_ADDRCONFIG).
+ip address add 192.0.2.1/32 dev lo
+node=$(hostname -s)
+mkdir "$work/state" "$work/spool"
+cat > "$work/slurm.conf" << CONF
+ClusterName=test
+SlurmctldHost=$node(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation=$work/state
+SlurmdSpoolDir=$work/spool
+SlurmctldPidFile=$work/slurmctld.pid
+SlurmdPidFile=$work/slurmd.pid
+SlurmctldLogFile=$work/slurmctld.log
+SlurmdLogFile=$work/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+# More cores than there are, so that two jobs run at once.
+SlurmdParameters=config_overrides
+NodeName=$node NodeAddr=127.0.0.1 CPUs=$((2 * ranks)) State=UNKNOWN
+PartitionName=all Nodes=$node Default=YES State=UP
+CONF
+export SLURM_CONF=$work/slurm.conf
+slurmctld > "$work/start" 2>&1 && slurmd >> "$work/start" 2>&1
+for _ in {1..100}; do
+  sinfo -h -o %T 2> /dev/null | grep -q idle && break
+  sleep 0.1
+done
+if ! sinfo -h -o %T 2> /dev/null | grep -q idle; then
+  cat "$work/start" "$work"/*.log >&2
+  echo "tests/mpi/slurm.sh: Slurm did not start; its logs are above" >&2
+  exit 1
+fi
+
+# ---- the prefix
+
+(cd "$root" && cargo build --release --quiet -p fdbroker) || exit 1
+PATH=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/release"):$PATH
+unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
+
+passed=0 failed=0
+check() { # NAME STATUS [LOG]
+  if [ "$2" = 0 ]; then
+    passed=$((passed + 1)); echo "ok      $1"
+  else
+    failed=$((failed + 1)); echo "FAILED  $1"; [ $# -lt 3 ] || tail -n 40 "$3"
+  fi
+}
+step() { timeout -k 5 60 srun -n "$ranks" "$@"; }
+# soon COMMAND...: true within 10 s.
+soon() {
+  for _ in {1..100}; do "$@" && return 0; sleep 0.1; done
+  return 1
+}
+# shellcheck disable=SC2317
+no_broker() { ! pgrep -f 'fdbroker (keeper|broker) ' > /dev/null && [ -z "$(find "$work"/fdbroker-*/ -mindepth 1 2> /dev/null)" ]; }
+incarnations() { sed -n 's/.*"incarnation":"\([0-9a-f]*\)".*/\1/p' "$1" | sort | uniq -c | awk '{ print $1 }' | xargs; }
+
+# A task waits until all have looked: the broker that the first has started is still there for the last.
+# shellcheck disable=SC2016
+look='fdbroker status --json; touch "$LOOKS/$SLURM_JOB_ID.$SLURM_PROCID"
+  for i in $(seq 500); do [ "$(ls "$LOOKS" | wc -l)" -ge "$WANTED" ] && exit 0; sleep 0.05; done; exit 1'
+mkdir "$work/one" "$work/two"
+
+LOOKS=$work/one WANTED=$ranks step fdbroker run --join -- sh -c "$look" > "$work/out" 2>&1
+check "srun: $ranks tasks, every one with the prefix" $? "$work/out"
+[ "$(incarnations "$work/out")" = "$ranks" ]
+check "they share one broker" $? "$work/out"
+soon no_broker
+check "the last one's end ends it, and its directory is gone" $?
+
+export LOOKS=$work/two WANTED=$((2 * ranks))
+step fdbroker run --join -- sh -c "$look" > "$work/first" 2>&1 &
+first=$!
+step fdbroker run --join -- sh -c "$look" > "$work/second" 2>&1
+second=$?
+wait "$first" && [ "$second" = 0 ]
+check "two jobs at once on the node" $? "$work/first"
+cat "$work/first" "$work/second" > "$work/out"
+[ "$(incarnations "$work/out")" = "$ranks $ranks" ]
+check "they have a broker each" $? "$work/out"
+soon no_broker
+check "both brokers have ended" $?
+
+# Slurm signals every process of the step, the broker among them.
+# shellcheck disable=SC2016
+step fdbroker run --join -- sh -c 'trap "fdbroker status --json; exit 0" TERM
+  echo "$SLURM_JOB_ID" > "$0/job"; touch "$0/up.$SLURM_PROCID"; for i in $(seq 600); do sleep 0.05; done; exit 1' \
+  "$work" > "$work/out" 2>&1 &
+signalled=$!
+all_up() { [ "$(find "$work" -maxdepth 1 -name 'up.*' | wc -l)" = "$ranks" ]; }
+soon all_up
+check "tasks that clean up at SIGTERM are up" $? "$work/out"
+scancel --signal=TERM "$(cat "$work/job")"
+wait "$signalled"
+check "scancel --signal=TERM: they end as they like" $? "$work/out"
+[ "$(incarnations "$work/out")" = "$ranks" ]
+check "and still have their broker" $? "$work/out"
+soon no_broker
+check "which has ended after them" $?
+
+# ---- real MPI under srun
+
+"$here/run.sh" srun "$ranks" > "$work/mpi" 2>&1
+grep -v -E '^[0-9]+ passed, [0-9]+ failed$' "$work/mpi"
+read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$work/mpi")
+[ $((p + f)) -gt 0 ] || f=1
+echo "$((passed + p)) passed, $((failed + f)) failed"
+[ $((failed + f)) = 0 ]
