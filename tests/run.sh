@@ -74,6 +74,7 @@ part "demo: 4 ranks, every byte, below the cap" tests/demo.sh "$fdbroker" demo -
 part "demo: 8 ranks, every byte, below the cap" \
   tests/demo.sh "$fdbroker" demo --ranks 8 --buffers 200 --max-fds 256 --json
 
+counted "CUDA: library, broker and demo, without a GPU against a stand-in for the driver" tests/cuda_stub/run.sh
 counted "installation, pkg-config, examples" tests/install/run.sh
 counted "MPI: Open MPI, 4 ranks" tests/mpi/run.sh openmpi 4
 counted "MPI: MPICH, 4 ranks" tests/mpi/run.sh mpich 4

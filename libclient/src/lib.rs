@@ -100,6 +100,8 @@ pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
 pub use request::{AcquireRequest, Progress};
 
+pub use backend::cuda;
+
 /// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`];
 /// [`host::IsolatedBuffer`], [`host::IsolatedMemory`].
 pub mod host {

@@ -125,3 +125,10 @@ pub const QUOTA_SLICE: Duration = Duration::from_millis(100);
 /// allocated in turn stay within it and cost no system call; what goes back is faulted in again, zeroed, when
 /// it is next used. Small beside any rank, also with many of them on a node.
 pub const ARENA_WARM_BYTES: usize = 4 << 20;
+
+/// Free fds below which a call of the CUDA driver that the system refused is taken to have failed for want of fds:
+/// an export makes one, an import has a few open for a moment.
+pub const CUDA_CALL_FDS: usize = 8;
+
+/// The same while the driver is loaded and a context made: 33 stay open (H200, driver 580), and some pass.
+pub const CUDA_DEVICE_FDS: usize = 48;

@@ -170,6 +170,7 @@ Examples:
   fdbroker demo
   fdbroker demo --ranks 8 --buffers 200 --max-fds 256 --json
   fdbroker demo --memory udmabuf            real dma-bufs
+  fdbroker demo --memory cuda               memory of an NVIDIA GPU
   fdbroker demo --hold 60                   keep everything open for a minute, to look at it
 
 Exit status: 0 when no byte was wrong and nothing failed with the broker (the direct way may fail), else 1.";
@@ -183,7 +184,7 @@ pub struct DemoArgs {
     /// Buffers of each process
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub buffers: u32,
-    /// Bytes of each buffer; made whole pages
+    /// Bytes of each buffer; made whole pages, or granules of the device
     #[arg(long, value_name = "BYTES", default_value_t = 65536)]
     pub size: u64,
     /// Most fds of shared memory on the node; also RLIMIT_NOFILE of each process [default: 256]

@@ -2,6 +2,7 @@
 //! Must never pretend: a backend that is absent answers NOT_SUPPORTED and says what is missing.
 
 pub(crate) mod arena;
+pub mod cuda;
 mod dma_heap;
 pub(crate) mod host;
 pub(crate) mod isolated;
@@ -87,8 +88,9 @@ pub struct PoolExport {
     pub(crate) fd_offset: u64,
 }
 
-/// The backend of a name: `memfd`, `udmabuf`; `level-zero` and `cuda` are not built yet. Memory that is not given out
-/// in ranges has no backend: see [`isolated_by_name`].
+/// The backend of a name: `memfd`, `udmabuf`, `cuda`; `level-zero` is not built yet. Whether it works here is for
+/// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see [`isolated_by_name`];
+/// or none that allocates: see [`cuda::CudaBuffer`].
 ///
 /// # Errors
 /// NOT_SUPPORTED, with the reason.
@@ -96,9 +98,10 @@ pub fn by_name(name: &str) -> Result<&'static dyn MemoryBackend, Error> {
     let reason = match name {
         "memfd" => return Ok(&HostMemory::Memfd),
         "udmabuf" => return Ok(&HostMemory::Udmabuf),
+        "cuda" => return Ok(&cuda::Cuda),
         "isolated" | "dma-heap" => "it is not given out in ranges; use `IsolatedBuffer`",
-        "level-zero" | "cuda" => "this build of the library has no such backend yet",
-        _ => "no backend has this name; there are memfd and udmabuf",
+        "level-zero" => "this build of the library has no such backend yet",
+        _ => "no backend has this name; there are memfd, udmabuf and cuda",
     };
     Err(Error::new(ErrorCode::NotSupported, format!("backend {name}: {reason}")))
 }
@@ -133,7 +136,7 @@ mod tests {
 
     #[test]
     fn by_name_when_not_built_then_not_supported_with_reason() {
-        for name in ["level-zero", "cuda", "floppy", "isolated", "dma-heap"] {
+        for name in ["level-zero", "floppy", "isolated", "dma-heap"] {
             let error = by_name(name).unwrap_err();
             assert_eq!(error.code, ErrorCode::NotSupported);
             assert!(error.to_string().contains(name), "{error}");
@@ -142,5 +145,17 @@ mod tests {
         assert_eq!(isolated_by_name("isolated").unwrap(), IsolatedMemory::Memfd);
         assert_eq!(isolated_by_name("dma-heap").unwrap().kind(), MemoryKind::DmaBuf);
         assert_eq!(isolated_by_name("memfd").unwrap_err().code, ErrorCode::NotSupported);
+    }
+
+    #[test]
+    fn allocate_when_cuda_then_not_supported_whether_there_is_a_driver_or_not() {
+        let backend = by_name("cuda").unwrap();
+        assert_eq!((backend.name(), backend.kind()), ("cuda", MemoryKind::CudaVmm));
+        let error = backend.allocate(4096).unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotSupported);
+        match backend.available() {
+            Ok(()) => assert!(error.to_string().contains("CudaBuffer"), "{error}"),
+            Err(reason) => assert_eq!(reason, error),
+        }
     }
 }

@@ -237,6 +237,7 @@ pub fn receive(socket: BorrowedFd<'_>, patience: Duration) -> Result<Received, R
 #[derive(Clone, Copy)]
 pub enum Answer<'a> {
     Grant(BorrowedFd<'a>, u64),
+    GrantOf(MemoryKind, BorrowedFd<'a>, u64),
     Refuse(ErrorCode),
 }
 
@@ -296,20 +297,25 @@ impl Peer {
         let (mut fds, mut leases) = (Vec::new(), Vec::new());
         for answer in answers {
             let mut item = no_grant();
+            let answer = match *answer {
+                Answer::Grant(fd, size) => Answer::GrantOf(MemoryKind::Memfd, fd, size),
+                answer => answer,
+            };
             match answer {
-                Answer::Refuse(code) => item.status = Status::error(*code),
-                Answer::Grant(fd, size) => {
+                Answer::Grant(..) => unreachable!("of a kind"),
+                Answer::Refuse(code) => item.status = Status::error(code),
+                Answer::GrantOf(kind, fd, size) => {
                     let lease = self.next_lease;
                     self.next_lease += 1;
                     item.status = Status::OK;
                     item.lease = lease.into();
                     item.slot = (lease as u32).into();
                     item.generation = 1.into();
-                    item.size_bytes = (*size).into();
-                    item.kind = MemoryKind::Memfd as u8;
+                    item.size_bytes = size.into();
+                    item.kind = kind as u8;
                     item.fd_index = (fds.len() as u16).into();
                     item.owner_allocation_id = 99.into();
-                    fds.push(*fd);
+                    fds.push(fd);
                     leases.push(lease);
                 }
             }

@@ -2,12 +2,13 @@
 //! programs without a broker do, and keeps every fd it gets. Must never use the broker, nor close an fd early.
 
 use super::control::{Command, Opened, Report};
+use super::device;
 use super::link::Link;
-use super::mapping::Mapping;
-use super::memory::{Buffers, Export, Exporter};
+use super::memory::{Buffers, Export, Exporter, Received};
 use super::pattern::BufferId;
-use super::plan::Plan;
+use super::plan::{Memory, Plan};
 use crate::error::{Context, Error, Result};
+use fdbroker_client::cuda::Device;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
@@ -53,7 +54,7 @@ struct Message {
 /// A buffer of another rank: the fd is what the direct way has to keep.
 struct Kept {
     _fd: OwnedFd,
-    _mapping: Mapping,
+    _memory: Received,
 }
 
 /// Why receiving stopped.
@@ -66,12 +67,12 @@ enum End {
 
 /// Runs one rank until the parent ends it.
 pub fn run(plan: &Plan, rank: u32, link: &mut Link) -> Result<()> {
+    let device = match plan.memory {
+        Memory::Cuda => Some(device::open()?),
+        _ => None,
+    };
     link.report_and_expect(&Report::Connected, Command::Register)?;
-    let buffers = Buffers::new(plan)?;
-    let pattern = plan.pattern();
-    for buffer in 0..plan.buffers {
-        pattern.fill(BufferId { owner: rank, buffer }, buffers.words(buffer));
-    }
+    let buffers = Buffers::new(plan, rank, device.as_ref())?;
     let listener = listen_at(&plan.socket(rank))?;
     link.report_and_expect(&Report::Registered, Command::Open)?;
 
@@ -79,7 +80,7 @@ pub fn run(plan: &Plan, rank: u32, link: &mut Link) -> Result<()> {
         let (plan, exporter) = (plan.clone(), buffers.exporter());
         std::thread::spawn(move || send_all(&plan, rank, &exporter))
     };
-    let mut receiver = Receiver::new(plan, rank, listener);
+    let mut receiver = Receiver::new(plan, rank, device, listener);
     if let End::OutOfFds = receiver.run(sender, link)? {
         // Everything stays open until the parent has counted and closes the pipe.
         let _ = link.report_and_wait(&Report::OutOfFds);
@@ -87,11 +88,7 @@ pub fn run(plan: &Plan, rank: u32, link: &mut Link) -> Result<()> {
     }
     let opened = Report::Opened(receiver.opened);
     link.report_and_expect(&opened, Command::Check)?;
-    let mismatches = (0..plan.buffers)
-        .map(|buffer| {
-            pattern.check_all_marks(BufferId { owner: rank, buffer }, buffers.words(buffer))
-        })
-        .sum();
+    let mismatches = buffers.check_all_marks(plan, rank)?;
     link.report_and_expect(&Report::Checked { mismatches }, Command::Release)?;
     drop(receiver);
     link.report(&Report::Released)
@@ -192,6 +189,7 @@ type Sender = JoinHandle<std::result::Result<(), SendEnd>>;
 struct Receiver<'a> {
     plan: &'a Plan,
     rank: u32,
+    device: Option<Device>,
     listener: OwnedFd,
     connections: Vec<OwnedFd>,
     fds: ReceivedFds,
@@ -200,10 +198,11 @@ struct Receiver<'a> {
 }
 
 impl<'a> Receiver<'a> {
-    fn new(plan: &'a Plan, rank: u32, listener: OwnedFd) -> Self {
+    fn new(plan: &'a Plan, rank: u32, device: Option<Device>, listener: OwnedFd) -> Self {
         Receiver {
             plan,
             rank,
+            device,
             listener,
             connections: Vec::new(),
             fds: ReceivedFds::new(),
@@ -292,25 +291,27 @@ impl<'a> Receiver<'a> {
         let message = message.ok_or_else(|| Error::Other("a rank sent nonsense".into()))?;
         // The kernel drops what does not fit and says so here only: those fds are lost.
         let lost = received.fds_truncated || self.fds.len() < message.count as usize;
-        self.keep(&message)?;
-        Ok(if lost { Some(End::OutOfFds) } else { None })
+        let kept = self.keep(&message)?;
+        Ok(if lost || !kept { Some(End::OutOfFds) } else { None })
     }
 
-    /// Maps, checks and marks what came, and keeps the fds.
-    fn keep(&mut self, message: &Message) -> Result<()> {
-        let pattern = self.plan.pattern();
-        let len = usize::try_from(self.plan.size_bytes).unwrap_or(usize::MAX);
-        for (step, fd) in (0..).zip(self.fds.drain()) {
+    /// Maps, checks and marks what came, and keeps the fds. `false`: there was no free fd for it.
+    fn keep(&mut self, message: &Message) -> Result<bool> {
+        let mut fds = std::mem::take(&mut self.fds);
+        for (step, fd) in (0..).zip(fds.drain()) {
             let offset = message.fd_offset + u64::from(step) * message.fd_offset_step;
-            let mapping = Mapping::new(fd.as_fd(), offset, len)
-                .context(|| format!("map a buffer of rank {}", message.owner))?;
+            let device = self.device.as_ref();
+            let Some(memory) = Received::new(self.plan, device, fd.as_fd(), offset)? else {
+                return Ok(false);
+            };
             let id = BufferId { owner: message.owner, buffer: message.first + step };
-            self.opened.mismatches += pattern.check_and_mark(self.rank, id, mapping.words());
+            self.opened.mismatches += memory.check_and_mark(self.plan, self.rank, id)?;
             self.opened.verified_bytes += self.plan.size_bytes;
             self.opened.buffers += 1;
-            self.kept.push(Kept { _fd: fd, _mapping: mapping });
+            self.kept.push(Kept { _fd: fd, _memory: memory });
         }
+        self.fds = fds;
         self.opened.fds_peak = self.opened.fds_peak.max(self.kept.len() as u64 + 1);
-        Ok(())
+        Ok(true)
     }
 }

@@ -2,6 +2,7 @@
 //! is checked. Must never call anything right that was not looked at, nor leave a process or file behind.
 
 mod control;
+mod device;
 mod direct;
 mod link;
 mod mapping;
@@ -15,7 +16,7 @@ mod sampler;
 mod watch;
 
 use crate::admin::{self, Admin};
-use crate::error::{Error, Result, exit};
+use crate::error::{Context, Error, Result, exit};
 use crate::output::Output;
 use crate::private::{PrivateBroker, RuntimeDir};
 use crate::signals::Signals;
@@ -65,7 +66,11 @@ pub fn run(options: Options) -> Result<u8> {
     let mut plan =
         Plan::new(Wishes { ranks, buffers, size_bytes, memory, cap }, options.timeout_ms())?;
     if plan.size_bytes != size_bytes {
-        eprintln!("fdbroker: --size {size_bytes} is made {}, whole pages", plan.size_bytes);
+        eprintln!(
+            "fdbroker: --size {size_bytes} is made {}, whole {}",
+            plan.size_bytes,
+            plan.memory.granules()
+        );
     }
     let mut report = {
         let mut broker = Broker::start(outer, cap)?;
@@ -198,7 +203,7 @@ fn share_by(
     let mut processes = ranks.pids();
     // A broker of others is not ours to stop: then only the ranks are counted.
     processes.extend(broker.pid());
-    let sampler = Sampler::new(processes);
+    let sampler = Sampler::new(processes, plan.memory.look());
     let mut watch = Watch::new(signals, start + options.timeout, sampler, bar.clone());
     watch.broker = broker.pid();
     watch.ledger = Some(broker.admin()?);
@@ -257,6 +262,7 @@ fn share(plan: &Plan, ranks: &mut Ranks, watch: &mut Watch<'_>) -> Result<DemoRe
         samples: 0,
     };
     watch.part(ranks, plan.ranks)?;
+    watch.sampler.take_base().context(|| "count fds in /proc")?;
     for command in [Command::Register, Command::Open, Command::Check] {
         ranks.tell(command)?;
         let Part::Ended(reports) = watch.part(ranks, plan.ranks)? else {
@@ -277,7 +283,7 @@ fn share(plan: &Plan, ranks: &mut Ranks, watch: &mut Watch<'_>) -> Result<DemoRe
 /// The direct way: until all is shared or a process has no free fd.
 fn directly(plan: &Plan, options: &Options, signals: &Signals) -> Result<Direct> {
     let ranks = Ranks::start(plan, Way::Direct, None)?;
-    let sampler = Sampler::new(ranks.pids());
+    let sampler = Sampler::new(ranks.pids(), plan.memory.look());
     let bar = watch::bar("directly     ", plan.opens());
     let deadline = Instant::now() + options.timeout;
     let mut watch = Watch::new(signals, deadline, sampler, bar.clone());
@@ -299,6 +305,7 @@ fn share_directly(
     watch: &mut Watch<'_>,
 ) -> Result<Option<(u32, u64)>> {
     watch.part(&mut ranks, plan.ranks)?;
+    watch.sampler.take_base().context(|| "count fds in /proc")?;
     for command in [Command::Register, Command::Open, Command::Check, Command::Release] {
         ranks.tell(command)?;
         let reports = match watch.part(&mut ranks, plan.ranks)? {

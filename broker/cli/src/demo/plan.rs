@@ -1,8 +1,11 @@
 //! What one run of the demo does: the arguments checked and completed before any process starts. Must never
 //! let a run begin that cannot end well for a reason known beforehand.
 
+use super::device;
 use super::pattern::{Pattern, WORD_BYTES};
+use super::sampler::Look;
 use crate::error::{Error, Result};
+use fdbroker_client::backend;
 use fdbroker_client::host::HostMemory;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -13,6 +16,9 @@ const MAX_RANKS: u32 = 1024;
 /// Fds of a rank that are not of shared memory: stdio, the connection and its event socket, the library's
 /// thread, sockets of the direct way, files opened for a moment.
 const OTHER_FDS_PER_RANK: u64 = 16;
+
+/// The same of CUDA: a context keeps 33 open (H200, driver 580), and a call a few for a moment.
+const CUDA_FDS_PER_RANK: u64 = 48;
 
 /// Exports on their way to the broker at a time, at most, of one rank whose exports are fds of their own.
 const MAX_EXPORT_WINDOW: u32 = 4;
@@ -44,6 +50,8 @@ pub enum Memory {
     Memfd,
     /// A real dma-buf, made by /dev/udmabuf: one fd per buffer, as with GPU memory.
     Udmabuf,
+    /// Device memory of an NVIDIA GPU (CUDA VMM): one fd per buffer.
+    Cuda,
     /// udmabuf where the device can be opened, else memfd.
     Auto,
 }
@@ -54,15 +62,53 @@ impl Memory {
         match self {
             Memory::Memfd => "memfd",
             Memory::Udmabuf => "udmabuf",
+            Memory::Cuda => "cuda",
             Memory::Auto => "auto",
+        }
+    }
+
+    /// How its fds are told from others in /proc.
+    pub fn look(self) -> Look {
+        match self {
+            Memory::Cuda => Look::CudaVmm,
+            _ => Look::Names,
+        }
+    }
+
+    /// Fds of a rank that are not of shared memory.
+    fn other_fds(self) -> u64 {
+        match self {
+            Memory::Cuda => OTHER_FDS_PER_RANK + CUDA_FDS_PER_RANK,
+            _ => OTHER_FDS_PER_RANK,
+        }
+    }
+
+    /// What sizes are whole numbers of.
+    pub fn granules(self) -> &'static str {
+        match self {
+            Memory::Cuda => "granules of the device",
+            _ => "pages",
+        }
+    }
+
+    fn round_up(self, size_bytes: u64) -> Result<u64> {
+        match self {
+            Memory::Cuda => device::round_up(size_bytes),
+            _ => Ok(size_bytes.next_multiple_of(page_bytes())),
         }
     }
 
     /// `Auto` decided; an error when the device is demanded and absent.
     fn decide(self) -> Result<Self> {
+        if self == Memory::Cuda {
+            let available = backend::by_name("cuda").and_then(|cuda| cuda.available());
+            return available.map(|()| self).map_err(|cause| {
+                Error::Other(format!("no device memory here ({cause}); use another --memory"))
+            });
+        }
         match (self, HostMemory::Udmabuf.available()) {
             (Memory::Auto | Memory::Udmabuf, Ok(())) => Ok(Memory::Udmabuf),
-            (Memory::Auto | Memory::Memfd, _) => Ok(Memory::Memfd),
+            (Memory::Auto | Memory::Memfd | Memory::Cuda, _) => Ok(Memory::Memfd),
             (Memory::Udmabuf, Err(cause)) => Err(Error::Other(format!(
                 "no dma-bufs here ({cause}); load the kernel module udmabuf, see to the permissions of /dev/udmabuf, or use --memory memfd"
             ))),
@@ -127,15 +173,15 @@ impl Plan {
         let own_fds = own_fds(&wishes, memory);
         let batch = match wishes.cap {
             Some(cap) => {
-                check_cap(cap, wishes.ranks, own_fds)?;
-                batch(cap, wishes.ranks, own_fds)
+                check_cap(cap, wishes.ranks, own_fds, memory)?;
+                batch(cap, wishes.ranks, own_fds, memory)
             }
             None => MAX_BATCH,
         };
         Ok(Plan {
             ranks: wishes.ranks,
             buffers: wishes.buffers,
-            size_bytes: round_up(wishes.size_bytes),
+            size_bytes: memory.round_up(wishes.size_bytes)?,
             memory,
             max_fds: wishes.cap,
             own_fds,
@@ -206,11 +252,11 @@ fn max_map_count() -> Option<u64> {
     std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
 }
 
-/// Its arena, and what is on its way to the broker where an export is an fd of its own.
+/// Its arena, if it has one, and what is on its way to the broker where an export is an fd of its own.
 fn own_fds(wishes: &Wishes, memory: Memory) -> u32 {
     const ARENA: u32 = 1;
     match memory {
-        Memory::Udmabuf => {
+        Memory::Udmabuf | Memory::Cuda => {
             let share = wishes.cap.map_or(u64::MAX, |cap| cap / (8 * u64::from(wishes.ranks)));
             ARENA + u32::try_from(share).unwrap_or(u32::MAX).clamp(1, MAX_EXPORT_WINDOW)
         }
@@ -219,14 +265,14 @@ fn own_fds(wishes: &Wishes, memory: Memory) -> u32 {
 }
 
 /// The least cap that lets every rank have its own fds and one buffer on its way, and the broker work.
-fn least_cap(ranks: u32, own_fds: u32) -> u64 {
+fn least_cap(ranks: u32, own_fds: u32, memory: Memory) -> u64 {
     let node = u64::from(ranks) * (u64::from(own_fds) + PLACES_PER_RANK) + PLACES_OF_BROKER;
-    let rank = OTHER_FDS_PER_RANK + u64::from(own_fds) + 1;
+    let rank = memory.other_fds() + u64::from(own_fds) + 1;
     node.max(rank)
 }
 
-fn check_cap(cap: u64, ranks: u32, own_fds: u32) -> Result<()> {
-    let least = least_cap(ranks, own_fds);
+fn check_cap(cap: u64, ranks: u32, own_fds: u32, memory: Memory) -> Result<()> {
+    let least = least_cap(ranks, own_fds, memory);
     match cap < least {
         true => Err(Error::Usage(format!(
             "--max-fds {cap} is too few for {ranks} ranks: each has {own_fds} of its own and needs some to deposit and to open; give at least {least}"
@@ -237,15 +283,11 @@ fn check_cap(cap: u64, ranks: u32, own_fds: u32) -> Result<()> {
 
 /// As many as let every rank have a batch open while the broker holds as many for the next, and as fit into one
 /// rank's own fd table.
-fn batch(cap: u64, ranks: u32, own_fds: u32) -> u64 {
+fn batch(cap: u64, ranks: u32, own_fds: u32, memory: Memory) -> u64 {
     let free = cap.saturating_sub(u64::from(ranks) * u64::from(own_fds));
     let share = free / (BATCH_SHARE * u64::from(ranks));
-    let table = cap.saturating_sub(OTHER_FDS_PER_RANK + u64::from(own_fds));
+    let table = cap.saturating_sub(memory.other_fds() + u64::from(own_fds));
     share.min(table).clamp(1, MAX_BATCH)
-}
-
-fn round_up(size_bytes: u64) -> u64 {
-    size_bytes.next_multiple_of(page_bytes())
 }
 
 /// Bytes of a page: buffers begin and end on one.
@@ -288,7 +330,7 @@ mod tests {
     #[test]
     fn plan_when_it_cannot_work_then_usage_error_with_the_least_that_can() {
         let error = usage_of(Wishes { cap: Some(5), ..WISHES });
-        let least = least_cap(4, 1);
+        let least = least_cap(4, 1, Memory::Memfd);
         assert!(error.contains(&format!("at least {least}")), "{error}");
         assert!(plan(Wishes { cap: Some(least), ..WISHES }).is_ok());
         assert!(usage_of(Wishes { ranks: 1, ..WISHES }).contains("--ranks"));
@@ -300,10 +342,10 @@ mod tests {
     #[test]
     fn batch_when_all_ranks_have_one_open_then_half_the_cap_is_left() {
         for (cap, ranks) in [(256, 4), (256, 8), (4096, 64), (64, 4)] {
-            let batch = batch(cap, ranks, 1);
+            let batch = batch(cap, ranks, 1, Memory::Memfd);
             assert!(batch >= 1 && batch * u64::from(ranks) <= cap / 2, "{cap} {ranks}: {batch}");
         }
-        assert_eq!(batch(1_000_000, 2, 1), MAX_BATCH);
+        assert_eq!(batch(1_000_000, 2, 1, Memory::Memfd), MAX_BATCH);
     }
 
     #[test]

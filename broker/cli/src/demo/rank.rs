@@ -2,6 +2,7 @@
 //! other rank's by value. Must never keep an fd of what it opened: mapped memory needs none.
 
 use super::control::{Command, Opened, Report};
+use super::device;
 use super::link::Link;
 use super::mapping;
 use super::pattern::BufferId;
@@ -9,8 +10,9 @@ use super::plan::{Memory, Plan, Way};
 use super::sampler::count_shared_memory;
 use crate::error::{Context, Error, Result};
 use crate::signals;
+use fdbroker_client::cuda::{CudaBuffer, CudaImport, Device};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
-use fdbroker_client::{Access, Client, Deadline, Grant, Import};
+use fdbroker_client::{Access, Client, Deadline, Grant, Import, Share};
 use fdbroker_protocol::Handle;
 use fdbroker_protocol::handle::HANDLE_BYTES;
 use nix::sys::prctl::{set_name, set_pdeathsig};
@@ -64,10 +66,16 @@ fn limit_fds(plan: &Plan) -> Result<()> {
 struct Rank<'a> {
     plan: &'a Plan,
     number: u32,
-    // Field order is drop order: imports and buffers go before the connection.
+    // Field order is drop order: imports and buffers go before the connection and the device.
     imports: Vec<Import>,
     buffers: Vec<HostBuffer>,
+    device_imports: Vec<CudaImport>,
+    device_buffers: Vec<CudaBuffer>,
     client: Client,
+    /// When the buffers are device memory.
+    device: Option<Device>,
+    /// Fds that look like shared memory and are not.
+    fds_base: u64,
     deadline: Deadline,
     opened: Opened,
     first_error: Option<String>,
@@ -78,6 +86,15 @@ struct Rank<'a> {
 impl<'a> Rank<'a> {
     /// Connects. All ranks do so before the first of them fills the broker.
     fn start(plan: &'a Plan, number: u32) -> Result<Self> {
+        let device = match plan.memory {
+            Memory::Cuda => Some(device::open()?),
+            _ => None,
+        };
+        let fds_base = match &device {
+            // Without /proc nothing is counted later either.
+            Some(_) => count_shared_memory(Pid::this(), plan.memory.look()).unwrap_or(0),
+            None => 0,
+        };
         let deadline = Deadline::after(Duration::from_millis(plan.timeout_ms));
         let client = Client::builder()
             .name(format!("demo-rank-{number}"))
@@ -91,7 +108,11 @@ impl<'a> Rank<'a> {
             number,
             imports: Vec::new(),
             buffers: Vec::new(),
+            device_imports: Vec::new(),
+            device_buffers: Vec::new(),
             client,
+            device,
+            fds_base,
             deadline,
             opened: Opened::default(),
             first_error: None,
@@ -102,6 +123,27 @@ impl<'a> Rank<'a> {
 
     /// Fills and registers the buffers, and leaves their handles for the others.
     fn register(&mut self) -> Result<()> {
+        let handles = match self.device.clone() {
+            Some(device) => self.register_device_memory(&device)?,
+            None => self.register_host_memory()?,
+        };
+        let handles: std::result::Result<Vec<Handle>, _> = handles.into_iter().collect();
+        write_handles(self.plan, self.number, &handles.map_err(failed)?)
+    }
+
+    fn register_device_memory(&mut self, device: &Device) -> Result<Handles> {
+        let size = usize::try_from(self.plan.size_bytes).unwrap_or(usize::MAX);
+        for buffer in 0..self.plan.buffers {
+            let one = CudaBuffer::allocate(&self.client, device, size, Share::Uid);
+            let one = one.map_err(failed)?;
+            let id = BufferId { owner: self.number, buffer };
+            device::fill(self.plan.pattern(), id, one.memory())?;
+            self.device_buffers.push(one);
+        }
+        CudaBuffer::register_many(&self.device_buffers, self.deadline).map_err(failed)
+    }
+
+    fn register_host_memory(&mut self) -> Result<Handles> {
         let memory = match self.plan.memory {
             Memory::Udmabuf => HostMemory::Udmabuf,
             _ => HostMemory::Memfd,
@@ -115,9 +157,7 @@ impl<'a> Rank<'a> {
             self.plan.pattern().fill(id, buffer_words(&one));
             self.buffers.push(one);
         }
-        let handles = arena.register(&self.buffers, self.deadline).map_err(failed)?;
-        let handles: std::result::Result<Vec<Handle>, _> = handles.into_iter().collect();
-        write_handles(self.plan, self.number, &handles.map_err(failed)?)
+        arena.register(&self.buffers, self.deadline).map_err(failed)
     }
 
     /// The parts that the parent calls for.
@@ -133,17 +173,24 @@ impl<'a> Rank<'a> {
             );
         }
         link.report_and_expect(&Report::Opened(self.opened), Command::Check)?;
-        let pattern = self.plan.pattern();
-        let mismatches = (0..)
-            .zip(&self.buffers)
-            .map(|(buffer, memory)| {
-                let id = BufferId { owner: self.number, buffer };
-                pattern.check_all_marks(id, buffer_words(memory))
-            })
-            .sum();
+        let mismatches = self.check_all_marks()?;
         link.report_and_expect(&Report::Checked { mismatches }, Command::Release)?;
         drop(self);
         link.report(&Report::Released)
+    }
+
+    /// Words that are wrong in the own buffers.
+    fn check_all_marks(&self) -> Result<u64> {
+        let pattern = self.plan.pattern();
+        let id = |buffer| BufferId { owner: self.number, buffer };
+        let host = (0..).zip(&self.buffers);
+        let mut wrong: u64 = host
+            .map(|(buffer, memory)| pattern.check_all_marks(id(buffer), buffer_words(memory)))
+            .sum();
+        for (buffer, one) in (0..).zip(&self.device_buffers) {
+            wrong += device::check_all_marks(pattern, id(buffer), one.memory())?;
+        }
+        Ok(wrong)
     }
 
     /// Opens every buffer of every other rank, a batch of each at a time. So all ranks are at about the same
@@ -179,20 +226,38 @@ impl<'a> Rank<'a> {
     /// Imports a buffer, which closes its fd, checks every byte, leaves the mark and keeps it mapped.
     fn open(&mut self, id: BufferId, grant: Grant) {
         self.count_fds();
-        let import = match grant.import(Access::ReadWrite, 0) {
-            Ok(import) if import.len() as u64 == self.plan.size_bytes => import,
-            Ok(import) => {
-                let got = import.len();
-                return self
-                    .fail(format!("buffer {} of rank {} has {got} bytes", id.buffer, id.owner));
-            }
-            Err(cause) => return self.fail(cause),
+        if grant.info.size_bytes != self.plan.size_bytes {
+            let got = grant.info.size_bytes;
+            return self.fail(format!("buffer {} of rank {} has {got} bytes", id.buffer, id.owner));
+        }
+        let opened = match self.device.clone() {
+            Some(device) => self.open_device_memory(&device, id, grant),
+            None => self.open_host_memory(id, grant),
         };
-        self.opened.mismatches +=
-            self.plan.pattern().check_and_mark(self.number, id, import_words(&import));
-        self.opened.verified_bytes += self.plan.size_bytes;
-        self.opened.buffers += 1;
+        match opened {
+            Ok(mismatches) => {
+                self.opened.mismatches += mismatches;
+                self.opened.verified_bytes += self.plan.size_bytes;
+                self.opened.buffers += 1;
+            }
+            Err(cause) => self.fail(cause),
+        }
+    }
+
+    fn open_host_memory(&mut self, id: BufferId, grant: Grant) -> Result<u64> {
+        let import = grant.import(Access::ReadWrite, 0).map_err(failed)?;
+        let words = import_words(&import);
+        let mismatches = self.plan.pattern().check_and_mark(self.number, id, words);
         self.imports.push(import);
+        Ok(mismatches)
+    }
+
+    fn open_device_memory(&mut self, device: &Device, id: BufferId, grant: Grant) -> Result<u64> {
+        let import = CudaImport::new(device, grant, Access::ReadWrite).map_err(failed)?;
+        let (pattern, memory) = (self.plan.pattern(), import.memory());
+        let mismatches = device::check_and_mark(pattern, self.number, id, memory)?;
+        self.device_imports.push(import);
+        Ok(mismatches)
     }
 
     fn fail(&mut self, cause: impl ToString) {
@@ -204,11 +269,15 @@ impl<'a> Rank<'a> {
     fn count_fds(&mut self) {
         if std::mem::take(&mut self.count_due) {
             // The parent's samples count too: without /proc there are only those.
-            let found = count_shared_memory(Pid::this()).unwrap_or(0);
+            let found = count_shared_memory(Pid::this(), self.plan.memory.look()).unwrap_or(0);
+            let found = found.saturating_sub(self.fds_base);
             self.opened.fds_peak = self.opened.fds_peak.max(found);
         }
     }
 }
+
+/// One per buffer, in their order.
+type Handles = Vec<std::result::Result<Handle, fdbroker_client::Error>>;
 
 fn failed(cause: fdbroker_client::Error) -> Error {
     Error::Other(cause.to_string())

@@ -8,11 +8,25 @@ use nix::unistd::Pid;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 /// How the fds of shared memory look in /proc/PID/fd: arenas of this program, and dma-bufs.
 const SHARED_MEMORY: [&str; 2] = ["/memfd:fdbroker", "/dmabuf:"];
+
+/// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has it.
+const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
+
+/// How fds of shared memory are told from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// By name: arenas and dma-bufs.
+    Names,
+    /// By device number: CUDA VMM exports. The driver's own fds have the same: what a process has of them before
+    /// it shares anything is its base, and not counted.
+    CudaVmm,
+}
 
 /// Longest wait until all are stopped; beyond it (a process in an uninterruptible call) the sample is
 /// given up, not the demo.
@@ -37,10 +51,22 @@ pub struct Sample {
     pub total: u64,
 }
 
+impl Sample {
+    fn subtract(&mut self, base: &[u64]) {
+        for (found, base) in self.per_process.iter_mut().zip(base) {
+            *found = found.saturating_sub(*base);
+        }
+        self.total = self.per_process.iter().sum();
+    }
+}
+
 /// Takes samples of the same processes again and again.
 #[derive(Debug)]
 pub struct Sampler {
     processes: Vec<Pid>,
+    look: Look,
+    /// Fds per process that look alike and are not of shared memory; empty: not known yet.
+    base: Vec<u64>,
     next_due: Instant,
     /// Samples taken.
     pub samples: u64,
@@ -52,9 +78,22 @@ pub struct Sampler {
 
 impl Sampler {
     /// `processes` must be children of this process that it has not waited for.
-    pub fn new(processes: Vec<Pid>) -> Self {
+    pub fn new(processes: Vec<Pid>, look: Look) -> Self {
         let peaks = vec![0; processes.len()];
-        Sampler { processes, next_due: Instant::now(), samples: 0, peaks, total_peak: 0 }
+        let base = if look == Look::Names { peaks.clone() } else { Vec::new() };
+        let next_due = Instant::now();
+        Sampler { processes, look, base, next_due, samples: 0, peaks, total_peak: 0 }
+    }
+
+    /// Nobody shares anything yet: what looks like shared memory now is not. Before this nothing is counted where
+    /// it is needed.
+    pub fn take_base(&mut self) -> io::Result<()> {
+        if self.base.is_empty() {
+            let sample = sample(&self.processes, self.look)?;
+            let late = || io::Error::other("the processes could not be stopped");
+            self.base = sample.ok_or_else(late)?.per_process;
+        }
+        Ok(())
     }
 
     /// When the next sample should be taken.
@@ -65,7 +104,13 @@ impl Sampler {
     /// Stops all, counts, lets all go on. `None` when they could not all be stopped in time.
     pub fn sample(&mut self) -> io::Result<Option<Sample>> {
         let start = Instant::now();
-        let sample = sample(&self.processes)?;
+        let mut sample = match self.base.is_empty() {
+            true => None,
+            false => sample(&self.processes, self.look)?,
+        };
+        if let Some(sample) = &mut sample {
+            sample.subtract(&self.base);
+        }
         let cost = start.elapsed();
         self.next_due = Instant::now() + (cost * COST_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL);
         if let Some(sample) = &sample {
@@ -103,7 +148,7 @@ impl Drop for Stopped<'_> {
     }
 }
 
-fn sample(processes: &[Pid]) -> io::Result<Option<Sample>> {
+fn sample(processes: &[Pid], look: Look) -> io::Result<Option<Sample>> {
     let guard = Stopped::stop(processes)?;
     let until = Instant::now() + STOP_LIMIT;
     for pid in processes {
@@ -116,7 +161,7 @@ fn sample(processes: &[Pid]) -> io::Result<Option<Sample>> {
     }
     let mut sample = Sample::default();
     for pid in processes {
-        let found = match count_shared_memory(*pid) {
+        let found = match count_shared_memory(*pid, look) {
             // The /proc of a zombie belongs to root.
             Err(_) if has_ended(*pid) => 0,
             found => found?,
@@ -148,7 +193,7 @@ pub fn has_ended(pid: Pid) -> bool {
 }
 
 /// Fds of shared memory of a process; 0 when it is gone. Exact only while it is stopped.
-pub fn count_shared_memory(pid: Pid) -> io::Result<u64> {
+pub fn count_shared_memory(pid: Pid, look: Look) -> io::Result<u64> {
     let folder = match fs::read_dir(format!("/proc/{pid}/fd")) {
         Ok(folder) => folder,
         Err(cause) if is_gone(&cause) => return Ok(0),
@@ -156,12 +201,18 @@ pub fn count_shared_memory(pid: Pid) -> io::Result<u64> {
     };
     let mut found = 0;
     for entry in folder {
-        let link = match entry.and_then(|entry| fs::read_link(entry.path())) {
-            Ok(link) => link,
-            Err(cause) if is_gone(&cause) => continue,
+        let is_one = entry.and_then(|entry| match look {
+            Look::Names => {
+                fs::read_link(entry.path()).map(|link| is_shared_memory(link.as_os_str()))
+            }
+            // Follows the link, and asks the device's driver nothing.
+            Look::CudaVmm => fs::metadata(entry.path()).map(|fd| fd.st_rdev() == NVIDIA_CONTROL),
+        });
+        found += match is_one {
+            Ok(is_one) => u64::from(is_one),
+            Err(cause) if is_gone(&cause) => 0,
             Err(cause) => return Err(cause),
         };
-        found += u64::from(is_shared_memory(link.as_os_str()));
     }
     Ok(found)
 }
@@ -202,7 +253,7 @@ mod tests {
     #[test]
     fn sample_when_children_hold_no_shared_memory_then_zero_and_they_run_on() {
         let children = [Idle::start(), Idle::start()];
-        let mut sampler = Sampler::new(children.iter().map(Idle::pid).collect());
+        let mut sampler = Sampler::new(children.iter().map(Idle::pid).collect(), Look::Names);
         let sample = sampler.sample().expect("own children").expect("stopped in time");
         assert_eq!(sample, Sample { per_process: vec![0, 0], total: 0 });
         for child in &children {
@@ -226,7 +277,7 @@ mod tests {
         let arena = || memfd(c"fdbroker-arena");
         let three = start([arena(), arena(), arena()]);
         let one = start([arena(), memfd(c"another"), Stdio::null()]);
-        let mut sampler = Sampler::new(vec![three.pid(), one.pid()]);
+        let mut sampler = Sampler::new(vec![three.pid(), one.pid()], Look::Names);
         let sample = sampler.sample().expect("own children").expect("stopped in time");
         assert_eq!(sample, Sample { per_process: vec![3, 1], total: 4 });
         assert_eq!((sampler.total_peak, &sampler.peaks), (4, &vec![3, 1]));
@@ -236,8 +287,21 @@ mod tests {
     fn sample_when_a_child_is_dead_then_it_counts_as_zero() {
         let mut child = Idle::start();
         child.0.kill().expect("own child");
-        let sample = sample(&[child.pid()]).expect("own child").expect("at rest");
+        let sample = sample(&[child.pid()], Look::Names).expect("own child").expect("at rest");
         assert_eq!(sample.total, 0);
+    }
+
+    #[test]
+    fn sample_when_only_devices_count_then_nothing_before_the_base_is_known() {
+        let child = Idle::start();
+        let mut sampler = Sampler::new(vec![child.pid()], Look::CudaVmm);
+        assert_eq!(sampler.sample().expect("own child"), None);
+        sampler.take_base().expect("own child");
+        let sample = sampler.sample().expect("own child").expect("stopped in time");
+        assert_eq!(sample, Sample { per_process: vec![0], total: 0 });
+        let mut more = Sample { per_process: vec![5, 2], total: 7 };
+        more.subtract(&[3, 4]);
+        assert_eq!(more, Sample { per_process: vec![2, 0], total: 2 });
     }
 
     #[test]

@@ -1,0 +1,204 @@
+//! A CUDA device, opened: found by ordinal, checked for what sharing needs, its primary context retained.
+//! Must never keep another context current, nor report a device that cannot share memory.
+
+use super::driver::{Context, Driver, Linear, absent};
+use super::owner::Owner;
+use super::raw;
+use crate::client::Client;
+use crate::error::Error;
+use crate::map::page_size;
+use crate::sync::lock;
+use fdbroker_protocol::ErrorCode;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+/// A device of this process; clones share it. Its primary context lives as long as any of them, or of the memory made
+/// from them; frameworks use the same one.
+#[derive(Clone, Debug)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Arc<Context>,
+    driver: &'static Driver,
+    ordinal: u32,
+    name: String,
+    granularity: usize,
+    exports_dma_bufs: bool,
+    owners: Mutex<Vec<Weak<Owner>>>,
+}
+
+/// Bytes of a device's memory, as all processes together leave them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Not allocated.
+    pub free_bytes: u64,
+    /// In all.
+    pub total_bytes: u64,
+}
+
+impl Device {
+    /// The device of an ordinal, counted as CUDA does (`CUDA_VISIBLE_DEVICES`).
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED, with what is missing: the library libcuda.so.1 or a symbol in it, a device, or a device that
+    /// exports memory as fds; and in a child of fork(2). LOCAL_FD_LIMIT: a context needs some 40 fds.
+    pub fn open(ordinal: u32) -> Result<Self, Error> {
+        let driver = Driver::get()?;
+        let count = driver.count_devices()?;
+        if ordinal >= count {
+            return Err(absent(format!("no device {ordinal}: the driver shows {count}")));
+        }
+        let device = driver.device(ordinal)?;
+        let name = driver.device_name(device)?;
+        let has = |attribute| driver.has_attribute(device, attribute);
+        if !has(raw::ATTRIBUTE_VIRTUAL_MEMORY) || !has(raw::ATTRIBUTE_POSIX_FD) {
+            return Err(absent(format!("device {ordinal}, {name}, exports no memory as fds")));
+        }
+        let exports_dma_bufs = driver.exports_dma_bufs() && has(raw::ATTRIBUTE_DMA_BUF);
+        let context = Arc::new(Context::retain(driver, device)?);
+        let granularity = context.granularity()?;
+        let owners = Mutex::default();
+        let inner = Inner { context, driver, ordinal, name, granularity, exports_dma_bufs, owners };
+        Ok(Device { inner: Arc::new(inner) })
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: no driver.
+    pub fn count() -> Result<u32, Error> {
+        Driver::get()?.count_devices()
+    }
+
+    /// Its ordinal.
+    pub fn ordinal(&self) -> u32 {
+        self.inner.ordinal
+    }
+
+    /// Such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The CUDA that the driver serves: 13000 is 13.0.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: the driver does not say.
+    pub fn driver_version(&self) -> Result<u32, Error> {
+        self.inner.driver.version()
+    }
+
+    /// What sizes of shared memory are multiples of, in bytes (2 MiB on most devices).
+    pub fn granularity(&self) -> usize {
+        self.inner.granularity
+    }
+
+    /// Whether [`export_dma_buf`] can work on this device.
+    pub fn exports_dma_bufs(&self) -> bool {
+        self.inner.exports_dma_bufs
+    }
+
+    /// Free and all bytes, now.
+    ///
+    /// # Errors
+    /// INTERNAL: the driver's words. NOT_SUPPORTED in a child of fork(2).
+    pub fn memory_info(&self) -> Result<MemoryInfo, Error> {
+        let (free_bytes, total_bytes) = self.inner.context.memory_info()?;
+        Ok(MemoryInfo { free_bytes, total_bytes })
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.inner.context
+    }
+
+    /// `bytes` in whole granules; `None` for 0 and for more than there are addresses.
+    pub(super) fn round_up(&self, bytes: usize) -> Option<usize> {
+        bytes.checked_next_multiple_of(self.inner.granularity).filter(|bytes| *bytes > 0)
+    }
+
+    /// Who answers recalls of this device's buffers for a client; made when there is none.
+    pub(super) fn owner(&self, client: &Client) -> Arc<Owner> {
+        let mut owners = lock(&self.inner.owners);
+        owners.retain(|owner| owner.strong_count() > 0);
+        let known = owners.iter().filter_map(Weak::upgrade).find(|owner| owner.is_of(client));
+        known.unwrap_or_else(|| {
+            let owner = Arc::new(Owner::new(client));
+            owners.push(Arc::downgrade(&owner));
+            let answers: Weak<Owner> = Arc::downgrade(&owner);
+            client.common().add_owner(answers);
+            owner
+        })
+    }
+}
+
+/// Whether there is a driver with a device that can share memory. Opens no context.
+pub(super) fn probe() -> Result<(), Error> {
+    let driver = Driver::get()?;
+    let count = driver.count_devices()?;
+    let shares = |ordinal: u32| {
+        let device = driver.device(ordinal)?;
+        let has = |attribute| driver.has_attribute(device, attribute);
+        Ok::<_, Error>(has(raw::ATTRIBUTE_VIRTUAL_MEMORY) && has(raw::ATTRIBUTE_POSIX_FD))
+    };
+    for ordinal in 0..count {
+        if shares(ordinal)? {
+            return Ok(());
+        }
+    }
+    Err(absent(match count {
+        0 => "the driver shows no device".to_owned(),
+        _ => format!("none of {count} devices exports memory as fds"),
+    }))
+}
+
+/// A dma-buf of `bytes` of device memory at the device address `pointer`, whoever in this process allocated it:
+/// cuMemAlloc, VMM, memory pools. For other devices' drivers (network, video, other GPUs): CUDA itself cannot import
+/// it. Register it with [`fdbroker_protocol::MemoryKind::DmaBuf`]. It keeps the memory allocated while it is open.
+///
+/// # Errors
+/// BAD_HANDLE: address or size is not a multiple of the page size. NOT_SUPPORTED: the driver or the device has no such
+/// export. LOCAL_FD_LIMIT. INTERNAL: the driver's words, such as that this is no device memory.
+pub fn export_dma_buf(device: &Device, pointer: u64, bytes: usize) -> Result<OwnedFd, Error> {
+    let page = page_size();
+    if bytes == 0 || !bytes.is_multiple_of(page) || !pointer.is_multiple_of(page as u64) {
+        let context = format!(
+            "dma-buf of {bytes} bytes at {pointer:#x}: both must be multiples of the page size, {page}"
+        );
+        return Err(Error::new(ErrorCode::BadHandle, context));
+    }
+    if !device.exports_dma_bufs() {
+        return Err(absent(format!("{} exports no dma-bufs", device.name())));
+    }
+    device.context().export_dma_buf(pointer, bytes)
+}
+
+/// Device memory of cuMemAlloc, as most applications have it: it can be shared as dma-buf only.
+#[derive(Debug)]
+pub struct LinearMemory {
+    memory: Linear,
+    bytes: usize,
+}
+
+impl LinearMemory {
+    /// Allocates `bytes`, more than 0.
+    ///
+    /// # Errors
+    /// INTERNAL: no memory. NOT_SUPPORTED in a child of fork(2).
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        Ok(LinearMemory { memory: Linear::new(device.context(), bytes)?, bytes })
+    }
+
+    /// First byte, a device address.
+    pub fn device_ptr(&self) -> u64 {
+        self.memory.base
+    }
+
+    /// Bytes.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+}

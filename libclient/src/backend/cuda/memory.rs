@@ -1,0 +1,176 @@
+//! Device memory mapped here: allocated here, or imported from a grant. Freed or unmapped on drop.
+//! Must never hold an fd, nor say that it has more bytes than are mapped.
+
+use super::device::Device;
+use super::driver::{Mapped, Physical, absent};
+use crate::cache::Opened;
+use crate::error::Error;
+use crate::grant::Grant;
+use crate::map::Access;
+use fdbroker_protocol::{ErrorCode, MemoryKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Device memory (CUDA VMM) at a device address of this process, for kernels and copies. It holds no fd.
+///
+/// Not registered by itself: [`crate::cuda::CudaBuffer`] is; or register what [`CudaMemory::export`] gives and
+/// answer the recalls. Memory imported stays what it is after its owner has freed it, or has died.
+#[derive(Debug)]
+pub struct CudaMemory {
+    // Field order is drop order: unmapped before it is released.
+    mapped: Mapped,
+    /// Of own memory; an import is kept by its mapping.
+    physical: Option<Physical>,
+    /// Where in the mapping it begins.
+    lead: usize,
+    len: usize,
+}
+
+impl CudaMemory {
+    /// Allocates `bytes`, rounded up to [`Device::granularity`]. What it contains is undefined.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        Self::new_at(device, bytes, 0)
+    }
+
+    /// The same at a device address, if that is free; else wherever. 0: wherever.
+    ///
+    /// # Errors
+    /// As [`CudaMemory::new`].
+    pub fn new_at(device: &Device, bytes: usize, address: u64) -> Result<Self, Error> {
+        let len = device.round_up(bytes).ok_or_else(|| {
+            Error::new(ErrorCode::BadHandle, format!("{bytes} bytes of device memory cannot be"))
+        })?;
+        let physical = Physical::create(device.context(), len)?;
+        let mapped = Mapped::new(&physical, Access::ReadWrite, address)?;
+        Ok(CudaMemory { mapped, physical: Some(physical), lead: 0, len })
+    }
+
+    /// That of a grant, mapped for `device`. The grant's fd is not needed any more when this returns: close it, then
+    /// tell [`crate::Lease::mapped`]; [`crate::cuda::CudaImport`] does both.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: the grant is of another kind, or the device cannot reach that memory. UNSUPPORTED_FD: the
+    /// driver does not know the fd. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that cannot be.
+    pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
+        let info = &grant.info;
+        if info.kind != MemoryKind::CudaVmm {
+            return Err(absent(format!(
+                "CUDA cannot import a {}; its owner must share a VMM allocation",
+                info.kind
+            )));
+        }
+        Self::map(device, grant.fd.as_fd(), info.fd_offset, info.size_bytes, access)
+    }
+
+    /// That of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any
+    /// more when this returns.
+    ///
+    /// # Errors
+    /// As [`CudaMemory::import`].
+    pub fn import_fd(
+        device: &Device,
+        fd: BorrowedFd<'_>,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        Self::map(device, fd, 0, size_bytes, access)
+    }
+
+    fn map(
+        device: &Device,
+        fd: BorrowedFd<'_>,
+        fd_offset: u64,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let number = |bytes: u64| usize::try_from(bytes).ok();
+        let (lead, len) = (number(fd_offset), number(size_bytes));
+        let whole = lead.zip(len).and_then(|(lead, len)| lead.checked_add(len));
+        let whole = whole.and_then(|whole| device.round_up(whole));
+        let (Some(lead), Some(len @ 1..), Some(whole)) = (lead, len, whole) else {
+            let context = format!("{size_bytes} bytes at {fd_offset} of a VMM fd cannot be");
+            return Err(Error::new(ErrorCode::BadHandle, context));
+        };
+        let physical = Physical::import(device.context(), fd, whole)?;
+        let mapped = Mapped::new(&physical, access, 0)?;
+        Ok(CudaMemory { mapped, physical: None, lead, len })
+    }
+
+    /// A new fd of it, close-on-exec. While it is open the memory stays allocated.
+    ///
+    /// # Errors
+    /// LOCAL_FD_LIMIT: nothing lost, retry. NOT_SUPPORTED: imported memory; in a child of fork(2).
+    pub fn export(&self) -> Result<OwnedFd, Error> {
+        match &self.physical {
+            Some(physical) => physical.export(),
+            None => Err(absent("only the owner of the memory exports it")),
+        }
+    }
+
+    /// Whether it was allocated here.
+    pub(super) fn is_own(&self) -> bool {
+        self.physical.is_some()
+    }
+
+    /// First byte, a device address.
+    pub fn device_ptr(&self) -> u64 {
+        self.mapped.base() + self.lead as u64
+    }
+
+    /// Bytes. Never 0.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies out `into.len()` bytes from `offset`.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_SUPPORTED in a child of fork(2).
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.check(offset, into.len())?;
+        self.mapped.read_at(self.lead + offset, into)
+    }
+
+    /// Copies `bytes` in at `offset`; every process sees them when this returns.
+    ///
+    /// # Errors
+    /// As [`CudaMemory::read_at`]; NOT_SUPPORTED too when imported for reading.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.check(offset, bytes.len())?;
+        self.mapped.write_at(self.lead + offset, bytes)
+    }
+
+    /// Sets `len` bytes from `offset` to `byte`.
+    ///
+    /// # Errors
+    /// As [`CudaMemory::write_at`].
+    pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), Error> {
+        self.check(offset, len)?;
+        self.mapped.fill(self.lead + offset, len, byte)
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => {
+                let context = format!("{len} bytes at {offset} exceed the {}", self.len);
+                Err(Error::new(ErrorCode::BadHandle, context))
+            }
+        }
+    }
+}
+
+impl Opened for CudaMemory {
+    /// A device address: not to be read by the CPU.
+    fn as_ptr(&self) -> *mut u8 {
+        let address = usize::try_from(self.device_ptr()).expect("64-bit addresses");
+        std::ptr::without_provenance_mut(address)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}

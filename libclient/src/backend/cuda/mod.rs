@@ -1,0 +1,68 @@
+//! CUDA: device memory shared by VMM fds, and dma-bufs of it for other devices. The driver is found at run time.
+//! Must never pretend: without driver or device every function is there and answers NOT_SUPPORTED with the reason.
+//!
+//! ```no_run
+//! use fdbroker_client::cuda::{CudaBuffer, CudaImport, Device};
+//! use fdbroker_client::{Access, Client, Deadline, Share};
+//!
+//! # fn main() -> Result<(), fdbroker_client::Error> {
+//! let client = Client::connect()?;
+//! let device = Device::open(0)?;
+//!
+//! // The producer: device memory and its handle.
+//! let soon = Deadline::from_ms(1000);
+//! let buffer = CudaBuffer::new(&client, &device, 64 << 20, Share::Uid, soon)?;
+//! let handle = buffer.handle().expect("just registered");
+//!
+//! // A consumer, in another process of this node:
+//! let import = CudaImport::new(&device, client.acquire(&handle, soon)?, Access::ReadWrite)?;
+//! let pointer: u64 = import.device_ptr();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **Threads.** Everything may be used by any thread; no call leaves another context current than it found.
+//! **Fork.** CUDA does not work in a child of fork(2): everything answers so there, and drops call nothing.
+
+mod buffer;
+mod device;
+mod driver;
+mod import;
+mod memory;
+mod owner;
+mod raw;
+
+use super::{MemoryBackend, Pool};
+use crate::error::Error;
+use fdbroker_protocol::MemoryKind;
+
+pub use buffer::CudaBuffer;
+pub use device::{Device, LinearMemory, MemoryInfo, export_dma_buf};
+pub use import::{CudaImport, opener};
+pub use memory::CudaMemory;
+
+/// The backend as [`super::by_name`] finds it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cuda;
+
+impl MemoryBackend for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::CudaVmm
+    }
+
+    fn available(&self) -> Result<(), Error> {
+        device::probe()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Pool>, Error> {
+        self.available()?;
+        // A VMM fd is always that of a whole allocation: each range would pin, and show, all of it.
+        Err(driver::absent(format!(
+            "an arena of {bytes} bytes: VMM allocations are exported as a whole; use cuda::CudaBuffer"
+        )))
+    }
+}

@@ -1,0 +1,50 @@
+#!/bin/bash
+# Runs the program of tests/gpu and the demo without a GPU, against a stand-in for the driver (libcuda.c). Shows that the library,
+# the broker and the program work together; must never be taken for a test of CUDA: no figure printed means anything.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/../.."
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    echo "usage: tests/cuda_stub/run.sh      (FDBROKER_BIN_DIR: a directory with fdbroker and gpu; else they are built)"; exit 0 ;;
+  *) echo "tests/cuda_stub/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+
+if [ -n "${FDBROKER_BIN_DIR-}" ]; then
+  gpu=$FDBROKER_BIN_DIR/gpu
+else
+  cargo build --release --quiet -p fdbroker --bins --example gpu || exit 1
+  FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
+  gpu=$FDBROKER_BIN_DIR/examples/gpu
+fi
+FDBROKER_BIN_DIR=$(readlink -f "$FDBROKER_BIN_DIR")
+export FDBROKER_BIN_DIR
+
+work=$(mktemp -d)
+memory=$(mktemp -d -p /dev/shm fdbroker-cuda-stub-XXXXXX)
+trap 'rm -rf "$work" "$memory"' EXIT
+cc -shared -fPIC -O2 -o "$work/libcuda.so.1" tests/cuda_stub/libcuda.c || exit 1
+# "Device memory" of our own, where that can be: the free bytes of /dev/shm change with whoever else uses it.
+private=()
+if unshare --mount mount -t tmpfs none "$memory" 2> /dev/null; then
+  private=(unshare --mount sh -c 'mount -t tmpfs -o size=8g none "$0" && exec "$@"' "$memory")
+fi
+# As the driver, and for the broker's look at fds.
+under_stub() {
+  "${private[@]}" env LD_LIBRARY_PATH="$work" LD_PRELOAD="$work/libcuda.so.1" FDBROKER_CUDA_STUB_DIR="$memory" timeout --kill-after=10 "$@"
+}
+
+under_stub 320 "$gpu" > "$work/out"
+status=$?
+grep -v '^{' "$work/out"
+read -r passed failed < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$work/out")
+if [ "$status" != 0 ] && [ "$failed" = 0 ] || [ $((passed + failed)) = 0 ]; then failed=$((failed + 1)); fi
+
+if under_stub 150 tests/demo.sh "$FDBROKER_BIN_DIR/fdbroker" demo --memory cuda --ranks 4 --buffers 50 --timeout 60 --without-broker --json; then
+  passed=$((passed + 1))
+else
+  failed=$((failed + 1))
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,127 @@
+//! The CUDA backend on a real GPU: real processes, the real daemon, the driver of the machine. Prints what it checked,
+//! a table of figures, the same as JSON lines, and at the end `N passed, N failed`.
+//! Must never pass for want of a GPU: without one it says what is missing and ends with status 5.
+
+mod checks;
+mod costs;
+mod node;
+mod pattern;
+mod peer;
+mod rank;
+mod report;
+mod wire;
+
+use fdbroker_client::cuda::Device;
+use report::Report;
+use serde_json::json;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Exit status where there is no GPU, so that nobody takes it for a pass.
+const NO_GPU: u8 = 5;
+
+/// Longest time for everything; a driver that hangs must not hang its caller.
+const TIME_LIMIT: Duration = Duration::from_secs(290);
+
+/// The device and what sizes fit it.
+#[derive(Debug)]
+pub struct Setup {
+    /// Watches the free memory; nothing is allocated through it.
+    pub device: Device,
+    /// Smallest size of shared memory.
+    pub granule: u64,
+    /// A size that no other change of free memory hides.
+    pub large: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {}
+        ["rank"] => {
+            rank::play();
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprintln!("usage: gpu (no arguments); tests/gpu/README.md explains");
+            return ExitCode::from(2);
+        }
+    }
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("tests/gpu: nothing can be run here: {error}");
+            return ExitCode::from(NO_GPU);
+        }
+    };
+    std::thread::spawn(|| {
+        std::thread::sleep(TIME_LIMIT);
+        println!("FAILED   everything: not done after {} s", TIME_LIMIT.as_secs());
+        println!("0 passed, 1 failed");
+        // The ranks end with this process.
+        std::process::exit(1);
+    });
+    match run(device) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("tests/gpu: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(device: Device) -> Result<bool, String> {
+    let memory = device.memory_info().map_err(|error| error.to_string())?;
+    let version = device.driver_version().map_err(|error| error.to_string())?;
+    let granule = device.granularity() as u64;
+    let driver = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let head = json!({
+        "device": device.name(),
+        "driver": driver.lines().next(),
+        "cuda": format!("{}.{}", version / 1000, version % 1000 / 10),
+        "granule_bytes": granule,
+        "total_bytes": memory.total_bytes,
+    });
+    println!("{head}\n");
+    let large = (1 << 30).min(memory.total_bytes / 64).next_multiple_of(granule);
+    let setup = Setup { device, granule, large };
+    let mut report = Report::default();
+    report.check("8 processes share all to all, every byte right", |report| {
+        checks::all_to_all(&setup, report)
+    });
+    report.check("memory of a killed owner stays while it is mapped, and comes back", |report| {
+        checks::killed_owner(&setup, report)
+    });
+    report.check("memory of a killed owner that nobody has comes back at once", |report| {
+        checks::killed_owner_unshared(&setup, report)
+    });
+    report.check("freed memory stays until the last lease is released", |report| {
+        checks::last_lease(&setup, report)
+    });
+    report.check("the byte cap evicts, and recall brings it back with its data", |report| {
+        checks::byte_cap(&setup, report)
+    });
+    report.check("two exports of one allocation are one fd in the broker", |_| {
+        checks::two_exports(&setup)
+    });
+    report.check("free and allocate at the same address: the old handle is STALE", |_| {
+        checks::same_address(&setup)
+    });
+    report.check("2,000 allocations under RLIMIT_NOFILE 256", |report| {
+        checks::under_256(&setup, report)
+    });
+    report.check("a full fd table is LOCAL_FD_LIMIT, and nothing is lost", |_| {
+        checks::full_table(&setup)
+    });
+    report.check("dma-bufs of cuMemAlloc and VMM memory go through the broker", |report| {
+        checks::dma_bufs(&setup, report)
+    });
+    report.check("host and GPU memory stand in one `fdbroker ls`", |_| checks::one_list(&setup));
+    report
+        .check("the import cache keeps device memory open", |report| checks::cache(&setup, report));
+    report.check("cost of export and import, cold and warm, and of a grant", |report| {
+        costs::measure(&setup, report)
+    });
+    Ok(report.print(&head))
+}

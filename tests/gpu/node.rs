@@ -1,0 +1,164 @@
+//! The broker of a check: the real daemon in a directory of its own, asked through the command `fdbroker`.
+//! Must never outlive its check.
+
+use crate::rank::count_fds;
+use serde_json::Value;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest time for anything awaited here.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Between two looks at what no event announces.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+#[derive(Debug)]
+pub struct Node {
+    child: Child,
+    /// The daemon ends when this pipe does.
+    lifeline: Option<ChildStdin>,
+    dir: PathBuf,
+    program: PathBuf,
+    /// Fds of /dev/nvidiactl that it inherited from this program, should CUDA's own not be close-on-exec.
+    vmm_base: u64,
+}
+
+impl Node {
+    /// `settings` as in the configuration file, `NAME=VALUE`.
+    pub fn start(settings: &[String]) -> Result<Self, String> {
+        let program = program()?;
+        let name = format!("fdbroker-gpu-{}-{}", std::process::id(), number());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        let mut command = Command::new(&program);
+        command.arg("broker").arg("--private").arg(&dir);
+        command.args(["--until-eof", "0", "--ready-fd", "1", "--log", "warn"]);
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
+        for name in ["FDBROKER_SOCKET", "FDBROKER_ADMIN_SOCKET", "FDBROKER_CONFIG"] {
+            command.env_remove(name);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("{program:?}: {error}"))?;
+        let (lifeline, ready) = (child.stdin.take(), child.stdout.take());
+        let mut node = Node { child, lifeline, dir, program, vmm_base: 0 };
+        let mut text = String::new();
+        // It closes the pipe when it is ready, or ends.
+        let read = ready.expect("piped").read_to_string(&mut text);
+        if read.is_err() || text != "READY\n" {
+            return Err("the broker was not ready; its own message is above".into());
+        }
+        node.vmm_base = node.count_vmm()?;
+        Ok(node)
+    }
+
+    fn count_vmm(&self) -> Result<u64, String> {
+        count_fds(&self.child.id().to_string()).map(|(_, vmm)| vmm)
+    }
+
+    /// VMM fds that it has open, as /proc says.
+    pub fn vmm_fds(&self) -> Result<u64, String> {
+        Ok(self.count_vmm()?.saturating_sub(self.vmm_base))
+    }
+
+    /// Waits until it has so many VMM fds open.
+    pub fn until_vmm_fds(&self, wanted: u64) -> Result<(), String> {
+        until(&format!("the broker has {wanted} VMM fds open"), || {
+            let vmm = self.vmm_fds()?;
+            Ok((vmm == wanted).then_some(()).ok_or(vmm))
+        })
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("fdbroker/broker.sock")
+    }
+
+    /// `fdbroker status`.
+    pub fn status(&self) -> Result<Value, String> {
+        self.command("status")
+    }
+
+    /// `fdbroker ls`.
+    pub fn ls(&self) -> Result<Value, String> {
+        self.command("ls")
+    }
+
+    fn command(&self, name: &str) -> Result<Value, String> {
+        let mut command = Command::new(&self.program);
+        command.args([name, "--json"]);
+        command.env("FDBROKER_ADMIN_SOCKET", self.dir.join("fdbroker-admin/admin.sock"));
+        let output = command.output().map_err(|error| format!("fdbroker {name}: {error}"))?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("fdbroker {name}: {}: {why}", output.status));
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| format!("fdbroker {name}: {error}"))
+    }
+
+    /// A number of the status, such as `/held_bytes/now`.
+    pub fn count(&self, pointer: &str) -> Result<u64, String> {
+        let status = self.status()?;
+        let number = status.pointer(pointer).and_then(Value::as_u64);
+        number.ok_or_else(|| format!("fdbroker status has no {pointer}"))
+    }
+
+    /// Waits until a number of the status is that.
+    pub fn until_count(&self, pointer: &str, wanted: u64) -> Result<(), String> {
+        until(&format!("{pointer} is {wanted}"), || {
+            let count = self.count(pointer)?;
+            Ok((count == wanted).then_some(()).ok_or(count))
+        })
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.lifeline = None;
+        let limit = Instant::now() + PATIENCE;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < limit {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Looks until `look` finds what was wanted; its last finding is in the error.
+pub fn until<T, F: std::fmt::Display>(
+    what: &str,
+    mut look: impl FnMut() -> Result<Result<T, F>, String>,
+) -> Result<T, String> {
+    let limit = Instant::now() + PATIENCE;
+    loop {
+        match look()? {
+            Ok(found) => return Ok(found),
+            Err(found) if Instant::now() > limit => {
+                return Err(format!("waited in vain until {what}; found {found}"));
+            }
+            Err(_) => std::thread::sleep(LOOK_INTERVAL),
+        }
+    }
+}
+
+/// The command under test: FDBROKER_BIN_DIR names its directory, else it is two above this program's.
+fn program() -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
+    let beside = || Some(own.parent()?.parent()?.to_path_buf());
+    let named = std::env::var_os("FDBROKER_BIN_DIR").filter(|dir| !dir.is_empty());
+    let dir = named.map(PathBuf::from).or_else(beside).unwrap_or_default();
+    let program = dir.join("fdbroker");
+    match program.is_file() {
+        true => Ok(program),
+        false => Err(format!("no command {}; build it or set FDBROKER_BIN_DIR", program.display())),
+    }
+}
+
+fn number() -> u32 {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,106 @@
+//! How the program and its ranks speak: one JSON object per line, commands on a rank's stdin, answers on its stdout.
+//! Must never carry memory or fds: those go through what is being tested.
+
+use fdbroker_client::Handle;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A buffer of another rank: its handle by value, and the key of what is in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lent {
+    /// 128 hex digits.
+    pub handle: String,
+    /// See [`crate::pattern`].
+    pub key: u64,
+}
+
+impl Lent {
+    pub fn new(handle: &Handle, key: u64) -> Self {
+        let hex = handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        Lent { handle: hex, key }
+    }
+
+    pub fn handle(&self) -> Result<Handle, String> {
+        let pair = |at: usize| self.handle.get(at..at + 2);
+        let byte = |at: usize| pair(at).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        let bytes: Option<Vec<u8>> = (0..self.handle.len()).step_by(2).map(byte).collect();
+        let handle = bytes.and_then(|bytes| Handle::from_slice(&bytes).ok());
+        handle.ok_or_else(|| format!("{} is no handle", self.handle))
+    }
+}
+
+/// To a rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Command {
+    /// Set RLIMIT_NOFILE.
+    Limit { fds: u64 },
+    /// Open the device and use each call once, so that the driver has opened what it opens.
+    Open,
+    /// Connect to the broker.
+    Connect { socket: PathBuf, own_fds: u32 },
+    /// Count the fds.
+    CountFds,
+    /// Make buffers of `bytes`, filled, the first `slots` words 0; registered in one call.
+    Make { count: u32, bytes: u64, slots: u32, seed: u64 },
+    /// Drop all buffers.
+    DropBuffers,
+    /// Acquire, import, check every byte, leave the mark of `reader`, keep mapped.
+    Import { lent: Vec<Lent>, slots: u32, reader: u32 },
+    /// Check every byte of what is imported again.
+    Recheck { lent: Vec<Lent>, slots: u32 },
+    /// Look for the mark of every reader but `owner` in the own buffers, and check every byte.
+    CheckMarks { slots: u32, owner: u32 },
+    /// Drop all imports.
+    Release,
+    /// Acquire and give back; answers the code.
+    Try { lent: Lent },
+    /// Export one allocation twice, register both exports.
+    RegisterTwice { bytes: u64 },
+    /// Allocate without the library's buffers, register by hand; the next one at the address of the one before,
+    /// which is freed without the broker being told.
+    Reuse { bytes: u64, seed: u64 },
+    /// Fill the fd table, then export and import.
+    FillTable { lent: Lent },
+    /// Export cuMemAlloc and VMM memory as dma-bufs and register them.
+    DmaBufs { bytes: u64 },
+    /// Acquire and look at the fd.
+    Look { lent: Lent },
+    /// Register a memfd buffer, too.
+    Host,
+    /// Import through the import cache, `rounds` times.
+    Cache { lent: Lent, rounds: u32 },
+    /// Allocate what the cost commands export.
+    PrepareCosts { bytes: u64 },
+    /// Export and keep the fd.
+    Export,
+    /// Close the fd kept.
+    CloseKept,
+    /// Take an fd of another process, to be imported by `Costs`.
+    Take { pid: i32, fd: i32 },
+    /// Import what was taken, close the fd, unmap.
+    ImportTaken { bytes: u64 },
+    /// Acquire, import, release, so often.
+    GrantCosts { lent: Vec<Lent>, rounds: u32 },
+}
+
+/// From a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Done,
+    Failed { why: String },
+    Fds { all: u64, vmm: u64 },
+    Made { lent: Vec<Lent> },
+    Checked { bytes: u64, wrong_words: u64 },
+    Code { name: String },
+    Twice { same_allocation: bool },
+    Reused { lent: Lent, at_same_address: bool },
+    Full { export: String, import: String, export_after: String, wrong_words: u64 },
+    Looked { exporter: String, bytes: u64 },
+    Cached { same_pointer: bool, bytes: u64, misses: u64, hits: u64, hit_ns: f64 },
+    Exported { fd: i32, us: f64 },
+    Us { us: f64 },
+    ImportUs { import: f64, close: f64, unmap: f64 },
+    GrantUs { acquire: Vec<f64>, import: Vec<f64>, release: Vec<f64> },
+}
