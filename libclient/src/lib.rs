@@ -101,6 +101,7 @@ pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
 pub use request::{AcquireRequest, Progress};
 
 pub use backend::cuda;
+pub use backend::level_zero;
 
 /// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`];
 /// [`host::IsolatedBuffer`], [`host::IsolatedMemory`].

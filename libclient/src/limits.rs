@@ -132,3 +132,17 @@ pub const CUDA_CALL_FDS: usize = 8;
 
 /// The same while the driver is loaded and a context made: 33 stay open (H200, driver 580), and some pass.
 pub const CUDA_DEVICE_FDS: usize = 48;
+
+/// The same for a call of a Level Zero driver: an export makes one, an open handle may fetch another by pidfd.
+pub const LEVEL_ZERO_CALL_FDS: usize = 4;
+
+/// The same while loader, driver and context are made: a driver opens the device's nodes and keeps a few per device.
+pub const LEVEL_ZERO_START_FDS: usize = 16;
+
+/// Most drivers, and devices of one, that are looked at: more than a node has, and the loader's answer is a number that
+/// memory is made for.
+pub const LEVEL_ZERO_DEVICES: u32 = 1024;
+
+/// Number of the fd by which it is found out whether a Level Zero driver closes what it imports: above what other
+/// threads get, since the system gives the lowest that is free, and low enough for the table to grow to it (8 KiB).
+pub const LEARNING_FD: i32 = 1000;

@@ -171,6 +171,7 @@ Examples:
   fdbroker demo --ranks 8 --buffers 200 --max-fds 256 --json
   fdbroker demo --memory udmabuf            real dma-bufs
   fdbroker demo --memory cuda               memory of an NVIDIA GPU
+  fdbroker demo --memory level-zero         memory of a Level Zero driver's device, such as Intel's
   fdbroker demo --hold 60                   keep everything open for a minute, to look at it
 
 Exit status: 0 when no byte was wrong and nothing failed with the broker (the direct way may fail), else 1.";

@@ -6,6 +6,7 @@ pub mod cuda;
 mod dma_heap;
 pub(crate) mod host;
 pub(crate) mod isolated;
+pub mod level_zero;
 mod memfd;
 mod ranges;
 mod udmabuf;
@@ -88,9 +89,9 @@ pub struct PoolExport {
     pub(crate) fd_offset: u64,
 }
 
-/// The backend of a name: `memfd`, `udmabuf`, `cuda`; `level-zero` is not built yet. Whether it works here is for
+/// The backend of a name: `memfd`, `udmabuf`, `cuda`, `level-zero`. Whether it works here is for
 /// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see [`isolated_by_name`];
-/// or none that allocates: see [`cuda::CudaBuffer`].
+/// or none that allocates: see [`cuda::CudaBuffer`], [`level_zero::LevelZeroBuffer`].
 ///
 /// # Errors
 /// NOT_SUPPORTED, with the reason.
@@ -99,9 +100,9 @@ pub fn by_name(name: &str) -> Result<&'static dyn MemoryBackend, Error> {
         "memfd" => return Ok(&HostMemory::Memfd),
         "udmabuf" => return Ok(&HostMemory::Udmabuf),
         "cuda" => return Ok(&cuda::Cuda),
+        "level-zero" => return Ok(&level_zero::LevelZero),
         "isolated" | "dma-heap" => "it is not given out in ranges; use `IsolatedBuffer`",
-        "level-zero" => "this build of the library has no such backend yet",
-        _ => "no backend has this name; there are memfd, udmabuf and cuda",
+        _ => "no backend has this name; there are memfd, udmabuf, cuda and level-zero",
     };
     Err(Error::new(ErrorCode::NotSupported, format!("backend {name}: {reason}")))
 }
@@ -135,8 +136,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_name_when_not_built_then_not_supported_with_reason() {
-        for name in ["level-zero", "floppy", "isolated", "dma-heap"] {
+    fn by_name_when_there_is_none_then_not_supported_with_reason() {
+        for name in ["floppy", "isolated", "dma-heap"] {
             let error = by_name(name).unwrap_err();
             assert_eq!(error.code, ErrorCode::NotSupported);
             assert!(error.to_string().contains(name), "{error}");
@@ -148,14 +149,20 @@ mod tests {
     }
 
     #[test]
-    fn allocate_when_cuda_then_not_supported_whether_there_is_a_driver_or_not() {
-        let backend = by_name("cuda").unwrap();
-        assert_eq!((backend.name(), backend.kind()), ("cuda", MemoryKind::CudaVmm));
-        let error = backend.allocate(4096).unwrap_err();
-        assert_eq!(error.code, ErrorCode::NotSupported);
-        match backend.available() {
-            Ok(()) => assert!(error.to_string().contains("CudaBuffer"), "{error}"),
-            Err(reason) => assert_eq!(reason, error),
+    fn allocate_when_device_memory_then_not_supported_whether_there_is_a_driver_or_not() {
+        for (name, kind, instead) in [
+            ("cuda", MemoryKind::CudaVmm, "CudaBuffer"),
+            ("level-zero", MemoryKind::DmaBuf, "LevelZeroBuffer"),
+        ] {
+            let backend = by_name(name).unwrap();
+            assert_eq!((backend.name(), backend.kind()), (name, kind));
+            let error = backend.allocate(4096).unwrap_err();
+            assert_eq!(error.code, ErrorCode::NotSupported);
+            assert!(error.to_string().contains(&format!("backend {name}: ")), "{error}");
+            match backend.available() {
+                Ok(()) => assert!(error.to_string().contains(instead), "{error}"),
+                Err(reason) => assert_eq!(reason, error),
+            }
         }
     }
 }

@@ -2,13 +2,12 @@
 //! programs without a broker do, and keeps every fd it gets. Must never use the broker, nor close an fd early.
 
 use super::control::{Command, Opened, Report};
-use super::device;
+use super::device::Device;
 use super::link::Link;
 use super::memory::{Buffers, Export, Exporter, Received};
 use super::pattern::BufferId;
-use super::plan::{Memory, Plan};
+use super::plan::Plan;
 use crate::error::{Context, Error, Result};
-use fdbroker_client::cuda::Device;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
@@ -67,10 +66,7 @@ enum End {
 
 /// Runs one rank until the parent ends it.
 pub fn run(plan: &Plan, rank: u32, link: &mut Link) -> Result<()> {
-    let device = match plan.memory {
-        Memory::Cuda => Some(device::open()?),
-        _ => None,
-    };
+    let device = Device::open(plan.memory)?;
     link.report_and_expect(&Report::Connected, Command::Register)?;
     let buffers = Buffers::new(plan, rank, device.as_ref())?;
     let listener = listen_at(&plan.socket(rank))?;

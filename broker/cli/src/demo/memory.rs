@@ -1,14 +1,13 @@
 //! A rank's buffers in the direct way, which knows no broker: one sealed memfd, a udmabuf of each range, or device memory.
 //! Must never keep an exported fd: what the direct way costs is what the receivers keep.
 
-use super::device;
+use super::device::{self, AnyMemory, Device};
 use super::mapping::Mapping;
 use super::pattern::BufferId;
 use super::plan::{Memory, Plan};
 use crate::error::{Context, Error, Result};
+use fdbroker_client::ErrorCode;
 use fdbroker_client::backend::Udmabuf;
-use fdbroker_client::cuda::{CudaMemory, Device};
-use fdbroker_client::{Access, ErrorCode};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
@@ -37,7 +36,7 @@ pub enum Exporter {
         size_bytes: u64,
     },
     /// An allocation each.
-    Device(Vec<CudaMemory>),
+    Device(Vec<AnyMemory>),
 }
 
 /// A buffer of another rank, mapped.
@@ -46,7 +45,7 @@ pub enum Received {
     /// By the CPU.
     Host(Mapping),
     /// By the device.
-    Device(CudaMemory),
+    Device(AnyMemory),
 }
 
 /// An fd to send, and where in it the buffer begins.
@@ -104,8 +103,8 @@ impl Buffers {
     fn of_device(plan: &Plan, rank: u32, device: &Device) -> Result<Self> {
         let size = usize::try_from(plan.size_bytes).unwrap_or(usize::MAX);
         let make = |buffer| {
-            let memory = CudaMemory::new(device, size).map_err(failed)?;
-            device::fill(plan.pattern(), BufferId { owner: rank, buffer }, &memory)?;
+            let memory = device.allocate(size).map_err(failed)?;
+            device::fill(plan.pattern(), BufferId { owner: rank, buffer }, &*memory)?;
             Ok(memory)
         };
         let memory = (0..plan.buffers).map(make).collect::<Result<_>>()?;
@@ -120,7 +119,7 @@ impl Buffers {
             wrong += match &*self.exporter {
                 Exporter::Host { .. } => pattern.check_all_marks(id, self.words(plan, buffer)),
                 Exporter::Device(memory) => {
-                    device::check_all_marks(pattern, id, &memory[buffer as usize])?
+                    device::check_all_marks(pattern, id, &*memory[buffer as usize])?
                 }
             };
         }
@@ -175,7 +174,7 @@ impl Received {
             let mapping = Mapping::new(fd, offset, len).context(|| "map a buffer")?;
             return Ok(Some(Received::Host(mapping)));
         };
-        match CudaMemory::import_fd(device, fd, plan.size_bytes, Access::ReadWrite) {
+        match device.import_fd(fd, plan.size_bytes) {
             Ok(memory) => Ok(Some(Received::Device(memory))),
             Err(cause) if cause.code == ErrorCode::LocalFdLimit => Ok(None),
             Err(cause) => Err(failed(cause)),
@@ -188,7 +187,9 @@ impl Received {
             Received::Host(mapping) => {
                 Ok(plan.pattern().check_and_mark(reader, id, mapping.words()))
             }
-            Received::Device(memory) => device::check_and_mark(plan.pattern(), reader, id, memory),
+            Received::Device(memory) => {
+                device::check_and_mark(plan.pattern(), reader, id, &**memory)
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::signals::Signals;
 use control::{Command, Report};
 use indicatif::ProgressBar;
 use nix::unistd::Pid;
-use plan::{DEFAULT_MAX_FDS, Memory, Plan, Way, Wishes};
+use plan::{Memory, Plan, Way, Wishes, default_max_fds};
 use ranks::Ranks;
 use report::{DemoReport, Direct, Fds};
 use sampler::Sampler;
@@ -58,11 +58,12 @@ pub struct Options {
 pub fn run(options: Options) -> Result<u8> {
     let signals = Signals::take_over()?;
     let outer = Outer::find(&options)?;
-    let cap = match &outer {
-        Some(outer) => outer.cap,
-        None => Some(options.max_fds.unwrap_or(DEFAULT_MAX_FDS)),
-    };
     let Options { ranks, buffers, size_bytes, memory, .. } = options;
+    let cap = match (&outer, options.max_fds) {
+        (Some(outer), _) => outer.cap,
+        (None, Some(cap)) => Some(cap),
+        (None, None) => Some(default_max_fds(memory, ranks, buffers)?),
+    };
     let mut plan =
         Plan::new(Wishes { ranks, buffers, size_bytes, memory, cap }, options.timeout_ms())?;
     if plan.size_bytes != size_bytes {

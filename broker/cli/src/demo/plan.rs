@@ -1,7 +1,7 @@
 //! What one run of the demo does: the arguments checked and completed before any process starts. Must never
 //! let a run begin that cannot end well for a reason known beforehand.
 
-use super::device;
+use super::device::Device;
 use super::pattern::{Pattern, WORD_BYTES};
 use super::sampler::Look;
 use crate::error::{Error, Result};
@@ -19,6 +19,9 @@ const OTHER_FDS_PER_RANK: u64 = 16;
 
 /// The same of CUDA: a context keeps 33 open (H200, driver 580), and a call a few for a moment.
 const CUDA_FDS_PER_RANK: u64 = 48;
+
+/// The same of Level Zero: a driver opens the device's nodes, and a call one or two for a moment.
+const LEVEL_ZERO_FDS_PER_RANK: u64 = 16;
 
 /// Exports on their way to the broker at a time, at most, of one rank whose exports are fds of their own.
 const MAX_EXPORT_WINDOW: u32 = 4;
@@ -40,7 +43,7 @@ const PLACES_OF_BROKER: u64 = 2;
 const BATCH_SHARE: u64 = 4;
 
 /// The cap, and what runs under it, when nothing else says.
-pub const DEFAULT_MAX_FDS: u64 = 256;
+const DEFAULT_MAX_FDS: u64 = 256;
 
 /// What a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -52,6 +55,9 @@ pub enum Memory {
     Udmabuf,
     /// Device memory of an NVIDIA GPU (CUDA VMM): one fd per buffer.
     Cuda,
+    /// Device memory of a Level Zero driver, such as Intel's: one fd per buffer.
+    #[serde(rename = "level-zero")]
+    LevelZero,
     /// udmabuf where the device can be opened, else memfd.
     Auto,
 }
@@ -63,6 +69,7 @@ impl Memory {
             Memory::Memfd => "memfd",
             Memory::Udmabuf => "udmabuf",
             Memory::Cuda => "cuda",
+            Memory::LevelZero => "level-zero",
             Memory::Auto => "auto",
         }
     }
@@ -71,6 +78,7 @@ impl Memory {
     pub fn look(self) -> Look {
         match self {
             Memory::Cuda => Look::CudaVmm,
+            Memory::LevelZero => Look::LevelZero,
             _ => Look::Names,
         }
     }
@@ -79,6 +87,7 @@ impl Memory {
     fn other_fds(self) -> u64 {
         match self {
             Memory::Cuda => OTHER_FDS_PER_RANK + CUDA_FDS_PER_RANK,
+            Memory::LevelZero => OTHER_FDS_PER_RANK + LEVEL_ZERO_FDS_PER_RANK,
             _ => OTHER_FDS_PER_RANK,
         }
     }
@@ -91,27 +100,20 @@ impl Memory {
         }
     }
 
-    fn round_up(self, size_bytes: u64) -> Result<u64> {
-        match self {
-            Memory::Cuda => device::round_up(size_bytes),
-            _ => Ok(size_bytes.next_multiple_of(page_bytes())),
-        }
-    }
-
     /// `Auto` decided; an error when the device is demanded and absent.
     fn decide(self) -> Result<Self> {
-        if self == Memory::Cuda {
-            let available = backend::by_name("cuda").and_then(|cuda| cuda.available());
+        if matches!(self, Memory::Cuda | Memory::LevelZero) {
+            let available = backend::by_name(self.name()).and_then(|found| found.available());
             return available.map(|()| self).map_err(|cause| {
                 Error::Other(format!("no device memory here ({cause}); use another --memory"))
             });
         }
         match (self, HostMemory::Udmabuf.available()) {
             (Memory::Auto | Memory::Udmabuf, Ok(())) => Ok(Memory::Udmabuf),
-            (Memory::Auto | Memory::Memfd | Memory::Cuda, _) => Ok(Memory::Memfd),
             (Memory::Udmabuf, Err(cause)) => Err(Error::Other(format!(
                 "no dma-bufs here ({cause}); load the kernel module udmabuf, see to the permissions of /dev/udmabuf, or use --memory memfd"
             ))),
+            _ => Ok(Memory::Memfd),
         }
     }
 }
@@ -170,7 +172,9 @@ impl Plan {
     pub fn new(wishes: Wishes, timeout_ms: u64) -> Result<Self> {
         let memory = wishes.memory.decide()?;
         check_counts(&wishes)?;
-        let own_fds = own_fds(&wishes, memory);
+        let device = Device::open(memory)?;
+        let granularity = device.as_ref().map_or_else(page_bytes, Device::granularity);
+        let own_fds = own_fds(&wishes, memory) + kept_fds(device.as_ref(), wishes.buffers);
         let batch = match wishes.cap {
             Some(cap) => {
                 check_cap(cap, wishes.ranks, own_fds, memory)?;
@@ -181,7 +185,7 @@ impl Plan {
         Ok(Plan {
             ranks: wishes.ranks,
             buffers: wishes.buffers,
-            size_bytes: memory.round_up(wishes.size_bytes)?,
+            size_bytes: wishes.size_bytes.next_multiple_of(granularity),
             memory,
             max_fds: wishes.cap,
             own_fds,
@@ -256,12 +260,36 @@ fn max_map_count() -> Option<u64> {
 fn own_fds(wishes: &Wishes, memory: Memory) -> u32 {
     const ARENA: u32 = 1;
     match memory {
-        Memory::Udmabuf | Memory::Cuda => {
+        // Of Level Zero it is not an arena that is one more, but the driver's own fd for a moment.
+        Memory::Udmabuf | Memory::Cuda | Memory::LevelZero => {
             let share = wishes.cap.map_or(u64::MAX, |cap| cap / (8 * u64::from(wishes.ranks)));
             ARENA + u32::try_from(share).unwrap_or(u32::MAX).clamp(1, MAX_EXPORT_WINDOW)
         }
         _ => ARENA,
     }
+}
+
+/// Fds that a rank's exported buffers cost it for as long as they live.
+fn kept_fds(device: Option<&Device>, buffers: u32) -> u32 {
+    match device.is_some_and(Device::keeps_exported_fds) {
+        true => buffers,
+        false => 0,
+    }
+}
+
+/// The cap when nothing else says. Where exported buffers keep fds there is room for those too, and a word about it.
+pub fn default_max_fds(memory: Memory, ranks: u32, buffers: u32) -> Result<u64> {
+    let kept = match memory {
+        Memory::LevelZero => kept_fds(Device::open(memory.decide()?)?.as_ref(), buffers),
+        _ => 0,
+    };
+    let cap = DEFAULT_MAX_FDS + u64::from(ranks) * u64::from(kept);
+    if kept > 0 {
+        eprintln!(
+            "fdbroker: this Level Zero loader has no zeMemPutIpcHandle (1.9 and later have): each exported buffer keeps an fd of its owner open; the cap is made {cap}"
+        );
+    }
+    Ok(cap)
 }
 
 /// The least cap that lets every rank have its own fds and one buffer on its way, and the broker work.

@@ -2,7 +2,7 @@
 //! other rank's by value. Must never keep an fd of what it opened: mapped memory needs none.
 
 use super::control::{Command, Opened, Report};
-use super::device;
+use super::device::{self, AnyMemory, Device, Handles};
 use super::link::Link;
 use super::mapping;
 use super::pattern::BufferId;
@@ -10,9 +10,8 @@ use super::plan::{Memory, Plan, Way};
 use super::sampler::count_shared_memory;
 use crate::error::{Context, Error, Result};
 use crate::signals;
-use fdbroker_client::cuda::{CudaBuffer, CudaImport, Device};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
-use fdbroker_client::{Access, Client, Deadline, Grant, Import, Share};
+use fdbroker_client::{Access, Client, Deadline, Grant, Import};
 use fdbroker_protocol::Handle;
 use fdbroker_protocol::handle::HANDLE_BYTES;
 use nix::sys::prctl::{set_name, set_pdeathsig};
@@ -53,12 +52,13 @@ pub fn main(number: u32, way: Way, plan: &str) -> Result<()> {
     Ok(())
 }
 
-/// The same limit for each process in both ways.
+/// The same limit for each process in both ways: the soft one, which is what counts. The hard one is left to what a
+/// driver may start.
 fn limit_fds(plan: &Plan) -> Result<()> {
     let Some(limit) = plan.max_fds else { return Ok(()) };
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context(|| "read RLIMIT_NOFILE")?;
     let limit = limit.min(hard);
-    setrlimit(Resource::RLIMIT_NOFILE, limit, limit)
+    setrlimit(Resource::RLIMIT_NOFILE, limit, hard)
         .context(|| format!("set RLIMIT_NOFILE to {limit}"))
 }
 
@@ -69,8 +69,8 @@ struct Rank<'a> {
     // Field order is drop order: imports and buffers go before the connection and the device.
     imports: Vec<Import>,
     buffers: Vec<HostBuffer>,
-    device_imports: Vec<CudaImport>,
-    device_buffers: Vec<CudaBuffer>,
+    device_imports: Vec<AnyMemory>,
+    device_buffers: Vec<AnyMemory>,
     client: Client,
     /// When the buffers are device memory.
     device: Option<Device>,
@@ -86,10 +86,7 @@ struct Rank<'a> {
 impl<'a> Rank<'a> {
     /// Connects. All ranks do so before the first of them fills the broker.
     fn start(plan: &'a Plan, number: u32) -> Result<Self> {
-        let device = match plan.memory {
-            Memory::Cuda => Some(device::open()?),
-            _ => None,
-        };
+        let device = Device::open(plan.memory)?;
         let fds_base = match &device {
             // Without /proc nothing is counted later either.
             Some(_) => count_shared_memory(Pid::this(), plan.memory.look()).unwrap_or(0),
@@ -133,14 +130,14 @@ impl<'a> Rank<'a> {
 
     fn register_device_memory(&mut self, device: &Device) -> Result<Handles> {
         let size = usize::try_from(self.plan.size_bytes).unwrap_or(usize::MAX);
-        for buffer in 0..self.plan.buffers {
-            let one = CudaBuffer::allocate(&self.client, device, size, Share::Uid);
-            let one = one.map_err(failed)?;
-            let id = BufferId { owner: self.number, buffer };
-            device::fill(self.plan.pattern(), id, one.memory())?;
-            self.device_buffers.push(one);
-        }
-        CudaBuffer::register_many(&self.device_buffers, self.deadline).map_err(failed)
+        let (owner, pattern) = (self.number, self.plan.pattern());
+        let fill = |buffer, memory: &dyn device::DeviceMemory| {
+            device::fill(pattern, BufferId { owner, buffer }, memory)
+        };
+        let wanted = (self.plan.buffers, size);
+        let (buffers, handles) = device.register(&self.client, wanted, fill, self.deadline)?;
+        self.device_buffers = buffers;
+        Ok(handles)
     }
 
     fn register_host_memory(&mut self) -> Result<Handles> {
@@ -188,7 +185,7 @@ impl<'a> Rank<'a> {
             .map(|(buffer, memory)| pattern.check_all_marks(id(buffer), buffer_words(memory)))
             .sum();
         for (buffer, one) in (0..).zip(&self.device_buffers) {
-            wrong += device::check_all_marks(pattern, id(buffer), one.memory())?;
+            wrong += device::check_all_marks(pattern, id(buffer), &**one)?;
         }
         Ok(wrong)
     }
@@ -253,9 +250,8 @@ impl<'a> Rank<'a> {
     }
 
     fn open_device_memory(&mut self, device: &Device, id: BufferId, grant: Grant) -> Result<u64> {
-        let import = CudaImport::new(device, grant, Access::ReadWrite).map_err(failed)?;
-        let (pattern, memory) = (self.plan.pattern(), import.memory());
-        let mismatches = device::check_and_mark(pattern, self.number, id, memory)?;
+        let import = device.import(grant).map_err(failed)?;
+        let mismatches = device::check_and_mark(self.plan.pattern(), self.number, id, &*import)?;
         self.device_imports.push(import);
         Ok(mismatches)
     }
@@ -275,9 +271,6 @@ impl<'a> Rank<'a> {
         }
     }
 }
-
-/// One per buffer, in their order.
-type Handles = Vec<std::result::Result<Handle, fdbroker_client::Error>>;
 
 fn failed(cause: fdbroker_client::Error) -> Error {
     Error::Other(cause.to_string())

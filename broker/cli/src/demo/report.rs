@@ -15,7 +15,7 @@ pub struct DemoReport {
     pub buffers: u32,
     /// Bytes per buffer.
     pub size_bytes: u64,
-    /// memfd, udmabuf or cuda.
+    /// memfd, udmabuf, cuda or level-zero.
     pub memory: &'static str,
     /// Bytes that readers have read and compared.
     pub verified_bytes: u64,

@@ -5,15 +5,18 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How the fds of shared memory look in /proc/PID/fd: arenas of this program, and dma-bufs.
 const SHARED_MEMORY: [&str; 2] = ["/memfd:fdbroker", "/dmabuf:"];
+
+/// The same of device memory.
+const DEVICE_MEMORY: [&str; 2] = ["/memfd:", "/dmabuf:"];
 
 /// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has it.
 const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
@@ -26,6 +29,8 @@ pub enum Look {
     /// By device number: CUDA VMM exports. The driver's own fds have the same: what a process has of them before
     /// it shares anything is its base, and not counted.
     CudaVmm,
+    /// By name: dma-bufs, and the memfds that a Level Zero driver without a device has in their place.
+    LevelZero,
 }
 
 /// Longest wait until all are stopped; beyond it (a process in an uninterruptible call) the sample is
@@ -203,7 +208,10 @@ pub fn count_shared_memory(pid: Pid, look: Look) -> io::Result<u64> {
     for entry in folder {
         let is_one = entry.and_then(|entry| match look {
             Look::Names => {
-                fs::read_link(entry.path()).map(|link| is_shared_memory(link.as_os_str()))
+                fs::read_link(entry.path()).map(|link| begins_with(&link, &SHARED_MEMORY))
+            }
+            Look::LevelZero => {
+                fs::read_link(entry.path()).map(|link| begins_with(&link, &DEVICE_MEMORY))
             }
             // Follows the link, and asks the device's driver nothing.
             Look::CudaVmm => fs::metadata(entry.path()).map(|fd| fd.st_rdev() == NVIDIA_CONTROL),
@@ -221,8 +229,9 @@ fn is_gone(cause: &io::Error) -> bool {
     cause.kind() == io::ErrorKind::NotFound || cause.raw_os_error() == Some(libc::ESRCH)
 }
 
-fn is_shared_memory(link: &OsStr) -> bool {
-    SHARED_MEMORY.iter().any(|prefix| link.as_bytes().starts_with(prefix.as_bytes()))
+fn begins_with(link: &Path, prefixes: &[&str]) -> bool {
+    let name = link.as_os_str().as_bytes();
+    prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
 }
 
 #[cfg(test)]
@@ -305,12 +314,14 @@ mod tests {
     }
 
     #[test]
-    fn is_shared_memory_when_arena_or_dma_buf_then_counted_and_nothing_else() {
+    fn begins_with_when_arena_or_dma_buf_then_counted_and_nothing_else() {
+        let counts = |link: &str, prefixes| begins_with(Path::new(link), prefixes);
         for link in ["/memfd:fdbroker-arena (deleted)", "/dmabuf:", "/dmabuf:name"] {
-            assert!(is_shared_memory(OsStr::new(link)), "{link}");
+            assert!(counts(link, &SHARED_MEMORY) && counts(link, &DEVICE_MEMORY), "{link}");
         }
-        for link in ["/memfd:other (deleted)", "socket:[1]", "/dev/null", "/x/dmabuf:"] {
-            assert!(!is_shared_memory(OsStr::new(link)), "{link}");
+        for link in ["socket:[1]", "/dev/null", "/x/dmabuf:"] {
+            assert!(!counts(link, &SHARED_MEMORY) && !counts(link, &DEVICE_MEMORY), "{link}");
         }
+        assert!(!counts("/memfd:other (deleted)", &SHARED_MEMORY));
     }
 }

@@ -1,0 +1,215 @@
+//! Device memory to share: allocated, exported and registered; recalls are answered by the library.
+//! Must never keep an exported fd: each is closed when it has been sent.
+
+use super::device::Device;
+use super::driver::absent;
+use super::foreign::check_window;
+use super::memory::LevelZeroMemory;
+use super::owner::Owner;
+use crate::client::Client;
+use crate::common::Unregister;
+use crate::deadline::Deadline;
+use crate::deposit::{Deposit, Export};
+use crate::error::Error;
+use crate::outbox::OneWay;
+use crate::register::Batch;
+use fdbroker_protocol::{AllocationId, Handle, MemoryKind, Share};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Device memory of this process, shared through the broker.
+///
+/// It is recallable: the broker may close its fd and ask for it again, and the library thread exports it without the
+/// application; what is in the memory stays. Dropping it unregisters it (every holder is told), frees it;
+/// consumers that have it open keep the memory until they let go. It keeps its client connected.
+#[derive(Debug)]
+pub struct LevelZeroBuffer {
+    // Field order is drop order: the memory goes before the connection.
+    memory: Arc<LevelZeroMemory>,
+    owner: Arc<Owner>,
+    client: Client,
+    device: u32,
+    share: Share,
+    kind: MemoryKind,
+    owner_allocation_id: u64,
+}
+
+impl LevelZeroBuffer {
+    /// Allocates `bytes` and registers them.
+    ///
+    /// # Errors
+    /// As [`LevelZeroBuffer::allocate`] and [`LevelZeroBuffer::register`].
+    pub fn new(
+        client: &Client,
+        device: &Device,
+        bytes: usize,
+        share: Share,
+        deadline: Deadline,
+    ) -> Result<Self, Error> {
+        let buffer = Self::allocate(client, device, bytes, share)?;
+        buffer.register(deadline)?;
+        Ok(buffer)
+    }
+
+    /// Allocates, and registers nothing yet.
+    ///
+    /// # Errors
+    /// As [`LevelZeroMemory::new`]; NOT_SUPPORTED when the client declared fewer than 2 `own_fds`: each export is an fd of
+    /// this process until it is sent, beside the driver's own.
+    pub fn allocate(
+        client: &Client,
+        device: &Device,
+        bytes: usize,
+        share: Share,
+    ) -> Result<Self, Error> {
+        Self::of(client, device, LevelZeroMemory::new(device, bytes)?, share)
+    }
+
+    /// Takes memory that was allocated before, and registers nothing yet.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: imported memory, or as [`LevelZeroBuffer::allocate`].
+    pub fn of(
+        client: &Client,
+        device: &Device,
+        memory: LevelZeroMemory,
+        share: Share,
+    ) -> Result<Self, Error> {
+        check_window(client)?;
+        if !memory.is_own() {
+            return Err(absent("only the owner of the memory can register it"));
+        }
+        let memory = Arc::new(memory);
+        let (owner_allocation_id, kind) = (memory.id()?, memory.kind()?);
+        let owner = device.owner(client);
+        owner.add(&memory, owner_allocation_id);
+        let (client, device) = (client.clone(), device.ordinal());
+        Ok(LevelZeroBuffer { memory, owner, client, device, share, kind, owner_allocation_id })
+    }
+
+    /// Registers it; the same handle as before when it is registered already. After a reconnect it gets a new one.
+    ///
+    /// # Errors
+    /// As [`Client::register`]; LOCAL_FD_LIMIT when it cannot be exported for want of fds.
+    pub fn register(&self, deadline: Deadline) -> Result<Handle, Error> {
+        let handles = Self::register_many([self], deadline)?;
+        handles.into_iter().next().expect("one outcome per buffer")
+    }
+
+    /// Registers buffers of one device and client; one handle each, in their order.
+    ///
+    /// # Errors
+    /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    ///
+    /// # Panics
+    /// When they are of different devices or clients.
+    pub fn register_many<'a>(
+        buffers: impl IntoIterator<Item = &'a LevelZeroBuffer>,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Handle, Error>>, Error> {
+        let buffers: Vec<&LevelZeroBuffer> = buffers.into_iter().collect();
+        let Some(first) = buffers.first() else { return Ok(Vec::new()) };
+        let of_one = buffers.iter().all(|buffer| Arc::ptr_eq(&buffer.owner, &first.owner));
+        assert!(of_one, "buffers of one device and client");
+        let connection = first.client.connection("register")?;
+        let mut outcomes: Vec<Option<Error>> = vec![None; buffers.len()];
+
+        let mut sending = HashSet::new();
+        // Once, should the caller name it twice.
+        let new: Vec<usize> = (0..buffers.len())
+            .filter(|index| !buffers[*index].is_registered(connection.epoch))
+            .filter(|index| sending.insert(buffers[*index].device_ptr()))
+            .collect();
+        let deposits: Vec<Deposit> = new.iter().map(|index| buffers[*index].deposit()).collect();
+        let mut export = |index: usize| buffers[new[index]].memory.export().map(Export::Fresh);
+        let mut batch = Batch { deposits: &deposits, export: &mut export, fresh: true };
+        let registered = first.client.register_batch(&mut batch, deadline)?;
+
+        let mut twice = Vec::new();
+        for (index, outcome) in new.iter().zip(registered) {
+            match outcome {
+                Ok(registration) => {
+                    let id = registration.id();
+                    if !first.owner.note_registered(buffers[*index].device_ptr(), registration) {
+                        twice.push(id);
+                    }
+                }
+                Err(error) => outcomes[*index] = Some(error),
+            }
+        }
+        connection.post_all(twice.into_iter().map(unregister));
+        let lost = || Error::not_connected("register: the connection was lost meanwhile");
+        let handles = buffers
+            .iter()
+            .zip(outcomes)
+            .map(|(buffer, failed)| buffer.handle().ok_or_else(|| failed.unwrap_or_else(lost)));
+        Ok(handles.collect())
+    }
+
+    /// Its handle, once it is registered.
+    pub fn handle(&self) -> Option<Handle> {
+        self.owner.registration(self.device_ptr()).map(|registration| registration.handle)
+    }
+
+    /// Its allocation, once it is registered.
+    pub fn id(&self) -> Option<AllocationId> {
+        self.handle().map(|handle| handle.id())
+    }
+
+    /// The memory, to be copied to and from.
+    pub fn memory(&self) -> &LevelZeroMemory {
+        &self.memory
+    }
+
+    /// First byte, a device address.
+    pub fn device_ptr(&self) -> u64 {
+        self.memory.device_ptr()
+    }
+
+    /// Bytes, as asked for. Never 0.
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// The driver's id of it: another one for each allocation, whatever its address.
+    pub fn owner_allocation_id(&self) -> u64 {
+        self.owner_allocation_id
+    }
+
+    fn is_registered(&self, epoch: u64) -> bool {
+        let known = self.owner.registration(self.device_ptr());
+        known.is_some_and(|registration| registration.epoch == epoch)
+    }
+
+    fn deposit(&self) -> Deposit {
+        Deposit {
+            owner_allocation_id: self.owner_allocation_id,
+            base: self.device_ptr(),
+            device: self.device,
+            recallable: true,
+            share: self.share,
+            ..Deposit::new(self.kind, self.len() as u64)
+        }
+    }
+}
+
+/// Nobody waits for the answer.
+fn unregister(id: AllocationId) -> OneWay {
+    OneWay::Unregister(Unregister { id, key: None })
+}
+
+impl Drop for LevelZeroBuffer {
+    fn drop(&mut self) {
+        // A forked child's buffer is a copy: its parent's is not its to free.
+        if !self.client.common().process.is_current() {
+            return;
+        }
+        // Forgotten before it is freed: its address may be another buffer's right after.
+        let Some(registration) = self.owner.remove(self.device_ptr()) else { return };
+        let connection = self.client.current();
+        if connection.is_usable() && connection.epoch == registration.epoch {
+            connection.post(unregister(registration.id()));
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! A Level Zero device, opened: found by ordinal, checked for what sharing needs, with a context to share in.
+//! Must never report a device that cannot share memory, nor destroy a context that is the application's.
+
+use super::context::{Context, FdCloser};
+use super::driver::{Driver, Found, absent, unless_fds_lack};
+use super::owner::Owner;
+use crate::client::Client;
+use crate::error::Error;
+use crate::sync::lock;
+use level_zero_sys::{
+    Structure, ze_device_external_memory_properties_t, ze_device_properties_t,
+    ze_external_memory_type_flag_t,
+};
+use std::ffi::{CStr, c_void};
+use std::sync::{Arc, Mutex};
+
+const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
+
+/// A device of this process; clones share it. Its context lives as long as any of them, or of the memory made from
+/// them. Pointers exported by [`crate::level_zero::export_pointer`] are answered for as long as one of them lives.
+#[derive(Clone, Debug)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Arc<Context>,
+    ordinal: u32,
+    name: String,
+    /// Held here: pointers of other people's have no buffer that holds it.
+    owners: Mutex<Vec<Arc<Owner>>>,
+}
+
+impl Device {
+    /// The device of an ordinal, counted over all drivers in the loader's order (`ZE_AFFINITY_MASK` and its like
+    /// count), with a context of its own.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED, with what is missing: the loader libze_loader.so.1 or a symbol in it, a driver, a device, or a
+    /// device that exports and imports dma-bufs; and in a child of fork(2). LOCAL_FD_LIMIT: drivers open some.
+    pub fn open(ordinal: u32) -> Result<Self, Error> {
+        let driver = Driver::get()?;
+        let (found, name) = find(driver, ordinal)?;
+        Ok(Self::of(Context::create(driver, found)?, ordinal, name))
+    }
+
+    /// The same for pointers that the application allocated in a context of its own.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    ///
+    /// # Safety
+    /// `context` is a live `ze_context_handle_t` of the driver that has this device, and is not destroyed as long as
+    /// this value, its clones, or memory made from them live.
+    pub unsafe fn of_context(ordinal: u32, context: *mut c_void) -> Result<Self, Error> {
+        let driver = Driver::get()?;
+        let (found, name) = find(driver, ordinal)?;
+        // SAFETY: the caller's promise.
+        Ok(Self::of(unsafe { Context::adopt(driver, found, context) }, ordinal, name))
+    }
+
+    fn of(context: Context, ordinal: u32, name: String) -> Self {
+        let (context, owners) = (Arc::new(context), Mutex::default());
+        Device { inner: Arc::new(Inner { context, ordinal, name, owners }) }
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: no loader, no driver.
+    pub fn count() -> Result<u32, Error> {
+        let devices = Driver::get()?.devices()?;
+        Ok(u32::try_from(devices.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Its ordinal.
+    pub fn ordinal(&self) -> u32 {
+        self.inner.ordinal
+    }
+
+    /// As the driver calls it.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Whether an exported allocation costs this process an fd until it is freed: the loader lacks zeMemPutIpcHandle
+    /// (before 1.9), and closing the driver's fd behind its back would let it close another later.
+    pub fn keeps_exported_fds(&self) -> bool {
+        !self.inner.context.puts()
+    }
+
+    /// Who closes the fd of an import by `ze_external_memory_import_fd_t`; `None` until the first has shown it.
+    pub fn fd_closer(&self) -> Option<FdCloser> {
+        self.inner.context.closer()
+    }
+
+    /// Says who does, for an application that knows its driver; without effect once it is known.
+    pub fn set_fd_closer(&self, closer: FdCloser) {
+        self.inner.context.set_closer(closer);
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.inner.context
+    }
+
+    /// Who answers recalls of this device's memory for a client; made when there is none.
+    pub(super) fn owner(&self, client: &Client) -> Arc<Owner> {
+        let mut owners = lock(&self.inner.owners);
+        owners.retain(|owner| owner.is_needed());
+        if let Some(known) = owners.iter().find(|owner| owner.is_of(client)) {
+            return Arc::clone(known);
+        }
+        let owner = Arc::new(Owner::new(client, &self.inner.context));
+        owners.push(Arc::clone(&owner));
+        let answers: Arc<dyn crate::common::MemoryOwner> = owner.clone();
+        client.common().add_owner(Arc::downgrade(&answers));
+        owner
+    }
+}
+
+/// Whether there is a device that can share memory. Makes no context.
+pub(super) fn probe() -> Result<(), Error> {
+    let driver = Driver::get()?;
+    let devices = driver.devices()?;
+    let mut last = absent("the drivers show no device");
+    for found in devices {
+        match check(driver, found) {
+            Ok(_) => return Ok(()),
+            Err(why) => last = why,
+        }
+    }
+    Err(last)
+}
+
+fn find(driver: &Driver, ordinal: u32) -> Result<(Found, String), Error> {
+    let devices = driver.devices()?;
+    let Some(found) = devices.get(ordinal as usize) else {
+        let count = devices.len();
+        return Err(absent(format!("no device {ordinal}: the drivers show {count}")));
+    };
+    check(driver, *found).map(|name| (*found, name))
+}
+
+/// Its name, if it can share memory.
+fn check(driver: &Driver, found: Found) -> Result<String, Error> {
+    let mut properties = ze_device_properties_t::blank();
+    let mut external = ze_device_external_memory_properties_t::blank();
+    let (ze, device) = (&driver.ze, found.device);
+    // SAFETY: a device of the driver's; each call fills in one structure of the type it takes.
+    unsafe {
+        ze.zeDeviceGetProperties(device, &raw mut properties)
+            .and_then(|()| ze.zeDeviceGetExternalMemoryProperties(device, &raw mut external))
+    }
+    .map_err(|why| unless_fds_lack(absent(why)))?;
+    let bytes = properties.name.map(|byte| byte.cast_unsigned());
+    let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    let name = name.to_string_lossy().into_owned();
+    let shares = external.memoryAllocationExportTypes & external.memoryAllocationImportTypes;
+    match shares & DMA_BUF != 0 {
+        true => Ok(name),
+        false => Err(absent(format!("the device {name} exports no memory as dma-bufs"))),
+    }
+}

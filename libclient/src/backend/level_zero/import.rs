@@ -1,0 +1,86 @@
+//! Device memory of another process, opened here, with its lease. Closed, then given back, on drop.
+//! Must never hold an fd, nor give the lease back while the memory is open.
+
+use super::device::Device;
+use super::memory::LevelZeroMemory;
+use crate::cache::Opened;
+use crate::error::Error;
+use crate::grant::{AllocationInfo, Grant};
+use crate::lease::Lease;
+use crate::map::Access;
+
+/// A Level Zero allocation imported: opened for a device, its fd closed, its lease on the ledger as `mapped`.
+///
+/// The memory stays as long as it is open, whatever becomes of its owner; ask [`LevelZeroImport::is_current`] whether it
+/// is still what it was. Dropping it closes the memory and gives the lease back: no kernel may use it any more.
+#[derive(Debug)]
+pub struct LevelZeroImport {
+    // Field order is drop order: closed before the lease is given back.
+    memory: LevelZeroMemory,
+    lease: Lease,
+    info: AllocationInfo,
+}
+
+impl LevelZeroImport {
+    /// Opens what was granted, closes the fd and reports the lease as mapped.
+    ///
+    /// # Errors
+    /// As [`LevelZeroMemory::import`]. In every case the grant is given back.
+    pub fn new(device: &Device, grant: Grant, access: Access) -> Result<Self, Error> {
+        let memory = LevelZeroMemory::import(device, &grant, access)?;
+        let Grant { fd, mut lease, info } = grant;
+        drop(fd);
+        lease.mapped();
+        Ok(LevelZeroImport { memory, lease, info })
+    }
+
+    /// First byte, a device address.
+    pub fn device_ptr(&self) -> u64 {
+        self.memory.device_ptr()
+    }
+
+    /// Bytes of the allocation. Never 0.
+    #[expect(clippy::len_without_is_empty, reason = "an import is never empty")]
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// The memory, to be copied to and from.
+    pub fn memory(&self) -> &LevelZeroMemory {
+        &self.memory
+    }
+
+    /// Whether the allocation still lives, the broker lives, and this client is connected to it. No syscall.
+    pub fn is_current(&self) -> bool {
+        self.lease.is_current()
+    }
+
+    /// The lease.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// What the broker said of the allocation.
+    pub fn info(&self) -> &AllocationInfo {
+        &self.info
+    }
+
+    /// Closes the memory and gives the lease back, like drop.
+    ///
+    /// # Errors
+    /// As [`Lease::release`]; the memory is closed all the same.
+    pub fn release(self) -> Result<(), Error> {
+        let LevelZeroImport { memory, lease, .. } = self;
+        drop(memory);
+        lease.release()
+    }
+}
+
+/// Opens grants for [`crate::ImportCache::import_with`]: what it keeps is device memory, its pointers device addresses.
+pub fn opener(
+    device: &Device,
+    access: Access,
+) -> impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + use<> {
+    let device = device.clone();
+    move |grant| Ok(Box::new(LevelZeroMemory::import(&device, grant, access)?))
+}

@@ -1,0 +1,249 @@
+//! Device memory here: allocated here, or imported from a grant. Freed or closed on drop.
+//! Must never hold an fd, nor say that it has more bytes than the driver has.
+
+use super::context::Context;
+use super::device::Device;
+use super::driver::absent;
+use super::fd::HANDLE_BYTES;
+use crate::cache::Opened;
+use crate::error::Error;
+use crate::grant::Grant;
+use crate::map::Access;
+use fdbroker_protocol::{ErrorCode, MemoryKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Device memory (Level Zero) at a device address of this process, for kernels and copies. It holds no fd of its own.
+///
+/// Not registered by itself: [`crate::level_zero::LevelZeroBuffer`] is. Memory imported stays what it is after its
+/// owner has freed it, or has died.
+#[derive(Debug)]
+pub struct LevelZeroMemory {
+    context: Arc<Context>,
+    origin: Origin,
+    /// What the driver gave.
+    pointer: u64,
+    /// Where behind it the memory begins.
+    lead: u64,
+    len: usize,
+    access: Access,
+}
+
+/// What made it, which decides what ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Allocated,
+    ImportedFd,
+    Opened,
+}
+
+impl LevelZeroMemory {
+    /// Allocates `bytes`, so that they can be exported. What they contain is undefined.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        if bytes == 0 {
+            let context = "0 bytes of device memory cannot be";
+            return Err(Error::new(ErrorCode::BadHandle, context));
+        }
+        let context = Arc::clone(device.context());
+        let pointer = context.allocate(bytes)?;
+        let (origin, access) = (Origin::Allocated, Access::ReadWrite);
+        Ok(LevelZeroMemory { context, origin, pointer, lead: 0, len: bytes, access })
+    }
+
+    /// That of a grant: opened by its driver data, which say where in a pool it lies, or imported by its fd when there
+    /// are none. The grant's fd is not needed any more when this returns: close it, then tell
+    /// [`crate::Lease::mapped`]; [`crate::level_zero::LevelZeroImport`] does both. `access` is kept by
+    /// [`LevelZeroMemory::write_at`] only: the driver knows no memory that kernels may only read.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: the grant is of another kind. UNSUPPORTED_FD: the driver does not take the fd or the
+    /// handle. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that the memory does not have.
+    pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
+        let info = &grant.info;
+        // A memfd, too: see `fd::kind_of`. The driver has the last word.
+        if !matches!(info.kind, MemoryKind::DmaBuf | MemoryKind::Memfd) {
+            return Err(absent(format!(
+                "Level Zero cannot import a {}; its owner must share a dma-buf",
+                info.kind
+            )));
+        }
+        let data = info.driver_data.as_bytes();
+        if data.is_empty() {
+            let (offset, bytes) = (info.fd_offset, info.size_bytes);
+            return Self::import_fd(device, grant.fd.as_fd(), offset, bytes, access);
+        }
+        let mut handle = [0; HANDLE_BYTES];
+        handle[..data.len()].copy_from_slice(data);
+        Self::open(device, &handle, grant.fd.as_fd(), info.size_bytes, access)
+    }
+
+    /// That of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd stays the caller's and is not
+    /// needed any more when this returns.
+    ///
+    /// # Errors
+    /// As [`LevelZeroMemory::import`].
+    pub fn import_fd(
+        device: &Device,
+        fd: BorrowedFd<'_>,
+        fd_offset: u64,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let whole = fd_offset.checked_add(size_bytes).and_then(|n| usize::try_from(n).ok());
+        let (Some(whole), Some(len)) = (whole, positive(size_bytes)) else {
+            return Err(impossible(size_bytes));
+        };
+        let context = Arc::clone(device.context());
+        let pointer = context.import_fd(fd, whole)?;
+        let origin = Origin::ImportedFd;
+        Self { context, origin, pointer, lead: fd_offset, len, access }.checked()
+    }
+
+    /// That of a driver's handle of another process, with an fd of this one.
+    fn open(
+        device: &Device,
+        handle: &[u8; HANDLE_BYTES],
+        fd: BorrowedFd<'_>,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let len = positive(size_bytes).ok_or_else(|| impossible(size_bytes))?;
+        let context = Arc::clone(device.context());
+        let pointer = context.open(handle, fd)?;
+        let origin = Origin::Opened;
+        Self { context, origin, pointer, lead: 0, len, access }.checked()
+    }
+
+    /// Sizes and offsets are the owner's word until the driver has confirmed them. An error gives the memory back.
+    fn checked(self) -> Result<Self, Error> {
+        let range = self.context.range(self.pointer)?;
+        let begin = (self.pointer - range.base).checked_add(self.lead);
+        let end = begin.and_then(|begin| begin.checked_add(self.len as u64));
+        match end.is_some_and(|end| end <= range.bytes) {
+            true => Ok(self),
+            false => {
+                let context = format!(
+                    "{} bytes, of which the driver has fewer: {} in all",
+                    self.len, range.bytes
+                );
+                Err(Error::new(ErrorCode::BadHandle, context))
+            }
+        }
+    }
+
+    /// A duplicate of its fd, close-on-exec. While it is open the memory stays allocated. For a moment the driver has
+    /// another one.
+    ///
+    /// # Errors
+    /// LOCAL_FD_LIMIT: nothing lost, retry. NOT_SUPPORTED: imported memory; in a child of fork(2).
+    pub fn export(&self) -> Result<OwnedFd, Error> {
+        match self.origin {
+            Origin::Allocated => self.context.export_own(self.pointer),
+            _ => Err(absent("only the owner of the memory exports it")),
+        }
+    }
+
+    /// What its export is.
+    pub(super) fn kind(&self) -> Result<MemoryKind, Error> {
+        self.context.own_kind(self.pointer)
+    }
+
+    /// The driver's id of it.
+    pub(super) fn id(&self) -> Result<u64, Error> {
+        Ok(self.context.range(self.pointer)?.id)
+    }
+
+    /// Whether it was allocated here.
+    pub(super) fn is_own(&self) -> bool {
+        self.origin == Origin::Allocated
+    }
+
+    /// First byte, a device address.
+    pub fn device_ptr(&self) -> u64 {
+        self.pointer + self.lead
+    }
+
+    /// Bytes. Never 0.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies out `into.len()` bytes from `offset`.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_SUPPORTED in a child of fork(2).
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        let from = self.check(offset, into.len())?;
+        self.context.read(from, into)
+    }
+
+    /// Copies `bytes` in at `offset`; every process sees them when this returns.
+    ///
+    /// # Errors
+    /// As [`LevelZeroMemory::read_at`]; NOT_SUPPORTED too when imported for reading.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let to = self.check_writable(offset, bytes.len())?;
+        self.context.write(to, bytes)
+    }
+
+    /// Sets `len` bytes from `offset` to `byte`.
+    ///
+    /// # Errors
+    /// As [`LevelZeroMemory::write_at`].
+    pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), Error> {
+        let to = self.check_writable(offset, len)?;
+        self.context.fill(to, len, byte)
+    }
+
+    fn check_writable(&self, offset: usize, len: usize) -> Result<u64, Error> {
+        match self.access {
+            Access::ReadWrite => self.check(offset, len),
+            Access::Read => Err(absent("write to memory imported for reading")),
+        }
+    }
+
+    /// The device address of `len` bytes at `offset`.
+    fn check(&self, offset: usize, len: usize) -> Result<u64, Error> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(self.device_ptr() + offset as u64),
+            _ => {
+                let context = format!("{len} bytes at {offset} exceed the {}", self.len);
+                Err(Error::new(ErrorCode::BadHandle, context))
+            }
+        }
+    }
+}
+
+impl Opened for LevelZeroMemory {
+    /// A device address: not to be read by the CPU.
+    fn as_ptr(&self) -> *mut u8 {
+        let address = usize::try_from(self.device_ptr()).expect("64-bit addresses");
+        std::ptr::without_provenance_mut(address)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for LevelZeroMemory {
+    fn drop(&mut self) {
+        match self.origin {
+            Origin::Allocated | Origin::ImportedFd => self.context.free(self.pointer),
+            Origin::Opened => self.context.close(self.pointer),
+        }
+    }
+}
+
+fn positive(bytes: u64) -> Option<usize> {
+    usize::try_from(bytes).ok().filter(|bytes| *bytes > 0)
+}
+
+fn impossible(size_bytes: u64) -> Error {
+    let context = format!("{size_bytes} bytes of device memory cannot be");
+    Error::new(ErrorCode::BadHandle, context)
+}

@@ -1,0 +1,80 @@
+//! Level Zero: device memory shared by dma-buf fds, own allocations and other people's pointers. Found at run time.
+//! Must never pretend: without loader, driver or device every function is there and answers NOT_SUPPORTED with the reason.
+//!
+//! ```no_run
+//! use fdbroker_client::level_zero::{Device, LevelZeroBuffer, LevelZeroImport};
+//! use fdbroker_client::{Access, Client, Deadline, Share};
+//!
+//! # fn main() -> Result<(), fdbroker_client::Error> {
+//! let client = Client::connect()?;
+//! let device = Device::open(0)?;
+//!
+//! // The producer: device memory and its handle.
+//! let soon = Deadline::from_ms(1000);
+//! let buffer = LevelZeroBuffer::new(&client, &device, 64 << 20, Share::Uid, soon)?;
+//! let handle = buffer.handle().expect("just registered");
+//!
+//! // A consumer, in another process of this node:
+//! let import = LevelZeroImport::new(&device, client.acquire(&handle, soon)?, Access::ReadWrite)?;
+//! let pointer: u64 = import.device_ptr();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **Memory that others allocated** (a framework's pointers) is registered by [`export_pointer`] and its end is told by
+//! [`retire_pointer`].
+//!
+//! **Whose fd.** The driver has one fd per exported allocation and closes it itself: it is duplicated, and the duplicate
+//! sent. Then a Get and a Put make the driver close its own, so that an export leaves no fd behind. A loader without
+//! zeMemPutIpcHandle (before 1.9) cannot do that: there each allocation that was ever exported keeps one fd of this
+//! process open until it is freed ([`Device::keeps_exported_fds`]).
+//!
+//! **Threads.** Everything may be used by any thread. **Fork.** Level Zero does not work in a child of fork(2):
+//! everything answers so there, and drops call nothing.
+
+mod buffer;
+mod context;
+mod device;
+mod driver;
+mod fd;
+mod foreign;
+mod import;
+mod memory;
+mod owner;
+
+use super::{MemoryBackend, Pool};
+use crate::error::Error;
+use fdbroker_protocol::MemoryKind;
+
+pub use buffer::LevelZeroBuffer;
+pub use context::FdCloser;
+pub use device::Device;
+pub use foreign::{export_pointer, retire_pointer};
+pub use import::{LevelZeroImport, opener};
+pub use memory::LevelZeroMemory;
+
+/// The backend as [`super::by_name`] finds it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LevelZero;
+
+impl MemoryBackend for LevelZero {
+    fn name(&self) -> &'static str {
+        "level-zero"
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::DmaBuf
+    }
+
+    fn available(&self) -> Result<(), Error> {
+        device::probe()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Pool>, Error> {
+        self.available()?;
+        // An export is always that of a whole allocation: each range would pin, and show, all of it.
+        Err(driver::absent(format!(
+            "an arena of {bytes} bytes: device memory is exported as a whole; use level_zero::LevelZeroBuffer"
+        )))
+    }
+}

@@ -1,0 +1,195 @@
+//! Another process of a case: a rank that does what it is told, a line at a time. It must never decide anything: cases do.
+//!
+//! A line is a verb and words; the answer `ok` and words, or `failed`, the library's code or `-`, and why.
+
+use crate::PEER;
+use crate::counters::Counters;
+use crate::fault::{Fault, Outcome};
+use crate::rank::{Rank, count_fds, count_memory_fds, from_hex, to_hex};
+use fdbroker_client::{Error, ErrorCode, Handle};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The process, seen from the case.
+pub struct Peer {
+    process: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// Started, with a client of this broker. `fds`: its RLIMIT_NOFILE.
+    pub fn start(socket: &Path, fds: Option<u64>) -> Result<Self, Fault> {
+        let program = std::env::current_exe()?;
+        let mut process =
+            Command::new(program).arg(PEER).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (to, from) = (process.stdin.take(), process.stdout.take().ok_or("no pipe")?);
+        let mut peer = Peer { process, to, from: BufReader::new(from) };
+        let fds = fds.map_or_else(|| "-".to_owned(), |fds| fds.to_string());
+        peer.tell(&format!("start {} {fds}", socket.display()))?;
+        Ok(peer)
+    }
+
+    /// Tells it and waits; the answer's words, or its failure.
+    pub fn tell(&mut self, line: &str) -> Result<Vec<String>, Fault> {
+        match self.try_tell(line)? {
+            Ok(words) => Ok(words),
+            Err((code, why)) => {
+                let verb = line.split(' ').next().unwrap_or_default();
+                Err(format!("the peer's {verb}: {code}: {why}").into())
+            }
+        }
+    }
+
+    /// The same where a failure is looked for: the library's code.
+    pub fn try_tell(&mut self, line: &str) -> Result<Result<Vec<String>, (String, String)>, Fault> {
+        writeln!(self.to.as_ref().ok_or("the pipe is closed")?, "{line}")?;
+        let mut answer = String::new();
+        self.from.read_line(&mut answer)?;
+        let mut words = answer.trim_end().split(' ').map(str::to_owned);
+        match words.next().as_deref() {
+            Some("ok") => Ok(Ok(words.collect())),
+            Some("failed") => {
+                let code = words.next().unwrap_or_default();
+                Ok(Err((code, words.collect::<Vec<_>>().join(" "))))
+            }
+            _ => Err(format!("the peer gave no answer to {line:.60}").into()),
+        }
+    }
+
+    /// A verb with handles.
+    pub fn with(&mut self, verb: &str, handles: &[Handle]) -> Result<Vec<String>, Fault> {
+        self.tell(&line(verb, handles))
+    }
+
+    /// The same where it must fail: with this code of the library's.
+    pub fn refuses(&mut self, verb: &str, handles: &[Handle], code: ErrorCode) -> Outcome {
+        match self.try_tell(&line(verb, handles))? {
+            Err((found, _)) if found == format!("{code:?}") => Ok(()),
+            Err((found, why)) => Err(format!("{verb}: {found}: {why}; expected {code:?}").into()),
+            Ok(_) => Err(format!("{verb} succeeded; expected {code:?}").into()),
+        }
+    }
+
+    /// A verb that answers handles.
+    pub fn handles(&mut self, line: &str) -> Result<Vec<Handle>, Fault> {
+        self.tell(line)?.iter().map(|word| from_hex(word)).collect()
+    }
+
+    /// A verb that answers one number.
+    pub fn number(&mut self, line: &str) -> Result<u64, Fault> {
+        let words = self.tell(line)?;
+        Ok(words.first().ok_or("no number came")?.parse()?)
+    }
+
+    /// Ends it without a chance to clean up.
+    pub fn kill(&mut self) -> Outcome {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// Lets it end; it must have nothing left.
+    pub fn finish(mut self) -> Outcome {
+        self.tell("clear")?;
+        let left = self.tell("left")?;
+        if !left.is_empty() {
+            return Err(format!("the peer has left: {}", left.join(" ")).into());
+        }
+        self.to = None;
+        let status = self.process.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("the peer ended with {status}").into()) }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn line(verb: &str, handles: &[Handle]) -> String {
+    let words = handles.iter().map(to_hex);
+    std::iter::once(verb.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// Is the peer, until its stdin ends.
+pub fn serve() -> Outcome {
+    let mut rank = None;
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let mut words = line.split(' ');
+        let verb = words.next().unwrap_or_default();
+        let words: Vec<&str> = words.collect();
+        let answer = match obey(&mut rank, verb, &words) {
+            Ok(words) => std::iter::once("ok".to_owned()).chain(words).collect::<Vec<_>>(),
+            Err(fault) => {
+                let code = fault.downcast_ref::<Error>().map(|error| format!("{:?}", error.code));
+                let why = fault.to_string().replace('\n', " ");
+                vec!["failed".to_owned(), code.unwrap_or_else(|| "-".to_owned()), why]
+            }
+        };
+        println!("{}", answer.join(" "));
+    }
+    Ok(())
+}
+
+fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<String>, Fault> {
+    if verb == "start" {
+        *rank = Some(start(words)?);
+        return Ok(Vec::new());
+    }
+    let rank = rank.as_mut().ok_or("not started")?;
+    let numbers = || words.iter().map(|word| word.parse()).collect::<Result<Vec<usize>, _>>();
+    let handles = || words.iter().map(|word| from_hex(word)).collect::<Result<Vec<_>, _>>();
+    let salt = |index: usize| Ok::<_, Fault>(u8::try_from(numbers()?[index])?);
+    let hex = |handles: Vec<Handle>| handles.iter().map(to_hex).collect();
+    match verb {
+        "own" => return Ok(hex(rank.own(numbers()?[0], numbers()?[1], salt(2)?)?)),
+        "foreign" => return Ok(hex(rank.foreign(numbers()?[0], numbers()?[1], salt(2)?)?)),
+        "import" => rank.import(&handles()?)?,
+        "import-at-number" => rank.import_at_exporters_number(&handles()?[0])?,
+        // As many rounds of import and release as the case wants, each with the bytes looked at.
+        "rounds" => {
+            let handle = from_hex(words[2])?;
+            for _ in 0..numbers_of(words[0])? {
+                rank.import(&[handle])?;
+                rank.check_imports(u8::try_from(numbers_of(words[1])?)?)?;
+                rank.imports.clear();
+            }
+        }
+        "check" => rank.check_imports(salt(0)?)?,
+        "write" => rank.write_imports(salt(0)?)?,
+        "check-own" => rank.check_own(numbers()?[0], salt(1)?)?,
+        "release" => rank.imports.clear(),
+        "clear" => rank.clear()?,
+        "fds" => return Ok(vec![count_fds()?.to_string()]),
+        "memory-fds" => return Ok(vec![count_memory_fds()?.to_string()]),
+        // What the driver still has; no words when nothing.
+        "left" => {
+            let left = rank.counters()?;
+            return Ok(match left == Counters::default() {
+                true => Vec::new(),
+                false => vec![format!("{left:?}")],
+            });
+        }
+        verb => return Err(format!("{verb} is no verb").into()),
+    }
+    Ok(Vec::new())
+}
+
+fn numbers_of(word: &str) -> Result<usize, Fault> {
+    Ok(word.parse()?)
+}
+
+fn start(words: &[&str]) -> Result<Rank, Fault> {
+    if let Ok(fds) = words[1].parse() {
+        // The soft one alone counts here; the driver's helper, which stands for the kernel, raises its own.
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, fds, hard)?;
+    }
+    Rank::start(Path::new(words[0]), 2)
+}
