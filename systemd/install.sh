@@ -17,6 +17,7 @@ Builds the release programs and libraries if needed and installs what exists:
   PREFIX/bin               fdbroker, fdbrokerd
   LIBDIR                   libfdbroker.so.0.1.0 with its links .so.0 and .so, libfdbroker.a
   LIBDIR/pkgconfig         fdbroker.pc
+  PREFIX/lib/fdbroker/level-zero      libfdbroker_ze.so with its link libze_validation_layer.so.1
   PREFIX/include           fdbroker.h, fdbroker_dl.h
   PREFIX/lib/systemd, lib/sysusers.d, lib/tmpfiles.d      units, which name PREFIX/bin
   PREFIX/share/man, PREFIX/share/doc/fdbroker             man pages; README, licences, examples
@@ -150,6 +151,16 @@ if [ -f "$built/libfdbroker.so" ]; then
     -e "s|@LIBDIR@|$pc_libdir|" -e "s|@VERSION@|$version|" -e "s|@LIBS_PRIVATE@|$private|"
 else
   say "no C library in $built: left out"
+fi
+
+# Beside the program, whatever LIBDIR is: `fdbroker run --level-zero` looks there. In a directory of its own, because the
+# loader opens the layer under a name that others have too, and the directory goes into LD_LIBRARY_PATH.
+layer=$prefix/lib/fdbroker/level-zero
+if [ -f "$built/libfdbroker_ze.so" ]; then
+  place 0644 "$built/libfdbroker_ze.so" "$layer/libfdbroker_ze.so"
+  place_link libfdbroker_ze.so "$layer/libze_validation_layer.so.1"
+else
+  say "no Level Zero layer in $built: left out"
 fi
 
 # Units name their program by its place.

@@ -59,6 +59,8 @@ expected="755 bin/fdbroker
 755 bin/fdbrokerd
 644 include/fdbroker.h
 644 include/fdbroker_dl.h
+644 lib/fdbroker/level-zero/libfdbroker_ze.so
+777 lib/fdbroker/level-zero/libze_validation_layer.so.1
 644 lib/libfdbroker.a
 777 lib/libfdbroker.so
 777 lib/libfdbroker.so.0

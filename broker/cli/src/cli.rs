@@ -121,8 +121,14 @@ there is none of these it is the parent process. What MPI_Comm_spawn starts is a
 all this.
 Ranks meet in fdbroker-UID in $TMPDIR, else in /tmp: TMPDIR must be the same for all ranks of a node.
 
+With --level-zero unmodified programs share GPU memory by value: what zeMemGetIpcHandle gives in one process,
+zeMemOpenIpcHandle opens in another, with no fd passed between them. It sets ZE_ENABLE_VALIDATION_LAYER=1 and puts
+the directory of fdbroker's layer first into LD_LIBRARY_PATH; another validation layer is not used then.
+
 Examples:
   fdbroker run -- mpirun -n 4 ./app
+  fdbroker run --level-zero -- mpirun -n 4 ./app
+  mpirun -n 64 fdbroker run --join --level-zero -- ./app
   fdbroker run --max-fds 4096 -- ./app
   fdbroker run -- fdbroker demo --ranks 8
 
@@ -148,6 +154,9 @@ pub struct RunArgs {
     /// With --join: which job this is, if its launcher cannot tell; the same NAME for all of its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
+    /// Make the Level Zero IPC handles of COMMAND good by value, in all processes of the node: see below
+    #[arg(long)]
+    pub level_zero: bool,
     /// Command and its arguments, after `--`
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -7,6 +7,7 @@ mod demo;
 mod error;
 mod holders;
 mod join;
+mod level_zero;
 mod ls;
 mod output;
 mod private;
@@ -18,6 +19,7 @@ mod status;
 use clap::Parser;
 use cli::{Cli, Command, ListArgs};
 use error::{Error, Result, exit};
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -36,9 +38,9 @@ fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<ExitCode> {
     let status = match command {
         Command::Run(args) if args.join => {
-            join::run(&args.command, args.max_fds, args.job.as_deref())?
+            join::run(&args.command, args.max_fds, args.job.as_deref(), layers(&args)?)?
         }
-        Command::Run(args) => run::run(&args.command, args.max_fds, args.json)?,
+        Command::Run(args) => run::run(&args.command, args.max_fds, args.json, layers(&args)?)?,
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(style(list)))?,
@@ -59,6 +61,14 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         }
     };
     Ok(ExitCode::from(status))
+}
+
+/// What enables the layers that `run` was asked for.
+fn layers(args: &cli::RunArgs) -> Result<Vec<(&'static str, OsString)>> {
+    match args.level_zero {
+        true => Ok(level_zero::environment()?.into()),
+        false => Ok(Vec::new()),
+    }
 }
 
 fn done(outcome: Result<()>) -> Result<u8> {

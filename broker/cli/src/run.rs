@@ -12,7 +12,6 @@ use nix::sys::signal::kill;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 
 /// Exit status for a command that does not exist, and for one that cannot be executed: the shell's.
@@ -22,8 +21,16 @@ const COMMAND_NOT_EXECUTABLE: u8 = 126;
 /// The job's exit status while the broker cannot be asked is not worth waiting for longer than CMD itself.
 const FOR_EVER: PollTimeout = PollTimeout::NONE;
 
-/// Runs `command` under a private broker; returns the exit status to end with.
-pub fn run(command: &[OsString], max_fds: Option<u64>, json: bool) -> Result<u8> {
+/// A variable for the command.
+pub type Variable = (&'static str, OsString);
+
+/// Runs `command` under a private broker, with `more` in its environment; returns the exit status to end with.
+pub fn run(
+    command: &[OsString],
+    max_fds: Option<u64>,
+    json: bool,
+    more: Vec<Variable>,
+) -> Result<u8> {
     let signals = Signals::take_over()?;
     let mut broker = PrivateBroker::start(max_fds)?;
     let mut job = Command::new(SELF)
@@ -32,6 +39,7 @@ pub fn run(command: &[OsString], max_fds: Option<u64>, json: bool) -> Result<u8>
         .args(command)
         .env("FDBROKER_SOCKET", broker.socket())
         .env("FDBROKER_ADMIN_SOCKET", broker.admin_socket())
+        .envs(more)
         .spawn()
         .context(|| "start the command")?;
     let status = wait(&mut job, &signals, &mut broker)?;
@@ -102,14 +110,11 @@ fn summary(broker: &PrivateBroker, json: bool) {
 /// The hidden command that becomes the job: undoes our signal mask, then executes it.
 pub fn exec(command: &[OsString]) -> Result<u8> {
     signals::restore();
-    become_command(command, [])
+    become_command(command, Vec::new())
 }
 
 /// Replaces this process by `command`; returns an exit status only if that fails, as a shell does.
-pub fn become_command<const N: usize>(
-    command: &[OsString],
-    environment: [(&str, PathBuf); N],
-) -> Result<u8> {
+pub fn become_command(command: &[OsString], environment: Vec<Variable>) -> Result<u8> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| Error::Usage("no command was given".into()))?;
     // The signal mask is left alone. SIGPIPE, which Rust ignores, does again what it does by default.

@@ -12,6 +12,7 @@ mod room;
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
 use crate::private::{SELF, START_LIMIT};
+use crate::run::Variable;
 use job::Job;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -40,14 +41,22 @@ const MEMBER_FD_FROM: u64 = 500;
 /// How much of the log is shown when the broker does not start: its last words.
 const LOG_TAIL_BYTES: usize = 2000;
 
-/// Joins the job's broker, starting it if need be, and becomes `command`. Returns only if that fails.
-pub fn run(command: &[OsString], max_fds: Option<u64>, job: Option<&str>) -> Result<u8> {
+/// Joins the job's broker, starting it if need be, and becomes `command`, with `more` in its environment. Returns only if that fails.
+pub fn run(
+    command: &[OsString],
+    max_fds: Option<u64>,
+    job: Option<&str>,
+    more: Vec<Variable>,
+) -> Result<u8> {
     let job = Job::find(job)?;
     let (room, members) = Joiner { job: &job, max_fds }.join()?;
     keep_across_exec(members)?;
     // Always both, whatever was inherited: a path of another node, or of a broker long dead, must not get through.
-    let environment =
-        [("FDBROKER_SOCKET", room.socket()), ("FDBROKER_ADMIN_SOCKET", room.admin_socket())];
+    let mut environment = vec![
+        ("FDBROKER_SOCKET", room.socket().into_os_string()),
+        ("FDBROKER_ADMIN_SOCKET", room.admin_socket().into_os_string()),
+    ];
+    environment.extend(more);
     crate::run::become_command(command, environment)
 }
 

@@ -1,0 +1,101 @@
+//! `run --level-zero`: finds the Level Zero layer that belongs to this program and says how it is enabled.
+//! Must never run a command without the layer that was asked for.
+
+use crate::error::{Error, Result};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The name that the Level Zero loader opens.
+const LINK: &str = "libze_validation_layer.so.1";
+
+/// The layer itself, as cargo names it.
+const LIBRARY: &str = "libfdbroker_ze.so";
+
+/// Where the link is, seen from the directory of an installed program, and from that of a built one.
+const INSTALLED: &str = "../lib/fdbroker/level-zero";
+const BUILT: &str = "fdbroker-level-zero";
+
+/// What enables the layer: the switch, and its directory before what is in LD_LIBRARY_PATH already.
+pub fn environment() -> Result<[(&'static str, OsString); 2]> {
+    let dir = find()?;
+    let mut path = dir.into_os_string();
+    if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+        path.push(":");
+        path.push(before);
+    }
+    Ok([("ZE_ENABLE_VALIDATION_LAYER", "1".into()), ("LD_LIBRARY_PATH", path)])
+}
+
+/// The directory of the layer that was installed, or built, with this program.
+fn find() -> Result<PathBuf> {
+    let program = std::env::current_exe().ok();
+    let here = program.as_deref().and_then(Path::parent);
+    let found = here.and_then(|here| installed(here).or_else(|| built(here)));
+    let found = found.ok_or_else(|| {
+        let here = here.map_or("its directory".into(), |here| here.display().to_string());
+        Error::Other(format!(
+            "the Level Zero layer is neither in {here}/{INSTALLED} nor beside the program; install it \
+             (systemd/install.sh), or build it: cargo build -p fdbroker-ze-layer"
+        ))
+    })?;
+    // Both characters part the directories of LD_LIBRARY_PATH: ld.so(8).
+    match found.as_os_str().as_bytes().iter().any(|byte| b":;".contains(byte)) {
+        false => Ok(found),
+        true => Err(Error::Other(format!(
+            "{} cannot stand in LD_LIBRARY_PATH; install fdbroker where the path has no `:` or `;`",
+            found.display()
+        ))),
+    }
+}
+
+fn installed(here: &Path) -> Option<PathBuf> {
+    let dir = here.join(INSTALLED).canonicalize().ok()?;
+    dir.join(LINK).exists().then_some(dir)
+}
+
+/// In a build tree there is the library alone: the link is made, in a directory of its own, so that nothing else there
+/// comes into the library path.
+fn built(here: &Path) -> Option<PathBuf> {
+    here.join(LIBRARY).exists().then_some(())?;
+    let dir = here.join(BUILT);
+    let link = dir.join(LINK);
+    if !link.exists() {
+        // Another process may be at it; whether the link is there in the end is what counts.
+        let _ = std::fs::create_dir(&dir);
+        let _ = std::os::unix::fs::symlink(Path::new("..").join(LIBRARY), &link);
+    }
+    link.exists().then_some(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_when_the_library_is_beside_the_program_then_a_link_in_a_directory_of_its_own() {
+        let here = tempfile_dir();
+        assert_eq!(built(&here), None);
+        std::fs::write(here.join(LIBRARY), "").unwrap();
+        let dir = built(&here).unwrap();
+        assert!(dir.join(LINK).exists());
+        assert_eq!(built(&here), Some(dir));
+        std::fs::remove_dir_all(&here).unwrap();
+    }
+
+    #[test]
+    fn installed_when_the_link_is_missing_then_not_found() {
+        let root = tempfile_dir();
+        let (bin, dir) = (root.join("bin"), root.join("lib/fdbroker/level-zero"));
+        std::fs::create_dir_all(&bin).unwrap();
+        std::fs::create_dir_all(&dir).unwrap();
+        assert_eq!(installed(&bin), None);
+        std::fs::write(dir.join(LINK), "").unwrap();
+        assert_eq!(installed(&bin), Some(dir.canonicalize().unwrap()));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    fn tempfile_dir() -> PathBuf {
+        nix::unistd::mkdtemp(&std::env::temp_dir().join("fdbroker-test-XXXXXX")).unwrap()
+    }
+}

@@ -1,0 +1,133 @@
+//! The functions below this layer: those that the loader's table had, else the next in the dynamic linker's order.
+//! Must never answer a function of this layer: that would call itself for ever.
+
+use level_zero_sys::*;
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The loader's soname, the same since spec 1.0.
+const LOADER: &CStr = c"libze_loader.so.1";
+
+/// One function below. `F` is `Option<fn>`, as the tables have it.
+pub struct Below<F> {
+    name: &'static CStr,
+    function: AtomicPtr<c_void>,
+    kind: PhantomData<F>,
+}
+
+pub static CONTEXT_DESTROY: Below<ze_pfnContextDestroy_t> = Below::new(c"zeContextDestroy");
+pub static FREE: Below<ze_pfnMemFree_t> = Below::new(c"zeMemFree");
+pub static FREE_EXT: Below<ze_pfnMemFreeExt_t> = Below::new(c"zeMemFreeExt");
+pub static ALLOC_PROPERTIES: Below<ze_pfnMemGetAllocProperties_t> =
+    Below::new(c"zeMemGetAllocProperties");
+pub static ADDRESS_RANGE: Below<ze_pfnMemGetAddressRange_t> = Below::new(c"zeMemGetAddressRange");
+pub static GET: Below<ze_pfnMemGetIpcHandle_t> = Below::new(c"zeMemGetIpcHandle");
+pub static PUT: Below<ze_pfnMemPutIpcHandle_t> = Below::new(c"zeMemPutIpcHandle");
+pub static OPEN: Below<ze_pfnMemOpenIpcHandle_t> = Below::new(c"zeMemOpenIpcHandle");
+pub static CLOSE: Below<ze_pfnMemCloseIpcHandle_t> = Below::new(c"zeMemCloseIpcHandle");
+pub static FD_OF_HANDLE: Below<ze_pfnMemGetFileDescriptorFromIpcHandleExp_t> =
+    Below::new(c"zeMemGetFileDescriptorFromIpcHandleExp");
+
+impl<F: Copy> Below<F> {
+    const fn new(name: &'static CStr) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut c_void>());
+        Below { name, function: AtomicPtr::new(std::ptr::null_mut()), kind: PhantomData }
+    }
+
+    /// The function; `None` where the loader has none.
+    pub fn get(&self) -> F {
+        let mut function = self.function.load(Ordering::Acquire);
+        if function.is_null() {
+            function = next(self.name);
+            if !function.is_null() {
+                // A table that came meanwhile is the better answer.
+                let _ = self.function.compare_exchange(
+                    std::ptr::null_mut(),
+                    function,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+            }
+        }
+        // SAFETY: `F` is an `Option<fn>` (the statics above), for which null is `None`; the size is checked. The function
+        // was found under its name, or in its place of a table: it has that type.
+        unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }
+    }
+
+    /// What the table had.
+    pub fn set(&self, function: F) {
+        // SAFETY: as above, the other way.
+        let function = unsafe { std::mem::transmute_copy::<F, *mut c_void>(&function) };
+        self.function.store(function, Ordering::Release);
+    }
+}
+
+/// The function of this name after this library, where it is preloaded, else the loader's; null: none.
+pub fn next(name: &CStr) -> *mut c_void {
+    if !is_preloaded() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: a C string; RTLD_NEXT is about this very library, which is in the global scope.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if !found.is_null() {
+        return found;
+    }
+    // A program that opens the loader itself has it in no scope of ours.
+    // SAFETY: C strings; NOLOAD runs nothing, and the count it adds only keeps the loader loaded.
+    unsafe {
+        let loader = libc::dlopen(LOADER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        match loader.is_null() {
+            true => std::ptr::null_mut(),
+            false => libc::dlsym(loader, name.as_ptr()),
+        }
+    }
+}
+
+/// Whether this library was there before the Level Zero loader: LD_PRELOAD. A layer always comes after it.
+pub fn is_preloaded() -> bool {
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let mut search = Search { own: own_base(), answer: None };
+        // SAFETY: the callback gets the search it expects, which outlives the call. dl_iterate_phdr(3).
+        unsafe { libc::dl_iterate_phdr(Some(look_at), (&raw mut search).cast()) };
+        search.answer.unwrap_or(false)
+    })
+}
+
+struct Search {
+    own: *mut c_void,
+    answer: Option<bool>,
+}
+
+/// Which comes first, this library or the loader. Objects come in the order in which they were loaded.
+unsafe extern "C" fn look_at(
+    object: *mut libc::dl_phdr_info,
+    _size: libc::size_t,
+    search: *mut c_void,
+) -> libc::c_int {
+    // SAFETY: dl_iterate_phdr's promise, and that of its caller above.
+    let (object, search) = unsafe { (&*object, &mut *search.cast::<Search>()) };
+    let is_loader = !object.dlpi_name.is_null() && {
+        // SAFETY: a C string that lives as long as the object.
+        let name = unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes();
+        let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
+        file.starts_with(b"libze_loader.so")
+    };
+    if object.dlpi_addr as usize == search.own.addr() {
+        search.answer = Some(true);
+    } else if is_loader {
+        search.answer = Some(false);
+    }
+    libc::c_int::from(search.answer.is_some())
+}
+
+/// Where this library is loaded; dladdr(3).
+fn own_base() -> *mut c_void {
+    // SAFETY: plain data, for which all zero is a value.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let inside = (own_base as fn() -> *mut c_void) as *const c_void;
+    // SAFETY: an address in this very object, and a structure to fill in.
+    unsafe { libc::dladdr(inside, &raw mut found) };
+    found.dli_fbase
+}

@@ -1,0 +1,188 @@
+//! The consumer's side: opening a handle that was passed by value, and closing what was opened.
+//! Must never open memory whose allocation has ended, keep an fd, or close one that is the program's.
+
+use crate::below;
+use crate::broker::{self, Broker};
+use crate::entry::MISSING;
+use crate::key::{Bytes, Key, fd_of, with_fd};
+use crate::limits::ACQUIRE_TIMEOUT;
+use crate::say::{News, once};
+use fdbroker_client::{Deadline, Error, ErrorCode, Grant, Lease};
+use level_zero_sys::*;
+use nix::fcntl::{FcntlArg, fcntl};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
+const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
+
+/// What is open by the broker: the leases of each address, one for each time it was opened.
+#[derive(Default)]
+pub struct Opened {
+    leases: HashMap<usize, Vec<Lease>>,
+}
+
+impl Opened {
+    fn add(&mut self, address: usize, lease: Lease) {
+        self.leases.entry(address).or_default().push(lease);
+    }
+
+    /// One of this address; the others stay.
+    fn take(&mut self, address: usize) -> Option<Lease> {
+        let leases = self.leases.get_mut(&address)?;
+        let lease = leases.pop();
+        if leases.is_empty() {
+            self.leases.remove(&address);
+        }
+        lease
+    }
+}
+
+/// The arguments of zeMemOpenIpcHandle but the handle.
+pub struct Opening {
+    pub context: ze_context_handle_t,
+    pub device: ze_device_handle_t,
+    pub flags: ze_ipc_memory_flags_t,
+    pub pointer: *mut *mut c_void,
+}
+
+impl Opening {
+    /// # Safety
+    /// As zeMemOpenIpcHandle.
+    pub unsafe fn open(&self, handle: ze_ipc_mem_handle_t) -> ze_result_t {
+        let Some(key) = Key::from_bytes(&handle.to_bytes()) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.open_below(handle.to_bytes()) };
+        };
+        if key.has_programs_fd() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.open_with_programs_fd(&key) };
+        }
+        let Some(broker) = broker::connected() else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.open_as_the_driver_does(&key) };
+        };
+        match broker.client.acquire(&key.handle(), Deadline::after(ACQUIRE_TIMEOUT)) {
+            // SAFETY: the caller's promise.
+            Ok(grant) => unsafe { self.open_granted(broker, &key, grant) },
+            Err(error) if broker::is_absent(&error) => {
+                broker::say_absent(&error);
+                // SAFETY: the caller's promise.
+                unsafe { self.open_as_the_driver_does(&key) }
+            }
+            Err(error) => refuse(&error),
+        }
+    }
+
+    /// The program got the fd by its own means: the driver's own handle with that fd.
+    unsafe fn open_with_programs_fd(&self, key: &Key) -> ze_result_t {
+        let driver = key.driver_handle().map_or_else(|| ask_for_driver_handle(key), Ok);
+        match driver {
+            // SAFETY: the caller's promise.
+            Ok(driver) => unsafe { self.open_below(with_fd(driver, key.fd())) },
+            Err(code) => code,
+        }
+    }
+
+    /// Without a broker: as if the layer were not there.
+    unsafe fn open_as_the_driver_does(&self, key: &Key) -> ze_result_t {
+        match key.driver_handle() {
+            // SAFETY: the caller's promise.
+            Some(driver) => unsafe { self.open_below(driver) },
+            None => INVALID,
+        }
+    }
+
+    /// The fd is the broker's: needed until the driver has opened it, no longer.
+    unsafe fn open_granted(&self, broker: &Broker, key: &Key, grant: Grant) -> ze_result_t {
+        let Grant { fd, mut lease, info } = grant;
+        let driver = Bytes::try_from(info.driver_data.as_bytes()).ok().and_then(|mut driver| {
+            key.put_offset(&mut driver, info.size_bytes)?;
+            Some(driver)
+        });
+        let Some(driver) = driver else {
+            let context = format!("open {}: the handle does not fit the allocation", info.id);
+            return refuse(&Error::new(ErrorCode::BadHandle, context));
+        };
+        let fd = match moved_off(fd_of(&driver), fd) {
+            Ok(fd) => fd,
+            Err(code) => return code,
+        };
+        // SAFETY: the caller's promise; the fd stays ours.
+        let code = unsafe { self.open_below(with_fd(driver, fd.as_raw_fd())) };
+        drop(fd);
+        if code == SUCCESS {
+            lease.mapped();
+            // SAFETY: the driver has just written there.
+            let address = unsafe { *self.pointer };
+            broker.opened().add(address.addr(), lease);
+        }
+        code
+    }
+
+    unsafe fn open_below(&self, handle: Bytes) -> ze_result_t {
+        let Some(below) = below::OPEN.get() else { return MISSING };
+        let handle = ze_ipc_mem_handle_t::from_bytes(handle);
+        // SAFETY: the caller's promise.
+        unsafe { below(self.context, self.device, handle, self.flags, self.pointer) }
+    }
+}
+
+/// Closes, and gives the lease back. The lease is taken first: once the driver has closed it, another thread may be
+/// given this address.
+///
+/// # Safety
+/// As zeMemCloseIpcHandle.
+pub unsafe fn close(context: ze_context_handle_t, pointer: *const c_void) -> ze_result_t {
+    let Some(below) = below::CLOSE.get() else { return MISSING };
+    let broker = broker::known();
+    let lease = broker.and_then(|broker| broker.opened().take(pointer.addr()));
+    // SAFETY: the caller's promise.
+    let code = unsafe { below(context, pointer) };
+    if let (Some(broker), Some(lease)) = (broker, lease)
+        && code != SUCCESS
+    {
+        // Still open.
+        broker.opened().add(pointer.addr(), lease);
+    }
+    code
+}
+
+/// A driver's handle of a layout that the key does not hold, from the broker.
+fn ask_for_driver_handle(key: &Key) -> Result<Bytes, ze_result_t> {
+    let broker = broker::connected().ok_or(INVALID)?;
+    let granted = broker.client.acquire(&key.handle(), Deadline::after(ACQUIRE_TIMEOUT));
+    let grant = granted.map_err(|error| refuse(&error))?;
+    let mut driver = Bytes::try_from(grant.info.driver_data.as_bytes()).map_err(|_| INVALID)?;
+    key.put_offset(&mut driver, grant.info.size_bytes).ok_or(INVALID)?;
+    Ok(driver)
+}
+
+/// The fd at another number than the exporter's: equal numbers send a driver of 26.18 or later to the exporter.
+fn moved_off(exporters: RawFd, fd: OwnedFd) -> Result<OwnedFd, ze_result_t> {
+    if fd.as_raw_fd() != exporters {
+        return Ok(fd);
+    }
+    // Any other number does: a lower one is free as often as not, and a higher one may be over the limit.
+    let moved = fcntl(&fd, FcntlArg::F_DUPFD_CLOEXEC(0));
+    let moved = moved.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
+    // SAFETY: the call just made it, for nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(moved) })
+}
+
+/// What the program is told; the user reads the reason.
+fn refuse(error: &Error) -> ze_result_t {
+    let news = match error.code {
+        ErrorCode::WrongNode => News::OtherNode,
+        _ => News::NotOpened,
+    };
+    once(news, format_args!("zeMemOpenIpcHandle: {error}"));
+    match error.code {
+        // As the driver answers when no fd is free.
+        ErrorCode::LocalFdLimit | ErrorCode::NoQuota | ErrorCode::TimedOut => {
+            ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY
+        }
+        _ => INVALID,
+    }
+}

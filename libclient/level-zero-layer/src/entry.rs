@@ -1,0 +1,116 @@
+//! The functions that stand in the loader's tables, and that [`crate::preload`] exports. Thin: they catch what must not
+//! reach the program, and leave the work to `produce` and `consume`. Must never panic across this edge.
+
+use crate::{below, consume, produce};
+use level_zero_sys::*;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs `body`; a fault in this layer becomes an answer, its words are on stderr already.
+fn guard(body: impl FnOnce() -> ze_result_t) -> ze_result_t {
+    // What a panic interrupts is consistent: locks here are let go between consistent states.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+        // The payload's own drop may panic too.
+        std::mem::forget(payload);
+        ze_result_t::ZE_RESULT_ERROR_UNKNOWN
+    })
+}
+
+/// For what is only added to a call: a fault in it is no reason for the call to fail.
+fn beside(body: impl FnOnce()) {
+    guard(|| {
+        body();
+        ze_result_t::ZE_RESULT_SUCCESS
+    });
+}
+
+/// A function that this loader does not have.
+pub const MISSING: ze_result_t = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+
+/// # Safety
+/// As zeMemGetIpcHandle.
+pub unsafe extern "C" fn get(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    handle: *mut ze_ipc_mem_handle_t,
+) -> ze_result_t {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { produce::get(context, pointer, handle) })
+}
+
+/// # Safety
+/// As zeMemPutIpcHandle.
+pub unsafe extern "C" fn put(
+    context: ze_context_handle_t,
+    handle: ze_ipc_mem_handle_t,
+) -> ze_result_t {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { produce::put(context, handle) })
+}
+
+/// # Safety
+/// As zeMemFree.
+pub unsafe extern "C" fn free(context: ze_context_handle_t, pointer: *mut c_void) -> ze_result_t {
+    beside(|| produce::forget(pointer));
+    let Some(below) = below::FREE.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    unsafe { below(context, pointer) }
+}
+
+/// # Safety
+/// As zeMemFreeExt.
+pub unsafe extern "C" fn free_ext(
+    context: ze_context_handle_t,
+    desc: *const ze_memory_free_ext_desc_t,
+    pointer: *mut c_void,
+) -> ze_result_t {
+    beside(|| produce::forget(pointer));
+    let Some(below) = below::FREE_EXT.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    unsafe { below(context, desc, pointer) }
+}
+
+/// # Safety
+/// As zeMemOpenIpcHandle.
+pub unsafe extern "C" fn open(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    handle: ze_ipc_mem_handle_t,
+    flags: ze_ipc_memory_flags_t,
+    pointer: *mut *mut c_void,
+) -> ze_result_t {
+    let opening = consume::Opening { context, device, flags, pointer };
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { opening.open(handle) })
+}
+
+/// # Safety
+/// As zeMemCloseIpcHandle.
+pub unsafe extern "C" fn close(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+) -> ze_result_t {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { consume::close(context, pointer) })
+}
+
+/// # Safety
+/// As zeMemGetFileDescriptorFromIpcHandleExp.
+pub unsafe extern "C" fn fd_of_handle(
+    context: ze_context_handle_t,
+    handle: ze_ipc_mem_handle_t,
+    fd: *mut u64,
+) -> ze_result_t {
+    let Some(below) = below::FD_OF_HANDLE.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { below(context, produce::as_the_driver_knows(handle), fd) })
+}
+
+/// # Safety
+/// As zeContextDestroy.
+pub unsafe extern "C" fn context_destroy(context: ze_context_handle_t) -> ze_result_t {
+    beside(|| produce::forget_all_of(context));
+    let Some(below) = below::CONTEXT_DESTROY.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    unsafe { below(context) }
+}

@@ -1,0 +1,241 @@
+//! The by-value handle: what stands in the 64 bytes of `ze_ipc_mem_handle_t` that a program gets and passes on.
+//! Plain data; must never hold a pointer, nor more of a driver's private layout than is checked when it is made.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..8 | the driver's fd number, where programs look for it and put their own |
+//! | 8..16 | where the allocation lies in what the fd names, as the driver's handle says it |
+//! | 16..20 | magic |
+//! | 20..24 | the fd number once more: another one in 0..4 means that the program has put its own fd there |
+//! | 24..56 | the first 32 bytes of fdbroker's handle, which suffice to resolve it |
+//! | 56..64 | what else the driver's handle has: with it the driver's handle can be made again without the broker |
+
+use fdbroker_client::Handle;
+use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_PREFIX_BYTES, HANDLE_VERSION};
+use std::os::fd::RawFd;
+
+/// A handle's bytes.
+pub type Bytes = [u8; 64];
+
+/// The first bytes of fdbroker's handle.
+pub type Prefix = [u8; HANDLE_PREFIX_BYTES];
+
+/// In compute-runtime's opaque handles the exporter's pid stands here; no pid is so large.
+const MAGIC: [u8; 4] = *b"FZE1";
+const OFFSET: usize = 8;
+const MAGIC_AT: usize = 16;
+const FD_COPY: usize = 20;
+const PREFIX: usize = 24;
+const REST: usize = 56;
+
+/// Where compute-runtime's handles have something else than fd and offset: legacy a type, opaque pid and types, the fd
+/// again as u64, one more byte.
+const DRIVER_WORDS: std::ops::Range<usize> = 16..22;
+const DRIVER_FD_COPY: usize = 22;
+const DRIVER_LAST: usize = 62;
+
+/// How the driver's handle can be made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Form {
+    /// A layout that does not fit: only the broker has it.
+    Elsewhere = 0,
+    /// All of it is here.
+    Whole = 1,
+    /// All of it, and the fd number stands at [`DRIVER_FD_COPY`] too.
+    FdTwice = 2,
+}
+
+/// A handle of ours, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    bytes: Bytes,
+}
+
+impl Key {
+    /// The handle for what the broker knows as `handle` and the driver as `driver`.
+    pub fn new(handle: &Handle, driver: &Bytes) -> Self {
+        let mut bytes = [0; 64];
+        bytes[..4].copy_from_slice(&driver[..4]);
+        bytes[OFFSET..OFFSET + 8].copy_from_slice(&driver[OFFSET..OFFSET + 8]);
+        bytes[MAGIC_AT..MAGIC_AT + 4].copy_from_slice(&MAGIC);
+        bytes[FD_COPY..FD_COPY + 4].copy_from_slice(&driver[..4]);
+        bytes[PREFIX..REST].copy_from_slice(&handle.to_bytes()[..HANDLE_PREFIX_BYTES]);
+        bytes[REST..REST + 6].copy_from_slice(&driver[DRIVER_WORDS]);
+        bytes[REST + 6] = driver[DRIVER_LAST];
+        let mut key = Key { bytes };
+        let form = [Form::Whole, Form::FdTwice].into_iter().find(|form| {
+            key.bytes[REST + 7] = *form as u8;
+            key.driver_handle().as_ref() == Some(driver)
+        });
+        key.bytes[REST + 7] = form.unwrap_or(Form::Elsewhere) as u8;
+        key
+    }
+
+    /// A handle of ours; `None`: some driver's own.
+    pub fn from_bytes(bytes: &Bytes) -> Option<Self> {
+        let is_ours = bytes[MAGIC_AT..MAGIC_AT + 4] == MAGIC
+            && bytes[PREFIX..PREFIX + 4] == HANDLE_MAGIC
+            && bytes[PREFIX + 4] == HANDLE_VERSION;
+        is_ours.then_some(Key { bytes: *bytes })
+    }
+
+    /// As they travel.
+    pub fn to_bytes(self) -> Bytes {
+        self.bytes
+    }
+
+    /// The fd that the program passes: the driver's, or its own.
+    pub fn fd(&self) -> RawFd {
+        fd_at(&self.bytes, 0)
+    }
+
+    /// Whether the program has put an fd of its own into the handle.
+    pub fn has_programs_fd(&self) -> bool {
+        self.fd() != fd_at(&self.bytes, FD_COPY)
+    }
+
+    /// See [`Prefix`].
+    pub fn prefix(&self) -> Prefix {
+        std::array::from_fn(|i| self.bytes[PREFIX + i])
+    }
+
+    /// fdbroker's handle; its hints are not here.
+    pub fn handle(&self) -> Handle {
+        let mut bytes = [0; 64];
+        bytes[..HANDLE_PREFIX_BYTES].copy_from_slice(&self.prefix());
+        Handle::from_bytes(bytes)
+    }
+
+    /// The driver's handle as it was; `None`: the broker alone has it.
+    pub fn driver_handle(&self) -> Option<Bytes> {
+        let form = self.bytes[REST + 7];
+        if form != Form::Whole as u8 && form != Form::FdTwice as u8 {
+            return None;
+        }
+        let mut driver = [0; 64];
+        driver[..4].copy_from_slice(&self.bytes[FD_COPY..FD_COPY + 4]);
+        driver[OFFSET..OFFSET + 8].copy_from_slice(&self.bytes[OFFSET..OFFSET + 8]);
+        driver[DRIVER_WORDS].copy_from_slice(&self.bytes[REST..REST + 6]);
+        driver[DRIVER_LAST] = self.bytes[REST + 6];
+        if form == Form::FdTwice as u8 {
+            driver[DRIVER_FD_COPY..DRIVER_FD_COPY + 4]
+                .copy_from_slice(&self.bytes[FD_COPY..FD_COPY + 4]);
+        }
+        Some(driver)
+    }
+
+    /// Puts this handle's offset into the driver's handle that the broker has of the allocation: that one may be of
+    /// another pointer into it. `None`: it lies outside an allocation of `size_bytes`.
+    pub fn put_offset(&self, driver: &mut Bytes, size_bytes: u64) -> Option<()> {
+        let here = offset_of(&self.bytes);
+        if here != offset_of(driver) && here.abs_diff(offset_of(driver)) >= size_bytes {
+            return None;
+        }
+        driver[OFFSET..OFFSET + 8].copy_from_slice(&self.bytes[OFFSET..OFFSET + 8]);
+        Some(())
+    }
+}
+
+/// The fd in a handle, a driver's or ours.
+pub fn fd_of(handle: &Bytes) -> RawFd {
+    fd_at(handle, 0)
+}
+
+/// The same handle with another fd.
+pub fn with_fd(mut handle: Bytes, fd: RawFd) -> Bytes {
+    handle[..4].copy_from_slice(&fd.to_ne_bytes());
+    handle
+}
+
+/// Where a pooled allocation lies, in bytes.
+pub fn offset_of(handle: &Bytes) -> u64 {
+    u64::from_ne_bytes(std::array::from_fn(|i| handle[OFFSET + i]))
+}
+
+fn fd_at(bytes: &Bytes, at: usize) -> RawFd {
+    RawFd::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_client::MemoryKind;
+    use fdbroker_protocol::{AllocationId, HandleFields, NodeKey};
+
+    fn handle() -> Handle {
+        let fields = HandleFields {
+            id: AllocationId { slot: 12, generation: 3 },
+            kind: MemoryKind::DmaBuf,
+            size_bytes: 4096,
+            owner_allocation_id: 5,
+            device: 0,
+        };
+        NodeKey::from_bytes([7; 32]).seal(42, &fields)
+    }
+
+    fn legacy() -> Bytes {
+        let mut driver = [0; 64];
+        driver[0] = 41;
+        driver[9] = 0x10;
+        driver[16] = 1;
+        driver
+    }
+
+    fn opaque() -> Bytes {
+        let mut driver = legacy();
+        driver[16..22].copy_from_slice(&[1, 2, 3, 0, 2, 1]);
+        driver[22] = 41;
+        driver[62] = 1;
+        driver
+    }
+
+    #[test]
+    fn key_when_of_a_known_layout_then_the_drivers_handle_comes_out_again() {
+        for driver in [legacy(), opaque()] {
+            let key = Key::from_bytes(&Key::new(&handle(), &driver).to_bytes()).expect("ours");
+            assert_eq!(key.driver_handle(), Some(driver));
+            assert_eq!(key.handle().prefix, handle().prefix);
+            assert_eq!((key.fd(), key.has_programs_fd()), (41, false));
+        }
+    }
+
+    #[test]
+    fn key_when_the_layout_has_more_then_the_broker_alone_has_it() {
+        let mut driver = legacy();
+        driver[40] = 9;
+        let key = Key::new(&handle(), &driver);
+        assert_eq!(key.driver_handle(), None);
+        assert_eq!(key.handle().prefix, handle().prefix);
+    }
+
+    #[test]
+    fn key_when_the_program_puts_its_fd_there_then_it_is_seen_and_the_drivers_stays_known() {
+        let swapped = with_fd(Key::new(&handle(), &opaque()).to_bytes(), 99);
+        let key = Key::from_bytes(&swapped).expect("ours");
+        assert!(key.has_programs_fd());
+        assert_eq!(key.fd(), 99);
+        assert_eq!(key.driver_handle(), Some(opaque()));
+    }
+
+    #[test]
+    fn from_bytes_when_a_drivers_own_or_broken_then_not_ours() {
+        assert_eq!(Key::from_bytes(&legacy()), None);
+        assert_eq!(Key::from_bytes(&opaque()), None);
+        for at in [MAGIC_AT, PREFIX, PREFIX + 4] {
+            let mut bytes = Key::new(&handle(), &legacy()).to_bytes();
+            bytes[at] ^= 1;
+            assert_eq!(Key::from_bytes(&bytes), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn put_offset_when_outside_the_allocation_then_refused() {
+        let key = Key::new(&handle(), &legacy());
+        let mut registered = legacy();
+        registered[9] = 0;
+        assert_eq!(key.put_offset(&mut registered, 4096), None);
+        assert_eq!(key.put_offset(&mut registered, 4097), Some(()));
+        assert_eq!(offset_of(&registered), 4096);
+    }
+}

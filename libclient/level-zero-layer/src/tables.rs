@@ -1,0 +1,215 @@
+//! What the loader asks of a layer: to look at each table of functions, and put itself between.
+//! Must never touch a field that the loader's version of a table does not have: the table ends before it.
+
+use crate::below::{self, Below};
+use crate::entry;
+use level_zero_sys::*;
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+
+/// Versions of the specification in which a field came to its table.
+const V1_3: u32 = ze_api_version_t::ZE_API_VERSION_1_3.0;
+const V1_6: u32 = ze_api_version_t::ZE_API_VERSION_1_6.0;
+
+/// Puts `ours` in the place of what is there, and keeps that as the one below.
+macro_rules! between {
+    ($table:ident.$field:ident, $below:expr, $ours:expr) => {
+        // The field alone: of an older table no more is there.
+        let place = &raw mut (*$table).$field;
+        if let Some(function) = *place
+            && function as usize != $ours as *const () as usize
+        {
+            $below.set(Some(function));
+            *place = Some($ours);
+        }
+    };
+}
+
+/// # Safety
+/// A table of `version`, and nobody else uses it meanwhile.
+unsafe fn hook_memory(version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_mem_dditable_t>();
+    // SAFETY: the caller's promise; each field is asked for after its version.
+    unsafe {
+        keep(&below::ALLOC_PROPERTIES, (*table).pfnGetAllocProperties);
+        keep(&below::ADDRESS_RANGE, (*table).pfnGetAddressRange);
+        between!(table.pfnFree, below::FREE, entry::free);
+        between!(table.pfnGetIpcHandle, below::GET, entry::get);
+        between!(table.pfnOpenIpcHandle, below::OPEN, entry::open);
+        between!(table.pfnCloseIpcHandle, below::CLOSE, entry::close);
+        if version >= V1_3 {
+            between!(table.pfnFreeExt, below::FREE_EXT, entry::free_ext);
+        }
+        if version >= V1_6 {
+            between!(table.pfnPutIpcHandle, below::PUT, entry::put);
+        }
+    }
+}
+
+/// What the layer only calls.
+fn keep<F: Copy>(below: &Below<Option<F>>, function: Option<F>) {
+    if function.is_some() {
+        below.set(function);
+    }
+}
+
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_memory_exp(version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_mem_exp_dditable_t>();
+    if version >= V1_6 {
+        // SAFETY: the caller's promise: a table of this version has the field.
+        unsafe {
+            between!(
+                table.pfnGetFileDescriptorFromIpcHandleExp,
+                below::FD_OF_HANDLE,
+                entry::fd_of_handle
+            );
+        }
+    }
+}
+
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_context(_version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_context_dditable_t>();
+    // SAFETY: the caller's promise: every version has the field.
+    unsafe {
+        between!(table.pfnDestroy, below::CONTEXT_DESTROY, entry::context_destroy);
+    }
+}
+
+unsafe fn hook_nothing(_version: u32, _table: *mut c_void) {}
+
+type Hook = unsafe fn(u32, *mut c_void);
+type TableFunction = unsafe extern "C" fn(ze_api_version_t, *mut c_void) -> ze_result_t;
+
+/// What an exported table function does. As a layer it gets a table filled so far. Preloaded it is found in the place of
+/// the loader's own function of that name (whose calls within itself go by the dynamic linker): that one has
+/// to fill the table first, and may meanwhile call us as a layer.
+///
+/// # Safety
+/// The loader's: `table` is null or a table of `version`.
+unsafe fn serve(
+    name: &CStr,
+    hook: Hook,
+    version: ze_api_version_t,
+    table: *mut c_void,
+) -> ze_result_t {
+    thread_local!(static IS_FILLING: Cell<bool> = const { Cell::new(false) });
+    if table.is_null() {
+        return ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER;
+    }
+    if below::is_preloaded() && !IS_FILLING.get() {
+        let next = below::next(name);
+        if next.is_null() {
+            return ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+        }
+        // SAFETY: what has this name is of this type: the loader's own.
+        let fill = unsafe { std::mem::transmute::<*mut c_void, TableFunction>(next) };
+        IS_FILLING.set(true);
+        // SAFETY: the caller's promise, handed on.
+        let filled = unsafe { fill(version, table) };
+        IS_FILLING.set(false);
+        if filled != ze_result_t::ZE_RESULT_SUCCESS {
+            return filled;
+        }
+    }
+    // SAFETY: the caller's promise; a table that is there is of `version`.
+    unsafe { hook(version.0, table) };
+    ze_result_t::ZE_RESULT_SUCCESS
+}
+
+/// The loader (1.8.12 for one) gives up when a layer lacks one of its tables, so all are here.
+macro_rules! tables {
+    ($($name:ident: $hook:ident;)*) => {$(
+        /// # Safety
+        /// The loader's: `table` is null or a table of `version`, which nobody else uses meanwhile.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(version: ze_api_version_t, table: *mut c_void) -> ze_result_t {
+            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("one NUL, at the end"),
+            };
+            // SAFETY: the loader's promise.
+            unsafe { serve(NAME, $hook, version, table) }
+        }
+    )*};
+}
+
+tables! {
+    zeGetContextProcAddrTable: hook_context;
+    zeGetMemProcAddrTable: hook_memory;
+    zeGetMemExpProcAddrTable: hook_memory_exp;
+    zeGetCommandListExpProcAddrTable: hook_nothing;
+    zeGetCommandListProcAddrTable: hook_nothing;
+    zeGetCommandQueueProcAddrTable: hook_nothing;
+    zeGetDeviceExpProcAddrTable: hook_nothing;
+    zeGetDeviceProcAddrTable: hook_nothing;
+    zeGetDriverExpProcAddrTable: hook_nothing;
+    zeGetDriverProcAddrTable: hook_nothing;
+    zeGetEventExpProcAddrTable: hook_nothing;
+    zeGetEventPoolProcAddrTable: hook_nothing;
+    zeGetEventProcAddrTable: hook_nothing;
+    zeGetFabricEdgeExpProcAddrTable: hook_nothing;
+    zeGetFabricVertexExpProcAddrTable: hook_nothing;
+    zeGetFenceProcAddrTable: hook_nothing;
+    zeGetGlobalProcAddrTable: hook_nothing;
+    zeGetImageExpProcAddrTable: hook_nothing;
+    zeGetImageProcAddrTable: hook_nothing;
+    zeGetKernelExpProcAddrTable: hook_nothing;
+    zeGetKernelProcAddrTable: hook_nothing;
+    zeGetModuleBuildLogProcAddrTable: hook_nothing;
+    zeGetModuleProcAddrTable: hook_nothing;
+    zeGetPhysicalMemProcAddrTable: hook_nothing;
+    zeGetRTASBuilderExpProcAddrTable: hook_nothing;
+    zeGetRTASBuilderProcAddrTable: hook_nothing;
+    zeGetRTASParallelOperationExpProcAddrTable: hook_nothing;
+    zeGetRTASParallelOperationProcAddrTable: hook_nothing;
+    zeGetSamplerProcAddrTable: hook_nothing;
+    zeGetVirtualMemProcAddrTable: hook_nothing;
+    zerGetGlobalProcAddrTable: hook_nothing;
+    zesGetDeviceExpProcAddrTable: hook_nothing;
+    zesGetDeviceProcAddrTable: hook_nothing;
+    zesGetDiagnosticsProcAddrTable: hook_nothing;
+    zesGetDriverExpProcAddrTable: hook_nothing;
+    zesGetDriverProcAddrTable: hook_nothing;
+    zesGetEngineProcAddrTable: hook_nothing;
+    zesGetFabricPortProcAddrTable: hook_nothing;
+    zesGetFanProcAddrTable: hook_nothing;
+    zesGetFirmwareExpProcAddrTable: hook_nothing;
+    zesGetFirmwareProcAddrTable: hook_nothing;
+    zesGetFrequencyProcAddrTable: hook_nothing;
+    zesGetGlobalProcAddrTable: hook_nothing;
+    zesGetLedProcAddrTable: hook_nothing;
+    zesGetMemoryProcAddrTable: hook_nothing;
+    zesGetOverclockProcAddrTable: hook_nothing;
+    zesGetPerformanceFactorProcAddrTable: hook_nothing;
+    zesGetPowerProcAddrTable: hook_nothing;
+    zesGetPsuProcAddrTable: hook_nothing;
+    zesGetRasExpProcAddrTable: hook_nothing;
+    zesGetRasProcAddrTable: hook_nothing;
+    zesGetSchedulerProcAddrTable: hook_nothing;
+    zesGetStandbyProcAddrTable: hook_nothing;
+    zesGetTemperatureProcAddrTable: hook_nothing;
+    zesGetVFManagementExpProcAddrTable: hook_nothing;
+    zetGetCommandListExpProcAddrTable: hook_nothing;
+    zetGetCommandListProcAddrTable: hook_nothing;
+    zetGetContextProcAddrTable: hook_nothing;
+    zetGetDebugProcAddrTable: hook_nothing;
+    zetGetDeviceExpProcAddrTable: hook_nothing;
+    zetGetDeviceProcAddrTable: hook_nothing;
+    zetGetKernelProcAddrTable: hook_nothing;
+    zetGetMetricDecoderExpProcAddrTable: hook_nothing;
+    zetGetMetricExpProcAddrTable: hook_nothing;
+    zetGetMetricGroupExpProcAddrTable: hook_nothing;
+    zetGetMetricGroupProcAddrTable: hook_nothing;
+    zetGetMetricProcAddrTable: hook_nothing;
+    zetGetMetricProgrammableExpProcAddrTable: hook_nothing;
+    zetGetMetricQueryPoolProcAddrTable: hook_nothing;
+    zetGetMetricQueryProcAddrTable: hook_nothing;
+    zetGetMetricStreamerProcAddrTable: hook_nothing;
+    zetGetMetricTracerExpProcAddrTable: hook_nothing;
+    zetGetModuleProcAddrTable: hook_nothing;
+    zetGetTracerExpProcAddrTable: hook_nothing;
+}
