@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs the Level Zero bindings and the test driver under two real loaders and ends with `N passed, N failed`.
+# Runs the Level Zero bindings, the test driver, the library and the demo under two real loaders and ends with
+# `N passed, N failed`.
 # It must never skip in silence: what cannot run here is a failure with its reason.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
@@ -14,11 +15,15 @@ usage: tests/level_zero/run.sh
 Loaders: 1.8.12, Debian 12's libze1 (spec 1.4: no zeMemPutIpcHandle), and 1.20.6, Debian 13's (spec 1.12), unpacked
 into tests/level_zero/img. The driver is tests/level_zero/driver: no GPU is needed. With qemu the cases also run on real
 dma-bufs (tests/vm). The checked-in bindings are made again and compared. As root it installs what is missing
-(tests/level_zero/install.sh). Exit status: 0 when nothing failed.
+(tests/level_zero/install.sh). The library's cases (tests/level_zero/library) start the real daemon and separate
+processes. Exit status: 0 when nothing failed.
 
 By hand, one case or another program:
   ZE_ENABLE_ALT_DRIVERS=$PWD/target/debug/libfdbroker_ze_test_driver.so ZE_TEST_LOADER=1.8.12 \
     target/debug/ze-test-client memory_when_written_is_read_back
+  ZE_ENABLE_ALT_DRIVERS=$PWD/target/debug/libfdbroker_ze_test_driver.so target/debug/fdbroker demo --memory level-zero
+  ZE_ENABLE_ALT_DRIVERS=$PWD/target/debug/libfdbroker_ze_test_driver.so FDBROKER=$PWD/target/debug/fdbroker \
+    target/debug/ze-test-library pointer_when_exported_twice_is_one_fd_at_the_broker
 ZE_TEST_DRIVER_TRACE=yes shows every call; the other switches: tests/level_zero/driver/src/lib.rs.
 HELP
     exit 0 ;;
@@ -47,14 +52,38 @@ counted() {
 }
 
 # The same cases with exports that are real dma-bufs (udmabuf), in a virtual machine: few hosts open that device.
-on_dma_bufs() {
+on_dma_bufs() { # PROGRAM
   local file arguments=()
-  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$libraries"/libze_{loader,tracing_layer}.so.1; do
+  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$FDBROKER" \
+    "$libraries"/libze_{loader,tracing_layer}.so.1; do
     arguments+=(-f "$file")
   done
   tests/vm/run.sh -t "$case_limit_s" "${arguments[@]}" -e LD_LIBRARY_PATH=/t -e ZE_TEST_LOADER=1.8.12 \
     -e "ZE_ENABLE_ALT_DRIVERS=/t/$(basename "$ZE_ENABLE_ALT_DRIVERS")" -e ZE_TEST_DRIVER_MEMORY=udmabuf \
-    "$target/ze-test-client"
+    -e "FDBROKER=/t/$(basename "$FDBROKER")" "$1"
+}
+
+# demo NAME COMMAND ARGUMENTS...: one case, every byte copied through the driver and checked.
+demo() {
+  echo "-- $1: demo"
+  if timeout "$case_limit_s" tests/demo.sh "$2" demo --memory level-zero --json "${@:3}"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+  fi
+}
+
+# Without a driver, and without a loader, the demo says which; nothing else would do.
+demo_refused() { # WORD COMMAND...
+  local words
+  echo "-- demo: an error that names $1"
+  if words=$("${@:2}" demo --memory level-zero --json 2>&1 > /dev/null); then
+    echo "the demo did not fail"; failed=$((failed + 1))
+  elif [[ $words != *"$1"* ]]; then
+    echo "no $1 in: $words"; failed=$((failed + 1))
+  else
+    passed=$((passed + 1))
+  fi
 }
 
 libraries=/usr/lib/x86_64-linux-gnu
@@ -64,11 +93,15 @@ if [ "$(id -u)" = 0 ]; then "$here/install.sh" || give_up "the host is not ready
 version=$(dpkg-query -W -f '${Version}' libze1)
 [ "${version%-*}" = 1.8.12 ] || give_up "libze1 here is $version; the cases know 1.8.12, Debian 12's"
 
-cargo build --quiet -p fdbroker-ze-test-driver -p fdbroker-ze-test-client || give_up "the build failed"
+cargo build --quiet -p fdbroker -p fdbroker-ze-test-driver -p fdbroker-ze-test-client -p fdbroker-ze-test-library ||
+  give_up "the build failed"
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 export ZE_ENABLE_ALT_DRIVERS=$target/libfdbroker_ze_test_driver.so
 # Nothing of the caller's shell may choose for the cases.
-for variable in ${!ZE_TEST_DRIVER_@} LD_LIBRARY_PATH LD_PRELOAD; do unset "$variable"; done
+for variable in ${!ZE_TEST_DRIVER_@} ${!FDBROKER_@} LD_LIBRARY_PATH LD_PRELOAD; do
+  [ "$variable" = FDBROKER_ZE_IMG ] || [ "$variable" = FDBROKER_VM_IMG ] || unset "$variable"
+done
+export FDBROKER=$target/fdbroker
 
 echo "-- bindings: made again, byte for byte"
 if timeout "$bindings_limit_s" libclient/level-zero-sys/regen.sh --check; then
@@ -78,13 +111,28 @@ else
 fi
 
 counted "loader 1.8.12" timeout "$case_limit_s" env ZE_TEST_LOADER=1.8.12 "$target/ze-test-client"
-if "$here/debian13.sh" "$target/ze-test-client" "$work/ze-test-client"; then
+counted "loader 1.8.12: the library" timeout "$case_limit_s" "$target/ze-test-library"
+demo "loader 1.8.12" "$FDBROKER"
+demo_refused "no driver" env ZE_ENABLE_ALT_DRIVERS=/no/such/driver.so "$FDBROKER"
+# A file of its name that is no library hides the system's loader.
+mkdir "$work/no-loader" && : > "$work/no-loader/libze_loader.so.1"
+demo_refused "libze_loader.so.1" env LD_LIBRARY_PATH="$work/no-loader" "$FDBROKER"
+
+newer=(ze-test-client ze-test-library fdbroker)
+ready=yes
+for program in "${newer[@]}"; do "$here/debian13.sh" "$target/$program" "$work/$program" || ready=''; done
+if [ -n "$ready" ]; then
   counted "loader 1.20.6" timeout "$case_limit_s" env ZE_TEST_LOADER=1.20.6 "$work/ze-test-client"
+  counted "loader 1.20.6: the library" timeout "$case_limit_s" "$work/ze-test-library"
+  # With Put no fd stays behind: many more buffers than fds.
+  demo "loader 1.20.6" "$work/fdbroker" --max-fds 256 --without-broker
+  ZE_TEST_DRIVER_IMPORT_FD=caller-closes demo "loader 1.20.6, caller closes" "$work/fdbroker" --ranks 8 --buffers 50
 else
   failed=$((failed + 1))
 fi
 if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
-  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs
+  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs "$target/ze-test-client"
+  counted "loader 1.8.12 on real dma-bufs: the library" on_dma_bufs "$target/ze-test-library"
 else
   echo "not run: real dma-bufs: qemu is not installed; run: sudo tests/vm/install.sh"
   [ -z "${CI-}" ] || failed=$((failed + 1))

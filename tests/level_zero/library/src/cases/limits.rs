@@ -93,8 +93,9 @@ pub fn recall_foreign(node: &Node, rank: &mut Rank) -> Outcome {
 /// may have more: nothing but the driver could close them.
 fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     const SMALL: usize = 64;
-    let owners = (!rank.device.keeps_exported_fds()).then_some(MANY_FDS);
-    let mut owner = Peer::start(&node.socket(), owners)?;
+    let keeps = rank.device.keeps_exported_fds();
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let mut owner = Peer::start(&node.socket(), Some(if keeps { most } else { MANY_FDS }))?;
     let mut consumer = Peer::start(&node.socket(), Some(MANY_FDS))?;
     for first in (0..MANY).step_by(LINE) {
         // So that the salts go on from line to line as the consumer's count of imports does.
@@ -105,9 +106,8 @@ fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     same("mapped leases", node.count("/mapped_leases/now")?, MANY as u64)?;
     let fds = consumer.number("memory-fds")?;
     same("fds of memory at the consumer", fds, 0)?;
-    if owners.is_some() {
-        same("fds of memory at the owner", owner.number("memory-fds")?, 0)?;
-    }
+    let kept = if keeps { MANY as u64 } else { 0 };
+    same("fds of memory at the owner", owner.number("memory-fds")?, kept)?;
     consumer.tell(&format!("check {SALT}"))?;
     consumer.tell("write 77")?;
     owner.tell(&format!("check-own {SMALL} 77"))?;
