@@ -10,6 +10,10 @@ pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Without the memory the program cannot go on, so this is longer.
 pub const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long zeMemFree and the last zeMemPutIpcHandle wait for the broker's word that the key has ended: it is
+/// carried out within microseconds; seconds mean a broker that hangs, and a program must not hang with it.
+pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Between two tries to reach a broker that was not there at the first: a try costs microseconds, but a program may ask
 /// for thousands of handles.
 pub const CONNECT_PAUSE_S: i64 = 1;

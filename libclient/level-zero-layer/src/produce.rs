@@ -5,7 +5,7 @@ use crate::below;
 use crate::broker::{self, Broker};
 use crate::entry::MISSING;
 use crate::key::{Bytes, Key, Prefix, fd_of, offset_of};
-use crate::limits::{FREE_FDS_PART, REGISTER_TIMEOUT, RELIEF_EXPORTS};
+use crate::limits::{FREE_FDS_PART, REGISTER_TIMEOUT, RELIEF_EXPORTS, RETIRE_TIMEOUT};
 use crate::say::{News, once};
 use fdbroker_client::{
     Deadline, Deposit, DriverData, Error, ErrorCode, Handle, MemoryKind, Recall, RecallAnswer,
@@ -279,6 +279,13 @@ impl Broker {
         produced.take(base);
         self.exports.retire(DEVICE, base as u64);
     }
+
+    /// Waits until the broker has ended what was retired, without the lock, and before the memory is freed: whoever is
+    /// told that it is must not find the key alive. A broker that is gone has ended it.
+    fn wait_until_retired(&self) {
+        // One that hangs is not waited for for ever: its fd keeps the memory, so nobody sees other bytes but in a pool.
+        let _ = self.client.flush(Deadline::after(RETIRE_TIMEOUT));
+    }
 }
 
 /// # Safety
@@ -299,6 +306,8 @@ pub unsafe fn put(context: ze_context_handle_t, handle: ze_ipc_mem_handle_t) -> 
     entry.give_back_down_to(gets);
     if gets == 0 {
         broker.retire(&mut produced, base);
+        drop(produced);
+        broker.wait_until_retired();
     }
     SUCCESS
 }
@@ -309,6 +318,8 @@ pub fn forget(pointer: *const c_void) {
     let mut produced = broker.produced();
     if let Some(base) = produced.containing(pointer.addr()) {
         broker.retire(&mut produced, base);
+        drop(produced);
+        broker.wait_until_retired();
     }
 }
 
@@ -319,8 +330,12 @@ pub fn forget_all_of(context: ze_context_handle_t) {
     let is_of_it = |entry: &&Entry| entry.allocation.context == Context(context);
     let bases: Vec<usize> =
         produced.by_base.values().filter(is_of_it).map(|entry| entry.allocation.base).collect();
-    for base in bases {
-        broker.retire(&mut produced, base);
+    for base in &bases {
+        broker.retire(&mut produced, *base);
+    }
+    drop(produced);
+    if !bases.is_empty() {
+        broker.wait_until_retired();
     }
 }
 

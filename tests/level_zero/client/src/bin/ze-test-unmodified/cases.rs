@@ -1,0 +1,103 @@
+//! The list of cases. A case must never rely on another's process, switches or memory.
+
+use crate::fault::Outcome;
+use crate::gpu::Gpu;
+use crate::limits::CASE_TIMEOUT_S;
+use crate::{broker, exporting, opening, sharing, without};
+
+/// Variables to set for a case; what is not named is as the environment has it.
+type Switches = &'static [(&'static str, &'static str)];
+
+/// Which cases run together, under the same broker or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum List {
+    /// With the layer and a broker.
+    Broker,
+    /// With the layer and a broker that the case ends.
+    Lost,
+    /// With the layer, and no broker.
+    NoBroker,
+}
+
+impl List {
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "broker" => Some(Self::Broker),
+            "lost" => Some(Self::Lost),
+            "no-broker" => Some(Self::NoBroker),
+            _ => None,
+        }
+    }
+}
+
+/// One case: `what_when_then`.
+pub struct Case {
+    pub name: &'static str,
+    pub list: List,
+    pub switches: Switches,
+    body: fn(&Gpu) -> Outcome,
+}
+
+/// Runs it in this process, whose switches are set. Afterwards the driver must have nothing left, nor the broker of
+/// this process.
+pub fn run(case: &Case) -> Outcome {
+    nix::unistd::alarm::set(CASE_TIMEOUT_S);
+    let gpu = Gpu::open()?;
+    (case.body)(&gpu)?;
+    gpu.nothing_left()?;
+    match case.list {
+        List::Broker => broker::wait_until_empty(),
+        List::Lost | List::NoBroker => Ok(()),
+    }
+}
+
+const LEGACY: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy")];
+const OPAQUE: Switches = &[("ZE_TEST_DRIVER_HANDLES", "opaque")];
+const LEGACY_POOL: Switches =
+    &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("ZE_TEST_DRIVER_POOL", "yes")];
+const OPAQUE_POOL: Switches =
+    &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_POOL", "yes")];
+
+macro_rules! cases {
+    ($($name:literal: $list:ident($body:path), $switches:ident;)*) => {
+        &[$(Case { name: $name, list: List::$list, switches: $switches, body: $body },)*]
+    };
+}
+
+#[rustfmt::skip]
+pub const CASES: &[Case] = cases! {
+    "handle_when_passed_by_value_shares_legacy": Broker(sharing::by_value), LEGACY;
+    "handle_when_passed_by_value_shares_legacy_pool": Broker(sharing::by_value), LEGACY_POOL;
+    "handle_when_passed_by_value_shares_opaque": Broker(sharing::by_value), OPAQUE;
+    "handle_when_passed_by_value_shares_opaque_pool": Broker(sharing::by_value), OPAQUE_POOL;
+    "handle_when_passed_both_ways_at_once_shares": Broker(sharing::both_export), OPAQUE_POOL;
+    "handle_when_the_program_puts_its_fd_there_shares_legacy_pool": Broker(sharing::programs_fd), LEGACY_POOL;
+    "handle_when_the_program_puts_its_fd_there_shares_opaque_pool": Broker(sharing::programs_fd), OPAQUE_POOL;
+    "handle_when_the_program_puts_its_fd_at_the_exporters_number_shares": Broker(sharing::programs_fd_same_number), LEGACY;
+    "program_when_it_has_the_fd_needs_no_live_handle": Broker(sharing::programs_fd_after_free), OPAQUE;
+    "producer_when_killed_leaves_the_import_and_ends_the_handle": Broker(sharing::producer_killed), LEGACY;
+    "child_when_forked_connects_anew": Broker(sharing::forked), LEGACY;
+
+    "handle_when_opened_twice_is_closed_twice_legacy": Broker(opening::twice), LEGACY;
+    "handle_when_opened_twice_is_closed_twice_opaque_pool": Broker(opening::twice), OPAQUE_POOL;
+    "handle_when_of_another_node_is_refused": Broker(opening::other_node), LEGACY;
+    "handle_when_its_bytes_are_changed_is_refused": Broker(opening::changed), OPAQUE;
+    "handles_when_opened_by_many_threads_are_counted": Broker(opening::threads), OPAQUE;
+
+    "get_when_repeated_is_one_registration": Broker(exporting::one_registration), LEGACY;
+    "get_when_inside_is_the_whole_allocation": Broker(exporting::inside), LEGACY_POOL;
+    "put_when_last_ends_the_handle_legacy": Broker(exporting::put), LEGACY;
+    "put_when_last_ends_the_handle_opaque": Broker(exporting::put), OPAQUE;
+    "put_when_not_last_keeps_the_handle_pool": Broker(exporting::put_not_last), LEGACY_POOL;
+    "put_when_finished_succeeds": Broker(exporting::put_finished), LEGACY;
+    "free_when_handles_are_out_ends_them": Broker(exporting::free), LEGACY;
+    "free_when_extended_ends_them": Broker(exporting::free_ext), OPAQUE;
+    "free_when_pooled_ends_its_own_alone": Broker(exporting::free_pooled), LEGACY_POOL;
+    "address_when_freed_and_taken_again_never_shows_other_memory": Broker(exporting::address_reused), LEGACY;
+    "fd_of_a_handle_when_asked_is_the_drivers": Broker(exporting::fd_of_handle), OPAQUE;
+    "allocations_when_2000_under_256_fds_are_all_shared": Broker(exporting::many), LEGACY;
+
+    "broker_when_it_goes_away_leaves_the_drivers_handles": Lost(without::lost), OPAQUE;
+    "broker_when_absent_leaves_the_drivers_handles_legacy": NoBroker(without::absent), LEGACY;
+    "broker_when_absent_leaves_the_drivers_handles_opaque": NoBroker(without::absent), OPAQUE_POOL;
+};

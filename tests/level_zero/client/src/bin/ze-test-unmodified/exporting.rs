@@ -1,0 +1,222 @@
+//! What ends a handle, and what does not. The exporter is this process, a peer opens.
+
+use crate::broker;
+use crate::fault::{Fault, Outcome, holds, refused, same};
+use crate::gpu::{Address, Gpu, handle_fd, is_open, pattern};
+use crate::peer::{Order, Peer};
+use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
+use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
+use nix::sys::resource::{Resource, setrlimit};
+
+/// Whether the loader is one with Put. `ZE_TEST_LOADER` says which it is.
+fn has_put() -> Result<bool, Fault> {
+    Ok(std::env::var("ZE_TEST_LOADER")? != "1.8.12")
+}
+
+/// Where the loader has no Put it must be missing as ever; true when it is there and was done.
+fn put_if_there(gpu: &Gpu, handle: ze_ipc_mem_handle_t) -> Result<bool, Fault> {
+    match (has_put()?, gpu.put(handle)) {
+        (true, Ok(())) => Ok(true),
+        (false, Err(CallError::Missing { .. })) => Ok(false),
+        (_, other) => Err(format!("Put: {other:?}").into()),
+    }
+}
+
+/// The peer opens it and reads what was written here.
+fn is_shared(peer: &Peer, handle: ze_ipc_mem_handle_t, salt: u8) -> Outcome {
+    peer.tell_with(Order::Open, 0, 0, handle, None)??;
+    same("the peer reads", peer.number(Order::IsPattern, BYTES, salt)?, 1)?;
+    peer.tell(Order::Close, 0, 0)??;
+    Ok(())
+}
+
+fn is_refused(peer: &Peer, handle: ze_ipc_mem_handle_t) -> Outcome {
+    refused("the peer's Open", peer.tell_with(Order::Open, 0, 0, handle, None)?, INVALID)?;
+    same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)
+}
+
+pub fn one_registration(gpu: &Gpu) -> Outcome {
+    let before = broker::counts()?;
+    let (memory, handle) = export(gpu)?;
+    for _ in 0..10 {
+        same("the handle", gpu.get(memory)?.to_bytes(), handle.to_bytes())?;
+    }
+    let after = broker::counts()?;
+    same("registrations", after.registrations - before.registrations, 1)?;
+    same("fds in the broker", after.held_fds, 1)?;
+    Ok(gpu.free(memory)?)
+}
+
+pub fn inside(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let inner: Address = memory.wrapping_byte_add(5000);
+    same("the handle", gpu.get(inner)?.to_bytes(), handle.to_bytes())?;
+    is_shared(&peer, handle, WRITTEN_HERE)?;
+    gpu.free(memory)?;
+    is_refused(&peer, handle)?;
+    peer.finish()
+}
+
+pub fn put(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    is_shared(&peer, handle, WRITTEN_HERE)?;
+    if put_if_there(gpu, handle)? {
+        same("the driver's fd", is_open(handle_fd(handle)), false)?;
+        broker::wait_for("no fd", |counts| counts.held_fds == 0)?;
+        is_refused(&peer, handle)?;
+        // The memory is there, and another handle of it is another handle.
+        let again = gpu.get(memory)?;
+        is_shared(&peer, again, WRITTEN_HERE)?;
+        is_refused(&peer, handle)?;
+    }
+    gpu.free(memory)?;
+    peer.finish()
+}
+
+pub fn put_not_last(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let again = gpu.get(memory)?;
+    put_if_there(gpu, again)?;
+    is_shared(&peer, handle, WRITTEN_HERE)?;
+    gpu.free(memory)?;
+    is_refused(&peer, handle)?;
+    peer.finish()
+}
+
+pub fn put_finished(gpu: &Gpu) -> Outcome {
+    let (memory, handle) = export(gpu)?;
+    gpu.free(memory)?;
+    put_if_there(gpu, handle)?;
+    put_if_there(gpu, handle)?;
+    Ok(())
+}
+
+pub fn free(gpu: &Gpu) -> Outcome {
+    freed(gpu, Gpu::free)
+}
+
+pub fn free_ext(gpu: &Gpu) -> Outcome {
+    freed(gpu, Gpu::free_ext)
+}
+
+fn freed(gpu: &Gpu, free: fn(&Gpu, Address) -> Result<(), CallError>) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    is_shared(&peer, handle, WRITTEN_HERE)?;
+    free(gpu, memory)?;
+    // The broker's fd must not keep the memory.
+    broker::wait_for("no fd", |counts| counts.held_fds == 0)?;
+    is_refused(&peer, handle)?;
+    peer.finish()
+}
+
+pub fn free_pooled(gpu: &Gpu) -> Outcome {
+    const OTHER: u8 = 7;
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let other = gpu.allocate(BYTES, false)?;
+    gpu.write(other, &pattern(BYTES, OTHER))?;
+    let others = gpu.get(other)?;
+    same("one fd for the pool", handle_fd(others), handle_fd(handle))?;
+    is_shared(&peer, handle, WRITTEN_HERE)?;
+    is_shared(&peer, others, OTHER)?;
+    gpu.free(memory)?;
+    is_refused(&peer, handle)?;
+    is_shared(&peer, others, OTHER)?;
+    gpu.free(other)?;
+    is_refused(&peer, others)?;
+    peer.finish()
+}
+
+/// The address, the fd number and the size are those of before; the memory is not.
+pub fn address_reused(gpu: &Gpu) -> Outcome {
+    const TRIES: usize = 100;
+    const OTHER: u8 = 7;
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    is_shared(&peer, handle, WRITTEN_HERE)?;
+    let fd = handle_fd(handle);
+    gpu.free(memory)?;
+    let mut others = Vec::new();
+    while others.last() != Some(&memory) {
+        holds(others.len() < TRIES, || "the address did not come again".to_string())?;
+        others.push(gpu.allocate(BYTES, false)?);
+    }
+    gpu.write(memory, &pattern(BYTES, OTHER))?;
+    let again = gpu.get(memory)?;
+    same("the fd number", handle_fd(again), fd)?;
+    is_refused(&peer, handle)?;
+    is_shared(&peer, again, OTHER)?;
+    for other in others {
+        gpu.free(other)?;
+    }
+    is_refused(&peer, again)?;
+    peer.finish()
+}
+
+pub fn fd_of_handle(gpu: &Gpu) -> Outcome {
+    let (memory, handle) = export(gpu)?;
+    match (has_put()?, gpu.fd_of_handle(handle)) {
+        (true, Ok(fd)) => same("the fd", fd, u64::from(handle_fd(handle).unsigned_abs()))?,
+        (false, Err(CallError::Missing { .. })) => {}
+        (_, other) => return Err(format!("the fd of a handle: {other:?}").into()),
+    }
+    Ok(gpu.free(memory)?)
+}
+
+/// Memory of its own object, with these bytes in it; none when it cannot be exported.
+fn export_small(gpu: &Gpu, bytes: &[u8]) -> Result<(Address, ze_ipc_mem_handle_t), CallError> {
+    let memory = gpu.allocate(bytes.len(), true)?;
+    gpu.write(memory, bytes)?;
+    match gpu.get(memory) {
+        Ok(handle) => Ok((memory, handle)),
+        Err(error) => {
+            gpu.free(memory)?;
+            Err(error)
+        }
+    }
+}
+
+/// More exports than the process, the peer and the broker (`--max-fds 256`) may have fds, none of them Put.
+pub fn many(gpu: &Gpu) -> Outcome {
+    const ALLOCATIONS: usize = 2000;
+    const FDS: u64 = 256;
+    const SMALL: usize = 4096;
+    setrlimit(Resource::RLIMIT_NOFILE, FDS, FDS)?;
+    let peer = Peer::start()?;
+    let mut exported = Vec::new();
+    let salt = |at: usize| (at % 251) as u8;
+    for at in 0..ALLOCATIONS {
+        match export_small(gpu, &pattern(SMALL, salt(at))) {
+            Ok(both) => exported.push(both),
+            // Without Put nothing can be given back to the driver: it ends where it ends without a layer.
+            Err(error) if !has_put()? => {
+                let full = ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
+                same("at the limit", error.code(), Some(full))?;
+                holds(exported.len() > 200, || format!("only {} fit", exported.len()))?;
+                break;
+            }
+            Err(error) => return Err(format!("allocation {at}: {error}").into()),
+        }
+    }
+    if has_put()? {
+        same("exported", exported.len(), ALLOCATIONS)?;
+    }
+    for (at, (_, handle)) in exported.iter().enumerate() {
+        peer.tell_with(Order::Open, 0, 0, *handle, None)?
+            .map_err(|error| format!("allocation {at}: {error}"))?;
+        same("the peer reads", peer.number(Order::IsPattern, SMALL, salt(at))?, 1)?;
+        peer.tell(Order::Close, 0, 0)??;
+    }
+    if has_put()? {
+        let recalls = broker::counts()?.recalls;
+        holds(recalls > 1000, || format!("only {recalls} recalls"))?;
+    }
+    for (memory, _) in exported {
+        gpu.free(memory)?;
+    }
+    peer.finish()
+}

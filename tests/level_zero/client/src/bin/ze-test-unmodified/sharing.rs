@@ -1,0 +1,189 @@
+//! Two processes share memory. Whatever the peer opens it closes, and says that nothing is left.
+
+use crate::broker;
+use crate::fault::{Fault, Outcome, holds, refused, same};
+use crate::gpu::{Address, Gpu, handle_fd, pattern};
+use crate::peer::{Order, Peer};
+use level_zero_sys::{ze_ipc_mem_handle_t, ze_result_t};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::ForkResult;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+pub const BYTES: usize = 10_000;
+pub const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
+pub const WRITTEN_HERE: u8 = 1;
+const WRITTEN_THERE: u8 = 2;
+
+/// Memory with the pattern in it, and its handle. In a pool it is not the first: a forgotten offset shows its
+/// neighbour's bytes.
+pub fn export(gpu: &Gpu) -> Result<(Address, ze_ipc_mem_handle_t), Fault> {
+    let neighbour = gpu.allocate(BYTES, false)?;
+    let memory = gpu.allocate(BYTES, false)?;
+    gpu.write(memory, &pattern(BYTES, WRITTEN_HERE))?;
+    gpu.free(neighbour)?;
+    Ok((memory, gpu.get(memory)?))
+}
+
+/// The fd in the handle, duplicated, as sending does.
+fn copy_of_fd(handle: ze_ipc_mem_handle_t) -> Result<OwnedFd, Fault> {
+    // SAFETY: the driver's fd, which lives until the memory is freed.
+    Ok(unsafe { BorrowedFd::borrow_raw(handle_fd(handle)) }.try_clone_to_owned()?)
+}
+
+/// The peer, which has the memory now, reads what was written here and writes what is read here.
+fn both_ways(gpu: &Gpu, peer: &Peer, memory: Address) -> Outcome {
+    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+    peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
+    let bytes = gpu.read(memory, BYTES)?;
+    holds(bytes == pattern(BYTES, WRITTEN_THERE), || "the peer's bytes are not here".to_string())?;
+    gpu.write(memory, &pattern(BYTES, WRITTEN_HERE))?;
+    Ok(())
+}
+
+/// The peer closes what it has open and has nothing left.
+fn closed_there(peer: &Peer) -> Outcome {
+    peer.tell(Order::Close, 0, 0)??;
+    same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)
+}
+
+pub fn by_value(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let mut fds = Vec::new();
+    // Again and again: a connection to a broker may cost fds once, memory none.
+    for _ in 0..3 {
+        peer.tell_with(Order::Open, 0, 0, handle, None)??;
+        both_ways(gpu, &peer, memory)?;
+        fds.push(peer.number(Order::CountFds, 0, 0)?);
+        closed_there(&peer)?;
+        fds.push(peer.number(Order::CountFds, 0, 0)?);
+    }
+    holds(fds.iter().all(|count| *count == fds[0]), || format!("the peer's fds: {fds:?}"))?;
+    let before = broker::counts()?;
+    same("allocations in the broker", before.allocations, 1)?;
+    broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
+    gpu.free(memory)?;
+    peer.finish()
+}
+
+/// Each process is a producer and a consumer.
+pub fn both_export(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    peer.tell(Order::Allocate, BYTES, 0)??;
+    peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
+    let theirs = peer.tell(Order::Get, 0, 0)??;
+
+    let opened = gpu.open_handle(theirs.handle)?;
+    let bytes = gpu.read(opened, BYTES)?;
+    holds(bytes == pattern(BYTES, WRITTEN_THERE), || "the peer's bytes are not here".to_string())?;
+    gpu.close_handle(opened)?;
+    drop(theirs);
+    peer.tell(Order::Free, 0, 0)??;
+
+    peer.tell_with(Order::Open, 0, 0, handle, None)??;
+    both_ways(gpu, &peer, memory)?;
+    closed_there(&peer)?;
+    gpu.free(memory)?;
+    peer.finish()
+}
+
+pub fn programs_fd(gpu: &Gpu) -> Outcome {
+    opened_with_fd(gpu, Order::OpenMoved)
+}
+
+/// Nobody can tell that the program has moved the fd: the broker has the same memory.
+pub fn programs_fd_same_number(gpu: &Gpu) -> Outcome {
+    opened_with_fd(gpu, Order::OpenAtSameNumber)
+}
+
+fn opened_with_fd(gpu: &Gpu, order: Order) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let fd = copy_of_fd(handle)?;
+    peer.tell_with(order, 0, 0, handle, Some(fd.as_fd()))??;
+    both_ways(gpu, &peer, memory)?;
+    closed_there(&peer)?;
+    gpu.free(memory)?;
+    peer.finish()
+}
+
+/// As without the layer: the fd alone keeps the memory.
+pub fn programs_fd_after_free(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let fd = copy_of_fd(handle)?;
+    gpu.free(memory)?;
+    peer.tell_with(Order::OpenMoved, 0, 0, handle, Some(fd.as_fd()))??;
+    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+    closed_there(&peer)?;
+    peer.finish()
+}
+
+pub fn producer_killed(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    peer.tell(Order::Allocate, BYTES, 0)??;
+    peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
+    let handle = peer.tell(Order::Get, 0, 0)??.handle;
+    let opened = gpu.open_handle(handle)?;
+    peer.kill()?;
+
+    broker::wait_for("the end of the producer", |counts| counts.held_fds == 0)?;
+    let bytes = gpu.read(opened, BYTES)?;
+    holds(bytes == pattern(BYTES, WRITTEN_THERE), || "the import is gone".to_string())?;
+    refused("Open after the producer's end", gpu.open_handle(handle), INVALID)?;
+    Ok(gpu.close_handle(opened)?)
+}
+
+/// The child exports what its parent has allocated and exported: the driver still has the fd there.
+pub fn forked(gpu: &Gpu) -> Outcome {
+    let (memory, handle) = export(gpu)?;
+    let (mut from_child, to_parent) = std::io::pipe()?;
+    let (from_parent, to_child) = std::io::pipe()?;
+    // SAFETY: this process has one thread but for the layer's, whose locks a child must not need: that is what is tested.
+    match unsafe { nix::unistd::fork() }? {
+        ForkResult::Child => {
+            drop(to_child);
+            // SAFETY: ends the child without the parent's exit handlers.
+            unsafe {
+                libc::_exit(i32::from(
+                    export_in_child(gpu, memory, to_parent, from_parent).is_err(),
+                ))
+            }
+        }
+        ForkResult::Parent { child } => {
+            drop((to_parent, from_parent));
+            let mut theirs = [0; 64];
+            from_child.read_exact(&mut theirs)?;
+            let theirs = ze_ipc_mem_handle_t::from_bytes(theirs);
+            holds(theirs.to_bytes() != handle.to_bytes(), || {
+                "the child's handle is the parent's: it has not registered by itself".to_string()
+            })?;
+            let opened = gpu.open_handle(theirs)?;
+            let bytes = gpu.read(opened, BYTES)?;
+            holds(bytes == pattern(BYTES, WRITTEN_HERE), || "other bytes".to_string())?;
+            gpu.close_handle(opened)?;
+            drop(to_child);
+            same("the child's end", waitpid(child, None)?, WaitStatus::Exited(child, 0))?;
+        }
+    }
+    broker::wait_for("the end of the child's", |counts| counts.allocations == 1)?;
+    // The parent's own is as it was.
+    let opened = gpu.open_handle(handle)?;
+    gpu.close_handle(opened)?;
+    Ok(gpu.free(memory)?)
+}
+
+fn export_in_child(
+    gpu: &Gpu,
+    memory: Address,
+    mut to_parent: std::io::PipeWriter,
+    mut from_parent: std::io::PipeReader,
+) -> Outcome {
+    let handle = gpu.get(memory)?;
+    to_parent.write_all(&handle.to_bytes())?;
+    // Until the parent has opened it.
+    let _ = from_parent.read(&mut [0])?;
+    Ok(())
+}

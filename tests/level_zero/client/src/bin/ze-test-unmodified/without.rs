@@ -1,0 +1,72 @@
+//! Without a broker: everything is as if the layer were not there.
+
+use crate::broker;
+use crate::fault::{Outcome, holds, refused, same};
+use crate::gpu::{Gpu, handle_fd, is_open, pattern, with_fd};
+use crate::peer::{Order, Peer};
+use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
+use level_zero_sys::ze_ipc_mem_handle_t;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// Where the layer's handles have their magic, and the driver's a pid or a type: `level-zero-layer/src/key.rs`.
+const MAGIC: std::ops::Range<usize> = 16..20;
+
+fn is_of_the_layer(handle: ze_ipc_mem_handle_t) -> bool {
+    handle.to_bytes()[MAGIC] == *b"FZE1"
+}
+
+/// The driver's handle, good for who has the fd.
+fn is_the_drivers(gpu: &Gpu, peer: &Peer) -> Outcome {
+    let (memory, handle) = export(gpu)?;
+    same("a handle of the layer", is_of_the_layer(handle), false)?;
+    same("its fd", is_open(handle_fd(handle)), true)?;
+    // SAFETY: the driver's fd, which lives until the memory is freed.
+    let fd = unsafe { BorrowedFd::borrow_raw(handle_fd(handle)) }.try_clone_to_owned()?;
+    peer.tell_with(Order::OpenMoved, 0, 0, handle, Some(fd.as_fd()))??;
+    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+    peer.tell(Order::Close, 0, 0)??;
+
+    let opened = gpu.open_handle(with_fd(handle, fd.as_raw_fd()))?;
+    holds(gpu.read(opened, BYTES)? == pattern(BYTES, WRITTEN_HERE), || "other bytes".to_string())?;
+    gpu.close_handle(opened)?;
+    if let Err(error) = gpu.put(handle) {
+        same("Put", error.code(), None)?;
+    }
+    Ok(gpu.free(memory)?)
+}
+
+pub fn absent(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    is_the_drivers(gpu, &peer)?;
+    is_the_drivers(gpu, &peer)?;
+    peer.finish()
+}
+
+/// Handles of before the broker's end are the driver's own again, where they are all in the bytes.
+pub fn lost(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    same("a handle of the layer", is_of_the_layer(handle), true)?;
+    let opened = gpu.open_handle(handle)?;
+    peer.tell_with(Order::Open, 0, 0, handle, None)??;
+    let broker = i32::try_from(broker::counts()?.pid)?;
+    kill(Pid::from_raw(broker), Signal::SIGKILL)?;
+
+    // Opened memory stays, here and there, and is closed as ever.
+    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+    holds(gpu.read(opened, BYTES)? == pattern(BYTES, WRITTEN_HERE), || "other bytes".to_string())?;
+    gpu.close_handle(opened)?;
+    peer.tell(Order::Close, 0, 0)??;
+
+    // An opaque handle is good by value where processes may trace each other, as these may.
+    peer.tell_with(Order::Open, 0, 0, handle, None)??;
+    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+    peer.tell(Order::Close, 0, 0)??;
+    is_the_drivers(gpu, &peer)?;
+
+    gpu.free(memory)?;
+    refused("the peer's Open", peer.tell_with(Order::Open, 0, 0, handle, None)?, INVALID)?;
+    peer.finish()
+}

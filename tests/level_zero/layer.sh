@@ -1,0 +1,79 @@
+#!/bin/bash
+# Runs programs that know nothing of fdbroker with and without its Level Zero layer, under one loader, and ends with
+# `N passed, N failed`. It must never pass a part that did not run. Called by run.sh, which sets the stage:
+# ZE_TEST_LOADER, ZE_ENABLE_ALT_DRIVERS.
+set -uo pipefail
+
+case $# in
+  3) ;;
+  *) echo "usage: tests/level_zero/layer.sh BUILT UNMODIFIED CLIENT   (BUILT: cargo's directory of this build)" >&2
+     exit 2 ;;
+esac
+built=$1 unmodified=$2 client=$3
+layer=$built/libfdbroker_ze.so
+export ZE_TEST_FDBROKER=$built/fdbroker
+fdbroker=$ZE_TEST_FDBROKER
+
+passed=0 failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+ok() { passed=$((passed + 1)); echo "ok      $*"; }
+bad() { failed=$((failed + 1)); echo "FAILED  $*"; }
+
+# cases NAME COMMAND...: a run whose last line counts its cases.
+cases() {
+  local name=$1 status=0 p f; shift
+  "$@" > "$work/log" 2>&1 || status=$?
+  sed -n "s/^\(ok  *\|FAILED *\)/&$name: /p" "$work/log"
+  read -r p f < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$work/log" | tail -n 1)
+  if [ "$status" != 0 ] && [ "${f:-0}" = 0 ] || [ "${p:-0}" = 0 ]; then f=$((${f:-0} + 1)); fi
+  [ "${f:-0}" = 0 ] || grep -v '^ok ' "$work/log"
+  passed=$((passed + ${p:-0})) failed=$((failed + f))
+}
+
+# ends NAME STATUS TEXT COMMAND...: an exit status, and words somewhere in what it says.
+ends() {
+  local name=$1 status=$2 text=$3 got=0 out; shift 3
+  out=$("$@" 2>&1) || got=$?
+  if [ "$got" = "$status" ] && [[ $out == *"$text"* ]]; then
+    ok "$name"
+  else
+    bad "$name: status $got, expected $status and '$text':"$'\n'"$out"
+  fi
+}
+
+by_value=handle_when_passed_by_value_shares_legacy
+by_hand=(env ZE_ENABLE_VALIDATION_LAYER=1 "LD_LIBRARY_PATH=$built/fdbroker-level-zero")
+no_broker=FDBROKER_SOCKET=$work/no/broker.sock
+
+# Without the layer an fd number passed by value means nothing: if this passed, the rest would prove nothing.
+ends "by value, without the layer: refused" 1 ZE_RESULT_ERROR_INVALID_ARGUMENT \
+  "$fdbroker" run -- env ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
+cases "layer" "$fdbroker" run --level-zero --max-fds 256 -- "$unmodified" broker
+cases "layer" "$fdbroker" run --level-zero -- "$unmodified" lost
+ends "by value, layer, run --join" 0 "" \
+  "$fdbroker" run --join --job "test-$$" --level-zero -- env ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
+ends "by value, layer, by hand" 0 "" \
+  "$fdbroker" run -- "${by_hand[@]}" ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
+cases "preloaded" "$fdbroker" run --max-fds 256 -- env "LD_PRELOAD=$layer" "$unmodified" broker
+ends "by value, layer and preloaded" 0 "" \
+  "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
+
+# Without a broker every case of the program that knows the driver's own ways holds as it is.
+cases "no broker" "${by_hand[@]}" "$no_broker" "$unmodified" no-broker
+cases "no broker" "${by_hand[@]}" "$no_broker" "$client"
+cases "no broker, preloaded" env "LD_PRELOAD=$layer" "$no_broker" "$client"
+lines=$("${by_hand[@]}" "$no_broker" ZE_TEST_DRIVER_HANDLES=legacy \
+  "$unmodified" broker_when_absent_leaves_the_drivers_handles_legacy 2>&1 | grep -c '^fdbroker-level-zero.*NOT_CONNECTED')
+if [ "$lines" = 1 ]; then ok "no broker: one line"; else bad "no broker: $lines lines on stderr, expected 1"; fi
+lines=$("$fdbroker" run --level-zero -- env ZE_TEST_DRIVER_HANDLES=legacy \
+  "$unmodified" handle_when_of_another_node_is_refused 2>&1 | grep -c '^fdbroker-level-zero.*WRONG_NODE')
+if [ "$lines" = 1 ]; then ok "another node: one line"; else bad "another node: $lines lines on stderr, expected 1"; fi
+
+# A program is never run without the layer it was to have.
+cp "$fdbroker" "$work/fdbroker"
+ends "run --level-zero without a layer: an error with its remedy" 1 "cargo build -p fdbroker-ze-layer" \
+  "$work/fdbroker" run --level-zero -- true
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
