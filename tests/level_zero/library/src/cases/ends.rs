@@ -60,6 +60,8 @@ pub fn retired(node: &Node, rank: &mut Rank) -> Outcome {
     let retired = retire_pointer(&rank.device, &rank.exports, inside);
 
     same("which it was", retired, Some(handles[0].id()))?;
+    // Nobody waits for the message, and the peer's goes another way.
+    node.until_count("/allocations/now", 1)?;
     peer.refuses("import", &handles[..1], ErrorCode::Stale)?;
     peer.with("import", &handles[1..])?;
     same("once more", retire_pointer(&rank.device, &rank.exports, inside), None)?;
