@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the Level Zero bindings and the test driver under two real loaders and ends with `N passed, N failed`.
+# Runs the Level Zero bindings, the test driver and fdbroker's layer under two real loaders and ends with `N passed, N failed`.
 # It must never skip in silence: what cannot run here is a failure with its reason.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
@@ -46,15 +46,18 @@ counted() {
   passed=$((passed + ${p:-0})) failed=$((failed + f))
 }
 
-# The same cases with exports that are real dma-bufs (udmabuf), in a virtual machine: few hosts open that device.
+# on_dma_bufs FILE... -- PROGRAM...: cases with exports that are real dma-bufs (udmabuf), in a virtual machine, together
+# with FILEs: few hosts open that device.
 on_dma_bufs() {
-  local file arguments=()
-  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$libraries"/libze_{loader,tracing_layer}.so.1; do
+  local file arguments=() files=()
+  while [ "$1" != -- ]; do files+=("$1"); shift; done
+  shift
+  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$libraries"/libze_{loader,tracing_layer}.so.1 "${files[@]}"; do
     arguments+=(-f "$file")
   done
   tests/vm/run.sh -t "$case_limit_s" "${arguments[@]}" -e LD_LIBRARY_PATH=/t -e ZE_TEST_LOADER=1.8.12 \
     -e "ZE_ENABLE_ALT_DRIVERS=/t/$(basename "$ZE_ENABLE_ALT_DRIVERS")" -e ZE_TEST_DRIVER_MEMORY=udmabuf \
-    "$target/ze-test-client"
+    -e ZE_TEST_FDBROKER=/t/fdbroker "$@"
 }
 
 libraries=/usr/lib/x86_64-linux-gnu
@@ -64,7 +67,7 @@ if [ "$(id -u)" = 0 ]; then "$here/install.sh" || give_up "the host is not ready
 version=$(dpkg-query -W -f '${Version}' libze1)
 [ "${version%-*}" = 1.8.12 ] || give_up "libze1 here is $version; the cases know 1.8.12, Debian 12's"
 
-cargo build --quiet -p fdbroker-ze-test-driver -p fdbroker-ze-test-client || give_up "the build failed"
+cargo build --quiet -p fdbroker -p fdbroker-ze-layer -p fdbroker-ze-test-driver -p fdbroker-ze-test-client || give_up "the build failed"
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 export ZE_ENABLE_ALT_DRIVERS=$target/libfdbroker_ze_test_driver.so
 # Nothing of the caller's shell may choose for the cases.
@@ -78,13 +81,20 @@ else
 fi
 
 counted "loader 1.8.12" timeout "$case_limit_s" env ZE_TEST_LOADER=1.8.12 "$target/ze-test-client"
-if "$here/debian13.sh" "$target/ze-test-client" "$work/ze-test-client"; then
+counted "layer, loader 1.8.12" timeout "$case_limit_s" env ZE_TEST_LOADER=1.8.12 \
+  "$here/layer.sh" "$target" "$target/ze-test-unmodified" "$target/ze-test-client"
+if "$here/debian13.sh" "$target/ze-test-client" "$work/ze-test-client" &&
+  "$here/debian13.sh" "$target/ze-test-unmodified" "$work/ze-test-unmodified"; then
   counted "loader 1.20.6" timeout "$case_limit_s" env ZE_TEST_LOADER=1.20.6 "$work/ze-test-client"
+  counted "layer, loader 1.20.6" timeout "$case_limit_s" env ZE_TEST_LOADER=1.20.6 \
+    "$here/layer.sh" "$target" "$work/ze-test-unmodified" "$work/ze-test-client"
 else
   failed=$((failed + 1))
 fi
 if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
-  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs
+  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs -- "$target/ze-test-client"
+  counted "layer, loader 1.8.12, on real dma-bufs" on_dma_bufs "$target/libfdbroker_ze.so" "$target/ze-test-unmodified" \
+    -- "$target/fdbroker" run --level-zero --max-fds 256 -- ./ze-test-unmodified broker
 else
   echo "not run: real dma-bufs: qemu is not installed; run: sudo tests/vm/install.sh"
   [ -z "${CI-}" ] || failed=$((failed + 1))
