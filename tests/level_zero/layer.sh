@@ -3,6 +3,7 @@
 # `N passed, N failed`. It must never pass a part that did not run. Called by run.sh, which sets the stage:
 # ZE_TEST_LOADER, ZE_ENABLE_ALT_DRIVERS.
 set -uo pipefail
+here=$(dirname "$(readlink -f "$0")")
 
 case $# in
   3) ;;
@@ -58,6 +59,18 @@ ends "by value, layer, by hand" 0 "" \
 cases "preloaded" "$fdbroker" run --max-fds 256 -- env "LD_PRELOAD=$layer" "$unmodified" broker
 ends "by value, layer and preloaded" 0 "" \
   "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
+
+# The same linked to the loader, in C: the dynamic linker finds functions another way than dlopen(3) does.
+if gcc -Wall -o "$work/linked" "$here/linked.c" -l:libze_loader.so.1 &&
+  { [ "$ZE_TEST_LOADER" = 1.8.12 ] || { "$here/debian13.sh" "$work/linked" "$work/other" && mv "$work/other" "$work/linked"; }; }
+then
+  ends "linked, without the layer: refused" 1 "zeMemOpenIpcHandle" "$fdbroker" run -- "$work/linked"
+  ends "linked, layer" 0 "1 grants" "$fdbroker" run --level-zero -- "$work/linked"
+  ends "linked, preloaded" 0 "1 grants" "$fdbroker" run -- env "LD_PRELOAD=$layer" "$work/linked"
+  ends "linked, layer and preloaded" 0 "1 grants" "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" "$work/linked"
+else
+  bad "linked: it does not build"
+fi
 
 # Without a broker every case of the program that knows the driver's own ways holds as it is.
 cases "no broker" "${by_hand[@]}" "$no_broker" "$unmodified" no-broker

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs the Level Zero bindings, the test driver, the library and the demo under two real loaders and ends with
-# `N passed, N failed`.
+# Runs the Level Zero bindings, the test driver, the library, the demo and fdbroker's layer under two real loaders and
+# ends with `N passed, N failed`.
 # It must never skip in silence: what cannot run here is a failure with its reason.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
@@ -51,16 +51,18 @@ counted() {
   passed=$((passed + ${p:-0})) failed=$((failed + f))
 }
 
-# The same cases with exports that are real dma-bufs (udmabuf), in a virtual machine: few hosts open that device.
-on_dma_bufs() { # PROGRAM
-  local file arguments=()
-  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$FDBROKER" \
-    "$libraries"/libze_{loader,tracing_layer}.so.1; do
+# on_dma_bufs FILE... -- PROGRAM...: cases with exports that are real dma-bufs (udmabuf), in a virtual machine, together
+# with FILEs: few hosts open that device.
+on_dma_bufs() {
+  local file arguments=() files=()
+  while [ "$1" != -- ]; do files+=("$1"); shift; done
+  shift
+  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$libraries"/libze_{loader,tracing_layer}.so.1 "${files[@]}"; do
     arguments+=(-f "$file")
   done
   tests/vm/run.sh -t "$case_limit_s" "${arguments[@]}" -e LD_LIBRARY_PATH=/t -e ZE_TEST_LOADER=1.8.12 \
     -e "ZE_ENABLE_ALT_DRIVERS=/t/$(basename "$ZE_ENABLE_ALT_DRIVERS")" -e ZE_TEST_DRIVER_MEMORY=udmabuf \
-    -e "FDBROKER=/t/$(basename "$FDBROKER")" "$1"
+    -e FDBROKER=/t/fdbroker -e ZE_TEST_FDBROKER=/t/fdbroker "$@"
 }
 
 # demo NAME COMMAND ARGUMENTS...: one case, every byte copied through the driver and checked.
@@ -93,8 +95,8 @@ if [ "$(id -u)" = 0 ]; then "$here/install.sh" || give_up "the host is not ready
 version=$(dpkg-query -W -f '${Version}' libze1)
 [ "${version%-*}" = 1.8.12 ] || give_up "libze1 here is $version; the cases know 1.8.12, Debian 12's"
 
-cargo build --quiet -p fdbroker -p fdbroker-ze-test-driver -p fdbroker-ze-test-client -p fdbroker-ze-test-library ||
-  give_up "the build failed"
+cargo build --quiet -p fdbroker -p fdbroker-ze-layer -p fdbroker-ze-test-driver -p fdbroker-ze-test-client \
+  -p fdbroker-ze-test-library || give_up "the build failed"
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 export ZE_ENABLE_ALT_DRIVERS=$target/libfdbroker_ze_test_driver.so
 # Nothing of the caller's shell may choose for the cases.
@@ -112,18 +114,22 @@ fi
 
 counted "loader 1.8.12" timeout "$case_limit_s" env ZE_TEST_LOADER=1.8.12 "$target/ze-test-client"
 counted "loader 1.8.12: the library" timeout "$case_limit_s" "$target/ze-test-library"
+counted "layer, loader 1.8.12" timeout "$case_limit_s" env ZE_TEST_LOADER=1.8.12 \
+  "$here/layer.sh" "$target" "$target/ze-test-unmodified" "$target/ze-test-client"
 demo "loader 1.8.12" "$FDBROKER"
 demo_refused "no driver" env ZE_ENABLE_ALT_DRIVERS=/no/such/driver.so "$FDBROKER"
 # A file of its name that is no library hides the system's loader.
 mkdir "$work/no-loader" && : > "$work/no-loader/libze_loader.so.1"
 demo_refused "libze_loader.so.1" env LD_LIBRARY_PATH="$work/no-loader" "$FDBROKER"
 
-newer=(ze-test-client ze-test-library fdbroker)
+newer=(ze-test-client ze-test-unmodified ze-test-library fdbroker)
 ready=yes
 for program in "${newer[@]}"; do "$here/debian13.sh" "$target/$program" "$work/$program" || ready=''; done
 if [ -n "$ready" ]; then
   counted "loader 1.20.6" timeout "$case_limit_s" env ZE_TEST_LOADER=1.20.6 "$work/ze-test-client"
   counted "loader 1.20.6: the library" timeout "$case_limit_s" "$work/ze-test-library"
+  counted "layer, loader 1.20.6" timeout "$case_limit_s" env ZE_TEST_LOADER=1.20.6 \
+    "$here/layer.sh" "$target" "$work/ze-test-unmodified" "$work/ze-test-client"
   # With Put no fd stays behind: many more buffers than fds.
   demo "loader 1.20.6" "$work/fdbroker" --max-fds 256 --without-broker
   ZE_TEST_DRIVER_IMPORT_FD=caller-closes demo "loader 1.20.6, caller closes" "$work/fdbroker" --ranks 8 --buffers 50
@@ -131,8 +137,10 @@ else
   failed=$((failed + 1))
 fi
 if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
-  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs "$target/ze-test-client"
-  counted "loader 1.8.12 on real dma-bufs: the library" on_dma_bufs "$target/ze-test-library"
+  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs -- "$target/ze-test-client"
+  counted "loader 1.8.12 on real dma-bufs: the library" on_dma_bufs "$FDBROKER" -- "$target/ze-test-library"
+  counted "layer, loader 1.8.12, on real dma-bufs" on_dma_bufs "$target/libfdbroker_ze.so" "$target/ze-test-unmodified" \
+    -- "$FDBROKER" run --level-zero --max-fds 256 -- ./ze-test-unmodified broker
 else
   echo "not run: real dma-bufs: qemu is not installed; run: sudo tests/vm/install.sh"
   [ -z "${CI-}" ] || failed=$((failed + 1))

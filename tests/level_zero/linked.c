@@ -1,0 +1,82 @@
+// A program linked to the Level Zero loader, as most are, that passes an IPC handle by value through a pipe.
+// It must never know of fdbroker, nor need a header: what it calls is declared here. Exit status 0: it shared.
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/wait.h>
+
+typedef void *handle; /* of driver, device, context, list */
+typedef struct { char data[64]; } ipc_handle;
+typedef struct { int stype; const void *next; unsigned flags, ordinal; } alloc_desc;
+typedef struct { int stype; const void *next; unsigned flags; } context_desc;
+typedef struct { int stype; const void *next; unsigned ordinal, index, flags; int mode, priority; } queue_desc;
+
+int zeInit(unsigned), zeDriverGet(unsigned *, handle *), zeDeviceGet(handle, unsigned *, handle *);
+int zeContextCreate(handle, const context_desc *, handle *), zeContextDestroy(handle);
+int zeCommandListCreateImmediate(handle, handle, const queue_desc *, handle *), zeCommandListDestroy(handle);
+int zeCommandListAppendMemoryCopy(handle, void *, const void *, size_t, handle, unsigned, handle *);
+int zeMemAllocDevice(handle, const alloc_desc *, size_t, size_t, handle, void **), zeMemFree(handle, void *);
+int zeMemGetIpcHandle(handle, const void *, ipc_handle *);
+int zeMemOpenIpcHandle(handle, handle, ipc_handle, unsigned, void **), zeMemCloseIpcHandle(handle, const void *);
+
+static handle driver, device, context, list;
+static const char text[] = "written by the producer";
+
+#define CALL(call) \
+    do { int code = (call); if (code) { fprintf(stderr, #call " = %#x\n", (unsigned)code); return 1; } } while (0)
+
+static int start(void) {
+    unsigned one = 1;
+    context_desc c = {0xd, NULL, 0};
+    queue_desc q = {0xe, NULL, 0, 0, 0, 1 /* synchronous */, 0};
+    CALL(zeInit(0));
+    CALL(zeDriverGet(&one, &driver));
+    CALL(zeDeviceGet(driver, &one, &device));
+    CALL(zeContextCreate(driver, &c, &context));
+    CALL(zeCommandListCreateImmediate(context, device, &q, &list));
+    return 0;
+}
+
+static int produce(int to, int until) {
+    alloc_desc d = {0x15, NULL, 0, 0};
+    ipc_handle h;
+    void *memory;
+    char end;
+    if (start()) return 1;
+    CALL(zeMemAllocDevice(context, &d, 4096, 1, device, &memory));
+    CALL(zeCommandListAppendMemoryCopy(list, memory, text, sizeof text, NULL, 0, NULL));
+    CALL(zeMemGetIpcHandle(context, memory, &h));
+    if (write(to, &h, sizeof h) != sizeof h) return 1;
+    if (read(until, &end, 1) != 0) return 1; /* until the consumer has ended */
+    CALL(zeMemFree(context, memory));
+    CALL(zeCommandListDestroy(list));
+    CALL(zeContextDestroy(context));
+    return 0;
+}
+
+static int consume(int from) {
+    ipc_handle h;
+    void *memory;
+    char seen[sizeof text] = "";
+    if (start()) return 1;
+    if (read(from, &h, sizeof h) != sizeof h) return 1;
+    CALL(zeMemOpenIpcHandle(context, device, h, 0, &memory));
+    CALL(zeCommandListAppendMemoryCopy(list, seen, memory, sizeof seen, NULL, 0, NULL));
+    CALL(zeMemCloseIpcHandle(context, memory));
+    return memcmp(seen, text, sizeof text) != 0;
+}
+
+int main(void) {
+    int handles[2], life[2], status = 1, failed;
+    pid_t producer;
+    if (pipe(handles) || pipe(life) || (producer = fork()) < 0) return 1;
+    if (producer == 0) {
+        close(life[1]);
+        return produce(handles[1], life[0]);
+    }
+    close(handles[1]);
+    failed = consume(handles[0]);
+    close(life[1]);
+    waitpid(producer, &status, 0);
+    return failed || status != 0;
+}
