@@ -80,6 +80,7 @@ pub const CASES: &[Case] = cases! {
 
     "handle_when_opened_twice_is_closed_twice_legacy": Broker(opening::twice), LEGACY;
     "handle_when_opened_twice_is_closed_twice_opaque_pool": Broker(opening::twice), OPAQUE_POOL;
+    "fd_when_it_comes_at_the_exporters_number_is_moved": Broker(opening::same_number), OPAQUE;
     "handle_when_of_another_node_is_refused": Broker(opening::other_node), LEGACY;
     "handle_when_its_bytes_are_changed_is_refused": Broker(opening::changed), OPAQUE;
     "handles_when_opened_by_many_threads_are_counted": Broker(opening::threads), OPAQUE;

@@ -1,11 +1,12 @@
 //! One handle opened in more than one way. The exporter is this very process: to the layer that is a consumer as any.
 
 use crate::broker;
-use crate::fault::{Outcome, holds, refused, same};
-use crate::gpu::{Gpu, pattern};
+use crate::fault::{Fault, Outcome, holds, refused, same};
+use crate::gpu::{Gpu, handle_fd, pattern};
 use crate::peer::{Order, Peer};
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
 use level_zero_sys::ze_ipc_mem_handle_t;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Where the layer's handle has the node, and a byte of what proves it: `level-zero-layer/src/key.rs`.
 const NODE: usize = 32;
@@ -30,6 +31,50 @@ pub fn twice(gpu: &Gpu) -> Outcome {
     broker::wait_for("no lease", |counts| counts.mapped_leases == 0)?;
     peer.tell(Order::Free, 0, 0)??;
     peer.finish()
+}
+
+/// An opaque handle with equal numbers would make the driver fetch the fd from the exporter, which only processes that
+/// may trace it can.
+pub fn same_number(gpu: &Gpu) -> Outcome {
+    // The peer has the first of these too and not the others, so its exported fd gets a number that is free here.
+    const FILLERS: usize = 40;
+    const INHERITED: usize = 30;
+    let fillers: Vec<OwnedFd> =
+        (0..FILLERS).map(|at| filler(at >= INHERITED)).collect::<Result<_, _>>()?;
+    let peer = Peer::start()?;
+    drop(fillers);
+    peer.tell(Order::Allocate, BYTES, 0)??;
+    peer.tell(Order::Write, BYTES, WRITTEN_HERE)??;
+    let handle = peer.tell(Order::Get, 0, 0)??.handle;
+    // So that the connection has its fds.
+    gpu.close_handle(gpu.open_handle(handle)?)?;
+
+    let mut below = Vec::new();
+    let free = loop {
+        let fd = filler(true)?;
+        if fd.as_raw_fd() >= handle_fd(handle) {
+            break fd;
+        }
+        below.push(fd);
+    };
+    same("the number that is free here", free.as_raw_fd(), handle_fd(handle))?;
+    drop(free);
+    let opened = gpu.open_handle(handle)?;
+    same("fds fetched from the exporter", gpu.counters()?.fetched_fds, 0)?;
+    holds(gpu.read(opened, BYTES)? == pattern(BYTES, WRITTEN_HERE), || "other bytes".to_string())?;
+    gpu.close_handle(opened)?;
+    peer.tell(Order::Free, 0, 0)??;
+    peer.finish()
+}
+
+/// An fd of no meaning at the lowest free number.
+fn filler(close_on_exec: bool) -> Result<OwnedFd, Fault> {
+    let flag = if close_on_exec { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: a C string.
+    let fd = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | flag) };
+    holds(fd >= 0, || "no fd is free".to_string())?;
+    // SAFETY: the call just made it, for nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 pub fn other_node(gpu: &Gpu) -> Outcome {
