@@ -5,7 +5,8 @@ use crate::node::Node;
 use crate::peer::Peer;
 use crate::rank::{Rank, soon};
 use fdbroker_client::level_zero::retire_pointer;
-use fdbroker_client::{Deposit, DriverData, ErrorCode, Handle, MemoryKind};
+use fdbroker_client::{Deposit, DriverData, ErrorCode, MemoryKind};
+use fdbroker_protocol::node_id;
 use std::os::fd::{AsFd, AsRawFd};
 
 const BYTES: usize = 10_000;
@@ -87,11 +88,16 @@ pub fn dropped(node: &Node, rank: &mut Rank) -> Outcome {
 }
 
 pub fn another_node(node: &Node, rank: &mut Rank) -> Outcome {
-    let mut bytes = rank.own(BYTES, 1, SALT)?[0].to_bytes();
-    // Bytes 8 to 15 say which node (and boot) it is of.
-    bytes[8] ^= 1;
+    let handle = rank.own(BYTES, 1, SALT)?[0];
+    let mut elsewhere = handle;
+    elsewhere.prefix.node = (handle.prefix.node.get() ^ 1).into();
+    // What this very node would have given out before a reboot.
+    let mut earlier = handle;
+    earlier.prefix.node = node_id("00000000-0000-4000-8000-000000000000").into();
     let mut peer = Peer::start(&node.socket(), None)?;
-    peer.refuses("import", &[Handle::from_bytes(bytes)], ErrorCode::WrongNode)?;
+    peer.refuses("import", &[elsewhere], ErrorCode::WrongNode)?;
+    peer.refuses("import", &[earlier], ErrorCode::WrongNode)?;
+    peer.with("import", &[handle])?;
     peer.finish()
 }
 

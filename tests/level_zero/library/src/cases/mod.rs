@@ -124,7 +124,7 @@ pub const CASES: &[Case] = cases! {
     "pointer_when_freed_behind_our_back_is_not_brought_back": WithFewFds(ends::freed_behind), LEGACY;
     "pointer_when_retired_is_stale": WithRank(ends::retired), LEGACY;
     "buffer_when_dropped_is_stale_and_its_address_another": WithRank(ends::dropped), LEGACY;
-    "handle_when_of_another_node_is_wrong_node": WithRank(ends::another_node), LEGACY;
+    "handle_when_of_another_node_or_boot_is_wrong_node": WithRank(ends::another_node), LEGACY;
     "driver_data_when_garbage_are_refused_and_nothing_leaks": WithRank(ends::garbage), LEGACY;
     "driver_data_when_garbage_are_refused_and_nothing_leaks_opaque": WithRank(ends::garbage), OPAQUE;
 };
