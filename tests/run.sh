@@ -45,15 +45,16 @@ part() {
   fi
 }
 
-# counted NAME COMMAND...: one part that prints cargo's `test result:` lines or a last line `N passed, N failed`.
+# counted NAME COMMAND...: one part that prints cargo's `test result:` lines, or ends with a line `N passed, N failed` that
+# has all of them (those before it are of its own parts).
 counted() {
   local name=$1 log=$logs/part status=0 p f; shift
   heading "$name"
   "$@" > "$log" 2>&1 || status=$?
   read -r p f < <(awk '
     /^test result:/ { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i-1); if ($i ~ /^failed/) f += $(i-1) } }
-    /^[0-9]+ passed, [0-9]+ failed$/ { p += $1; f += $3 }
-    END { print p + 0, f + 0 }' "$log")
+    /^[0-9]+ passed, [0-9]+ failed$/ { last_p = $1; last_f = $3 }
+    END { print p + last_p + 0, f + last_f + 0 }' "$log")
   if [ "$status" = 77 ] && [ $((p + f)) = 0 ]; then
     # What it needs is not installed; its last line says what to do.
     not_run+=("$name: $(tail -n 1 "$log")"); echo "not run"; return
