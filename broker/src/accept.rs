@@ -6,7 +6,7 @@ use crate::kernel;
 use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE};
 use crate::server::{Handshake, Server, register};
 use crate::tokens::Source;
-use fdbroker_core::{DomainKey, Input, Now};
+use fdbroker_core::{DomainKey, Input, Now, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -89,7 +89,8 @@ impl Server {
         let until = Now(self.now.0.saturating_add(timeout.unwrap_or(u64::MAX)));
         self.handshakes.push_back(Handshake { client, serial, until });
         self.prune_handshakes();
-        self.step(Input::Connect { client, domain, pid });
+        let peer = Peer { domain, job: None, pid, gid: peer.gid(), groups: &[] };
+        self.step(Input::Connect { client, peer });
         if let Err(error) = registered {
             log::error!("cannot watch a new client: {error}");
             self.disconnect(client, ErrorCode::Internal.into());

@@ -90,6 +90,8 @@ impl Server {
             Effect::CloseHeld { slot, ticket } => {
                 expect(self.fds.close_held(*slot, *ticket), "close", *slot);
             }
+            // Not served yet: no core says them.
+            Effect::Keep { .. } | Effect::Unkeep { .. } | Effect::Declared { .. } => {}
             Effect::Publish { slot, generation } => {
                 expect(self.page.publish(*slot, *generation), "publish", *slot);
             }

@@ -66,7 +66,7 @@ macro_rules! sections {
 }
 
 sections! {
-    /// `[caps.node]`, `[caps.domain]`, `[caps.client]`: absent = the default.
+    /// `[caps.node]`, `[caps.domain]`, `[caps.job]`, `[caps.client]`: absent = the default.
     CapsSection {
         /// Fds of shared memory: held, closing, promised, leased, clients' own.
         fds: u64,
@@ -80,6 +80,8 @@ sections! {
         mapped_leases: u64,
         /// Allocations registered.
         allocations: u64,
+        /// Allocations that outlive their owner.
+        kept_allocations: u64,
     }
     /// `[limits]`.
     LimitsSection {
@@ -103,6 +105,10 @@ sections! {
         max_credits: u32,
         /// Time an owner has to answer a recall, ms.
         recall_timeout_ms: u64,
+        /// Time a kept allocation lives without its owner, ms.
+        keep_ttl_ms: u64,
+        /// Time that owners have after a crash of the broker to name their allocations again, ms.
+        grace_ms: u64,
         /// Time a new connection has for its hello, ms.
         handshake_timeout_ms: u64,
     }
@@ -126,6 +132,8 @@ pub struct CapsSections {
     pub node: CapsSection,
     /// Of each domain.
     pub domain: CapsSection,
+    /// Of each job of a domain.
+    pub job: CapsSection,
     /// Of each client.
     pub client: CapsSection,
 }
@@ -193,6 +201,7 @@ impl ConfigFile {
             caps: CapsSections {
                 node: self.caps.node.over(below.caps.node),
                 domain: self.caps.domain.over(below.caps.domain),
+                job: self.caps.job.over(below.caps.job),
                 client: self.caps.client.over(below.caps.client),
             },
             limits: self.limits.over(below.limits),

@@ -136,9 +136,18 @@ pub(crate) fn resolve_core(
     let client_fds = given.cap(|it| &it.caps.client, |it| it.fds);
     let client =
         resolve_caps("client", client_fds, given, |it| &it.caps.client, whole.client(), lines);
+    let job_fds = given.cap(|it| &it.caps.job, |it| it.fds);
+    let job = resolve_caps("job", job_fds, given, |it| &it.caps.job, Caps::NONE, lines);
+    // Long enough for a job's next step to start, short against a forgotten buffer.
+    let keep = given.limit(|it| it.keep_ttl_ms);
+    let keep_ttl_ms = lines.pick("limits.keep_ttl_ms", keep, 60_000);
+    // The library tries again after a second at most, and a rank in a debugger may take longer than any time.
+    let grace = given.limit(|it| it.grace_ms);
+    let grace_ms = lines.pick("limits.grace_ms", grace, 10_000);
     let core = Config {
         node,
         domain,
+        job,
         client,
         table_fds: table.free_fds - u64::from(most_connections),
         max_clients,
@@ -150,6 +159,8 @@ pub(crate) fn resolve_core(
         base_credits,
         max_credits,
         recall_timeout_us: recall_timeout_ms.saturating_mul(1000),
+        keep_ttl_us: keep_ttl_ms.saturating_mul(1000),
+        grace_us: grace_ms.saturating_mul(1000),
     };
     Ok(Derived { core, most_connections })
 }
@@ -170,6 +181,8 @@ impl Whole {
             fds: self.node_fds,
             mapped_leases: u64::from(self.max_slots) * 8,
             allocations: self.max_slots.into(),
+            // Each is an entry of the service manager's store, which takes them one by one.
+            kept_allocations: 1024,
             ..Caps::NONE
         }
     }
@@ -201,6 +214,7 @@ fn map_bounded(caps: Caps, f: impl Fn(u64) -> u64) -> Caps {
         open_leases: map(caps.open_leases),
         mapped_leases: map(caps.mapped_leases),
         allocations: map(caps.allocations),
+        kept_allocations: map(caps.kept_allocations),
     }
 }
 
@@ -229,5 +243,10 @@ fn resolve_caps(
         open_leases: pick("open_leases", cap(|it| it.open_leases), default.open_leases),
         mapped_leases: pick("mapped_leases", cap(|it| it.mapped_leases), default.mapped_leases),
         allocations: pick("allocations", cap(|it| it.allocations), default.allocations),
+        kept_allocations: pick(
+            "kept_allocations",
+            cap(|it| it.kept_allocations),
+            default.kept_allocations,
+        ),
     }
 }

@@ -8,8 +8,8 @@ use fdbroker_core::{
 };
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
 use fdbroker_protocol::message::{
-    self, DrainedItem, GrantItem, NO_FD, PROTOCOL_VERSION, RecallItem, RegisterReplyHead,
-    RevokedItem,
+    self, DrainedItem, GrantItem, LeaseItem, NO_FD, PROTOCOL_VERSION, RecallItem,
+    RegisterReplyHead, RevokedItem,
 };
 use fdbroker_protocol::{AllocationId, HandleFields, Kind, NodeKey, Status, Writer};
 
@@ -193,6 +193,13 @@ pub fn write_events<'w>(writer: &'w mut Writer, events: &Events) -> &'w [u8] {
                 writer.push(&recall_item(event));
             }
             items.len()
+        }
+        Events::Reclaim(leases) => {
+            writer.start(Kind::Reclaim, 0);
+            for lease in leases {
+                writer.push(&LeaseItem { lease: lease.0.into() });
+            }
+            leases.len()
         }
         Events::Revoked(items) => {
             writer.start(Kind::Revoked, 0);

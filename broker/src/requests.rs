@@ -216,6 +216,7 @@ fn decode_deposit(item: &RegisterItem, index: usize, context: &mut Context<'_>) 
         kind: kind.unwrap_or(MemoryKind::Memfd),
         share: share.unwrap_or(Share::Uid),
         recallable: item.flags & register_flags::RECALLABLE != 0,
+        keep: item.flags & register_flags::KEEP != 0,
         device: item.device.get(),
         size_bytes: item.size_bytes.get(),
         fd_offset: item.fd_offset.get(),

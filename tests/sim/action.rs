@@ -1,7 +1,7 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
-use fdbroker_core::{ClientId, Now};
+use fdbroker_core::{ClientId, Now, Peer};
 use fdbroker_core::{
     Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
     Ticket, Wanted,
@@ -84,7 +84,8 @@ impl Action {
     pub fn input(&self) -> Option<Input<'_>> {
         let input = match *self {
             Action::Connect { client, domain, pid } => {
-                Input::Connect { client: ClientId(client), domain, pid }
+                let peer = Peer { domain, job: None, pid, gid: 0, groups: &[] };
+                Input::Connect { client: ClientId(client), peer }
             }
             Action::Hello { client, request, own_fds } => {
                 Input::Hello { client: ClientId(client), request: RequestId(request), own_fds }
@@ -309,6 +310,7 @@ pub fn show_events(events: &Events) -> String {
             let ids: Vec<AllocationId> = list.iter().map(|event| event.id).collect();
             format!("Recall {}", show_ids(&ids))
         }
+        Events::Reclaim(leases) => format!("Reclaim {leases:x?}"),
         Events::Revoked(list) => {
             let items = list.iter();
             let items = items.map(|e| format!("{} {:#x} {}", e.id, e.lease.0, e.code.name()));

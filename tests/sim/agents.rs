@@ -330,6 +330,7 @@ impl World {
             kind: kind[rng.below(3) as usize],
             share: if rng.chance(30) { Share::Gid } else { share[rng.below(3) as usize] },
             recallable: rng.chance(900),
+            keep: false,
             device: rng.below(2) as u32,
             size_bytes: rng.between(1, 8) * PAGE_BYTES,
             fd_offset: rng.below(16) * PAGE_BYTES,

@@ -20,6 +20,9 @@ impl Model {
                 self.closed_arrived(step, usize::from(*index), ticket.0, *lane)
             }
             Effect::CloseHeld { slot, ticket } => self.closed_held(step, *slot, ticket.0),
+            Effect::Keep { .. } | Effect::Unkeep { .. } | Effect::Declared { .. } => {
+                Err(format!("{effect:?}, which nothing asked for"))
+            }
             Effect::Publish { slot, generation: 0 } => self.unpublish(step, *slot),
             Effect::Publish { slot, generation } => self.publish(step, *slot, *generation),
             Effect::Welcome { client, request, deposit_credits } => {

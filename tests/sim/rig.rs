@@ -55,6 +55,7 @@ pub fn deposit(id: u64) -> Deposit {
         kind: MemoryKind::DmaBuf,
         share: Share::Uid,
         recallable: true,
+        keep: false,
         device: 0,
         size_bytes: PAGE_BYTES,
         fd_offset: 0,

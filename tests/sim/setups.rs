@@ -42,6 +42,7 @@ fn base() -> Setup {
     let config = Config {
         node: Caps::NONE,
         domain: Caps::NONE,
+        job: Caps::NONE,
         client: Caps::NONE,
         table_fds: table_for(12, 4096),
         max_clients: 12,
@@ -53,6 +54,8 @@ fn base() -> Setup {
         base_credits: 1,
         max_credits: 8,
         recall_timeout_us: 4_000,
+        keep_ttl_us: 50_000,
+        grace_us: 20_000,
     };
     Setup {
         config,
@@ -187,6 +190,7 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
         open_leases: cap(rng, 1, 32),
         mapped_leases: cap(rng, 1, 32),
         allocations: cap(rng, 2, 64),
+        kept_allocations: u64::MAX,
     };
     setup.config.node = caps(rng);
     setup.config.domain = caps(rng);

@@ -15,6 +15,7 @@ impl Model {
                 list.iter().try_for_each(|event| self.took_recall(client, event))?;
                 list.len()
             }
+            Events::Reclaim(leases) => leases.len(),
             Events::Revoked(list) => {
                 list.iter().try_for_each(|event| self.took_revoked(client, event))?;
                 list.len()

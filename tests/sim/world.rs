@@ -286,6 +286,7 @@ impl World {
                 }
                 self.supply_is_due(client);
             }
+            Events::Reclaim(_) => {}
             Events::Revoked(list) => self.stats.revoked += list.len() as u64,
             Events::Drained(list) => self.stats.drained += list.len() as u64,
         }
@@ -461,6 +462,7 @@ impl World {
                     self.agents.remove(&client.0);
                 }
                 Effect::StoreArrived { .. } | Effect::Publish { .. } | Effect::Statuses { .. } => {}
+                Effect::Keep { .. } | Effect::Unkeep { .. } | Effect::Declared { .. } => {}
             }
         }
         if let Action::Gone { client } = action {

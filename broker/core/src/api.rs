@@ -36,6 +36,25 @@ pub struct DomainKey {
     pub uid: u32,
 }
 
+/// Which job a client is of, within its domain: the daemon's hash of the cgroup's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobKey(pub u64);
+
+/// Who connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer<'a> {
+    /// Listener and uid.
+    pub domain: DomainKey,
+    /// `None`: of no job; its domain alone is charged.
+    pub job: Option<JobKey>,
+    /// Process, for display.
+    pub pid: u32,
+    /// Its group (SO_PEERCRED): that of what it registers.
+    pub gid: u32,
+    /// Its other groups (SO_PEERGROUPS), sorted.
+    pub groups: &'a [u32],
+}
+
 /// Which closer thread takes an fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
@@ -56,8 +75,10 @@ pub struct Deposit {
     pub kind: MemoryKind,
     /// Who may acquire it.
     pub share: Share,
-    /// The broker may evict it.
+    /// The broker may evict it, unless it is kept.
     pub recallable: bool,
+    /// It outlives its owner, for [`Config::keep_ttl_us`].
+    pub keep: bool,
     /// The owner's device ordinal.
     pub device: u32,
     /// Bytes, more than 0.
@@ -90,6 +111,47 @@ pub struct Supply {
     pub size_bytes: u64,
 }
 
+/// An allocation that its owner names again after a crash; no fd comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Redeposit {
+    /// `Err`: what the daemon found wrong with handle, token or item.
+    pub id: Result<AllocationId, ErrorCode>,
+    /// As at its registration; `checked` and `lane` mean nothing here.
+    pub deposit: Deposit,
+}
+
+/// A lease of before a crash, as its holder says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Declared {
+    /// Its allocation.
+    pub wanted: Wanted,
+    /// The holder has the fd still.
+    pub open: bool,
+}
+
+/// A kept allocation as it is remembered outside the broker: with its fd in the service manager's store, it
+/// outlives a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The allocation.
+    pub id: AllocationId,
+    /// Charged for it.
+    pub domain: DomainKey,
+    /// Its owner's group.
+    pub gid: u32,
+    /// As deposited; `checked` and `lane` mean nothing here.
+    pub deposit: Deposit,
+}
+
+/// What a broker that was killed left behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Former<'a> {
+    /// Live on the generation page; each slot at most once, below `max_slots`, generation not 0.
+    pub live: &'a [AllocationId],
+    /// Of these, those whose fds are here. The daemon puts their fds into its table by [`Kept::id`]'s slot.
+    pub kept: &'a [Kept],
+}
+
 /// One handle of an acquire, after the daemon verified its MAC.
 pub type Wanted = Result<AllocationId, ErrorCode>;
 
@@ -99,7 +161,7 @@ pub type Wanted = Result<AllocationId, ErrorCode>;
 pub enum Input<'a> {
     /// A client's socket was accepted. Takes [`crate::limits::FDS_PER_CONNECTION`] places in the table.
     /// Answered by nothing, or by [`Effect::Disconnect`] when a cap is in the way.
-    Connect { client: ClientId, domain: DomainKey, pid: u32 },
+    Connect { client: ClientId, peer: Peer<'a> },
     /// Its hello. Answered by [`Effect::Welcome`], or [`Effect::Failed`] and [`Effect::Disconnect`].
     Hello { client: ClientId, request: RequestId, own_fds: u32 },
     /// Its process has died or its socket has ended. Ends with [`Effect::Forget`], maybe some polls later.
@@ -134,6 +196,12 @@ pub enum Input<'a> {
     Supply { client: ClientId, supplies: &'a [Supply] },
     /// A closer has closed it.
     Closed { ticket: Ticket },
+    /// Allocations of before a crash, named again by their owner. Answered by [`Effect::Registered`].
+    Redeposit { client: ClientId, request: RequestId, items: &'a [Redeposit] },
+    /// Leases of before a crash. Answered by [`Effect::Declared`].
+    Declare { client: ClientId, request: RequestId, items: &'a [Declared] },
+    /// New caps. What is above a lowered one stays until it is given back; nothing is added to it.
+    SetCaps { caps: &'a CapsOfLevels },
 }
 
 /// The outcome of one handle of an acquire.
@@ -191,6 +259,12 @@ pub enum Effect {
         range: std::ops::Range<usize>,
         deposit_credits: u32,
     },
+    /// The fd of `slot` goes to the service manager's store too: [`crate::Core::kept`] says what to remember with it.
+    Keep { slot: u32 },
+    /// The fd of `slot` leaves the service manager's store. Before its [`Effect::CloseHeld`].
+    Unkeep { slot: u32 },
+    /// Answer declare: [`Effects::granted`], without fds.
+    Declared { client: ClientId, request: RequestId, range: std::ops::Range<usize> },
     /// Answer unregister, mapped or release, as [`StatusReply`] says: [`Effects::statuses`].
     Statuses {
         client: ClientId,
@@ -254,6 +328,8 @@ impl Effects {
 pub enum Events {
     /// Export these again.
     Recall(Vec<RecallEvent>),
+    /// Give back those of these leases that are not in use.
+    Reclaim(Vec<LeaseId>),
     /// These leases' allocations have ended.
     Revoked(Vec<RevokedEvent>),
     /// These allocations' last leases are gone.
@@ -314,6 +390,8 @@ pub struct Caps {
     pub mapped_leases: u64,
     /// Allocations.
     pub allocations: u64,
+    /// Allocations that outlive their owner.
+    pub kept_allocations: u64,
 }
 
 impl Caps {
@@ -325,7 +403,21 @@ impl Caps {
         open_leases: u64::MAX,
         mapped_leases: u64::MAX,
         allocations: u64::MAX,
+        kept_allocations: u64::MAX,
     };
+}
+
+/// The caps of every level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapsOfLevels {
+    /// Of the node.
+    pub node: Caps,
+    /// Of each domain.
+    pub domain: Caps,
+    /// Of each job of a domain.
+    pub job: Caps,
+    /// Of each client.
+    pub client: Caps,
 }
 
 /// How the core is set up. Every number is checked by [`Config::check`].
@@ -335,6 +427,8 @@ pub struct Config {
     pub node: Caps,
     /// Caps of each domain.
     pub domain: Caps,
+    /// Caps of each job of a domain.
+    pub job: Caps,
     /// Caps of each client.
     pub client: Caps,
     /// Fds in the broker's table that the core may plan with: RLIMIT_NOFILE less what the daemon itself keeps open.
@@ -357,4 +451,8 @@ pub struct Config {
     pub max_credits: u32,
     /// Time an owner has to answer a recall, in microseconds.
     pub recall_timeout_us: u64,
+    /// Time a kept allocation lives without its owner, in microseconds.
+    pub keep_ttl_us: u64,
+    /// Time that owners have to name their allocations again after a crash, in microseconds.
+    pub grace_us: u64,
 }

@@ -1,7 +1,7 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, RequestId};
+use crate::api::{ClientId, DomainKey, Effect, Effects, Peer, RequestId};
 use crate::ledger::{Account, Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::lists::List;
@@ -11,7 +11,8 @@ use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Core {
-    pub(crate) fn connect(&mut self, client: ClientId, key: DomainKey, pid: u32, fx: &mut Effects) {
+    pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
+        let (key, pid) = (peer.domain, peer.pid);
         let number = client.0 as usize;
         let status = if number >= self.config.max_clients as usize {
             let most = u64::from(self.config.max_clients);

@@ -165,6 +165,7 @@ pub fn cap_of(caps: &Caps, resource: Resource) -> u64 {
         Resource::OpenLeases => caps.open_leases,
         Resource::MappedLeases => caps.mapped_leases,
         Resource::Allocations => caps.allocations,
+        Resource::KeptAllocations => caps.kept_allocations,
         _ => u64::MAX,
     }
 }

@@ -139,7 +139,7 @@ impl Core {
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
         let fx = effects;
         match input {
-            Input::Connect { client, domain, pid } => self.connect(client, domain, pid, fx),
+            Input::Connect { client, peer } => self.connect(client, &peer, fx),
             Input::Hello { client, request, own_fds } => self.hello(client, request, own_fds, fx),
             Input::Gone { client } => self.gone(client),
             Input::Closed { ticket } => self.closed(ticket),
@@ -160,6 +160,19 @@ impl Core {
                         self.refuse_stranger(client, request, fx);
                     }
                 }
+            }
+            Input::Redeposit { client, request, items: _ } => match self.welcome(client) {
+                true => self.not_supported(client, request, fx),
+                false => self.refuse_stranger(client, request, fx),
+            },
+            Input::Declare { client, request, items: _ } => match self.welcome(client) {
+                true => self.not_supported(client, request, fx),
+                false => self.refuse_stranger(client, request, fx),
+            },
+            Input::SetCaps { caps } => {
+                let CapsOfLevels { node, domain, job, client } = *caps;
+                (self.config.node, self.config.domain) = (node, domain);
+                (self.config.job, self.config.client) = (job, client);
             }
             Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
             Input::Unregister { client, request, ids } => match self.welcome(client) {
@@ -259,6 +272,11 @@ impl Core {
     /// Whether the client may make requests.
     fn welcome(&mut self, client: ClientId) -> bool {
         self.client(client).is_some_and(|client| client.welcome)
+    }
+
+    fn not_supported(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
+        let status = ErrorCode::NotSupported.into();
+        fx.list.push(Effect::Failed { client, request, status });
     }
 
     /// A request before hello; or one that the daemon read just before it learnt of the client's end.

@@ -22,6 +22,7 @@ fn config() -> Config {
     Config {
         node: Caps::NONE,
         domain: Caps::NONE,
+        job: Caps::NONE,
         client: Caps::NONE,
         table_fds: 10_000,
         max_clients: 16,
@@ -33,7 +34,13 @@ fn config() -> Config {
         base_credits: 16,
         max_credits: 64,
         recall_timeout_us: 100 * MS,
+        keep_ttl_us: 1000 * MS,
+        grace_us: 1000 * MS,
     }
+}
+
+fn connect(client: ClientId, domain: DomainKey, pid: u32) -> Input<'static> {
+    Input::Connect { client, peer: Peer { domain, job: None, pid, gid: 100, groups: &[] } }
 }
 
 fn node_fds(fds: u64) -> Config {
@@ -47,6 +54,7 @@ fn deposit(base: u64) -> Deposit {
         kind: MemoryKind::Memfd,
         share: Share::Uid,
         recallable: true,
+        keep: false,
         device: 0,
         size_bytes: 4096,
         fd_offset: 0,
@@ -69,7 +77,7 @@ impl World {
 
     fn connect(&mut self, client: ClientId, uid: u32) {
         let domain = DomainKey { listener: 0, uid };
-        self.step(Input::Connect { client, domain, pid: 4000 + client.0 });
+        self.step(connect(client, domain, 4000 + client.0));
         self.step(Input::Hello { client, request: RequestId(1), own_fds: 0 });
     }
 
@@ -565,7 +573,7 @@ fn hello_when_missing_or_twice_then_protocol_and_the_end() {
     let mut world = World::new(config());
     let stranger = ClientId(5);
     let domain = DomainKey { listener: 0, uid: 1 };
-    world.step(Input::Connect { client: stranger, domain, pid: 1 });
+    world.step(connect(stranger, domain, 1));
     let (request, wanted, deadline) = (RequestId(1), &[][..], Now(0));
     let early = world.step(Input::Acquire { client: stranger, request, wanted, deadline });
     assert!(matches!(early[..], [Effect::Failed { .. }, Effect::Disconnect { .. }]));
@@ -581,12 +589,12 @@ fn hello_when_the_node_is_full_of_idle_fds_then_room_is_made_for_the_next_try() 
     let late = ClientId(5);
     let (request, own_fds, pid) = (RequestId(1), 1, 1);
     let domain = DomainKey { listener: 0, uid: 1000 };
-    world.step(Input::Connect { client: late, domain, pid });
+    world.step(connect(late, domain, pid));
     let refused = world.step(Input::Hello { client: late, request, own_fds });
     assert!(matches!(refused.last(), Some(Effect::Disconnect { .. })));
     world.step(Input::Gone { client: late });
     world.close_all();
-    world.step(Input::Connect { client: late, domain, pid });
+    world.step(connect(late, domain, pid));
     let welcome = world.step(Input::Hello { client: late, request, own_fds });
     assert!(matches!(welcome[..], [Effect::Welcome { .. }]));
 }

@@ -134,6 +134,8 @@ wire_enum! {
         RefusedFds = 11, "refused_fds";
         /// Bytes of ended allocations, charged to those whose leases still pin them.
         PinnedBytes = 12, "pinned_bytes";
+        /// Allocations registered to outlive their owner (`keep`), their owner alive or not.
+        KeptAllocations = 13, "kept_allocations";
     }
 }
 
@@ -144,7 +146,7 @@ wire_enum! {
         Client = 1, "client";
         /// One isolation domain: a listener and a uid.
         Domain = 2, "domain";
-        /// One job (cgroup). No job accounts yet.
+        /// One job of a domain: the cgroup that its launcher made, or else the clients' own.
         Job = 3, "job";
         /// The whole node.
         Node = 4, "node";

@@ -32,7 +32,7 @@ wire_enum! {
         Unregister = 0x12, "unregister";
         /// Broker: a [`Status`] each; value 1 = drained already (no lease was left).
         UnregisterReply = 0x13, "unregister reply";
-        /// Client, after a crash of the broker: [`RegisterHead`], [`RedepositItem`]s, fds. Reply: RegisterReply.
+        /// Client, after a crash of the broker: [`RegisterHead`], [`RedepositItem`]s, no fds. Reply: RegisterReply.
         Redeposit = 0x14, "redeposit";
         /// Client: [`AcquireHead`], [`HandlePrefix`]es.
         Acquire = 0x20, "acquire";
@@ -46,7 +46,7 @@ wire_enum! {
         Release = 0x26, "release";
         /// Broker, to mapped, release and declare with an id: a [`Status`] each.
         LeaseReply = 0x27, "lease reply";
-        /// Client, after a crash of the broker: [`HandlePrefix`]es it has mapped. Reply: Granted without fds.
+        /// Client, after a crash of the broker: [`DeclareItem`]s it holds. Reply: Granted without fds.
         Declare = 0x28, "declare";
         /// Broker, event socket: [`RecallItem`]s; export again and answer with supply.
         Recall = 0x40, "recall";
@@ -196,13 +196,14 @@ pub struct RegisterItem {
 pub mod register_flags {
     /// The owner can export it again: the broker may evict its fd.
     pub const RECALLABLE: u8 = 1;
-    /// It outlives its owner, for a time. Answered NOT_SUPPORTED for now.
+    /// It outlives its owner, for the broker's `keep_ttl`; never evicted.
     pub const KEEP: u8 = 2;
     /// Every bit that has a meaning.
     pub const ALL: u8 = RECALLABLE | KEEP;
 }
 
-/// An allocation given again after a crash of the broker, 184 bytes.
+/// An allocation named again by its owner after a crash of the broker, 184 bytes. No fd comes with it: the broker
+/// recalls it when somebody asks. So it must be recallable, or a kept one whose fd the broker still has.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -308,6 +309,28 @@ pub struct GrantItem {
 pub struct LeaseItem {
     /// The lease's number, from [`GrantItem::lease`].
     pub lease: U64,
+}
+
+/// A lease of before a crash of the broker, said by its holder, 40 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct DeclareItem {
+    /// Of the handle it was granted for.
+    pub handle: HandlePrefix,
+    /// Bits of [`declare_flags`].
+    pub flags: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+}
+
+/// Bits of [`DeclareItem::flags`].
+pub mod declare_flags {
+    /// The holder still has the fd; else it has imported the memory and closed it.
+    pub const OPEN: u32 = 1;
+    /// Every bit that has a meaning.
+    pub const ALL: u32 = OPEN;
 }
 
 /// An allocation whose fd the broker wants again, 48 bytes.
@@ -420,6 +443,7 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("AcquireHead", size_of::<AcquireHead>()),
     ("GrantItem", size_of::<GrantItem>()),
     ("LeaseItem", size_of::<LeaseItem>()),
+    ("DeclareItem", size_of::<DeclareItem>()),
     ("RecallItem", size_of::<RecallItem>()),
     ("SupplyItem", size_of::<SupplyItem>()),
     ("RevokedItem", size_of::<RevokedItem>()),
