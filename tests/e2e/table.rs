@@ -2,7 +2,8 @@
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};
-use crate::support::fuse::{HungFile, why_not};
+use crate::support::fuse::HungFile;
+use crate::support::fuse_server::why_not;
 use crate::support::memory::{BLOCK_BYTES, assert_bytes};
 use crate::support::owner::Owner;
 use crate::support::raw::{Raw, hello, open};

@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod broker;
 pub mod fuse;
+pub mod fuse_server;
 pub mod memory;
 pub mod owner;
 pub mod peer;

@@ -26,7 +26,7 @@ const PARTS: &[Part] = &[
     ("forking", crate::death::play_forking),
     ("crowded", crate::local_limit::play_crowded),
     ("importing", crate::cache::play_importing),
-    ("hung file server", super::fuse::play_server),
+    ("hung file server", super::fuse_server::play),
     ("hung file depositor", super::fuse::play_depositor),
 ];
 

@@ -1,0 +1,98 @@
+//! A file server that hangs: it answers until its one file is open, and nothing after that. Needs root and /dev/fuse;
+//! lives in a mount namespace of its own, so that nothing of it stays behind.
+
+use super::peer::Link;
+use nix::sched::{CloneFlags, unshare};
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+
+// Of linux/fuse.h.
+const FUSE_GETATTR: u32 = 3;
+const FUSE_OPEN: u32 = 14;
+const FUSE_INIT: u32 = 26;
+const KERNEL_VERSION: u32 = 7;
+const KERNEL_MINOR_VERSION: u32 = 31;
+const IN_HEADER_BYTES: usize = 40;
+const INIT_OUT_BYTES: usize = 64;
+const ATTR_OUT_BYTES: usize = 104;
+const OPEN_OUT_BYTES: usize = 16;
+
+/// More than any request: INIT's, GETATTR's and OPEN's are below 200 bytes, and the kernel asks for at least 8 KiB.
+const REQUEST_BYTES: usize = 256 * 1024;
+
+/// Why there can be none here, if so.
+pub fn why_not() -> Option<&'static str> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("mounting needs root");
+    }
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => None,
+        Err(_) => Some("the kernel has no FUSE"),
+    }
+}
+
+/// The part of the server.
+pub fn play(mut link: Link) {
+    let dir = link.hear().expect("a directory");
+    let mountpoint = format!("{dir}/hung");
+    File::create(&mountpoint).expect("a file to mount on");
+    unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+    mount("none", "/", "", libc::MS_REC | libc::MS_PRIVATE, "");
+    let mut device = File::options().read(true).write(true).open("/dev/fuse").expect("fuse");
+    let options = format!("fd={},rootmode=100644,user_id=0,group_id=0", device.as_raw_fd());
+    mount("hung", &mountpoint, "fuse", libc::MS_NOSUID | libc::MS_NODEV, &options);
+    link.say(&nix::unistd::gettid().to_string());
+    while answer(&mut device) != FUSE_OPEN {}
+    link.say("hung");
+    // Until the test ends it: the kernel then tells everyone who hangs.
+    let _ = link.hear();
+}
+
+/// Answers one request; which it was.
+fn answer(device: &mut File) -> u32 {
+    let mut request = vec![0; REQUEST_BYTES];
+    let length = device.read(&mut request).expect("a request");
+    assert!(length >= IN_HEADER_BYTES);
+    let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("4 bytes"));
+    let (opcode, unique) = (word(4), &request[8..16]);
+    let mut body = match opcode {
+        FUSE_INIT => vec![0; INIT_OUT_BYTES],
+        FUSE_GETATTR => vec![0; ATTR_OUT_BYTES],
+        FUSE_OPEN => vec![0; OPEN_OUT_BYTES],
+        other => panic!("request {other} before the file was open"),
+    };
+    let mut put = |at: usize, value: u32| body[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    match opcode {
+        FUSE_INIT => {
+            put(0, KERNEL_VERSION);
+            put(4, KERNEL_MINOR_VERSION);
+            // max_write: the least there is.
+            put(20, 4096);
+        }
+        // attr.mode and attr.nlink: a regular file.
+        FUSE_GETATTR => {
+            put(16 + 60, libc::S_IFREG | 0o644);
+            put(16 + 64, 1);
+        }
+        _ => {}
+    }
+    let total = u32::try_from(16 + body.len()).expect("small");
+    let mut reply = total.to_ne_bytes().to_vec();
+    reply.extend_from_slice(&0_i32.to_ne_bytes());
+    reply.extend_from_slice(unique);
+    reply.extend_from_slice(&body);
+    device.write_all(&reply).expect("the kernel takes the answer");
+    opcode
+}
+
+fn mount(source: &str, target: &str, kind: &str, flags: libc::c_ulong, options: &str) {
+    let text = |text: &str| CString::new(text).expect("no zero byte");
+    let (source, target, kind, options) = (text(source), text(target), text(kind), text(options));
+    // SAFETY: four strings that outlive the call; the kernel only reads them.
+    let failed = unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast())
+    };
+    assert_eq!(failed, 0, "mount: {}", std::io::Error::last_os_error());
+}
