@@ -3,7 +3,7 @@
 
 use crate::connection::{Connection, Phase, client_id};
 use crate::kernel;
-use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE};
+use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE, TRIM_PAUSE};
 use crate::server::{Handshake, Server, register};
 use crate::tokens::Source;
 use fdbroker_core::{DomainKey, Input, Now, Peer};
@@ -129,10 +129,13 @@ impl Server {
     pub(crate) fn remove_record(&mut self, index: usize) {
         let Some(connection) = self.connections.try_remove(index) else { return };
         let uid = connection.domain.uid;
+        let pause = u64::try_from(TRIM_PAUSE.as_micros()).unwrap_or(u64::MAX / 2);
+        self.trim_at.get_or_insert(Now(self.now.0 + pause));
         if let Some(count) = self.clients_per_uid.get_mut(&uid) {
             *count = count.saturating_sub(1);
             if *count == 0 {
                 self.clients_per_uid.remove(&uid);
+                self.ready.forget_user(uid);
             }
         }
         // There may be a place again.

@@ -70,6 +70,8 @@ pub struct Connection {
     pub is_event_ready: bool,
     /// It is in the ready list.
     pub is_queued: bool,
+    /// Its process has died: its turn ends it. A thousand may die at once.
+    pub has_died: bool,
     /// The core has events for it.
     pub has_events: bool,
     /// It is in the list of clients with events.
@@ -130,6 +132,7 @@ impl Connection {
             is_main_ready: false,
             is_event_ready: false,
             is_queued: false,
+            has_died: false,
             has_events: false,
             is_event_queued: false,
             is_in_flight_queued: false,
@@ -154,7 +157,7 @@ impl Connection {
 
     /// Whether there is something to read that may be read now.
     pub fn is_serviceable(&self) -> bool {
-        self.is_event_ready || (self.is_main_ready && self.blocked.is_none())
+        self.has_died || self.is_event_ready || (self.is_main_ready && self.blocked.is_none())
     }
 }
 

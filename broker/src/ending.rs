@@ -1,7 +1,7 @@
 //! Ends connections and the daemon. Must never close a socket on the loop in which a client's fds
 //! may lie unread: their close may block for ever.
 
-use crate::connection::{Connection, Phase, index};
+use crate::connection::{Phase, index};
 use crate::fd_table::Reading;
 use crate::flow::forget_if_read;
 use crate::server::{Server, watch};
@@ -18,6 +18,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 /// Messages read from a socket that is to be closed, in search of its end; with more in it, it goes
 /// to the refused closer.
 const MESSAGES_TO_END: usize = 16;
+
+/// Messages that a socket can have in it: the kernel takes no more than net.unix.max_dgram_qlen, or
+/// than fit the sender's buffer (212,992 bytes, some 770 each at least).
+const MESSAGES_IN_A_SOCKET: usize = 1024;
 
 impl Server {
     /// The client's process or socket has ended, or it is to end at once.
@@ -56,9 +60,14 @@ impl Server {
         if let Some(socket) = connection.socket.take() {
             match is_read {
                 true => self.retiring.push((socket, uid)),
-                false => linger(&self.poll, connection, client, socket),
+                false => {
+                    let socket = linger(&self.poll, client, socket);
+                    self.empty(&socket, uid);
+                    self.connections[index(client)].lingering = Some(socket);
+                }
             }
         }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
         self.retiring.extend(connection.event.take().map(|socket| (socket, uid)));
         connection.pidfd = None;
         connection.hello_reply = None;
@@ -67,6 +76,7 @@ impl Server {
         connection.blocked = None;
         connection.is_main_ready = false;
         connection.is_event_ready = false;
+        connection.has_died = false;
         self.gone.push(client);
     }
 
@@ -98,12 +108,36 @@ impl Server {
         }
     }
 
+    /// Takes out what the peer has sent: a socket that lingers may have the peer's own end in it, and
+    /// then nobody else could ever close that.
+    fn empty(&mut self, socket: &OwnedFd, uid: u32) {
+        for _ in 0..MESSAGES_IN_A_SOCKET {
+            // With too many of its fds on their way to the closers, the kernel drops the others.
+            let fds = match self.fds.reading(uid) {
+                Reading::Free => &mut self.received,
+                Reading::Wait(_) | Reading::WithoutFds => &mut self.no_fds,
+            };
+            let result = fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, fds);
+            if !self.received.is_empty() {
+                // There may be a message at hand whose fds are not claimed yet: these are not its.
+                self.fds.refuse_all(&mut self.received, uid);
+            }
+            if !matches!(result, Ok(_) | Err(RecvError::EmptyMessage)) {
+                return;
+            }
+        }
+    }
+
     /// Whether the socket is empty now; what was in it is in the refused closer.
     fn read_to_end(&mut self, socket: &OwnedFd, uid: u32) -> bool {
         // With too many of its fds on their way to the closers, the kernel drops what is left:
         // nothing more may pile up.
         let is_reading_fds = self.fds.reading(uid) == Reading::Free;
         for _ in 0..MESSAGES_TO_END {
+            if fdbroker_scm::is_control_next(socket.as_fd()) {
+                // Nothing of it comes into the table: it goes with the socket.
+                return false;
+            }
             let result = fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received);
             if !self.received.is_empty() {
                 // There may be more in it than the table has room for: the rest goes with the
@@ -135,13 +169,13 @@ impl Server {
     }
 }
 
-/// Keeps the socket of an ended connection until what lies in it has been read. The peer reads it,
-/// then the end.
-fn linger(poll: &Poll, connection: &mut Connection, client: ClientId, socket: OwnedFd) {
+/// Prepares the socket of an ended connection for being kept until what lies in it has been read. The
+/// peer reads it, then the end.
+fn linger(poll: &Poll, client: ClientId, socket: OwnedFd) -> OwnedFd {
     let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
     if let Err(error) = watch(poll, socket.as_fd(), Source::Main(index(client)), true) {
         // It is looked at again whenever room in flight is short.
         log::error!("cannot watch an ended connection: {error}");
     }
-    connection.lingering = Some(socket);
+    socket
 }

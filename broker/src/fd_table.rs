@@ -154,6 +154,16 @@ impl FdTable {
         }
     }
 
+    /// Gives away fds that are of no message at hand.
+    pub fn refuse_all(&mut self, received: &mut ReceivedFds, uid: u32) {
+        let mut refused = 0;
+        for fd in received.drain() {
+            self.closers.close(fd, Lane::Refused, Report::Refused(uid));
+            refused += 1;
+        }
+        self.count(uid, |closing| closing.refused += refused);
+    }
+
     /// Gives away a socket in which fds may lie unread: their close may hang as well.
     pub fn refuse(&mut self, fd: OwnedFd, uid: u32) {
         self.count(uid, |closing| closing.refused += 1);

@@ -4,7 +4,10 @@
 
 use crate::connection::{Blocked, Connection, index};
 use crate::in_flight::InFlight;
-use crate::limits::{EVENTS_PER_TURN, IN_FLIGHT_SWEEP, PENDING_REPLIES_BESIDE_PARKED};
+use crate::limits::{
+    EVENT_TURNS_PER_WAKE, EVENTS_PER_TURN, IN_FLIGHT_LOOKS_PER_SWEEP, IN_FLIGHT_SWEEP,
+    LEAST_UNREAD_BYTES, PENDING_REPLIES_BESIDE_PARKED,
+};
 use crate::replies;
 use crate::server::{Server, watch};
 use crate::tokens::Source;
@@ -113,15 +116,24 @@ impl Server {
         connection.unread.has_room() || forget_if_read(connection, &mut self.in_flight)
     }
 
-    /// Counts anew what is in flight, at most once per wake.
+    /// Counts anew what is in flight, at most once per sweep's time.
     fn refresh_in_flight(&mut self) {
-        if self.last_refresh == Some(self.now) {
+        if self.last_refresh.is_some_and(|last| after_sweep(last) > self.now) {
             return;
         }
         self.last_refresh = Some(self.now);
-        for (_, connection) in &mut self.connections {
-            if connection.unread.fds > 0 {
+        // In turn: a horde of clients that do not read must not cost the others their time.
+        let (last, mut looks) = (self.last_refreshed, 0);
+        for is_behind_last in [true, false] {
+            for (number, connection) in &mut self.connections {
+                if (number > last) != is_behind_last || connection.unread.fds == 0 {
+                    continue;
+                }
                 forget_if_read(connection, &mut self.in_flight);
+                (self.last_refreshed, looks) = (number, looks + 1);
+                if looks == IN_FLIGHT_LOOKS_PER_SWEEP {
+                    return;
+                }
             }
         }
     }
@@ -216,7 +228,12 @@ impl Server {
         }
         self.next_sweep = None;
         self.refresh_in_flight();
-        for client in std::mem::take(&mut self.waiting_in_flight) {
+        let looks = IN_FLIGHT_LOOKS_PER_SWEEP.min(self.waiting_in_flight.len());
+        let waiting: Vec<ClientId> = self.waiting_in_flight.drain(..looks).collect();
+        if !self.waiting_in_flight.is_empty() {
+            self.next_sweep = Some(after_sweep(self.now));
+        }
+        for client in waiting {
             let Some(connection) = self.connections.get_mut(index(client)) else { continue };
             connection.is_in_flight_queued = false;
             if connection.blocked == Some(Blocked::InFlight) {
@@ -268,7 +285,7 @@ impl Server {
 
     /// Sends the events of each client that has some, one turn each.
     pub(crate) fn send_events(&mut self) {
-        for _ in 0..self.eventful.len() {
+        for _ in 0..self.eventful.len().min(EVENT_TURNS_PER_WAKE) {
             let Some(client) = self.eventful.pop_front() else { break };
             let Some(connection) = self.connections.get_mut(index(client)) else { continue };
             connection.is_event_queued = false;
@@ -340,7 +357,8 @@ pub(crate) fn forget_if_read(connection: &mut Connection, in_flight: &mut InFlig
     let socket = connection.socket.as_ref().or(connection.lingering.as_ref());
     let is_read = match socket.map(|socket| fdbroker_scm::unread_bytes(socket.as_fd())) {
         // No socket, no unread message.
-        None | Some(Ok(0)) => true,
+        None => true,
+        Some(Ok(bytes)) if bytes < LEAST_UNREAD_BYTES => true,
         Some(_) => false,
     };
     if is_read {

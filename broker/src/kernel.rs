@@ -131,6 +131,16 @@ pub fn refuse_rights(socket: BorrowedFd<'_>, features: KernelFeatures) {
     };
 }
 
+/// Gives free memory of the allocator back to the system, that between pieces in use included. Only
+/// glibc has to be told.
+pub fn trim_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes a number, locks the allocator while it works, moves nothing that is in use.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 fn get_int_option(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = -1;
     let mut length = size_of_val(&value) as libc::socklen_t;

@@ -36,6 +36,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod turns;
 
 pub use config::ConfigError;
 pub use settings::{Environment, Host, Mode, Settings};

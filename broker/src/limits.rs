@@ -4,22 +4,43 @@
 
 use std::time::Duration;
 
-/// Messages served per socket and turn, before the next socket has its turn: a burst of one client
-/// costs the others at most this many requests (some 60 us of single grants).
-pub const MESSAGES_PER_TURN: usize = 16;
+/// What a message costs before its first item, in items and fds (each some 0.5 us).
+pub const WORK_PER_MESSAGE: usize = 4;
 
-/// Event messages sent to one client per turn, for the same reason.
-pub const EVENTS_PER_TURN: usize = 16;
+/// Work of one client's turn, in items and fds, before the next client has its turn: 8 single
+/// grants (some 30 us), or one message of more, whatever its size.
+pub const WORK_PER_TURN: usize = 8 * (WORK_PER_MESSAGE + 1);
+
+/// Work of one wake, before it is looked who has become ready meanwhile: those go first. Looking
+/// costs 1 us.
+pub const WORK_PER_WAKE: usize = 2 * WORK_PER_TURN;
+
+/// Turns of clients that have just become ready, before one that has work left has its turn.
+pub const FRESH_IN_A_ROW: usize = 16;
+
+/// Event messages sent to one client per turn, so that a turn is short.
+pub const EVENTS_PER_TURN: usize = 4;
+
+/// Clients that are sent events per wake, for the same reason.
+pub const EVENT_TURNS_PER_WAKE: usize = 4;
 
 /// Readiness events taken from the kernel per wake; the rest comes with the next wake.
 pub const READINESS_PER_WAKE: usize = 256;
 
-/// Connections accepted per wake, so that a storm of them does not stall the served ones.
-pub const ACCEPTS_PER_WAKE: usize = 16;
+/// Connections accepted per wake, so that a storm of them does not stall the served ones: each costs
+/// some 15 us.
+pub const ACCEPTS_PER_WAKE: usize = 4;
+
+/// Fds closed by the closers that are noted per wake, each a step of the core (some 0.5 us).
+pub const REPORTS_PER_WAKE: usize = 64;
 
 /// Pause after accept(2) found no room (EMFILE, ENFILE, ENOMEM): the connection stays queued and
 /// the socket readable, so trying at once would spin.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// From the end of a client until memory is given back to the system, which takes some 100 us: once
+/// for all that end meanwhile.
+pub const TRIM_PAUSE: Duration = Duration::from_secs(1);
 
 /// Connections waiting in a listener's queue: the kernel's default upper bound
 /// (net.core.somaxconn).
@@ -42,6 +63,14 @@ pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 
 /// Fds a client may leave unread before its next one waits: one full message.
 pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = 253;
+
+/// Clients looked at in one such sweep, each some 0.5 us; the others with the next ones.
+pub const IN_FLIGHT_LOOKS_PER_SWEEP: usize = 64;
+
+/// Fewer bytes than this in a socket (SIOCOUTQ) are no message: the kernel counts a message with its
+/// own bookkeeping, at least 256 bytes of it, and tells that it has been read while a last byte of
+/// it is still counted (`sock_wfree`). Nothing would tell again.
+pub const LEAST_UNREAD_BYTES: usize = 256;
 
 /// The share of the fd limit that may be in flight to all clients: beyond the whole of it every
 /// send of this uid fails with ETOOMANYREFS, and other programs of the uid need some too.

@@ -3,7 +3,9 @@
 
 use crate::classify::Classifier;
 use crate::fd_table::FdTable;
-use fdbroker_core::{ClientId, Deposit, Input, Lane, LeaseId, Now, RequestId, Supply, Wanted};
+use fdbroker_core::{
+    ClientId, Core, Deposit, Input, Lane, LeaseId, Now, RequestId, Supply, Wanted,
+};
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::handle::HandlePrefix;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_DEADLINE_MS};
@@ -86,6 +88,8 @@ pub struct Context<'a> {
     pub client: ClientId,
     /// When.
     pub now: Now,
+    /// What it may send.
+    pub core: &'a Core,
     /// Of this node.
     pub node: u64,
     /// Of this broker.
@@ -192,9 +196,11 @@ fn decode_register<'s>(
     let (head, items) = message.head_and_items::<RegisterHead, RegisterItem>()?;
     expect_fds(message, items.len())?;
     let mut index = 0;
+    // Beyond its credit nothing is kept: then the fds are not worth a look.
+    let is_worth_it = items.len() as u64 <= context.core.deposit_credits(context.client);
     fill(&mut scratch.deposits, items, |item| {
         index += 1;
-        decode_deposit(item, index - 1, context)
+        decode_deposit(item, is_worth_it.then_some(index - 1), context)
     });
     Ok(Input::Register {
         client: context.client,
@@ -205,8 +211,9 @@ fn decode_register<'s>(
     })
 }
 
-/// One deposit, whatever it is: what is wrong with it is said in its own status.
-fn decode_deposit(item: &RegisterItem, index: usize, context: &mut Context<'_>) -> Deposit {
+/// One deposit, whatever it is: what is wrong with it is said in its own status. `index`: of its fd, if that is looked
+/// at.
+fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Context<'_>) -> Deposit {
     let kind = MemoryKind::from_number(item.kind);
     let share = Share::from_number(item.share);
     let length = item.driver_data_len;
@@ -224,7 +231,12 @@ fn decode_deposit(item: &RegisterItem, index: usize, context: &mut Context<'_>) 
         base: item.base.get(),
         driver_data: (length != 0).then_some((length, item.driver_data)),
     };
-    let checked = check_fd(context, index, deposit.kind, deposit.size_bytes, deposit.fd_offset);
+    let checked = match index {
+        Some(index) => {
+            check_fd(context, index, deposit.kind, deposit.size_bytes, deposit.fd_offset)
+        }
+        None => (Err(ErrorCode::Protocol.into()), Lane::Refused),
+    };
     // An fd that was recognised closes in its time even when the deposit is refused for something
     // else.
     deposit.lane = checked.1;
@@ -286,8 +298,12 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
     }
     let index = *next_fd;
     *next_fd += 1;
-    // A slot that never had an fd has no recall either: the core refuses the answer, whatever its
-    // kind.
+    // What nobody asked for is not worth a look, and has no place.
+    if !context.core.is_awaited_from(context.client, id) {
+        supply.fd = Err(ErrorCode::UnsupportedFd);
+        supply.refused_fd = Some((index, Lane::Refused));
+        return supply;
+    }
     let kind = context.fds.kind(id.slot).unwrap_or(MemoryKind::Memfd);
     match check_fd(context, usize::from(index), kind, size_bytes, fd_offset) {
         (Ok(()), _) => supply.fd = Ok(index),

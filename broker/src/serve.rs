@@ -4,7 +4,7 @@
 
 use crate::connection::{Connection, Phase, index};
 use crate::fd_table::{NOBODY, Reading};
-use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID};
+use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_TURN};
 use crate::requests::{self, Breach, Context, Refusal};
 use crate::server::Server;
 use fdbroker_core::{ClientId, Input, Now, RequestId};
@@ -27,6 +27,8 @@ enum Outcome {
     Served,
     /// There is nothing to read, or nobody to read from.
     Nothing,
+    /// The message has fds, and those of its uid that came before are still being closed.
+    Paused,
 }
 
 impl Server {
@@ -34,20 +36,27 @@ impl Server {
     pub(crate) fn serve(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         connection.is_queued = false;
-        match self.fds.reading(connection.domain.uid) {
-            Reading::Free => self.is_reading_fds = true,
-            Reading::WithoutFds => self.is_reading_fds = false,
-            Reading::Wait(until) => return self.pause(client, until),
+        if connection.has_died {
+            return self.lose(client);
         }
+        let reading = self.fds.reading(connection.domain.uid);
+        self.is_reading_fds = reading != Reading::WithoutFds;
+        self.no_fds_until = match reading {
+            Reading::Wait(until) => Some(until),
+            Reading::Free | Reading::WithoutFds => None,
+        };
         // Answers to recalls first: others wait for them.
-        self.serve_channel(client, Channel::Event);
-        self.serve_channel(client, Channel::Main);
-        self.enqueue(client);
+        let is_free = self.serve_channel(client, Channel::Event);
+        if self.serve_channel(client, Channel::Main) && is_free {
+            self.enqueue_rest(client);
+        }
     }
 
-    /// Takes the client's turn away until fds of its uid are closed, or their time is over.
+    /// Takes the client's turns away until fds of its uid are closed, or their time is over.
     fn pause(&mut self, client: ClientId, until: Now) {
-        self.paused.push(client);
+        if !self.paused.contains(&client) {
+            self.paused.push(client);
+        }
         self.paused_until = Some(self.paused_until.map_or(until, |former| former.min(until)));
     }
 
@@ -60,20 +69,24 @@ impl Server {
         }
     }
 
-    fn serve_channel(&mut self, client: ClientId, channel: Channel) {
-        for _ in 0..MESSAGES_PER_TURN {
-            let Some(connection) = self.connections.get(index(client)) else { return };
+    /// `false`: the client is paused.
+    fn serve_channel(&mut self, client: ClientId, channel: Channel) -> bool {
+        while self.work < WORK_PER_TURN {
+            let Some(connection) = self.connections.get(index(client)) else { return true };
             let is_ready = match channel {
                 Channel::Main => connection.is_main_ready && connection.blocked.is_none(),
                 Channel::Event => connection.is_event_ready,
             };
             if !is_ready || (channel == Channel::Main && !self.may_read(client)) {
-                return;
+                return true;
             }
-            if matches!(self.read_one(client, channel), Outcome::Nothing) {
-                return;
+            match self.read_one(client, channel) {
+                Outcome::Served => self.work += WORK_PER_MESSAGE,
+                Outcome::Nothing => return true,
+                Outcome::Paused => return false,
             }
         }
+        true
     }
 
     fn read_one(&mut self, client: ClientId, channel: Channel) -> Outcome {
@@ -88,6 +101,13 @@ impl Server {
             *is_ready = false;
             return Outcome::Nothing;
         };
+        // Only messages with fds wait: another client of the uid may be served all the same.
+        if let Some(until) = self.no_fds_until
+            && fdbroker_scm::is_control_next(socket.as_fd())
+        {
+            self.pause(client, until);
+            return Outcome::Paused;
+        }
         let fds = match self.is_reading_fds {
             true => &mut self.received,
             false => &mut self.no_fds,
@@ -118,6 +138,7 @@ impl Server {
         received: &fdbroker_scm::Message,
     ) {
         if !self.received.is_empty() {
+            self.work += self.received.len();
             let uid = self.connections[index(client)].domain.uid;
             self.fds.begin_message(&mut self.received, uid);
         }
@@ -130,6 +151,7 @@ impl Server {
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
         };
         let id = message.id;
+        self.work += message.count;
         if received.fds_truncated {
             return self.answer_truncated(client, id);
         }
@@ -142,6 +164,7 @@ impl Server {
         let mut context = Context {
             client,
             now: self.now,
+            core: &self.core,
             node: self.identity.node,
             key: &self.identity.key,
             fds: &self.fds,

@@ -9,7 +9,9 @@ use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
 use crate::in_flight::InFlight;
-use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
+use crate::limits::{
+    IN_FLIGHT_DIVISOR, READINESS_PER_WAKE, REPORTS_PER_WAKE, WORK_PER_MESSAGE, WORK_PER_WAKE,
+};
 use crate::listeners::Listener;
 use crate::log::BadInput;
 use crate::replies::Identity;
@@ -17,6 +19,7 @@ use crate::requests::Scratch;
 use crate::settings::Settings;
 use crate::signals::{Request, Signals};
 use crate::tokens::Source;
+use crate::turns::Turns;
 use fdbroker_core::{ClientId, Core, Effects, Input, LeaseId, Now, RequestId};
 use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
@@ -90,8 +93,10 @@ pub(crate) struct Server {
     pub is_accept_warned: bool,
     /// Whether the overflow uid stands for users of another user namespace.
     pub overflow_uid: Option<u32>,
-    /// Clients with something to read, in the order of their turns.
-    pub ready: VecDeque<ClientId>,
+    /// Clients with something to read.
+    pub ready: Turns,
+    /// Work of the turn at hand.
+    pub work: usize,
     /// Ready clients that wait until fds of their uid have been closed.
     pub paused: Vec<ClientId>,
     pub paused_until: Option<Now>,
@@ -101,7 +106,11 @@ pub(crate) struct Server {
     pub waiting_in_flight: Vec<ClientId>,
     pub next_sweep: Option<Now>,
     pub last_refresh: Option<Now>,
+    /// The number of the client last looked at for what it has read.
+    pub last_refreshed: usize,
     pub in_flight: InFlight,
+    /// When memory that ended clients have used goes back to the system.
+    pub trim_at: Option<Now>,
     /// What the next pass hands to the core.
     pub gone: Vec<ClientId>,
     pub unsent: Vec<Unsent>,
@@ -123,6 +132,8 @@ pub(crate) struct Server {
     pub no_fds: ReceivedFds,
     /// Whether the client whose turn it is may send fds.
     pub is_reading_fds: bool,
+    /// Until when its messages with fds wait.
+    pub no_fds_until: Option<Now>,
     pub scratch: Scratch,
     pub writer: Writer,
     pub slots: Vec<u32>,
@@ -167,14 +178,17 @@ impl Server {
             accept_paused_until: None,
             is_accept_warned: false,
             overflow_uid: crate::accept::overflow_uid(),
-            ready: VecDeque::with_capacity(max_clients.min(4096)),
+            ready: Turns::default(),
+            work: 0,
             paused: Vec::new(),
             paused_until: None,
             eventful: VecDeque::new(),
             waiting_in_flight: Vec::new(),
             next_sweep: None,
             last_refresh: None,
+            last_refreshed: 0,
             in_flight,
+            trim_at: None,
             gone: Vec::new(),
             unsent: Vec::new(),
             cut: Vec::new(),
@@ -190,6 +204,7 @@ impl Server {
             received: ReceivedFds::new(),
             no_fds: ReceivedFds::with_capacity(0),
             is_reading_fds: true,
+            no_fds_until: None,
             scratch: Scratch::default(),
             writer: Writer::new(),
             slots: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
@@ -252,6 +267,7 @@ impl Server {
             self.poll_core();
         }
         self.sweep_in_flight();
+        self.trim_memory();
         self.expire_handshakes();
         self.send_events();
         self.serve_admins();
@@ -274,12 +290,14 @@ impl Server {
     }
 
     fn take_reports(&mut self) {
-        if !std::mem::take(&mut self.is_report_waiting) {
+        if std::mem::take(&mut self.is_report_waiting) {
+            self.fds.take_reports(&mut self.reports);
+        }
+        if self.reports.is_empty() {
             return;
         }
         let mut reports = std::mem::take(&mut self.reports);
-        self.fds.take_reports(&mut reports);
-        for report in reports.drain(..) {
+        for report in reports.drain(..REPORTS_PER_WAKE.min(reports.len())) {
             self.fds.note_closed(report);
             if let Report::Held(ticket) | Report::Arrived(ticket, _) = report {
                 self.step(Input::Closed { ticket });
@@ -289,11 +307,14 @@ impl Server {
         self.resume_paused();
     }
 
-    /// One turn for each client that is ready now.
+    /// Turns of ready clients, as many as this wake has time for.
     fn serve_ready(&mut self) {
-        for _ in 0..self.ready.len() {
-            let Some(client) = self.ready.pop_front() else { return };
+        let mut work = 0;
+        while work < WORK_PER_WAKE {
+            let Some(client) = self.ready.pop() else { return };
+            self.work = WORK_PER_MESSAGE;
             self.serve(client);
+            work += self.work;
         }
     }
 
@@ -358,12 +379,13 @@ impl Server {
     }
 
     fn note_process(&mut self, index: usize) {
-        let Some(connection) = self.connections.get(index) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         let Some(pidfd) = &connection.pidfd else { return };
         // Asked again: the event may be of an earlier client of this number.
         if is_readable(pidfd.as_fd()) {
             log::debug!("client {index} (pid {}) has died", connection.pid);
-            self.lose(client_id(index));
+            connection.has_died = true;
+            self.enqueue(client_id(index));
         }
     }
 
@@ -389,13 +411,32 @@ impl Server {
         let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
         if connection.is_serviceable() && !connection.is_queued {
             connection.is_queued = true;
-            self.ready.push_back(client);
+            self.ready.push_fresh(connection.domain.uid, client);
+        }
+    }
+
+    /// The same for one whose turn has ended before its work has.
+    pub fn enqueue_rest(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
+        if connection.is_serviceable() && !connection.is_queued {
+            connection.is_queued = true;
+            self.ready.push_rest(connection.domain.uid, client);
+        }
+    }
+
+    /// Gives memory that is free back to the system, a moment after clients have ended: a horde of them
+    /// may have used much of it, in pieces between which something is in use.
+    fn trim_memory(&mut self) {
+        if self.trim_at.is_some_and(|at| at <= self.now) {
+            self.trim_at = None;
+            crate::kernel::trim_memory();
         }
     }
 
     /// How long the wait may last; `None` = until something happens.
     fn timeout(&self) -> Option<Duration> {
         let is_work_left = !self.ready.is_empty()
+            || !self.reports.is_empty()
             || !self.eventful.is_empty()
             || self.admin.is_ready()
             || (self.accept_paused_until.is_none()
@@ -407,6 +448,7 @@ impl Server {
         let due = [
             self.core.poll_timeout(),
             self.next_sweep,
+            self.trim_at,
             self.paused_until,
             handshake,
             self.accept_paused_until,

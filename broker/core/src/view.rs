@@ -153,6 +153,18 @@ pub struct DomainView {
 }
 
 impl Core {
+    /// Whether the fd of this allocation has been asked for from this client, and not come yet.
+    pub fn is_awaited_from(&self, client: ClientId, id: AllocationId) -> bool {
+        let found = self.allocations.get(id.slot, id.generation);
+        found.is_some_and(|it| it.owner == client.0 && it.state == State::Recalling)
+    }
+
+    /// Fds that a client may deposit now.
+    pub fn deposit_credits(&self, client: ClientId) -> u64 {
+        let client = self.clients.get(client.0 as usize).and_then(Option::as_deref);
+        client.map_or(0, |client| client.credits)
+    }
+
     /// The node at a glance.
     pub fn totals(&self) -> Totals {
         Totals {

@@ -148,9 +148,10 @@ fn is_something_queued(sock: BorrowedFd<'_>) -> bool {
     queued_bytes(sock).is_ok_and(|bytes| bytes > 0) || is_control_next(sock)
 }
 
-/// Looks at the next message without room for its fds: none is installed, and the kernel says
-/// with `MSG_CTRUNC` that it had some.
-fn is_control_next(sock: BorrowedFd<'_>) -> bool {
+/// Whether the next message has fds. Looks at it without room for them: none is installed, and the
+/// kernel says with `MSG_CTRUNC` that it had some.
+#[must_use]
+pub fn is_control_next(sock: BorrowedFd<'_>) -> bool {
     // SAFETY: `msghdr` is plain data for which all zeroes is the empty value.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
