@@ -121,8 +121,9 @@ pub(crate) fn resolve_core(
     // still fit.
     let base = u32::try_from((node_fds_value / 1024).clamp(1, 16)).expect("at most 16");
     let base_credits = lines.pick("limits.base_credits", given.limit(|it| it.base_credits), base);
-    // One full message.
-    let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 253);
+    // A message of so many takes some 40 us to look at, in which nobody else is served, and as long as
+    // its round trip.
+    let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 32);
     // An export under load takes milliseconds; an owner in a debugger takes for ever.
     let recall = given.limit(|it| it.recall_timeout_ms);
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);

@@ -8,19 +8,19 @@ pub const FDS_PER_CONNECTION: u64 = 4;
 /// Places in the table kept free for one inbound message: the kernel's most fds per message.
 pub const TABLE_RESERVE: u64 = 253;
 
-/// Most leases and allocations of gone clients torn down in one step: some 100 us, so that the death of a
+/// Most leases and allocations of gone clients torn down in one step: some 30 us, so that the death of a
 /// client with 100,000 leases stalls nobody.
-pub const TEARDOWN_PER_STEP: usize = 1024;
+pub const TEARDOWN_PER_STEP: usize = 256;
 
 /// Most parked requests looked at in one step when room appears; the rest is looked at in the next
 /// poll, which is then due at once.
-pub const PARKED_SCAN_PER_STEP: usize = 256;
+pub const PARKED_SCAN_PER_STEP: usize = 16;
 
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 
 /// Most deadlines dealt with in one poll; further ones are due at once in the next.
-pub const TIMERS_PER_STEP: usize = 1024;
+pub const TIMERS_PER_STEP: usize = 32;
 
 /// Most old allocations that one deposit may end by overlapping them; with more it answers AGAIN, and the
 /// next try goes on.
