@@ -1,0 +1,95 @@
+//! The attacker's process: learns whom to attack, attacks until it is told to stop, says what it did. Must never go on
+//! when the test is gone.
+
+use crate::scenarios;
+use crate::support::peer::Link;
+use crate::wire::{Inbox, stop};
+use fdbroker_protocol::Handle;
+use std::path::PathBuf;
+
+/// What an attack has at hand.
+pub struct Attack {
+    pub socket: PathBuf,
+    /// Handles of the good client.
+    pub victims: Vec<Handle>,
+    pub inbox: Inbox,
+    pub rng: Rng,
+    pub tally: Tally,
+    /// Files of a hung server, by path; empty in other scenarios.
+    pub hung_file: String,
+    link: Link,
+}
+
+/// What an attack did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Messages, connections or whatever it counts.
+    pub tries: u64,
+    /// What it should never have got.
+    pub gained: u64,
+}
+
+impl Tally {
+    pub fn parse(line: &str) -> Option<Tally> {
+        let (tries, gained) = line.split_once(' ')?;
+        Some(Tally { tries: tries.parse().ok()?, gained: gained.parse().ok()? })
+    }
+}
+
+impl Attack {
+    /// Says that the attack is under way; the measurement begins.
+    pub fn begin(&mut self) {
+        self.link.say("under way");
+    }
+}
+
+/// Plays an attacker.
+pub fn play(mut link: Link) {
+    let mut hear = || link.hear().expect("who, whom, with what");
+    let (name, socket, seed, hung_file, victims) = (hear(), hear(), hear(), hear(), hear());
+    let mut ear = link.try_clone();
+    std::thread::spawn(move || {
+        while ear.hear().is_some() {}
+        stop();
+    });
+    let mut attack = Attack {
+        socket: PathBuf::from(socket),
+        victims: crate::wire::from_line(&victims),
+        inbox: Inbox::new(),
+        rng: Rng(seed.parse().expect("a number")),
+        tally: Tally::default(),
+        hung_file,
+        link,
+    };
+    match scenarios::attack_of(&name) {
+        Some(play) => play(&mut attack),
+        None => crate::attacks::burn(&mut attack),
+    }
+    let Tally { tries, gained } = attack.tally;
+    attack.link.say(&format!("{tries} {gained}"));
+}
+
+/// Numbers that a seed decides: Sebastiano Vigna's splitmix64.
+#[derive(Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// One below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.next() % end.max(1) as u64).expect("below end")
+    }
+
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Handles, tokens and leases that are somebody else's, or nobody's. What it gets for them it counts: it must be
+//! nothing. Must never use a handle that is its own to use.
+
+use crate::attack::Attack;
+use crate::support::memory::{both_seals, memfd};
+use crate::users::{User, are_many};
+use crate::wire::{Conn, Push, block, stopped};
+use fdbroker_protocol::handle::HandlePrefix;
+use fdbroker_protocol::message::{DeclareItem, RedepositItem, RegisterReplyHead, Registered};
+use fdbroker_protocol::{Handle, MAX_BATCH, Message};
+use nix::unistd::Uid;
+use std::os::fd::AsFd;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Tries of each attacker and round, whatever the time: a million in all, with the five rounds of a run and the one before.
+const LEAST_TRIES: u64 = 200_000;
+
+fn gained(message: &Message<'_>) -> u64 {
+    let grants = message
+        .grants()
+        .map_or(0, |(items, _)| items.iter().filter(|it| it.status.is_ok()).count());
+    grants as u64
+}
+
+/// Random ones, own ones with changed bits, and where they are of another user, stolen ones.
+pub fn handles(attack: &mut Attack) {
+    let fd = memfd(c"forged", 4096, both_seals());
+    let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+    let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
+    let Some(own) = shared.first().map(|it| it.handle) else { return };
+    let is_stealing = are_many() && Uid::effective().as_raw() == User::Attacker.uid();
+    attack.begin();
+    while !stopped() || attack.tally.tries < LEAST_TRIES {
+        let forged: Vec<Handle> = (0..MAX_BATCH)
+            .map(|_| match attack.rng.below(5) {
+                0 if is_stealing => attack.victims[attack.rng.below(attack.victims.len())],
+                1 => {
+                    let mut handle = own;
+                    attack.rng.fill(handle.prefix.as_mut_bytes());
+                    handle
+                }
+                kind => forge(own, kind, &mut attack.rng),
+            })
+            .collect();
+        let bytes = conn.acquire(&forged, 0);
+        if conn.push(&bytes, &[]) == Push::Sent {
+            attack.tally.tries += MAX_BATCH as u64;
+        }
+        let mut got = 0;
+        assert!(conn.drain_some_until_told(&mut attack.inbox, |message| got += gained(message)));
+        attack.tally.gained += got;
+    }
+}
+
+/// One's own handle with something else than it had.
+fn forge(own: Handle, kind: usize, rng: &mut crate::attack::Rng) -> Handle {
+    let mut handle = own;
+    let prefix: &mut HandlePrefix = &mut handle.prefix;
+    match kind {
+        0 | 2 => {
+            prefix.slot = (own.prefix.slot.get().wrapping_add(1 + rng.below(64) as u32)).into()
+        }
+        3 => prefix.generation = (own.prefix.generation.get() + 1 + rng.below(8) as u32).into(),
+        _ => prefix.mac = (own.prefix.mac.get() ^ (1 << rng.below(64))).into(),
+    }
+    handle
+}
+
+/// Re-deposits with guessed tokens, declares of leases that it never had.
+pub fn tokens(attack: &mut Attack) {
+    let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+    attack.begin();
+    while !stopped() {
+        let victim = attack.victims[attack.rng.below(attack.victims.len())];
+        let bytes = match attack.rng.below(2) {
+            0 => {
+                let mut item = RedepositItem::new_zeroed();
+                (item.item, item.handle) = (block(1), victim);
+                attack.rng.fill(&mut item.token);
+                conn.redeposit(&vec![item; MAX_BATCH])
+            }
+            _ => {
+                let item =
+                    DeclareItem { handle: victim.prefix, flags: 1.into(), reserved: 0.into() };
+                conn.declare(&vec![item; MAX_BATCH])
+            }
+        };
+        attack.tally.tries += 1;
+        let mut got = 0;
+        let is_alive = conn.push(&bytes, &[]) != Push::Gone
+            && conn.drain_some(&mut attack.inbox, |message| {
+                let registered = message.head_and_items::<RegisterReplyHead, Registered>();
+                got += registered
+                    .map_or(0, |(_, items)| items.iter().filter(|it| it.status.is_ok()).count());
+                got += usize::try_from(gained(message)).unwrap_or_default();
+            });
+        attack.tally.gained += got as u64;
+        if !is_alive {
+            match Conn::welcome(&attack.socket, &mut attack.inbox) {
+                Some(next) => conn = next,
+                None => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Answers to what nobody asked, requests given up, requests that wait. Must never wait itself.
+
+use crate::attack::Attack;
+use crate::support::memory::{both_seals, memfd};
+use crate::wire::{Conn, Push, await_ready, block, nap, push, stopped, supply};
+use fdbroker_protocol::MAX_BATCH;
+use fdbroker_protocol::message::SupplyItem;
+use nix::poll::PollFlags;
+use std::os::fd::AsFd;
+use zerocopy::FromZeros;
+
+/// Connections of the hoard.
+const CONNECTIONS: usize = 48;
+/// Requests of each that are to wait: as many as the broker lets one client park.
+const PARKED: usize = 64;
+
+/// Supplies with fds, of its own allocations, of others, of slots that never were.
+pub fn supplies(attack: &mut Attack) {
+    let fd = memfd(c"supply", 4096, both_seals());
+    let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+    let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
+    let Some(own) = shared.first().map(|it| it.handle.id()) else { return };
+    attack.begin();
+    while !stopped() {
+        let count = 1 + attack.rng.below(MAX_BATCH);
+        let items: Vec<_> = (0..count)
+            .map(|_| {
+                let mut item = SupplyItem::new_zeroed();
+                item.size_bytes = 4096.into();
+                (item.slot, item.generation) = match attack.rng.below(3) {
+                    0 => (own.slot.into(), own.generation.into()),
+                    1 => ((attack.rng.below(100) as u32).into(), 1.into()),
+                    _ => ((attack.rng.next() as u32).into(), (attack.rng.next() as u32).into()),
+                };
+                item
+            })
+            .collect();
+        let Some(events) = &conn.events else { return };
+        attack.tally.tries += 1;
+        match push(events.as_fd(), &supply(&items, count), &vec![fd.as_fd(); count]) {
+            Push::Sent => {}
+            Push::Full => await_ready(events.as_fd(), PollFlags::POLLOUT),
+            Push::Gone => match Conn::welcome(&attack.socket, &mut attack.inbox) {
+                Some(next) => conn = next,
+                None => return,
+            },
+        }
+        conn.drain(&mut attack.inbox, |_| {});
+    }
+}
+
+/// An acquire of what takes a recall, and its cancel; many cancels of nothing.
+pub fn cancels(attack: &mut Attack) {
+    let fd = memfd(c"cancel", 4096, both_seals());
+    let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+    let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
+    let Some(own) = shared.first().map(|it| it.handle) else { return };
+    attack.begin();
+    while !stopped() {
+        let acquire = conn.acquire(&[own], 1000);
+        let cancel = conn.cancel(u64::from_le_bytes(acquire[8..16].try_into().expect("8 bytes")));
+        let nothing = conn.cancel(attack.rng.next() | 1);
+        for bytes in [&acquire, &cancel, &nothing, &nothing, &cancel] {
+            attack.tally.tries += 1;
+            if conn.push(bytes, &[]) == Push::Full {
+                await_ready(conn.socket.as_fd(), PollFlags::POLLOUT);
+            }
+        }
+        let mut leases = Vec::new();
+        conn.drain(&mut attack.inbox, |message| {
+            if let Ok((items, _)) = message.grants() {
+                leases.extend(items.iter().map(|it| it.lease.get()).filter(|it| *it != 0));
+            }
+        });
+        for piece in leases.chunks(MAX_BATCH) {
+            let bytes = conn.release(piece);
+            conn.push(&bytes, &[]);
+        }
+    }
+}
+
+/// A domain at its cap with thousands of requests that wait for it.
+pub fn parked(attack: &mut Attack) {
+    let fd = memfd(c"parked", 4096, both_seals());
+    let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+    let blocks: Vec<_> = (0..200).map(block).collect();
+    let shared = owner.share(&mut attack.inbox, fd.as_fd(), &blocks);
+    let handles: Vec<_> = shared.iter().map(|it| it.handle).collect();
+    if handles.is_empty() {
+        return;
+    }
+    let mut conns = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let Some(conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+        conns.push((conn, 0));
+    }
+    attack.begin();
+    while !stopped() {
+        for (conn, under_way) in &mut conns {
+            while *under_way < PARKED {
+                let handle = handles[attack.rng.below(handles.len())];
+                let bytes = conn.acquire(&[handle], 200);
+                if conn.push(&bytes, &[]) != Push::Sent {
+                    break;
+                }
+                *under_way += 1;
+                attack.tally.tries += 1;
+            }
+            // What is granted is kept, so that soon nothing is.
+            conn.drain(&mut attack.inbox, |_| *under_way -= 1);
+        }
+        nap();
+    }
+}

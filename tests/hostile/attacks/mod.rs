@@ -1,0 +1,28 @@
+//! The attacks, by what they abuse; and the harmless load that the quiet phase has in their place. Each counts what it
+//! did, and ends when it is told to. Must never wait for the daemon.
+
+pub mod bytes;
+pub mod connects;
+pub mod floods;
+pub mod forged;
+pub mod heirs;
+pub mod hoards;
+pub mod hung;
+pub mod readers;
+pub mod sockets;
+pub mod stopped;
+
+use crate::attack::Attack;
+use crate::wire::stopped;
+use std::os::fd::AsFd;
+
+/// As many system calls as go, against nothing.
+pub fn burn(attack: &mut Attack) {
+    let (one, other) = fdbroker_scm::seqpacket_pair().expect("a socket pair");
+    attack.begin();
+    while !stopped() {
+        let _ = fdbroker_scm::send(one.as_fd(), &[0; 64], &[]);
+        let _ = attack.inbox.read(other.as_fd());
+        attack.tally.tries += 1;
+    }
+}

@@ -1,0 +1,84 @@
+//! Owners that stop when they are asked for their memory. Must never leave a stopped process: it is of the group that
+//! the test ends.
+
+use crate::attack::Attack;
+use crate::support::memory::{both_seals, memfd};
+use crate::support::peer::limit_time;
+use crate::wire::{Conn, Push, block, nap, stopped};
+use nix::sys::signal::{Signal, kill, raise};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, fork};
+use std::os::fd::AsFd;
+
+/// What the stopped owner has: more than its share of the node, so that most of it is evicted.
+const BLOCKS: usize = 900;
+
+/// An heir registers and stops; the parent asks for all of it, again and again.
+pub fn owner(attack: &mut Attack) {
+    let fd = memfd(c"stopped", 4096, both_seals());
+    while !stopped() {
+        let (reader, writer) = nix::unistd::pipe().expect("a pipe");
+        // SAFETY: the child uses what is its own: the other thread only waits for a line and holds no lock of ours.
+        let child = match unsafe { fork() }.expect("fork") {
+            ForkResult::Child => {
+                limit_time(60);
+                let blocks: Vec<_> = (0..BLOCKS).map(block).collect();
+                let mut line = String::new();
+                if let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) {
+                    let shared = conn.share(&mut attack.inbox, fd.as_fd(), &blocks);
+                    line = crate::wire::to_line(
+                        &shared.iter().map(|it| it.handle).collect::<Vec<_>>(),
+                    );
+                    write_all(&writer, line.as_bytes());
+                    drop(writer);
+                    let _ = raise(Signal::SIGSTOP);
+                }
+                drop(line);
+                std::process::exit(0);
+            }
+            ForkResult::Parent { child } => child,
+        };
+        drop(writer);
+        let handles = crate::wire::from_line(&read_all(&reader));
+        attack.begin();
+        if let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) {
+            while !stopped() && !handles.is_empty() {
+                for piece in handles.chunks(64) {
+                    let bytes = conn.acquire(piece, 100);
+                    attack.tally.tries += 1;
+                    if conn.push(&bytes, &[]) != Push::Sent {
+                        nap();
+                    }
+                    let mut leases = Vec::new();
+                    conn.drain(&mut attack.inbox, |message| {
+                        if let Ok((items, _)) = message.grants() {
+                            leases.extend(
+                                items.iter().map(|it| it.lease.get()).filter(|it| *it != 0),
+                            );
+                        }
+                    });
+                    if !leases.is_empty() {
+                        let bytes = conn.release(&leases);
+                        conn.push(&bytes, &[]);
+                    }
+                }
+            }
+        }
+        let _ = kill(child, Signal::SIGKILL);
+        let _ = waitpid(child, None);
+    }
+}
+
+fn write_all(pipe: &impl AsFd, mut bytes: &[u8]) {
+    while let Ok(written @ 1..) = nix::unistd::write(pipe, bytes) {
+        bytes = &bytes[written..];
+    }
+}
+
+fn read_all(pipe: &impl AsFd) -> String {
+    let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
+    while let Ok(length @ 1..) = nix::unistd::read(pipe, &mut piece) {
+        bytes.extend_from_slice(&piece[..length]);
+    }
+    String::from_utf8(bytes).unwrap_or_default()
+}

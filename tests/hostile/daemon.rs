@@ -1,0 +1,201 @@
+//! The daemon under attack: the release program as an unprivileged user, and everything that can leak from it. Must
+//! never run as root when another user can be had: root is exempt from the limits that matter.
+
+use crate::support::admin::Admin;
+use crate::support::peer::{Rank, pin_thread};
+use crate::support::wait::{PATIENCE, read_to_end};
+use crate::users::{User, are_many};
+use fdbroker_protocol::admin::NodeStatus;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::unistd::Pid;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Size of the daemon's fd table: some 1000 clients, and a hard limit that every system grants.
+const DAEMON_FDS: u64 = 16_384;
+
+/// A running daemon in a directory of its own.
+#[derive(Debug)]
+pub struct Daemon {
+    dir: TempDir,
+    child: Child,
+    admin: Admin,
+}
+
+/// What must be as before when an attack is over. Fds and counts, no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Of /proc/PID/fd; 0 where they cannot be seen.
+    pub open_fds: usize,
+    pub clients: u64,
+    pub domains: u64,
+    pub parked: u64,
+    pub fds: u64,
+    pub held_fds: u64,
+    pub held_bytes: u64,
+    pub open_leases: u64,
+    pub mapped_leases: u64,
+    pub allocations: u64,
+    pub own_fds: u64,
+    pub pinned_bytes: u64,
+    pub closing: u64,
+}
+
+impl Daemon {
+    /// One with these further arguments. Its loop has the first processor for itself; its helper threads, which only
+    /// close fds, are on the second one.
+    pub fn start(arguments: &[&str], cpus: [usize; 2]) -> Daemon {
+        let dir = tempfile::Builder::new().prefix("fdb-").tempdir().expect("a directory");
+        let log = File::create(dir.path().join("log")).expect("a log");
+        let mut command = Command::new(program(dir.path()));
+        if are_many() {
+            let uid = User::Daemon.uid();
+            chown(dir.path(), Some(uid), Some(uid)).expect("chown");
+            std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("chmod");
+            command.uid(uid).gid(uid).arg("--socket").arg(dir.path().join("fdbroker/broker.sock"));
+        } else {
+            command.arg("--private").arg(dir.path());
+        }
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, "").expect("write the config");
+        command.arg("--config").arg(config).args(arguments);
+        command.args(["--until-eof", "0", "--ready-fd", "1"]);
+        command.env_clear().env("RUST_BACKTRACE", "1");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        // SAFETY: what is called touches no memory of the parent and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                setrlimit(Resource::RLIMIT_NOFILE, DAEMON_FDS, DAEMON_FDS).map_err(Into::into)
+            });
+        }
+        let mut child = command.spawn().expect("start fdbrokerd");
+        let mut ready = child.stdout.take().expect("the readiness pipe");
+        if read_to_end(&mut ready).as_deref() != Some("READY\n") {
+            let log = std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
+            let _ = child.kill();
+            panic!("fdbrokerd was not ready; its log:\n{log}");
+        }
+        place(child.id(), cpus);
+        let admin = Admin::connect(&dir.path().join("fdbroker-admin/admin.sock"));
+        Daemon { dir, child, admin }
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir().join("fdbroker/broker.sock")
+    }
+
+    fn proc(&self, name: &str) -> PathBuf {
+        format!("/proc/{}/{name}", self.child.id()).into()
+    }
+
+    /// What can leak, now.
+    pub fn counts(&self) -> Counts {
+        let NodeStatus { clients, domains, parked, closing_now, .. } = self.admin.status();
+        let status = self.admin.status();
+        Counts {
+            open_fds: std::fs::read_dir(self.proc("fd")).map_or(0, Iterator::count),
+            clients: clients.get().into(),
+            domains: domains.get().into(),
+            parked: parked.get().into(),
+            fds: status.fds.now.get(),
+            held_fds: status.held_fds.now.get(),
+            held_bytes: status.held_bytes.now.get(),
+            open_leases: status.open_leases.now.get(),
+            mapped_leases: status.mapped_leases.now.get(),
+            allocations: status.allocations.now.get(),
+            own_fds: status.own_fds.now.get(),
+            pinned_bytes: status.pinned_bytes.now.get(),
+            closing: closing_now.get(),
+        }
+    }
+
+    /// Resident memory that is its own (no files, no shared pages), in KiB.
+    pub fn memory_kib(&self) -> i64 {
+        let status = std::fs::read_to_string(self.proc("status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        line.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Time of its loop on the processor so far.
+    pub fn busy(&self) -> Duration {
+        let stat = std::fs::read_to_string(self.proc(&format!("task/{}/stat", self.child.id())))
+            .unwrap_or_default();
+        let behind_name = stat.rsplit(')').next().unwrap_or_default();
+        // utime and stime are fields 14 and 15 of proc_pid_stat(5), in hundredths of a second on all of Linux.
+        let ticks: u64 =
+            behind_name.split_whitespace().skip(11).take(2).flat_map(str::parse::<u64>).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    /// What its log must not have: panics, and anything of the level "error".
+    pub fn complaints(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.dir().join("log")).unwrap_or_default();
+        let is_bad = |line: &&str| line.starts_with("<3>") || line.contains("panicked");
+        log.lines().filter(is_bad).map(str::to_owned).collect()
+    }
+
+    /// Ends it in order; what was wrong with its end.
+    pub fn end(mut self) -> Vec<String> {
+        let mut complaints = self.complaints();
+        drop(self.child.stdin.take());
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => break,
+                Ok(Some(status)) => {
+                    break complaints.push(format!("fdbrokerd ended with {status}"));
+                }
+                _ if Instant::now() > until => {
+                    break complaints.push("fdbrokerd does not end".into());
+                }
+                _ => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        complaints
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Puts each thread of the daemon where it belongs.
+fn place(pid: u32, cpus: [usize; 2]) {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("/proc");
+    let number =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    for thread in threads.filter_map(number) {
+        let is_loop = thread == i32::try_from(pid).expect("a pid");
+        pin_thread(Pid::from_raw(thread), if is_loop { cpus[0] } else { cpus[1] });
+        if is_loop {
+            Rank::Measured.take(Pid::from_raw(thread));
+        }
+    }
+}
+
+/// The program: a copy in `dir` where another user must reach it.
+fn program(dir: &Path) -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_fdbrokerd"));
+    if !are_many() {
+        return built;
+    }
+    let copy = dir.join("fdbrokerd");
+    let copied = Command::new("cp").arg(built).arg(&copy).status();
+    assert!(copied.expect("run cp").success());
+    std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("chmod");
+    copy
+}

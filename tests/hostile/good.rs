@@ -1,0 +1,116 @@
+//! The good client: a process with the real library, an owner of recallable buffers and a consumer that acquires and
+//! gives back. Its times and its errors are what an attack is judged by. Must never send what the library would
+//! not.
+
+use crate::support::memory::{BLOCK_BYTES, pattern};
+use crate::support::peer::Link;
+use crate::support::wait::patience;
+use fdbroker_client::{Access, Arena, Client, Error, HostBuffer, HostMemory};
+use fdbroker_protocol::Handle;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Its buffers. The consumer goes round.
+const BUFFERS: usize = 64;
+
+/// Most errors that are told; the rest is counted.
+const ERRORS_TOLD: usize = 3;
+
+struct Good {
+    socket: PathBuf,
+    _owner: Client,
+    _buffers: Vec<HostBuffer>,
+    handles: Vec<Handle>,
+    consumer: Client,
+    next: usize,
+}
+
+/// Plays until the test ends it.
+pub fn play(mut link: Link) {
+    let socket = link.hear().expect("a socket");
+    let mut good = Good::new(Path::new(&socket)).expect("the daemon serves");
+    link.say("OK");
+    while let Some(line) = link.hear() {
+        let (verb, number) = line.split_once(' ').unwrap_or((&line, "0"));
+        let answer = match verb {
+            "measure" => good.measure(Duration::from_millis(number.parse().expect("ms"))),
+            "touch" => told(good.touch()),
+            "join" => told(good.join()),
+            "handles" => crate::wire::to_line(&good.handles),
+            other => panic!("nobody can {other}"),
+        };
+        link.say(&answer);
+    }
+}
+
+fn told(outcome: Result<(), Error>) -> String {
+    outcome.map_or_else(|error| error.to_string(), |()| "OK".to_owned())
+}
+
+impl Good {
+    fn new(socket: &Path) -> Result<Good, Error> {
+        let connect = |name: &str| Client::builder().socket(socket).name(name).own_fds(2).connect();
+        let owner = connect("good-owner")?;
+        let arena = Arena::new(&owner, HostMemory::Memfd, BUFFERS * BLOCK_BYTES)?;
+        let mut buffers = Vec::new();
+        for seed in 0..BUFFERS as u64 {
+            let buffer = arena.alloc(BLOCK_BYTES)?;
+            buffer.write_at(0, &pattern(seed))?;
+            buffers.push(buffer);
+        }
+        let handles = arena.register(&buffers, patience())?;
+        let handles = handles.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let (consumer, socket) = (connect("good")?, socket.to_owned());
+        Ok(Good { socket, _owner: owner, _buffers: buffers, handles, consumer, next: 0 })
+    }
+
+    /// One acquire and release, as long as both took together.
+    fn once(&mut self) -> Result<Duration, Error> {
+        let handle = self.handles[self.next % BUFFERS];
+        self.next += 1;
+        let began = Instant::now();
+        let grant = self.consumer.acquire(&handle, patience())?;
+        drop(grant);
+        Ok(began.elapsed())
+    }
+
+    /// `count p99_ns errors text...`
+    fn measure(&mut self, time: Duration) -> String {
+        let (mut took, mut errors, mut texts) = (Vec::new(), 0, Vec::new());
+        let began = Instant::now();
+        while began.elapsed() < time {
+            match self.once() {
+                Ok(time) => took.push(time.as_nanos()),
+                Err(error) => {
+                    errors += 1;
+                    if texts.len() < ERRORS_TOLD {
+                        texts.push(error.to_string());
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        took.sort_unstable();
+        let p99 = took.get(took.len() * 99 / 100).copied().unwrap_or_default();
+        let texts = texts.join("; ").replace('\n', " ");
+        format!("{} {p99} {errors} {texts}", took.len())
+    }
+
+    /// Every buffer once, with every byte compared: whatever was evicted is held again.
+    fn touch(&mut self) -> Result<(), Error> {
+        for (seed, handle) in self.handles.iter().enumerate() {
+            let import = self.consumer.acquire(handle, patience())?.import(Access::Read, 0)?;
+            let mut bytes = vec![0; BLOCK_BYTES];
+            import.read_at(0, &mut bytes)?;
+            assert!(bytes == pattern(seed as u64), "buffer {seed} has other bytes");
+        }
+        self.consumer.flush(patience())
+    }
+
+    /// A newcomer of the same user: connects, acquires, ends.
+    fn join(&self) -> Result<(), Error> {
+        let newcomer = Client::builder().socket(&self.socket).name("good-new").connect()?;
+        drop(newcomer.acquire(&self.handles[0], patience())?);
+        newcomer.flush(patience())
+    }
+}

@@ -1,0 +1,102 @@
+//! Hostile clients against the real daemon, each scenario with a well-behaved client measured beside it.
+//!
+//! The daemon is the release program, run as an unprivileged user (root is exempt from the limits that matter); as root
+//! the daemon, the good client and the attacker are three users, else all are one and scenarios between users are
+//! named as not run. Per scenario a daemon is started, a good client (two connections of the real library) connects, and
+//! rounds follow: a quiet phase, the attack, and the wait until everything is as before.
+//!
+//! How the times are made comparable on two processors that others use as well:
+//! - The daemon's loop has the first processor for itself; the good client, the attackers and the daemon's helper threads
+//!   share the second one. As root the loop and the good client are real-time (SCHED_RR), so that neither the attackers
+//!   nor other programs of the machine are in their way; else the attackers have SCHED_IDLE. So what is left of an
+//!   attack in the good client's times is what the daemon does with its own.
+//! - The quiet phase is not idle: as many processes as there are attackers make the same kind of system calls (messages
+//!   over a socket pair) in the same place, but to themselves.
+//! - Quiet and attack alternate; each figure is the median over the rounds of the 99th percentiles of acquire and release
+//!   together. A scenario whose ratio is above the bound is measured anew, with twice the rounds, before it counts.
+//!
+//! A scenario fails when that ratio exceeds 3, when the good client sees an error or wrong bytes, when a count of the
+//! ledger, the fds or the memory of the daemon are not back, or when its log has an error or a panic.
+//! Must never end a process that it did not start, nor leave one behind.
+
+mod attack;
+mod attacks;
+mod daemon;
+mod good;
+mod measure;
+mod run;
+mod scenarios;
+mod support;
+mod users;
+mod wire;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: tests/hostile/run.sh [OPTIONS]
+
+--quick          fewer and shorter rounds, for CI
+--scenario NAME  only the scenarios whose name contains NAME
+--rounds N       rounds of quiet and attack per scenario (default 5; 3 with --quick)
+--list           names of the scenarios, and what each does
+-h, --help       this
+
+As root: the daemon, the good client and the attacker are users of their own. Else they are one user, and what needs
+several, or a file server of one's own, is named as not run. At least two processors are needed.";
+
+/// What was asked for.
+#[derive(Debug, Default)]
+struct Args {
+    quick: bool,
+    list: bool,
+    scenario: Option<String>,
+    rounds: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == support::peer::PART_FLAG) {
+        play(&arguments[1..]);
+        return ExitCode::SUCCESS;
+    }
+    match parse(arguments.into_iter()) {
+        Ok(Some(args)) if args.list => scenarios::list(),
+        Ok(Some(args)) => return run::run(args.quick, args.scenario.as_deref(), args.rounds),
+        Ok(None) => println!("{HELP}"),
+        Err(message) => {
+            eprintln!("hostile: {message}\n{HELP}");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
+    let mut args = Args::default();
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--quick" => args.quick = true,
+            "--list" => args.list = true,
+            "--scenario" => args.scenario = Some(value()?),
+            "--rounds" => {
+                let rounds = value()?.parse().ok().filter(|rounds| *rounds > 0);
+                args.rounds = Some(rounds.ok_or("--rounds needs a number above 0")?);
+            }
+            "-h" | "--help" => return Ok(None),
+            other => return Err(format!("unknown argument {other}")),
+        }
+    }
+    Ok(Some(args))
+}
+
+/// This process is one of the test's.
+fn play(arguments: &[String]) {
+    let (part, link) = support::peer::enter(arguments);
+    match part.as_str() {
+        "good" => good::play(link),
+        "attacker" => attack::play(link),
+        "hung file server" => support::fuse_server::play(link),
+        other => panic!("nobody plays {other}"),
+    }
+}

@@ -1,0 +1,28 @@
+//! Figures of one phase, and of many. Must never decide by one phase alone.
+
+/// What the good client says of one phase. Times in ns.
+#[derive(Clone, Debug, Default)]
+pub struct Phase {
+    pub count: u64,
+    pub p99_ns: u64,
+    pub errors: u64,
+    pub texts: String,
+}
+
+impl Phase {
+    /// Of the good client's line.
+    pub fn parse(line: &str) -> Option<Phase> {
+        let mut words = line.splitn(4, ' ');
+        let mut number = || words.next()?.parse().ok();
+        let (count, p99_ns, errors) = (number()?, number()?, number()?);
+        let texts = words.next().unwrap_or_default().to_owned();
+        Some(Phase { count, p99_ns, errors, texts })
+    }
+}
+
+/// The middle one; of two the higher. 0 of none.
+pub fn median(values: impl Iterator<Item = u64>) -> u64 {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,196 @@
+//! The list of scenarios: a name, what it does, who does it, to what daemon. Must never have an attack that does not
+//! end when it is told to.
+
+use crate::attack::Attack;
+use crate::attacks::{
+    bytes, connects, floods, forged, heirs, hoards, hung, readers, sockets, stopped,
+};
+use crate::users::User;
+
+/// One way to be hostile.
+pub struct Scenario {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub attack: fn(&mut Attack),
+    /// Processes that attack.
+    pub attackers: usize,
+    /// As whom: another user than the good client's, the same, or first one, then the other.
+    pub users: &'static [User],
+    /// Further arguments of the daemon.
+    pub daemon: &'static [&'static str],
+    /// Whether it needs a file whose server hangs.
+    pub needs_hung_file: bool,
+}
+
+const OTHER: &[User] = &[User::Attacker];
+const SAME: &[User] = &[User::Good];
+const BOTH: &[User] = &[User::Attacker, User::Good];
+
+const fn scenario(
+    name: &'static str,
+    users: &'static [User],
+    attack: fn(&mut Attack),
+    about: &'static str,
+) -> Scenario {
+    Scenario { name, about, attack, attackers: 1, users, daemon: &[], needs_hung_file: false }
+}
+
+/// Every scenario, in the order in which they run.
+pub const ALL: &[Scenario] = &[
+    scenario(
+        "random-bytes",
+        BOTH,
+        bytes::random,
+        "packets of random bytes and fds, before and after hello",
+    ),
+    scenario(
+        "mutated-messages",
+        BOTH,
+        bytes::mutated,
+        "valid messages of every kind with a few bytes changed, cut or added",
+    ),
+    scenario("fds-accepted", BOTH, floods::accepted, "registers of 253 memfds, and their end"),
+    scenario(
+        "fds-refused",
+        BOTH,
+        floods::refused,
+        "registers of 253 pipes, sockets, epolls, directories",
+    ),
+    scenario(
+        "fds-without-credit",
+        BOTH,
+        floods::without_credit,
+        "253 fds that nobody asked for, again and again",
+    ),
+    scenario(
+        "fds-same",
+        BOTH,
+        floods::same,
+        "one fd deposited thousands of times as the same allocation",
+    ),
+    scenario(
+        "acquire-flood",
+        BOTH,
+        floods::acquires,
+        "many connections, each with as many acquires under way as it may",
+    ),
+    scenario(
+        "acquire-253-flood",
+        BOTH,
+        floods::big_acquires,
+        "grants of 253 fds at once, on several connections",
+    ),
+    scenario(
+        "register-storm",
+        BOTH,
+        floods::storm,
+        "register and unregister of one allocation, pipelined, on many connections",
+    ),
+    scenario(
+        "address-reuse",
+        BOTH,
+        floods::reuse,
+        "253 small allocations ended by one that overlaps them",
+    ),
+    Scenario {
+        needs_hung_file: true,
+        ..scenario(
+            "hung-fuse",
+            BOTH,
+            hung::flood,
+            "fds of a FUSE server that has stopped, in whole messages",
+        )
+    },
+    scenario(
+        "sockets-in-sockets",
+        BOTH,
+        sockets::nested,
+        "cycles and deep chains of sockets with fds in them",
+    ),
+    scenario(
+        "own-socket",
+        BOTH,
+        sockets::own,
+        "the connection's own sockets, sent to the broker, then abandoned",
+    ),
+    scenario("never-reads", BOTH, readers::never, "acquires and events are never read"),
+    scenario(
+        "unread-hellos",
+        OTHER,
+        readers::unread_hellos,
+        "800 connections that do not read hello's answer, and grants unread",
+    ),
+    scenario(
+        "one-byte",
+        BOTH,
+        readers::one_byte,
+        "answers are read with room for one byte and no fd",
+    ),
+    scenario(
+        "half-closed",
+        BOTH,
+        readers::half_closed,
+        "one direction is shut down in the middle of requests",
+    ),
+    scenario("connects-10000", OTHER, connects::silent, "10,000 connections without a word"),
+    scenario(
+        "connect-storm",
+        BOTH,
+        connects::storm,
+        "connect, hello, disconnect, as fast as it goes",
+    ),
+    scenario(
+        "hello-absurd",
+        OTHER,
+        connects::absurd,
+        "hellos that declare up to 2^32 fds of their own",
+    ),
+    Scenario {
+        daemon: &["--max-fds", "600"],
+        ..scenario(
+            "stopped-in-recall",
+            OTHER,
+            stopped::owner,
+            "owners stop (SIGSTOP) while others wait for their memory",
+        )
+    },
+    scenario(
+        "heirs",
+        OTHER,
+        heirs::fork_bomb,
+        "dozens of forked heirs keep the socket of a dead client open",
+    ),
+    scenario("forged-handles", BOTH, forged::handles, "a million handles that nobody sealed"),
+    scenario(
+        "stolen-tokens",
+        BOTH,
+        forged::tokens,
+        "re-deposits and declares of what is not the sender's",
+    ),
+    scenario("supplies", BOTH, hoards::supplies, "supplies that nobody asked for, with fds"),
+    scenario(
+        "cancels",
+        SAME,
+        hoards::cancels,
+        "requests cancelled as fast as they come, and those that never were",
+    ),
+    Scenario {
+        daemon: &["--max-fds", "600"],
+        ..scenario(
+            "parked-hoard",
+            OTHER,
+            hoards::parked,
+            "as many parked requests as a client may have, on many connections",
+        )
+    },
+];
+
+pub fn attack_of(name: &str) -> Option<fn(&mut Attack)> {
+    ALL.iter().find(|scenario| scenario.name == name).map(|scenario| scenario.attack)
+}
+
+pub fn list() {
+    for Scenario { name, about, .. } in ALL {
+        println!("{name:<20} {about}");
+    }
+}
