@@ -9,6 +9,7 @@ use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
 use crate::in_flight::InFlight;
+use crate::kernel;
 use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
 use crate::listeners::Listener;
 use crate::log::BadInput;
@@ -29,7 +30,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A listener with what is known of it.
 pub(crate) struct ListenerState {
@@ -75,6 +76,7 @@ pub(crate) struct Server {
     pub core: Core,
     pub clock: Clock,
     pub now: Now,
+    pub started: Now,
     pub page: GenerationPage,
     pub identity: Identity,
     pub classifier: Classifier,
@@ -130,25 +132,26 @@ pub(crate) struct Server {
     pub spare_effects: Effects,
 }
 
-/// Microseconds since the start: the vdso's clock, read once per wake.
-pub(crate) struct Clock(Instant);
+/// CLOCK_MONOTONIC, by the vdso, read once per wake: times keep their meaning for a successor.
+pub(crate) struct Clock;
 
 impl Clock {
     pub fn now(&self) -> Now {
-        Now(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
+        Now(kernel::monotonic_us())
     }
 }
 
 impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
         let max_clients = settings.core.max_clients as usize;
-        let clock = Clock(Instant::now());
+        let clock = Clock;
         let most_in_flight = settings.table_fds / IN_FLIGHT_DIVISOR;
         let in_flight = InFlight::new(most_in_flight, settings.most_connections);
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
         let listeners = parts.listeners.into_iter();
         let mut server = Server {
             now: clock.now(),
+            started: clock.now(),
             clock,
             core: parts.core,
             poll: parts.poll,

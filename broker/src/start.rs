@@ -3,7 +3,7 @@
 
 use crate::classify::Classifier;
 use crate::closers::{CloseFn, Closers, WakeFn};
-use crate::generation_page::{self, PageError};
+use crate::generation_page::{self, Opened, PageError};
 use crate::kernel;
 use crate::listeners::{DirectoryLock, DirectoryRule, ListenError, Listener, prepare_directory};
 use crate::replies::Identity;
@@ -93,9 +93,14 @@ pub(crate) fn prepare(
         prepare_directory(parent(&listener.path), directory_mode, DirectoryRule::Clients)?;
     }
     let lock = DirectoryLock::take(&admin_directory)?;
-    let (key, mut page) = generation_page::open(&admin_directory, settings.core.max_slots)?;
+    let Opened { key, mut page, live } =
+        generation_page::open(&admin_directory, settings.core.max_slots)?;
     settings.core.first_generation = page.first_generation();
     let core = Core::new(settings.core.clone()).map_err(RunError::Settings)?;
+    for id in live {
+        // Nothing is known of it.
+        let _ = page.publish(id.slot, 0);
+    }
     let classifier = Classifier::new().map_err(os("open /proc/self/fdinfo (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot_id = boot_id.map_err(os("read the boot id (mount /proc)"))?;
