@@ -4,12 +4,13 @@
 use crate::api::{ClientId, Effect, Effects, Lane, Ticket};
 use crate::ledger::{Accounts, Blocked, Charge, Holder, cap_of};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::slots::NONE;
 use crate::state::{Closing, Queued};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Core {
-    fn accounts(&mut self, client: Option<u32>, domain: u32) -> Accounts<'_> {
+    pub(crate) fn accounts(&mut self, client: Option<u32>, domain: u32) -> Accounts<'_> {
         let table_room = self.table_room();
         let client = client.map(|number| {
             let client = self.clients[number as usize].as_deref_mut();
@@ -57,6 +58,17 @@ impl Core {
         let domain = self.client_mut(client).domain;
         self.accounts(Some(client), domain).release(charge);
         self.accounts(None, domain).add(charge);
+    }
+
+    /// Takes back a charge of an allocation: from its owner, from its domain alone when it has none, from nobody
+    /// when it has no domain either.
+    pub(crate) fn release_allocation_charge(&mut self, slot: u32, charge: Charge) {
+        let (owner, domain) = (self.allocations[slot].owner, self.allocations[slot].domain);
+        match (owner, domain) {
+            (NONE, NONE) => {}
+            (NONE, domain) => self.release_domain_charge(domain, charge),
+            (owner, _) => self.release_charge(owner, charge),
+        }
     }
 
     /// Makes a charge that has no cap.
@@ -155,6 +167,14 @@ impl Core {
         self.ticket(Closing { domain, client: Some((client, serial)), refused })
     }
 
+    /// The same for an fd that its domain alone is charged for.
+    pub(crate) fn closing_of_domain(&mut self, domain: u32) -> Ticket {
+        self.coming += 1;
+        self.domains[domain].coming += 1;
+        self.domains[domain].closing += 1;
+        self.ticket(Closing { domain, client: Some((NONE, 0)), refused: false })
+    }
+
     fn ticket(&mut self, closing: Closing) -> Ticket {
         let (slot, _) = self.closings.insert(closing).expect("fds are fewer than slots");
         Ticket(slot)
@@ -218,7 +238,7 @@ impl Core {
         self.coming -= coming;
         self.domains[domain].coming -= coming;
         self.domains[domain].closing -= 1;
-        match self.clients[number as usize].as_deref_mut() {
+        match self.clients.get_mut(number as usize).and_then(Option::as_deref_mut) {
             Some(record) if record.serial == serial => {
                 record.closing -= 1;
                 record.coming -= coming;
