@@ -1,12 +1,12 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, Peer, RequestId};
+use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Peer, RequestId};
 use crate::ledger::{Account, Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::lists::List;
 use crate::slots::NONE;
-use crate::state::{AllocationList, Client, Domain, Queued, State};
+use crate::state::{AllocationList, Client, Domain, Job, Queued, State};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope};
 
@@ -28,8 +28,12 @@ impl Core {
             }
             assert!(self.clients[number].is_none(), "client {number} is connected already");
             self.serials += 1;
-            self.clients[number] = Some(Box::new(Client::new(self.serials, domain, pid)));
+            let job = peer.job.map(|job| self.job((key, job)));
+            self.clients[number] = Some(Box::new(Client::new(self.serials, domain, job, pid)));
             self.domains[domain].clients += 1;
+            if let Some(job) = job {
+                self.jobs[job].clients += 1;
+            }
             self.table.connections += FDS_PER_CONNECTION;
             self.table.peak = self.table.peak.max(self.table_now());
             self.counters.clients += 1;
@@ -67,6 +71,18 @@ impl Core {
         let (number, _) = self.domains.insert(domain)?;
         self.domain_by_key.insert(key, number);
         Some(number)
+    }
+
+    fn job(&mut self, key: (DomainKey, JobKey)) -> u32 {
+        if let Some(number) = self.job_by_key.get(&key) {
+            return *number;
+        }
+        let (clients, coming, blocked) = (0, 0, Queued::default());
+        let (account, lru) = (Account::default(), List::EMPTY);
+        let job = Job { key, clients, coming, blocked, account, lru };
+        let (number, _) = self.jobs.insert(job).expect("jobs are fewer than slots");
+        self.job_by_key.insert(key, number);
+        number
     }
 
     pub(crate) fn hello(
@@ -187,6 +203,11 @@ impl Core {
         self.counters.clients -= 1;
         self.scan_full.retain(|blocked| blocked.account != Holder::Client(number));
         self.domains[client.domain].clients -= 1;
+        if let Some(job) = client.job {
+            self.jobs[job].coming -= client.coming;
+            self.jobs[job].clients -= 1;
+            self.forget_job_if_unused(job);
+        }
         self.forget_domain_if_unused(client.domain);
         fx.list.push(Effect::Forget { client: ClientId(number) });
     }
