@@ -279,9 +279,10 @@ impl Core {
         client: u32,
         resources: &[Resource],
     ) -> Option<Blocked> {
-        let domain = self.client_mut(client).domain;
-        let accounts = [Holder::Node, Holder::Domain(domain), Holder::Client(client)];
-        let all = accounts.into_iter().flat_map(|account| {
+        let record = self.client_mut(client);
+        let (domain, job) = (Some(Holder::Domain(record.domain)), record.job.map(Holder::Job));
+        let accounts = [Some(Holder::Node), domain, job, Some(Holder::Client(client))];
+        let all = accounts.into_iter().flatten().flat_map(|account| {
             resources.iter().map(move |resource| Blocked { resource: *resource, account })
         });
         let waited_for = |blocked: &Blocked| match turn {

@@ -1,11 +1,11 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, Now, Peer, RequestId};
+use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer, RequestId};
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::slots::NONE;
-use crate::state::{AllocationList, Client, Domain, State};
+use crate::state::{AllocationList, Client, Domain, Job, State};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope};
 
@@ -27,12 +27,16 @@ impl Core {
             }
             assert!(self.clients[number].is_none(), "client {number} is connected already");
             self.serials += 1;
-            let mut record = Client::new(self.serials, domain, pid);
+            let job = peer.job.map(|job| self.job((key, job)));
+            let mut record = Client::new(self.serials, domain, job, pid);
             record.gid = peer.gid;
             record.groups = peer.groups.into();
             record.groups.sort_unstable();
             self.clients[number] = Some(Box::new(record));
             self.domains[domain].clients += 1;
+            if let Some(job) = job {
+                self.jobs[job].clients += 1;
+            }
             self.table.connections += FDS_PER_CONNECTION;
             self.table.peak = self.table.peak.max(self.table_now());
             self.counters.clients += 1;
@@ -60,6 +64,15 @@ impl Core {
         let (number, _) = self.domains.insert(Domain::new(key))?;
         self.domain_by_key.insert(key, number);
         Some(number)
+    }
+
+    pub(crate) fn job(&mut self, key: (DomainKey, JobKey)) -> u32 {
+        if let Some(number) = self.job_by_key.get(&key) {
+            return *number;
+        }
+        let (number, _) = self.jobs.insert(Job::new(key)).expect("jobs are fewer than slots");
+        self.job_by_key.insert(key, number);
+        number
     }
 
     pub(crate) fn hello(
@@ -183,6 +196,11 @@ impl Core {
         self.counters.clients -= 1;
         self.scan_full.retain(|blocked| blocked.account != Holder::Client(number));
         self.domains[client.domain].clients -= 1;
+        if let Some(job) = client.job {
+            self.jobs[job].coming -= client.coming;
+            self.jobs[job].clients -= 1;
+            self.forget_job_if_unused(job);
+        }
         self.forget_domain_if_unused(client.domain);
         fx.list.push(Effect::Forget { client: ClientId(number) });
     }

@@ -145,10 +145,9 @@ impl Core {
     fn take_over_charges(&mut self, client: u32, domain: u32, size: u64) -> Result<(), Status> {
         let charges = Self::charges_of_kept(size);
         for (done, charge) in charges.iter().enumerate() {
-            self.accounts(None, domain).release(*charge);
-            let Err(blocked) = self.charge(client, *charge) else { continue };
+            let taken = self.accounts(Some(client), domain).take_over(*charge);
+            let Err(blocked) = taken else { continue };
             let status = self.no_quota(blocked);
-            self.accounts(None, domain).add(*charge);
             for charge in &charges[..done] {
                 self.leave_to_domain(client, *charge);
             }

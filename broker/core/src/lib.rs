@@ -39,7 +39,7 @@ pub use config::ConfigError;
 pub use ledger::Account;
 pub use restore::RestoreError;
 pub use saved::Saved;
-pub use view::{AllocationView, ClientView, Counters, DomainView, LeaseView, Totals};
+pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseView, Totals};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -49,7 +49,7 @@ use lists::List;
 use rustc_hash::FxHashMap;
 use slots::Slots;
 use state::{
-    Allocation, Client, Closing, Domain, Grace, Lease, Orphan, Parked, Queued, Recall, Timer,
+    Allocation, Client, Closing, Domain, Grace, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
 };
 
 /// The broker's state. See the crate's page.
@@ -60,6 +60,9 @@ pub struct Core {
     table: Table,
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
+    /// At most one per client, and those that requests wait for room of.
+    jobs: Slots<Job>,
+    job_by_key: FxHashMap<(DomainKey, JobKey), u32>,
     /// By client number; at most `max_clients`.
     clients: Vec<Option<Box<Client>>>,
     allocations: Slots<Allocation>,
@@ -121,6 +124,8 @@ impl Core {
             table: Table::default(),
             domains: Slots::new(config.max_domains, 1),
             domain_by_key: FxHashMap::default(),
+            jobs: Slots::new(slots::NONE, 1),
+            job_by_key: FxHashMap::default(),
             clients: Vec::new(),
             allocations,
             driver_data: FxHashMap::default(),

@@ -1,15 +1,17 @@
 //! Takes saved state in again: every number checked, every sum counted anew. Must never believe what it reads,
 //! nor panic at it: the data may come from anywhere.
 
+use std::collections::BTreeSet;
+
 use crate::Core;
-use crate::api::{Config, DomainKey, Now};
+use crate::api::{Config, DomainKey, JobKey, Now};
 use crate::config::ConfigError;
 use crate::ledger::{Account, Charge};
 use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
 use crate::lists::List;
 use crate::saved::{
-    Saved, SavedAllocation, SavedClient, SavedCounters, SavedDomain, SavedGrace, SavedLease,
-    SavedState,
+    Saved, SavedAllocation, SavedClient, SavedCounters, SavedDomain, SavedGrace, SavedJob,
+    SavedLease, SavedState,
 };
 use crate::slots::{NONE, Slots};
 use crate::state::{
@@ -80,6 +82,7 @@ impl Core {
         for client in &saved.clients {
             core.restore_client(client)?;
         }
+        ensure(core.jobs.len() == saved.jobs.len(), "jobs", saved.jobs.len() as u64)?;
         let (most, mut beside) = (core.config.max_slots, Vec::new());
         core.allocations = Slots::restore(most, saved.allocations, |slot, allocation| {
             beside.push((slot, Beside::of(&allocation)));
@@ -98,6 +101,7 @@ impl Core {
         core.check_links()?;
         core.restore_sums()?;
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
+        core.restore_job_peaks(&saved.jobs)?;
         core.table.peak = core.table.peak.max(saved.table_peak);
         Ok(core)
     }
@@ -127,7 +131,9 @@ impl Core {
         let few = saved.credits <= MAX_BATCH as u64 && u32::try_from(saved.own_fds).is_ok();
         ensure(few, "client's number of places", number)?;
         ensure((1..=self.serials).contains(&saved.serial), "client's serial", number)?;
-        let mut client = Client::new(saved.serial, saved.domain, saved.pid);
+        let key = self.domains[saved.domain].key;
+        let job = saved.job.map(|job| self.job((key, JobKey(job))));
+        let mut client = Client::new(saved.serial, saved.domain, job, saved.pid);
         client.gid = saved.gid;
         client.groups = saved.groups.as_slice().into();
         (client.welcome, client.gone) = (saved.welcome, saved.gone);
@@ -136,6 +142,9 @@ impl Core {
         self.clients.resize_with(number as usize + 1, || None);
         self.clients[number as usize] = Some(Box::new(client));
         self.domains[saved.domain].clients += 1;
+        if let Some(job) = job {
+            self.jobs[job].clients += 1;
+        }
         self.counters.clients += 1;
         self.table.connections += FDS_PER_CONNECTION;
         Ok(())
@@ -492,6 +501,18 @@ impl Core {
         }
         for (number, domain) in (0..).zip(domains) {
             raise(&mut self.domains[number].account, &domain.peaks)?;
+        }
+        Ok(())
+    }
+
+    /// Of every job, once.
+    fn restore_job_peaks(&mut self, jobs: &[SavedJob]) -> Check {
+        let mut seen = BTreeSet::new();
+        for job in jobs {
+            let key = (DomainKey { listener: job.listener, uid: job.uid }, JobKey(job.key));
+            let number = self.job_by_key.get(&key).copied().filter(|_| seen.insert(key));
+            let account = &mut self.jobs[number.ok_or(("job", job.key))?].account;
+            ensure(account.raise_peaks(&job.peaks), "job's peaks", job.key)?;
         }
         Ok(())
     }

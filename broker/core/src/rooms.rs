@@ -58,8 +58,10 @@ impl Core {
             if let Some(queue) = self.queued(blocked.account) {
                 *queue.of(blocked.resource) -= 1;
             }
-            if let Holder::Domain(number) = blocked.account {
-                self.forget_domain_if_unused(number);
+            match blocked.account {
+                Holder::Domain(number) => self.forget_domain_if_unused(number),
+                Holder::Job(number) => self.forget_job_if_unused(number),
+                Holder::Client(_) | Holder::Node => {}
             }
             // Who was behind it may go on.
             self.room_appeared |= !self.scanning && !self.rooms.is_empty();

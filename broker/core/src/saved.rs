@@ -4,10 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Core;
-use crate::api::{Effect, Effects, Now};
+use crate::api::{DomainKey, Effect, Effects, JobKey, Now};
 use crate::lists::List;
 use crate::slots::{NONE, SavedSlots};
-use crate::state::{Allocation, AllocationList, Client, Grace, Lease, LeaseList, State, Wish};
+use crate::state::{Allocation, AllocationList, Client, Grace, Job, Lease, LeaseList, State, Wish};
 use fdbroker_protocol::ErrorCode;
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
@@ -21,6 +21,7 @@ pub struct Saved {
     pub(crate) serials: u64,
     pub(crate) grace: SavedGrace,
     pub(crate) domains: Vec<SavedDomain>,
+    pub(crate) jobs: Vec<SavedJob>,
     pub(crate) clients: Vec<SavedClient>,
     pub(crate) allocations: SavedSlots<SavedAllocation>,
     pub(crate) leases: SavedSlots<SavedLease>,
@@ -56,11 +57,21 @@ pub(crate) struct SavedDomain {
     pub(crate) peaks: Vec<u128>,
 }
 
+/// A job that clients of a domain are of; they name it by its key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedJob {
+    pub(crate) listener: u32,
+    pub(crate) uid: u32,
+    pub(crate) key: u64,
+    pub(crate) peaks: Vec<u128>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedClient {
     pub(crate) number: u32,
     pub(crate) serial: u64,
     pub(crate) domain: u32,
+    pub(crate) job: Option<u64>,
     pub(crate) pid: u32,
     pub(crate) gid: u32,
     pub(crate) groups: Vec<u32>,
@@ -172,6 +183,7 @@ impl Core {
                 Grace::Ending(from) => SavedGrace::Ending(from),
             },
             domains: used.iter().map(|domain| self.saved_domain(*domain)).collect(),
+            jobs: self.saved_jobs(),
             clients: self
                 .all_clients()
                 .map(|(number, client)| {
@@ -212,12 +224,24 @@ impl Core {
         SavedDomain { listener, uid, peaks: domain.account.peaks() }
     }
 
+    fn saved_jobs(&self) -> Vec<SavedJob> {
+        let mut jobs: Vec<&Job> = self.jobs.iter_from(0).map(|(_, job)| job).collect();
+        jobs.sort_unstable_by_key(|job| job.key);
+        jobs.into_iter()
+            .map(|job| {
+                let (DomainKey { listener, uid }, JobKey(key)) = job.key;
+                SavedJob { listener, uid, key, peaks: job.account.peaks() }
+            })
+            .collect()
+    }
+
     fn saved_client(&self, number: u32, client: &Client, domain: u32) -> SavedClient {
         let lru = if client.silent { client.lru } else { List::EMPTY };
         SavedClient {
             number,
             serial: client.serial,
             domain,
+            job: client.job.map(|job| self.jobs[job].key.1.0),
             pid: client.pid,
             gid: client.gid,
             groups: client.groups.to_vec(),

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::{ClientId, DomainKey, Now, RequestId, Wanted};
-use crate::ledger::{Account, Blocked};
+use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
+use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
 use crate::slots::Slots;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
@@ -34,6 +34,8 @@ pub enum AllocationList {
     NodeLru,
     /// The same of its domain.
     DomainLru,
+    /// The same of its owner's job, if that is of one.
+    JobLru,
     /// The same of its owner; stays when the owner is silent.
     OwnerLru,
     /// All allocations of the owner, ended ones included.
@@ -42,7 +44,7 @@ pub enum AllocationList {
     Event,
 }
 
-const ALLOCATION_LISTS: usize = 5;
+const ALLOCATION_LISTS: usize = 6;
 
 /// One piece of memory. Kept small: there may be a million.
 #[derive(Debug)]
@@ -190,6 +192,8 @@ pub struct Client {
     pub serial: u64,
     /// Its domain's number.
     pub domain: u32,
+    /// Its job's number.
+    pub job: Option<u32>,
     /// Its pid.
     pub pid: u32,
     /// Its group.
@@ -236,10 +240,11 @@ pub struct Client {
 
 impl Client {
     /// A new connection.
-    pub fn new(serial: u64, domain: u32, pid: u32) -> Self {
+    pub fn new(serial: u64, domain: u32, job: Option<u32>, pid: u32) -> Self {
         Client {
             serial,
             domain,
+            job,
             pid,
             gid: 0,
             groups: Box::default(),
@@ -261,6 +266,16 @@ impl Client {
             revoked: List::EMPTY,
             by_base: BTreeMap::new(),
             parked: Vec::new(),
+        }
+    }
+
+    /// Whether the client of this number, which this is, is charged to an account.
+    pub fn is_of(&self, number: u32, account: Holder) -> bool {
+        match account {
+            Holder::Client(client) => client == number,
+            Holder::Job(job) => self.job == Some(job),
+            Holder::Domain(domain) => self.domain == domain,
+            Holder::Node => true,
         }
     }
 }
@@ -320,6 +335,32 @@ impl Domain {
             account: Account::default(),
             lru: List::EMPTY,
         }
+    }
+}
+
+/// One job of a domain. Kept while it has clients: what those leave is their domain's alone.
+#[derive(Debug)]
+pub struct Job {
+    /// Its domain's and its own.
+    pub key: (DomainKey, JobKey),
+    /// Clients connected or being torn down.
+    pub clients: u32,
+    /// Its clients' fds in the closers that will be closed soon.
+    pub coming: u64,
+    /// Requests that wait for room in the job's own account.
+    pub blocked: Queued,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its evictable allocations.
+    pub lru: List,
+}
+
+impl Job {
+    /// One that nothing is charged to.
+    pub fn new(key: (DomainKey, JobKey)) -> Self {
+        let (clients, coming, blocked) = (0, 0, Queued::default());
+        let (account, lru) = (Account::default(), List::EMPTY);
+        Job { key, clients, coming, blocked, account, lru }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
 
 use crate::Core;
-use crate::api::{ClientId, DomainKey, LeaseId, Now};
+use crate::api::{ClientId, DomainKey, JobKey, LeaseId, Now};
 use crate::ledger::{Account, cap_of};
 use crate::slots::NONE;
 use crate::state::State;
@@ -125,6 +125,8 @@ pub struct ClientView {
     pub id: ClientId,
     /// Its domain.
     pub domain: DomainKey,
+    /// Its job.
+    pub job: Option<JobKey>,
     /// Its pid.
     pub pid: u32,
     /// Said hello.
@@ -152,6 +154,19 @@ pub struct DomainView {
     pub account: Account,
     /// Its refused fds in the closers.
     pub refused: u64,
+}
+
+/// One job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobView {
+    /// Its domain.
+    pub domain: DomainKey,
+    /// Its own key.
+    pub key: JobKey,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its clients, those being torn down included.
+    pub clients: u32,
 }
 
 impl Core {
@@ -230,6 +245,7 @@ impl Core {
             Some(ClientView {
                 id: ClientId(number),
                 domain: self.domains[client.domain].key,
+                job: client.job.map(|job| self.jobs[job].key.1),
                 pid: client.pid,
                 welcome: client.welcome,
                 gone: client.gone,
@@ -239,6 +255,16 @@ impl Core {
                 parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
                 account: client.account,
             })
+        })
+    }
+
+    /// Jobs in use.
+    pub fn jobs(&self) -> impl Iterator<Item = JobView> + '_ {
+        self.jobs.iter_from(0).map(|(_, job)| JobView {
+            domain: job.key.0,
+            key: job.key.1,
+            account: job.account,
+            clients: job.clients,
         })
     }
 
