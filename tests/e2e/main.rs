@@ -11,6 +11,7 @@ mod death;
 mod deposits;
 mod dispatch;
 mod exports;
+mod fd_store;
 mod flow;
 mod handles;
 mod isolation;
