@@ -15,6 +15,7 @@ mod rng;
 mod scenarios;
 mod setups;
 mod took;
+mod turns;
 mod world;
 
 use report::{Stats, Trace, TraceMode, Violation};

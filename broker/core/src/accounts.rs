@@ -270,6 +270,7 @@ impl Core {
         let unused = domain.clients == 0 && domain.refused == 0 && domain.blocked.is_empty();
         if unused && domain.account.is_zero() {
             assert!(domain.lru.is_empty() && domain.closing == 0 && domain.coming == 0);
+            assert!(domain.waiting.is_empty());
             self.domain_by_key.remove(&domain.key);
             self.domains.remove(number);
             self.scan_full.retain(|blocked| blocked.account != Holder::Domain(number));

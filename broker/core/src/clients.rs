@@ -1,6 +1,8 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
+use std::collections::BTreeSet;
+
 use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Peer, RequestId};
 use crate::ledger::{Account, Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
@@ -65,6 +67,9 @@ impl Core {
             coming: 0,
             refused: 0,
             blocked: Queued::default(),
+            waiting: BTreeSet::new(),
+            turn: self.rooms.last_turn(),
+            looked: (0, 0),
             account: Account::default(),
             lru: List::EMPTY,
         };

@@ -205,6 +205,7 @@ impl Core {
     }
 
     fn check_parked(&self) {
+        self.check_turns();
         let (mut node, mut in_rooms) = (Queued::default(), 0);
         let mut domains: BTreeMap<u32, Queued> = BTreeMap::new();
         let mut jobs: BTreeMap<u32, Queued> = BTreeMap::new();
@@ -212,7 +213,7 @@ impl Core {
             let client = self.clients[parked.client.0 as usize].as_deref().expect("it exists");
             assert!(!client.gone && client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
-            assert_eq!(self.rooms.contains(&(!parked.supplied, *seq)), waits_in_rooms);
+            assert_eq!(self.is_in_turns(*seq), waits_in_rooms);
             in_rooms += usize::from(waits_in_rooms);
             if let Wait::Room(blocked) = parked.wait {
                 match blocked.account {

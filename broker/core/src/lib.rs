@@ -13,6 +13,7 @@ mod clients;
 mod config;
 mod end;
 mod events;
+mod fairness;
 mod invariants;
 mod leases;
 mod ledger;
@@ -35,6 +36,7 @@ pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseV
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use fairness::{Rooms, Scan};
 use fdbroker_protocol::{ErrorCode, limits::DRIVER_DATA_BYTES};
 use ledger::{Blocked, Table};
 use lists::List;
@@ -64,16 +66,18 @@ pub struct Core {
     lru: List,
     /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
     parked: BTreeMap<u64, Parked>,
-    /// Of these, those that wait for room or a reader, in the order they are served: (not supplied, arrival).
-    rooms: BTreeSet<(bool, u64)>,
+    /// Of these, those that wait for room or a reader.
+    rooms: Rooms,
     /// Of these, those that the node's own account blocks.
     node_blocked: Queued,
     /// Where the scan of `rooms` goes on, when it has not come to its end.
-    scan_from: Option<(bool, u64)>,
+    scan_from: Option<Scan>,
+    /// Scans begun.
+    scans: u64,
     /// What that scan found full so far.
     scan_full: Vec<Blocked>,
     /// Where the look for requests whose items have ended goes on.
-    ended_from: Option<(bool, u64)>,
+    ended_from: Option<u64>,
     /// An allocation has ended, or an owner has turned silent, in this step.
     something_ended: bool,
     /// A client has died in this step.
@@ -119,9 +123,10 @@ impl Core {
             closings: Slots::new(slots::NONE, 1),
             lru: List::EMPTY,
             parked: BTreeMap::new(),
-            rooms: BTreeSet::new(),
+            rooms: Rooms::default(),
             node_blocked: Queued::default(),
             scan_from: None,
+            scans: 0,
             scan_full: Vec::new(),
             ended_from: None,
             something_ended: false,
@@ -228,13 +233,13 @@ impl Core {
     fn after(&mut self, now: Now, fx: &mut Effects) {
         if std::mem::take(&mut self.owner_gone) && !self.rooms.is_empty() {
             // Before its allocations are freed: afterwards it could only be said that they are stale.
-            self.ended_from = Some((false, 0));
+            self.ended_from = Some(0);
             self.answer_ended(fx);
         }
         self.tear_down(fx);
         self.scan_if_room(now, fx);
         if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
-            self.ended_from = Some((false, 0));
+            self.ended_from = Some(0);
         }
         if self.ended_from.is_some() {
             self.answer_ended(fx);
@@ -252,14 +257,14 @@ impl Core {
 
     fn scan_if_room(&mut self, now: Now, fx: &mut Effects) {
         if std::mem::take(&mut self.room_appeared) {
-            self.scan_from = Some((false, 0));
+            self.start_scan();
         }
         self.scanning = true;
         self.scan(now, fx);
         self.scanning = false;
         if std::mem::take(&mut self.room_appeared) {
             // By the scan itself, maybe for one it had passed: the next poll looks, and is due at once.
-            self.scan_from = Some((false, 0));
+            self.start_scan();
         }
     }
 

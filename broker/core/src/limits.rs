@@ -16,6 +16,10 @@ pub const TEARDOWN_PER_STEP: usize = 1024;
 /// poll, which is then due at once.
 pub const PARKED_SCAN_PER_STEP: usize = 256;
 
+/// Most parked requests of one domain looked at in its turn: those that cannot be served, as many as they may
+/// be, then hold up the other domains no longer than a quarter of a step.
+pub const LOOKS_PER_TURN: usize = 64;
+
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 

@@ -1,7 +1,7 @@
 //! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain
 //! records; must never act by themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
 use crate::ledger::{Account, Blocked, Holder};
@@ -301,6 +301,12 @@ pub struct Domain {
     pub refused: u64,
     /// Requests that wait for room in the domain's own account.
     pub blocked: Queued,
+    /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
+    pub waiting: BTreeSet<u64>,
+    /// When it was last served, in the order of all domains.
+    pub turn: u64,
+    /// Where the scan of this number goes on in `waiting`.
+    pub looked: (u64, u64),
     /// What it is charged for.
     pub account: Account,
     /// Its evictable allocations.
