@@ -5,6 +5,7 @@ use crate::action::Action;
 use crate::checks::{LEASE, Waiting, waits_behind};
 use crate::judge::{Step, ensure};
 use crate::model::{Blocker, Check, Holder, Ledger, Model};
+use crate::tally::Promise;
 use fdbroker_core::DomainKey;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,6 +54,7 @@ impl Turns {
             for domain in waited {
                 let count = self.passed.entry((*domain, served)).or_insert(0);
                 *count += 1;
+                model.proofs.count(Promise::Order, 1);
                 ensure!(*count <= 1, "{served:?} is served twice, and {domain:?} waits its turn");
             }
         }

@@ -4,6 +4,7 @@
 use crate::api::{Caps, ClientId, Effect, Effects, Lane, Ticket};
 use crate::ledger::{Accounts, Blocked, Charge, Holder, cap_of};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::slots::NONE;
 use crate::state::{Closing, Queued};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope, Status};
@@ -59,6 +60,17 @@ impl Core {
     pub(crate) fn leave_to_domain(&mut self, client: u32, charge: Charge) {
         let domain = self.client_mut(client).domain;
         self.accounts(Some(client), domain).leave_to_domain(charge);
+    }
+
+    /// Takes back a charge of an allocation: from its owner, from its domain alone when it has none, from nobody
+    /// when it has no domain either.
+    pub(crate) fn release_allocation_charge(&mut self, slot: u32, charge: Charge) {
+        let (owner, domain) = (self.allocations[slot].owner, self.allocations[slot].domain);
+        match (owner, domain) {
+            (NONE, NONE) => {}
+            (NONE, domain) => self.release_domain_charge(domain, charge),
+            (owner, _) => self.release_charge(owner, charge),
+        }
     }
 
     /// Makes a charge that has no cap.
@@ -152,6 +164,14 @@ impl Core {
         self.ticket(Closing { domain, client: Some((client, serial)), refused })
     }
 
+    /// The same for an fd that its domain alone is charged for.
+    pub(crate) fn closing_of_domain(&mut self, domain: u32) -> Ticket {
+        self.coming += 1;
+        self.domains[domain].coming += 1;
+        self.domains[domain].closing += 1;
+        self.ticket(Closing { domain, client: Some((NONE, 0)), refused: false })
+    }
+
     fn ticket(&mut self, closing: Closing) -> Ticket {
         let (slot, _) = self.closings.insert(closing).expect("fds are fewer than slots");
         Ticket(slot)
@@ -215,7 +235,7 @@ impl Core {
         self.coming -= coming;
         self.domains[domain].coming -= coming;
         self.domains[domain].closing -= 1;
-        match self.clients[number as usize].as_deref_mut() {
+        match self.clients.get_mut(number as usize).and_then(Option::as_deref_mut) {
             Some(record) if record.serial == serial => {
                 record.closing -= 1;
                 record.coming -= coming;

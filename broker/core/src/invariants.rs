@@ -8,7 +8,8 @@ use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::lists::Nodes;
 use crate::slots::NONE;
 use crate::state::{
-    AllocationLinks, AllocationList, Client, LeaseLinks, LeaseList, Queued, State, Wait, Wish,
+    AllocationLinks, AllocationList, Client, Grace, LeaseLinks, LeaseList, Queued, State, Timer,
+    Wait, Wish,
 };
 use fdbroker_protocol::Resource;
 
@@ -32,6 +33,7 @@ impl Core {
         self.check_sums();
         self.check_lists();
         self.check_parked();
+        self.check_ownerless();
     }
 
     fn check_sums(&mut self) {
@@ -48,7 +50,12 @@ impl Core {
         let (mut held, mut refused) = (0, 0);
         for (_, allocation) in self.allocations.iter_from(0) {
             let owner = (allocation.owner != NONE).then_some(allocation.owner);
+            if allocation.domain == NONE {
+                assert!(owner.is_none() && !allocation.is_held(), "a slot of nobody's");
+                continue;
+            }
             add(owner, allocation.domain, Charge::Allocations(1));
+            add(owner, allocation.domain, Charge::Kept(allocation.is_kept().into()));
             if allocation.is_held() || allocation.state == State::Recalling {
                 add(owner, allocation.domain, Charge::Held(1));
                 add(owner, allocation.domain, Charge::Bytes(allocation.size_bytes));
@@ -74,7 +81,7 @@ impl Core {
                 refused += 1;
                 continue;
             };
-            let client = self.clients[number as usize].as_deref();
+            let client = self.clients.get(number as usize).and_then(Option::as_deref);
             let client = client.filter(|client| client.serial == serial).map(|_| number);
             add(client, closing.domain, Charge::Held(1));
         }
@@ -108,6 +115,36 @@ impl Core {
         assert!(self.node.same_now(&Account::of(&all)), "invariant 3: the node");
         assert_eq!((held, refused), (self.held_now, self.table.refused), "invariant 4: fds held");
         assert_eq!(connections, self.table.connections, "invariant 1: connections");
+    }
+
+    /// Kept allocations without an owner, and those of before a crash.
+    fn check_ownerless(&self) {
+        let (mut orphans, mut reserved) = (0, 0);
+        for (slot, allocation) in self.allocations.iter_from(0) {
+            reserved += u32::from(allocation.state == State::Reserved);
+            if allocation.owner != NONE || !allocation.is_live() {
+                assert!(
+                    !self.orphans.contains_key(&slot),
+                    "slot {slot} has an owner, or has ended"
+                );
+                continue;
+            }
+            let Some(orphan) = self.orphans.get(&slot) else {
+                assert!(allocation.state == State::Reserved, "slot {slot} lives without an owner");
+                continue;
+            };
+            let generation = self.allocations.generation(slot);
+            let timer = (orphan.until, Timer::Keep(slot, generation));
+            assert!(allocation.keep && allocation.state == State::Resident, "kept slot {slot}");
+            assert!(self.timers.contains(&timer), "slot {slot} is kept for ever");
+            orphans += 1;
+        }
+        assert_eq!((orphans, reserved), (self.orphans.len(), self.reserved), "ownerless slots");
+        match self.grace {
+            Grace::None => assert_eq!(reserved, 0, "slots are reserved for ever"),
+            Grace::Until(at) => assert!(self.timers.contains(&(at, Timer::Grace))),
+            Grace::Ending(_) => {}
+        }
     }
 
     /// A job's account is the sum of its clients'.

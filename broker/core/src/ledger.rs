@@ -5,7 +5,7 @@ use crate::api::Caps;
 use fdbroker_protocol::{Resource, Scope};
 
 /// Resources an account counts; their place in the array.
-const COUNTED: [Resource; 8] = [
+const COUNTED: [Resource; 9] = [
     Resource::Fds,
     Resource::HeldFds,
     Resource::OpenLeases,
@@ -14,6 +14,7 @@ const COUNTED: [Resource; 8] = [
     Resource::MappedLeases,
     Resource::Allocations,
     Resource::PinnedBytes,
+    Resource::KeptAllocations,
 ];
 
 /// Where in the arrays a resource is: its index in [`COUNTED`].
@@ -27,6 +28,7 @@ const fn place(resource: Resource) -> usize {
         Resource::MappedLeases => 5,
         Resource::Allocations => 6,
         Resource::PinnedBytes => 7,
+        Resource::KeptAllocations => 8,
         _ => panic!("not a resource that accounts count"),
     }
 }
@@ -48,6 +50,8 @@ pub enum Charge {
     Allocations(u64),
     /// Bytes of ended allocations. No cap.
     Pinned(u64),
+    /// Allocations that outlive their owner.
+    Kept(u64),
 }
 
 impl Charge {
@@ -61,6 +65,7 @@ impl Charge {
             Charge::Mapped(n) => (Resource::MappedLeases, n),
             Charge::Allocations(n) => (Resource::Allocations, n),
             Charge::Pinned(n) => (Resource::PinnedBytes, n),
+            Charge::Kept(n) => (Resource::KeptAllocations, n),
         }
     }
 
@@ -87,6 +92,21 @@ impl Account {
     /// Most ever in use.
     pub fn peak(&self, resource: Resource) -> u64 {
         u64::try_from(self.peak[place(resource)]).unwrap_or(u64::MAX)
+    }
+
+    /// Most ever in use, of each resource in a fixed order: for a successor.
+    pub(crate) fn peaks(&self) -> Vec<u128> {
+        self.peak.to_vec()
+    }
+
+    /// Takes over what a predecessor has seen in use. `false`: these are not as many as there are resources.
+    #[must_use]
+    pub(crate) fn raise_peaks(&mut self, peaks: &[u128]) -> bool {
+        let known = peaks.len() == self.peak.len();
+        for (peak, former) in self.peak.iter_mut().zip(peaks) {
+            *peak = (*peak).max(*former);
+        }
+        known
     }
 
     /// Whether nothing is charged.
@@ -299,6 +319,20 @@ impl Accounts<'_> {
         for (_, account) in self.client.into_iter().chain(self.job) {
             account.take(charge);
         }
+    }
+
+    /// Charges the client and its job with what their domain is charged for already; or says which cap is in the way.
+    pub fn take_over(self, charge: Charge) -> Result<(), Blocked> {
+        let refused = |(holder, account, caps): (Holder, &Account, &Caps)| {
+            account.refuses(caps, charge).map(|resource| Blocked { resource, account: holder })
+        };
+        if let Some(blocked) = self.levels().into_iter().take(2).flatten().find_map(refused) {
+            return Err(blocked);
+        }
+        for (_, account) in self.client.into_iter().chain(self.job) {
+            account.add(charge);
+        }
+        Ok(())
     }
 }
 

@@ -147,10 +147,14 @@ impl Core {
 
     /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is closed.
     pub(crate) fn close_held(&mut self, slot: u32, fx: &mut Effects) {
-        let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
-        self.release_charge(owner, Charge::Bytes(size));
+        let allocation = &self.allocations[slot];
+        let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
+        self.release_allocation_charge(slot, Charge::Bytes(size));
         self.held_now -= 1;
-        let ticket = self.closing(owner, Lane::Accepted);
+        let ticket = match owner {
+            NONE => self.closing_of_domain(domain),
+            owner => self.closing(owner, Lane::Accepted),
+        };
         fx.list.push(Effect::CloseHeld { slot, ticket });
     }
 

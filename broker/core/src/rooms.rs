@@ -7,7 +7,7 @@ use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::ledger::{Charge, FOR_CREDIT, Holder};
 use crate::limits::{PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
 use crate::slots::NONE;
-use crate::state::{Parked, State, Timer, Wait, Wish};
+use crate::state::{Grace, Parked, State, Timer, Wait, Wish};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 impl Core {
@@ -288,6 +288,8 @@ impl Core {
             match timer {
                 Timer::Recall(slot, generation) => self.recall_overdue(slot, generation, fx),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
+                Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
+                Timer::Grace => self.grace = Grace::Ending(0),
             }
         }
     }

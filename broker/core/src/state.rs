@@ -20,6 +20,8 @@ pub enum State {
     Evicted,
     /// A place is reserved and the owner is asked, see [`Recall`].
     Recalling,
+    /// Of before a crash, and nobody has named it again yet: no fd, no owner, no domain.
+    Reserved,
     /// The allocation has ended, for this reason; leases or its drained notice are still out.
     Ended(ErrorCode),
 }
@@ -55,9 +57,9 @@ pub struct Allocation {
     pub owner_allocation_id: u64,
     /// Address in the owner, 0 = none.
     pub base: u64,
-    /// Owner's number; [`crate::slots::NONE`] once it is gone.
+    /// Owner's number; [`crate::slots::NONE`] once it is gone, and while nobody has named it again.
     pub owner: u32,
-    /// Owner's domain.
+    /// Owner's domain; [`crate::slots::NONE`] of one of before a crash that nobody has named again.
     pub domain: u32,
     /// Owner's device ordinal.
     pub device: u32,
@@ -77,8 +79,10 @@ pub struct Allocation {
     pub kind: MemoryKind,
     /// Who may have it.
     pub share: Share,
-    /// May be evicted.
+    /// The owner can give its fd again.
     pub recallable: bool,
+    /// Outlives its owner, and is never evicted.
+    pub keep: bool,
     /// Has driver data.
     pub has_driver_data: bool,
     /// Ended, drained, and its owner is to be told: in the owner's drained list.
@@ -97,6 +101,11 @@ impl Allocation {
     /// Whether the broker has its fd.
     pub fn is_held(&self) -> bool {
         matches!(self.state, State::Held | State::Resident)
+    }
+
+    /// Whether it counts among those that outlive their owner.
+    pub fn is_kept(&self) -> bool {
+        self.keep && self.is_live()
     }
 
     /// Whether it is in a list.
@@ -187,6 +196,10 @@ pub struct Client {
     pub job: Option<u32>,
     /// Its pid.
     pub pid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its other groups, sorted.
+    pub groups: Box<[u32]>,
     /// Has said hello.
     pub welcome: bool,
     /// Its process or its socket has ended: nothing is addressed to it any more.
@@ -233,6 +246,8 @@ impl Client {
             domain,
             job,
             pid,
+            gid: 0,
+            groups: Box::default(),
             welcome: false,
             gone: false,
             silent: false,
@@ -313,6 +328,25 @@ pub struct Domain {
     pub lru: List,
 }
 
+impl Domain {
+    /// One that nothing is charged to.
+    pub fn new(key: DomainKey) -> Self {
+        Domain {
+            key,
+            clients: 0,
+            closing: 0,
+            coming: 0,
+            refused: 0,
+            blocked: Queued::default(),
+            waiting: BTreeSet::new(),
+            turn: 0,
+            looked: (0, 0),
+            account: Account::default(),
+            lru: List::EMPTY,
+        }
+    }
+}
+
 /// One job of a domain. Kept while it has clients: what those leave is their domain's alone.
 #[derive(Debug)]
 pub struct Job {
@@ -330,13 +364,22 @@ pub struct Job {
     pub lru: List,
 }
 
+impl Job {
+    /// One that nothing is charged to.
+    pub fn new(key: (DomainKey, JobKey)) -> Self {
+        let (clients, coming, blocked) = (0, 0, Queued::default());
+        let (account, lru) = (Account::default(), List::EMPTY);
+        Job { key, clients, coming, blocked, account, lru }
+    }
+}
+
 /// An fd in the closers.
 #[derive(Clone, Copy, Debug)]
 pub struct Closing {
     /// The domain it came from.
     pub domain: u32,
     /// The client charged for its place, by number and serial: once that is gone its domain alone is.
-    /// `None`: it came without a place.
+    /// `None`: it came without a place. [`crate::slots::NONE`]: its domain alone was charged from the beginning.
     pub client: Option<(u32, u64)>,
     /// Counted among the domain's refused ones: its close may hang.
     pub refused: bool,
@@ -386,4 +429,28 @@ pub enum Timer {
     Parked(u64),
     /// The recall of this slot and generation of an allocation.
     Recall(u32, u32),
+    /// The end of a kept allocation without an owner: slot and generation.
+    Keep(u32, u32),
+    /// The end of the time for naming allocations again after a crash.
+    Grace,
+}
+
+/// A kept allocation whose owner is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    /// When it ends.
+    pub until: Now,
+    /// Its owner's group.
+    pub gid: u32,
+}
+
+/// What becomes of the allocations of before a crash that nobody has named again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grace {
+    /// There are none.
+    None,
+    /// They may be named until then.
+    Until(Now),
+    /// Too late: they are being ended, from this slot on.
+    Ending(u32),
 }

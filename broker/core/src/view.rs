@@ -71,8 +71,10 @@ pub struct AllocationView {
     pub kind: MemoryKind,
     /// Who may have it.
     pub share: Share,
-    /// May be evicted.
+    /// Its owner can give its fd again.
     pub recallable: bool,
+    /// Outlives its owner, and is never evicted.
+    pub keep: bool,
     /// Its owner; `None` once gone.
     pub owner: Option<ClientId>,
     /// Bytes.
@@ -91,7 +93,7 @@ pub struct AllocationView {
     pub mapped_leases: u32,
     /// Requests that wait for it.
     pub waiters: u32,
-    /// Its owner's domain.
+    /// Its owner's domain; [`DomainKey::NOBODYS`] of one of before a crash that nobody has named again.
     pub domain: DomainKey,
 }
 
@@ -191,11 +193,13 @@ impl Core {
                 State::Resident => AllocationState::Resident,
                 State::Evicted => AllocationState::Evicted,
                 State::Recalling => AllocationState::Recalling,
+                State::Reserved => AllocationState::Reserved,
                 State::Ended(_) => AllocationState::Ended,
             },
             kind: allocation.kind,
             share: allocation.share,
             recallable: allocation.recallable,
+            keep: allocation.keep,
             owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
             size_bytes: allocation.size_bytes,
             fd_offset: allocation.fd_offset,
@@ -209,7 +213,10 @@ impl Core {
                 NONE => 0,
                 recall => u32::try_from(self.recalls[recall].waiters.len()).unwrap_or(u32::MAX),
             },
-            domain: self.domains[allocation.domain].key,
+            domain: match allocation.domain {
+                NONE => DomainKey::NOBODYS,
+                domain => self.domains[domain].key,
+            },
         })
     }
 
