@@ -19,10 +19,10 @@ use fdbroker_protocol::{MAX_BATCH, Resource};
 pub enum Shelf {
     /// The client has its fd.
     Open,
-    /// Imported.
-    Mapped,
     /// Open, and the client was asked for it.
     AskedOpen,
+    /// Imported.
+    Mapped,
     /// Imported, and the client was asked for it.
     AskedMapped,
     /// Its allocation has ended.
@@ -34,7 +34,7 @@ impl Shelf {
     pub const COUNT: usize = 5;
     /// All of them.
     pub const ALL: [Shelf; Self::COUNT] =
-        [Shelf::Open, Shelf::Mapped, Shelf::AskedOpen, Shelf::AskedMapped, Shelf::Ended];
+        [Shelf::Open, Shelf::AskedOpen, Shelf::Mapped, Shelf::AskedMapped, Shelf::Ended];
 
     fn of(mapped: bool, asked: bool) -> Self {
         match (mapped, asked) {
