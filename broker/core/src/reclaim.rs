@@ -19,10 +19,10 @@ use fdbroker_protocol::{MAX_BATCH, Resource};
 pub enum Shelf {
     /// The client has its fd.
     Open,
-    /// Imported.
-    Mapped,
     /// Open, and the client was asked for it.
     AskedOpen,
+    /// Imported.
+    Mapped,
     /// Imported, and the client was asked for it.
     AskedMapped,
     /// Its allocation has ended.
@@ -34,7 +34,7 @@ impl Shelf {
     pub const COUNT: usize = 5;
     /// All of them.
     pub const ALL: [Shelf; Self::COUNT] =
-        [Shelf::Open, Shelf::Mapped, Shelf::AskedOpen, Shelf::AskedMapped, Shelf::Ended];
+        [Shelf::Open, Shelf::AskedOpen, Shelf::Mapped, Shelf::AskedMapped, Shelf::Ended];
 
     fn of(mapped: bool, asked: bool) -> Self {
         match (mapped, asked) {
@@ -242,7 +242,10 @@ impl Core {
 
     /// The lease is imported now: what was asked for was its fd.
     pub(crate) fn shelve_mapped(&mut self, lease: u32) {
-        self.unask(lease);
+        if self.shelf_of(lease) != Shelf::Ended {
+            // That it has ended is to be told all the same.
+            self.unask(lease);
+        }
         self.unshelve(lease);
         (self.leases[lease].mapped, self.leases[lease].asked) = (true, 0);
         self.shelve(lease);
