@@ -99,6 +99,12 @@ impl Deposit {
         }
     }
 
+    /// Whether it is the same allocation of its owner.
+    pub(crate) fn is_same(&self, other: &Deposit) -> bool {
+        let key = |one: &Deposit| (one.device, one.base, one.size_bytes, one.owner_allocation_id);
+        key(self) == key(other)
+    }
+
     pub(crate) fn to_item(self) -> RegisterItem {
         let recallable = if self.recallable { register_flags::RECALLABLE } else { 0 };
         let keep = if self.keep { register_flags::KEEP } else { 0 };
@@ -117,8 +123,9 @@ impl Deposit {
     }
 }
 
-/// An allocation registered. It lives until it is unregistered, the client ends, or the connection is
-/// lost; dropping this value does nothing.
+/// An allocation registered. It lives until it is unregistered or the client ends; one that cannot be exported again
+/// ([`Deposit::recallable`]) and is not kept ([`Deposit::keep`]) also ends when the broker is lost. Dropping this value
+/// does nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// The handle to pass on, 64 bytes.
