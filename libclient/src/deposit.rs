@@ -74,11 +74,14 @@ pub struct Deposit {
     pub device: u32,
     /// The driver's handle bytes.
     pub driver_data: DriverData,
-    /// The owner can export it again when recalled, so the broker may evict its fd.
+    /// The owner can export it again when recalled, so the broker may evict its fd. It goes on over a crash of the broker,
+    /// too: the library names it to the next one.
     pub recallable: bool,
-    /// It outlives its owner, for a time.
+    /// It outlives its owner, for the broker's `limits.keep_ttl_ms`: its handle works on. So the broker never evicts it, and
+    /// charges it to `kept_allocations`. Under a service manager that stores fds it also goes on over a crash of the broker.
     pub keep: bool,
-    /// Who may acquire it.
+    /// Who may acquire it: the owner's user, clients of the same socket that have the owner's group, or whoever has the
+    /// handle. What a client may have is decided when it asks.
     pub share: Share,
 }
 
