@@ -230,7 +230,7 @@ fn exports_when_the_broker_comes_back_then_unknown_meanwhile_and_the_same_after(
     let builder = broker.builder("producer").own_fds(3).on_notice(on_notice);
     let builder = builder.on_recall(Box::new(move |recall| same.answer(recall)));
     let producer = Producer::with(builder.connect().expect("connect"), 3);
-    let deposits: Vec<_> = (0..3).map(|index| producer.deposit(index, index as u64)).collect();
+    let deposits: Vec<_> = (0..3).map(|index| producer.blocks.deposit(index)).collect();
     let register_all = || -> Vec<Handle> {
         let all = deposits.iter().enumerate();
         all.map(|(index, deposit)| producer.register(index, deposit)).collect()
