@@ -4,11 +4,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU64;
 
 /// `SO_PASSRIGHTS`, Linux 6.16 (include/uapi/asm-generic/socket.h).
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// `SO_PEERPIDFD`, Linux 6.5 (include/uapi/asm-generic/socket.h).
 const SO_PEERPIDFD: libc::c_int = 77;
+/// `SO_PEERGROUPS`, Linux 4.13 (include/uapi/asm-generic/socket.h).
+const SO_PEERGROUPS: libc::c_int = 59;
 /// `F_DUPFD_QUERY`, Linux 6.10 (include/uapi/linux/fcntl.h).
 const F_DUPFD_QUERY: libc::c_int = 1027;
 /// `KCMP_FILE` (include/uapi/linux/kcmp.h).
@@ -47,6 +50,28 @@ impl KernelFeatures {
         }
         Ok(features)
     }
+}
+
+/// The supplementary groups of the process at the other end of `socket` when it connected, at most `most` of them;
+/// ERANGE when it has more.
+pub fn peer_groups(socket: BorrowedFd<'_>, most: usize) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<u32> = vec![0; most];
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(0);
+    // SAFETY: the buffer is `bytes` long, and the kernel writes at most so many.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    groups.truncate(bytes as usize / size_of::<u32>());
+    Ok(groups)
 }
 
 /// A pidfd of the process at the other end of `socket`, `pid` and `uid` being what SO_PEERCRED
@@ -216,6 +241,15 @@ pub fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
     })
 }
 
+/// CLOCK_MONOTONIC in microseconds: the same for every process of this boot.
+pub fn monotonic_us() -> u64 {
+    use nix::time::{ClockId, clock_gettime};
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every kernel has this clock");
+    let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec()).unwrap_or(0);
+    seconds * 1_000_000 + nanos / 1000
+}
+
 /// `N` bytes of getrandom(2). Blocks only before the kernel's generator is seeded, early in boot.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -280,7 +314,7 @@ pub fn grow_fd_table(any: BorrowedFd<'_>, cap: u64) -> nix::Result<()> {
 #[repr(C)]
 pub struct RobustListHead {
     /// Address of the first entry; of the head itself when the list is empty.
-    pub first: u64,
+    pub first: AtomicU64,
     /// From an entry to its futex word, in bytes.
     pub futex_offset: i64,
     /// Entry about to be inserted or removed, 0 = none.

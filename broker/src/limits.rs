@@ -42,6 +42,10 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// for all that end meanwhile.
 pub const TRIM_PAUSE: Duration = Duration::from_secs(1);
 
+/// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users some hundred; of who
+/// has more, only the first group counts.
+pub const PEER_GROUPS: usize = 1024;
+
 /// Connections waiting in a listener's queue: the kernel's default upper bound
 /// (net.core.somaxconn).
 pub const LISTEN_BACKLOG: i32 = 4096;
@@ -122,12 +126,38 @@ pub const BAD_INPUT_UIDS: usize = 64;
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;
 
+/// How long the end of the daemon waits for the service manager to take what it is given: PID 1 under
+/// load takes a second; one that takes longer is stuck, and the daemon ends without it.
+pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pause after the service manager had no room for a message about a kept allocation: it reads some
+/// thousand of them a second.
+pub const KEEP_RETRY: Duration = Duration::from_millis(2);
+
+/// How long a broker that hands over waits for its successor: it has the fds in milliseconds, so one
+/// that takes longer hangs, and clients must not wait for it.
+pub const HANDOVER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Tries to pack a state up: each finds the connections that cannot go along and ends them, and what
+/// their end brings about is over with the next one.
+pub const HANDOVER_TRIES: usize = 8;
+
+/// How long a handover waits for clients to read fds that keep others from being sent.
+pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Carriers of one handover: each takes 200 messages of 253 fds, and the largest table has 2^20 fds.
+pub const MAX_CARRIERS: usize = 32;
+
+/// Most of /proc/PID/cgroup that is read: 13 hierarchies (v1) of paths of PATH_MAX are less.
+pub const CGROUP_FILE_BYTES: u64 = 64 * 1024;
+
 /// Stack of the helper threads: they call close(2) or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
 /// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd,
-/// lock file, page file, /proc/self/fdinfo, the administrator's listener.
-const STANDING_FDS: u64 = 7;
+/// lock file, page file, /proc/self/fdinfo, the administrator's listener; two sockets to the service
+/// manager and the keep book.
+const STANDING_FDS: u64 = 10;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.

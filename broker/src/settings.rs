@@ -5,6 +5,7 @@
 use crate::cli::Args;
 use crate::config::{ConfigError, ConfigFile};
 use crate::derive::{Derived, Given, resolve_core, resolve_table};
+use crate::inherited::Inherited;
 use crate::kernel::KernelFeatures;
 use crate::places::Places;
 use crate::sources::{Lines, NONE, Sources, first};
@@ -51,9 +52,11 @@ impl Host {
     pub fn of_this_process() -> Self {
         use nix::sys::resource::{Resource, getrlimit};
         let hard_fds = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard);
-        // The directory's own fd is among those counted; it stands for one that may come.
+        // The directory's own fd is among those counted; it stands for one that may come. What an
+        // earlier process has stored does not stay as it is.
         let open_fds = std::fs::read_dir("/proc/self/fd").map_or(3, |entries| entries.count());
-        Host { euid: nix::unistd::geteuid().as_raw(), hard_fds, open_fds: open_fds as u64 }
+        let open_fds = (open_fds as u64).saturating_sub(Inherited::count_to_the_environment());
+        Host { euid: nix::unistd::geteuid().as_raw(), hard_fds, open_fds }
     }
 }
 
@@ -105,6 +108,15 @@ impl Environment {
     }
 }
 
+/// What settings are made of.
+#[derive(Clone, Debug)]
+pub(crate) struct MadeOf {
+    pub args: Args,
+    pub environment: Environment,
+    pub file: ConfigFile,
+    pub host: Host,
+}
+
 /// Everything the daemon needs to know before it starts.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -135,8 +147,12 @@ pub struct Settings {
     pub until_eof: Option<i32>,
     /// Kernel features that may be used.
     pub kernel: KernelFeatures,
+    /// Go on in the place of the broker that runs.
+    pub takeover: bool,
+    /// What they were made of, to be made again by [`Settings::reload`]; `None`: of something else.
+    pub(crate) made_of: Option<Box<MadeOf>>,
     /// Each effective value: key, value, origin.
-    lines: Vec<(String, String, &'static str)>,
+    pub(crate) lines: Vec<(String, String, &'static str)>,
 }
 
 impl Settings {
@@ -152,8 +168,10 @@ impl Settings {
         };
         let path = named.or_else(default);
         let file = path.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
-        let mut settings = Self::resolve(args, environment, file, host)?;
+        let mut settings = Self::resolve(args, environment, file.clone(), host)?;
         settings.config_file = path;
+        let (args, environment, host) = (args.clone(), environment.clone(), host.clone());
+        settings.made_of = Some(Box::new(MadeOf { args, environment, file, host }));
         Ok(settings)
     }
 
@@ -217,8 +235,16 @@ impl Settings {
             ready_fd: args.ready_fd,
             until_eof: args.until_eof,
             kernel,
+            takeover: args.takeover,
+            made_of: None,
             lines: lines.0,
         })
+    }
+
+    /// What is served, in one line.
+    pub fn summary(&self) -> String {
+        let paths: Vec<_> = self.listeners.iter().map(|it| it.path.display().to_string()).collect();
+        format!("serving {}", paths.join(" "))
     }
 
     /// The administrator's directory: of the lock, the node key and the generation page.

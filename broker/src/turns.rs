@@ -50,6 +50,11 @@ impl Turns {
         self.fresh.count + self.rest.count == 0
     }
 
+    /// Nobody waits any more.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     /// Nobody of this user is left: nothing is kept for it.
     pub fn forget_user(&mut self, uid: u32) {
         for class in [&mut self.fresh, &mut self.rest] {

@@ -7,10 +7,12 @@ mod common;
 mod support;
 
 mod cache;
+mod comeback;
 mod death;
 mod deposits;
 mod dispatch;
 mod exports;
+mod fd_store;
 mod flow;
 mod handles;
 mod isolation;
@@ -24,3 +26,4 @@ mod recall;
 mod resident;
 mod restart;
 mod table;
+mod takeover;

@@ -1,7 +1,7 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
-use fdbroker_core::{ClientId, Now, Peer};
+use fdbroker_core::{ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
     Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
     Ticket, Wanted,
@@ -15,6 +15,7 @@ pub enum Action {
     Connect {
         client: u32,
         domain: DomainKey,
+        job: Option<JobKey>,
         pid: u32,
     },
     Hello {
@@ -77,14 +78,17 @@ pub enum Action {
     },
     /// `Core::poll`.
     Poll,
+    /// `Core::settle_parked`, before a restart in order.
+    Settle,
 }
 
 impl Action {
     /// The core's input; `None` for a poll.
     pub fn input(&self) -> Option<Input<'_>> {
         let input = match *self {
-            Action::Connect { client, domain, pid } => {
-                let peer = Peer { domain, job: None, pid, gid: 0, groups: &[] };
+            Action::Connect { client, domain, job, pid } => {
+                let (gid, groups) = groups_of(pid);
+                let peer = Peer { domain, job, pid, gid, groups };
                 Input::Connect { client: ClientId(client), peer }
             }
             Action::Hello { client, request, own_fds } => {
@@ -132,7 +136,7 @@ impl Action {
                 Input::Supply { client: ClientId(client), supplies }
             }
             Action::Closed { ticket } => Input::Closed { ticket },
-            Action::Poll => return None,
+            Action::Poll | Action::Settle => return None,
         };
         Some(input)
     }
@@ -166,6 +170,12 @@ impl Action {
             _ => 0,
         }
     }
+}
+
+/// The group and the other groups of the process of that number.
+pub fn groups_of(pid: u32) -> (u32, &'static [u32]) {
+    let groups: &[u32] = if pid.is_multiple_of(5) { &[100, 102] } else { &[] };
+    (100 + pid % 3, groups)
 }
 
 /// One line for an action.

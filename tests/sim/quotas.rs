@@ -4,6 +4,7 @@
 use crate::action::show_status;
 use crate::judge::{Quota, Step, ensure, slot_range};
 use crate::model::{Check, Holder, Ledger, Model, cap_of};
+use crate::tally::Promise;
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Model {
@@ -27,6 +28,7 @@ impl Model {
     /// Whether a NO_QUOTA names a cap that was full, and the largest holder, by one of the sums given.
     fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger], steady: bool) -> Check {
         let shown = show_status(&quota.status);
+        self.proofs.count(Promise::NoQuota, 1);
         let resource = Resource::from_number(quota.status.resource);
         let scope = Scope::from_number(quota.status.scope);
         let (Some(resource), Some(scope)) = (resource, scope) else {
@@ -46,6 +48,7 @@ impl Model {
             return Ok(());
         }
         let accounts = self.accounts_of(quota, scope);
+        ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");
         let cap = match resource {
             Resource::TableFds => self.config.table_fds,
             other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
@@ -82,7 +85,15 @@ impl Model {
                 let owner = owner.map(|(_, domain)| domain);
                 [own, owner].into_iter().flatten().map(Holder::Domain).collect()
             }
-            Scope::Job | Scope::Node => vec![Holder::Node],
+            Scope::Job => {
+                let clients = [Some(quota.client), owner.map(|(client, _)| client)];
+                let accounts = clients
+                    .into_iter()
+                    .flatten()
+                    .flat_map(|client| self.accounts_of_client(client));
+                accounts.filter(|account| matches!(account, Holder::Job(..))).collect()
+            }
+            Scope::Node => vec![Holder::Node],
         }
     }
 
@@ -94,12 +105,7 @@ impl Model {
         resource: Resource,
         quota: &Quota,
     ) -> bool {
-        let of = |number: u32, domain| match account {
-            Holder::Client(client) => client == number,
-            Holder::Domain(wanted) => wanted == domain,
-            Holder::Node => true,
-        };
-        let members = self.clients.iter().filter(|(number, state)| of(**number, state.domain));
+        let members = self.clients.iter().filter(|(number, state)| state.is_of(**number, account));
         let usage = |number: u32| ledger.of(Holder::Client(number)).usage(resource);
         let most = members.clone().map(|(number, _)| usage(*number)).max();
         let pid = quota.status.pid.get();

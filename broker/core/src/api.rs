@@ -7,7 +7,7 @@ use fdbroker_protocol::{
 };
 
 /// A point in time, in microseconds from an origin of the daemon's choice. Never goes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Now(pub u64);
 
 /// A client's number: chosen by the daemon (its connection slot), free for another client after
@@ -36,9 +36,17 @@ pub struct DomainKey {
     pub uid: u32,
 }
 
+impl DomainKey {
+    /// Of no domain that there can be: uid -1 is nobody's (chown(2)).
+    pub const NOBODYS: DomainKey = DomainKey { listener: u32::MAX, uid: u32::MAX };
+}
+
 /// Which job a client is of, within its domain: the daemon's hash of the cgroup's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobKey(pub u64);
+
+/// Stands for a group that no two clients share: gid -1 is nobody's (chown(2)).
+pub const NO_GROUP: u32 = u32::MAX;
 
 /// Who connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +57,7 @@ pub struct Peer<'a> {
     pub job: Option<JobKey>,
     /// Process, for display.
     pub pid: u32,
-    /// Its group (SO_PEERCRED): that of what it registers.
+    /// Its group (SO_PEERCRED): that of what it registers. [`NO_GROUP`]: one that nobody else has.
     pub gid: u32,
     /// Its other groups (SO_PEERGROUPS), sorted.
     pub groups: &'a [u32],

@@ -54,14 +54,14 @@ impl Core {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let key = (allocation.device, allocation.base);
-        if key.1 != 0 {
-            let removed = self.client_mut(owner).by_base.remove(&key);
-            assert!(removed == Some(slot), "a live allocation with an address is found by it");
+        if owner != NONE {
+            self.forget_base(owner, key, slot);
         }
         fx.list.push(Effect::Publish { slot, generation: 0 });
         match self.allocations[slot].state {
             State::Held | State::Resident => {
                 self.lru_remove(slot);
+                self.unkeep(slot, fx);
                 self.close_held(slot, fx);
             }
             State::Recalling => {
@@ -69,8 +69,12 @@ impl Core {
                 self.release_charge(owner, Charge::Held(1));
                 self.release_charge(owner, Charge::Bytes(size));
             }
+            State::Reserved => self.reserved -= 1,
             State::Evicted => {}
             State::Ended(_) => unreachable!("an allocation ends once"),
+        }
+        if self.allocations[slot].keep {
+            self.release_allocation_charge(slot, Charge::Kept(1));
         }
         self.allocations[slot].state = State::Ended(code);
         self.something_ended = true;
@@ -81,19 +85,26 @@ impl Core {
         }
     }
 
+    /// An address of the owner is no longer that of an allocation.
+    pub(crate) fn forget_base(&mut self, owner: u32, key: (u32, u64), slot: u32) {
+        if key.1 != 0 {
+            let removed = self.client_mut(owner).by_base.remove(&key);
+            assert!(removed == Some(slot), "a live allocation with an address is found by it");
+        }
+    }
+
     /// Charges the holders of an ended allocation for its bytes, and marks their leases to be told of.
     fn revoke_leases(&mut self, slot: u32, size: u64) {
         let mut at = self.allocations[slot].leases.first();
         while let Some(lease) = at {
             let holder = self.leases[lease].client;
             self.charge_uncapped(holder, Charge::Pinned(size));
+            self.shelve_ended(lease);
             if !self.client_mut(holder).gone {
                 if self.client_mut(holder).revoked.is_empty() {
                     self.eventful.push(ClientId(holder));
                 }
-                self.with_holder_list(holder, LeaseList::Event, |list, links| {
-                    list.push(links, lease);
-                });
+                self.with_event_list(holder, false, |list, links| list.push(links, lease));
             }
             at = List::next(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
         }
@@ -130,7 +141,9 @@ impl Core {
         }
         if owner == NONE {
             self.allocations.remove(slot);
-            self.release_domain_charge(domain, Charge::Allocations(1));
+            if domain != NONE {
+                self.release_domain_charge(domain, Charge::Allocations(1));
+            }
         } else {
             self.unlink(slot, AllocationList::Owned);
             self.allocations.remove(slot);

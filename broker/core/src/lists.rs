@@ -53,10 +53,26 @@ impl List {
         (self.head != NONE).then_some(self.head)
     }
 
+    /// The youngest node.
+    pub fn last(&self) -> Option<u32> {
+        (self.tail != NONE).then_some(self.tail)
+    }
+
     /// The node after `node`.
     pub fn next(nodes: &mut impl Nodes, node: u32) -> Option<u32> {
         let next = nodes.link(node).next;
         (next != NONE).then_some(next)
+    }
+
+    /// All nodes, oldest first; `link` gives that of a node.
+    pub fn walk(self, link: impl Fn(u32) -> Link) -> impl Iterator<Item = u32> {
+        let mut next = self.first();
+        std::iter::from_fn(move || {
+            let node = next?;
+            let after = link(node).next;
+            next = (after != NONE).then_some(after);
+            Some(node)
+        })
     }
 
     /// Adds at the young end.

@@ -1,7 +1,7 @@
 //! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
 
 use crate::Core;
-use crate::api::{ClientId, DomainKey, LeaseId, Now};
+use crate::api::{ClientId, DomainKey, JobKey, LeaseId, Now};
 use crate::ledger::{Account, cap_of};
 use crate::slots::NONE;
 use crate::state::State;
@@ -27,6 +27,8 @@ pub struct Counters {
     pub parkings: u64,
     /// Requests and deposits refused for a cap.
     pub refusals: u64,
+    /// Leases asked for.
+    pub reclaims: u64,
 }
 
 /// The node at a glance.
@@ -71,8 +73,10 @@ pub struct AllocationView {
     pub kind: MemoryKind,
     /// Who may have it.
     pub share: Share,
-    /// May be evicted.
+    /// Its owner can give its fd again.
     pub recallable: bool,
+    /// Outlives its owner, and is never evicted.
+    pub keep: bool,
     /// Its owner; `None` once gone.
     pub owner: Option<ClientId>,
     /// Bytes.
@@ -91,7 +95,7 @@ pub struct AllocationView {
     pub mapped_leases: u32,
     /// Requests that wait for it.
     pub waiters: u32,
-    /// Its owner's domain.
+    /// Its owner's domain; [`DomainKey::NOBODYS`] of one of before a crash that nobody has named again.
     pub domain: DomainKey,
 }
 
@@ -110,6 +114,8 @@ pub struct LeaseView {
     pub client: ClientId,
     /// Imported, fd closed.
     pub mapped: bool,
+    /// Its holder was asked to give it back.
+    pub asked: bool,
     /// Granted at.
     pub since: Now,
     /// Bytes of the allocation.
@@ -123,6 +129,8 @@ pub struct ClientView {
     pub id: ClientId,
     /// Its domain.
     pub domain: DomainKey,
+    /// Its job.
+    pub job: Option<JobKey>,
     /// Its pid.
     pub pid: u32,
     /// Said hello.
@@ -150,6 +158,19 @@ pub struct DomainView {
     pub account: Account,
     /// Its refused fds in the closers.
     pub refused: u64,
+}
+
+/// One job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobView {
+    /// Its domain.
+    pub domain: DomainKey,
+    /// Its own key.
+    pub key: JobKey,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its clients, those being torn down included.
+    pub clients: u32,
 }
 
 impl Core {
@@ -188,11 +209,13 @@ impl Core {
                 State::Resident => AllocationState::Resident,
                 State::Evicted => AllocationState::Evicted,
                 State::Recalling => AllocationState::Recalling,
+                State::Reserved => AllocationState::Reserved,
                 State::Ended(_) => AllocationState::Ended,
             },
             kind: allocation.kind,
             share: allocation.share,
             recallable: allocation.recallable,
+            keep: allocation.keep,
             owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
             size_bytes: allocation.size_bytes,
             fd_offset: allocation.fd_offset,
@@ -206,8 +229,16 @@ impl Core {
                 NONE => 0,
                 recall => u32::try_from(self.recalls[recall].waiters.len()).unwrap_or(u32::MAX),
             },
-            domain: self.domains[allocation.domain].key,
+            domain: match allocation.domain {
+                NONE => DomainKey::NOBODYS,
+                domain => self.domains[domain].key,
+            },
         })
+    }
+
+    /// The memory kind of the allocation in a slot, live or ended.
+    pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
+        self.allocations.is_full(slot).then(|| self.allocations[slot].kind)
     }
 
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
@@ -221,6 +252,7 @@ impl Core {
                 ended: !allocation.is_live(),
                 client: ClientId(lease.client),
                 mapped: lease.mapped,
+                asked: lease.asked != 0,
                 since: lease.since,
                 size_bytes: allocation.size_bytes,
             }
@@ -235,6 +267,7 @@ impl Core {
             Some(ClientView {
                 id: ClientId(number),
                 domain: self.domains[client.domain].key,
+                job: client.job.map(|job| self.jobs[job].key.1),
                 pid: client.pid,
                 welcome: client.welcome,
                 gone: client.gone,
@@ -244,6 +277,16 @@ impl Core {
                 parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
                 account: client.account,
             })
+        })
+    }
+
+    /// Jobs in use.
+    pub fn jobs(&self) -> impl Iterator<Item = JobView> + '_ {
+        self.jobs.iter_from(0).map(|(_, job)| JobView {
+            domain: job.key.0,
+            key: job.key.1,
+            account: job.account,
+            clients: job.clients,
         })
     }
 

@@ -4,6 +4,7 @@ pub mod admin;
 pub mod broker;
 pub mod fuse;
 pub mod fuse_server;
+pub mod manager;
 pub mod memory;
 pub mod owner;
 pub mod peer;
