@@ -1,0 +1,22 @@
+//! The fuzz targets, by name. Each takes any bytes, and panics when the product is wrong.
+
+pub mod config;
+pub mod core;
+pub mod daemon;
+pub mod fdinfo;
+pub mod handle;
+pub mod library;
+pub mod page;
+pub mod wire;
+
+/// Every target: its name, which is also that of its corpus, and what to feed.
+pub const ALL: &[(&str, fn(&[u8]))] = &[
+    ("config", config::run),
+    ("core", core::run),
+    ("daemon", daemon::run),
+    ("fdinfo", fdinfo::run),
+    ("handle", handle::run),
+    ("library", library::run),
+    ("page", page::run),
+    ("wire", wire::run),
+];
