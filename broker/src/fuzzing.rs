@@ -1,11 +1,15 @@
 //! The daemon turn by turn, for tests/fuzz: its loop on the caller's thread, its state to be judged. Only with the
 //! feature `fuzzing`; must never be part of a daemon that is installed, nor do anything that the daemon does not.
 
-use crate::listeners::DirectoryLock;
+use crate::handover::ledger;
+use crate::handover::state::State;
+use crate::inherited::Inherited;
+use crate::notify::Manager;
 use crate::server::Server;
 use crate::settings::Settings;
 use crate::signals::Signals;
-use crate::start::{RunError, prepare};
+use crate::start::{Outside, RunError, prepare};
+use fdbroker_core::{Config, Core, Now};
 use mio::Events;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +23,6 @@ const MOST_WAITS: usize = 10_000;
 pub struct Daemon {
     server: Server,
     events: Events,
-    _lock: DirectoryLock,
 }
 
 impl Daemon {
@@ -32,8 +35,15 @@ impl Daemon {
             .map_err(|errno| RunError::Os { what: "block signals", source: errno.into() })?;
         // Whoever runs this is to be ended by signals as usual.
         signals.unblock();
-        let (_lock, server) = prepare(settings, signals, None, Arc::new(drop))?;
-        Ok(Daemon { server, events: Events::with_capacity(64), _lock })
+        let outside = Outside {
+            signals,
+            until_eof: None,
+            manager: Manager::default(),
+            inherited: Inherited::default(),
+            arrived: None,
+        };
+        let server = prepare(settings, outside, Arc::new(drop))?;
+        Ok(Daemon { server, events: Events::with_capacity(64) })
     }
 
     /// Turns until there is nothing to do at once.
@@ -86,4 +96,23 @@ impl Daemon {
             && totals.node.is_zero()
             && self.server.core.allocations(0).next().is_none()
     }
+}
+
+/// The body of the ledger that a broker with this core would hand over, without connections.
+///
+/// # Panics
+/// When it cannot be written.
+pub fn saved(core: &Core) -> Vec<u8> {
+    let state = State { core: core.save(), ..State::default() };
+    postcard::to_allocvec(&state).expect("plain data")
+}
+
+/// The core of a ledger with this body, if both are sound: the header is right whatever the body is.
+///
+/// # Panics
+/// Never because of the body.
+pub fn restored(body: &[u8], config: &Config, now: Now) -> Option<Core> {
+    let memfd = ledger::sealed(body).expect("a memfd");
+    let state = ledger::read(memfd).ok()?;
+    Core::restore(config.clone(), state.core, now).ok()
 }

@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Writes every target's seeds to a directory of its name.
 pub fn write_all(directory: &Path) {
-    let seeds: [(&str, Vec<Vec<u8>>); 8] = [
+    let seeds: [(&str, Vec<Vec<u8>>); 9] = [
         ("config", config()),
         ("core", core()),
         ("daemon", daemon()),
@@ -18,6 +18,7 @@ pub fn write_all(directory: &Path) {
         ("handle", vec![vec![0; 29], vec![1; 64], (0..96).collect()]),
         ("library", library()),
         ("page", page()),
+        ("saved", core().iter().map(|input| crate::targets::core::saved(input)).collect()),
         ("wire", wire()),
     ];
     for (target, seeds) in seeds {
@@ -161,7 +162,8 @@ fn page() -> Vec<Vec<u8>> {
 fn core() -> Vec<Vec<u8>> {
     let no_caps = [0_u8; 4];
     let few = [&[63, 6, 3, 15, 4, 4, 9][..], &[0, 0, 0]].concat();
-    let limits = [63, 3, 2, 2, 0, 1, 3];
+    let limits = [63, 3, 2, 2, 0, 1, 3, 0];
+    let restart = [18, 0];
     let connect = |client: u8| [5, client, 0, 0].to_vec();
     let register = |client: u8, more: u8| [2, client, 1, 0, more, 0, 3, 9].to_vec();
     let acquire = |client: u8| [4, client, 1, 1, 0, 1, 0, 60, 0].to_vec();
@@ -179,7 +181,7 @@ fn core() -> Vec<Vec<u8>> {
         .iter()
         .flat_map(|config| {
             [&pair, &recall, &deaths, &crash]
-                .map(|acts| [*config, &limits[..], &start, acts, &caps, acts].concat())
+                .map(|acts| [*config, &limits[..], &start, acts, &restart, &caps, acts].concat())
         })
         .collect()
 }

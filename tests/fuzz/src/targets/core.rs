@@ -5,10 +5,11 @@
 use crate::bytes::Bytes;
 use fdbroker_core::{
     Caps, CapsOfLevels, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
-    Events, Granted, Input, JobKey, Lane, LeaseId, Now, Peer, Redeposit, RequestId, Supply, Ticket,
-    Wanted,
+    Events, Former, Granted, Input, JobKey, Lane, LeaseId, Now, Peer, Redeposit, RequestId, Supply,
+    Ticket, Wanted,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MemoryKind, Share, Status};
+use fdbrokerd::fuzzing;
 use std::collections::BTreeSet;
 
 const CLIENTS: u32 = 6;
@@ -19,16 +20,28 @@ const CHECK_EVERY: u32 = 4;
 const MOST_POLLS: u32 = 10_000;
 
 pub fn run(data: &[u8]) {
+    play(data).end();
+}
+
+/// The ledger that the broker of an input would hand over.
+pub fn saved(data: &[u8]) -> Vec<u8> {
+    let mut world = play(data);
+    world.core.settle_parked(&mut Effects::default());
+    fuzzing::saved(&world.core)
+}
+
+fn play(data: &[u8]) -> World {
     let mut bytes = Bytes(data);
-    let mut world = World::new(config(&mut bytes));
+    let config = config(&mut bytes);
+    let mut world = World::new(config, &mut bytes);
     while !bytes.is_empty() {
         world.act(&mut bytes);
     }
-    world.end();
+    world
 }
 
 /// A small broker, in which everything is full at once.
-fn config(bytes: &mut Bytes<'_>) -> Config {
+pub fn config(bytes: &mut Bytes<'_>) -> Config {
     let caps = caps_of_levels(bytes);
     Config {
         node: caps.node,
@@ -87,6 +100,8 @@ struct Client {
 /// The daemon without sockets.
 struct World {
     core: Core,
+    /// With the caps of now.
+    config: Config,
     now: u64,
     fx: Effects,
     clients: Vec<Client>,
@@ -100,13 +115,24 @@ struct World {
 }
 
 impl World {
-    fn new(config: Config) -> Self {
+    /// A first broker, or one after another that was killed.
+    fn new(mut config: Config, bytes: &mut Bytes<'_>) -> Self {
+        let mut known = Vec::new();
+        for slot in (0..SLOTS).take(usize::from(bytes.u8() & 3)) {
+            known.push(AllocationId { slot, generation: 1 + u32::from(bytes.u8() & 7) });
+        }
+        if !known.is_empty() {
+            config.first_generation = config.first_generation.max(9);
+        }
+        let former = Former { live: &known, kept: &[] };
+        let core = Core::after_crash(config.clone(), former, Now(1));
         World {
-            core: Core::new(config).expect("the numbers can work"),
+            core: core.expect("the numbers can work"),
+            config,
             now: 1,
             fx: Effects::default(),
             clients: (0..CLIENTS).map(|_| Client::default()).collect(),
-            known: Vec::new(),
+            known,
             held: BTreeSet::new(),
             tickets: BTreeSet::new(),
             steps: 0,
@@ -117,7 +143,8 @@ impl World {
         let choice = bytes.u8();
         let client = ClientId(bytes.below(CLIENTS as usize) as u32);
         let Client { is_connected, is_gone, .. } = *self.of(client);
-        match choice % 18 {
+        match choice % 19 {
+            18 => self.restart(),
             17 => self.set_caps(bytes),
             16 => self.pass(bytes),
             15 => self.close_some(bytes),
@@ -273,7 +300,23 @@ impl World {
 
     fn set_caps(&mut self, bytes: &mut Bytes<'_>) {
         let caps = caps_of_levels(bytes);
+        let CapsOfLevels { node, domain, job, client } = caps;
+        self.config = Config { node, domain, job, client, ..self.config.clone() };
         self.step(Input::SetCaps { caps: &caps }, 0);
+    }
+
+    /// A successor goes on with everything.
+    fn restart(&mut self) {
+        self.fx.clear();
+        self.core.settle_parked(&mut self.fx);
+        self.apply(0);
+        let saved = fuzzing::saved(&self.core);
+        let restored = fuzzing::restored(&saved, &self.config, Now(self.now));
+        let mut restored = restored.expect("what was saved can be restored");
+        restored.check_invariants();
+        assert_eq!(restored.save(), self.core.save(), "saved, restored, saved");
+        self.core = restored;
+        self.tell_the_lost();
     }
 
     /// Time passes, and what is due is done.
@@ -290,6 +333,7 @@ impl World {
             self.fx.clear();
             self.core.poll(Now(self.now), &mut self.fx);
             self.apply(0);
+            self.tell_the_lost();
         }
         panic!("the core wants to be polled again and again");
     }
@@ -322,6 +366,11 @@ impl World {
         self.fx.clear();
         self.core.step(Now(self.now), input, &mut self.fx);
         self.apply(fds);
+        self.tell_the_lost();
+    }
+
+    /// Those who were to be disconnected are.
+    fn tell_the_lost(&mut self) {
         let lost = (0..CLIENTS).filter(|client| self.clients[*client as usize].is_lost);
         for client in lost.collect::<Vec<_>>() {
             // Told after all else, as a daemon does; and once.

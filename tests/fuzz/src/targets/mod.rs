@@ -7,6 +7,7 @@ pub mod fdinfo;
 pub mod handle;
 pub mod library;
 pub mod page;
+pub mod saved;
 pub mod wire;
 
 /// Every target: its name, which is also that of its corpus, and what to feed.
@@ -18,5 +19,6 @@ pub const ALL: &[(&str, fn(&[u8]))] = &[
     ("handle", handle::run),
     ("library", library::run),
     ("page", page::run),
+    ("saved", saved::run),
     ("wire", wire::run),
 ];

@@ -3,8 +3,9 @@
 //! that the header claims and the file has not.
 
 use crate::bytes::Bytes;
+use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::page::{PAGE_MAGIC, PAGE_VERSION, PageHeader, page_bytes};
-use fdbrokerd::generation_page::{self, KEY_NAME, PAGE_NAME};
+use fdbrokerd::generation_page::{self, KEY_NAME, Opened, PAGE_NAME};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::mem::offset_of;
@@ -35,17 +36,25 @@ pub fn run(data: &[u8]) {
         page.set_len(page_bytes(slots) as u64).expect("a file grows");
     }
     let former = former(&page, key);
-    let (_, page) = generation_page::open(directory, SLOTS).expect("the directory is ours");
+    let Opened { page, live, .. } = open(directory);
     assert_eq!(page.slots(), SLOTS);
     let first = page.first_generation();
     match former {
         Some(high) => assert!(first > high, "{first} is not above {high}"),
-        None => assert_eq!(first, 1, "nothing was there to be above of"),
+        None => assert!(first == 1 && live.is_empty(), "nothing was there to go on with"),
     }
+    let is_sound = |id: &AllocationId| id.slot < SLOTS && (1..first).contains(&id.generation);
+    assert!(live.iter().all(is_sound) && live.is_sorted_by(|one, next| one.slot < next.slot));
     assert!(page.publish(SLOTS - 1, first) && !page.publish(SLOTS, first));
     drop(page);
-    let (_, page) = generation_page::open(directory, SLOTS).expect("it is our own now");
-    assert!(first == u32::MAX || page.first_generation() > first);
+    let again = open(directory);
+    let is_kept = |id: &AllocationId| id.slot == SLOTS - 1 || again.live.contains(id);
+    // The last generation there is: then the broker begins anew.
+    assert!(first == u32::MAX || again.page.first_generation() > first && live.iter().all(is_kept));
+}
+
+fn open(directory: &Path) -> Opened {
+    generation_page::open(directory, SLOTS).expect("the directory is ours")
 }
 
 /// The highest generation of a page and key that must be believed.
