@@ -116,3 +116,8 @@ pub fn restored(body: &[u8], config: &Config, now: Now) -> Option<Core> {
     let state = ledger::read(memfd).ok()?;
     Core::restore(config.clone(), state.core, now).ok()
 }
+
+/// The name of a process's job, from the text of its `/proc/PID/cgroup`.
+pub fn job_name(cgroup: &str) -> Option<&str> {
+    crate::job::name(cgroup)
+}

@@ -25,7 +25,7 @@ To run one by hand: FDBROKER_FUZZ_TARGET=NAME PROGRAM FILE, where PROGRAM is the
 HELP
 }
 
-all=(config core daemon fdinfo handle library page saved wire)
+all=(cgroup config core daemon fdinfo handle library page saved wire)
 seconds=10 targets=() merge='' seeds='' list=''
 while [ $# -gt 0 ]; do
   case $1 in

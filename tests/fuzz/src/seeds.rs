@@ -10,7 +10,8 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Writes every target's seeds to a directory of its name.
 pub fn write_all(directory: &Path) {
-    let seeds: [(&str, Vec<Vec<u8>>); 9] = [
+    let seeds: [(&str, Vec<Vec<u8>>); 10] = [
+        ("cgroup", cgroup()),
         ("config", config()),
         ("core", core()),
         ("daemon", daemon()),
@@ -99,6 +100,20 @@ fn fdinfo() -> Vec<Vec<u8>> {
         "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t12\neventfd-count:                0\neventfd-id: 3\n",
         "size:\t18446744073709551616\nexp_name:\tsystem\n",
         "size:\t1\nsize:\t 2 \nexp_name:",
+    ];
+    all.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// As launchers and container runtimes make them.
+fn cgroup() -> Vec<Vec<u8>> {
+    let all = [
+        "0::/system.slice/slurmstepd.scope/job_81/step_0/user/task_3\n",
+        "12:pids:/user.slice\n4:devices:/slurm/uid_1000/job_81/step_0/task_1\n0::/init.scope\n",
+        "9:cpuset:/pbs_jobs.service/jobid/12.server/extra\n",
+        "0::/system.slice/pbs_jobs.service/jobs/12.server\n",
+        "0::/kubepods/burstable/pod1f3a-8e0c/0123abcd\n",
+        "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1f_8e.slice/cri-abc.scope\n",
+        "0::/user.slice/user-1000.slice/session-3.scope\n",
     ];
     all.iter().map(|text| text.as_bytes().to_vec()).collect()
 }

@@ -310,12 +310,15 @@ impl World {
         self.fx.clear();
         self.core.settle_parked(&mut self.fx);
         self.apply(0);
+        self.core.check_invariants();
         let saved = fuzzing::saved(&self.core);
         let restored = fuzzing::restored(&saved, &self.config, Now(self.now));
         let mut restored = restored.expect("what was saved can be restored");
         restored.check_invariants();
-        assert_eq!(restored.save(), self.core.save(), "saved, restored, saved");
+        assert_eq!(without_peak(&restored), without_peak(&self.core), "saved, restored, saved");
         self.core = restored;
+        // A successor knows nothing of what the closers have: they end with their process.
+        self.tickets.clear();
         self.tell_the_lost();
     }
 
@@ -502,6 +505,13 @@ impl World {
         let count = bytes.u8() & 7;
         (0..count).filter_map(|_| one(self, bytes).into()).collect()
     }
+}
+
+/// What would be saved, but for the table's peak, which counts the reserve of a broker that has done nothing yet.
+pub fn without_peak(core: &Core) -> String {
+    let text = format!("{:?}", core.save());
+    let (before, after) = text.split_once("table_peak: ").expect("a field of it");
+    format!("{before}{}", after.split_once(',').expect("others follow").1)
 }
 
 /// An id that no allocation has.

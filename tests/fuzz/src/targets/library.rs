@@ -252,9 +252,10 @@ impl Fixed {
             (true, false) => whole_reply(request, id, &mut bytes),
         };
         let socket = if is_event { event } else { main };
-        if !message.is_empty() {
-            let _ = fdbroker_scm::send(socket.as_fd(), &message, &vec![self.memory.as_fd(); fds]);
+        if message.is_empty() {
+            return false;
         }
+        let _ = fdbroker_scm::send(socket.as_fd(), &message, &vec![self.memory.as_fd(); fds]);
         !is_event && !is_stray
     }
 }

@@ -1,5 +1,6 @@
 //! The fuzz targets, by name. Each takes any bytes, and panics when the product is wrong.
 
+pub mod cgroup;
 pub mod config;
 pub mod core;
 pub mod daemon;
@@ -12,6 +13,7 @@ pub mod wire;
 
 /// Every target: its name, which is also that of its corpus, and what to feed.
 pub const ALL: &[(&str, fn(&[u8]))] = &[
+    ("cgroup", cgroup::run),
     ("config", config::run),
     ("core", core::run),
     ("daemon", daemon::run),
