@@ -9,10 +9,10 @@ usage() {
 usage: tests/fuzz/run.sh [--seconds N] [--target NAME]... [--merge] [--seeds] [--list]
 
 Builds the fuzz targets with the compiler's coverage flags (stable toolchain, a C++ compiler for libFuzzer, a target
-directory of its own), replays corpus/NAME, the regressions among it, and then fuzzes each target for N seconds, on one core.
-Prints a table: inputs replayed, executions, executions per second, edges covered of those that the target can
-reach or not, features (edges with their counts), and ends with the line `N passed, N failed`: replay and fuzzing of a
-target count as one test each.
+directory of its own), replays corpus/NAME, the regressions among it, and then fuzzes each target for N seconds on one
+core. Prints a table: inputs replayed, executions, executions per second, edges and features (edges with how often) covered; ends
+with the line `N passed, N failed`: replay and fuzzing of a target count as one test each. There is no address
+sanitizer on the stable toolchain: what is found are panics, broken invariants, leaked fds and hangs.
 
   --seconds N    how long each target is fuzzed (default 10; 0: only the replay)
   --target NAME  this one only; may be repeated

@@ -10,7 +10,7 @@ mod targets;
 use libfuzzer_sys::fuzz_target;
 use std::sync::OnceLock;
 
-static TARGET: OnceLock<fn(&[u8])> = OnceLock::new();
+static TARGET: OnceLock<targets::Target> = OnceLock::new();
 
 fuzz_target!(
     init: {

@@ -11,8 +11,11 @@ pub mod page;
 pub mod saved;
 pub mod wire;
 
+/// Takes an input.
+pub type Target = fn(&[u8]);
+
 /// Every target: its name, which is also that of its corpus, and what to feed.
-pub const ALL: &[(&str, fn(&[u8]))] = &[
+pub const ALL: &[(&str, Target)] = &[
     ("cgroup", cgroup::run),
     ("config", config::run),
     ("core", core::run),
