@@ -24,6 +24,9 @@ mod derive;
 mod ending;
 mod fd_table;
 mod flow;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod in_flight;
 mod inherited;
 mod job;

@@ -28,11 +28,15 @@ const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK
 
 /// Writes `state` into a memfd that nobody can change any more.
 pub(crate) fn write(state: &State) -> io::Result<OwnedFd> {
-    let body = postcard::to_allocvec(state).map_err(io::Error::other)?;
+    sealed(&postcard::to_allocvec(state).map_err(io::Error::other)?)
+}
+
+/// A ledger with this body.
+pub(crate) fn sealed(body: &[u8]) -> io::Result<OwnedFd> {
     let fd = memfd_create("fdbroker-state", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     let mut file = File::from(fd);
-    file.write_all(&header(FORMAT, &body))?;
-    file.write_all(&body)?;
+    file.write_all(&header(FORMAT, body))?;
+    file.write_all(body)?;
     fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS))?;
     Ok(file.into())
 }

@@ -1,0 +1,289 @@
+#!/bin/bash
+# The broker and containers, made with unshare(1): ranks in user, PID, mount and network namespaces of their own, into
+# which only the directory of the clients' socket is mounted; and daemons in namespaces. Real daemons, real processes.
+# Must never touch the system outside its own directory and namespaces.
+set -uo pipefail
+root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    cat << 'HELP'
+usage: tests/container/run.sh
+
+Builds the daemon, the command and the examples (release), then checks from containers: deposit in one and acquire in another of
+the same user; another user, and another listener, refused; the death of a container noticed; the generation page
+read-only; the administrator's socket out of reach; a daemon in a user namespace and in a PID namespace.
+
+As root all of it runs, the daemon as an unprivileged user. Without root only what user namespaces allow runs;
+the rest is named as not run. Exit status 77: not even user namespaces are allowed here. No options.
+HELP
+    exit 0 ;;
+  *) echo "tests/container/run.sh: unknown argument '$1' (it takes none)" >&2; exit 2 ;;
+esac
+
+for tool in unshare setpriv nsenter; do
+  command -v "$tool" > /dev/null && continue
+  echo "$tool is missing; install util-linux"; exit 77
+done
+
+# Nobody's on any machine: the broker's, two ranks'.
+service=61001 alice=61002 mallory=61003
+# A condition that has not come about by then never will, and what hangs is ended.
+limit_s=30
+is_root=; [ "$(id -u)" = 0 ] && is_root=1
+work=$(mktemp -d /tmp/fdb-container.XXXXXX)
+log=$work/log children=()
+cleanup() {
+  local pid
+  for pid in "${children[@]}"; do kill -9 "$pid" 2> /dev/null; done
+  wait 2> /dev/null
+  rm -rf "$work"
+}
+trap cleanup EXIT
+unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET FDBROKER_CONFIG XDG_RUNTIME_DIR
+
+passed=0 failed=0
+check() {
+  local name=$1; shift
+  if "$@" > "$log" 2>&1; then
+    passed=$((passed + 1)); echo "ok      $name"
+  else
+    failed=$((failed + 1)); echo "FAILED  $name"; tail -n 30 "$log" | sed 's/^/        /'
+  fi
+}
+# not_run NAME REASON: named, also to who collects them; a failure in CI.
+not_run() {
+  echo "not run $1: $2"
+  [ -z "${FDBROKER_NOT_RUN_LOG-}" ] || echo "container: $1: $2" >> "$FDBROKER_NOT_RUN_LOG"
+  [ -z "${CI-}" ] || failed=$((failed + 1))
+}
+# eventually COMMAND...: it holds at last.
+eventually() {
+  local end=$((SECONDS + limit_s))
+  until "$@"; do
+    [ "$SECONDS" -lt "$end" ] || { echo "never: $*"; return 1; }
+    sleep 0.05
+  done
+}
+# refuses TEXT COMMAND...: it fails, and says this.
+refuses() {
+  local text=$1 out got=0; shift
+  # Bounded by the library's own deadlines.
+  out=$("$@" 2>&1) || got=$?
+  printf 'status %s: %s\n' "$got" "$out"
+  [ "$got" != 0 ] && [[ $out == *"$text"* ]]
+}
+
+(cd "$root" && cargo build --quiet --release -p fdbrokerd -p fdbroker -p fdbroker-client --bins --examples) || exit 1
+release=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/release")
+# Where other users can read them: a checkout may be private.
+chmod 755 "$work"
+bin=$work/bin; mkdir "$bin"
+cp "$release/fdbrokerd" "$release/fdbroker" "$release/examples/producer" "$release/examples/consumer" "$bin/"
+chmod -R a+rX "$bin"
+
+as() { # as UID COMMAND...: this user, and nothing of root.
+  local uid=$1; shift
+  [ "$uid" = "$(id -u)" ] && exec "$@"
+  exec setpriv --reuid "$uid" --regid "$uid" --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all -- "$@"
+}
+
+# container UID DIRECTORY COMMAND...: the command as process 1 of PID, mount, network, IPC and UTS namespaces, in a root
+# of its own: the system's libraries, the programs and the directory of the clients' socket, all read-only.
+container() {
+  local uid=$1 directory=$2; shift 2
+  exec unshare --pid --net --mount --ipc --uts --fork --kill-child --propagation private -- \
+    bash -c "$inside" container "$work/root" "$bin" "$uid" "$directory" "$@"
+}
+inside='
+set -e
+root=$1 bin=$2 uid=$3 directory=$4; shift 4
+mount -t tmpfs -o mode=755 tmpfs "$root"
+mkdir -p "$root"/{proc,usr,bin-of-test,run/fdbroker,tmp}
+read_only() { mount --bind "$1" "$2"; mount -o remount,bind,ro "$2"; }
+read_only /usr "$root/usr"
+for name in bin sbin lib lib64; do
+  if [ -L "/$name" ]; then cp -P "/$name" "$root/$name"
+  elif [ -d "/$name" ]; then mkdir "$root/$name"; read_only "/$name" "$root/$name"; fi
+done
+read_only "$bin" "$root/bin-of-test"
+read_only "$directory" "$root/run/fdbroker"
+mount -t proc proc "$root/proc"
+export FDBROKER_SOCKET=/run/fdbroker/broker.sock PATH=/bin-of-test:/usr/sbin:/usr/bin:/sbin:/bin
+exec chroot "$root" setpriv --reuid "$uid" --regid "$uid" --clear-groups --no-new-privs \
+  --inh-caps=-all --bounding-set=-all -- "$@"
+'
+mkdir "$work/root"
+# A pipe that this script holds open, and never writes to.
+mkfifo "$work/never"
+exec {hold}<> "$work/never"
+
+# in_container UID DIRECTORY COMMAND...: the same, waited for.
+in_container() { (container "$@"); }
+# started VARIABLE COMMAND...: in the background; its input stays open as long as this script runs.
+started() {
+  local -n pid=$1; shift
+  "$@" < "$work/never" {hold}>&- &
+  pid=$!
+  children+=("$pid")
+}
+# The first process of a container: the child of its unshare(1).
+init_of() { tr -d ' \n' < "/proc/$1/task/$1/children"; }
+
+# broker NAME COMMAND...: a daemon that serves $work/NAME/run/broker.sock, started by the command.
+broker() {
+  local name=$1; shift
+  # However this script ends, the daemon ends with it.
+  "$@" "$bin/fdbrokerd" --socket "$work/$name/run/broker.sock" --admin-socket "$work/$name/admin/admin.sock" \
+    --config "$work/$name/config.toml" --until-eof 0 2> "$work/$name/log" < "$work/never" {hold}>&- &
+  children+=("$!")
+  eventually test -S "$work/$name/run/broker.sock" || { cat "$work/$name/log"; return 1; }
+}
+place() { # place NAME UID: the directories of a daemon of that user.
+  mkdir -p "$work/$1/run" "$work/$1/admin"
+  : > "$work/$1/config.toml"
+  chmod 755 "$work/$1" "$work/$1/run"; chmod 700 "$work/$1/admin"
+  [ -z "$is_root" ] || chown -R "$2" "$work/$1/run" "$work/$1/admin"
+}
+fdbroker() { # fdbroker NAME ARGUMENTS...: the command, as the administrator of that daemon.
+  local name=$1; shift
+  FDBROKER_ADMIN_SOCKET=$work/$name/admin/admin.sock "$bin/fdbroker" "$@"
+}
+clients() { fdbroker "$1" status --json | sed -n 's/.*"clients":\([0-9]*\).*/\1/p'; }
+has_clients() { [ "$(clients "$1")" = "$2" ]; }
+has_handle() { [ "$(wc -c < "$1")" = 129 ]; }
+
+# ---- containers of ranks, one daemon outside
+
+outside() {
+  place node "$service"
+  mkdir -p "$work/node/second"; chmod 755 "$work/node/second"; chown "$service" "$work/node/second"
+  cat > "$work/node/config.toml" << TOML
+admin_socket = "$work/node/admin/admin.sock"
+[[listener]]
+path = "$work/node/run/broker.sock"
+[[listener]]
+path = "$work/node/second/broker.sock"
+TOML
+  # Two listeners come from the file alone.
+  as "$service" "$bin/fdbrokerd" --config "$work/node/config.toml" --until-eof 0 2> "$work/node/log" \
+    < "$work/never" {hold}>&- &
+  children+=("$!")
+  check "a daemon of an unprivileged user serves two listeners" eventually test -S "$work/node/second/broker.sock"
+  local run=$work/node/run second=$work/node/second producer init handle
+
+  started producer container "$alice" "$run" producer > "$work/handle"
+  check "a rank in a container deposits" eventually has_handle "$work/handle"
+  handle=$work/handle
+  check "another container of the same user acquires: every byte right" \
+    shows ' 0 of them wrong' in_container "$alice" "$run" consumer < "$handle"
+  check "a container of another user is refused" \
+    refuses NotPermitted in_container "$mallory" "$run" consumer < "$handle"
+  check "another user outside every container is refused: the handle is useless to it" \
+    refuses NotPermitted as "$mallory" env FDBROKER_SOCKET="$run/broker.sock" "$bin/consumer" < "$handle"
+  check "the same user, by the other listener, is another domain" \
+    refuses NotPermitted in_container "$alice" "$second" consumer < "$handle"
+  check "the same user outside every container acquires" \
+    shows ' 0 of them wrong' as "$alice" env FDBROKER_SOCKET="$run/broker.sock" "$bin/consumer" < "$handle"
+  check "the same user in a user namespace of its own acquires" \
+    shows ' 0 of them wrong' as "$alice" env FDBROKER_SOCKET="$run/broker.sock" unshare -U -r "$bin/consumer" < "$handle"
+
+  init=$(init_of "$producer")
+  check "the ledger has the container's first process by its pid out here" \
+    shows "\"owner_pid\":$init," fdbroker node ls --json
+  check "the page is mapped read-only in the container, and cannot be made writable" page_is_read_only "$init"
+  check "nothing of the administrator's is in the container" \
+    shows_all $'broker.sock' in_container "$alice" "$run" ls /run/fdbroker
+  check "a rank outside cannot ask the administrator's socket" \
+    refuses '' as "$alice" env FDBROKER_ADMIN_SOCKET="$work/node/admin/admin.sock" "$bin/fdbroker" status
+
+  check "the ledger has one client, for as long as it lives" eventually has_clients node 1
+  kill -9 "$init"
+  check "the death of a container's first process is noticed" eventually has_clients node 0
+  check "its memory is gone with it" refuses_gone in_container "$alice" "$run" consumer < "$handle"
+}
+shows() { # shows TEXT COMMAND...: succeeds and says this.
+  local text=$1 out; shift
+  out=$("$@" 2>&1) || { echo "$out"; return 1; }
+  echo "$out"
+  [[ $out == *"$text"* ]]
+}
+shows_all() { local text=$1 out; shift; out=$("$@" 2>&1); echo "$out"; [ "$out" = "$text" ]; }
+refuses_gone() {
+  local out got=0
+  out=$("$@" 2>&1) || got=$?
+  echo "status $got: $out"
+  [ "$got" != 0 ] && [[ $out == *OwnerGone* || $out == *Stale* ]]
+}
+# The page among a process's mappings: readable, shared, without the right to ever be writable (`mw`).
+page_is_read_only() {
+  local flags
+  grep 'generations' "/proc/$1/maps" || return 1
+  ! grep 'generations' "/proc/$1/maps" | grep -qv ' r--s ' || return 1
+  flags=$(awk '/generations/ { found = 1 } found && /^VmFlags/ { print; exit }' "/proc/$1/smaps")
+  echo "$flags"
+  [[ $flags == *' rd '* && $flags != *' mw '* ]]
+}
+
+# ---- daemons in namespaces
+
+# In a user namespace every other user of the machine looks the same (the overflow uid): they must not be one domain.
+in_user_namespace() {
+  local self=$1 run=$work/user/run producer
+  place user "$self"
+  broker user as "$self" unshare -U -r || return 1
+  started producer by "$self" "$run" "$bin/producer" > "$work/user-handle"
+  check "a daemon in a user namespace serves the user that it maps" eventually has_handle "$work/user-handle"
+  check "and grants to it" shows ' 0 of them wrong' by "$self" "$run" "$bin/consumer" < "$work/user-handle"
+  if [ -z "$is_root" ]; then
+    not_run "a user whom the daemon's user namespace does not map is refused" "needs root, to be another user"
+  else
+    check "a user whom the daemon's user namespace does not map is refused" \
+      refuses NotPermitted by "$mallory" "$run" "$bin/consumer" < "$work/user-handle"
+  fi
+  kill "$producer"
+}
+by() { # by UID DIRECTORY COMMAND...: a client of that user.
+  local uid=$1 directory=$2; shift 2
+  as "$uid" env FDBROKER_SOCKET="$directory/broker.sock" "$@"
+}
+
+# In a PID namespace the clients outside have no pid: all works, and the ledger cannot name them.
+in_pid_namespace() {
+  local self=$1 run=$work/pid/run producer
+  place pid "$self"
+  local how=(exec unshare --pid --mount --fork --kill-child --mount-proc)
+  if [ -n "$is_root" ]; then
+    how+=(--propagation private -- setpriv --reuid "$self" --regid "$self" --clear-groups --)
+  else
+    how+=(--user --map-root-user --)
+  fi
+  broker pid "${how[@]}" || return 1
+  started producer by "$self" "$run" "$bin/producer" > "$work/pid-handle"
+  check "a daemon in a PID namespace serves clients outside it" eventually has_handle "$work/pid-handle"
+  check "and grants to them" shows ' 0 of them wrong' by "$self" "$run" "$bin/consumer" < "$work/pid-handle"
+  check "it cannot name them: no pid" shows '"owner_pid":null' fdbroker pid ls --json
+  kill -9 "$producer"
+  check "their death is noticed all the same" eventually has_clients pid 0
+}
+
+can_unshare_user() { unshare -U -r true 2> /dev/null; }
+if [ -n "$is_root" ]; then
+  outside
+else
+  for name in "deposit, acquire, refusal and death in containers" "the page in a container"; do
+    not_run "$name" "needs root, to make containers of several users"
+  done
+fi
+if [ -n "$is_root" ] || can_unshare_user; then
+  self=$(id -u); [ -z "$is_root" ] || self=$alice
+  check_started() { "$@" || { failed=$((failed + 1)); echo "FAILED  $* did not start"; }; }
+  check_started in_user_namespace "$self"
+  check_started in_pid_namespace "$self"
+else
+  echo "user namespaces are not allowed here; run it as root"
+  exit 77
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,47 @@
+//! The handle: nothing but what this broker sealed resolves, and what it sealed does, whatever its hints say. An input is
+//! the fields of one allocation, then changes of its handle. Must never know the key any better than a client does.
+
+use crate::bytes::Bytes;
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle, HandleFields, MemoryKind, NodeKey};
+
+const KEY: [u8; 32] = *b"a key that no input can spell ou";
+const NODE: u64 = 0x1122_3344_5566_7788;
+
+pub fn run(data: &[u8]) {
+    let key = NodeKey::from_bytes(KEY);
+    assert_forged(&key, data);
+    let mut bytes = Bytes(data);
+    let fields = HandleFields {
+        id: AllocationId { slot: bytes.u32(), generation: bytes.u32() },
+        kind: MemoryKind::ALL[bytes.below(MemoryKind::ALL.len())],
+        size_bytes: bytes.u64(),
+        owner_allocation_id: bytes.u64(),
+        device: bytes.u32(),
+    };
+    let handle = key.seal(NODE, &fields);
+    assert_eq!(key.open(NODE, &handle.prefix), Ok(fields.id));
+    let mut changed = handle.to_bytes();
+    while !bytes.is_empty() {
+        let at = bytes.below(changed.len());
+        changed[at] ^= bytes.u8();
+        let opened = key.open(NODE, &Handle::from_bytes(changed).prefix);
+        match changed[..32] == handle.to_bytes()[..32] {
+            true => assert_eq!(opened, Ok(fields.id), "hints are no part of it"),
+            false => assert!(opened.is_err(), "opens after a change: {changed:02x?}"),
+        }
+    }
+    let other = key.owner_token(AllocationId { generation: !fields.id.generation, ..fields.id });
+    assert_ne!(key.owner_token(fields.id), other);
+    assert_eq!(key.open(!NODE, &handle.prefix), Err(ErrorCode::WrongNode));
+}
+
+/// No input is a handle: it was not sealed.
+fn assert_forged(key: &NodeKey, data: &[u8]) {
+    let parsed = Handle::from_slice(data);
+    assert_eq!(parsed.is_ok(), data.len() == 64);
+    if let Ok(handle) = parsed {
+        assert_eq!(handle.to_bytes(), data);
+        let opened = key.open(NODE, &handle.prefix);
+        assert!(opened.is_err(), "a forged handle opens");
+    }
+}

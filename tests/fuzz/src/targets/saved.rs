@@ -1,0 +1,36 @@
+//! The ledger that one broker hands to the next: any bytes, under a header that is right. What is accepted is a broker
+//! that can go on: its sums are right, it answers its polls, and it can be saved again. Must never panic at a ledger.
+
+use super::core;
+use crate::bytes::Bytes;
+use fdbroker_core::{Effects, Now};
+use fdbrokerd::fuzzing;
+
+/// After every time in the seeds.
+const NOW: u64 = 1_000_000;
+/// Polls at one instant before the core is said to spin.
+const MOST_POLLS: usize = 10_000;
+
+pub fn run(data: &[u8]) {
+    // Without caps, as most brokers are; with some that are lower than what is in use.
+    for caps in [&[0; 4][..], &[127, 1, 2, 3, 4, 5, 6, 7]] {
+        let config = core::config(&mut Bytes(caps));
+        let Some(mut restored) = fuzzing::restored(data, &config, Now(NOW)) else { continue };
+        restored.check_invariants();
+        let mut now = NOW;
+        let mut effects = Effects::default();
+        for _ in 0..MOST_POLLS {
+            let Some(due) = restored.poll_timeout().filter(|due| due.0 < NOW * 2) else { break };
+            now = now.max(due.0);
+            effects.clear();
+            restored.poll(Now(now), &mut effects);
+        }
+        let due = restored.poll_timeout();
+        assert!(due.is_none_or(|due| due.0 > now), "it wants to be polled again and again");
+        restored.check_invariants();
+        restored.settle_parked(&mut effects);
+        let again = fuzzing::restored(&fuzzing::saved(&restored), &config, Now(now));
+        let again = again.expect("what was saved can be restored");
+        assert_eq!(core::without_peak(&again), core::without_peak(&restored), "saved again");
+    }
+}
