@@ -245,7 +245,7 @@ impl Server {
             parked: totals.parked.into(),
             node: self.identity.node.into(),
             incarnation: self.page.incarnation().into(),
-            uptime_ms: (self.now.0 / 1000).into(),
+            uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
             fds: usage(Resource::Fds),
             held_fds: usage(Resource::HeldFds),
             held_bytes: usage(Resource::HeldBytes),

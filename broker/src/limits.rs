@@ -93,6 +93,10 @@ pub const BAD_INPUT_UIDS: usize = 64;
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;
 
+/// How long the end of the daemon waits for the service manager to take what it is given: PID 1 under
+/// load takes a second; one that takes longer is stuck, and the daemon ends without it.
+pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Stack of the helper threads: they call close(2) or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 

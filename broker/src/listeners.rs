@@ -2,10 +2,9 @@
 //! Must never serve from a directory in which somebody else could have put or replaced the socket,
 //! nor take the place of a broker that lives.
 
-use crate::kernel::{self, KernelFeatures};
 use crate::limits::LISTEN_BACKLOG;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
@@ -130,14 +129,16 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The same for administrators: mode 0600, and the kernel refuses fds sent to it.
+    /// One that was bound by another process: what it is bound to stays when it ends here.
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn bind_admin(path: &Path, features: KernelFeatures) -> Result<Self, ListenError> {
-        let listener = Self::bind(path, 0o600)?;
-        kernel::refuse_rights(listener.as_fd(), features);
-        Ok(listener)
+    pub fn adopt(path: &Path, socket: OwnedFd) -> Result<Self, ListenError> {
+        let failed = |errno: Errno| ListenError::Os { path: path.into(), source: errno.into() };
+        // accept(2) must not wait, whatever the other process wanted.
+        let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL).map_err(failed)?);
+        fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed)?;
+        Ok(Listener { socket, path: path.into(), identity: None })
     }
 
     /// Where it is.

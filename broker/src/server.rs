@@ -9,9 +9,11 @@ use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
 use crate::in_flight::InFlight;
+use crate::kernel;
 use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
 use crate::listeners::Listener;
 use crate::log::BadInput;
+use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::requests::Scratch;
 use crate::settings::Settings;
@@ -29,7 +31,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A listener with what is known of it.
 pub(crate) struct ListenerState {
@@ -66,6 +68,7 @@ pub(crate) struct Parts {
     pub core: Core,
     pub poll: Poll,
     pub closers: Closers,
+    pub manager: Manager,
 }
 
 /// The daemon while it runs.
@@ -75,6 +78,7 @@ pub(crate) struct Server {
     pub core: Core,
     pub clock: Clock,
     pub now: Now,
+    pub started: Now,
     pub page: GenerationPage,
     pub identity: Identity,
     pub classifier: Classifier,
@@ -114,6 +118,9 @@ pub(crate) struct Server {
     pub is_report_waiting: bool,
     pub bad_input: BadInput,
     pub is_ending: bool,
+    pub manager: Manager,
+    /// When the service manager is to hear that the loop turns.
+    next_alive: Option<Now>,
     signals: Signals,
     until_eof: Option<OwnedFd>,
     // Buffers, reused.
@@ -130,25 +137,27 @@ pub(crate) struct Server {
     pub spare_effects: Effects,
 }
 
-/// Microseconds since the start: the vdso's clock, read once per wake.
-pub(crate) struct Clock(Instant);
+/// CLOCK_MONOTONIC, by the vdso, read once per wake: times keep their meaning for a successor.
+pub(crate) struct Clock;
 
 impl Clock {
     pub fn now(&self) -> Now {
-        Now(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
+        Now(kernel::monotonic_us())
     }
 }
 
 impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
         let max_clients = settings.core.max_clients as usize;
-        let clock = Clock(Instant::now());
+        let clock = Clock;
+        let now = clock.now();
         let most_in_flight = settings.table_fds / IN_FLIGHT_DIVISOR;
         let in_flight = InFlight::new(most_in_flight, settings.most_connections);
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
         let listeners = parts.listeners.into_iter();
         let mut server = Server {
-            now: clock.now(),
+            now,
+            started: now,
             clock,
             core: parts.core,
             poll: parts.poll,
@@ -184,6 +193,8 @@ impl Server {
             is_report_waiting: false,
             bad_input: BadInput::default(),
             is_ending: false,
+            next_alive: parts.manager.watchdog_interval().map(|_| now),
+            manager: parts.manager,
             signals: parts.signals,
             until_eof: parts.until_eof,
             buffer: vec![0; MAX_MESSAGE_BYTES].into_boxed_slice(),
@@ -220,6 +231,7 @@ impl Server {
             let timeout = self.timeout();
             self.turn(&mut events, timeout)?;
         }
+        self.manager.say_stopping("ending");
         self.say_goodbye();
         Ok(())
     }
@@ -258,6 +270,18 @@ impl Server {
         self.retire_sockets();
         self.accept_clients();
         self.fds.flush();
+        self.say_alive();
+    }
+
+    /// Tells the service manager that the loop turns. By the loop alone, so that one that is stuck is
+    /// found out.
+    fn say_alive(&mut self) {
+        if self.next_alive.is_some_and(|due| due <= self.now) {
+            self.manager.say_alive();
+            let interval = self.manager.watchdog_interval().unwrap_or(Duration::MAX);
+            let interval = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX / 2);
+            self.next_alive = Some(Now(self.now.0.saturating_add(interval)));
+        }
     }
 
     /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
@@ -376,9 +400,11 @@ impl Server {
                     self.is_ending = true;
                 }
                 Request::Reload => {
+                    self.manager.say_reloading();
                     log::warn!(
                         "SIGHUP: settings are read at the start only; restart to change them"
                     );
+                    self.manager.say_ready(&self.settings.summary());
                 }
             }
         }
@@ -410,6 +436,7 @@ impl Server {
             self.paused_until,
             handshake,
             self.accept_paused_until,
+            self.next_alive,
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

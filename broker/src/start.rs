@@ -3,19 +3,23 @@
 
 use crate::classify::Classifier;
 use crate::closers::{CloseFn, Closers, WakeFn};
-use crate::generation_page::{self, PageError};
+use crate::generation_page::{self, Opened, PageError};
+use crate::inherited::Inherited;
 use crate::kernel;
 use crate::listeners::{DirectoryLock, DirectoryRule, ListenError, Listener, prepare_directory};
+use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::server::{Parts, Server};
-use crate::settings::{Mode, Settings, parent};
+use crate::settings::{ListenerSettings, Mode, Settings, parent};
 use crate::signals::Signals;
 use crate::tokens::Source;
-use fdbroker_core::Core;
+use fdbroker_core::{Core, Former, Now};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Why the daemon did not start, or ended before it was told to.
@@ -68,24 +72,39 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if settings.mode == Mode::Service {
         nix::sys::prctl::set_dumpable(false).map_err(os("make the process not dumpable"))?;
     }
+    let outside = Outside {
+        signals,
+        until_eof,
+        manager: Manager::of_this_process(),
+        inherited: Inherited::take().map_err(os("use the fds of the service manager"))?,
+    };
     // Released last, when everything else has ended.
-    let (_lock, mut server) = prepare(settings, signals, until_eof, Arc::new(drop))?;
+    let (_lock, mut server) = prepare(settings, outside, Arc::new(drop))?;
     log_start(&server.settings);
     say_ready(ready_fd);
+    server.manager.say_ready(&server.settings.summary());
     ready();
     let result = server.run().map_err(os("wait for events"));
     log::info!("ended; {} clients were connected", server.connections.len());
     result
 }
 
+/// What a process has from those around it.
+pub(crate) struct Outside {
+    pub signals: Signals,
+    pub until_eof: Option<OwnedFd>,
+    pub manager: Manager,
+    pub inherited: Inherited,
+}
+
 /// Everything up to the listening sockets. Nothing here depends on limits or signals of the
 /// process, so tests make servers of their own by it.
 pub(crate) fn prepare(
     mut settings: Settings,
-    signals: Signals,
-    until_eof: Option<OwnedFd>,
+    outside: Outside,
     close: CloseFn,
 ) -> Result<(DirectoryLock, Server), RunError> {
+    let Outside { signals, until_eof, manager, mut inherited } = outside;
     let directory_mode = if settings.mode == Mode::Service { 0o755 } else { 0o700 };
     let admin_directory = settings.admin_directory().to_owned();
     prepare_directory(&admin_directory, 0o700, DirectoryRule::Administrator)?;
@@ -93,9 +112,12 @@ pub(crate) fn prepare(
         prepare_directory(parent(&listener.path), directory_mode, DirectoryRule::Clients)?;
     }
     let lock = DirectoryLock::take(&admin_directory)?;
-    let (key, mut page) = generation_page::open(&admin_directory, settings.core.max_slots)?;
+    let Opened { key, mut page, live } =
+        generation_page::open(&admin_directory, settings.core.max_slots)?;
     settings.core.first_generation = page.first_generation();
-    let core = Core::new(settings.core.clone()).map_err(RunError::Settings)?;
+    let former = Former { live: &live, kept: &[] };
+    let now = Now(kernel::monotonic_us());
+    let core = Core::after_crash(settings.core.clone(), former, now).map_err(RunError::Settings)?;
     let classifier = Classifier::new().map_err(os("open /proc/self/fdinfo (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot_id = boot_id.map_err(os("read the boot id (mount /proc)"))?;
@@ -105,9 +127,7 @@ pub(crate) fn prepare(
     let closers = start_closers(&poll, close)?;
     page.show_alive().map_err(os("start the liveness thread"))?;
 
-    let admin = Listener::bind_admin(&settings.admin_socket, settings.kernel)?;
-    let listeners = settings.listeners.iter().map(|it| Listener::bind(&it.path, it.mode));
-    let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+    let (admin, listeners) = open_listeners(&settings, &mut inherited)?;
     let parts = Parts {
         listeners,
         admin,
@@ -119,10 +139,41 @@ pub(crate) fn prepare(
         core,
         poll,
         closers,
+        manager,
     };
     let server = Server::new(settings, parts)
         .map_err(os("watch the sockets (--until-eof must be a pipe or a socket)"))?;
     Ok((lock, server))
+}
+
+/// The sockets that the service manager has bound, and for the other places new ones.
+fn open_listeners(
+    settings: &Settings,
+    inherited: &mut Inherited,
+) -> Result<(Listener, Vec<Listener>), ListenError> {
+    let mut take = |path: &Path| {
+        let found = inherited.listeners.iter().position(|(bound, _)| is_same_place(bound, path))?;
+        Some(Listener::adopt(path, inherited.listeners.swap_remove(found).1))
+    };
+    let admin = take(&settings.admin_socket)
+        .unwrap_or_else(|| Listener::bind(&settings.admin_socket, 0o600))?;
+    kernel::refuse_rights(admin.as_fd(), settings.kernel);
+    let open =
+        |it: &ListenerSettings| take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode));
+    let listeners = settings.listeners.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    for (path, _) in &inherited.listeners {
+        log::warn!(
+            "the service manager's socket {} is not served: name it in [[listener]] or as admin_socket",
+            path.display()
+        );
+    }
+    Ok((admin, listeners))
+}
+
+/// Whether two paths name the same socket, whatever way they take.
+fn is_same_place(a: &Path, b: &Path) -> bool {
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+    a == b || identity(a).is_some_and(|found| identity(b) == Some(found))
 }
 
 fn start_closers(poll: &Poll, close: CloseFn) -> Result<Closers, RunError> {
@@ -144,10 +195,9 @@ fn raise_fd_limit(table_fds: u64) -> Result<(), RunError> {
 }
 
 fn log_start(settings: &Settings) {
-    let paths: Vec<_> = settings.listeners.iter().map(|it| it.path.display().to_string()).collect();
     log::info!(
-        "serving {}, administrators {}; node cap {} fds, table {} fds, {} clients",
-        paths.join(" "),
+        "{}, administrators {}; node cap {} fds, table {} fds, {} clients",
+        settings.summary(),
         settings.admin_socket.display(),
         settings.core.node.fds,
         settings.table_fds,

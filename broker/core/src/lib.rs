@@ -22,6 +22,7 @@ mod lru;
 mod recall;
 mod register;
 mod rooms;
+mod saved;
 mod slots;
 mod state;
 #[cfg(test)]
@@ -31,6 +32,7 @@ mod view;
 pub use api::*;
 pub use config::ConfigError;
 pub use ledger::Account;
+pub use saved::{RestoreError, Saved};
 pub use view::{AllocationView, ClientView, Counters, DomainView, LeaseView, Totals};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
