@@ -68,7 +68,7 @@ enum Memory {
 
 fn deposit(kind: &str, count: u64, file: &Path) -> Outcome<()> {
     let is_real = std::env::var("FDBROKER_TEST_MEMORY").as_deref() == Ok("udmabuf");
-    let client = Client::builder().name("owner").connect()?;
+    let client = Client::builder().name("owner").own_fds(4).connect()?;
     let host = if is_real { HostMemory::Udmabuf } else { HostMemory::Memfd };
     let arena = match kind {
         "recallable" => Some(Arena::new(&client, host, BYTES * usize::try_from(count)?)?),
