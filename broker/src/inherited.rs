@@ -3,6 +3,7 @@
 //! gave to its store. Must never close an fd of the store on the
 //! calling thread: a client's may hang.
 
+use crate::handover::restore::Arrivals;
 use crate::kernel;
 use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
 use std::io;
@@ -22,7 +23,6 @@ pub mod names {
 }
 
 /// See the module.
-#[allow(dead_code)]
 #[derive(Debug, Default)]
 pub struct Inherited {
     /// Listening sockets with the paths they are bound to.
@@ -64,6 +64,17 @@ impl Inherited {
                 None => self.others.push((name, fd)),
             },
         }
+    }
+
+    /// What nothing has claimed.
+    pub fn unused(self) -> Arrivals {
+        let Self { listeners: _, ledger, carriers, keep_book, kept, others } = self;
+        let mut left = Arrivals::default();
+        let named = kept.into_iter().chain(others).map(|(_, fd)| fd);
+        for fd in ledger.into_iter().chain(carriers).chain(keep_book).chain(named) {
+            left.put_back(fd);
+        }
+        left
     }
 
     /// Number of fds that came, the listening sockets not counted: none of them stays as it is.

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod closers;
 pub mod config;
 pub mod generation_page;
+pub mod handover;
 pub mod kernel;
 pub mod limits;
 pub mod listeners;

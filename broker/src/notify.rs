@@ -2,8 +2,6 @@
 //! its store. Without a service manager all of it is silence. Must never wait for the service manager
 //! on the loop; only the end of the daemon may, for a bounded time.
 
-#![allow(dead_code)]
-
 use crate::kernel;
 use crate::limits::MANAGER_PATIENCE;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -96,33 +94,47 @@ impl Manager {
         }
     }
 
-    /// Gives `fd` to the store under `name` (short, without colons). Does not wait.
+    /// Gives `fd` to the store under `name` (short, without colons), waiting at most for `patience`.
     ///
     /// # Errors
     /// [`StoreError::Busy`]: later.
-    pub fn store(&self, name: &str, fd: BorrowedFd<'_>) -> Result<(), StoreError> {
-        let Some(socket) = &self.socket else { return Ok(()) };
-        to_store_error(fdbroker_scm::send(socket.as_fd(), &store_message(name), &[fd]))
+    pub fn store(
+        &self,
+        name: &str,
+        fd: BorrowedFd<'_>,
+        patience: Duration,
+    ) -> Result<(), StoreError> {
+        // A carrier looks ended to poll(2): the service manager must not drop it for that.
+        let states =
+            [NotifyState::FdStore, NotifyState::FdName(name), NotifyState::Custom("FDPOLL=0")];
+        self.tell_store(&states, &[fd], patience)
     }
 
-    /// The same, waiting for room for a bounded time.
-    ///
-    /// # Errors
-    /// When there is none in time.
-    pub fn store_patiently(&self, name: &str, fd: BorrowedFd<'_>) -> Result<(), StoreError> {
-        let Some(socket) = &self.socket else { return Ok(()) };
-        let (message, patience) = (store_message(name), Some(MANAGER_PATIENCE));
-        to_store_error(fdbroker_scm::send_timeout(socket.as_fd(), &message, &[fd], patience))
-    }
-
-    /// Has the store close all that it has under `name`. Does not wait.
+    /// Has the store close all that it has under `name`.
     ///
     /// # Errors
     /// [`StoreError::Busy`]: later.
-    pub fn remove(&self, name: &str) -> Result<(), StoreError> {
-        let Some(socket) = &self.socket else { return Ok(()) };
+    pub fn remove(&self, name: &str, patience: Duration) -> Result<(), StoreError> {
         let states = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
-        to_store_error(fdbroker_scm::send(socket.as_fd(), &message(&states), &[]))
+        self.tell_store(&states, &[], patience)
+    }
+
+    fn tell_store(
+        &self,
+        states: &[NotifyState<'_>],
+        fds: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<(), StoreError> {
+        use fdbroker_scm::SendError;
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let sent =
+            fdbroker_scm::send_timeout(socket.as_fd(), &message(states), fds, Some(patience));
+        sent.map_err(|error| match error {
+            SendError::WouldBlock | SendError::TooManyRefs | SendError::TimedOut => {
+                StoreError::Busy
+            }
+            error => StoreError::Failed(error),
+        })
     }
 
     /// Waits until the service manager has dealt with all that was said to it before. `false`: not
@@ -141,19 +153,6 @@ impl Manager {
         let timeout = PollTimeout::try_from(MANAGER_PATIENCE).unwrap_or(PollTimeout::MAX);
         sent && poll(&mut end, timeout).is_ok_and(|ready| ready > 0)
     }
-}
-
-fn to_store_error(sent: Result<(), fdbroker_scm::SendError>) -> Result<(), StoreError> {
-    use fdbroker_scm::SendError;
-    sent.map_err(|error| match error {
-        SendError::WouldBlock | SendError::TooManyRefs => StoreError::Busy,
-        error => StoreError::Failed(error),
-    })
-}
-
-fn store_message(name: &str) -> Vec<u8> {
-    // A carrier looks ended to poll(2): the service manager must not drop it for that.
-    message(&[NotifyState::FdStore, NotifyState::FdName(name), NotifyState::Custom("FDPOLL=0")])
 }
 
 /// One assignment per line, as sd_notify(3) has it.
@@ -206,7 +205,8 @@ mod tests {
     fn store_when_the_manager_does_not_read_then_busy_and_no_wait() {
         let (manager, its) = manager();
         let fd = nix::sys::eventfd::EventFd::new().unwrap();
-        let refused = (0..100_000).find_map(|_| manager.store("x", fd.as_fd()).err());
+        let refused =
+            (0..100_000).find_map(|_| manager.store("x", fd.as_fd(), Duration::ZERO).err());
         assert!(matches!(refused, Some(StoreError::Busy)), "{refused:?}");
         assert_eq!(next(&its), "FDSTORE=1\nFDNAME=x\nFDPOLL=0\n");
     }

@@ -8,10 +8,11 @@ use crate::closers::{Closers, Report};
 use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
+use crate::handover::state::SavedListener;
 use crate::in_flight::InFlight;
 use crate::kernel;
 use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
-use crate::listeners::Listener;
+use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
 use crate::notify::Manager;
 use crate::replies::Identity;
@@ -56,6 +57,17 @@ pub(crate) struct Handshake {
     pub until: Now,
 }
 
+/// Why the loop ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// By a signal: a service manager may start the next one.
+    Asked,
+    /// Nobody needs this broker any more.
+    Alone,
+    /// Another one serves already.
+    HandedOver,
+}
+
 /// What the start has prepared.
 pub(crate) struct Parts {
     pub listeners: Vec<Listener>,
@@ -69,6 +81,7 @@ pub(crate) struct Parts {
     pub poll: Poll,
     pub closers: Closers,
     pub manager: Manager,
+    pub lock: DirectoryLock,
 }
 
 /// The daemon while it runs.
@@ -117,12 +130,19 @@ pub(crate) struct Server {
     pub reports: Vec<Report>,
     pub is_report_waiting: bool,
     pub bad_input: BadInput,
-    pub is_ending: bool,
+    /// Where the broker before served, until these places are this one's.
+    pub former_places: Vec<SavedListener>,
+    /// Set: the loop ends.
+    pub ending: Option<Ending>,
+    /// The administrator's connection that wants to take over, and the format it reads.
+    pub takeover_asked: Option<(usize, u64)>,
+    /// Released with this value, when everything else has ended.
+    pub lock: DirectoryLock,
     pub manager: Manager,
     /// When the service manager is to hear that the loop turns.
     next_alive: Option<Now>,
     signals: Signals,
-    until_eof: Option<OwnedFd>,
+    pub until_eof: Option<OwnedFd>,
     // Buffers, reused.
     pub buffer: Box<[u8]>,
     pub received: ReceivedFds,
@@ -151,8 +171,7 @@ impl Server {
         let max_clients = settings.core.max_clients as usize;
         let clock = Clock;
         let now = clock.now();
-        let most_in_flight = settings.table_fds / IN_FLIGHT_DIVISOR;
-        let in_flight = InFlight::new(most_in_flight, settings.most_connections);
+        let in_flight = Self::new_in_flight(&settings);
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
         let listeners = parts.listeners.into_iter();
         let mut server = Server {
@@ -192,9 +211,12 @@ impl Server {
             reports: Vec::new(),
             is_report_waiting: false,
             bad_input: BadInput::default(),
-            is_ending: false,
+            former_places: Vec::new(),
+            ending: None,
+            takeover_asked: None,
             next_alive: parts.manager.watchdog_interval().map(|_| now),
             manager: parts.manager,
+            lock: parts.lock,
             signals: parts.signals,
             until_eof: parts.until_eof,
             buffer: vec![0; MAX_MESSAGE_BYTES].into_boxed_slice(),
@@ -212,11 +234,16 @@ impl Server {
         Ok(server)
     }
 
+    /// Nothing in flight.
+    pub fn new_in_flight(settings: &Settings) -> InFlight {
+        InFlight::new(settings.table_fds / IN_FLIGHT_DIVISOR, settings.most_connections)
+    }
+
     fn register_sources(&mut self) -> io::Result<()> {
         for (number, state) in self.listeners.iter().enumerate() {
             register(&self.poll, state.listener.as_fd(), Source::Listener(number))?;
         }
-        register(&self.poll, self.admin.listener(), Source::AdminListener)?;
+        register(&self.poll, self.admin.listener().as_fd(), Source::AdminListener)?;
         register(&self.poll, self.signals.as_fd(), Source::Signals)?;
         match &self.until_eof {
             Some(fd) => register(&self.poll, fd.as_fd(), Source::UntilEof),
@@ -227,12 +254,23 @@ impl Server {
     /// Serves until it is told to end.
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(READINESS_PER_WAKE);
-        while !self.is_ending {
+        let ending = loop {
+            if let Some(ending) = self.ending {
+                break ending;
+            }
             let timeout = self.timeout();
             self.turn(&mut events, timeout)?;
-        }
+        };
         self.manager.say_stopping("ending");
-        self.say_goodbye();
+        if ending == Ending::Asked && self.manager.has_store() {
+            match self.hand_to_store() {
+                Ok(()) => return Ok(()),
+                Err(error) => log::error!("clients do not go on after a restart: {error}"),
+            }
+        }
+        if ending != Ending::HandedOver {
+            self.say_goodbye();
+        }
         Ok(())
     }
 
@@ -270,6 +308,9 @@ impl Server {
         self.retire_sockets();
         self.accept_clients();
         self.fds.flush();
+        if let Some((index, format)) = self.takeover_asked.take() {
+            self.hand_over(index, format);
+        }
         self.say_alive();
     }
 
@@ -340,7 +381,7 @@ impl Server {
                 // Nobody writes; only the end matters.
                 if event.is_read_closed() || event.is_error() {
                     log::info!("ending: the other end of --until-eof is closed");
-                    self.is_ending = true;
+                    self.ending.get_or_insert(Ending::Alone);
                 }
             }
             None => log::error!("an event with the unknown token {:?}", event.token()),
@@ -397,7 +438,7 @@ impl Server {
                 Request::End => {
                     log::info!("ending: asked to by a signal");
                     self.signals.unblock();
-                    self.is_ending = true;
+                    self.ending.get_or_insert(Ending::Asked);
                 }
                 Request::Reload => {
                     self.manager.say_reloading();
@@ -426,7 +467,7 @@ impl Server {
             || self.admin.is_ready()
             || (self.accept_paused_until.is_none()
                 && self.listeners.iter().any(|state| state.is_ready));
-        if is_work_left || self.is_ending {
+        if is_work_left || self.ending.is_some() {
             return Some(Duration::ZERO);
         }
         let handshake = self.handshakes.front().map(|handshake| handshake.until);

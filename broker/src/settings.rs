@@ -138,6 +138,8 @@ pub struct Settings {
     pub until_eof: Option<i32>,
     /// Kernel features that may be used.
     pub kernel: KernelFeatures,
+    /// Go on in the place of the broker that runs.
+    pub takeover: bool,
     /// Each effective value: key, value, origin.
     lines: Vec<(String, String, &'static str)>,
 }
@@ -220,6 +222,7 @@ impl Settings {
             ready_fd: args.ready_fd,
             until_eof: args.until_eof,
             kernel,
+            takeover: args.takeover,
             lines: lines.0,
         })
     }

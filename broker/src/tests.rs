@@ -10,7 +10,6 @@ use crate::in_flight::InFlight;
 use crate::inherited::Inherited;
 use crate::kernel::KernelFeatures;
 use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID, UNREAD_MESSAGES_PER_CLIENT};
-use crate::listeners::DirectoryLock;
 use crate::notify::Manager;
 use crate::server::Server;
 use crate::settings::{Environment, Host, Settings};
@@ -34,7 +33,6 @@ use std::time::Duration;
 struct Bench {
     server: Server,
     events: Events,
-    _lock: DirectoryLock,
     _dir: tempfile::TempDir,
 }
 
@@ -59,10 +57,11 @@ impl Bench {
             until_eof: None,
             manager: Manager::default(),
             inherited: Inherited::default(),
+            arrived: None,
         };
-        let (lock, server) = prepare(settings, outside, close).unwrap();
+        let server = prepare(settings, outside, close).unwrap();
         let events = Events::with_capacity(64);
-        Bench { server, events, _lock: lock, _dir: dir }
+        Bench { server, events, _dir: dir }
     }
 
     /// One turn that does not wait.

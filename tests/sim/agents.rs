@@ -58,6 +58,8 @@ pub struct Agent {
     pub manners: Manners,
     /// Recalls taken and not answered.
     pub recalls: Vec<RecallEvent>,
+    /// A message that it has sent and that has not arrived, and how many of others had by then.
+    pub on_its_way: Option<(u64, Action)>,
     /// It will look at its events.
     pub events_due: bool,
     /// It will answer its recalls.
@@ -77,6 +79,7 @@ impl Agent {
             order,
             manners,
             recalls: Vec::new(),
+            on_its_way: None,
             events_due: false,
             supply_due: false,
             old_leases: Vec::new(),
@@ -485,8 +488,8 @@ impl World {
         let refuses = !self.quiet && self.rng.chance(manners.refuse);
         if refuses {
             self.stats.refusals += 1;
-            let codes = [ErrorCode::Again, ErrorCode::Stale, ErrorCode::Internal, ErrorCode::Again];
-            supply.fd = Err(codes[self.rng.below(4) as usize]);
+            // Every code there is: a client may say what it likes.
+            supply.fd = Err(self.rng.pick(ErrorCode::ALL).unwrap_or(ErrorCode::Again));
             let bad_fd = self.rng.chance(300);
             supply.refused_fd = bad_fd.then_some((*fds, Lane::Refused));
             *fds += u16::from(bad_fd);

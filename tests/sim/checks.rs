@@ -6,6 +6,7 @@ use crate::judge::{Grant, Step, ensure};
 use crate::model::{
     Ask, Blocker, CAPPED, Check, Client, Drain, Holder, Ledger, Model, Phase, Request, Sums, cap_of,
 };
+use crate::tally::Promise;
 use fdbroker_core::{Account, Core, Now};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, Resource};
@@ -65,6 +66,7 @@ fn evictions(model: &Model, step: &Step, action: &Action) -> Check {
     let leaves =
         matches!(action, Action::Gone { .. } | Action::Sendable { .. } | Action::Cancel { .. });
     for id in step.evicted.iter().filter(|_| model.exact) {
+        model.proofs.count(Promise::Eviction, 1);
         let served = leaves || step.asked.contains(id);
         let waited = model.was_pinned.contains(id) && !served;
         ensure!(!waited, "{id} is evicted before its waiters are served");
@@ -195,10 +197,12 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
         let account = Holder::Client(view.id.0);
         same(&format!("client {}", view.id.0), &view.account, &ledger.of(account))?;
     }
+    model.proofs.count(Promise::Ledger, (seen + 1) * COUNTED.len());
     ensure!(seen == model.clients.len(), "{seen} clients, the model has {}", model.clients.len());
     for view in core.domains() {
         let account = Holder::Domain(view.key);
         same(&format!("{:?}", view.key), &view.account, &ledger.of(account))?;
+        model.proofs.count(Promise::Ledger, COUNTED.len());
     }
     let domains: BTreeSet<_> = core.domains().map(|view| view.key).collect();
     for (key, sums) in &ledger.domains {
@@ -229,6 +233,7 @@ fn caps(model: &Model, ledger: &Ledger) -> Check {
     let domains = ledger.domains.iter().map(|(key, sums)| (Holder::Domain(*key), sums));
     let node = std::iter::once((Holder::Node, &ledger.node));
     for (account, sums) in clients.chain(domains).chain(node) {
+        model.proofs.count(Promise::Caps, CAPPED.len());
         for resource in CAPPED {
             let cap = cap_of(model.caps(account), resource).unwrap_or(u64::MAX);
             let used = sums.usage(resource);
@@ -241,6 +246,7 @@ fn caps(model: &Model, ledger: &Ledger) -> Check {
     let uninvited = model.tickets.values().filter(|closing| closing.uninvited).count() as u64;
     let table = model.table_fds(&ledger.node) - uninvited;
     let most = model.config.table_fds;
+    model.proofs.count(Promise::Table, 1);
     ensure!(table <= most, "the broker's table needs {table} fds, it has {most}");
     Ok(())
 }
@@ -272,6 +278,7 @@ fn records(model: &Model, core: &Core) -> Check {
         );
     }
     let all = model.allocations.len();
+    model.proofs.count(Promise::OneFd, seen);
     ensure!(seen == all, "{seen} allocations are listed, there are {all}");
     let mut seen = 0;
     for view in core.leases(0) {
@@ -291,9 +298,10 @@ pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     for (client, state) in &model.clients {
         for (number, request) in &state.requests {
             let Some(deadline) = request.may_wait_until() else { continue };
-            let what = format!("request {number} of client {client} until {deadline}");
-            ensure!(deadline > model.now, "{what} is overdue at {}", model.now);
-            ensure!(due <= deadline, "{what}: the next poll is due at {due}");
+            let what = || format!("request {number} of client {client} until {deadline}");
+            model.proofs.count(Promise::Deadlines, 1);
+            ensure!(deadline > model.now, "{} is overdue at {}", what(), model.now);
+            ensure!(due <= deadline, "{}: the next poll is due at {due}", what());
         }
     }
     Ok(())
@@ -422,6 +430,7 @@ pub fn nothing_left_waiting(model: &Model, core: &Core, ledger: &Ledger, now: u6
     }
     let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
     for (client, state, request) in waiting(model) {
+        model.proofs.count(Promise::NoHarm, 1);
         let mut wanted = request.wanted().peekable();
         let decided = wanted.peek().is_some() && wanted.all(|id| is_final(model, client, id));
         ensure!(!decided, "client {client} waits for what is decided: {:?}", request.ask);
@@ -487,6 +496,7 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
         return Ok(());
     }
     for Grant { client, order, granted, was_supplied } in &step.grants {
+        model.proofs.count(Promise::Order, 1);
         let [id] = granted.as_slice() else { continue };
         let Some(state) = model.clients.get(client) else { continue };
         if *was_supplied {

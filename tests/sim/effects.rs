@@ -5,6 +5,7 @@ use crate::action::show_status;
 use crate::judge::{Fate, Foretold, Grant, Quota, Step, ensure, foretold_refusal, overlaps};
 use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase, Request};
 use crate::quotas::need_of;
+use crate::tally::Promise;
 use fdbroker_core::{
     ClientId, Deposit, Effect, Effects, Granted, Lane, LeaseId, Registered, StatusReply,
 };
@@ -58,6 +59,7 @@ impl Model {
 
     fn stored(&mut self, step: &mut Step, index: usize, slot: u32) -> Check {
         take_arrived(step, index, Fate::Stored(slot))?;
+        self.proofs.count(Promise::OneFd, 1);
         let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
         ensure!(!state.full, "StoreArrived into slot {slot}, which has an fd already");
         state.full = true;
@@ -102,6 +104,7 @@ impl Model {
 
     fn publish(&mut self, step: &mut Step, slot: u32, generation: u32) -> Check {
         let first = self.config.first_generation;
+        self.proofs.count(Promise::Handles, 1);
         let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
         let live = state.published;
         ensure!(live == 0, "slot {slot} gets generation {generation} while {live} lives there");
@@ -191,6 +194,7 @@ impl Model {
         let has = if deposits.is_empty() { self.client(client.0)?.credits } else { 0 };
         let most = self.config.max_credits.min(credits_wanted.max(self.config.base_credits));
         let most = u64::from(most).max(has);
+        self.proofs.count(Promise::Bounds, 1);
         ensure!(u64::from(credits) <= most, "{credits} deposit credits, more than {most}");
         let waited = deposits.is_empty() && self.client(client.0)?.credits == 0;
         ensure!(!waited || credits > 0 || credits_wanted == 0, "waited for credit, and got none");
@@ -457,6 +461,7 @@ impl Model {
             self.permitted(client, allocation),
             "{id} is granted to a client of another domain"
         );
+        self.proofs.count(Promise::Handles, 1);
         ensure!(self.is_held(id), "{id} is granted while the broker has no fd of it");
         let d = &allocation.deposit;
         let told = (item.kind, item.size_bytes, item.fd_offset, item.device);
@@ -551,6 +556,7 @@ impl Model {
 
     fn check_ended_code(&self, id: AllocationId, code: ErrorCode, items: usize) -> Check {
         let cause = self.ended.get(&id);
+        self.proofs.count(Promise::Handles, 1);
         let right = match code {
             ErrorCode::Stale => true,
             // Who asks after the owner's death is told what is true now.
@@ -572,6 +578,7 @@ impl Model {
 
     fn disconnected(&mut self, step: &mut Step, client: ClientId, status: Status) -> Check {
         let justified = step.disconnect.is_some_and(|(who, _)| who == client.0);
+        self.proofs.count(Promise::NoHarm, 1);
         ensure!(justified, "client {} is disconnected, and did nothing wrong", client.0);
         let state = self.client_mut(client.0)?;
         ensure!(state.phase != Phase::Gone, "client {} is disconnected when gone", client.0);

@@ -3,6 +3,7 @@
 
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
+use crate::tally::Promise;
 use fdbroker_core::{Deposit, DomainKey, Granted, Lane, LeaseId, Supply};
 use fdbroker_protocol::{AllocationId, ErrorCode, Share, Status};
 use std::collections::{BTreeMap, BTreeSet};
@@ -493,6 +494,7 @@ impl Model {
 
     /// What must have happened by the end of the step.
     pub fn finish(&mut self, step: &mut Step, action: &Action) -> Check {
+        self.proofs.count(Promise::Fds, step.arrived.len());
         for (index, fate) in step.arrived.iter().enumerate() {
             ensure!(
                 *fate != Fate::Waiting,
@@ -517,6 +519,7 @@ impl Model {
 
     fn finish_pages(&mut self, step: &mut Step) -> Check {
         self.to_unpublish.extend(step.orphaned.iter());
+        self.proofs.count(Promise::Eviction, step.unpublished.len());
         for id in &step.unpublished {
             let due = self.to_unpublish.remove(id) || step.ended.contains(id);
             ensure!(due, "{id} is taken off the page without a cause");
@@ -592,6 +595,7 @@ impl Model {
             );
         }
         let most = self.config.max_parked_per_client as usize;
+        self.proofs.count(Promise::Bounds, 1);
         ensure!(state.requests.len() <= most, "client {client} has more than {most} parked");
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The naive model: who is connected, what lives, who holds what, which fd is where; learnt from inputs and
 //! effects alone. Must never be clever: every sum is counted anew, nothing is kept in order of use.
 
+use crate::tally::Proofs;
 use fdbroker_core::{Caps, Config, Deposit, DomainKey, LeaseId, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
@@ -283,6 +284,8 @@ pub struct Model {
     pub orders: u64,
     /// The views are looked at after every step, not only now and then.
     pub exact: bool,
+    /// How often each promise was checked.
+    pub proofs: Proofs,
 }
 
 impl Model {
@@ -308,6 +311,7 @@ impl Model {
             silent: BTreeSet::new(),
             orders: 0,
             exact,
+            proofs: Proofs::default(),
         }
     }
 

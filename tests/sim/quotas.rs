@@ -4,6 +4,7 @@
 use crate::action::show_status;
 use crate::judge::{Quota, Step, ensure, slot_range};
 use crate::model::{Check, Holder, Ledger, Model, cap_of};
+use crate::tally::Promise;
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Model {
@@ -27,6 +28,7 @@ impl Model {
     /// Whether a NO_QUOTA names a cap that was full, and the largest holder, by one of the sums given.
     fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger], steady: bool) -> Check {
         let shown = show_status(&quota.status);
+        self.proofs.count(Promise::NoQuota, 1);
         let resource = Resource::from_number(quota.status.resource);
         let scope = Scope::from_number(quota.status.scope);
         let (Some(resource), Some(scope)) = (resource, scope) else {

@@ -1,6 +1,8 @@
 //! Counts, the trace, and how a violation is told. Must never decide anything: a run is the same whether it
 //! is traced or not.
 
+use crate::tally::{Counts, Fault, Promise};
+use fdbroker_protocol::ErrorCode;
 use std::collections::VecDeque;
 
 /// Lines kept for a violation: the last steps with their effects.
@@ -27,11 +29,30 @@ pub struct Stats {
     pub drained: u64,
     pub retired: u64,
     pub quiesced: u64,
+    /// Faults by kind.
+    pub by_fault: Counts,
+    /// Checks by promise.
+    pub by_promise: Counts,
+    /// Codes that recalls were refused with, a bit each.
+    pub refusal_codes: u32,
 }
 
 impl Stats {
+    /// A fault has happened.
+    pub fn fault(&mut self, fault: Fault) {
+        self.faults(fault, 1);
+    }
+
+    /// So many of them.
+    pub fn faults(&mut self, fault: Fault, count: usize) {
+        self.by_fault.add(fault as usize, count as u64);
+    }
+
     /// Adds the counts of another run.
     pub fn add(&mut self, other: &Stats) {
+        self.by_fault.add_all(&other.by_fault);
+        self.by_promise.add_all(&other.by_promise);
+        self.refusal_codes |= other.refusal_codes;
         for (to, from) in self.fields_mut().into_iter().zip(other.fields()) {
             *to.1 += from.1;
         }
@@ -155,4 +176,32 @@ impl std::fmt::Display for Violation {
         writeln!(f, "  violated: {}", self.message)?;
         write!(f, "  replay:   {}", self.replay)
     }
+}
+
+/// All counts of a run: what happened, faults by kind, checks by promise, violations.
+pub fn print(total: &Stats, violations: usize, seconds: f64) {
+    println!("sim: {total}");
+    println!("faults:");
+    for fault in Fault::ALL {
+        println!("  {:<44} {:>12}", fault.text(), total.by_fault.of(*fault as usize));
+    }
+    let (codes, all) = (total.refusal_codes.count_ones(), ErrorCode::ALL.len());
+    println!("  (recalls were refused with {codes} of {all} codes)");
+    println!("checked:");
+    for promise in Promise::ALL {
+        println!("  {:<44} {:>12}", promise.text(), total.by_promise.of(*promise as usize));
+    }
+    let rate = total.steps as f64 / seconds;
+    println!("sim: steps {}, steps/s {rate:.0}, violations {violations}", total.steps);
+}
+
+/// What never happened in a run, and what it never checked.
+pub fn missing(total: &Stats) -> Vec<&'static str> {
+    let faults = Fault::ALL.iter().filter(|fault| total.by_fault.of(**fault as usize) == 0);
+    let promises = Promise::ALL.iter().filter(|one| total.by_promise.of(**one as usize) == 0);
+    let mut missing: Vec<&str> = faults.map(|fault| fault.text()).collect();
+    missing.extend(promises.map(|promise| promise.text()));
+    let all_codes = total.refusal_codes.count_ones() as usize == ErrorCode::ALL.len();
+    missing.extend((!all_codes).then_some("a code that recalls are refused with"));
+    missing
 }

@@ -1,6 +1,9 @@
 #!/bin/bash
 # Runs the simulator of the core, optimised: at least a million steps unless told otherwise. Must never be decided by a
-# clock: a seed replays exactly. Arguments are the simulator's (--help): --steps N, --seed N, --config NAME, --trace.
+# clock: a seed replays exactly. Arguments are the simulator's (-h): --steps N, --seed N, --config NAME, --soak, --trace.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
-exec cargo test --release --quiet -p fdbroker-core --test sim -- "$@"
+# Run by itself, not by cargo: Ctrl-C is to reach the simulator alone, which then prints its totals.
+built=$(cargo test --release --quiet -p fdbroker-core --test sim --no-run --message-format=json)
+program=$(sed -n 's/.*"executable":"\([^"]*\/sim-[^"]*\)".*/\1/p' <<<"$built" | tail -1)
+exec "$program" "$@"

@@ -2,6 +2,7 @@
 
 use crate::judge::ensure;
 use crate::model::{Check, Drain, Model, Phase};
+use crate::tally::Promise;
 use fdbroker_core::{DrainedEvent, Events, RecallEvent, RevokedEvent};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 
@@ -25,6 +26,8 @@ impl Model {
                 list.len()
             }
         };
+        self.proofs.count(Promise::Events, count);
+        self.proofs.count(Promise::Bounds, 1);
         ensure!((1..=MAX_BATCH).contains(&count), "an event message of {count} items");
         Ok(())
     }
@@ -32,6 +35,7 @@ impl Model {
     /// The client has taken all there was: nothing due may be missing.
     pub fn took_all(&self, client: u32) -> Check {
         let state = self.client(client)?;
+        self.proofs.count(Promise::Eviction, state.leases.len());
         for lease in &state.leases {
             let known = self.leases.get(lease).ok_or("a lease of nobody")?;
             let ended = self.allocations.get(&known.id).is_some_and(|a| a.ended.is_some());

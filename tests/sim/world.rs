@@ -4,11 +4,13 @@
 use crate::action::{Action, show_action, show_effect, show_events};
 use crate::agents::{Agent, Manners};
 use crate::checks;
+use crate::faults;
 use crate::judge::{Step, ensure};
 use crate::model::{Check, Ledger, Model, Phase};
 use crate::report::{Stats, Trace};
 use crate::rng::Rng;
 use crate::setups::Setup;
+use crate::tally::{Fault, Promise};
 use fdbroker_core::{
     ClientId, Core, DomainKey, Effect, Effects, Events, Granted, Lane, Now, Ticket,
 };
@@ -18,8 +20,6 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 /// Polls at one instant before the core is said to spin.
 const MAX_POLLS_AT_ONCE: u64 = 512;
-/// Rounds of answering everything before a rest is said never to come.
-const MAX_REST_ROUNDS: u64 = 4_000;
 
 /// What is to happen at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +27,7 @@ enum Todo {
     Spawn,
     Hello { client: u32, order: u64 },
     Act { client: u32, order: u64 },
+    Deliver { client: u32, order: u64 },
     TakeEvents { client: u32, order: u64 },
     Supply { client: u32, order: u64 },
     Sendable { client: u32, order: u64 },
@@ -70,6 +71,8 @@ pub struct World {
     todo_count: u64,
     /// Until then every send of fds fails (ETOOMANYREFS).
     refs_full_until: u64,
+    /// Messages of clients handed in: what tells which has overtaken another.
+    messages: u64,
     ledger: Ledger,
 }
 
@@ -95,6 +98,7 @@ impl World {
             todos: BinaryHeap::new(),
             todo_count: 0,
             refs_full_until: 0,
+            messages: 0,
             ledger: Ledger::default(),
             setup,
         };
@@ -111,7 +115,10 @@ impl World {
         while self.stats.steps < steps && !self.is_used_up() {
             let Some(Reverse((time, _, todo))) = self.todos.pop() else { break };
             // A busy daemon comes late to its timer once in a while.
-            if !self.rng.chance(50) {
+            if self.rng.chance(50) {
+                let due = self.core.poll_timeout().is_some_and(|at| at.0 <= time);
+                self.stats.faults(Fault::LatePoll, usize::from(due));
+            } else {
                 self.poll_until(time)?;
             }
             self.now = self.now.max(time);
@@ -125,6 +132,11 @@ impl World {
         let retired = self.model.slots.iter().filter(|slot| slot.highest == u32::MAX);
         self.stats.retired = retired.count() as u64;
         Ok(())
+    }
+
+    /// What has happened here, the checks of the model included.
+    pub fn total(&self) -> Stats {
+        Stats { by_promise: self.model.proofs.counts(), ..self.stats }
     }
 
     /// Every slot has used up its generations.
@@ -147,6 +159,7 @@ impl World {
                 (at_once, instant) = (0, self.now);
             }
             at_once += 1;
+            self.model.proofs.count(Promise::Bounds, 1);
             ensure!(at_once <= MAX_POLLS_AT_ONCE, "the core wants to be polled again and again");
             self.feed(Action::Poll)?;
         }
@@ -160,7 +173,7 @@ impl World {
             && self.phase(client) != Some(Phase::Gone)
     }
 
-    fn phase(&self, client: u32) -> Option<Phase> {
+    pub fn phase(&self, client: u32) -> Option<Phase> {
         self.model.clients.get(&client).map(|state| state.phase)
     }
 
@@ -175,6 +188,9 @@ impl World {
             Todo::Spawn => self.spawn(),
             Todo::Hello { client, order } if self.is_current(client, order) => self.hello(client),
             Todo::Act { client, order } if self.is_active(client, order) => self.act(client, order),
+            Todo::Deliver { client, order } if self.is_active(client, order) => {
+                self.deliver(client, order)
+            }
             Todo::TakeEvents { client, order } if self.is_active(client, order) => {
                 self.look_at_events(client)
             }
@@ -244,12 +260,37 @@ impl World {
     }
 
     fn act(&mut self, client: u32, order: u64) -> Check {
-        if let Some(action) = self.choose(client) {
-            self.stats.deaths += u64::from(matches!(action, Action::Gone { .. }));
+        let Some(action) = self.choose(client) else {
+            self.act_later(client, order);
+            return Ok(());
+        };
+        self.stats.deaths += u64::from(matches!(action, Action::Gone { .. }));
+        let delay = self.rng.chance(120) && !matches!(action, Action::Gone { .. });
+        let Some(agent) = self.agents.get_mut(&client).filter(|_| delay) else {
+            self.messages += 1;
             self.feed(action)?;
-        }
+            self.act_later(client, order);
+            return Ok(());
+        };
+        agent.on_its_way = Some((self.messages, action));
+        let wait = self.rng.skewed(20, 20_000);
+        self.schedule(wait, Todo::Deliver { client, order });
+        Ok(())
+    }
+
+    fn act_later(&mut self, client: u32, order: u64) {
         let wait = self.rng.skewed(5, 1_500);
         self.schedule(wait, Todo::Act { client, order });
+    }
+
+    /// A message that took its time: others have overtaken it, and what it says may be true no more.
+    fn deliver(&mut self, client: u32, order: u64) -> Check {
+        let message = self.agents.get_mut(&client).and_then(|agent| agent.on_its_way.take());
+        let Some((sent, action)) = message else { return Ok(()) };
+        self.stats.faults(Fault::Reordered, usize::from(self.messages > sent));
+        self.messages += 1;
+        self.feed(action)?;
+        self.act_later(client, order);
         Ok(())
     }
 
@@ -352,6 +393,7 @@ impl World {
         self.trace.step(|| format!("{} {}", self.now, show_action(action)));
         let full = self.stats.steps.is_multiple_of(self.setup.check_every);
         let exact = self.model.exact;
+        faults::of_action(&mut self.stats, &self.model, action);
         let mut step = self.model.begin(self.now, action)?;
         let before = exact.then(|| self.model.ledger());
         self.effects.clear();
@@ -368,13 +410,16 @@ impl World {
         self.model.finish(&mut step, action)?;
         self.check_driver_data()?;
         self.count(action, &step);
+        faults::of_step(&mut self.stats, &self.model, &step, action, &self.effects.list);
         if !full {
             return Ok(());
         }
         self.core.check_invariants();
         let silent = self.model.silent.len();
         checks::sync(&mut self.model, &self.core, &step, action)?;
-        self.stats.silences += self.model.silent.len().saturating_sub(silent) as u64;
+        let silences = self.model.silent.len().saturating_sub(silent);
+        self.stats.silences += silences as u64;
+        self.stats.faults(Fault::Silence, silences);
         let after = self.model.ledger();
         checks::sums(&self.model, &self.core, &after)?;
         if let Some(before) = before {
@@ -492,8 +537,16 @@ impl World {
             return;
         }
         let wait = match self.rng.below(1000) {
-            0..=4 => self.rng.between(50_000, 1_000_000),
-            5..=60 => self.rng.between(1_000, 20_000),
+            // Until a rest, that is: for ever, as far as the clients can see.
+            0 => {
+                self.stats.fault(Fault::HungClose);
+                return;
+            }
+            1..=4 => self.rng.between(50_000, 1_000_000),
+            5..=60 => {
+                self.stats.fault(Fault::SlowClose);
+                self.rng.between(1_000, 20_000)
+            }
             _ if lane == Lane::Refused => self.rng.skewed(5, 200_000),
             _ => self.rng.between(5, 500),
         };
@@ -525,6 +578,7 @@ impl World {
         }
         if self.now > self.refs_full_until + 20_000 && self.rng.chance(5) {
             self.refs_full_until = self.now + self.rng.between(100, 3_000);
+            self.stats.fault(Fault::NoReferences);
         }
         let slow = self.agents.get(&client).map_or(0, |agent| agent.manners.slow);
         self.now < self.refs_full_until || self.rng.chance(slow / 2 + 5)
@@ -552,89 +606,6 @@ impl World {
         let Some(order) = self.agents.get(&client).map(|agent| agent.order) else { return };
         let wait = self.rng.skewed(10, 30_000);
         self.schedule(wait, Todo::Sendable { client, order });
-    }
-
-    /// Lets everything settle: no faults, all answers, all closes, all leases given back. Then what can be
-    /// granted must have been, and at its deadline everything must be answered.
-    pub fn rest(&mut self) -> Check {
-        self.trace.step(|| format!("{} -- rest --", self.now));
-        self.quiet = true;
-        self.poll_until(self.now)?;
-        let mut rounds = 0;
-        while self.settle_round()? {
-            rounds += 1;
-            ensure!(rounds < MAX_REST_ROUNDS, "it does not settle");
-        }
-        checks::nothing_stuck(&self.model)?;
-        // Deadlines far out of reach would end the world's time: those are cancelled.
-        let horizon = self.now + 10_000_000;
-        for (client, request) in self.requests_after(horizon) {
-            self.feed(Action::Cancel { client, request })?;
-        }
-        self.poll_until(horizon)?;
-        while self.settle_round()? {}
-        self.poll_until(self.now)?;
-        checks::settled(&self.model, &self.core)?;
-        self.quiet = false;
-        self.stats.quiesced += 1;
-        Ok(())
-    }
-
-    fn requests_after(&self, time: u64) -> Vec<(u32, u64)> {
-        let clients = self.model.clients.iter();
-        clients
-            .flat_map(|(client, state)| {
-                state.requests.iter().map(move |(number, request)| (*client, *number, request))
-            })
-            .filter(|(_, _, request)| request.may_wait_until().is_some_and(|at| at > time))
-            .map(|(client, number, _)| (client, number))
-            .collect()
-    }
-
-    /// Answers everything that can be answered now; whether there was anything.
-    fn settle_round(&mut self) -> Check<bool> {
-        let mut moved = false;
-        let clients: Vec<u32> = self.model.clients.keys().copied().collect();
-        for client in clients {
-            moved |= self.settle_client(client)?;
-        }
-        for ticket in self.closing.keys().copied().collect::<Vec<_>>() {
-            moved = true;
-            self.close(ticket)?;
-        }
-        self.poll_until(self.now)?;
-        Ok(moved)
-    }
-
-    fn settle_client(&mut self, client: u32) -> Check<bool> {
-        match self.phase(client) {
-            Some(Phase::Connected | Phase::Dropped) => {
-                self.feed(Action::Gone { client })?;
-                return Ok(true);
-            }
-            Some(Phase::Active) => {}
-            _ => return Ok(false),
-        }
-        let mut moved = false;
-        if self.model.clients.get(&client).is_some_and(|state| !state.sendable) {
-            moved = true;
-            self.feed(Action::Sendable { client, sendable: true })?;
-        }
-        while self.phase(client) == Some(Phase::Active) && self.take_events(client)? {
-            moved = true;
-        }
-        while let Some(supply) = self.choose_supply(client) {
-            moved = true;
-            self.feed(supply)?;
-        }
-        loop {
-            let leases = self.all_leases(client);
-            if leases.is_empty() {
-                return Ok(moved);
-            }
-            moved = true;
-            self.feed(Action::Release { client, request: None, leases })?;
-        }
     }
 
     /// Whether an allocation ended for that reason.

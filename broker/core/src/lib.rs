@@ -11,16 +11,21 @@ mod acquire;
 pub mod api;
 mod clients;
 mod config;
+mod declare;
 mod end;
 mod events;
 mod invariants;
+mod keep;
 mod leases;
 mod ledger;
 pub mod limits;
 mod lists;
 mod lru;
 mod recall;
+mod redeposit;
 mod register;
+mod reserved;
+mod restore;
 mod rooms;
 mod saved;
 mod slots;
@@ -32,8 +37,9 @@ mod view;
 pub use api::*;
 pub use config::ConfigError;
 pub use ledger::Account;
-pub use saved::{RestoreError, Saved};
-pub use view::{AllocationView, ClientView, Counters, DomainView, LeaseView, Totals};
+pub use restore::RestoreError;
+pub use saved::Saved;
+pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseView, Totals};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -42,7 +48,9 @@ use ledger::{Blocked, Table};
 use lists::List;
 use rustc_hash::FxHashMap;
 use slots::Slots;
-use state::{Allocation, Client, Closing, Domain, Lease, Parked, Queued, Recall, Timer};
+use state::{
+    Allocation, Client, Closing, Domain, Grace, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
+};
 
 /// The broker's state. See the crate's page.
 #[derive(Debug)]
@@ -52,11 +60,19 @@ pub struct Core {
     table: Table,
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
+    /// At most one per client, and those that requests wait for room of.
+    jobs: Slots<Job>,
+    job_by_key: FxHashMap<(DomainKey, JobKey), u32>,
     /// By client number; at most `max_clients`.
     clients: Vec<Option<Box<Client>>>,
     allocations: Slots<Allocation>,
     /// Driver data of the allocations that have some, by slot.
     driver_data: FxHashMap<u32, (u8, [u8; DRIVER_DATA_BYTES])>,
+    /// Kept allocations without an owner, by slot.
+    orphans: BTreeMap<u32, Orphan>,
+    grace: Grace,
+    /// Slots in [`state::State::Reserved`].
+    reserved: u32,
     leases: Slots<Lease>,
     recalls: Slots<Recall>,
     closings: Slots<Closing>,
@@ -108,9 +124,14 @@ impl Core {
             table: Table::default(),
             domains: Slots::new(config.max_domains, 1),
             domain_by_key: FxHashMap::default(),
+            jobs: Slots::new(slots::NONE, 1),
+            job_by_key: FxHashMap::default(),
             clients: Vec::new(),
             allocations,
             driver_data: FxHashMap::default(),
+            orphans: BTreeMap::new(),
+            grace: Grace::None,
+            reserved: 0,
             leases: Slots::new(slots::NONE, 1),
             recalls: Slots::new(slots::NONE, 1),
             closings: Slots::new(slots::NONE, 1),
@@ -163,12 +184,12 @@ impl Core {
                     }
                 }
             }
-            Input::Redeposit { client, request, items: _ } => match self.welcome(client) {
-                true => self.not_supported(client, request, fx),
+            Input::Redeposit { client, request, items } => match self.welcome(client) {
+                true => self.redeposit(now, client, request, items, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
-            Input::Declare { client, request, items: _ } => match self.welcome(client) {
-                true => self.not_supported(client, request, fx),
+            Input::Declare { client, request, items } => match self.welcome(client) {
+                true => self.declare(now, client, request, items, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
             Input::SetCaps { caps } => {
@@ -200,12 +221,18 @@ impl Core {
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
         self.expire(now, effects);
+        self.end_reserved(effects);
         self.after(now, effects);
     }
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
     pub fn poll_timeout(&self) -> Option<Now> {
-        if !self.dying.is_empty() || self.scan_from.is_some() || self.ended_from.is_some() {
+        let is_late = matches!(self.grace, Grace::Ending(_));
+        if is_late
+            || !self.dying.is_empty()
+            || self.scan_from.is_some()
+            || self.ended_from.is_some()
+        {
             return Some(Now(0));
         }
         self.timers.first().map(|(at, _)| *at)
@@ -228,7 +255,7 @@ impl Core {
             self.ended_from = Some((false, 0));
             self.answer_ended(fx);
         }
-        self.tear_down(fx);
+        self.tear_down(now, fx);
         self.scan_if_room(now, fx);
         if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
             self.ended_from = Some((false, 0));
@@ -274,11 +301,6 @@ impl Core {
     /// Whether the client may make requests.
     fn welcome(&mut self, client: ClientId) -> bool {
         self.client(client).is_some_and(|client| client.welcome)
-    }
-
-    fn not_supported(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
-        let status = ErrorCode::NotSupported.into();
-        fx.list.push(Effect::Failed { client, request, status });
     }
 
     /// A request before hello; or one that the daemon read just before it learnt of the client's end.

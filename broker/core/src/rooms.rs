@@ -7,7 +7,7 @@ use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::ledger::{Blocked, Charge, FOR_CREDIT, FOR_LEASE, Holder};
 use crate::limits::{PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
 use crate::slots::NONE;
-use crate::state::{Parked, State, Timer, Wait, Wish};
+use crate::state::{Grace, Parked, State, Timer, Wait, Wish};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 impl Core {
@@ -58,8 +58,10 @@ impl Core {
             if let Some(queue) = self.queued(blocked.account) {
                 *queue.of(blocked.resource) -= 1;
             }
-            if let Holder::Domain(number) = blocked.account {
-                self.forget_domain_if_unused(number);
+            match blocked.account {
+                Holder::Domain(number) => self.forget_domain_if_unused(number),
+                Holder::Job(number) => self.forget_job_if_unused(number),
+                Holder::Client(_) | Holder::Node => {}
             }
             // Who was behind it may go on.
             self.room_appeared |= !self.scanning && !self.rooms.is_empty();
@@ -328,6 +330,8 @@ impl Core {
             match timer {
                 Timer::Recall(slot, generation) => self.recall_overdue(slot, generation, fx),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
+                Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
+                Timer::Grace => self.grace = Grace::Ending(0),
             }
         }
     }

@@ -1,0 +1,147 @@
+//! Runs worlds and scenarios, several at a time: each run is decided by its configuration and seed alone, whatever
+//! thread it is on. Must never let one run see another.
+
+use crate::args::Args;
+use crate::report::{Stats, Trace, TraceMode, Violation};
+use crate::rng::{Rng, mix};
+use crate::world::World;
+use crate::{model, rig, scenarios, setups};
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Seeds that run when none is asked for.
+pub const SEEDS: [u64; 4] = [1, 2, 3, 4];
+/// Steps of a whole run when none are asked for: fewer without optimisation.
+const STEPS: u64 = if cfg!(debug_assertions) { 60_000 } else { 1_200_000 };
+/// Steps before a world is given up for a new one of the same seed: old worlds see other things than young ones.
+pub const STEPS_PER_WORLD: u64 = 12_000;
+
+/// What one run came to.
+pub type Outcome = Result<Stats, Box<Violation>>;
+
+/// One configuration with one seed.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub config: &'static str,
+    pub seed: u64,
+    pub steps: u64,
+}
+
+/// The runs that are asked for.
+pub fn planned(args: &Args) -> Vec<Run> {
+    if args.name.is_some() {
+        return Vec::new();
+    }
+    let wanted = |name: &&&str| args.config.as_ref().is_none_or(|config| config == **name);
+    let configs: Vec<&'static str> = setups::NAMES.iter().filter(wanted).copied().collect();
+    let seeds = args.seed.map_or(SEEDS.to_vec(), |seed| vec![seed]);
+    let steps = args.steps.unwrap_or(STEPS).div_ceil((configs.len() * seeds.len()) as u64);
+    let runs = configs.iter().flat_map(|config| seeds.iter().map(move |seed| (config, *seed)));
+    runs.map(|(config, seed)| Run { config, seed, steps }).collect()
+}
+
+/// Worlds that run at a time.
+pub fn threads(args: &Args) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let asked = args.threads.map_or(cores, |threads| threads.max(1) as usize);
+    if args.trace { 1 } else { asked }
+}
+
+/// Runs all of them, so many at a time; their outcomes in order.
+pub fn run_all(runs: &[Run], threads: usize, trace: bool) -> Vec<Outcome> {
+    let outcomes: Vec<Mutex<Option<Outcome>>> = runs.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        // The last ones are the longest: they go first.
+        while let Some(at) = runs.len().checked_sub(1 + next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = run(&runs[at], trace);
+            *outcomes[at].lock().expect("nobody panics with it") = Some(outcome);
+        }
+    };
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let outcomes = outcomes.into_iter().map(Mutex::into_inner);
+    outcomes.map(|one| one.ok().flatten().expect("every run was done")).collect()
+}
+
+/// Runs one configuration and seed, and again with a trace when it breaks a promise.
+pub fn run(run: &Run, trace: bool) -> Outcome {
+    let Run { config, seed, steps } = *run;
+    let mode = if trace { TraceMode::Print } else { TraceMode::Off };
+    let mut done = Stats::default();
+    let mut life = 0;
+    while done.steps < steps {
+        let left = steps - done.steps;
+        let quota = if config == "large" { left } else { STEPS_PER_WORLD.min(left) };
+        let live = |mode| {
+            let mut rng = Rng::new(mix(seed, life, config));
+            let setup = setups::named(config, &mut rng).expect("the name is of the list");
+            attempt(|| World::new(setup, rng.next(), Trace::new(mode)), |world| world.run(quota))
+        };
+        let (world, outcome) = live(mode);
+        if let Err(message) = outcome {
+            let at = done.steps + world.stats.steps;
+            let (again, _) = if trace { live(TraceMode::Off) } else { live(TraceMode::Ring) };
+            return Err(Box::new(Violation {
+                place: format!("in configuration {config}, seed {seed}, step {at}"),
+                message,
+                replay: format!(
+                    "tests/sim/run.sh --config {config} --seed {seed} --steps {steps} --trace"
+                ),
+                trace: again.trace.lines(),
+            }));
+        }
+        done.add(&world.total());
+        life += 1;
+    }
+    Ok(done)
+}
+
+/// Runs the scenarios that are asked for.
+pub fn run_scenarios(args: &Args) -> Vec<Outcome> {
+    if args.config.is_some() || args.seed.is_some() && args.name.is_none() {
+        return Vec::new();
+    }
+    let wanted = args.name.as_deref().unwrap_or("");
+    let chosen = scenarios::ALL.iter().filter(|(name, _)| name.contains(wanted));
+    let mode = if args.trace { TraceMode::Print } else { TraceMode::Ring };
+    let tell = |(name, scenario): &(&str, _)| match attempt(|| rig::rig(mode), scenario) {
+        (rig, Ok(())) => Ok(rig.world.total()),
+        (rig, Err(message)) => Err(Box::new(Violation {
+            place: format!("in scenario {name}"),
+            message,
+            replay: format!("tests/sim/run.sh {name} --trace"),
+            trace: rig.world.trace.lines(),
+        })),
+    };
+    chosen.map(tell).collect()
+}
+
+/// Runs something on a new thing; a panic of the core is a broken promise too.
+fn attempt<T>(
+    make: impl FnOnce() -> T,
+    run: impl FnOnce(&mut T) -> model::Check,
+) -> (T, model::Check) {
+    let mut thing = make();
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(&mut thing)));
+    let outcome = outcome.unwrap_or_else(|_| Err(format!("panic: {}", last_panic())));
+    (thing, outcome)
+}
+
+thread_local! {
+    /// What the last panic of this thread, and so of the world that it runs, said.
+    static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Panics are told with their violation, not when they happen.
+pub fn quiet_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        LAST_PANIC.with(|last| *last.borrow_mut() = Some(info.to_string()));
+    }));
+}
+
+fn last_panic() -> String {
+    let last = LAST_PANIC.with(|last| last.borrow_mut().take());
+    last.unwrap_or_else(|| "of unknown cause".to_owned())
+}
