@@ -258,7 +258,7 @@ fi
 # What an earlier version installed and this one does not goes away.
 printf '%s\n' "${installed[@]}" | LC_ALL=C sort > "$work/list"
 if [ -f "$destdir$list" ]; then
-  gone=$(LC_ALL=C comm -13 "$work/list" "$destdir$list")
+  gone=$(LC_ALL=C sort -u "$destdir$list" | LC_ALL=C comm -13 "$work/list" -)
   [ -z "$gone" ] || remove_listed <<< "$gone"
 fi
 place 0644 "$work/list" "$list"

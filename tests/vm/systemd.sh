@@ -8,7 +8,7 @@ root=$(cd "$here/../.." && pwd)
 
 usage() {
   cat << 'HELP'
-usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS]
+usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS] [-n]
 
 Builds the programs here, boots Debian SUITE (bookworm: systemd 252, trixie: systemd 257; default: both, one after the
 other) and runs the checks of tests/vm/systemd-guest.sh in it. Needs what tests/vm/install.sh installs, and Debian 12
@@ -16,17 +16,19 @@ here: the guests run the programs built here. Ends with the line `N passed, N fa
 
   -s SUITE     only this one
   -t SECONDS   limit for each (900)
+  -n           take the programs as they were built before
 
 exit status    0 nothing failed, 1 something did, 2 wrong usage, 77 no virtual machine here (the last line says why)
 HELP
 }
 
-suites=() limit=900
+suites=() limit=900 build=yes
 [ "${1-}" != --help ] || { usage; exit 0; }
-while getopts :s:t:h option; do
+while getopts :s:t:nh option; do
   case $option in
     s) suites+=("$OPTARG") ;;
     t) limit=$OPTARG ;;
+    n) build='' ;;
     h) usage; exit 0 ;;
     *) echo "systemd.sh: unknown option or no value: -$OPTARG (-h explains)" >&2; exit 2 ;;
   esac
@@ -44,9 +46,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$root" || exit 1
 target=${CARGO_TARGET_DIR:-target}
-cargo build --release --quiet -p fdbrokerd -p fdbroker || { echo "the build failed"; echo "0 passed, 1 failed"; exit 1; }
-cargo build --release --quiet -p fdbroker-client --example vm-client ||
-  { echo "the build failed"; echo "0 passed, 1 failed"; exit 1; }
+build() {
+  cargo build --release --quiet -p fdbrokerd -p fdbroker &&
+    cargo build --release --quiet -p fdbroker-client --example vm-client
+}
+[ -z "$build" ] || build || { echo "the build failed"; echo "0 passed, 1 failed"; exit 1; }
 
 # What install.sh reads, and what it installs. Debug information would only fill the guest's memory.
 stage=$work/fdbroker
