@@ -24,3 +24,4 @@ mod recall;
 mod resident;
 mod restart;
 mod table;
+mod takeover;

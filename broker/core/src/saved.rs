@@ -12,7 +12,7 @@ use fdbroker_protocol::ErrorCode;
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
 /// and changes with the version of this crate.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     pub(crate) node_peaks: Vec<u128>,
     pub(crate) table_peak: u64,
@@ -31,7 +31,7 @@ pub struct Saved {
     pub(crate) dying: Vec<u32>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedCounters {
     pub(crate) grants: u64,
     pub(crate) registrations: u64,
@@ -42,8 +42,9 @@ pub(crate) struct SavedCounters {
     pub(crate) refusals: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedGrace {
+    #[default]
     None,
     Until(u64),
     Ending(u32),

@@ -220,6 +220,11 @@ impl Core {
         })
     }
 
+    /// The memory kind of the allocation in a slot, live or ended.
+    pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
+        self.allocations.is_full(slot).then(|| self.allocations[slot].kind)
+    }
+
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
     pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
         self.leases.iter_from(cursor).map(|(slot, lease)| {
