@@ -260,6 +260,13 @@ impl Core {
         }
     }
 
+    /// Whether nothing is on its way already that will be room.
+    pub(crate) fn may_make_room(&self, blocked: Blocked) -> bool {
+        let by_leases_alone =
+            matches!(blocked.resource, Resource::OpenLeases | Resource::MappedLeases);
+        by_leases_alone || self.closing_in(blocked.account) == 0
+    }
+
     /// The requests that wait for room in an account, by resource; not kept for a client's: who waits for that
     /// stands before nobody else.
     pub(crate) fn queued(&mut self, account: Holder) -> Option<&mut Queued> {
@@ -290,6 +297,7 @@ impl Core {
         let unused = domain.clients == 0 && domain.refused == 0 && domain.blocked.is_empty();
         if unused && domain.account.is_zero() {
             assert!(domain.lru.is_empty() && domain.closing == 0 && domain.coming == 0);
+            assert!(domain.waiting.is_empty());
             self.domain_by_key.remove(&domain.key);
             self.domains.remove(number);
             self.scan_full.retain(|blocked| blocked.account != Holder::Domain(number));

@@ -7,7 +7,7 @@ use fdbroker_protocol::{
 };
 
 /// A point in time, in microseconds from an origin of the daemon's choice. Never goes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Now(pub u64);
 
 /// A client's number: chosen by the daemon (its connection slot), free for another client after

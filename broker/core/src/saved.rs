@@ -40,6 +40,7 @@ pub(crate) struct SavedCounters {
     pub(crate) recalls_silent: u64,
     pub(crate) parkings: u64,
     pub(crate) refusals: u64,
+    pub(crate) reclaims: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,6 +217,7 @@ impl Core {
             recalls_silent: counters.recalls_silent,
             parkings: counters.parkings,
             refusals: counters.refusals,
+            reclaims: counters.reclaims,
         }
     }
 
@@ -257,7 +259,11 @@ impl Core {
             recalls: self.slots_of(client.recalls, AllocationList::Event),
             drained: self.slots_of(client.drained, AllocationList::Event),
             lru: self.slots_of(lru, AllocationList::OwnerLru),
-            leases: self.leases_of(client.leases, LeaseList::Holder),
+            leases: client
+                .leases
+                .iter()
+                .flat_map(|list| self.leases_of(*list, LeaseList::Holder))
+                .collect(),
             revoked: self.leases_of(client.revoked, LeaseList::Event),
         }
     }

@@ -27,6 +27,8 @@ pub struct Counters {
     pub parkings: u64,
     /// Requests and deposits refused for a cap.
     pub refusals: u64,
+    /// Leases asked for.
+    pub reclaims: u64,
 }
 
 /// The node at a glance.
@@ -112,6 +114,8 @@ pub struct LeaseView {
     pub client: ClientId,
     /// Imported, fd closed.
     pub mapped: bool,
+    /// Its holder was asked to give it back.
+    pub asked: bool,
     /// Granted at.
     pub since: Now,
     /// Bytes of the allocation.
@@ -236,6 +240,7 @@ impl Core {
                 ended: !allocation.is_live(),
                 client: ClientId(lease.client),
                 mapped: lease.mapped,
+                asked: lease.asked != 0,
                 since: lease.since,
                 size_bytes: allocation.size_bytes,
             }
