@@ -25,6 +25,8 @@ check() {
     passed=$((passed + 1)); echo "ok      $name"
   else
     failed=$((failed + 1)); echo "FAILED  $name"; tail -n 12 "$log" | sed 's/^/        /'
+    # What follows may fail for the same reason: not as patiently.
+    patience_s=20
   fi
 }
 is() { echo "is: $1"; echo "should be: $2"; [ "$1" = "$2" ]; }
