@@ -7,6 +7,7 @@ mod common;
 mod support;
 
 mod cache;
+mod comeback;
 mod death;
 mod deposits;
 mod dispatch;
