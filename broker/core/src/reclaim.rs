@@ -242,7 +242,10 @@ impl Core {
 
     /// The lease is imported now: what was asked for was its fd.
     pub(crate) fn shelve_mapped(&mut self, lease: u32) {
-        self.unask(lease);
+        if self.shelf_of(lease) != Shelf::Ended {
+            // That it has ended is to be told all the same.
+            self.unask(lease);
+        }
         self.unshelve(lease);
         (self.leases[lease].mapped, self.leases[lease].asked) = (true, 0);
         self.shelve(lease);
