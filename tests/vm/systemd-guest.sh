@@ -29,6 +29,9 @@ check() {
     patience_s=20
   fi
 }
+exec 9>&1
+# say TEXT: what a long check is at.
+say() { echo "        $(cut -d. -f1 /proc/uptime) s: $*" >&9; }
 is() { echo "is: $1"; echo "should be: $2"; [ "$1" = "$2" ]; }
 # soon COMMAND...: it holds within the patience.
 soon() {
@@ -43,7 +46,7 @@ pid() { show MainPID; }
 is_active() { is "$(show ActiveState)/$(show SubState)" active/running; }
 # A new process serves: not the one with this pid.
 is_new() { is_active && [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ]; }
-status() { fdbroker status --json; }
+status() { timeout "$patience_s" fdbroker status --json; }
 # number KEY: of the status, such as clients or open_leases.
 number() { status | grep -oE "\"$1\":(\{\"now\":)?[0-9]+" | grep -oE '[0-9]+$'; }
 as() { local uid=$1; shift; setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"; }
@@ -238,11 +241,13 @@ restart_under_load() {
   local before allocations i
   for i in 1 2 3; do
     before=$(pid) allocations=$(number allocations)
-    systemctl restart fdbrokerd.service || return 1
-    is_new "$before" || return 1
+    systemctl restart fdbrokerd.service || { journal -n 20; return 1; }
+    is_new "$before" || { journal -n 20; return 1; }
+    say "$(journal -n 20 | grep 'taken over\|serving' | tail -n 2 | paste -sd ';'), store $(show NFileDescriptorStore)"
     is "$(number allocations)" "$allocations" || return 1
     mark lasting; mark resident
-    soon goes_on lasting && soon goes_on resident || return 1
+    soon goes_on lasting && soon goes_on resident || { journal -n 20; return 1; }
+    say "clients go on: $(report 1001 lasting)"
   done
 }
 check "systemctl restart under load, three times: a new process, the same ledger, clients go on" restart_under_load
