@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds fdbroker if needed and installs what exists of it: programs, C library, header, pkg-config file, man pages,
-# units, documentation. Must never leave half a file behind: each is written beside its place and renamed into it.
+# units, documentation; removes it again. Must never leave half a file behind: each is written beside its place and renamed
+# into it; nor touch an administrator's configuration.
 set -euo pipefail
 umask 022
 
@@ -10,7 +11,8 @@ usage_error() { echo "install.sh: $1 (--help explains)" >&2; exit 2; }
 
 help() {
   cat << 'HELP'
-usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--no-build]
+usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--no-build] [--systemd VERSION]
+       systemd/install.sh --uninstall [--prefix DIR] [--libdir DIR] [--destdir DIR]
 
 Builds the release programs and libraries if needed and installs what exists:
 
@@ -21,13 +23,18 @@ Builds the release programs and libraries if needed and installs what exists:
   PREFIX/include           fdbroker.h, fdbroker_dl.h
   PREFIX/lib/systemd, lib/sysusers.d, lib/tmpfiles.d      units, which name PREFIX/bin
   PREFIX/share/man, PREFIX/share/doc/fdbroker             man pages; README, licences, examples
+  PREFIX/share/fdbroker    the list of what was installed
+  /etc/fdbroker            fdbrokerd.toml, every key with its default, unless there is one
 
   --prefix DIR    where it will be used from (default /usr/local)
   --libdir DIR    the libraries' place there (default PREFIX/lib)
   --destdir DIR   put everything under DIR instead of /: for packages and tests; needs no root
   --no-build      install what `cargo build --release --workspace` built before
+  --systemd N     the version of systemd it is for (default: this machine's); from 254 on a stop keeps the fd store
+  --uninstall     stop the service and remove what was installed; /etc/fdbroker and the user fdbroker stay
 
-Running it again is harmless; running programs keep the file they have open. CARGO_TARGET_DIR is respected.
+As root and without --destdir it also makes the user and the directories, and has systemd read the units; it starts
+nothing. Running it again is harmless; running programs keep the file they have open. CARGO_TARGET_DIR is respected.
 Exit status: 0 ok, 1 error, 2 usage.
 HELP
 }
@@ -40,10 +47,10 @@ absolute() {
   printf '%s\n' "$path"
 }
 
-prefix=/usr/local libdir='' destdir='' build=yes
+prefix=/usr/local libdir='' destdir='' build=yes systemd='' uninstall=''
 while [ $# -gt 0 ]; do
   case $1 in
-    --prefix=* | --libdir=* | --destdir=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+    --prefix=* | --libdir=* | --destdir=* | --systemd=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
     --prefix | --libdir | --destdir)
       [ $# -ge 2 ] || usage_error "$1 needs a directory"
       case $1 in
@@ -52,7 +59,11 @@ while [ $# -gt 0 ]; do
         --libdir) libdir=$2 ;;
       esac
       shift 2 ;;
+    --systemd)
+      [[ ${2-} =~ ^[0-9]{1,4}$ ]] || usage_error "--systemd needs a version, such as 252"
+      systemd=$2; shift 2 ;;
     --no-build) build=no; shift ;;
+    --uninstall) uninstall=yes; shift ;;
     -h | --help) help; exit 0 ;;
     *) usage_error "unknown argument '$1'" ;;
   esac
@@ -69,6 +80,44 @@ if [ -n "${CARGO_TARGET_DIR-}" ]; then
 fi
 
 cd "$(dirname "$(readlink -f "$0")")/.."
+# What is done to this machine itself, not only to files.
+is_live=''
+if [ -z "$destdir" ] && [ "$(id -u)" = 0 ]; then is_live=yes; fi
+is_booted=''
+if [ -n "$is_live" ] && [ -d /run/systemd/system ]; then is_booted=yes; fi
+list=$prefix/share/fdbroker/installed
+
+# ---- uninstall
+
+# remove_listed: removes the paths that it reads, and the directories that are empty then.
+remove_listed() {
+  local path
+  while IFS= read -r path; do
+    # Only what lies under the prefix: a list is a file like any other, and may have been damaged.
+    case $path in "$prefix"/*) ;; "$libdir"/*) ;; *) say "not removed: $path"; continue ;; esac
+    case $path in */../*) continue ;; esac
+    [ -e "$destdir$path" ] || [ -L "$destdir$path" ] || continue
+    rm -f "$destdir$path" || die "cannot remove $destdir$path" "run as root"
+    # The directories that are empty now, up to the prefix.
+    (cd "$destdir$prefix" && rmdir -p --ignore-fail-on-non-empty "$(dirname "${path#"$prefix"/}")") 2> /dev/null || true
+  done
+}
+
+if [ -n "$uninstall" ]; then
+  [ -f "$destdir$list" ] || die "nothing is installed: there is no $destdir$list" \
+    "name the --prefix, --libdir and --destdir it was installed with"
+  if [ -n "$is_booted" ]; then
+    systemctl disable --now --quiet fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service ||
+      say "systemctl complained; see its message"
+  fi
+  removed=$(wc -l < "$destdir$list")
+  paths=$(cat "$destdir$list")
+  remove_listed <<< "$paths"$'\n'"$list"
+  if [ -n "$is_booted" ]; then systemctl daemon-reload; fi
+  if [ -n "$is_live" ]; then rm -rf /run/fdbroker /run/fdbroker-admin; fi
+  say "$removed files of $prefix removed; /etc/fdbroker and the user fdbroker stay"
+  exit 0
+fi
 
 # ---- build
 
@@ -90,7 +139,7 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version *= *"\(.*\)"/\1/p' Ca
 
 # ---- install
 
-files=0
+files=0 installed=()
 # place MODE SOURCE TARGET: one file, in place in one step, so that who has the old one open keeps it.
 place() {
   local mode=$1 source=$2 target=$destdir$3 new
@@ -100,7 +149,7 @@ place() {
   install -m "$mode" "$source" "$new" && mv -fT "$new" "$target" ||
     die "cannot write $target" "is the disk full, or $target a directory?"
   pending=''
-  files=$((files + 1))
+  files=$((files + 1)) installed+=("$3")
   say "$target"
 }
 
@@ -118,6 +167,7 @@ place_link() {
   pending=$new
   ln -sfn "$1" "$new" && mv -fT "$new" "$link" || die "cannot make the link $link" "is it a directory?"
   pending=''
+  installed+=("$2")
   say "$link -> $1"
 }
 
@@ -163,24 +213,31 @@ else
   say "no Level Zero layer in $built: left out"
 fi
 
-# Units name their program by its place.
+# Units name their program and documentation by their place.
 shopt -s nullglob
-in_prefix=(-e "s|/usr/bin/fdbroker|$prefix/bin/fdbroker|g")
-for unit in systemd/*.service systemd/*.socket systemd/*.timer systemd/*.slice; do
-  place_filled 0644 "$unit" "$prefix/lib/systemd/system/${unit##*/}" "${in_prefix[@]}"
+in_prefix=(-e "s|/usr/bin/fdbroker|$prefix/bin/fdbroker|g" -e "s|/usr/share/doc|$prefix/share/doc|g")
+units=$prefix/lib/systemd/system
+for unit in systemd/*.service systemd/*.socket; do
+  place_filled 0644 "$unit" "$units/${unit##*/}" "${in_prefix[@]}"
 done
-for name in systemd/sysusers.d/*.conf systemd/*.sysusers; do
-  base=${name##*/}; place 0644 "$name" "$prefix/lib/sysusers.d/${base%.*}.conf"
-done
-for name in systemd/tmpfiles.d/*.conf systemd/*.tmpfiles; do
-  base=${name##*/}; place 0644 "$name" "$prefix/lib/tmpfiles.d/${base%.*}.conf"
-done
+if [ -z "$systemd" ] && command -v systemctl > /dev/null; then
+  systemd=$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+fi
+if [ "${systemd:-0}" -ge 254 ]; then
+  place 0644 systemd/fdbrokerd-preserve.conf "$units/fdbrokerd.service.d/preserve.conf"
+else
+  say "systemd ${systemd:-unknown} is older than 254: stopping the service gives up what its fd store keeps"
+fi
+for name in systemd/sysusers.d/*.conf; do place 0644 "$name" "$prefix/lib/sysusers.d/${name##*/}"; done
+for name in systemd/tmpfiles.d/*.conf; do place 0644 "$name" "$prefix/lib/tmpfiles.d/${name##*/}"; done
 
 while IFS= read -r page; do
   place 0644 "$page" "$prefix/share/man/man${page##*.}/${page##*/}"
 done < <(find broker libclient systemd -name target -prune -o -type f -name 'fdbroker*.[1-8]' -print | sort)
 
 doc=$prefix/share/doc/fdbroker
+place 0644 systemd/README.md "$doc/systemd.md"
+place 0644 systemd/fdbrokerd.toml "$doc/examples/fdbrokerd.toml"
 for text in README.md LICENSE-APACHE LICENSE-MIT libclient/SETTINGS.md libclient/protocol/PROTOCOL.md; do
   if [ -f "$text" ]; then place 0644 "$text" "$doc/${text##*/}"; fi
 done
@@ -188,10 +245,47 @@ for example in "$capi"/examples/*.c libclient/examples/*.rs; do
   place 0644 "$example" "$doc/examples/${example##*/}"
 done
 
-if [ -z "$destdir" ] && [ "$(id -u)" = 0 ] && command -v ldconfig > /dev/null; then
+# The administrator's file is never replaced, nor listed for removal.
+if [ -n "$destdir$is_live" ]; then
+  if [ -e "$destdir/etc/fdbroker/fdbrokerd.toml" ]; then
+    say "$destdir/etc/fdbroker/fdbrokerd.toml is there already: left as it is"
+  else
+    place 0644 systemd/fdbrokerd.toml /etc/fdbroker/fdbrokerd.toml
+    unset 'installed[-1]'
+  fi
+fi
+
+# What an earlier version installed and this one does not goes away.
+printf '%s\n' "${installed[@]}" | LC_ALL=C sort > "$work/list"
+if [ -f "$destdir$list" ]; then
+  gone=$(LC_ALL=C sort -u "$destdir$list" | LC_ALL=C comm -13 "$work/list" -)
+  [ -z "$gone" ] || remove_listed <<< "$gone"
+fi
+place 0644 "$work/list" "$list"
+
+if [ -n "$is_live" ] && command -v ldconfig > /dev/null; then
   # Not every prefix is in the loader's configuration; programs then need LD_LIBRARY_PATH or an rpath.
   ldconfig || say "ldconfig complained; see its message"
-  ldconfig -p | grep -qF "$libdir/libfdbroker.so.0" ||
+  [ ! -f "$libdir/libfdbroker.so.0" ] || ldconfig -p | grep -qF "$libdir/libfdbroker.so.0" ||
     say "the loader does not look in $libdir: add it to /etc/ld.so.conf.d, or set LD_LIBRARY_PATH"
 fi
 say "$files files of fdbroker $version installed for $prefix${destdir:+, in $destdir}"
+
+# ---- this machine
+
+if [ -n "$is_booted" ]; then
+  systemd-sysusers "$prefix/lib/sysusers.d/fdbroker.conf" ||
+    die "cannot make the user fdbroker" "systemd-sysusers says why, above"
+  systemd-tmpfiles --create "$prefix/lib/tmpfiles.d/fdbroker.conf" ||
+    die "cannot make /run/fdbroker and /run/fdbroker-admin" "systemd-tmpfiles says why, above"
+  systemctl daemon-reload || die "systemd cannot read its units" "its message is above"
+  case $prefix in
+    /usr | /usr/local)
+      say "to start it now and at every boot: systemctl enable --now fdbrokerd.socket fdbrokerd-admin.socket" ;;
+    *)
+      say "systemd does not look in $units: systemctl link its units, and copy $prefix/lib/{sysusers,tmpfiles}.d to /etc" ;;
+  esac
+  if systemctl --quiet is-active fdbrokerd.service; then
+    say "it is running: systemctl restart fdbrokerd goes on with the new version; clients notice nothing"
+  fi
+fi

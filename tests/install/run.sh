@@ -1,6 +1,7 @@
 #!/bin/bash
-# Tests systemd/install.sh and what it installs as an application meets it: files and modes, pkg-config, headers in C and
-# C++, static and run-time linking, examples against a broker. Must never touch the system outside its own directory.
+# Tests systemd/install.sh and what it installs as an application meets it: files and modes, the documented configuration,
+# pkg-config, headers in C and C++, static and run-time linking, examples against a broker. Must never touch the system
+# outside its own directory.
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -8,7 +9,7 @@ root=$(cd "$here/../.." && pwd)
 case ${1-} in
   '') ;;
   -h | --help)
-    sed -n '2,3s/^# //p' "$0"
+    sed -n '2,4s/^# //p' "$0"
     echo "usage: tests/install/run.sh      (no options; status 77: pkg-config or gcc is missing)"
     exit 0 ;;
   *) echo "tests/install/run.sh: unknown argument '$1' (it takes none)" >&2; exit 2 ;;
@@ -50,11 +51,11 @@ same() { diff <(printf '%s\n' "$1") <(printf '%s\n' "$2"); }
 install=$root/systemd/install.sh
 stage=$work/stage
 # An odd umask must not show in what is installed, nor a strange working directory in where it goes.
-install_from_elsewhere() { (umask 077 && cd "$work" && "$install" --destdir stage --prefix /usr); }
+install_from_elsewhere() { (umask 077 && cd "$work" && "$install" --destdir stage --prefix /usr --systemd 257); }
 check "install.sh --destdir relative to the caller" install_from_elsewhere
 [ -e "$stage/usr/lib/libfdbroker.so" ] || { cat "$log"; echo "the rest needs it"; echo "$passed passed, $failed failed"; exit 1; }
 
-# Every file and link with its mode. Units, man pages and documentation grow; the rest is this.
+# Every file and link with its mode. Man pages and documentation grow; the rest is this.
 expected="755 bin/fdbroker
 755 bin/fdbrokerd
 644 include/fdbroker.h
@@ -66,10 +67,14 @@ expected="755 bin/fdbroker
 777 lib/libfdbroker.so.0
 644 lib/libfdbroker.so.0.1.0
 644 lib/pkgconfig/fdbroker.pc
-644 lib/systemd/system/fdbrokerd.service"
+644 lib/systemd/system/fdbrokerd-admin.socket
+644 lib/systemd/system/fdbrokerd.service
+644 lib/systemd/system/fdbrokerd.service.d/preserve.conf
+644 lib/systemd/system/fdbrokerd.socket
+644 lib/sysusers.d/fdbroker.conf
+644 lib/tmpfiles.d/fdbroker.conf"
 listing() {
-  (cd "$stage/usr" && find bin include lib ! -type d -printf '%m %p\n') |
-    grep -v '/tmpfiles.d/\|/sysusers.d/\|[.]socket$' | sort -k2
+  (cd "$stage/usr" && find bin include lib ! -type d -printf '%m %p\n') | sort -k2
 }
 check "files and modes" same "$expected" "$(listing)"
 check "directories can be entered by all" same "" "$(find "$stage" -mindepth 1 -type d ! -perm 755)"
@@ -81,15 +86,18 @@ check "links lead to the library" same "libfdbroker.so.0 libfdbroker.so.0.1.0" \
 sums() { (cd "$stage" && find . -type f -exec sha256sum {} + | sort -k2; find . -type l -printf '%p %l\n' | sort); }
 before=$(sums)
 exec 8< "$stage/usr/bin/fdbroker"
-check "a second installation" "$install" --destdir "$stage" --prefix /usr --no-build
+check "a second installation" "$install" --destdir "$stage" --prefix /usr --no-build --systemd 257
 check "it changes nothing and leaves nothing behind" same "$before" "$(sums)"
 check "who has a program open keeps it" test \
   "$(stat -L -c %i /proc/self/fd/8)" != "$(stat -c %i "$stage/usr/bin/fdbroker")"
 exec 8<&-
 
-check "another prefix and library directory" "$install" --no-build --destdir="$work/other" --prefix=/opt/x --libdir=/opt/x/lib64
+check "another prefix and library directory" "$install" --no-build --destdir="$work/other" --prefix=/opt/x \
+  --libdir=/opt/x/lib64 --systemd 252
 check "units name the prefix" same "ExecStart=/opt/x/bin/fdbrokerd" \
   "$(grep -o '^ExecStart=[^ ]*' "$work/other/opt/x/lib/systemd/system/fdbrokerd.service")"
+check "an older systemd: not the drop-in that it would warn about" test ! -e \
+  "$work/other/opt/x/lib/systemd/system/fdbrokerd.service.d"
 check "so does the pkg-config file" same "-I/opt/x/include -L/opt/x/lib64 -lfdbroker" "$(
   PKG_CONFIG_PATH=$work/other/opt/x/lib64/pkgconfig pkg-config --cflags --libs fdbroker | xargs)"
 check "a place that cannot be written: status 1 and the remedy" ends 1 "run as root, or choose another place" \
@@ -99,6 +107,42 @@ check "nothing built: status 1 and the remedy" ends 1 "cargo build --release --w
 check "an unknown argument: status 2" ends 2 "unknown argument '--perfix'" "$install" --perfix /usr
 check "a missing directory: status 2" ends 2 "--destdir needs a directory" "$install" --destdir
 check "a prefix that cannot be written into a unit: status 2" ends 2 "absolute path" "$install" --prefix 'my dir'
+
+# ---- the configuration
+
+# The example with every key in force must be taken as it is, and leave no key to its default: so none is missing, and none is
+# misspelt. The table cannot be larger than this process may have fds.
+example=$stage/etc/fdbroker/fdbrokerd.toml
+in_force() { sed -E 's/^#([a-z_]+ = |\[\[)/\1/' "$example" > "$work/all.toml"; }
+left_out() { grep -E '^(# )?[a-z_]+ = ' | grep -v '  # file$' | grep -v '^table_fds = .*# hard RLIMIT_NOFILE$'; }
+check_config() { env -u XDG_RUNTIME_DIR "$stage/usr/bin/fdbrokerd" --check-config --config "$1"; }
+in_force
+check "the example with every key in force" check_config "$work/all.toml"
+check "no key is left to its default" same "" "$(check_config "$work/all.toml" | left_out)"
+check "as it is, it changes nothing" same "" "$(check_config "$example" | grep -E '  # file$')"
+check "a key that is missing would be found" same "grace_ms = 10000  # default" \
+  "$(grep -v '^grace_ms' "$work/all.toml" > "$work/less.toml"; check_config "$work/less.toml" | left_out)"
+check "each key comes with its reason" same "" "$(awk '
+  /^#?\[/ { is_told = 0; is_detailed = !/caps[.](domain|job|client)/; next }
+  /^# / { is_told = 1; next }
+  /^#[a-z_]+ = / { if (is_detailed && !is_told) print; is_told = 0; next }' "$example")"
+echo 'log = "debug"' > "$example"
+check "an administrator's configuration" "$install" --no-build --destdir "$stage" --prefix /usr --systemd 257
+check "is left as it is" same 'log = "debug"' "$(cat "$example")"
+
+# ---- removal
+
+echo /usr/bin/of_old >> "$work/other/opt/x/share/fdbroker/installed"
+printf '%s\n' /opt/x/lib/of_old.so >> "$work/other/opt/x/share/fdbroker/installed"
+touch "$work/other/opt/x/lib/of_old.so" "$work/other/opt/x/lib/of_another"
+check "an upgrade" "$install" --no-build --destdir="$work/other" --prefix=/opt/x --libdir=/opt/x/lib64 --systemd 252
+check "removes what it no longer has, and nothing else" same "of_another" \
+  "$(cd "$work/other/opt/x/lib" && find . -maxdepth 1 -type f -printf '%f\n')"
+rm "$work/other/opt/x/lib/of_another"
+check "uninstall" "$install" --uninstall --destdir="$work/other" --prefix=/opt/x
+check "leaves the configuration only" same "./etc/fdbroker/fdbrokerd.toml" "$(cd "$work/other" && find . ! -type d)"
+check "uninstall where nothing is: status 1 and the remedy" ends 1 "nothing is installed" \
+  "$install" --uninstall --destdir="$work/other" --prefix=/opt/x
 
 # ---- the library
 

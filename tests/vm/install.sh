@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what tests/vm/run.sh needs on a Debian 12 (amd64) host: QEMU, busybox, cpio, xz, zstd.
+# Installs what tests/vm/run.sh needs on a Debian 12 (amd64) host: QEMU, busybox, cpio, xz, zstd, mmdebstrap.
 # It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
 # Needs root, unless everything is already there: then it only says so.
 set -euo pipefail
@@ -17,7 +17,7 @@ case ${1-} in
 esac
 
 # Command the scripts call, and the package that brings it.
-needs="qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio xz:xz-utils zstd:zstd"
+needs="qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio xz:xz-utils zstd:zstd mmdebstrap:mmdebstrap"
 
 missing_packages() {
   local pair

@@ -27,6 +27,8 @@ but the two outputs and the exit status.
   -f FILE        also copy FILE to /t; may be repeated
   -e NAME=VALUE  environment variable for PROGRAM; may be repeated. It starts with PATH, HOME, USER and SHELL only.
   -u UID         run PROGRAM as this user (0); /dev/udmabuf and /dev/dma_heap/* are open to all
+  -s SUITE       a guest with systemd as process 1 and a small Debian SUITE (bookworm: systemd 252, trixie: 257) instead
+                 of busybox; PROGRAM is then also any command of it, a script may want /bin/bash, and no library travels
   -v             kernel console on stderr
   -h             this text
 
@@ -45,9 +47,9 @@ number() { # OPTION VALUE LEAST MOST
 }
 
 here=$(dirname "$(readlink -f "$0")")
-memory=1024 cpus=2 limit=300 uid=0 verbose='' files=() variables=()
+memory=1024 cpus=2 limit=300 uid=0 suite='' verbose='' files=() variables=()
 [ "${1-}" != --help ] || { usage; exit 0; }
-while getopts :m:c:t:f:e:u:vh option; do
+while getopts :m:c:t:f:e:u:s:vh option; do
   case $option in
     m) number -m "$OPTARG" 128 1048576; memory=$((10#$OPTARG)) ;;
     c) number -c "$OPTARG" 1 64; cpus=$((10#$OPTARG)) ;;
@@ -56,6 +58,7 @@ while getopts :m:c:t:f:e:u:vh option; do
     f) files+=("$OPTARG") ;;
     e) [[ $OPTARG =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || die 2 "-e takes NAME=VALUE, not '$OPTARG'"
        variables+=("$OPTARG") ;;
+    s) case $OPTARG in bookworm | trixie) suite=$OPTARG ;; *) die 2 "-s takes bookworm or trixie, not '$OPTARG'" ;; esac ;;
     v) verbose=yes ;;
     h) usage; exit 0 ;;
     :) die 2 "option -$OPTARG needs a value (-h explains)" ;;
@@ -66,7 +69,7 @@ shift $((OPTIND - 1))
 [ $# -gt 0 ] || die 2 "which program?" "for instance: tests/vm/run.sh ls -l /dev/udmabuf      (-h explains)"
 
 # --- host and image -----------------------------------------------------------------------------------------------
-for tool in qemu-system-x86_64 busybox cpio xz zstd; do
+for tool in qemu-system-x86_64 busybox cpio xz zstd ${suite:+mmdebstrap}; do
   command -v "$tool" > /dev/null && continue
   [ "$(id -u)" = 0 ] || die 1 "this host has no $tool" "run: sudo tests/vm/install.sh"
   "$here/install.sh" >&2 || die 1 "the host is not ready (see above)"
@@ -74,6 +77,11 @@ for tool in qemu-system-x86_64 busybox cpio xz zstd; do
 done
 image=$(realpath -m "${FDBROKER_VM_IMG:-$here/img}")/cloud
 "$here/build-image.sh" "$image" >&2 || die 1 "there is no guest to start (see above)"
+base=$image
+if [ -n "$suite" ]; then
+  base=${image%/*}/systemd-$suite
+  "$here/build-systemd.sh" "$base" "$suite" >&2 || die 1 "there is no guest to start (see above)"
+fi
 
 # --- what travels -------------------------------------------------------------------------------------------------
 program=$1
@@ -90,7 +98,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 overlay=$work/overlay
-mkdir -p "$overlay/t" "$overlay/vm" "$overlay/etc"
+mkdir -p "$overlay/t" "$overlay/vm"
 chmod 1777 "$overlay/t"
 library_path=''
 carry() { # FILE: into /t, and the libraries it needs to where they are here
@@ -100,6 +108,8 @@ carry() { # FILE: into /t, and the libraries it needs to where they are here
   [ ! -e "$overlay/t/$name" ] || die 2 "two files are named $name; in the guest they would share one folder"
   cp -L "$1" "$overlay/t/$name"
   chmod 755 "$overlay/t/$name"
+  # The systemd guest has a C library of its own, of this age or newer, and a folder here would replace a link there.
+  [ -z "$suite" ] || return 0
   ldd "$1" > "$work/libraries" 2> /dev/null || return 0 # a script, a static program, or no program at all
   if grep -q 'not found' "$work/libraries"; then
     die 1 "libraries of $1 are missing on this host too:" "$(grep 'not found' "$work/libraries" | xargs)"
@@ -117,14 +127,14 @@ carry() { # FILE: into /t, and the libraries it needs to where they are here
 if [ -f "$program" ]; then
   carry "$program"
   command=./$(basename "$program")
-  if [ "$(head -c 2 "$program" | tr -d '\0')" = '#!' ]; then
+  if [ -z "$suite" ] && [ "$(head -c 2 "$program" | tr -d '\0')" = '#!' ]; then
     interpreter=$(sed -n '1s/^#! *\([^ ]*\).*/\1/p' "$program")
     case $interpreter in
       /bin/* | /sbin/* | /usr/bin/* | /usr/sbin/*) grep -qx "$(basename "$interpreter")" "$image/applets" ;;
       *) false ;;
     esac || die 2 "$program wants $interpreter, which the guest does not have" "write it for #!/bin/sh (busybox)"
   fi
-elif [ "${program#*/}" = "$program" ] && grep -qx -e "$program" "$image/applets"; then
+elif [ "${program#*/}" = "$program" ] && { [ -n "$suite" ] || grep -qx -e "$program" "$image/applets"; }; then
   command=$program
 else
   die 2 "no such program: $program" "a program of this workspace is built with: cargo build --release"
@@ -132,31 +142,45 @@ fi
 for file in ${files[@]+"${files[@]}"}; do carry "$file"; done
 
 user=root home=/root
-printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n' > "$overlay/etc/passwd"
-printf 'root:x:0:\nnogroup:x:65534:\n' > "$overlay/etc/group"
 case $uid in
   0) ;;
   65534) user=nobody home=/ ;;
-  *) user=u$uid home=/
-     echo "$user:x:$uid:$uid::/:/bin/sh" >> "$overlay/etc/passwd"
-     echo "$user:x:$uid:" >> "$overlay/etc/group" ;;
+  *) user=u$uid home=/ ;;
 esac
+if [ -z "$suite" ]; then
+  mkdir "$overlay/etc"
+  printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n' > "$overlay/etc/passwd"
+  printf 'root:x:0:\nnogroup:x:65534:\n' > "$overlay/etc/group"
+  case $user in
+    u*) echo "$user:x:$uid:$uid::/:/bin/sh" >> "$overlay/etc/passwd"
+        echo "$user:x:$uid:" >> "$overlay/etc/group" ;;
+  esac
+fi
 
 quoted() { local q="'\\''"; printf "'%s' " "${1//\'/$q}"; }
 {
   # Soft limit as on any host, hard limit high: the program may raise its own.
   echo "ulimit -Sn 1024; ulimit -Hn 65536"
-  if [ "$uid" = 0 ]; then echo "exec sh /vm/program"; else echo "exec su -s /bin/sh -c 'exec sh /vm/program' $user"; fi
+  if [ "$uid" = 0 ]; then
+    echo "exec sh /vm/program"
+  elif [ -n "$suite" ]; then
+    echo "exec setpriv --reuid $uid --regid $uid --clear-groups sh /vm/program"
+  else
+    echo "exec su -s /bin/sh -c 'exec sh /vm/program' $user"
+  fi
 } > "$overlay/vm/start"
 {
-  printf 'exec env -i PATH=/bin:/t HOME=%s USER=%s SHELL=/bin/sh ' "$home" "$user"
+  printf 'exec env -i PATH=%s HOME=%s USER=%s SHELL=/bin/sh ' \
+    "${suite:+/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:}/bin:/t" "$home" "$user"
   [ -z "$library_path" ] || quoted "LD_LIBRARY_PATH=$library_path"
   for word in ${variables[@]+"${variables[@]}"} "$command" "$@"; do quoted "$word"; done
   echo
 } > "$overlay/vm/program"
-cp "$here/guest-init" "$overlay/init"
-chmod 755 "$overlay/init"
-(cd "$overlay" && find . -mindepth 1 | cpio --quiet -o -H newc -R 0:0) | cat "$image/base.cpio" - > "$work/initrd"
+if [ -z "$suite" ]; then
+  cp "$here/guest-init" "$overlay/init"
+  chmod 755 "$overlay/init"
+fi
+(cd "$overlay" && find . -mindepth 1 | cpio --quiet -o -H newc -R 0:0) | cat "$base/base.cpio" - > "$work/initrd"
 
 # --- the machine --------------------------------------------------------------------------------------------------
 # Outputs go through plain files, which never make the guest wait: bytes still on their way in the guest's queue
@@ -164,6 +188,7 @@ chmod 755 "$overlay/init"
 : > "$work/out"; : > "$work/err"; : > "$work/status"; : > "$work/console"
 append="console=ttyS0 rdinit=/init panic=-1 nokaslr mitigations=off random.trust_cpu=on no_timer_check tsc=reliable"
 if [ -n "$verbose" ]; then append+=" ignore_loglevel"; else append+=" quiet"; fi
+[ -z "$suite" ] || append+=" systemd.show_status=0"
 machine=(-accel tcg,thread=multi -machine pc -cpu max,la57=off -smp "$cpus" -m "$memory"
   -nodefaults -no-user-config -no-reboot -display none
   -kernel "$image/kernel" -initrd "$work/initrd" -append "$append"

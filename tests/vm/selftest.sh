@@ -104,6 +104,17 @@ check "a missing program: 2" is "$code" 2
 vm -e 1=x true
 check "a bad variable: 2" is "$code" 2
 
+vm -s sid true
+check "a suite that there is no guest of: 2" is "$code" 2
+
+# With systemd; twice the boots.
+vm -t 300 -s bookworm bash -c 'cat /proc/1/comm; systemctl is-active basic.target; echo to stderr >&2; exit 7'
+check "-s bookworm: systemd, both outputs and the exit status" is "$(cat "$work/out" "$work/err" | xargs) $code" \
+  "systemd active to stderr 7"
+vm -t 300 -s bookworm -u 1234 -e ONE="it's \$HOME" -e TWO=$'a\nb' -f "$work/words.txt" "$work/words.sh" "a b" "" "it's" '$x"*'
+check "-s bookworm: arguments, variables and files, as another user" \
+  out_is $'[a b][][it\'s][$x"*]\nit\'s $HOME|a\nb|unset|/t|from a file'
+
 # Two at once, on an image that neither of them finds: one builds, both use it.
 (FDBROKER_VM_IMG=$work/img "$run" -t 60 sh -c 'echo first; exit 3' > "$work/first" 2> "$work/first.err") &
 first=$!

@@ -1,0 +1,370 @@
+#!/bin/bash
+# Runs inside the virtual machine of tests/vm/systemd.sh, as root, where systemd is process 1: installs the broker and tries
+# it as a service. Each check is one line. Must never wait for a time: it waits for a condition, at most $patience_s.
+set -uo pipefail
+cd /t || exit 1
+tar -xf fdbroker.tar
+source_tree=/t/fdbroker
+client=/t/client
+cp "$source_tree/target/release/vm-client" "$client"
+files=/tmp/clients
+export FDBROKER_SOCKET=/run/fdbroker/broker.sock FDBROKER_TEST_MEMORY=udmabuf
+# The guest is emulated, and its host may be busy.
+patience_s=60
+uids="1001 1002 1003"
+version=$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+log=/tmp/check.log
+passed=0 failed=0
+
+# ---- checks
+
+# check NAME COMMAND...: one check; what it printed is shown when it fails.
+check() {
+  local name=$1; shift
+  if "$@" > "$log" 2>&1; then
+    passed=$((passed + 1)); echo "ok      $name"
+  else
+    failed=$((failed + 1)); echo "FAILED  $name"; tail -n 12 "$log" | sed 's/^/        /'
+    # What follows may fail for the same reason: not as patiently.
+    patience_s=20
+  fi
+}
+exec 9>&1
+# say TEXT: what a long check is at.
+say() { echo "        $(cut -d. -f1 /proc/uptime) s: $*" >&9; }
+is() { echo "is: $1"; echo "should be: $2"; [ "$1" = "$2" ]; }
+# soon COMMAND...: it holds within the patience.
+soon() {
+  local end=$((SECONDS + patience_s))
+  until "$@" > /tmp/soon 2>&1; do
+    [ $SECONDS -lt $end ] || { echo "not within $patience_s s: $*"; cat /tmp/soon; return 1; }
+    sleep 0.1
+  done
+}
+show() { systemctl show -P "$1" fdbrokerd.service; }
+pid() { show MainPID; }
+is_active() { is "$(show ActiveState)/$(show SubState)" active/running; }
+# A new process serves: not the one with this pid.
+is_new() { is_active && [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ]; }
+status() { timeout "$patience_s" fdbroker status --json; }
+# number KEY: of the status, such as clients or open_leases.
+number() { status | grep -oE "\"$1\":(\{\"now\":)?[0-9]+" | grep -oE '[0-9]+$'; }
+as() { local uid=$1; shift; setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"; }
+journal() { journalctl --no-pager -o cat -u fdbrokerd.service "$@"; }
+
+# ---- clients
+
+# owner UID KIND COUNT NAME: deposits, in the background; its handles are in $files/UID/NAME, its pid in pid_of.
+declare -A pid_of
+owner() {
+  # No function here: the pid must be the client's.
+  setpriv --reuid "$1" --regid "$1" --clear-groups "$client" deposit "$2" "$3" "$files/$1/$4" > "$files/$1/$4.log" 2>&1 &
+  pid_of[$1/$4]=$!
+}
+has_deposited() { test -s "$files/$1/$2" || { cat "$files/$1/$2.log"; false; }; }
+# hammer UID FILE: a consumer that never stops; its counts are in $files/UID/FILE.report.
+hammer() {
+  setpriv --reuid "$1" --regid "$1" --clear-groups "$client" hammer "$files/$1/$2" "$files/$1/$2.report" \
+    > "$files/$1/$2.report.log" 2>&1 &
+  pid_of[$1/$2.report]=$!
+}
+report() { cat "$files/$1/$2.report" 2> /dev/null; }
+# count UID FILE KEY: of its report, 0 when it is not there.
+count() { local n; n=$(report "$1" "$2" | grep -oE "(^| )$3=[0-9]+" | grep -oE '[0-9]+$'); echo "${n:-0}"; }
+# goes_on UID FILE: it has had at least 20 more since the call of `mark`.
+declare -A marked
+mark() { local uid; for uid in $uids; do marked[$uid/$1]=$(count "$uid" "$1" ok); done; }
+goes_on() {
+  local uid
+  for uid in $uids; do
+    echo "uid $uid: $(report "$uid" "$1"); before: ok=${marked[$uid/$1]}"
+    [ "$(count "$uid" "$1" ok)" -ge $((marked[$uid/$1] + 20)) ] || return 1
+  done
+}
+# only_ok FILE: no consumer saw anything but success, and all leases it keeps are good.
+only_ok() {
+  local uid
+  for uid in $uids; do
+    echo "uid $uid: $(report "$uid" "$1"); $(tail -n 3 "$files/$uid/$1.report.log")"
+    report "$uid" "$1" | grep -qxE "good=$(kept "$uid" "$1") ok=[0-9]+" || return 1
+  done
+}
+# kept UID FILE: leases that the consumer keeps.
+kept() { echo $(($(wc -l < "$files/$1/$2") / 2)); }
+# no_worse FILE CODE...: no consumer saw anything but success and these.
+no_worse() {
+  local file=$1 uid codes; shift
+  codes=$(IFS='|'; echo "$*")
+  for uid in $uids; do
+    echo "uid $uid: $(report "$uid" "$file")"
+    ! report "$uid" "$file" | tr ' ' '\n' | grep -vE "^(good|ok|$codes)=[0-9]+$" | grep . || return 1
+  done
+}
+# all_good FILE: the leases that were kept through it all are valid, and their bytes right.
+all_good() {
+  local uid
+  for uid in $uids; do
+    echo "uid $uid: $(report "$uid" "$1")"
+    [ "$(count "$uid" "$1" good)" = "$(kept "$uid" "$1")" ] || return 1
+  done
+}
+stop_hammers() {
+  local uid file=$1
+  for uid in $uids; do touch "$files/$uid/$file.report.stop"; done
+  for uid in $uids; do wait "${pid_of[$uid/$file.report]}"; done
+  return 0
+}
+# get UID FILE: how many answered what. everywhere FILE ANSWER: so for each user.
+get() { as "$1" "$client" get "$files/$1/$2" 2>&1; }
+everywhere() {
+  local uid
+  for uid in $uids; do is "$(get "$uid" "$1")" "$2" || return 1; done
+}
+kill_owners() {
+  local uid
+  for uid in $uids; do kill -9 "${pid_of[$uid/$1]}"; wait "${pid_of[$uid/$1]}" 2> /dev/null; done
+  return 0
+}
+
+# ---- installation
+
+echo "-- systemd $version, Linux $(uname -r)"
+check "install.sh" env CARGO_TARGET_DIR="$source_tree/target" "$source_tree/systemd/install.sh" --prefix /usr --no-build
+check "the user fdbroker: no shell, no home" grep -qE '^fdbroker:[^:]*:[0-9]+:[0-9]+:[^:]*:/:.*nologin$' /etc/passwd
+check "directories: owner and mode" is "$(stat -c '%n %U %a' /run/fdbroker /run/fdbroker-admin | xargs)" \
+  "/run/fdbroker fdbroker 755 /run/fdbroker-admin fdbroker 700"
+verify() {
+  local said
+  said=$(systemd-analyze verify fdbrokerd.service fdbrokerd.socket fdbrokerd-admin.socket 2>&1) || { echo "$said"; return 1; }
+  is "$said" ""
+}
+check "systemd-analyze verify: clean" verify
+if [ "$version" -ge 254 ]; then preserve=yes; else preserve=""; fi
+check "the fd store outlives a stop from systemd 254 on" is "$(show FileDescriptorStorePreserve)" "$preserve"
+exposure=$(systemd-analyze security --no-pager fdbrokerd.service | sed -n 's/.*Overall exposure level[^:]*: \([0-9.]*\).*/\1/p')
+check "systemd-analyze security: $exposure, at most 1.0" awk -v e="$exposure" 'BEGIN { exit !(e != "" && e <= 1.0) }'
+
+# Every default that the example names is what the daemon would use with the unit's limit.
+example_defaults() {
+  local documented real
+  documented=$(sed -nE 's/^(\[.*\])$/\1/p; s/^#(\[\[.*\]\])$/\1/p; s/^#([a-z_]+ = .*)  # \(none\)$/\1/; s/^([a-z_]+) = .*/\1 = none/p; s/^#([a-z_]+ = .*)$/\1/p' \
+    /etc/fdbroker/fdbrokerd.toml | sort)
+  real=$(ulimit -n 1048576 && fdbrokerd --check-config --config /dev/null |
+    sed -nE 's/^(\[.*\])$/\1/p; s/^# ([a-z_]+ = none)  # .*/\1/p; s/^([a-z_]+ = .*)  # .*/\1/p' | sort)
+  diff <(echo "$documented") <(echo "$real")
+}
+check "the example configuration names the real defaults" example_defaults
+# An administrator's change, so that kept allocations outlive these checks.
+sed -i 's/^#keep_ttl_ms = .*/keep_ttl_ms = 3600000/; s/^#grace_ms = .*/grace_ms = 30000/' /etc/fdbroker/fdbrokerd.toml
+
+# ---- start
+
+check "systemctl start fdbrokerd: ready, sockets with it" bash -c \
+  'systemctl start fdbrokerd.service && systemctl is-active fdbrokerd.service fdbrokerd.socket fdbrokerd-admin.socket'
+check "it runs as fdbroker, without capabilities" is \
+  "$(stat -c %U "/proc/$(pid)"), $(sed -n 's/^\(CapEff\|CapBnd\|NoNewPrivs\):\t//p' "/proc/$(pid)/status" | xargs)" \
+  "fdbroker, 0000000000000000 0000000000000000 1"
+check "its fd table is as large as the unit says" grep -qE '^Max open files +1048576 +1048576' "/proc/$(pid)/limits"
+check "it tells systemd what it does" test -n "$(show StatusText)"
+check "sockets: owner and mode" is \
+  "$(stat -c '%n %U %a' /run/fdbroker/broker.sock /run/fdbroker-admin/admin.sock | xargs)" \
+  "/run/fdbroker/broker.sock fdbroker 666 /run/fdbroker-admin/admin.sock fdbroker 600"
+check "an administrator is served" bash -c 'fdbroker status | grep -q "^broker pid"'
+check "others are not administrators" bash -c "! setpriv --reuid 1001 --regid 1001 --clear-groups fdbroker status"
+
+stop_all() { systemctl stop fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service 2>&1; }
+mkdir -p $files
+for uid in $uids; do install -d -o "$uid" -g "$uid" -m 0700 "$files/$uid"; install -o "$uid" /dev/null "$files/$uid/empty"; done
+stop_all
+systemctl start fdbrokerd.socket fdbrokerd-admin.socket
+check "with the sockets alone it does not run" is "$(show ActiveState)" inactive
+check "the first client starts it" bash -c "setpriv --reuid 1001 --regid 1001 --clear-groups $client get $files/1001/empty"
+check "now it runs" soon is_active
+# Without clients, after a first connection: what it must come back to.
+quiet() { is "$(number clients) $(number allocations) $(number open_leases) $(number mapped_leases)" "0 0 0 0"; }
+check "quiet at first" soon quiet
+fds_of_daemon() { find "/proc/$(pid)/fd" -mindepth 1 | wc -l; }
+fds_at_first=$(fds_of_daemon)
+
+# ---- three users
+
+deposited() {
+  local uid
+  for uid in $uids; do has_deposited "$uid" "$1" || return 1; done
+}
+for uid in $uids; do
+  owner "$uid" recallable 20 recallable
+  owner "$uid" resident 10 resident
+  owner "$uid" keep 6 keep
+  owner "$uid" keep 6 orphan
+done
+for name in recallable resident keep orphan; do check "three users deposit: $name" soon deposited $name; done
+orphans="ok=6"
+kill_owners orphan
+check "what a dead owner asked to keep is there" everywhere orphan "$orphans"
+strangers() {
+  local uid other name
+  for uid in $uids; do
+    for other in $uids; do
+      [ "$uid" != "$other" ] || continue
+      for name in recallable resident keep orphan; do
+        cp "$files/$other/$name" "$files/$uid/stolen"; chown "$uid" "$files/$uid/stolen"
+        echo "uid $uid with handles of uid $other, $name:"
+        is "$(get "$uid" stolen)" "NotPermitted=$(wc -l < "$files/$other/$name")" || return 1
+      done
+    done
+  done
+}
+check "no user gets what another shares: NOT_PERMITTED for each" strangers
+
+for uid in $uids; do
+  # Comes back after a crash; does not.
+  as "$uid" sh -c "cd $files/$uid && cat recallable keep orphan > lasting"
+  hammer "$uid" lasting
+  hammer "$uid" resident
+done
+mark lasting; mark resident
+check "three users under load" soon goes_on lasting
+check "three users under load, resident memory" soon goes_on resident
+
+# ---- restart
+
+owners="recallable resident keep orphan"
+everything_is_there() {
+  local name n
+  for name in $owners; do
+    n=$(wc -l < "$files/1001/$name")
+    echo "$name:"; everywhere "$name" "ok=$n" || return 1
+  done
+}
+restart_under_load() {
+  local before allocations i
+  for i in 1 2 3; do
+    before=$(pid) allocations=$(number allocations)
+    systemctl restart fdbrokerd.service || { journal -n 20; return 1; }
+    is_new "$before" || { journal -n 20; return 1; }
+    say "$(journal -n 20 | grep 'taken over\|serving' | tail -n 2 | paste -sd ';'), store $(show NFileDescriptorStore)"
+    is "$(number allocations)" "$allocations" || return 1
+    mark lasting; mark resident
+    soon goes_on lasting && soon goes_on resident || { journal -n 20; return 1; }
+    say "clients go on: $(report 1001 lasting)"
+  done
+}
+check "systemctl restart under load, three times: a new process, the same ledger, clients go on" restart_under_load
+check "no client saw an error, a disconnect or a lost lease" only_ok lasting
+check "nor those of resident memory" only_ok resident
+check "every handle works, a dead owner's included" everything_is_there
+check "the fds came through the store, and none is left there but the kept" bash -c \
+  'journalctl --no-pager -u fdbrokerd.service | tail -n 20; n=$(systemctl show -P NFileDescriptorStore fdbrokerd.service); echo "in the store: $n"; [ "$n" -le 60 ]'
+
+# ---- reload
+
+reload() { systemctl reload fdbrokerd.service; }
+allocations_cap() { sed -i "/^\[caps.client\]/,\$ s/^#\?allocations = .*/$1/" /etc/fdbroker/fdbrokerd.toml; }
+refuses_six() {
+  as 1001 timeout 10 "$client" deposit keep 6 "$files/1001/late" > /tmp/late 2>&1
+  cat /tmp/late
+  grep -q 'NO_QUOTA.*allocations = 5' /tmp/late
+}
+before=$(pid)
+allocations_cap 'allocations = 5'
+check "SIGHUP lowers a cap: a client's sixth allocation is refused" bash -c 'systemctl reload fdbrokerd.service'
+check "the cap is named: allocations = 5" soon refuses_six
+check "who had more keeps it" everything_is_there
+echo 'colour = 1' >> /etc/fdbroker/fdbrokerd.toml
+reload
+check "a configuration that cannot be read changes nothing, and is named" bash -c \
+  'for i in $(seq 100); do journalctl --no-pager -u fdbrokerd.service | grep -q colour && exit 0; sleep 0.1; done; exit 1'
+sed -i '/^colour/d' /etc/fdbroker/fdbrokerd.toml
+allocations_cap '#allocations = 524288'
+reload
+takes_six() {
+  rm -f "$files/1001/late"
+  as 1001 timeout 10 "$client" deposit resident 6 "$files/1001/late"
+  test -s "$files/1001/late"
+}
+check "SIGHUP raises it again" soon takes_six
+check "all that in one process" is "$(pid)" "$before"
+check "and no client noticed" only_ok lasting
+
+# ---- crash
+
+stop_hammers resident
+check "consumers of resident memory end" only_ok resident
+# What a crash leaves, in the words of the documentation: what owners can give again, and what was kept.
+after_crash() {
+  check "$1: a new process serves" soon is_new "$2"
+  check "$1: handles of living owners and kept ones work" soon lasting_are_there
+  check "$1: what nobody can give again answers OWNER_GONE" soon everywhere resident "OwnerGone=10"
+  mark lasting
+  check "$1: clients go on" soon goes_on lasting
+  check "$1: their leases are valid" soon all_good lasting
+  check "$1: they saw nothing worse than NOT_CONNECTED" no_worse lasting NotConnected disconnected reconnected
+  kill_owners resident
+  for uid in $uids; do rm "$files/$uid/resident"; owner "$uid" resident 10 resident; done
+  check "$1: new deposits are taken" soon deposited resident
+}
+lasting_are_there() { everywhere recallable ok=20 && everywhere keep ok=6 && everywhere orphan ok=6; }
+before=$(pid)
+kill -9 "$before"
+after_crash "kill -9" "$before"
+
+mkdir -p /etc/systemd/system/fdbrokerd.service.d
+printf '[Service]\nWatchdogSec=3s\n' > /etc/systemd/system/fdbrokerd.service.d/test.conf
+systemctl daemon-reload
+systemctl restart fdbrokerd.service
+mark lasting
+check "a shorter watchdog: it is answered" soon goes_on lasting
+before=$(pid)
+kill -STOP "$before"
+check "watchdog: systemd ends what stands still" soon is_new "$before"
+check "watchdog: its reason is in the journal" bash -c \
+  'journalctl --no-pager -u fdbrokerd.service | grep -q "[Ww]atchdog timeout"'
+after_crash "watchdog" "$before"
+rm /etc/systemd/system/fdbrokerd.service.d/test.conf
+systemctl daemon-reload
+
+# ---- stop and start
+
+before=$(pid)
+if [ "$version" -ge 254 ]; then
+  systemctl stop fdbrokerd.service 2> /dev/null
+  check "stop, with the sockets active: it ends and the store stays" bash -c \
+    'systemctl show -P NFileDescriptorStore fdbrokerd.service; [ "$(systemctl show -P NFileDescriptorStore fdbrokerd.service)" -gt 0 ]'
+  systemctl start fdbrokerd.service
+  check "start: everything is there" everything_is_there
+else
+  stop_all
+  check "stop: it ends, the sockets with it" is "$(show ActiveState) $(systemctl is-active fdbrokerd.socket)" "inactive inactive"
+  check "stop: clients are told NOT_CONNECTED at once" bash -c "$client get $files/1001/empty 2>&1 | grep NotConnected"
+  systemctl start fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service
+  check "start: what living owners can give again is there" soon everywhere recallable ok=20
+  check "start: the rest answers OWNER_GONE" soon everywhere orphan OwnerGone=6
+fi
+check "stop and start: a new process" is_new "$before"
+
+# ---- the end
+
+stop_hammers lasting
+for name in recallable resident keep; do kill_owners $name; done
+check "no client is left" soon bash -c "[ \"\$(fdbroker status --json | grep -oE '\"clients\":[0-9]+')\" = '\"clients\":0' ]"
+leases() { is "open $(number open_leases), mapped $(number mapped_leases)" "open 0, mapped 0"; }
+check "no lease is left" soon leases
+fdbroker status | sed 's/^/        /'
+echo "        fds of the daemon: $(fds_of_daemon), $fds_at_first at first; held by it: $(number held_now);" \
+  "in systemd's store: $(show NFileDescriptorStore); memory: $(show MemoryCurrent) bytes; starts: $(show NRestarts) by itself"
+check "the daemon's fds are those of the start and the kept" is "$(fds_of_daemon)" "$((fds_at_first + $(number held_now)))"
+check "no panic in the journal" bash -c '! journalctl --no-pager _COMM=fdbrokerd | grep -i panic'
+errors() { journalctl --no-pager -o cat _COMM=fdbrokerd -p err | grep -v colour; }
+check "no error in the journal, but the one of the configuration" bash -c "! journalctl --no-pager -o cat _COMM=fdbrokerd -p err | grep -v colour"
+check "no system call was refused by the filter" bash -c '! journalctl --no-pager -k | grep -i "seccomp\|type=1326"'
+
+check "install.sh --uninstall" "$source_tree/systemd/install.sh" --uninstall --prefix /usr
+check "it stopped the service and left the configuration" bash -c \
+  '! systemctl is-active -q fdbrokerd.service fdbrokerd.socket && [ ! -e /usr/bin/fdbrokerd ] && [ -e /etc/fdbroker/fdbrokerd.toml ]'
+if [ $failed -gt 0 ]; then
+  echo "-- the journal's end"
+  journalctl --no-pager -o short-monotonic -u fdbrokerd.service | tail -n 60
+fi
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

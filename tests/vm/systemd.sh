@@ -1,0 +1,81 @@
+#!/bin/bash
+# Boots a real systemd in the virtual machine, installs the broker there with systemd/install.sh, and tries it as a service:
+# three users under load, restart, kill -9, watchdog, stop and start, reload. The checks are in systemd-guest.sh. It never
+# touches this machine's own systemd.
+set -uo pipefail
+here=$(dirname "$(readlink -f "$0")")
+root=$(cd "$here/../.." && pwd)
+
+usage() {
+  cat << 'HELP'
+usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS] [-n]
+
+Builds the programs here, boots Debian SUITE (bookworm: systemd 252, trixie: systemd 257; default: both, one after the
+other) and runs the checks of tests/vm/systemd-guest.sh in it. Needs what tests/vm/install.sh installs, and Debian 12
+here: the guests run the programs built here. Ends with the line `N passed, N failed`.
+
+  -s SUITE     only this one
+  -t SECONDS   limit for each (900)
+  -n           take the programs as they were built before
+
+exit status    0 nothing failed, 1 something did, 2 wrong usage, 77 no virtual machine here (the last line says why)
+HELP
+}
+
+suites=() limit=900 build=yes
+[ "${1-}" != --help ] || { usage; exit 0; }
+while getopts :s:t:nh option; do
+  case $option in
+    s) suites+=("$OPTARG") ;;
+    t) limit=$OPTARG ;;
+    n) build='' ;;
+    h) usage; exit 0 ;;
+    *) echo "systemd.sh: unknown option or no value: -$OPTARG (-h explains)" >&2; exit 2 ;;
+  esac
+done
+shift $((OPTIND - 1))
+[ $# = 0 ] || { echo "systemd.sh: it takes no arguments (-h explains)" >&2; exit 2; }
+[ ${#suites[@]} -gt 0 ] || suites=(bookworm trixie)
+if [ "$(id -u)" != 0 ]; then
+  for tool in qemu-system-x86_64 busybox cpio xz zstd mmdebstrap; do
+    command -v "$tool" > /dev/null || { echo "$tool is not installed; run: sudo tests/vm/install.sh"; exit 77; }
+  done
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$root" || exit 1
+target=${CARGO_TARGET_DIR:-target}
+build() {
+  cargo build --release --quiet -p fdbrokerd -p fdbroker &&
+    cargo build --release --quiet -p fdbroker-client --example vm-client
+}
+[ -z "$build" ] || build || { echo "the build failed"; echo "0 passed, 1 failed"; exit 1; }
+
+# What install.sh reads, and what it installs. Debug information would only fill the guest's memory.
+stage=$work/fdbroker
+mkdir -p "$stage/target/release"
+tar -c Cargo.toml README.md LICENSE-* systemd libclient/SETTINGS.md libclient/protocol/PROTOCOL.md libclient/examples \
+  libclient/capi/examples | tar -x -C "$stage"
+for program in "$target/release/fdbroker" "$target/release/fdbrokerd" "$target/release/examples/vm-client"; do
+  place=$stage/target/release/$(basename "$program")
+  strip --strip-debug -o "$place" "$program" 2> /dev/null || cp "$program" "$place"
+done
+tar -c -C "$work" -f "$work/fdbroker.tar" fdbroker
+
+passed=0 failed=0
+for suite in "${suites[@]}"; do
+  echo "== Debian $suite"
+  status=0
+  "$here/run.sh" -s "$suite" -m 1536 -t "$limit" -f "$work/fdbroker.tar" "$here/systemd-guest.sh" 2>&1 |
+    tee "$work/log" || status=$?
+  read -r p f < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$work/log" | tail -n 1)
+  # Without its last line it died half-way.
+  if [ -z "${p-}" ]; then
+    echo "FAILED  the checks did not come to their end (status $status)"
+    p=$(grep -c '^ok  ' "$work/log") f=$(($(grep -c '^FAILED  ' "$work/log") + 1))
+  fi
+  passed=$((passed + p)) failed=$((failed + f))
+done
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
