@@ -14,7 +14,7 @@ use crate::tally::{Fault, Promise};
 use fdbroker_core::{
     ClientId, Core, DomainKey, Effect, Effects, Events, Granted, Lane, Now, Ticket,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -395,7 +395,6 @@ impl World {
         let exact = self.model.exact;
         faults::of_action(&mut self.stats, &self.model, action);
         let mut step = self.model.begin(self.now, action)?;
-        let before = exact.then(|| self.model.ledger());
         self.effects.clear();
         match action.input() {
             Some(input) => self.core.step(Now(self.now), input, &mut self.effects),
@@ -404,6 +403,9 @@ impl World {
         for effect in &self.effects.list {
             self.trace.note(|| show_effect(effect, &self.effects));
         }
+        // What was full when somebody was refused, before the effects change it.
+        let refuses = exact && refuses_for_quota(&self.effects);
+        let before = refuses.then(|| self.model.ledger());
         for effect in &self.effects.list {
             self.model.effect(&mut step, effect, &self.effects)?;
         }
@@ -426,6 +428,10 @@ impl World {
             for quotas in &step.quotas {
                 self.model.check_quotas(&step, quotas, &[&before, &after, &self.ledger])?;
             }
+        } else {
+            ensure!(!exact || step.quotas.is_empty(), "a NO_QUOTA that no effect shows");
+        }
+        if exact {
             checks::order(&self.model, &step, &after, action)?;
             checks::nothing_left_waiting(&self.model, &self.core, &after, self.now)?;
         }
@@ -612,4 +618,16 @@ impl World {
     pub fn ended_with(&self, id: AllocationId) -> Option<ErrorCode> {
         self.model.ended.get(&id).copied()
     }
+}
+
+/// Whether anybody is refused for a cap.
+fn refuses_for_quota(all: &Effects) -> bool {
+    let no_quota = |status: &Status| status.result() == Err(ErrorCode::NoQuota);
+    all.granted.iter().any(|item| no_quota(&item.status))
+        || all.registered.iter().any(|item| no_quota(&item.status))
+        || all.statuses.iter().any(no_quota)
+        || all.list.iter().any(|effect| match effect {
+            Effect::Failed { status, .. } => no_quota(status),
+            _ => false,
+        })
 }
