@@ -1,7 +1,7 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
-use fdbroker_core::{ClientId, Now, Peer};
+use fdbroker_core::{ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
     Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
     Ticket, Wanted,
@@ -15,6 +15,7 @@ pub enum Action {
     Connect {
         client: u32,
         domain: DomainKey,
+        job: Option<JobKey>,
         pid: u32,
     },
     Hello {
@@ -83,8 +84,8 @@ impl Action {
     /// The core's input; `None` for a poll.
     pub fn input(&self) -> Option<Input<'_>> {
         let input = match *self {
-            Action::Connect { client, domain, pid } => {
-                let peer = Peer { domain, job: None, pid, gid: 0, groups: &[] };
+            Action::Connect { client, domain, job, pid } => {
+                let peer = Peer { domain, job, pid, gid: 0, groups: &[] };
                 Input::Connect { client: ClientId(client), peer }
             }
             Action::Hello { client, request, own_fds } => {

@@ -204,6 +204,15 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
         same(&view.key, &view.account, &ledger.of(account))?;
         model.proofs.count(Promise::Ledger, COUNTED.len());
     }
+    let mut jobs = BTreeSet::new();
+    for view in core.jobs() {
+        jobs.insert((view.domain, view.key));
+        let account = Holder::Job(view.domain, view.key);
+        same(&format!("{account:?}"), &view.account, &ledger.of(account))?;
+    }
+    for (key, sums) in &ledger.jobs {
+        ensure!(jobs.contains(key) || *sums == Sums::default(), "{key:?} is charged and gone");
+    }
     let domains: BTreeSet<_> = core.domains().map(|view| view.key).collect();
     for (key, sums) in &ledger.domains {
         ensure!(domains.contains(key) || *sums == Sums::default(), "{key:?} is charged and gone");
@@ -220,8 +229,9 @@ fn same(whose: &dyn std::fmt::Debug, account: &Account, sums: &Sums) -> Check {
 }
 
 fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -> Check {
-    let core = (view.domain, view.pid, view.credits, view.parked as usize);
-    let model = (client.domain, client.pid, client.credits, client.requests.len());
+    let core = (view.domain, view.job, view.pid, view.credits, view.parked as usize);
+    let requests = client.requests.len();
+    let model = (client.domain, client.job, client.pid, client.credits, requests);
     ensure!(core == model, "client {number}: {core:?}, the model has {model:?}");
     ensure!(!view.welcome || client.phase != Phase::Connected, "client {number}: welcome");
     Ok(())
@@ -231,8 +241,9 @@ fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -
 fn caps(model: &Model, ledger: &Ledger) -> Check {
     let clients = ledger.clients.iter().map(|(number, sums)| (Holder::Client(*number), sums));
     let domains = ledger.domains.iter().map(|(key, sums)| (Holder::Domain(*key), sums));
+    let jobs = ledger.jobs.iter().map(|((key, job), sums)| (Holder::Job(*key, *job), sums));
     let node = std::iter::once((Holder::Node, &ledger.node));
-    for (account, sums) in clients.chain(domains).chain(node) {
+    for (account, sums) in clients.chain(jobs).chain(domains).chain(node) {
         model.proofs.count(Promise::Caps, CAPPED.len());
         for resource in CAPPED {
             let cap = cap_of(model.caps(account), resource).unwrap_or(u64::MAX);
@@ -367,10 +378,8 @@ fn is_final(model: &Model, client: u32, id: AllocationId) -> bool {
 }
 
 fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> {
-    let Some(state) = model.clients.get(&client) else { return Vec::new() };
-    let accounts = [Holder::Client(client), Holder::Domain(state.domain), Holder::Node];
     let mut found = Vec::new();
-    for account in accounts {
+    for account in model.accounts_of_client(client) {
         for resource in [Resource::HeldFds, Resource::Fds] {
             if model.is_full(ledger, account, resource, 1) {
                 found.push(Blocker { resource, account });
@@ -390,51 +399,88 @@ pub fn is_waited_for(model: &Model, ledger: &Ledger, account: Holder, resource: 
     })
 }
 
-/// Whether serving the later request could take what the earlier one waits for.
-fn waits_behind(
-    model: &Model,
-    later: (u32, &Client, &Request),
-    earlier: &(u32, &Client, &Request, Vec<Blocker>),
-) -> bool {
-    let (client, state, request) = later;
-    let mut needs = Vec::new();
-    if let Ask::Register { .. } = request.ask {
-        let accounts = [Holder::Client(client), Holder::Domain(state.domain), Holder::Node];
-        needs.push((accounts, CREDIT));
-    }
-    for id in request.wanted() {
-        let Some(allocation) = model.live(id) else { continue };
-        needs.push(([Holder::Client(client), Holder::Domain(state.domain), Holder::Node], LEASE));
-        if !model.is_held(id) {
-            let owner = Holder::Client(allocation.owner);
-            needs.push(([owner, Holder::Domain(allocation.domain), Holder::Node], PLACE));
-        }
-    }
-    earlier.3.iter().any(|blocker| {
-        needs.iter().any(|(accounts, resources)| {
+/// A parked request, and the caps that it stands before.
+pub struct Waiting<'a> {
+    pub client: u32,
+    pub state: &'a Client,
+    pub request: &'a Request,
+    pub stands: Vec<Blocker>,
+    /// The accounts and resources that it takes from when it is served.
+    needs: Vec<(Vec<Holder>, &'static [Resource])>,
+}
+
+/// Everybody who waits, by arrival.
+pub fn everybody<'a>(model: &'a Model, ledger: &Ledger) -> Vec<Waiting<'a>> {
+    let all = waiting(model).into_iter();
+    all.map(|(client, state, request)| {
+        let stands = stands_before(model, ledger, client, request);
+        let needs = needs_of(model, client, request);
+        Waiting { client, state, request, stands, needs }
+    })
+    .collect()
+}
+
+/// Whether one that may come before it waits for what it needs: one of its domain that came earlier, or any of
+/// another domain, since domains take turns.
+pub fn is_behind(all: &[Waiting<'_>], one: &Waiting<'_>) -> bool {
+    all.iter().any(|other| {
+        let before = match other.state.domain == one.state.domain {
+            true => other.request.order < one.request.order,
+            false => true,
+        };
+        before && waits_behind(one, &other.stands)
+    })
+}
+
+/// Whether serving the later request could take what an earlier one waits for.
+pub fn waits_behind(later: &Waiting<'_>, earlier: &[Blocker]) -> bool {
+    earlier.iter().any(|blocker| {
+        later.needs.iter().any(|(accounts, resources)| {
             accounts.contains(&blocker.account) && resources.contains(&blocker.resource)
         })
     })
 }
 
-const LEASE: &[Resource] = &[Resource::OpenLeases, Resource::Fds];
+fn needs_of(
+    model: &Model,
+    client: u32,
+    request: &Request,
+) -> Vec<(Vec<Holder>, &'static [Resource])> {
+    let own = || model.accounts_of_client(client);
+    if let Ask::Register { .. } = request.ask {
+        return vec![(own(), CREDIT)];
+    }
+    let live: Vec<_> = request.wanted().filter_map(|id| Some((id, model.live(id)?))).collect();
+    let recalled = live.iter().filter(|(id, _)| !model.is_held(*id));
+    let places = recalled.map(|(_, known)| (model.accounts_of_client(known.owner), PLACE));
+    let lease = (!live.is_empty()).then(|| (own(), LEASE));
+    lease.into_iter().chain(places).collect()
+}
+
+pub const LEASE: &[Resource] = &[Resource::OpenLeases, Resource::Fds];
 const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TableFds];
 const PLACE: &[Resource] =
     &[Resource::HeldFds, Resource::Fds, Resource::TableFds, Resource::HeldBytes];
 
 /// After each step that leaves no poll due: who can be served is served, unless one before it waits for the same;
 /// and who waits for a place that could be made by closing something sees it made.
-pub fn nothing_left_waiting(model: &Model, core: &Core, ledger: &Ledger, now: u64) -> Check {
+pub fn nothing_left_waiting(
+    model: &Model,
+    core: &Core,
+    ledger: &Ledger,
+    all: &[Waiting<'_>],
+    now: u64,
+) -> Check {
     if core.poll_timeout().is_some_and(|at| at.0 <= now) {
         return Ok(());
     }
-    let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
-    for (client, state, request) in waiting(model) {
+    for one in all {
+        let (client, request) = (one.client, one.request);
         model.proofs.count(Promise::NoHarm, 1);
         let mut wanted = request.wanted().peekable();
         let decided = wanted.peek().is_some() && wanted.all(|id| is_final(model, client, id));
         ensure!(!decided, "client {client} waits for what is decided: {:?}", request.ask);
-        let behind = before.iter().any(|b| waits_behind(model, (client, state, request), b));
+        let behind = is_behind(all, one);
         let blockers = in_the_way(model, ledger, client, request);
         if let Some(blockers) = blockers.filter(|_| !behind && !request.unsent) {
             let what = || format!("request of client {client}: {:?}", request.ask);
@@ -443,8 +489,6 @@ pub fn nothing_left_waiting(model: &Model, core: &Core, ledger: &Ledger, now: u6
                 return Err(format!("{} waits, and nobody makes room in {blocker:?}", what()));
             }
         }
-        let stands = stands_before(model, ledger, client, request);
-        before.push((client, state, request, stands));
     }
     Ok(())
 }
@@ -468,10 +512,10 @@ fn room_could_be_made(model: &Model, request: &Request, blockers: &[Blocker]) ->
     }
     let victim = evictable(model).into_iter().any(|(id, client, domain, _)| {
         let wanted = request.wanted().any(|wanted| wanted == id);
-        let in_scope = match blocker.account {
-            Holder::Client(of) => client == Some(of),
-            Holder::Domain(of) => domain == of,
-            Holder::Node => true,
+        let in_scope = match (client, blocker.account) {
+            (Some(client), account) => model.accounts_of_client(client).contains(&account),
+            (None, Holder::Domain(of)) => domain == of,
+            (None, account) => account == Holder::Node,
         };
         in_scope && !wanted
     });
@@ -503,12 +547,10 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
             continue;
         }
         let given_back = after.clone().without_lease(*client, state.domain);
-        let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
-        for (passed, other, request) in waiting(model) {
-            if request.order > *order {
-                break;
-            }
-            let behind = before.iter().any(|b| waits_behind(model, (passed, other, request), b));
+        let all = everybody(model, &given_back);
+        for one in all.iter().filter(|one| one.request.order < *order) {
+            let (passed, other, request) = (one.client, one.state, one.request);
+            let behind = is_behind(&all, one);
             let blockers = in_the_way(model, &given_back, passed, request);
             let single = request.wanted().count() == 1 && !request.unsent;
             if let Some(blockers) = blockers.filter(|_| !behind && single) {
@@ -521,8 +563,6 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
                     request.ask
                 );
             }
-            let stands = stands_before(model, &given_back, passed, request);
-            before.push((passed, other, request, stands));
         }
     }
     Ok(())
@@ -533,18 +573,17 @@ pub fn nothing_stuck(model: &Model) -> Check {
     let ledger = model.ledger();
     let all: Vec<_> = evictable(model).into_iter().map(|(_, c, d, bytes)| (c, d, bytes)).collect();
     let least = ledger.without(&all);
-    let mut before: Vec<(u32, &Client, &Request, Vec<Blocker>)> = Vec::new();
-    for (client, state, request) in waiting(model) {
+    let all = everybody(model, &least);
+    for one in &all {
+        let (client, request) = (one.client, one.request);
         let Some(blockers) = in_the_way(model, &least, client, request) else {
             return Err(format!("at rest, client {client} waits for nothing: {:?}", request.ask));
         };
-        let behind = before.iter().any(|b| waits_behind(model, (client, state, request), b));
         ensure!(
-            !blockers.is_empty() || behind,
+            !blockers.is_empty() || is_behind(&all, one),
             "at rest, client {client} waits for what could be had: {:?}",
             request.ask
         );
-        before.push((client, state, request, blockers));
     }
     Ok(())
 }

@@ -2,9 +2,9 @@
 //! between the two is judged in `effects`). Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::Action;
-use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
+use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
 use crate::tally::Promise;
-use fdbroker_core::{Deposit, DomainKey, Granted, Lane, LeaseId, Supply};
+use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply};
 use fdbroker_protocol::{AllocationId, ErrorCode, Share, Status};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -144,8 +144,8 @@ impl Model {
             return Ok(step);
         }
         match action {
-            Action::Connect { client, domain, pid } => {
-                self.begin_connect(&mut step, *client, *domain, *pid)?;
+            Action::Connect { client, domain, job, pid } => {
+                self.begin_connect(&mut step, *client, (*domain, *job), *pid)?;
             }
             Action::Hello { client, request, own_fds } => {
                 let again = self.client(*client)?.phase != Phase::Connected;
@@ -228,13 +228,14 @@ impl Model {
         &mut self,
         step: &mut Step,
         client: u32,
-        domain: DomainKey,
+        (domain, job): (DomainKey, Option<JobKey>),
         pid: u32,
     ) -> Check {
         ensure!(!self.clients.contains_key(&client), "the world connected client {client} twice");
         *self.client_orders.entry(client).or_insert(0) += 1;
         let connected = Client {
             domain,
+            job,
             pid,
             phase: Phase::Connected,
             own: 0,
@@ -429,19 +430,16 @@ impl Model {
     }
 
     fn mapped_fits(&self, client: u32) -> bool {
-        let caps = [&self.config.node, &self.config.domain, &self.config.client];
-        if caps.iter().all(|caps| caps.mapped_leases == u64::MAX) {
-            return true;
-        }
-        let Some(state) = self.clients.get(&client) else { return false };
-        let count = |of: &dyn Fn(u32, &Client) -> bool| {
-            let holders = self.clients.iter().filter(|(number, holder)| of(**number, holder));
+        let count = |account: Holder| {
+            let holders = self.clients.iter();
+            let holders = holders.filter(|(number, holder)| holder.is_of(**number, account));
             let leases = holders.flat_map(|(_, holder)| &holder.leases);
             leases.filter(|lease| self.leases.get(lease).is_some_and(|l| l.mapped)).count() as u64
         };
-        count(&|_, _| true) < caps[0].mapped_leases
-            && count(&|_, holder| holder.domain == state.domain) < caps[1].mapped_leases
-            && count(&|number, _| number == client) < caps[2].mapped_leases
+        self.accounts_of_client(client).into_iter().all(|account| {
+            let cap = self.caps(account).mapped_leases;
+            cap == u64::MAX || count(account) < cap
+        })
     }
 
     fn begin_supply(&mut self, step: &mut Step, client: u32, supplies: &[Supply]) -> Check {

@@ -21,6 +21,7 @@ mod setups;
 mod soak;
 mod tally;
 mod took;
+mod turns;
 mod world;
 
 use args::Args;

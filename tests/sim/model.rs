@@ -2,7 +2,7 @@
 //! effects alone. Must never be clever: every sum is counted anew, nothing is kept in order of use.
 
 use crate::tally::Proofs;
-use fdbroker_core::{Caps, Config, Deposit, DomainKey, LeaseId, Wanted, limits};
+use fdbroker_core::{Caps, Config, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +47,7 @@ pub struct Request {
 #[derive(Clone, Debug)]
 pub struct Client {
     pub domain: DomainKey,
+    pub job: Option<JobKey>,
     pub pid: u32,
     pub phase: Phase,
     pub own: u64,
@@ -59,6 +60,18 @@ pub struct Client {
     pub requests: BTreeMap<u64, Request>,
     /// Orders of acquires answered in the step just done, for those that turn out unsent.
     pub answered: BTreeMap<u64, u64>,
+}
+
+impl Client {
+    /// Whether the client of this number, which this is, is charged to an account.
+    pub fn is_of(&self, number: u32, account: Holder) -> bool {
+        match account {
+            Holder::Client(client) => client == number,
+            Holder::Job(domain, job) => self.domain == domain && self.job == Some(job),
+            Holder::Domain(domain) => self.domain == domain,
+            Holder::Node => true,
+        }
+    }
 }
 
 /// How an allocation ended.
@@ -197,7 +210,10 @@ pub const CAPPED: [Resource; 6] = [
 pub struct Ledger {
     pub node: Sums,
     pub domains: BTreeMap<DomainKey, Sums>,
+    pub jobs: BTreeMap<(DomainKey, JobKey), Sums>,
     pub clients: BTreeMap<u32, Sums>,
+    /// Which job a client is of.
+    job_of: BTreeMap<u32, (DomainKey, JobKey)>,
 }
 
 impl Ledger {
@@ -206,6 +222,9 @@ impl Ledger {
         add(self.domains.entry(domain).or_default());
         if let Some(client) = client {
             add(self.clients.entry(client).or_default());
+            if let Some(job) = self.job_of.get(&client) {
+                add(self.jobs.entry(*job).or_default());
+            }
         }
     }
 
@@ -213,6 +232,7 @@ impl Ledger {
     pub fn of(&self, account: Holder) -> Sums {
         match account {
             Holder::Client(client) => self.clients.get(&client).copied(),
+            Holder::Job(domain, job) => self.jobs.get(&(domain, job)).copied(),
             Holder::Domain(domain) => self.domains.get(&domain).copied(),
             Holder::Node => Some(self.node),
         }
@@ -241,6 +261,7 @@ impl Ledger {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     Client(u32),
+    Job(DomainKey, JobKey),
     Domain(DomainKey),
     Node,
 }
@@ -410,6 +431,9 @@ impl Model {
     pub fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::default();
         for (number, client) in &self.clients {
+            ledger.job_of.extend(client.job.map(|job| (*number, (client.domain, job))));
+        }
+        for (number, client) in &self.clients {
             ledger.charge(Some(*number), client.domain, |sums| {
                 sums.credits += client.credits;
                 sums.own += client.own;
@@ -428,11 +452,26 @@ impl Model {
             });
         }
         for closing in self.tickets.values().filter(|closing| !closing.uninvited) {
-            let here = self.client_orders.get(&closing.client) == Some(&closing.client_order)
-                && self.clients.contains_key(&closing.client);
+            let here = self.is_there(closing);
             ledger.charge(here.then_some(closing.client), closing.domain, |s| s.closing += 1);
         }
         ledger
+    }
+
+    /// Whether the client that is charged for a closing fd is not forgotten yet.
+    fn is_there(&self, closing: &Closing) -> bool {
+        self.client_orders.get(&closing.client) == Some(&closing.client_order)
+            && self.clients.contains_key(&closing.client)
+    }
+
+    /// The accounts that a client's charges are made on, the narrowest first; its own alone when it is gone.
+    pub fn accounts_of_client(&self, client: u32) -> Vec<Holder> {
+        let mut all = vec![Holder::Client(client)];
+        if let Some(state) = self.clients.get(&client) {
+            all.extend(state.job.map(|job| Holder::Job(state.domain, job)));
+            all.extend([Holder::Domain(state.domain), Holder::Node]);
+        }
+        all
     }
 
     fn pinned_by(&self, lease: &Lease) -> u128 {
@@ -473,6 +512,9 @@ impl Model {
     pub fn closing_in(&self, account: Holder) -> usize {
         let of = |closing: &&Closing| match account {
             Holder::Client(client) => closing.client == client,
+            Holder::Job(..) => {
+                self.is_there(closing) && self.clients[&closing.client].is_of(0, account)
+            }
             Holder::Domain(domain) => closing.domain == domain,
             Holder::Node => true,
         };
@@ -493,6 +535,7 @@ impl Model {
     pub fn caps(&self, account: Holder) -> &Caps {
         match account {
             Holder::Client(_) => &self.config.client,
+            Holder::Job(..) => &self.config.job,
             Holder::Domain(_) => &self.config.domain,
             Holder::Node => &self.config.node,
         }
@@ -526,7 +569,7 @@ impl Model {
             }
         };
         let lease = [(Resource::OpenLeases, 1), (Resource::Fds, 1)];
-        look(&[Holder::Client(client), Holder::Domain(asking.domain), Holder::Node], &lease);
+        look(&self.accounts_of_client(client), &lease);
         if !self.is_held(id) {
             let owner = allocation.owner;
             let same_domain = allocation.domain == asking.domain;
@@ -534,6 +577,12 @@ impl Model {
             let (held, bytes) = ((Resource::HeldFds, 1), (Resource::HeldBytes, size));
             let client_fds = (Resource::Fds, if owner == client { 2 } else { 1 });
             look(&[Holder::Client(owner)], &[held, client_fds, bytes]);
+            let owner_job = self.clients.get(&owner).and_then(|owner| owner.job);
+            if let Some(job) = owner_job {
+                let same_job = same_domain && asking.job == owner_job;
+                let job_fds = (Resource::Fds, if same_job { 2 } else { 1 });
+                look(&[Holder::Job(allocation.domain, job)], &[held, job_fds, bytes]);
+            }
             let domain_fds = (Resource::Fds, if same_domain { 2 } else { 1 });
             look(&[Holder::Domain(allocation.domain)], &[held, domain_fds, bytes]);
             look(&[Holder::Node], &[held, (Resource::Fds, 2), bytes, (Resource::TableFds, 1)]);

@@ -48,6 +48,7 @@ impl Model {
             return Ok(());
         }
         let accounts = self.accounts_of(quota, scope);
+        ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");
         let cap = match resource {
             Resource::TableFds => self.config.table_fds,
             other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
@@ -84,7 +85,15 @@ impl Model {
                 let owner = owner.map(|(_, domain)| domain);
                 [own, owner].into_iter().flatten().map(Holder::Domain).collect()
             }
-            Scope::Job | Scope::Node => vec![Holder::Node],
+            Scope::Job => {
+                let clients = [Some(quota.client), owner.map(|(client, _)| client)];
+                let accounts = clients
+                    .into_iter()
+                    .flatten()
+                    .flat_map(|client| self.accounts_of_client(client));
+                accounts.filter(|account| matches!(account, Holder::Job(..))).collect()
+            }
+            Scope::Node => vec![Holder::Node],
         }
     }
 
@@ -96,12 +105,7 @@ impl Model {
         resource: Resource,
         quota: &Quota,
     ) -> bool {
-        let of = |number: u32, domain| match account {
-            Holder::Client(client) => client == number,
-            Holder::Domain(wanted) => wanted == domain,
-            Holder::Node => true,
-        };
-        let members = self.clients.iter().filter(|(number, state)| of(**number, state.domain));
+        let members = self.clients.iter().filter(|(number, state)| state.is_of(**number, account));
         let usage = |number: u32| ledger.of(Holder::Client(number)).usage(resource);
         let most = members.clone().map(|(number, _)| usage(*number)).max();
         let pid = quota.status.pid.get();

@@ -10,7 +10,7 @@ use crate::rng::Rng;
 use crate::setups::{self, Setup};
 use crate::world::{Reply, World};
 use fdbroker_core::{
-    Config, Deposit, DomainKey, Granted, Lane, LeaseId, RecallEvent, Wanted, limits,
+    Config, Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, RecallEvent, Wanted, limits,
 };
 use fdbroker_protocol::{AllocationId, MAX_BATCH, MemoryKind, Share, Status};
 
@@ -78,9 +78,14 @@ impl Rig {
     }
 
     pub fn client_of(&mut self, uid: u32) -> Check<u32> {
+        self.client_in(uid, None)
+    }
+
+    /// A client of a user and a job.
+    pub fn client_in(&mut self, uid: u32, job: Option<JobKey>) -> Check<u32> {
         let client = self.next_client;
         self.next_client += 1;
-        self.world.connect(client, DomainKey { listener: 0, uid }, Manners::default())?;
+        self.world.connect(client, DomainKey { listener: 0, uid }, job, Manners::default())?;
         let request = self.world.next_request(client);
         self.world.feed(Action::Hello { client, request, own_fds: 0 })?;
         Ok(client)

@@ -13,6 +13,8 @@ pub struct Setup {
     /// Users, each on each listener: isolation domains.
     pub uids: u32,
     pub listeners: u32,
+    /// Jobs of each domain; some clients are of none.
+    pub jobs: u32,
     /// Most items in one message of a well-behaved client.
     pub batch: u64,
     /// Pages of 4 KiB in a client's address range: few of them, so that addresses are used again.
@@ -28,8 +30,8 @@ pub struct Setup {
 }
 
 /// Names of every setup, in the order they run.
-pub const NAMES: [&str; 12] = [
-    "tiny", "one", "mid", "none", "bytes", "shares", "slots", "retire", "table", "refused",
+pub const NAMES: [&str; 13] = [
+    "tiny", "one", "mid", "none", "bytes", "shares", "jobs", "slots", "retire", "table", "refused",
     "random", "large",
 ];
 
@@ -62,6 +64,7 @@ fn base() -> Setup {
         clients: 6,
         uids: 2,
         listeners: 1,
+        jobs: 0,
         batch: 8,
         pages: 64,
         owned: 12,
@@ -81,6 +84,7 @@ pub fn named(name: &str, rng: &mut Rng) -> Option<Setup> {
         "mid" => mid(&mut setup),
         "bytes" => bytes(&mut setup),
         "shares" => shares(&mut setup),
+        "jobs" => jobs(&mut setup),
         "slots" => slots(&mut setup),
         "retire" => retire(&mut setup),
         "table" => table(&mut setup),
@@ -146,6 +150,24 @@ fn shares(setup: &mut Setup) {
     setup.clients = 8;
 }
 
+/// Caps of jobs, in the way more often than those of clients, domains and the node.
+fn jobs(setup: &mut Setup) {
+    setup.config.node = Caps { fds: 48, open_leases: 24, ..Caps::NONE };
+    setup.config.domain = Caps { fds: 36, open_leases: 18, held_fds: 14, ..Caps::NONE };
+    setup.config.job = Caps {
+        fds: 12,
+        held_fds: 6,
+        held_bytes: 20 * 4096,
+        open_leases: 5,
+        mapped_leases: 6,
+        allocations: 14,
+        ..Caps::NONE
+    };
+    setup.uids = 2;
+    setup.jobs = 2;
+    setup.clients = 9;
+}
+
 fn slots(setup: &mut Setup) {
     setup.config.max_slots = 6;
     setup.config.node.held_fds = 5;
@@ -195,6 +217,8 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
     setup.config.node = caps(rng);
     setup.config.domain = caps(rng);
     setup.config.client = caps(rng);
+    setup.config.job = caps(rng);
+    setup.jobs = rng.below(3) as u32;
     setup.config.table_fds = table_for(rng.between(3, 12), rng.between(8, 64));
     setup.config.base_credits = rng.below(3) as u32;
     setup.config.max_credits = setup.config.base_credits.max(1) + rng.skewed(0, 40) as u32;

@@ -11,8 +11,9 @@ use crate::report::{Stats, Trace};
 use crate::rng::Rng;
 use crate::setups::Setup;
 use crate::tally::{Fault, Promise};
+use crate::turns::Turns;
 use fdbroker_core::{
-    ClientId, Core, DomainKey, Effect, Effects, Events, Granted, Lane, Now, Ticket,
+    ClientId, Core, DomainKey, Effect, Effects, Events, Granted, JobKey, Lane, Now, Ticket,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::cmp::Reverse;
@@ -74,6 +75,7 @@ pub struct World {
     /// Messages of clients handed in: what tells which has overtaken another.
     messages: u64,
     ledger: Ledger,
+    turns: Turns,
 }
 
 impl World {
@@ -100,6 +102,7 @@ impl World {
             refs_full_until: 0,
             messages: 0,
             ledger: Ledger::default(),
+            turns: Turns::default(),
             setup,
         };
         for _ in 0..world.setup.clients {
@@ -226,7 +229,11 @@ impl World {
         };
         let client = (0..).find(|c| !self.model.clients.contains_key(c)).unwrap_or(u32::MAX);
         let manners = Manners::draw(&mut self.rng, self.setup.rogues);
-        self.connect(client, domain, manners)?;
+        let job = match self.rng.below(u64::from(self.setup.jobs) + 1) {
+            0 => None,
+            job => Some(JobKey(job)),
+        };
+        self.connect(client, domain, job, manners)?;
         let order = self.agents.get(&client).map_or(0, |agent| agent.order);
         let wait = self.rng.between(1, 300);
         let first = if self.rng.chance(20) {
@@ -239,11 +246,17 @@ impl World {
     }
 
     /// A client's socket was accepted.
-    pub fn connect(&mut self, client: u32, domain: DomainKey, manners: Manners) -> Check {
+    pub fn connect(
+        &mut self,
+        client: u32,
+        domain: DomainKey,
+        job: Option<JobKey>,
+        manners: Manners,
+    ) -> Check {
         let order = self.model.client_orders.get(&client).copied().unwrap_or(0) + 1;
         self.agents.insert(client, Agent::new(order, manners));
         let pid = 10_000 + self.stats.steps as u32;
-        self.feed(Action::Connect { client, domain, pid })
+        self.feed(Action::Connect { client, domain, job, pid })
     }
 
     fn hello(&mut self, client: u32) -> Check {
@@ -433,7 +446,9 @@ impl World {
         }
         if exact {
             checks::order(&self.model, &step, &after, action)?;
-            checks::nothing_left_waiting(&self.model, &self.core, &after, self.now)?;
+            let all = checks::everybody(&self.model, &after);
+            checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
+            self.turns.check(&self.model, &step, &after, &all, action)?;
         }
         self.ledger = after;
         Ok(())

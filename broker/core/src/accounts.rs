@@ -1,30 +1,34 @@
-//! Charging clients, their domains and the node together, and the fds on their way through the closers.
+//! Charging clients, their jobs, domains and the node together, and the fds on their way through the closers.
 //! Must never charge one account of a list and not the others.
 
-use crate::api::{ClientId, Effect, Effects, Lane, Ticket};
+use crate::api::{Caps, ClientId, Effect, Effects, Lane, Ticket};
 use crate::ledger::{Accounts, Blocked, Charge, Holder, cap_of};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::slots::NONE;
 use crate::state::{Closing, Queued};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Core {
-    fn accounts(&mut self, client: Option<u32>, domain: u32) -> Accounts<'_> {
+    pub(crate) fn accounts(&mut self, client: Option<u32>, domain: u32) -> Accounts<'_> {
         let table_room = self.table_room();
         let client = client.map(|number| {
             let client = self.clients[number as usize].as_deref_mut();
-            (number, &mut client.expect("a charged client exists").account)
+            let client = client.expect("a charged client exists");
+            (number, client.job, &mut client.account)
         });
+        let job = client.as_ref().and_then(|(_, job, _)| *job);
         Accounts {
-            client,
+            client: client.map(|(number, _, account)| (number, account)),
+            job: job.map(|number| (number, &mut self.jobs[number].account)),
             domain: (domain, &mut self.domains[domain].account),
             node: &mut self.node,
-            caps: [&self.config.client, &self.config.domain, &self.config.node],
+            caps: [&self.config.client, &self.config.job, &self.config.domain, &self.config.node],
             table_room,
         }
     }
 
-    /// Charges a client, its domain and the node, or nobody.
+    /// Charges a client, its job, its domain and the node, or nobody.
     pub(crate) fn charge(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
         let domain = self.client_mut(client).domain;
         self.accounts(Some(client), domain).charge(charge)?;
@@ -55,8 +59,18 @@ impl Core {
     /// Moves a charge of a gone client to its domain alone.
     pub(crate) fn leave_to_domain(&mut self, client: u32, charge: Charge) {
         let domain = self.client_mut(client).domain;
-        self.accounts(Some(client), domain).release(charge);
-        self.accounts(None, domain).add(charge);
+        self.accounts(Some(client), domain).leave_to_domain(charge);
+    }
+
+    /// Takes back a charge of an allocation: from its owner, from its domain alone when it has none, from nobody
+    /// when it has no domain either.
+    pub(crate) fn release_allocation_charge(&mut self, slot: u32, charge: Charge) {
+        let (owner, domain) = (self.allocations[slot].owner, self.allocations[slot].domain);
+        match (owner, domain) {
+            (NONE, NONE) => {}
+            (NONE, domain) => self.release_domain_charge(domain, charge),
+            (owner, _) => self.release_charge(owner, charge),
+        }
     }
 
     /// Makes a charge that has no cap.
@@ -85,16 +99,8 @@ impl Core {
     pub(crate) fn held_room(&mut self, client: u32) -> u64 {
         let domain = self.client_mut(client).domain;
         let accounts = self.accounts(Some(client), domain);
-        let client = accounts.client.as_ref().map(|(_, account)| &**account);
-        let [client_caps, domain_caps, node_caps] = accounts.caps;
-        let levels = [
-            (client, client_caps),
-            (Some(&*accounts.domain.1), domain_caps),
-            (Some(&*accounts.node), node_caps),
-        ];
         let mut room = accounts.table_room;
-        for (account, caps) in levels {
-            let Some(account) = account else { continue };
+        for (_, account, caps) in accounts.levels().into_iter().flatten() {
             for resource in [Resource::Fds, Resource::HeldFds] {
                 room = room.min(cap_of(caps, resource).saturating_sub(account.now(resource)));
             }
@@ -105,31 +111,31 @@ impl Core {
     /// NO_QUOTA for a cap: its value, and the pid of who holds most.
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
         let Blocked { resource, account } = blocked;
-        let caps = match account {
-            Holder::Client(_) => &self.config.client,
-            Holder::Domain(_) => &self.config.domain,
-            Holder::Node => &self.config.node,
-        };
         let cap = match resource {
             Resource::TableFds => self.config.table_fds,
-            resource => cap_of(caps, resource),
+            resource => cap_of(self.caps_of(account), resource),
         };
         let counted = match resource {
             Resource::TableFds => Resource::HeldFds,
             resource => resource,
         };
-        let of_account = |number: u32, domain: u32| match account {
-            Holder::Client(client) => client == number,
-            Holder::Domain(of) => of == domain,
-            Holder::Node => true,
-        };
         let largest = (0..)
             .zip(&self.clients)
             .filter_map(|(number, client)| Some((number, client.as_deref()?)))
-            .filter(|(number, client)| of_account(*number, client.domain))
+            .filter(|(number, client)| client.is_of(*number, account))
             .max_by_key(|(_, client)| client.account.now(counted));
         let pid = largest.map_or(0, |(_, client)| client.pid);
         Status::no_quota(resource, account.scope(), cap, pid)
+    }
+
+    /// The caps of an account.
+    pub(crate) fn caps_of(&self, account: Holder) -> &Caps {
+        match account {
+            Holder::Client(_) => &self.config.client,
+            Holder::Job(_) => &self.config.job,
+            Holder::Domain(_) => &self.config.domain,
+            Holder::Node => &self.config.node,
+        }
     }
 
     /// NO_QUOTA for a limit of the configuration that is no account's.
@@ -144,15 +150,26 @@ impl Core {
     pub(crate) fn closing(&mut self, client: u32, lane: Lane) -> Ticket {
         let record = self.client_mut(client);
         record.closing += 1;
-        let (domain, serial) = (record.domain, record.serial);
+        let (domain, job, serial) = (record.domain, record.job, record.serial);
         let refused = lane == Lane::Refused;
         let coming = u64::from(!refused);
         record.coming += coming;
+        if let Some(job) = job {
+            self.jobs[job].coming += coming;
+        }
         self.coming += coming;
         self.domains[domain].coming += coming;
         self.domains[domain].closing += 1;
         self.domains[domain].refused += u64::from(refused);
         self.ticket(Closing { domain, client: Some((client, serial)), refused })
+    }
+
+    /// The same for an fd that its domain alone is charged for.
+    pub(crate) fn closing_of_domain(&mut self, domain: u32) -> Ticket {
+        self.coming += 1;
+        self.domains[domain].coming += 1;
+        self.domains[domain].closing += 1;
+        self.ticket(Closing { domain, client: Some((NONE, 0)), refused: false })
     }
 
     fn ticket(&mut self, closing: Closing) -> Ticket {
@@ -218,10 +235,13 @@ impl Core {
         self.coming -= coming;
         self.domains[domain].coming -= coming;
         self.domains[domain].closing -= 1;
-        match self.clients[number as usize].as_deref_mut() {
+        match self.clients.get_mut(number as usize).and_then(Option::as_deref_mut) {
             Some(record) if record.serial == serial => {
                 record.closing -= 1;
                 record.coming -= coming;
+                if let Some(job) = record.job {
+                    self.jobs[job].coming -= coming;
+                }
                 self.release_charge(number, Charge::Held(1));
             }
             _ => self.release_domain_charge(domain, Charge::Held(1)),
@@ -234,6 +254,7 @@ impl Core {
             Holder::Client(number) => {
                 self.clients[number as usize].as_deref().map_or(0, |client| client.coming)
             }
+            Holder::Job(number) => self.jobs[number].coming,
             Holder::Domain(number) => self.domains[number].coming,
             Holder::Node => self.coming,
         }
@@ -244,9 +265,23 @@ impl Core {
     pub(crate) fn queued(&mut self, account: Holder) -> Option<&mut Queued> {
         match account {
             Holder::Client(_) => None,
+            Holder::Job(number) => Some(&mut self.jobs[number].blocked),
             Holder::Domain(number) => Some(&mut self.domains[number].blocked),
             Holder::Node => Some(&mut self.node_blocked),
         }
+    }
+
+    /// Drops a job that nothing is left of, requests of others that wait for its room included.
+    pub(crate) fn forget_job_if_unused(&mut self, number: u32) {
+        let job = &self.jobs[number];
+        if job.clients > 0 || !job.blocked.is_empty() {
+            return;
+        }
+        assert!(job.account.is_zero(), "invariant 3: a job without clients has zero: {job:?}");
+        assert!(job.lru.is_empty() && job.coming == 0);
+        self.job_by_key.remove(&job.key);
+        self.jobs.remove(number);
+        self.scan_full.retain(|blocked| blocked.account != Holder::Job(number));
     }
 
     /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
@@ -255,6 +290,7 @@ impl Core {
         let unused = domain.clients == 0 && domain.refused == 0 && domain.blocked.is_empty();
         if unused && domain.account.is_zero() {
             assert!(domain.lru.is_empty() && domain.closing == 0 && domain.coming == 0);
+            assert!(domain.waiting.is_empty());
             self.domain_by_key.remove(&domain.key);
             self.domains.remove(number);
             self.scan_full.retain(|blocked| blocked.account != Holder::Domain(number));

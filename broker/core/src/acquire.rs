@@ -5,10 +5,10 @@ use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
 use crate::ledger::{Blocked, FOR_HELD, FOR_LEASE, Holder};
 use crate::state::{Parked, State, Wait, Wish};
-use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Share, Status};
+use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
 
 /// What one item of an acquire comes to.
-enum Item {
+pub(crate) enum Item {
     /// An error that waiting does not mend.
     Final(ErrorCode),
     /// The broker holds the fd.
@@ -17,6 +17,8 @@ enum Item {
     Evicted(u32),
     /// The owner is being asked.
     Recalling(u32),
+    /// Of before a crash: its owner may still name it again.
+    Reserved(u32),
 }
 
 /// Whom a request stands behind: it may not take what those wait for.
@@ -89,22 +91,26 @@ impl Core {
         self.arrivals
     }
 
-    fn item(&self, client: ClientId, wanted: Wanted) -> Item {
+    pub(crate) fn item(&self, client: ClientId, wanted: Wanted) -> Item {
         let id = match wanted {
             Ok(id) => id,
             Err(code) => return Item::Final(code),
         };
         let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
-            return Item::Final(ErrorCode::Stale);
+            return Item::Final(self.absent(id));
         };
-        let domain = self.clients[client.0 as usize].as_deref().map(|client| client.domain);
-        if allocation.share == Share::Uid && Some(allocation.domain) != domain {
+        if !self.may_have(client, id.slot) {
             return Item::Final(ErrorCode::NotPermitted);
         }
         if let State::Ended(code) = allocation.state {
             return Item::Final(code);
         }
+        if self.outlives_owner(id.slot) {
+            return Item::Ready(id.slot);
+        }
         match (allocation.state, self.owner_error(allocation.owner)) {
+            (State::Reserved, _) if self.is_grace_over() => Item::Final(ErrorCode::OwnerGone),
+            (State::Reserved, _) => Item::Reserved(id.slot),
             (_, Some(ErrorCode::OwnerGone)) => Item::Final(ErrorCode::OwnerGone),
             (State::Held | State::Resident, _) => Item::Ready(id.slot),
             (_, Some(code)) => Item::Final(code),
@@ -222,6 +228,10 @@ impl Core {
                         Err(blocked) => full = full.or(Some(blocked)),
                     }
                 }
+                Item::Reserved(slot) => {
+                    self.wait_for_owner(slot, seq);
+                    recalling = true;
+                }
                 Item::Ready(slot) => several_ready |= *ready.get_or_insert(slot) != slot,
                 Item::Final(_) => {}
             }
@@ -245,7 +255,7 @@ impl Core {
         Wait::Room(in_the_way)
     }
 
-    fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
+    pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
         self.lru_touch(slot);
         let allocation = &self.allocations[slot];
         Granted {
@@ -269,9 +279,10 @@ impl Core {
         client: u32,
         resources: &[Resource],
     ) -> Option<Blocked> {
-        let domain = self.client_mut(client).domain;
-        let accounts = [Holder::Node, Holder::Domain(domain), Holder::Client(client)];
-        let all = accounts.into_iter().flat_map(|account| {
+        let record = self.client_mut(client);
+        let (domain, job) = (Some(Holder::Domain(record.domain)), record.job.map(Holder::Job));
+        let accounts = [Some(Holder::Node), domain, job, Some(Holder::Client(client))];
+        let all = accounts.into_iter().flatten().flat_map(|account| {
             resources.iter().map(move |resource| Blocked { resource: *resource, account })
         });
         let waited_for = |blocked: &Blocked| match turn {
@@ -302,7 +313,7 @@ impl Core {
                     ahead = ahead.or_else(|| self.ahead_of_recall(Turn::Last, client.0, slot));
                     self.recall_blocked(slot, client.0)
                 }
-                Item::Final(_) | Item::Recalling(_) => continue,
+                Item::Final(_) | Item::Recalling(_) | Item::Reserved(_) => continue,
             };
             match full {
                 Some(full) => return Some(full),
@@ -327,7 +338,7 @@ impl Core {
         for item in wanted {
             let status = match self.item(client, *item) {
                 Item::Final(code) => code.into(),
-                Item::Recalling(_) => again,
+                Item::Recalling(_) | Item::Reserved(_) => again,
                 Item::Ready(_) | Item::Evicted(_) => pending,
             };
             fx.granted.push(Granted::refused(*item, status));

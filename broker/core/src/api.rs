@@ -36,6 +36,11 @@ pub struct DomainKey {
     pub uid: u32,
 }
 
+impl DomainKey {
+    /// Of no domain that there can be: uid -1 is nobody's (chown(2)).
+    pub const NOBODYS: DomainKey = DomainKey { listener: u32::MAX, uid: u32::MAX };
+}
+
 /// Which job a client is of, within its domain: the daemon's hash of the cgroup's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobKey(pub u64);

@@ -1,12 +1,11 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, Peer, RequestId};
-use crate::ledger::{Account, Blocked, Charge, Holder};
+use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer, RequestId};
+use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
-use crate::lists::List;
 use crate::slots::NONE;
-use crate::state::{AllocationList, Client, Domain, Queued, State};
+use crate::state::{AllocationList, Client, Domain, Job, State};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope};
 
@@ -28,8 +27,16 @@ impl Core {
             }
             assert!(self.clients[number].is_none(), "client {number} is connected already");
             self.serials += 1;
-            self.clients[number] = Some(Box::new(Client::new(self.serials, domain, pid)));
+            let job = peer.job.map(|job| self.job((key, job)));
+            let mut record = Client::new(self.serials, domain, job, pid);
+            record.gid = peer.gid;
+            record.groups = peer.groups.into();
+            record.groups.sort_unstable();
+            self.clients[number] = Some(Box::new(record));
             self.domains[domain].clients += 1;
+            if let Some(job) = job {
+                self.jobs[job].clients += 1;
+            }
             self.table.connections += FDS_PER_CONNECTION;
             self.table.peak = self.table.peak.max(self.table_now());
             self.counters.clients += 1;
@@ -50,23 +57,24 @@ impl Core {
         number.is_some_and(|number| self.domains[*number].refused > most)
     }
 
-    fn domain(&mut self, key: DomainKey) -> Option<u32> {
+    pub(crate) fn domain(&mut self, key: DomainKey) -> Option<u32> {
         if let Some(number) = self.domain_by_key.get(&key) {
             return Some(*number);
         }
-        let domain = Domain {
-            key,
-            clients: 0,
-            closing: 0,
-            coming: 0,
-            refused: 0,
-            blocked: Queued::default(),
-            account: Account::default(),
-            lru: List::EMPTY,
-        };
+        let mut domain = Domain::new(key);
+        domain.turn = self.rooms.last_turn();
         let (number, _) = self.domains.insert(domain)?;
         self.domain_by_key.insert(key, number);
         Some(number)
+    }
+
+    pub(crate) fn job(&mut self, key: (DomainKey, JobKey)) -> u32 {
+        if let Some(number) = self.job_by_key.get(&key) {
+            return *number;
+        }
+        let (number, _) = self.jobs.insert(Job::new(key)).expect("jobs are fewer than slots");
+        self.job_by_key.insert(key, number);
+        number
     }
 
     pub(crate) fn hello(
@@ -129,7 +137,7 @@ impl Core {
     }
 
     /// Ends what gone clients had, a bounded number of leases and allocations at a time.
-    pub(crate) fn tear_down(&mut self, fx: &mut Effects) {
+    pub(crate) fn tear_down(&mut self, now: Now, fx: &mut Effects) {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.dying.front().copied() {
             while left > 0
@@ -141,7 +149,7 @@ impl Core {
             while left > 0
                 && let Some(slot) = self.client_mut(number).owned.first()
             {
-                self.disown(number, slot, fx);
+                self.disown(now, number, slot, fx);
                 left -= 1;
             }
             if left == 0 {
@@ -152,8 +160,11 @@ impl Core {
         }
     }
 
-    /// Ends an allocation of a gone owner and takes it off the owner's record.
-    fn disown(&mut self, owner: u32, slot: u32, fx: &mut Effects) {
+    /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
+    fn disown(&mut self, now: Now, owner: u32, slot: u32, fx: &mut Effects) {
+        if self.outlives_owner(slot) {
+            return self.orphan(now, slot);
+        }
         if self.allocations[slot].is_live() {
             self.end(slot, ErrorCode::OwnerGone, fx);
         } else if self.allocations[slot].drained {
@@ -187,6 +198,11 @@ impl Core {
         self.counters.clients -= 1;
         self.scan_full.retain(|blocked| blocked.account != Holder::Client(number));
         self.domains[client.domain].clients -= 1;
+        if let Some(job) = client.job {
+            self.jobs[job].coming -= client.coming;
+            self.jobs[job].clients -= 1;
+            self.forget_job_if_unused(job);
+        }
         self.forget_domain_if_unused(client.domain);
         fx.list.push(Effect::Forget { client: ClientId(number) });
     }

@@ -10,6 +10,13 @@ use fdbroker_protocol::MAX_BATCH;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(String);
 
+impl ConfigError {
+    /// With the whole message.
+    pub(crate) fn new(message: String) -> Self {
+        ConfigError(message)
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -54,14 +54,14 @@ impl Core {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let key = (allocation.device, allocation.base);
-        if key.1 != 0 {
-            let removed = self.client_mut(owner).by_base.remove(&key);
-            assert!(removed == Some(slot), "a live allocation with an address is found by it");
+        if owner != NONE {
+            self.forget_base(owner, key, slot);
         }
         fx.list.push(Effect::Publish { slot, generation: 0 });
         match self.allocations[slot].state {
             State::Held | State::Resident => {
                 self.lru_remove(slot);
+                self.unkeep(slot, fx);
                 self.close_held(slot, fx);
             }
             State::Recalling => {
@@ -69,8 +69,12 @@ impl Core {
                 self.release_charge(owner, Charge::Held(1));
                 self.release_charge(owner, Charge::Bytes(size));
             }
+            State::Reserved => self.reserved -= 1,
             State::Evicted => {}
             State::Ended(_) => unreachable!("an allocation ends once"),
+        }
+        if self.allocations[slot].keep {
+            self.release_allocation_charge(slot, Charge::Kept(1));
         }
         self.allocations[slot].state = State::Ended(code);
         self.something_ended = true;
@@ -78,6 +82,14 @@ impl Core {
         self.revoke_leases(slot, size);
         for seq in waiters {
             self.answer_ended_item(seq, fx);
+        }
+    }
+
+    /// An address of the owner is no longer that of an allocation.
+    pub(crate) fn forget_base(&mut self, owner: u32, key: (u32, u64), slot: u32) {
+        if key.1 != 0 {
+            let removed = self.client_mut(owner).by_base.remove(&key);
+            assert!(removed == Some(slot), "a live allocation with an address is found by it");
         }
     }
 
@@ -130,7 +142,9 @@ impl Core {
         }
         if owner == NONE {
             self.allocations.remove(slot);
-            self.release_domain_charge(domain, Charge::Allocations(1));
+            if domain != NONE {
+                self.release_domain_charge(domain, Charge::Allocations(1));
+            }
         } else {
             self.unlink(slot, AllocationList::Owned);
             self.allocations.remove(slot);

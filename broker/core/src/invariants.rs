@@ -8,7 +8,8 @@ use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::lists::Nodes;
 use crate::slots::NONE;
 use crate::state::{
-    AllocationLinks, AllocationList, LeaseLinks, LeaseList, Queued, State, Wait, Wish,
+    AllocationLinks, AllocationList, Client, Grace, LeaseLinks, LeaseList, Queued, State, Timer,
+    Wait, Wish,
 };
 use fdbroker_protocol::Resource;
 
@@ -32,6 +33,7 @@ impl Core {
         self.check_sums();
         self.check_lists();
         self.check_parked();
+        self.check_ownerless();
     }
 
     fn check_sums(&mut self) {
@@ -48,7 +50,12 @@ impl Core {
         let (mut held, mut refused) = (0, 0);
         for (_, allocation) in self.allocations.iter_from(0) {
             let owner = (allocation.owner != NONE).then_some(allocation.owner);
+            if allocation.domain == NONE {
+                assert!(owner.is_none() && !allocation.is_held(), "a slot of nobody's");
+                continue;
+            }
             add(owner, allocation.domain, Charge::Allocations(1));
+            add(owner, allocation.domain, Charge::Kept(allocation.is_kept().into()));
             if allocation.is_held() || allocation.state == State::Recalling {
                 add(owner, allocation.domain, Charge::Held(1));
                 add(owner, allocation.domain, Charge::Bytes(allocation.size_bytes));
@@ -74,7 +81,7 @@ impl Core {
                 refused += 1;
                 continue;
             };
-            let client = self.clients[number as usize].as_deref();
+            let client = self.clients.get(number as usize).and_then(Option::as_deref);
             let client = client.filter(|client| client.serial == serial).map(|_| number);
             add(client, closing.domain, Charge::Held(1));
         }
@@ -95,6 +102,7 @@ impl Core {
             );
             client.account.assert_within(&self.config.client, &format!("client {number}"));
         }
+        self.check_jobs(&clients);
         for (number, domain) in self.domains.iter_from(0) {
             assert!(
                 domain.account.same_now(&sum(domains.get(&number))),
@@ -109,6 +117,59 @@ impl Core {
         assert_eq!(connections, self.table.connections, "invariant 1: connections");
     }
 
+    /// Kept allocations without an owner, and those of before a crash.
+    fn check_ownerless(&self) {
+        let (mut orphans, mut reserved) = (0, 0);
+        for (slot, allocation) in self.allocations.iter_from(0) {
+            reserved += u32::from(allocation.state == State::Reserved);
+            if allocation.owner != NONE || !allocation.is_live() {
+                assert!(
+                    !self.orphans.contains_key(&slot),
+                    "slot {slot} has an owner, or has ended"
+                );
+                continue;
+            }
+            let Some(orphan) = self.orphans.get(&slot) else {
+                assert!(allocation.state == State::Reserved, "slot {slot} lives without an owner");
+                continue;
+            };
+            let generation = self.allocations.generation(slot);
+            let timer = (orphan.until, Timer::Keep(slot, generation));
+            assert!(allocation.keep && allocation.state == State::Resident, "kept slot {slot}");
+            assert!(self.timers.contains(&timer), "slot {slot} is kept for ever");
+            orphans += 1;
+        }
+        assert_eq!((orphans, reserved), (self.orphans.len(), self.reserved), "ownerless slots");
+        match self.grace {
+            Grace::None => assert_eq!(reserved, 0, "slots are reserved for ever"),
+            Grace::Until(at) => assert!(self.timers.contains(&(at, Timer::Grace))),
+            Grace::Ending(_) => {}
+        }
+    }
+
+    /// A job's account is the sum of its clients'.
+    fn check_jobs(&self, charges: &BTreeMap<u32, Vec<Charge>>) {
+        for (number, job) in self.jobs.iter_from(0) {
+            let of = |client: &&Client| client.job == Some(number);
+            let members = (0..).zip(&self.clients).filter_map(|(client, record)| {
+                record.as_deref().filter(of).map(|record| (client, record))
+            });
+            let (mut all, mut count, mut coming) = (Vec::new(), 0, 0);
+            for (client, record) in members {
+                all.extend(charges.get(&client).into_iter().flatten().copied());
+                count += 1;
+                coming += record.coming;
+            }
+            let key = &job.key;
+            assert!(job.account.same_now(&Account::of(&all)), "invariant 3: job {key:?}");
+            assert_eq!((job.clients, job.coming), (count, coming), "invariant 3: job {key:?}");
+            assert!(count > 0 || !job.blocked.is_empty(), "job {key:?} of nobody");
+            assert_eq!(self.job_by_key.get(key), Some(&number));
+            job.account.assert_within(&self.config.job, &format!("job {key:?}"));
+        }
+        assert_eq!(self.jobs.len(), self.job_by_key.len(), "jobs are found by their keys");
+    }
+
     fn check_lists(&mut self) {
         let clients: Vec<u32> = (0..)
             .zip(&self.clients)
@@ -119,7 +180,7 @@ impl Core {
             let client = self.client_mut(number);
             let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
             let (drained, revoked, leases) = (client.drained, client.revoked, client.leases);
-            let silent = client.silent;
+            let (silent, of_job) = (client.silent, client.job.is_some());
             let allocations = &mut self.allocations;
             owned.checked(&mut AllocationLinks(allocations, AllocationList::Owned));
             recalls.checked(&mut AllocationLinks(allocations, AllocationList::Event));
@@ -128,11 +189,10 @@ impl Core {
                 let allocation = &allocations[slot];
                 assert!(allocation.state == State::Held && allocation.recall == NONE);
                 assert!(allocation.owner == number);
-                assert_eq!(
-                    allocation.is_in(AllocationList::NodeLru),
-                    !silent,
-                    "invariant 5: silent"
-                );
+                let [in_node, in_job] = [AllocationList::NodeLru, AllocationList::JobLru]
+                    .map(|list| allocation.is_in(list));
+                assert_eq!(in_node, !silent, "invariant 5: silent");
+                assert_eq!(in_job, in_node && of_job, "invariant 5: of a job");
             }
             evictable += if silent { 0 } else { lru.len() };
             revoked.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Event));
@@ -149,6 +209,14 @@ impl Core {
             })
             .sum();
         assert!(node.len() == evictable && by_domain == evictable, "invariant 5: LRU lists differ");
+        let jobs: Vec<_> = self.jobs.iter_from(0).map(|(number, job)| (number, job.lru)).collect();
+        for (job, lru) in jobs {
+            let links = &mut AllocationLinks(&mut self.allocations, AllocationList::JobLru);
+            for slot in lru.checked(links) {
+                let owner = self.allocations[slot].owner;
+                assert_eq!(self.client_mut(owner).job, Some(job), "invariant 5: LRU of a job");
+            }
+        }
         self.check_leases();
     }
 
@@ -174,17 +242,27 @@ impl Core {
     }
 
     fn check_parked(&self) {
+        self.check_turns();
         let (mut node, mut in_rooms) = (Queued::default(), 0);
+        let mut domains: BTreeMap<u32, Queued> = BTreeMap::new();
+        let mut jobs: BTreeMap<u32, Queued> = BTreeMap::new();
         for (seq, parked) in &self.parked {
             let client = self.clients[parked.client.0 as usize].as_deref().expect("it exists");
             assert!(!client.gone && client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
-            assert_eq!(self.rooms.contains(&(!parked.supplied, *seq)), waits_in_rooms);
+            assert_eq!(self.is_in_turns(*seq), waits_in_rooms);
             in_rooms += usize::from(waits_in_rooms);
-            if let Wait::Room(blocked) = parked.wait
-                && blocked.account == Holder::Node
-            {
-                *node.of(blocked.resource) += 1;
+            if let Wait::Room(blocked) = parked.wait {
+                match blocked.account {
+                    Holder::Node => *node.of(blocked.resource) += 1,
+                    Holder::Domain(number) => {
+                        *domains.entry(number).or_default().of(blocked.resource) += 1;
+                    }
+                    Holder::Job(number) => {
+                        *jobs.entry(number).or_default().of(blocked.resource) += 1;
+                    }
+                    Holder::Client(_) => {}
+                }
             }
             if let (Wish::Acquire(wanted), Wait::Recall) = (&parked.wish, parked.wait) {
                 let waits = wanted.iter().flatten().any(|id| {
@@ -195,6 +273,15 @@ impl Core {
                 assert!(waits, "request {seq} waits for nothing");
             }
         }
+        for (number, domain) in self.domains.iter_from(0) {
+            let counted = domains.remove(&number).unwrap_or_default();
+            assert_eq!(domain.blocked, counted, "who waits for {:?}", domain.key);
+        }
+        for (number, job) in self.jobs.iter_from(0) {
+            let counted = jobs.remove(&number).unwrap_or_default();
+            assert_eq!(job.blocked, counted, "who waits for job {:?}", job.key);
+        }
+        assert!(domains.is_empty() && jobs.is_empty(), "who waits for accounts that are gone");
         assert_eq!(
             (node, in_rooms),
             (self.node_blocked, self.rooms.len()),

@@ -10,16 +10,28 @@ use fdbroker_protocol::Status;
 impl Core {
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
     pub(crate) fn lease(&mut self, now: Now, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
-        self.charge(client, Charge::Open(1))?;
+        let lease = self.lease_as(now, client, slot, false)?;
+        self.counters.grants += 1;
+        Ok(lease)
+    }
+
+    /// Makes a lease of an allocation, open or mapped; or says which cap is in the way.
+    pub(crate) fn lease_as(
+        &mut self,
+        now: Now,
+        client: u32,
+        slot: u32,
+        mapped: bool,
+    ) -> Result<LeaseId, Blocked> {
+        self.charge(client, if mapped { Charge::Mapped(1) } else { Charge::Open(1) })?;
         let links = Lease::UNLINKED;
-        let lease = Lease { since: now, allocation: slot, client, mapped: false, links };
+        let lease = Lease { since: now, allocation: slot, client, mapped, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
         let mut list = self.allocations[slot].leases;
         list.push(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), number);
         self.allocations[slot].leases = list;
-        self.allocations[slot].open += 1;
+        self.allocations[slot].open += u32::from(!mapped);
         self.with_holder_list(client, LeaseList::Holder, |list, links| list.push(links, number));
-        self.counters.grants += 1;
         Ok(LeaseId(u64::from(generation) << 32 | u64::from(number)))
     }
 

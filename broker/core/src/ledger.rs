@@ -5,7 +5,7 @@ use crate::api::Caps;
 use fdbroker_protocol::{Resource, Scope};
 
 /// Resources an account counts; their place in the array.
-const COUNTED: [Resource; 8] = [
+const COUNTED: [Resource; 9] = [
     Resource::Fds,
     Resource::HeldFds,
     Resource::OpenLeases,
@@ -14,6 +14,7 @@ const COUNTED: [Resource; 8] = [
     Resource::MappedLeases,
     Resource::Allocations,
     Resource::PinnedBytes,
+    Resource::KeptAllocations,
 ];
 
 /// Where in the arrays a resource is: its index in [`COUNTED`].
@@ -27,6 +28,7 @@ const fn place(resource: Resource) -> usize {
         Resource::MappedLeases => 5,
         Resource::Allocations => 6,
         Resource::PinnedBytes => 7,
+        Resource::KeptAllocations => 8,
         _ => panic!("not a resource that accounts count"),
     }
 }
@@ -48,6 +50,8 @@ pub enum Charge {
     Allocations(u64),
     /// Bytes of ended allocations. No cap.
     Pinned(u64),
+    /// Allocations that outlive their owner.
+    Kept(u64),
 }
 
 impl Charge {
@@ -61,6 +65,7 @@ impl Charge {
             Charge::Mapped(n) => (Resource::MappedLeases, n),
             Charge::Allocations(n) => (Resource::Allocations, n),
             Charge::Pinned(n) => (Resource::PinnedBytes, n),
+            Charge::Kept(n) => (Resource::KeptAllocations, n),
         }
     }
 
@@ -70,7 +75,7 @@ impl Charge {
     }
 }
 
-/// Counts of one client, domain or node.
+/// Counts of one client, job, domain or node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Wide enough for any sum of claimed sizes: 2^64 leases of 2^64 bytes.
@@ -87,6 +92,21 @@ impl Account {
     /// Most ever in use.
     pub fn peak(&self, resource: Resource) -> u64 {
         u64::try_from(self.peak[place(resource)]).unwrap_or(u64::MAX)
+    }
+
+    /// Most ever in use, of each resource in a fixed order: for a successor.
+    pub(crate) fn peaks(&self) -> Vec<u128> {
+        self.peak.to_vec()
+    }
+
+    /// Takes over what a predecessor has seen in use. `false`: these are not as many as there are resources.
+    #[must_use]
+    pub(crate) fn raise_peaks(&mut self, peaks: &[u128]) -> bool {
+        let known = peaks.len() == self.peak.len();
+        for (peak, former) in self.peak.iter_mut().zip(peaks) {
+            *peak = (*peak).max(*former);
+        }
+        known
     }
 
     /// Whether nothing is charged.
@@ -175,7 +195,7 @@ pub fn cap_of(caps: &Caps, resource: Resource) -> u64 {
 pub struct Blocked {
     /// The resource whose cap is full.
     pub resource: Resource,
-    /// Whose account: client and domain by number.
+    /// Whose account: client, job and domain by number.
     pub account: Holder,
 }
 
@@ -199,9 +219,11 @@ pub const FOR_HELD: &[Resource] =
 pub enum Holder {
     /// A client, by its number.
     Client(u32),
+    /// A job of a domain, by its number.
+    Job(u32),
     /// A domain, by its number.
     Domain(u32),
-    /// The node. (Job accounts come between domain and node.)
+    /// The node.
     Node,
 }
 
@@ -210,6 +232,7 @@ impl Holder {
     pub fn scope(self) -> Scope {
         match self {
             Holder::Client(_) => Scope::Client,
+            Holder::Job(_) => Scope::Job,
             Holder::Domain(_) => Scope::Domain,
             Holder::Node => Scope::Node,
         }
@@ -231,12 +254,14 @@ pub struct Table {
 pub struct Accounts<'a> {
     /// The client's, with its number.
     pub client: Option<(u32, &'a mut Account)>,
+    /// Its job's, with its number, if it is of one.
+    pub job: Option<(u32, &'a mut Account)>,
     /// The domain's, with its number.
     pub domain: (u32, &'a mut Account),
     /// The node's.
     pub node: &'a mut Account,
-    /// Caps: client, domain, node.
-    pub caps: [&'a Caps; 3],
+    /// Caps: client, job, domain, node.
+    pub caps: [&'a Caps; 4],
     /// Room left in the table for held places.
     pub table_room: u64,
 }
@@ -244,19 +269,10 @@ pub struct Accounts<'a> {
 impl Accounts<'_> {
     /// Makes the charge on every account, or on none and says which cap is in the way.
     pub fn charge(self, charge: Charge) -> Result<(), Blocked> {
-        let [client_caps, domain_caps, node_caps] = self.caps;
-        let refused = |account: &Account, caps, holder| {
+        let refused = |(holder, account, caps): (Holder, &Account, &Caps)| {
             account.refuses(caps, charge).map(|resource| Blocked { resource, account: holder })
         };
-        let client = self
-            .client
-            .as_ref()
-            .and_then(|(number, account)| refused(account, client_caps, Holder::Client(*number)));
-        let (number, domain) = &self.domain;
-        let blocked = client
-            .or_else(|| refused(domain, domain_caps, Holder::Domain(*number)))
-            .or_else(|| refused(self.node, node_caps, Holder::Node));
-        if let Some(blocked) = blocked {
+        if let Some(blocked) = self.levels().into_iter().flatten().find_map(refused) {
             return Err(blocked);
         }
         if let Charge::Held(amount) = charge
@@ -268,9 +284,21 @@ impl Accounts<'_> {
         Ok(())
     }
 
-    /// Makes the charge whatever the caps: for one that only changes its owner.
+    /// The accounts with their caps, the narrowest first.
+    pub fn levels(&self) -> [Option<(Holder, &Account, &Caps)>; 4] {
+        let [client_caps, job_caps, domain_caps, node_caps] = self.caps;
+        let (client, job) = (self.client.as_ref(), self.job.as_ref());
+        [
+            client.map(|(number, account)| (Holder::Client(*number), &**account, client_caps)),
+            job.map(|(number, account)| (Holder::Job(*number), &**account, job_caps)),
+            Some((Holder::Domain(self.domain.0), &*self.domain.1, domain_caps)),
+            Some((Holder::Node, &*self.node, node_caps)),
+        ]
+    }
+
+    /// Makes the charge whatever the caps.
     pub fn add(self, charge: Charge) {
-        if let Some((_, account)) = self.client {
+        for (_, account) in self.client.into_iter().chain(self.job) {
             account.add(charge);
         }
         self.domain.1.add(charge);
@@ -279,11 +307,32 @@ impl Accounts<'_> {
 
     /// Takes the charge back from every account.
     pub fn release(self, charge: Charge) {
-        if let Some((_, account)) = self.client {
+        for (_, account) in self.client.into_iter().chain(self.job) {
             account.take(charge);
         }
         self.domain.1.take(charge);
         self.node.take(charge);
+    }
+
+    /// Takes the charge back from the client and its job: their domain alone keeps it.
+    pub fn leave_to_domain(self, charge: Charge) {
+        for (_, account) in self.client.into_iter().chain(self.job) {
+            account.take(charge);
+        }
+    }
+
+    /// Charges the client and its job with what their domain is charged for already; or says which cap is in the way.
+    pub fn take_over(self, charge: Charge) -> Result<(), Blocked> {
+        let refused = |(holder, account, caps): (Holder, &Account, &Caps)| {
+            account.refuses(caps, charge).map(|resource| Blocked { resource, account: holder })
+        };
+        if let Some(blocked) = self.levels().into_iter().take(2).flatten().find_map(refused) {
+            return Err(blocked);
+        }
+        for (_, account) in self.client.into_iter().chain(self.job) {
+            account.add(charge);
+        }
+        Ok(())
     }
 }
 
@@ -292,20 +341,20 @@ mod tests {
     use super::*;
 
     fn charge(
-        accounts: &mut [Account; 3],
-        caps: [&Caps; 3],
+        accounts: &mut [Account; 4],
+        caps: [&Caps; 4],
         charge: Charge,
     ) -> Result<(), Blocked> {
-        let [client, domain, node] = accounts;
-        let (client, domain) = (Some((4, client)), (2, domain));
-        Accounts { client, domain, node, caps, table_room: 5 }.charge(charge)
+        let [client, job, domain, node] = accounts;
+        let (client, job, domain) = (Some((4, client)), Some((3, job)), (2, domain));
+        Accounts { client, job, domain, node, caps, table_room: 5 }.charge(charge)
     }
 
     #[test]
     fn charge_when_one_cap_is_in_the_way_then_no_account_changes() {
-        let mut accounts = [Account::default(); 3];
+        let mut accounts = [Account::default(); 4];
         let node = Caps { fds: 3, ..Caps::NONE };
-        let caps = [&Caps::NONE, &Caps::NONE, &node];
+        let caps = [&Caps::NONE, &Caps::NONE, &Caps::NONE, &node];
         charge(&mut accounts, caps, Charge::Open(2)).expect("fits");
         let before = accounts;
         let refused = charge(&mut accounts, caps, Charge::Held(2)).unwrap_err();
@@ -315,8 +364,8 @@ mod tests {
 
     #[test]
     fn charge_when_the_table_is_full_then_held_is_refused_and_leases_are_not() {
-        let mut accounts = [Account::default(); 3];
-        let caps = [&Caps::NONE; 3];
+        let mut accounts = [Account::default(); 4];
+        let caps = [&Caps::NONE; 4];
         let refused = charge(&mut accounts, caps, Charge::Held(6)).unwrap_err();
         assert_eq!(refused.resource, Resource::TableFds);
         charge(&mut accounts, caps, Charge::Open(6)).expect("fits");
@@ -326,8 +375,9 @@ mod tests {
     #[should_panic(expected = "less than")]
     fn release_when_not_charged_then_panics() {
         let [mut client, mut domain, mut node] = [Account::default(); 3];
-        let caps = [&Caps::NONE; 3];
-        let (client, domain) = (Some((0, &mut client)), (0, &mut domain));
-        Accounts { client, domain, node: &mut node, caps, table_room: 0 }.release(Charge::Own(1));
+        let caps = [&Caps::NONE; 4];
+        let (client, job, domain) = (Some((0, &mut client)), None, (0, &mut domain));
+        let node = &mut node;
+        Accounts { client, job, domain, node, caps, table_room: 0 }.release(Charge::Own(1));
     }
 }

@@ -11,17 +11,24 @@ mod acquire;
 pub mod api;
 mod clients;
 mod config;
+mod declare;
 mod end;
 mod events;
+mod fairness;
 mod invariants;
+mod keep;
 mod leases;
 mod ledger;
 pub mod limits;
 mod lists;
 mod lru;
 mod recall;
+mod redeposit;
 mod register;
+mod reserved;
+mod restore;
 mod rooms;
+mod saved;
 mod slots;
 mod state;
 #[cfg(test)]
@@ -31,16 +38,21 @@ mod view;
 pub use api::*;
 pub use config::ConfigError;
 pub use ledger::Account;
-pub use view::{AllocationView, ClientView, Counters, DomainView, LeaseView, Totals};
+pub use restore::RestoreError;
+pub use saved::Saved;
+pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseView, Totals};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use fairness::{Rooms, Scan};
 use fdbroker_protocol::{ErrorCode, limits::DRIVER_DATA_BYTES};
 use ledger::{Blocked, Table};
 use lists::List;
 use rustc_hash::FxHashMap;
 use slots::Slots;
-use state::{Allocation, Client, Closing, Domain, Lease, Parked, Queued, Recall, Timer};
+use state::{
+    Allocation, Client, Closing, Domain, Grace, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
+};
 
 /// The broker's state. See the crate's page.
 #[derive(Debug)]
@@ -50,27 +62,37 @@ pub struct Core {
     table: Table,
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
+    /// At most one per client, and those that requests wait for room of.
+    jobs: Slots<Job>,
+    job_by_key: FxHashMap<(DomainKey, JobKey), u32>,
     /// By client number; at most `max_clients`.
     clients: Vec<Option<Box<Client>>>,
     allocations: Slots<Allocation>,
     /// Driver data of the allocations that have some, by slot.
     driver_data: FxHashMap<u32, (u8, [u8; DRIVER_DATA_BYTES])>,
+    /// Kept allocations without an owner, by slot.
+    orphans: BTreeMap<u32, Orphan>,
+    grace: Grace,
+    /// Slots in [`state::State::Reserved`].
+    reserved: u32,
     leases: Slots<Lease>,
     recalls: Slots<Recall>,
     closings: Slots<Closing>,
     lru: List,
     /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
     parked: BTreeMap<u64, Parked>,
-    /// Of these, those that wait for room or a reader, in the order they are served: (not supplied, arrival).
-    rooms: BTreeSet<(bool, u64)>,
+    /// Of these, those that wait for room or a reader.
+    rooms: Rooms,
     /// Of these, those that the node's own account blocks.
     node_blocked: Queued,
     /// Where the scan of `rooms` goes on, when it has not come to its end.
-    scan_from: Option<(bool, u64)>,
+    scan_from: Option<Scan>,
+    /// Scans begun.
+    scans: u64,
     /// What that scan found full so far.
     scan_full: Vec<Blocked>,
     /// Where the look for requests whose items have ended goes on.
-    ended_from: Option<(bool, u64)>,
+    ended_from: Option<u64>,
     /// An allocation has ended, or an owner has turned silent, in this step.
     something_ended: bool,
     /// A client has died in this step.
@@ -106,17 +128,23 @@ impl Core {
             table: Table::default(),
             domains: Slots::new(config.max_domains, 1),
             domain_by_key: FxHashMap::default(),
+            jobs: Slots::new(slots::NONE, 1),
+            job_by_key: FxHashMap::default(),
             clients: Vec::new(),
             allocations,
             driver_data: FxHashMap::default(),
+            orphans: BTreeMap::new(),
+            grace: Grace::None,
+            reserved: 0,
             leases: Slots::new(slots::NONE, 1),
             recalls: Slots::new(slots::NONE, 1),
             closings: Slots::new(slots::NONE, 1),
             lru: List::EMPTY,
             parked: BTreeMap::new(),
-            rooms: BTreeSet::new(),
+            rooms: Rooms::default(),
             node_blocked: Queued::default(),
             scan_from: None,
+            scans: 0,
             scan_full: Vec::new(),
             ended_from: None,
             something_ended: false,
@@ -161,12 +189,12 @@ impl Core {
                     }
                 }
             }
-            Input::Redeposit { client, request, items: _ } => match self.welcome(client) {
-                true => self.not_supported(client, request, fx),
+            Input::Redeposit { client, request, items } => match self.welcome(client) {
+                true => self.redeposit(now, client, request, items, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
-            Input::Declare { client, request, items: _ } => match self.welcome(client) {
-                true => self.not_supported(client, request, fx),
+            Input::Declare { client, request, items } => match self.welcome(client) {
+                true => self.declare(now, client, request, items, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
             Input::SetCaps { caps } => {
@@ -198,12 +226,18 @@ impl Core {
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
         self.expire(now, effects);
+        self.end_reserved(effects);
         self.after(now, effects);
     }
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
     pub fn poll_timeout(&self) -> Option<Now> {
-        if !self.dying.is_empty() || self.scan_from.is_some() || self.ended_from.is_some() {
+        let is_late = matches!(self.grace, Grace::Ending(_));
+        if is_late
+            || !self.dying.is_empty()
+            || self.scan_from.is_some()
+            || self.ended_from.is_some()
+        {
             return Some(Now(0));
         }
         self.timers.first().map(|(at, _)| *at)
@@ -223,13 +257,13 @@ impl Core {
     fn after(&mut self, now: Now, fx: &mut Effects) {
         if std::mem::take(&mut self.owner_gone) && !self.rooms.is_empty() {
             // Before its allocations are freed: afterwards it could only be said that they are stale.
-            self.ended_from = Some((false, 0));
+            self.ended_from = Some(0);
             self.answer_ended(fx);
         }
-        self.tear_down(fx);
+        self.tear_down(now, fx);
         self.scan_if_room(now, fx);
         if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
-            self.ended_from = Some((false, 0));
+            self.ended_from = Some(0);
         }
         if self.ended_from.is_some() {
             self.answer_ended(fx);
@@ -247,14 +281,14 @@ impl Core {
 
     fn scan_if_room(&mut self, now: Now, fx: &mut Effects) {
         if std::mem::take(&mut self.room_appeared) {
-            self.scan_from = Some((false, 0));
+            self.start_scan();
         }
         self.scanning = true;
         self.scan(now, fx);
         self.scanning = false;
         if std::mem::take(&mut self.room_appeared) {
             // By the scan itself, maybe for one it had passed: the next poll looks, and is due at once.
-            self.scan_from = Some((false, 0));
+            self.start_scan();
         }
     }
 
@@ -272,11 +306,6 @@ impl Core {
     /// Whether the client may make requests.
     fn welcome(&mut self, client: ClientId) -> bool {
         self.client(client).is_some_and(|client| client.welcome)
-    }
-
-    fn not_supported(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
-        let status = ErrorCode::NotSupported.into();
-        fx.list.push(Effect::Failed { client, request, status });
     }
 
     /// A request before hello; or one that the daemon read just before it learnt of the client's end.

@@ -16,11 +16,28 @@ pub const TEARDOWN_PER_STEP: usize = 1024;
 /// poll, which is then due at once.
 pub const PARKED_SCAN_PER_STEP: usize = 256;
 
+/// Most parked requests of one domain looked at in its turn: those that cannot be served, as many as they may
+/// be, then hold up the other domains no longer than a quarter of a step.
+pub const LOOKS_PER_TURN: usize = 64;
+
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 
 /// Most deadlines dealt with in one poll; further ones are due at once in the next.
 pub const TIMERS_PER_STEP: usize = 1024;
+
+/// Most allocations of before a crash ended in one step when the time for naming them again is over: some 100 us,
+/// so that a million of them stalls nobody.
+pub const RESERVED_ENDS_PER_STEP: usize = 1024;
+
+/// Most slots looked at for such allocations in one step: some 100 us.
+pub const RESERVED_SCAN_PER_STEP: u32 = 65_536;
+
+/// Client numbers that a predecessor may have given, whatever the new limit: 8 MiB of table.
+pub const CLIENT_NUMBERS: u32 = 1 << 20;
+
+/// Most groups of one client: the kernel's NGROUPS_MAX (include/uapi/linux/limits.h).
+pub const MOST_GROUPS: usize = 65_536;
 
 /// Most old allocations that one deposit may end by overlapping them; with more it answers AGAIN, and the
 /// next try goes on.

@@ -18,6 +18,10 @@ impl Core {
         match list {
             AllocationList::NodeLru => &mut self.lru,
             AllocationList::DomainLru => &mut self.domains[domain].lru,
+            AllocationList::JobLru => {
+                let job = self.client_mut(owner).job.expect("only a job's are in its list");
+                &mut self.jobs[job].lru
+            }
             AllocationList::OwnerLru => &mut self.client_mut(owner).lru,
             AllocationList::Owned => &mut self.client_mut(owner).owned,
             AllocationList::Event if drained => &mut self.client_mut(owner).drained,
@@ -51,16 +55,30 @@ impl Core {
         let owner = allocation.owner;
         self.link(slot, AllocationList::OwnerLru);
         if !self.client_mut(owner).silent {
-            self.link(slot, AllocationList::NodeLru);
-            self.link(slot, AllocationList::DomainLru);
+            self.link_shared(slot);
+        }
+    }
+
+    /// Adds an allocation to the lists of those that its owner is one of.
+    fn link_shared(&mut self, slot: u32) {
+        self.link(slot, AllocationList::NodeLru);
+        self.link(slot, AllocationList::DomainLru);
+        let owner = self.allocations[slot].owner;
+        if self.client_mut(owner).job.is_some() {
+            self.link(slot, AllocationList::JobLru);
+        }
+    }
+
+    fn unlink_shared(&mut self, slot: u32) {
+        for list in [AllocationList::NodeLru, AllocationList::DomainLru, AllocationList::JobLru] {
+            self.unlink(slot, list);
         }
     }
 
     /// Makes an allocation not evictable.
     pub(crate) fn lru_remove(&mut self, slot: u32) {
-        for list in [AllocationList::NodeLru, AllocationList::DomainLru, AllocationList::OwnerLru] {
-            self.unlink(slot, list);
-        }
+        self.unlink_shared(slot);
+        self.unlink(slot, AllocationList::OwnerLru);
     }
 
     /// Marks an evictable allocation as used just now.
@@ -71,8 +89,8 @@ impl Core {
         }
     }
 
-    /// The owner does not answer, or answers again: its held allocations leave or join the node's and the
-    /// domain's list. As many steps as it has evictable ones, which its caps and the fd table bound.
+    /// The owner does not answer, or answers again: its held allocations leave or join the lists of the node, the
+    /// domain and the job. As many steps as it has evictable ones, which its caps and the fd table bound.
     pub(crate) fn set_silent(&mut self, owner: u32, silent: bool) {
         if std::mem::replace(&mut self.client_mut(owner).silent, silent) == silent {
             return;
@@ -80,11 +98,9 @@ impl Core {
         self.something_ended |= silent;
         let mut at = self.client_mut(owner).lru.first();
         while let Some(slot) = at {
-            for list in [AllocationList::NodeLru, AllocationList::DomainLru] {
-                match silent {
-                    true => self.unlink(slot, list),
-                    false => self.link(slot, list),
-                }
+            match silent {
+                true => self.unlink_shared(slot),
+                false => self.link_shared(slot),
             }
             let mut links = AllocationLinks(&mut self.allocations, AllocationList::OwnerLru);
             at = List::next(&mut links, slot);
@@ -96,6 +112,7 @@ impl Core {
         let (list, kind) = match account {
             Holder::Node => (self.lru, AllocationList::NodeLru),
             Holder::Domain(domain) => (self.domains[domain].lru, AllocationList::DomainLru),
+            Holder::Job(job) => (self.jobs[job].lru, AllocationList::JobLru),
             Holder::Client(client) => {
                 let client = self.clients[client as usize].as_deref();
                 let client = client.filter(|client| !client.silent)?;
@@ -130,10 +147,14 @@ impl Core {
 
     /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is closed.
     pub(crate) fn close_held(&mut self, slot: u32, fx: &mut Effects) {
-        let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
-        self.release_charge(owner, Charge::Bytes(size));
+        let allocation = &self.allocations[slot];
+        let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
+        self.release_allocation_charge(slot, Charge::Bytes(size));
         self.held_now -= 1;
-        let ticket = self.closing(owner, Lane::Accepted);
+        let ticket = match owner {
+            NONE => self.closing_of_domain(domain),
+            owner => self.closing(owner, Lane::Accepted),
+        };
         fx.list.push(Effect::CloseHeld { slot, ticket });
     }
 
@@ -163,6 +184,13 @@ impl Core {
         evicted
     }
 
+    /// Whether a client's caps admit an fd of this size when nothing else is held.
+    fn fits_at_all(&mut self, owner: u32, size: u64) -> bool {
+        let domain = self.client_mut(owner).domain;
+        let accounts = self.accounts(Some(owner), domain);
+        accounts.levels().into_iter().flatten().all(|(_, _, caps)| size <= caps.held_bytes)
+    }
+
     /// Charges the bytes of an fd about to be held, evicting others until they fit if it may.
     pub(crate) fn charge_bytes(
         &mut self,
@@ -172,8 +200,7 @@ impl Core {
         keep: &[Wanted],
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
-        let most = [self.config.client, self.config.domain, self.config.node];
-        let fits_at_all = most.iter().all(|caps| size <= caps.held_bytes);
+        let fits_at_all = self.fits_at_all(owner, size);
         let mut evicted = 0;
         loop {
             let blocked = match self.charge(owner, Charge::Bytes(size)) {

@@ -74,7 +74,7 @@ impl Core {
         bytes.err()
     }
 
-    fn set_recall_timer(&mut self, slot: u32, deadline: Option<Now>) {
+    pub(crate) fn set_recall_timer(&mut self, slot: u32, deadline: Option<Now>) {
         if let Some(at) = deadline {
             self.timers.insert((at, Timer::Recall(slot, self.allocations.generation(slot))));
         }
@@ -243,10 +243,13 @@ impl Core {
     fn hold_supplied(&mut self, now: Now, slot: u32, index: u16, fd_offset: u64, fx: &mut Effects) {
         fx.list.push(Effect::StoreArrived { index, slot });
         self.held_now += 1;
+        self.allocations[slot].fd_offset = fd_offset;
+        if self.allocations[slot].keep {
+            return self.keep_supplied(now, slot, fx);
+        }
         self.stop_recall_timer(slot);
         self.not_overdue(slot);
         self.allocations[slot].state = State::Held;
-        self.allocations[slot].fd_offset = fd_offset;
         let number = self.allocations[slot].recall;
         let waiters = self.recalls[number].waiters.clone();
         self.free_promise(number);

@@ -8,7 +8,7 @@ use crate::limits::OVERLAPS_PER_DEPOSIT;
 use crate::lists::List;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, State};
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 /// What becomes of a deposit.
 enum Outcome {
@@ -51,6 +51,7 @@ impl Core {
             let (status, id) = match self.deposit(client.0, deposit, fx) {
                 Outcome::Kept(id) => {
                     fx.list.push(Effect::StoreArrived { index, slot: id.slot });
+                    self.keep_stored(id.slot, fx);
                     (Status::OK, id)
                 }
                 Outcome::Closed(id) => {
@@ -106,12 +107,8 @@ impl Core {
         if let Err(status) = deposit.checked {
             return Outcome::Refused(status);
         }
-        let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
-        if deposit.size_bytes == 0 || ends.contains(&None) {
+        if !deposit.has_sound_range() {
             return Outcome::Refused(ErrorCode::Protocol.into());
-        }
-        if deposit.share == Share::Gid {
-            return Outcome::Refused(ErrorCode::NotSupported.into());
         }
         if let Some(slot) = self.same(owner, deposit) {
             let Some(more) = self.allocations[slot].registrations.checked_add(1) else {
@@ -165,19 +162,21 @@ impl Core {
                 Status { value: u64::from(self.config.max_slots).into(), ..self.no_quota(blocked) };
             return self.refuse_deposit(status);
         }
-        if let Err(blocked) = self.charge(owner, Charge::Allocations(1)) {
+        if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
             let status = self.no_quota(blocked);
             return self.refuse_deposit(status);
         }
+        let evictable = deposit.recallable && !deposit.keep;
         let fits = self.charge_bytes(owner, deposit.size_bytes, true, &[], fx);
         if let Err(blocked) = fits
-            && !deposit.recallable
+            && !evictable
         {
             self.release_charge(owner, Charge::Allocations(1));
+            self.release_charge(owner, Charge::Kept(deposit.keep.into()));
             let status = self.no_quota(blocked);
             return self.refuse_deposit(status);
         }
-        let state = match (fits.is_ok(), deposit.recallable) {
+        let state = match (fits.is_ok(), evictable) {
             (true, true) => State::Held,
             (true, false) => State::Resident,
             (false, _) => State::Evicted,
@@ -198,9 +197,50 @@ impl Core {
         Outcome::Refused(status)
     }
 
+    /// Charges for another allocation, and for its outliving the owner; for both or for none.
+    pub(crate) fn charge_allocation(&mut self, owner: u32, keep: bool) -> Result<(), Blocked> {
+        self.charge(owner, Charge::Allocations(1))?;
+        if keep && let Err(blocked) = self.charge(owner, Charge::Kept(1)) {
+            self.undo_charge(owner, Charge::Allocations(1));
+            return Err(blocked);
+        }
+        Ok(())
+    }
+
     fn insert_allocation(&mut self, owner: u32, deposit: &Deposit, state: State) -> AllocationId {
         let domain = self.client_mut(owner).domain;
-        let allocation = Allocation {
+        let allocation = Allocation::new(deposit, owner, domain, state);
+        let (slot, generation) = self.allocations.insert(allocation).expect("has_room said so");
+        self.own(owner, slot, deposit);
+        AllocationId { slot, generation }
+    }
+
+    /// Enters an allocation at its owner: by address, and with its driver data.
+    pub(crate) fn own(&mut self, owner: u32, slot: u32, deposit: &Deposit) {
+        self.link(slot, AllocationList::Owned);
+        if deposit.base != 0 {
+            let key = (deposit.device, deposit.base);
+            let former = self.client_mut(owner).by_base.insert(key, slot);
+            assert!(former.is_none(), "what was at this address has ended");
+        }
+        if let Some(data) = deposit.driver_data {
+            self.driver_data.insert(slot, data);
+        }
+    }
+}
+
+impl Deposit {
+    /// Whether it has a size, and ends where a number can say.
+    pub(crate) fn has_sound_range(&self) -> bool {
+        let ends = [self.base, self.fd_offset].map(|at| at.checked_add(self.size_bytes));
+        self.size_bytes > 0 && !ends.contains(&None)
+    }
+}
+
+impl Allocation {
+    /// One of this deposit, in no list yet.
+    pub(crate) fn new(deposit: &Deposit, owner: u32, domain: u32, state: State) -> Self {
+        Allocation {
             size_bytes: deposit.size_bytes,
             fd_offset: deposit.fd_offset,
             owner_allocation_id: deposit.owner_allocation_id,
@@ -217,19 +257,9 @@ impl Core {
             kind: deposit.kind,
             share: deposit.share,
             recallable: deposit.recallable,
+            keep: deposit.keep,
             has_driver_data: deposit.driver_data.is_some(),
             drained: false,
-        };
-        let (slot, generation) = self.allocations.insert(allocation).expect("has_room said so");
-        self.link(slot, AllocationList::Owned);
-        if deposit.base != 0 {
-            let key = (deposit.device, deposit.base);
-            let former = self.client_mut(owner).by_base.insert(key, slot);
-            assert!(former.is_none(), "what was at this address has ended");
         }
-        if let Some(data) = deposit.driver_data {
-            self.driver_data.insert(slot, data);
-        }
-        AllocationId { slot, generation }
     }
 }

@@ -1,13 +1,13 @@
-//! Parked requests: who waits for what, in which order they are served, and when they are given up. Must
+//! Parked requests: who waits for what, and when they are given up. Must
 //! never serve a later request of a domain with what an earlier one of it waits for.
 
 use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
-use crate::ledger::{Blocked, Charge, FOR_CREDIT, FOR_LEASE, Holder};
+use crate::ledger::{Charge, FOR_CREDIT, Holder};
 use crate::limits::{PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
 use crate::slots::NONE;
-use crate::state::{Parked, State, Timer, Wait, Wish};
+use crate::state::{Grace, Parked, State, Timer, Wait, Wish};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 impl Core {
@@ -36,7 +36,6 @@ impl Core {
     fn enter_rooms(&mut self, seq: u64, wait: Wait) {
         let parked = self.parked.get_mut(&seq).expect("only parked requests wait");
         parked.wait = wait;
-        let key = (!parked.supplied, seq);
         match wait {
             Wait::Recall => return,
             Wait::Reader => {}
@@ -46,20 +45,23 @@ impl Core {
                 }
             }
         }
-        self.rooms.insert(key);
+        self.enter_turns(seq);
     }
 
     fn leave_rooms(&mut self, seq: u64) {
         let Some(parked) = self.parked.get(&seq) else { return };
-        if !self.rooms.remove(&(!parked.supplied, seq)) {
+        let wait = parked.wait;
+        if !self.leave_turns(seq) {
             return;
         }
-        if let Wait::Room(blocked) = parked.wait {
+        if let Wait::Room(blocked) = wait {
             if let Some(queue) = self.queued(blocked.account) {
                 *queue.of(blocked.resource) -= 1;
             }
-            if let Holder::Domain(number) = blocked.account {
-                self.forget_domain_if_unused(number);
+            match blocked.account {
+                Holder::Domain(number) => self.forget_domain_if_unused(number),
+                Holder::Job(number) => self.forget_job_if_unused(number),
+                Holder::Client(_) | Holder::Node => {}
             }
             // Who was behind it may go on.
             self.room_appeared |= !self.scanning && !self.rooms.is_empty();
@@ -104,7 +106,7 @@ impl Core {
     }
 
     /// A parked request waits for something else now, or for the same still.
-    fn wait_anew(&mut self, seq: u64, wait: Wait, supplied: bool) {
+    pub(crate) fn wait_anew(&mut self, seq: u64, wait: Wait, supplied: bool) {
         let parked = &self.parked[&seq];
         if (parked.wait, parked.supplied) != (wait, supplied) {
             self.leave_rooms(seq);
@@ -136,57 +138,15 @@ impl Core {
         })
     }
 
-    /// Serves parked requests in their order while there is room. A later one passes by those that wait for caps
-    /// which it does not need itself.
-    pub(crate) fn scan(&mut self, now: Now, fx: &mut Effects) {
-        let Some(mut cursor) = self.scan_from.take() else { return };
-        if cursor == (false, 0) {
-            self.scan_full.clear();
-        }
-        for _ in 0..PARKED_SCAN_PER_STEP {
-            let Some(key) = self.rooms.range(cursor..).next().copied() else { return };
-            cursor = (key.0, key.1 + 1);
-            if self.is_passed_over(key.1) {
-                continue;
-            }
-            if let Some(Wait::Room(blocked)) = self.retry(now, key.1, Turn::Scanned, fx) {
-                if blocked == (Blocked { resource: Resource::Fds, account: Holder::Node }) {
-                    // Whatever a later one wants takes one of these.
-                    return;
-                }
-                if !self.scan_full.contains(&blocked) {
-                    self.scan_full.push(blocked);
-                }
-            }
-        }
-        self.scan_from = self.rooms.range(cursor..).next().is_some().then_some(cursor);
-    }
-
-    /// Whether it is plain without a closer look that a request cannot be served in this scan.
-    fn is_passed_over(&mut self, seq: u64) -> bool {
-        let parked = &self.parked[&seq];
-        let (client, supplied) = (parked.client.0, parked.supplied);
-        if let Wish::Credits(_) = parked.wish {
-            return false;
-        }
-        if !self.client_mut(client).sendable {
-            return true;
-        }
-        let ahead = self.ahead(Turn::Scanned, client, FOR_LEASE);
-        if let Some(blocked) = ahead {
-            self.wait_anew(seq, Wait::Room(blocked), supplied);
-        }
-        ahead.is_some()
-    }
-
     /// Answers requests that wait for room and of which an item has come to an end, so that it needs none.
     pub(crate) fn answer_ended(&mut self, fx: &mut Effects) {
         let Some(mut cursor) = self.ended_from.take() else { return };
         for _ in 0..PARKED_SCAN_PER_STEP {
-            let Some(key) = self.rooms.range(cursor..).next().copied() else { return };
-            cursor = (key.0, key.1 + 1);
-            if self.has_ended_item(key.1) {
-                self.answer_ended_item(key.1, fx);
+            let Some((seq, parked)) = self.parked.range(cursor..).next() else { return };
+            let (seq, waits_here) = (*seq, parked.wait != Wait::Recall);
+            cursor = seq + 1;
+            if waits_here && self.has_ended_item(seq) {
+                self.answer_ended_item(seq, fx);
             }
         }
         self.ended_from = Some(cursor);
@@ -328,6 +288,8 @@ impl Core {
             match timer {
                 Timer::Recall(slot, generation) => self.recall_overdue(slot, generation, fx),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
+                Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
+                Timer::Grace => self.grace = Grace::Ending(0),
             }
         }
     }

@@ -1,6 +1,8 @@
 //! A slab whose slots carry generations: free slots are reused oldest first, a slot whose generation is
 //! used up is retired. Must never give out the same (slot, generation) twice.
 
+use serde::{Deserialize, Serialize};
+
 /// No slot.
 pub const NONE: u32 = u32::MAX;
 
@@ -13,6 +15,19 @@ pub struct Slots<T> {
     free_head: u32,
     free_tail: u32,
     len: usize,
+}
+
+/// A table as plain data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedSlots<S> {
+    /// Lowest generation ever given.
+    pub first_generation: u32,
+    /// Of every slot ever used; 0 = not yet.
+    pub generations: Vec<u32>,
+    /// Free slots, the next to be used first.
+    pub free: Vec<u32>,
+    /// Slots in use, in their order.
+    pub full: Vec<(u32, S)>,
 }
 
 #[derive(Debug)]
@@ -32,6 +47,109 @@ impl<T> Slots<T> {
     pub fn new(most: u32, first_generation: u32) -> Self {
         let entries = Vec::new();
         Slots { entries, first_generation, most, free_head: NONE, free_tail: NONE, len: 0 }
+    }
+
+    /// A table that holds given values at given slots and generations, below `first_generation`, in the order of
+    /// their slots. `None` when they cannot be held so.
+    pub fn holding(
+        most: u32,
+        first_generation: u32,
+        values: impl Iterator<Item = (u32, u32, T)>,
+    ) -> Option<Self> {
+        let mut slots = Slots::new(most, first_generation);
+        for (slot, generation, value) in values {
+            let fits =
+                slot >= slots.slots() && slot < most && (1..first_generation).contains(&generation);
+            if !fits {
+                return None;
+            }
+            while slots.slots() < slot {
+                let unused = slots.slots();
+                slots.entries.push(Entry { generation: 0, content: Content::Free { next: NONE } });
+                slots.append_free(unused);
+            }
+            slots.entries.push(Entry { generation, content: Content::Full(value) });
+            slots.len += 1;
+        }
+        Some(slots)
+    }
+
+    /// The table as plain data, its values as `map` says.
+    pub fn save<S>(&self, map: impl Fn(u32, &T) -> S) -> SavedSlots<S> {
+        let mut free = Vec::new();
+        let mut next = self.free_head;
+        while next != NONE {
+            free.push(next);
+            next = match self.entries[next as usize].content {
+                Content::Free { next } => next,
+                Content::Full(_) => unreachable!("the free list holds free slots only"),
+            };
+        }
+        SavedSlots {
+            first_generation: self.first_generation,
+            generations: self.entries.iter().map(|entry| entry.generation).collect(),
+            free,
+            full: self.iter_from(0).map(|(slot, value)| (slot, map(slot, value))).collect(),
+        }
+    }
+
+    /// The table of [`Slots::save`] again. `Err`: what contradicts itself, and at which slot.
+    pub fn restore<S, E: From<(&'static str, u64)>>(
+        most: u32,
+        saved: SavedSlots<S>,
+        mut map: impl FnMut(u32, S) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let SavedSlots { first_generation, generations, free, full } = saved;
+        let wrong = |what, slot: u32| Err(E::from((what, slot.into())));
+        if generations.len() > most as usize || first_generation == 0 {
+            return wrong("slots beyond the last", most);
+        }
+        let mut slots = Slots::new(most, first_generation);
+        let mut vacant: Vec<Option<T>> = Vec::new();
+        vacant.resize_with(generations.len(), || None);
+        let mut last = None;
+        for (slot, value) in full {
+            let generation = generations.get(slot as usize).copied().unwrap_or(0);
+            if generation == 0 || last.is_some_and(|last| last >= slot) {
+                return wrong("a slot in use", slot);
+            }
+            last = Some(slot);
+            vacant[slot as usize] = Some(map(slot, value)?);
+            slots.len += 1;
+        }
+        let mut retired = generations.len() - slots.len;
+        for (generation, value) in generations.into_iter().zip(vacant) {
+            let content = value.map_or(Content::Free { next: NONE }, Content::Full);
+            slots.entries.push(Entry { generation, content });
+        }
+        for slot in free {
+            let entry = slots.entries.get(slot as usize);
+            let is_free = entry.is_some_and(|entry| {
+                matches!(entry.content, Content::Free { next: NONE }) && entry.generation < u32::MAX
+            });
+            // Only the last of the list has no next, as has one that is not in it.
+            if !is_free || slots.free_tail == slot {
+                return wrong("a free slot", slot);
+            }
+            slots.append_free(slot);
+            retired -= 1;
+        }
+        let used_up = slots.entries.iter().filter(|entry| {
+            matches!(entry.content, Content::Free { .. }) && entry.generation == u32::MAX
+        });
+        match used_up.count() == retired {
+            true => Ok(slots),
+            false => wrong("slots that are neither free nor in use", 0),
+        }
+    }
+
+    /// Adds a free slot at the end of those to be used again.
+    fn append_free(&mut self, slot: u32) {
+        match self.free_tail {
+            NONE => self.free_head = slot,
+            tail => self.entries[tail as usize].content = Content::Free { next: slot },
+        }
+        self.free_tail = slot;
     }
 
     /// Values in the table.
@@ -66,7 +184,7 @@ impl<T> Slots<T> {
         let Content::Free { next } = entry.content else {
             unreachable!("the free list holds free slots only")
         };
-        entry.generation += 1;
+        entry.generation = (entry.generation + 1).max(self.first_generation);
         entry.content = Content::Full(value);
         self.free_head = next;
         if next == NONE {
@@ -84,11 +202,7 @@ impl<T> Slots<T> {
         self.len -= 1;
         // A slot at the last generation is retired: it is on no free list for ever.
         if entry.generation < u32::MAX {
-            match self.free_tail {
-                NONE => self.free_head = slot,
-                tail => self.entries[tail as usize].content = Content::Free { next: slot },
-            }
-            self.free_tail = slot;
+            self.append_free(slot);
         }
         value
     }
@@ -103,6 +217,11 @@ impl<T> Slots<T> {
             }
             _ => None,
         }
+    }
+
+    /// Whether a slot has a value.
+    pub fn is_full(&self, slot: u32) -> bool {
+        matches!(self.entries.get(slot as usize), Some(Entry { content: Content::Full(_), .. }))
     }
 
     /// The generation of a slot ever used.
@@ -143,6 +262,77 @@ impl<T> std::ops::IndexMut<u32> for Slots<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Restored = Result<Slots<u8>, (&'static str, u64)>;
+
+    #[test]
+    fn holding_when_given_pairs_then_never_gives_one_of_them_again() {
+        let mut slots = Slots::holding(4, 9, [(1, 3, 'a'), (3, 8, 'b')].into_iter()).expect("fits");
+        assert_eq!(slots.get(1, 3), Some(&'a'));
+        slots.remove(1);
+        assert_eq!(slots.insert('c'), Some((0, 9)));
+        assert_eq!(slots.insert('d'), Some((2, 9)));
+        assert_eq!(slots.insert('e'), Some((1, 9)));
+        assert_eq!(slots.insert('f'), None);
+    }
+
+    #[test]
+    fn holding_when_pairs_are_no_former_ones_then_refused() {
+        for pairs in [
+            [(1, 3), (1, 4)],
+            [(2, 3), (1, 3)],
+            [(1, 9), (2, 3)],
+            [(1, 0), (2, 3)],
+            [(1, 3), (4, 3)],
+        ] {
+            let values = pairs.into_iter().map(|(slot, generation)| (slot, generation, ()));
+            assert!(Slots::holding(4, 9, values).is_none(), "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn restore_when_saved_then_gives_the_same_slots_in_the_same_order() {
+        let mut slots = Slots::new(8, u32::MAX - 1);
+        (0..5).for_each(|value| assert!(slots.insert(value).is_some()));
+        [3, 1, 4].into_iter().for_each(|slot| assert!(slots.remove(slot) < 5));
+        assert!(slots.insert(7).is_some());
+        slots.remove(3);
+        let saved = slots.save(|_, value| *value);
+        let restored: Restored = Slots::restore(8, saved.clone(), |_, value| Ok(value));
+        let mut restored = restored.expect("sound");
+        assert_eq!(restored.save(|_, value| *value), saved);
+        for _ in 0..8 {
+            assert_eq!(restored.insert(1), slots.insert(1));
+        }
+    }
+
+    #[test]
+    fn restore_when_damaged_then_refused() {
+        let sound = SavedSlots {
+            first_generation: 1,
+            generations: vec![2, 1, 1],
+            free: vec![0, 2],
+            full: vec![(1, 5u8)],
+        };
+        let damages: [fn(&mut SavedSlots<u8>); 9] = [
+            |saved| saved.first_generation = 0,
+            |saved| saved.generations[1] = 0,
+            |saved| saved.free = vec![0, 2, 2],
+            |saved| saved.free = vec![0, 0],
+            |saved| saved.free = vec![0, 1],
+            |saved| saved.free = vec![0, 9],
+            |saved| saved.free = vec![0],
+            |saved| saved.full = vec![(7, 5)],
+            |saved| saved.full = vec![(1, 5), (1, 5)],
+        ];
+        let restore = |saved| -> Restored { Slots::restore(8, saved, |_, value| Ok(value)) };
+        assert!(restore(sound.clone()).is_ok());
+        for (number, damage) in damages.into_iter().enumerate() {
+            let mut saved = sound.clone();
+            damage(&mut saved);
+            assert!(restore(saved).is_err(), "damage {number}");
+        }
+    }
 
     #[test]
     fn insert_when_several_are_free_then_takes_the_oldest() {

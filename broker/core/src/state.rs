@@ -1,10 +1,10 @@
 //! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain
 //! records; must never act by themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::{ClientId, DomainKey, Now, RequestId, Wanted};
-use crate::ledger::{Account, Blocked};
+use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
+use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
 use crate::slots::Slots;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
@@ -20,6 +20,8 @@ pub enum State {
     Evicted,
     /// A place is reserved and the owner is asked, see [`Recall`].
     Recalling,
+    /// Of before a crash, and nobody has named it again yet: no fd, no owner, no domain.
+    Reserved,
     /// The allocation has ended, for this reason; leases or its drained notice are still out.
     Ended(ErrorCode),
 }
@@ -32,6 +34,8 @@ pub enum AllocationList {
     NodeLru,
     /// The same of its domain.
     DomainLru,
+    /// The same of its owner's job, if that is of one.
+    JobLru,
     /// The same of its owner; stays when the owner is silent.
     OwnerLru,
     /// All allocations of the owner, ended ones included.
@@ -40,7 +44,7 @@ pub enum AllocationList {
     Event,
 }
 
-const ALLOCATION_LISTS: usize = 5;
+const ALLOCATION_LISTS: usize = 6;
 
 /// One piece of memory. Kept small: there may be a million.
 #[derive(Debug)]
@@ -53,9 +57,9 @@ pub struct Allocation {
     pub owner_allocation_id: u64,
     /// Address in the owner, 0 = none.
     pub base: u64,
-    /// Owner's number; [`crate::slots::NONE`] once it is gone.
+    /// Owner's number; [`crate::slots::NONE`] once it is gone, and while nobody has named it again.
     pub owner: u32,
-    /// Owner's domain.
+    /// Owner's domain; [`crate::slots::NONE`] of one of before a crash that nobody has named again.
     pub domain: u32,
     /// Owner's device ordinal.
     pub device: u32,
@@ -75,8 +79,10 @@ pub struct Allocation {
     pub kind: MemoryKind,
     /// Who may have it.
     pub share: Share,
-    /// May be evicted.
+    /// The owner can give its fd again.
     pub recallable: bool,
+    /// Outlives its owner, and is never evicted.
+    pub keep: bool,
     /// Has driver data.
     pub has_driver_data: bool,
     /// Ended, drained, and its owner is to be told: in the owner's drained list.
@@ -95,6 +101,11 @@ impl Allocation {
     /// Whether the broker has its fd.
     pub fn is_held(&self) -> bool {
         matches!(self.state, State::Held | State::Resident)
+    }
+
+    /// Whether it counts among those that outlive their owner.
+    pub fn is_kept(&self) -> bool {
+        self.keep && self.is_live()
     }
 
     /// Whether it is in a list.
@@ -181,8 +192,14 @@ pub struct Client {
     pub serial: u64,
     /// Its domain's number.
     pub domain: u32,
+    /// Its job's number.
+    pub job: Option<u32>,
     /// Its pid.
     pub pid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its other groups, sorted.
+    pub groups: Box<[u32]>,
     /// Has said hello.
     pub welcome: bool,
     /// Its process or its socket has ended: nothing is addressed to it any more.
@@ -223,11 +240,14 @@ pub struct Client {
 
 impl Client {
     /// A new connection.
-    pub fn new(serial: u64, domain: u32, pid: u32) -> Self {
+    pub fn new(serial: u64, domain: u32, job: Option<u32>, pid: u32) -> Self {
         Client {
             serial,
             domain,
+            job,
             pid,
+            gid: 0,
+            groups: Box::default(),
             welcome: false,
             gone: false,
             silent: false,
@@ -246,6 +266,16 @@ impl Client {
             revoked: List::EMPTY,
             by_base: BTreeMap::new(),
             parked: Vec::new(),
+        }
+    }
+
+    /// Whether the client of this number, which this is, is charged to an account.
+    pub fn is_of(&self, number: u32, account: Holder) -> bool {
+        match account {
+            Holder::Client(client) => client == number,
+            Holder::Job(job) => self.job == Some(job),
+            Holder::Domain(domain) => self.domain == domain,
+            Holder::Node => true,
         }
     }
 }
@@ -286,10 +316,61 @@ pub struct Domain {
     pub refused: u64,
     /// Requests that wait for room in the domain's own account.
     pub blocked: Queued,
+    /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
+    pub waiting: BTreeSet<u64>,
+    /// When it was last served, in the order of all domains.
+    pub turn: u64,
+    /// Where the scan of this number goes on in `waiting`.
+    pub looked: (u64, u64),
     /// What it is charged for.
     pub account: Account,
     /// Its evictable allocations.
     pub lru: List,
+}
+
+impl Domain {
+    /// One that nothing is charged to.
+    pub fn new(key: DomainKey) -> Self {
+        Domain {
+            key,
+            clients: 0,
+            closing: 0,
+            coming: 0,
+            refused: 0,
+            blocked: Queued::default(),
+            waiting: BTreeSet::new(),
+            turn: 0,
+            looked: (0, 0),
+            account: Account::default(),
+            lru: List::EMPTY,
+        }
+    }
+}
+
+/// One job of a domain. Kept while it has clients: what those leave is their domain's alone.
+#[derive(Debug)]
+pub struct Job {
+    /// Its domain's and its own.
+    pub key: (DomainKey, JobKey),
+    /// Clients connected or being torn down.
+    pub clients: u32,
+    /// Its clients' fds in the closers that will be closed soon.
+    pub coming: u64,
+    /// Requests that wait for room in the job's own account.
+    pub blocked: Queued,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its evictable allocations.
+    pub lru: List,
+}
+
+impl Job {
+    /// One that nothing is charged to.
+    pub fn new(key: (DomainKey, JobKey)) -> Self {
+        let (clients, coming, blocked) = (0, 0, Queued::default());
+        let (account, lru) = (Account::default(), List::EMPTY);
+        Job { key, clients, coming, blocked, account, lru }
+    }
 }
 
 /// An fd in the closers.
@@ -298,7 +379,7 @@ pub struct Closing {
     /// The domain it came from.
     pub domain: u32,
     /// The client charged for its place, by number and serial: once that is gone its domain alone is.
-    /// `None`: it came without a place.
+    /// `None`: it came without a place. [`crate::slots::NONE`]: its domain alone was charged from the beginning.
     pub client: Option<(u32, u64)>,
     /// Counted among the domain's refused ones: its close may hang.
     pub refused: bool,
@@ -348,4 +429,28 @@ pub enum Timer {
     Parked(u64),
     /// The recall of this slot and generation of an allocation.
     Recall(u32, u32),
+    /// The end of a kept allocation without an owner: slot and generation.
+    Keep(u32, u32),
+    /// The end of the time for naming allocations again after a crash.
+    Grace,
+}
+
+/// A kept allocation whose owner is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    /// When it ends.
+    pub until: Now,
+    /// Its owner's group.
+    pub gid: u32,
+}
+
+/// What becomes of the allocations of before a crash that nobody has named again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grace {
+    /// There are none.
+    None,
+    /// They may be named until then.
+    Until(Now),
+    /// Too late: they are being ended, from this slot on.
+    Ending(u32),
 }

@@ -5,6 +5,8 @@ use fdbroker_protocol::{
     AllocationId, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
+mod pressure;
+
 const MS: u64 = 1000;
 const OWNER: ClientId = ClientId(0);
 const USER: ClientId = ClientId(1);

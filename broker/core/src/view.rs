@@ -1,7 +1,7 @@
 //! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
 
 use crate::Core;
-use crate::api::{ClientId, DomainKey, LeaseId, Now};
+use crate::api::{ClientId, DomainKey, JobKey, LeaseId, Now};
 use crate::ledger::{Account, cap_of};
 use crate::slots::NONE;
 use crate::state::State;
@@ -71,8 +71,10 @@ pub struct AllocationView {
     pub kind: MemoryKind,
     /// Who may have it.
     pub share: Share,
-    /// May be evicted.
+    /// Its owner can give its fd again.
     pub recallable: bool,
+    /// Outlives its owner, and is never evicted.
+    pub keep: bool,
     /// Its owner; `None` once gone.
     pub owner: Option<ClientId>,
     /// Bytes.
@@ -91,7 +93,7 @@ pub struct AllocationView {
     pub mapped_leases: u32,
     /// Requests that wait for it.
     pub waiters: u32,
-    /// Its owner's domain.
+    /// Its owner's domain; [`DomainKey::NOBODYS`] of one of before a crash that nobody has named again.
     pub domain: DomainKey,
 }
 
@@ -123,6 +125,8 @@ pub struct ClientView {
     pub id: ClientId,
     /// Its domain.
     pub domain: DomainKey,
+    /// Its job.
+    pub job: Option<JobKey>,
     /// Its pid.
     pub pid: u32,
     /// Said hello.
@@ -152,6 +156,19 @@ pub struct DomainView {
     pub refused: u64,
 }
 
+/// One job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobView {
+    /// Its domain.
+    pub domain: DomainKey,
+    /// Its own key.
+    pub key: JobKey,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its clients, those being torn down included.
+    pub clients: u32,
+}
+
 impl Core {
     /// The node at a glance.
     pub fn totals(&self) -> Totals {
@@ -176,11 +193,13 @@ impl Core {
                 State::Resident => AllocationState::Resident,
                 State::Evicted => AllocationState::Evicted,
                 State::Recalling => AllocationState::Recalling,
+                State::Reserved => AllocationState::Reserved,
                 State::Ended(_) => AllocationState::Ended,
             },
             kind: allocation.kind,
             share: allocation.share,
             recallable: allocation.recallable,
+            keep: allocation.keep,
             owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
             size_bytes: allocation.size_bytes,
             fd_offset: allocation.fd_offset,
@@ -194,7 +213,10 @@ impl Core {
                 NONE => 0,
                 recall => u32::try_from(self.recalls[recall].waiters.len()).unwrap_or(u32::MAX),
             },
-            domain: self.domains[allocation.domain].key,
+            domain: match allocation.domain {
+                NONE => DomainKey::NOBODYS,
+                domain => self.domains[domain].key,
+            },
         })
     }
 
@@ -223,6 +245,7 @@ impl Core {
             Some(ClientView {
                 id: ClientId(number),
                 domain: self.domains[client.domain].key,
+                job: client.job.map(|job| self.jobs[job].key.1),
                 pid: client.pid,
                 welcome: client.welcome,
                 gone: client.gone,
@@ -232,6 +255,16 @@ impl Core {
                 parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
                 account: client.account,
             })
+        })
+    }
+
+    /// Jobs in use.
+    pub fn jobs(&self) -> impl Iterator<Item = JobView> + '_ {
+        self.jobs.iter_from(0).map(|(_, job)| JobView {
+            domain: job.key.0,
+            key: job.key.1,
+            account: job.account,
+            clients: job.clients,
         })
     }
 

@@ -146,6 +146,8 @@ wire_enum! {
         Recalling = 4, "recalling";
         /// It has ended; leases of it are still out.
         Ended = 5, "ended";
+        /// Of before a crash of the broker, and its owner has not named it again yet.
+        Reserved = 6, "reserved";
     }
 }
 

@@ -1,0 +1,246 @@
+//! In which order parked requests are served when room appears: those that a supplied fd waits for, then the
+//! domains in turn, the one served least recently first, and first come first served within each. Must never serve
+//! a domain twice while another has a request that could be served.
+
+use std::collections::BTreeSet;
+
+use crate::Core;
+use crate::acquire::Turn;
+use crate::api::{Effects, Now};
+use crate::ledger::{Blocked, FOR_LEASE, Holder};
+use crate::limits::{LOOKS_PER_TURN, PARKED_SCAN_PER_STEP};
+use crate::state::{Wait, Wish};
+use fdbroker_protocol::Resource;
+
+/// Parked requests that wait for room or a reader; those of a domain are in [`crate::state::Domain::waiting`].
+#[derive(Debug, Default)]
+pub struct Rooms {
+    /// Arrival numbers of those that a supplied fd waits for.
+    supplied: BTreeSet<u64>,
+    /// Domains with others that wait: (when it was last served, number).
+    turns: BTreeSet<(u64, u32)>,
+    /// Turns given out.
+    turn: u64,
+    /// Requests in all.
+    len: usize,
+}
+
+impl Rooms {
+    /// Nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The turn behind all others.
+    pub fn last_turn(&mut self) -> u64 {
+        self.turn += 1;
+        self.turn
+    }
+}
+
+/// How far a scan has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan {
+    /// The next arrival number among the supplied ones.
+    supplied: u64,
+    /// The next domain, by its turn and number.
+    at: (u64, u32),
+}
+
+/// What looking at a request came to.
+enum Look {
+    /// It has been answered, or the recall that it needs is under way.
+    Served,
+    /// It waits on.
+    Passed,
+    /// Nobody behind it can be served.
+    Stop,
+}
+
+impl Core {
+    /// Puts a parked request among those that wait.
+    pub(crate) fn enter_turns(&mut self, seq: u64) {
+        self.rooms.len += 1;
+        if self.parked[&seq].supplied {
+            self.rooms.supplied.insert(seq);
+            return;
+        }
+        let number = self.domain_of_parked(seq);
+        let domain = &mut self.domains[number];
+        if domain.waiting.is_empty() {
+            self.rooms.turns.insert((domain.turn, number));
+        }
+        domain.waiting.insert(seq);
+    }
+
+    /// Takes a parked request from those that wait; whether it was one of them.
+    pub(crate) fn leave_turns(&mut self, seq: u64) -> bool {
+        let was_there = if self.parked[&seq].supplied {
+            self.rooms.supplied.remove(&seq)
+        } else {
+            let number = self.domain_of_parked(seq);
+            let domain = &mut self.domains[number];
+            let was_there = domain.waiting.remove(&seq);
+            if was_there && domain.waiting.is_empty() {
+                self.rooms.turns.remove(&(domain.turn, number));
+            }
+            was_there
+        };
+        self.rooms.len -= usize::from(was_there);
+        was_there
+    }
+
+    fn domain_of_parked(&mut self, seq: u64) -> u32 {
+        let client = self.parked[&seq].client.0;
+        self.client_mut(client).domain
+    }
+
+    /// The domain has had its turn: the others come before it.
+    fn to_the_end(&mut self, number: u32) {
+        let turn = self.rooms.last_turn();
+        let domain = &mut self.domains[number];
+        let former = std::mem::replace(&mut domain.turn, turn);
+        if self.rooms.turns.remove(&(former, number)) {
+            self.rooms.turns.insert((turn, number));
+        }
+    }
+
+    /// Room has appeared: everybody who waits is looked at, from the beginning.
+    pub(crate) fn start_scan(&mut self) {
+        self.scans += 1;
+        self.scan_full.clear();
+        self.scan_from = Some(Scan { supplied: 0, at: (0, 0) });
+    }
+
+    /// Serves parked requests in their order while there is room. A later one passes by those that wait for caps
+    /// which it does not need itself.
+    pub(crate) fn scan(&mut self, now: Now, fx: &mut Effects) {
+        let Some(mut scan) = self.scan_from.take() else { return };
+        let mut looks = PARKED_SCAN_PER_STEP;
+        while let Some(seq) = self.rooms.supplied.range(scan.supplied..).next().copied() {
+            if looks == 0 {
+                self.scan_from = Some(scan);
+                return;
+            }
+            looks -= 1;
+            scan.supplied = seq + 1;
+            if let Look::Stop = self.look(now, seq, fx) {
+                return;
+            }
+        }
+        // A domain that is served goes to the end, and so comes up again.
+        while let Some((turn, number)) = self.rooms.turns.range(scan.at..).next().copied() {
+            scan.at = (turn, number);
+            if looks == 0 {
+                self.scan_from = Some(scan);
+                return;
+            }
+            let allowed = looks.min(LOOKS_PER_TURN);
+            match self.give_turn(now, number, allowed, fx) {
+                (_, Look::Stop) => return,
+                (looked, _) => looks -= looked,
+            }
+            scan.at = (turn, number + 1);
+        }
+    }
+
+    /// Looks at the requests of a domain until one is served; how many it looked at. When it looked at as many as
+    /// allowed, the domain goes to the end: those that it cannot serve must not hold up the others.
+    fn give_turn(
+        &mut self,
+        now: Now,
+        number: u32,
+        allowed: usize,
+        fx: &mut Effects,
+    ) -> (usize, Look) {
+        for looked in 1..=allowed {
+            let (scan, from) = self.domains[number].looked;
+            let from = if scan == self.scans { from } else { 0 };
+            let next = self.domains[number].waiting.range(from..).next().copied();
+            let Some(seq) = next else { return (looked, Look::Passed) };
+            self.domains[number].looked = (self.scans, seq + 1);
+            match self.look(now, seq, fx) {
+                Look::Stop => return (looked, Look::Stop),
+                Look::Served => {
+                    self.to_the_end(number);
+                    return (looked, Look::Served);
+                }
+                Look::Passed => {}
+            }
+        }
+        self.to_the_end(number);
+        (allowed, Look::Passed)
+    }
+
+    fn look(&mut self, now: Now, seq: u64, fx: &mut Effects) -> Look {
+        if self.is_passed_over(seq) {
+            return Look::Passed;
+        }
+        match self.retry(now, seq, Turn::Scanned, fx) {
+            None | Some(Wait::Recall) => Look::Served,
+            Some(Wait::Reader) => Look::Passed,
+            Some(Wait::Room(Blocked { resource: Resource::Fds, account: Holder::Node })) => {
+                // Whatever a later one wants takes one of these.
+                Look::Stop
+            }
+            Some(Wait::Room(blocked)) => {
+                if !self.scan_full.contains(&blocked) {
+                    self.scan_full.push(blocked);
+                }
+                Look::Passed
+            }
+        }
+    }
+
+    /// Whether it is plain without a closer look that a request cannot be served in this scan.
+    fn is_passed_over(&mut self, seq: u64) -> bool {
+        let parked = &self.parked[&seq];
+        let (client, supplied) = (parked.client.0, parked.supplied);
+        if let Wish::Credits(_) = parked.wish {
+            return false;
+        }
+        if !self.client_mut(client).sendable {
+            return true;
+        }
+        let ahead = self.ahead(Turn::Scanned, client, FOR_LEASE);
+        if let Some(blocked) = ahead {
+            self.wait_anew(seq, Wait::Room(blocked), supplied);
+        }
+        ahead.is_some()
+    }
+
+    /// Asserts that everybody who waits for room is where the scan looks, once.
+    pub(crate) fn check_turns(&self) {
+        let mut len = self.rooms.supplied.len();
+        let mut turns = BTreeSet::new();
+        for (number, domain) in self.domains.iter_from(0) {
+            len += domain.waiting.len();
+            if !domain.waiting.is_empty() {
+                turns.insert((domain.turn, number));
+            }
+            for seq in &domain.waiting {
+                let client = self.parked[seq].client.0 as usize;
+                let of = self.clients[client].as_deref().map(|client| client.domain);
+                assert_eq!(of, Some(number), "request {seq} waits in another domain");
+            }
+        }
+        assert_eq!((len, turns), (self.rooms.len, self.rooms.turns.clone()), "who waits");
+    }
+
+    /// Whether a parked request is among those that wait for room or a reader.
+    pub(crate) fn is_in_turns(&self, seq: u64) -> bool {
+        let parked = &self.parked[&seq];
+        let client = self.clients[parked.client.0 as usize].as_deref();
+        match parked.supplied {
+            true => self.rooms.supplied.contains(&seq),
+            false => {
+                client.is_some_and(|client| self.domains[client.domain].waiting.contains(&seq))
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Kept allocations: they outlive their owner for a time, and may be adopted; and who may have an allocation at
+//! all. Must never evict one, nor let one live without an owner for ever.
+
+use crate::Core;
+use crate::acquire::Turn;
+use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, Now};
+use crate::ledger::Charge;
+use crate::slots::NONE;
+use crate::state::{AllocationList, Client, Orphan, State, Timer};
+use fdbroker_protocol::{ErrorCode, Share, Status};
+
+impl Core {
+    /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
+    /// `None` when the slot is not kept, or its fd is not here.
+    pub fn kept(&self, slot: u32) -> Option<Kept> {
+        let allocation = self.allocations.iter_from(slot).next()?;
+        let allocation = Some(allocation.1).filter(|_| allocation.0 == slot)?;
+        if !allocation.keep || allocation.state != State::Resident {
+            return None;
+        }
+        let driver_data = self.driver_data.get(&slot).filter(|_| allocation.has_driver_data);
+        Some(Kept {
+            id: self.id_of(slot),
+            domain: self.domains[allocation.domain].key,
+            gid: self.gid_of(slot)?,
+            deposit: Deposit {
+                checked: Ok(()),
+                lane: Lane::Accepted,
+                kind: allocation.kind,
+                share: allocation.share,
+                recallable: allocation.recallable,
+                keep: true,
+                device: allocation.device,
+                size_bytes: allocation.size_bytes,
+                fd_offset: allocation.fd_offset,
+                owner_allocation_id: allocation.owner_allocation_id,
+                base: allocation.base,
+                driver_data: driver_data.copied(),
+            },
+        })
+    }
+
+    /// Whether an allocation lives on when its owner is gone: kept, and its fd is here.
+    pub(crate) fn outlives_owner(&self, slot: u32) -> bool {
+        self.allocations[slot].keep && self.allocations[slot].state == State::Resident
+    }
+
+    /// The fd of a slot has just been stored.
+    pub(crate) fn keep_stored(&mut self, slot: u32, fx: &mut Effects) {
+        if self.allocations[slot].keep {
+            fx.list.push(Effect::Keep { slot });
+        }
+    }
+
+    /// A held allocation ends.
+    pub(crate) fn unkeep(&mut self, slot: u32, fx: &mut Effects) {
+        if self.allocations[slot].keep {
+            fx.list.push(Effect::Unkeep { slot });
+        }
+        if let Some(Orphan { until, .. }) = self.orphans.remove(&slot) {
+            self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
+        }
+    }
+
+    /// The owner of a kept allocation has given its fd again, after a crash: from now on it stays.
+    pub(crate) fn keep_supplied(&mut self, now: Now, slot: u32, fx: &mut Effects) {
+        let waiters = self.end_recall(slot);
+        self.allocations[slot].state = State::Resident;
+        self.keep_stored(slot, fx);
+        for seq in waiters {
+            self.retry(now, seq, Turn::First, fx);
+        }
+    }
+
+    /// The owner of a kept allocation is gone: its domain alone is charged for it from now on.
+    pub(crate) fn orphan(&mut self, now: Now, slot: u32) {
+        let allocation = &self.allocations[slot];
+        let (owner, size) = (allocation.owner, allocation.size_bytes);
+        let key = (allocation.device, allocation.base);
+        let gid = self.client_mut(owner).gid;
+        self.forget_base(owner, key, slot);
+        self.unlink(slot, AllocationList::Owned);
+        for charge in Self::charges_of_kept(size) {
+            self.leave_to_domain(owner, charge);
+        }
+        self.allocations[slot].owner = NONE;
+        let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
+        self.add_orphan(slot, Orphan { until, gid });
+    }
+
+    pub(crate) fn add_orphan(&mut self, slot: u32, orphan: Orphan) {
+        self.orphans.insert(slot, orphan);
+        let timer = Timer::Keep(slot, self.allocations.generation(slot));
+        self.timers.insert((orphan.until, timer));
+    }
+
+    /// What a kept allocation with its fd is charged with.
+    pub(crate) fn charges_of_kept(size: u64) -> [Charge; 4] {
+        [Charge::Held(1), Charge::Bytes(size), Charge::Allocations(1), Charge::Kept(1)]
+    }
+
+    /// Nobody has adopted it in time.
+    pub(crate) fn end_orphan(&mut self, slot: u32, generation: u32, fx: &mut Effects) {
+        let found = self.allocations.get(slot, generation);
+        if found.is_some() && self.orphans.contains_key(&slot) {
+            self.end(slot, ErrorCode::OwnerGone, fx);
+            self.drain_if_done(slot);
+        }
+    }
+
+    /// A kept allocation without an owner gets one: of its domain, with its handle and token. The address is the
+    /// new owner's.
+    pub(crate) fn adopt(
+        &mut self,
+        client: u32,
+        slot: u32,
+        deposit: &Deposit,
+    ) -> Result<(), Status> {
+        let allocation = &self.allocations[slot];
+        let (domain, size) = (allocation.domain, allocation.size_bytes);
+        if self.client_mut(client).domain != domain {
+            return Err(ErrorCode::NotPermitted.into());
+        }
+        if !deposit.has_sound_range() || deposit.size_bytes != size {
+            return Err(ErrorCode::Protocol.into());
+        }
+        if self.is_overlapping(client, deposit) {
+            // What it has there now is something else.
+            return Err(ErrorCode::Stale.into());
+        }
+        self.take_over_charges(client, domain, size)?;
+        if let Some(Orphan { until, .. }) = self.orphans.remove(&slot) {
+            self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
+        }
+        let allocation = &mut self.allocations[slot];
+        allocation.owner = client;
+        allocation.registrations = 1;
+        (allocation.device, allocation.base) = (deposit.device, deposit.base);
+        allocation.owner_allocation_id = deposit.owner_allocation_id;
+        self.own(client, slot, &Deposit { driver_data: None, ..*deposit });
+        Ok(())
+    }
+
+    /// Moves the charges of a kept allocation from its domain alone to a client; all of them or none.
+    fn take_over_charges(&mut self, client: u32, domain: u32, size: u64) -> Result<(), Status> {
+        let charges = Self::charges_of_kept(size);
+        for (done, charge) in charges.iter().enumerate() {
+            let taken = self.accounts(Some(client), domain).take_over(*charge);
+            let Err(blocked) = taken else { continue };
+            let status = self.no_quota(blocked);
+            for charge in &charges[..done] {
+                self.leave_to_domain(client, *charge);
+            }
+            self.counters.refusals += 1;
+            return Err(status);
+        }
+        Ok(())
+    }
+
+    // --- who may have it --------------------------------------------------------------------------
+
+    /// Whether a client may acquire an allocation, or hold a lease of it.
+    pub(crate) fn may_have(&self, client: ClientId, slot: u32) -> bool {
+        let Some(client) = self.clients[client.0 as usize].as_deref() else { return false };
+        let allocation = &self.allocations[slot];
+        if allocation.domain == NONE || allocation.domain == client.domain {
+            // Of one that nobody has named again, nobody knows who may.
+            return true;
+        }
+        match allocation.share {
+            Share::Uid => false,
+            Share::Any => true,
+            Share::Gid => {
+                let [owners, clients] =
+                    [allocation.domain, client.domain].map(|domain| self.domains[domain].key);
+                let is_of = |gid| client.is_of_group(gid);
+                // Without an owner it has ended: that is what to say.
+                owners.listener == clients.listener && self.gid_of(slot).is_none_or(is_of)
+            }
+        }
+    }
+
+    /// The group of an allocation's owner, as long as it has one or is kept.
+    fn gid_of(&self, slot: u32) -> Option<u32> {
+        let owner = self.clients.get(self.allocations[slot].owner as usize);
+        let gid = owner.and_then(Option::as_deref).map(|owner| owner.gid);
+        gid.or_else(|| self.orphans.get(&slot).map(|orphan| orphan.gid))
+    }
+}
+
+impl Client {
+    /// Whether it has the group.
+    fn is_of_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.binary_search(&gid).is_ok()
+    }
+}

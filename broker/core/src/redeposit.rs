@@ -1,0 +1,143 @@
+//! Re-deposit: owners name allocations of before a crash again, or adopt kept ones. Must never give one to who is
+//! not its owner, nor bring back what has ended.
+
+use crate::Core;
+use crate::acquire::Turn;
+use crate::api::{ClientId, Deposit, Effect, Effects, Now, Redeposit, Registered, RequestId};
+use crate::lists::List;
+use crate::slots::NONE;
+use crate::state::{Allocation, LeaseLinks, LeaseList, State};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+
+impl Core {
+    pub(crate) fn redeposit(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        request: RequestId,
+        items: &[Redeposit],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.registered.len();
+        for (index, item) in (0..).zip(items) {
+            let (status, id) = match self.redeposit_one(now, client.0, item, fx) {
+                Ok(id) => (Status::OK, id),
+                Err(status) => (status, AllocationId { slot: NONE, generation: 0 }),
+            };
+            fx.registered.push(Registered { status, id, index });
+        }
+        self.counters.registrations += items.len() as u64;
+        let credits = self.client_mut(client.0).credits;
+        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
+        let range = begin..fx.registered.len();
+        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+    }
+
+    fn redeposit_one(
+        &mut self,
+        now: Now,
+        client: u32,
+        item: &Redeposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let id = item.id.map_err(Status::from)?;
+        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+            return Err(self.absent(id).into());
+        };
+        let (state, owner) = (allocation.state, allocation.owner);
+        match state {
+            State::Ended(code) => Err(code.into()),
+            State::Reserved if self.is_grace_over() => Err(ErrorCode::OwnerGone.into()),
+            State::Reserved => self.take_back(now, client, id, &item.deposit, fx),
+            _ if owner == NONE => self.adopt(client, id.slot, &item.deposit).map(|()| id),
+            _ if owner != client && self.client(ClientId(owner)).is_none() => {
+                // Its owner has just died, and it is about to be without one.
+                Err(ErrorCode::Again.into())
+            }
+            _ if owner != client => Err(ErrorCode::NotPermitted.into()),
+            _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
+            _ => self.count_again(id),
+        }
+    }
+
+    /// Registered several times, it is named as many times.
+    fn count_again(&mut self, id: AllocationId) -> Result<AllocationId, Status> {
+        let registrations = &mut self.allocations[id.slot].registrations;
+        match registrations.checked_add(1) {
+            Some(more) => *registrations = more,
+            None => return Err(ErrorCode::Protocol.into()),
+        }
+        Ok(id)
+    }
+
+    /// A reserved slot has its owner again: evicted, under its old id. Who waited for it goes on.
+    fn take_back(
+        &mut self,
+        now: Now,
+        client: u32,
+        id: AllocationId,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let slot = id.slot;
+        if !deposit.has_sound_range() {
+            return Err(ErrorCode::Protocol.into());
+        }
+        // Without its fd it is gone; so is what stood at an address that holds something else now.
+        let lost = match (deposit.recallable, self.is_overlapping(client, deposit)) {
+            (false, _) => Some(ErrorCode::OwnerGone),
+            (true, true) => Some(ErrorCode::Stale),
+            (true, false) => None,
+        };
+        if let Some(code) = lost {
+            self.end(slot, code, fx);
+            self.drain_if_done(slot);
+            self.stop_grace_if_done();
+            return Err(code.into());
+        }
+        if let Err(blocked) = self.charge_allocation(client, deposit.keep) {
+            self.counters.refusals += 1;
+            return Err(self.no_quota(blocked));
+        }
+        let waiters = self.end_recall(slot);
+        let domain = self.client_mut(client).domain;
+        let former = &self.allocations[slot];
+        let (open, leases) = (former.open, former.leases);
+        let allocation = Allocation::new(deposit, client, domain, State::Evicted);
+        self.allocations[slot] = Allocation { open, leases, ..allocation };
+        self.own(client, slot, deposit);
+        self.not_reserved();
+        self.end_leases_not_permitted(slot);
+        for seq in waiters {
+            self.retry(now, seq, Turn::Last, fx);
+        }
+        // One that had to go to the room queue is looked at there.
+        self.room_appeared |= !self.rooms.is_empty();
+        Ok(id)
+    }
+
+    /// Who said to hold a lease while nobody knew who may have one.
+    fn end_leases_not_permitted(&mut self, slot: u32) {
+        let mut at = self.allocations[slot].leases.first();
+        while let Some(lease) = at {
+            at = List::next(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
+            if !self.may_have(ClientId(self.leases[lease].client), slot) {
+                self.end_lease(lease);
+            }
+        }
+    }
+
+    /// Whether the client has something live where the deposit says to be.
+    pub(crate) fn is_overlapping(&mut self, client: u32, deposit: &Deposit) -> bool {
+        if deposit.base == 0 {
+            return false;
+        }
+        let before = (deposit.device, 0)..(deposit.device, deposit.base + deposit.size_bytes);
+        // Live ranges do not overlap each other, so the last that begins before our end tells.
+        let last = self.client_mut(client).by_base.range(before).next_back().map(|(_, slot)| *slot);
+        last.is_some_and(|slot| {
+            let allocation = &self.allocations[slot];
+            allocation.base + allocation.size_bytes > deposit.base
+        })
+    }
+}

@@ -1,0 +1,554 @@
+//! Takes saved state in again: every number checked, every sum counted anew. Must never believe what it reads,
+//! nor panic at it: the data may come from anywhere.
+
+use std::collections::BTreeSet;
+
+use crate::Core;
+use crate::api::{Config, DomainKey, JobKey, Now};
+use crate::config::ConfigError;
+use crate::ledger::{Account, Charge};
+use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
+use crate::lists::List;
+use crate::saved::{
+    Saved, SavedAllocation, SavedClient, SavedCounters, SavedDomain, SavedGrace, SavedJob,
+    SavedLease, SavedState,
+};
+use crate::slots::{NONE, Slots};
+use crate::state::{
+    Allocation, AllocationList, Client, Domain, Grace, Lease, LeaseLinks, LeaseList, Orphan,
+    Recall, State, Timer,
+};
+use crate::view::Counters;
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, MemoryKind, Share};
+
+/// Why saved data is not gone on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RestoreError {
+    /// The new configuration cannot work, with any data.
+    Config(ConfigError),
+    /// The data contradicts itself: what is wrong, and the number of what it is wrong with.
+    Broken(&'static str, u64),
+    /// The data is sound, but needs more places in the fd table than there are: needed, there.
+    Table(u64, u64),
+}
+
+impl std::fmt::Display for RestoreError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RestoreError::Config(error) => error.fmt(f),
+            RestoreError::Broken(what, number) => write!(
+                f,
+                "the state handed over is damaged ({what}: {number}); it is given up, and clients begin anew"
+            ),
+            RestoreError::Table(needed, has) => write!(
+                f,
+                "the state handed over needs table_fds = {needed}, there are {has}: raise RLIMIT_NOFILE"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for RestoreError {}
+
+impl From<(&'static str, u64)> for RestoreError {
+    fn from((what, number): (&'static str, u64)) -> Self {
+        RestoreError::Broken(what, number)
+    }
+}
+
+type Check<T = ()> = Result<T, RestoreError>;
+
+/// Fails unless what is said of a thing holds.
+fn ensure(holds: bool, what: &'static str, number: impl Into<u64>) -> Check {
+    match holds {
+        true => Ok(()),
+        false => Err(RestoreError::Broken(what, number.into())),
+    }
+}
+
+impl Core {
+    /// Goes on where [`Core::save`] was called. `config` may be another one: `first_generation` is that of the data,
+    /// and `max_slots` must be that of the page gone on with. Every client may have events to take.
+    ///
+    /// # Errors
+    /// When the data contradicts itself, or needs more than the configuration has.
+    pub fn restore(mut config: Config, saved: Saved, now: Now) -> Check<Core> {
+        config.first_generation = saved.allocations.first_generation;
+        let mut core = Core::new(config).map_err(RestoreError::Config)?;
+        core.counters = counters_of(&saved.counters);
+        (core.arrivals, core.serials) = (saved.arrivals, saved.serials);
+        core.restore_domains(&saved.domains)?;
+        for client in &saved.clients {
+            core.restore_client(client)?;
+        }
+        ensure(core.jobs.len() == saved.jobs.len(), "jobs", saved.jobs.len() as u64)?;
+        let (most, mut beside) = (core.config.max_slots, Vec::new());
+        core.allocations = Slots::restore(most, saved.allocations, |slot, allocation| {
+            beside.push((slot, Beside::of(&allocation)));
+            core.restored_allocation(slot, allocation)
+        })?;
+        core.leases = Slots::restore(NONE, saved.leases, |slot, lease| {
+            core.restored_lease(slot, &lease, now)
+        })?;
+        core.restore_lists(&saved.clients)?;
+        for (slot, beside) in beside {
+            core.restore_beside(slot, beside)?;
+        }
+        core.restore_lru(&saved.lru)?;
+        core.restore_dying(&saved.dying)?;
+        core.restore_grace(&saved.grace)?;
+        core.check_links()?;
+        core.restore_sums()?;
+        core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
+        core.restore_job_peaks(&saved.jobs)?;
+        core.table.peak = core.table.peak.max(saved.table_peak);
+        Ok(core)
+    }
+
+    fn restore_domains(&mut self, saved: &[SavedDomain]) -> Check {
+        // Those there are stay, whatever the new limit.
+        let most = u32::try_from(saved.len()).unwrap_or(NONE).max(self.config.max_domains);
+        self.domains = Slots::new(most, 1);
+        for domain in saved {
+            let key = DomainKey { listener: domain.listener, uid: domain.uid };
+            ensure(!self.domain_by_key.contains_key(&key), "two domains of one uid", key.uid)?;
+            let number = self.domains.insert(Domain::new(key)).map(|(number, _)| number);
+            self.domain_by_key.insert(key, number.ok_or(("domains", 0))?);
+        }
+        Ok(())
+    }
+
+    fn restore_client(&mut self, saved: &SavedClient) -> Check {
+        let number = saved.number;
+        let ascends = self.clients.len() <= number as usize;
+        ensure(ascends && number < CLIENT_NUMBERS, "client", number)?;
+        ensure(saved.domain < self.domains.slots(), "client's domain", number)?;
+        let sorted = saved.groups.is_sorted() && saved.groups.len() <= MOST_GROUPS;
+        ensure(sorted, "client's groups", number)?;
+        let unused = saved.credits == 0 && saved.own_fds == 0;
+        ensure(unused || saved.welcome && !saved.gone, "client's places", number)?;
+        let few = saved.credits <= MAX_BATCH as u64 && u32::try_from(saved.own_fds).is_ok();
+        ensure(few, "client's number of places", number)?;
+        ensure((1..=self.serials).contains(&saved.serial), "client's serial", number)?;
+        let key = self.domains[saved.domain].key;
+        let job = saved.job.map(|job| self.job((key, JobKey(job))));
+        let mut client = Client::new(saved.serial, saved.domain, job, saved.pid);
+        client.gid = saved.gid;
+        client.groups = saved.groups.as_slice().into();
+        (client.welcome, client.gone) = (saved.welcome, saved.gone);
+        (client.silent, client.sendable) = (saved.silent, saved.sendable);
+        (client.credits, client.own_fds) = (saved.credits, saved.own_fds);
+        self.clients.resize_with(number as usize + 1, || None);
+        self.clients[number as usize] = Some(Box::new(client));
+        self.domains[saved.domain].clients += 1;
+        if let Some(job) = job {
+            self.jobs[job].clients += 1;
+        }
+        self.counters.clients += 1;
+        self.table.connections += FDS_PER_CONNECTION;
+        Ok(())
+    }
+
+    fn restored_allocation(&self, slot: u32, saved: SavedAllocation) -> Check<Allocation> {
+        let state = match saved.state {
+            SavedState::Held => State::Held,
+            SavedState::Resident => State::Resident,
+            SavedState::Evicted => State::Evicted,
+            SavedState::Recalling { .. } => State::Recalling,
+            SavedState::Reserved => State::Reserved,
+            SavedState::Ended(code) => {
+                let code = ErrorCode::from_number(code);
+                State::Ended(code.ok_or(("ended allocation's code", slot.into()))?)
+            }
+        };
+        let owner = saved.owner.unwrap_or(NONE);
+        let kind = MemoryKind::from_number(saved.kind);
+        let share = Share::from_number(saved.share);
+        let allocation = Allocation {
+            size_bytes: saved.size_bytes,
+            fd_offset: saved.fd_offset,
+            owner_allocation_id: saved.owner_allocation_id,
+            base: saved.base,
+            owner,
+            domain: saved.domain.unwrap_or(NONE),
+            device: saved.device,
+            registrations: saved.registrations,
+            recall: NONE,
+            open: 0,
+            leases: List::EMPTY,
+            links: Allocation::UNLINKED,
+            state,
+            kind: kind.ok_or(("allocation's kind", slot.into()))?,
+            share: share.ok_or(("allocation's share", slot.into()))?,
+            recallable: saved.recallable,
+            keep: saved.keep,
+            has_driver_data: !saved.driver_data.is_empty(),
+            drained: saved.drained,
+        };
+        self.check_allocation(slot, &allocation, saved.orphan.is_some())?;
+        Ok(allocation)
+    }
+
+    /// What must hold of one by itself, and of its owner and its domain.
+    fn check_allocation(&self, slot: u32, allocation: &Allocation, is_orphan: bool) -> Check {
+        let Allocation { owner, domain, state, recallable, keep, .. } = *allocation;
+        let is_live = allocation.is_live();
+        let ends = [allocation.base, allocation.fd_offset];
+        let is_bounded = ends.iter().all(|at| at.checked_add(allocation.size_bytes).is_some());
+        let is_sized = allocation.size_bytes > 0 || domain == NONE;
+        ensure(is_bounded && is_sized, "allocation's range", slot)?;
+        let of_client = self.clients.get(owner as usize).and_then(Option::as_deref);
+        let owned = of_client.is_some_and(|client| client.domain == domain);
+        let ownerless = owner == NONE && (domain < self.domains.slots() || domain == NONE);
+        ensure(owned || ownerless, "allocation's owner", slot)?;
+        ensure(is_orphan == (is_live && ownerless && domain != NONE), "allocation's keeper", slot)?;
+        let sound = match state {
+            State::Held => owned && recallable && !keep,
+            State::Resident => domain != NONE && (keep || owned && !recallable),
+            State::Evicted | State::Recalling => owned && recallable,
+            State::Reserved => owner == NONE && domain == NONE && !keep,
+            State::Ended(_) => true,
+        };
+        ensure(sound, "allocation's state", slot)?;
+        ensure(owned || !allocation.drained, "allocation's notice", slot)?;
+        ensure(!is_live || !owned || allocation.registrations > 0, "allocation's count", slot)?;
+        ensure(!is_live || !allocation.drained, "drained, and lives", slot)
+    }
+
+    fn restored_lease(&self, slot: u32, saved: &SavedLease, now: Now) -> Check<Lease> {
+        ensure(saved.since <= now.0, "lease of the future", slot)?;
+        let found = saved.allocation < self.allocations.slots()
+            && self.allocations.is_full(saved.allocation);
+        ensure(found, "lease's allocation", slot)?;
+        let holder = self.clients.get(saved.client as usize).and_then(Option::as_deref);
+        ensure(holder.is_some(), "lease's holder", slot)?;
+        Ok(Lease {
+            since: Now(saved.since),
+            allocation: saved.allocation,
+            client: saved.client,
+            mapped: saved.mapped,
+            links: Lease::UNLINKED,
+        })
+    }
+
+    /// The lists of every client.
+    fn restore_lists(&mut self, saved: &[SavedClient]) -> Check {
+        for client in saved {
+            let number = client.number;
+            for slot in &client.owned {
+                self.relink(*slot, AllocationList::Owned, |allocation| allocation.owner == number)?;
+                self.restore_base(*slot)?;
+            }
+            for slot in &client.recalls {
+                self.relink(*slot, AllocationList::Event, |allocation| {
+                    allocation.owner == number && allocation.state == State::Recalling
+                })?;
+            }
+            for slot in &client.drained {
+                self.relink(*slot, AllocationList::Event, |allocation| {
+                    allocation.owner == number && allocation.drained
+                })?;
+            }
+            for slot in &client.lru {
+                ensure(client.silent, "list of a client that answers", number)?;
+                let owner = self.allocations.is_full(*slot).then(|| self.allocations[*slot].owner);
+                ensure(owner == Some(number), "evictable allocation", *slot)?;
+                self.restore_evictable(*slot)?;
+            }
+            for lease in &client.leases {
+                self.relink_lease(*lease, LeaseList::Holder, |lease| lease.client == number)?;
+                self.with_holder_list(number, LeaseList::Holder, |list, links| {
+                    list.push(links, *lease)
+                });
+            }
+            for lease in &client.revoked {
+                let allocation =
+                    self.leases.is_full(*lease).then(|| self.leases[*lease].allocation);
+                let is_live = allocation.is_none_or(|slot| self.allocations[slot].is_live());
+                ensure(!is_live, "lease revoked", *lease)?;
+                self.relink_lease(*lease, LeaseList::Event, |lease| lease.client == number)?;
+                self.with_holder_list(number, LeaseList::Event, |list, links| {
+                    list.push(links, *lease)
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts an allocation into a list again, if it is one for it and is not in it.
+    fn relink(
+        &mut self,
+        slot: u32,
+        list: AllocationList,
+        belongs: impl Fn(&Allocation) -> bool,
+    ) -> Check {
+        let fits = self.allocations.is_full(slot)
+            && belongs(&self.allocations[slot])
+            && !self.allocations[slot].is_in(list);
+        ensure(fits, "allocation in a list", slot)?;
+        self.link(slot, list);
+        Ok(())
+    }
+
+    fn relink_lease(&self, lease: u32, list: LeaseList, belongs: impl Fn(&Lease) -> bool) -> Check {
+        let fits = self.leases.is_full(lease)
+            && belongs(&self.leases[lease])
+            && !self.leases[lease].is_in(list);
+        ensure(fits, "lease in a list", lease)
+    }
+
+    /// Enters a live allocation by its address: live ranges of one owner do not overlap.
+    fn restore_base(&mut self, slot: u32) -> Check {
+        let allocation = &self.allocations[slot];
+        let (owner, base, size) = (allocation.owner, allocation.base, allocation.size_bytes);
+        let device = allocation.device;
+        if !allocation.is_live() || base == 0 {
+            return Ok(());
+        }
+        let by_base = &self.client_mut(owner).by_base;
+        let before = by_base.range((device, 0)..(device, base + size)).next_back();
+        let before = before.map(|(_, slot)| *slot);
+        let overlaps = before.is_some_and(|slot| {
+            let before = &self.allocations[slot];
+            before.base + before.size_bytes > base
+        });
+        ensure(!overlaps, "allocations that overlap", slot)?;
+        self.client_mut(owner).by_base.insert((device, base), slot);
+        Ok(())
+    }
+
+    /// What of an allocation is kept beside its record.
+    fn restore_beside(&mut self, slot: u32, beside: Beside) -> Check {
+        let Beside { driver_data, orphan, recall, leases } = beside;
+        if !driver_data.is_empty() {
+            ensure(driver_data.len() <= DRIVER_DATA_BYTES, "driver data", slot)?;
+            let mut bytes = [0; DRIVER_DATA_BYTES];
+            bytes[..driver_data.len()].copy_from_slice(&driver_data);
+            let length = u8::try_from(driver_data.len()).expect("at most 64");
+            self.driver_data.insert(slot, (length, bytes));
+        }
+        if let Some((until, gid)) = orphan {
+            self.add_orphan(slot, Orphan { until: Now(until), gid });
+        }
+        if let Some((deadline, overdue)) = recall {
+            self.restore_recall(slot, deadline.map(Now), overdue);
+        }
+        for lease in leases {
+            self.relink_lease(lease, LeaseList::Allocation, |lease| lease.allocation == slot)?;
+            let mut list = self.allocations[slot].leases;
+            list.push(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
+            self.allocations[slot].leases = list;
+            self.allocations[slot].open += u32::from(!self.leases[lease].mapped);
+        }
+        Ok(())
+    }
+
+    fn restore_recall(&mut self, slot: u32, deadline: Option<Now>, overdue: bool) {
+        let recall = Recall { waiters: Vec::new(), promised_to: None, deadline, overdue };
+        let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
+        self.allocations[slot].recall = number;
+        self.set_recall_timer(slot, deadline);
+        let owner = self.allocations[slot].owner;
+        self.client_mut(owner).overdue += u32::from(overdue);
+    }
+
+    fn restore_lru(&mut self, lru: &[u32]) -> Check {
+        for slot in lru {
+            let owner = self.allocations.is_full(*slot).then(|| self.allocations[*slot].owner);
+            let client = owner.and_then(|owner| self.clients.get(owner as usize)?.as_deref());
+            ensure(client.is_some_and(|client| !client.silent), "least recently used", *slot)?;
+            self.restore_evictable(*slot)?;
+        }
+        Ok(())
+    }
+
+    fn restore_evictable(&mut self, slot: u32) -> Check {
+        let fits = self.allocations.is_full(slot)
+            && self.allocations[slot].state == State::Held
+            && !self.allocations[slot].is_in(AllocationList::OwnerLru);
+        ensure(fits, "evictable allocation", slot)?;
+        self.lru_insert(slot);
+        Ok(())
+    }
+
+    fn restore_dying(&mut self, dying: &[u32]) -> Check {
+        for number in dying {
+            let client = self.clients.get(*number as usize).and_then(Option::as_deref);
+            let fits = client.is_some_and(|client| client.gone) && !self.dying.contains(number);
+            ensure(fits, "client being torn down", *number)?;
+            self.dying.push_back(*number);
+        }
+        let gone = self.clients.iter().flatten().filter(|client| client.gone).count();
+        ensure(gone == self.dying.len(), "clients gone", gone as u64)
+    }
+
+    fn restore_grace(&mut self, grace: &SavedGrace) -> Check {
+        let all = self.allocations.iter_from(0);
+        let reserved = all.filter(|(_, allocation)| allocation.state == State::Reserved);
+        self.reserved = u32::try_from(reserved.count()).expect("at most max_slots");
+        self.grace = match *grace {
+            SavedGrace::None => Grace::None,
+            SavedGrace::Until(at) => Grace::Until(Now(at)),
+            SavedGrace::Ending(from) => Grace::Ending(from),
+        };
+        if let Grace::Until(at) = self.grace {
+            self.timers.insert((at, Timer::Grace));
+        }
+        // Those that the walk has passed would stay for ever.
+        let first = match self.grace {
+            Grace::None => NONE,
+            Grace::Until(_) => 0,
+            Grace::Ending(from) => from,
+        };
+        let mut all = self.allocations.iter_from(0);
+        let passed = all.any(|(slot, found)| found.state == State::Reserved && slot < first);
+        ensure(!passed, "reserved for ever", self.reserved)
+    }
+
+    /// Everything is in the lists that it must be in.
+    fn check_links(&self) -> Check {
+        for (slot, allocation) in self.allocations.iter_from(0) {
+            let owned = allocation.owner != NONE;
+            ensure(owned == allocation.is_in(AllocationList::Owned), "owned", slot)?;
+            let is_evictable = allocation.state == State::Held;
+            ensure(is_evictable == allocation.is_in(AllocationList::OwnerLru), "evictable", slot)?;
+            let told = !allocation.drained || allocation.is_in(AllocationList::Event);
+            ensure(told && (!allocation.drained || allocation.leases.is_empty()), "drained", slot)?;
+            let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
+            let freed_later = allocation.drained || owner.is_some_and(|owner| owner.gone);
+            let is_used = allocation.is_live() || !allocation.leases.is_empty() || freed_later;
+            ensure(is_used, "ended, and not freed", slot)?;
+        }
+        for (slot, lease) in self.leases.iter_from(0) {
+            let linked = lease.is_in(LeaseList::Allocation) && lease.is_in(LeaseList::Holder);
+            ensure(linked, "lease of nobody", slot)?;
+        }
+        Ok(())
+    }
+
+    /// Counts every charge.
+    fn restore_sums(&mut self) -> Check {
+        let numbers = (0..).zip(&self.clients).filter(|(_, client)| client.is_some());
+        let numbers: Vec<u32> = numbers.map(|(number, _)| number).collect();
+        for number in numbers {
+            let client = self.client_mut(number);
+            let (credits, own) = (client.credits, client.own_fds);
+            self.charge_uncapped(number, Charge::Held(credits));
+            self.charge_uncapped(number, Charge::Own(own));
+        }
+        for slot in 0..self.allocations.slots() {
+            if self.allocations.is_full(slot) {
+                self.restore_charges(slot);
+            }
+        }
+        for slot in 0..self.leases.slots() {
+            if self.leases.is_full(slot) {
+                let Lease { allocation, client, mapped, .. } = self.leases[slot];
+                let charge = if mapped { Charge::Mapped(1) } else { Charge::Open(1) };
+                self.charge_uncapped(client, charge);
+                if !self.allocations[allocation].is_live() {
+                    let size = self.allocations[allocation].size_bytes;
+                    self.charge_uncapped(client, Charge::Pinned(size));
+                }
+            }
+        }
+        let unused = |domain: &Domain| domain.clients == 0 && domain.account.is_zero();
+        let unused = self.domains.iter_from(0).find(|(_, domain)| unused(domain));
+        ensure(unused.is_none(), "domain of nobody", unused.map_or(0, |(number, _)| number))?;
+        let (needed, has) = (self.table_now(), self.config.table_fds);
+        self.table.peak = needed;
+        match needed <= has {
+            true => Ok(()),
+            false => Err(RestoreError::Table(needed, has)),
+        }
+    }
+
+    fn restore_charges(&mut self, slot: u32) {
+        let allocation = &self.allocations[slot];
+        let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
+        let has_place = allocation.is_held() || allocation.state == State::Recalling;
+        let is_kept = allocation.is_kept();
+        self.held_now += u64::from(allocation.is_held());
+        if domain == NONE {
+            return;
+        }
+        let owner = (owner != NONE).then_some(owner);
+        let mut charges = vec![Charge::Allocations(1)];
+        if has_place {
+            charges.extend([Charge::Held(1), Charge::Bytes(size)]);
+        }
+        if is_kept {
+            charges.push(Charge::Kept(1));
+        }
+        for charge in charges {
+            self.accounts(owner, domain).add(charge);
+        }
+    }
+
+    fn restore_peaks(
+        &mut self,
+        clients: &[SavedClient],
+        domains: &[SavedDomain],
+        node: &[u128],
+    ) -> Check {
+        let raise = |account: &mut Account, peaks: &[u128]| {
+            ensure(account.raise_peaks(peaks), "peaks", peaks.len() as u64)
+        };
+        raise(&mut self.node, node)?;
+        for client in clients {
+            raise(&mut self.client_mut(client.number).account, &client.peaks)?;
+        }
+        for (number, domain) in (0..).zip(domains) {
+            raise(&mut self.domains[number].account, &domain.peaks)?;
+        }
+        Ok(())
+    }
+
+    /// Of every job, once.
+    fn restore_job_peaks(&mut self, jobs: &[SavedJob]) -> Check {
+        let mut seen = BTreeSet::new();
+        for job in jobs {
+            let key = (DomainKey { listener: job.listener, uid: job.uid }, JobKey(job.key));
+            let number = self.job_by_key.get(&key).copied().filter(|_| seen.insert(key));
+            let account = &mut self.jobs[number.ok_or(("job", job.key))?].account;
+            ensure(account.raise_peaks(&job.peaks), "job's peaks", job.key)?;
+        }
+        Ok(())
+    }
+}
+
+/// What of a saved allocation is not in its record.
+struct Beside {
+    driver_data: Vec<u8>,
+    orphan: Option<(u64, u32)>,
+    recall: Option<(Option<u64>, bool)>,
+    leases: Vec<u32>,
+}
+
+impl Beside {
+    fn of(saved: &SavedAllocation) -> Self {
+        Beside {
+            driver_data: saved.driver_data.clone(),
+            orphan: saved.orphan,
+            recall: match saved.state {
+                SavedState::Recalling { deadline, overdue } => Some((deadline, overdue)),
+                _ => None,
+            },
+            leases: saved.leases.clone(),
+        }
+    }
+}
+
+fn counters_of(saved: &SavedCounters) -> Counters {
+    Counters {
+        clients: 0,
+        grants: saved.grants,
+        registrations: saved.registrations,
+        evictions: saved.evictions,
+        recalls: saved.recalls,
+        recalls_silent: saved.recalls_silent,
+        parkings: saved.parkings,
+        refusals: saved.refusals,
+    }
+}

@@ -1,0 +1,322 @@
+//! The broker's state as plain data, for a successor that goes on with the same connections. Must never leave
+//! out what a client could notice the lack of. (How it is taken in again: `restore`.)
+
+use serde::{Deserialize, Serialize};
+
+use crate::Core;
+use crate::api::{DomainKey, Effect, Effects, JobKey, Now};
+use crate::lists::List;
+use crate::slots::{NONE, SavedSlots};
+use crate::state::{Allocation, AllocationList, Client, Grace, Job, Lease, LeaseList, State, Wish};
+use fdbroker_protocol::ErrorCode;
+
+/// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
+/// and changes with the version of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    pub(crate) node_peaks: Vec<u128>,
+    pub(crate) table_peak: u64,
+    pub(crate) counters: SavedCounters,
+    pub(crate) arrivals: u64,
+    pub(crate) serials: u64,
+    pub(crate) grace: SavedGrace,
+    pub(crate) domains: Vec<SavedDomain>,
+    pub(crate) jobs: Vec<SavedJob>,
+    pub(crate) clients: Vec<SavedClient>,
+    pub(crate) allocations: SavedSlots<SavedAllocation>,
+    pub(crate) leases: SavedSlots<SavedLease>,
+    /// Evictable allocations, the least recently used first.
+    pub(crate) lru: Vec<u32>,
+    /// Gone clients not yet torn down, in their turn.
+    pub(crate) dying: Vec<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedCounters {
+    pub(crate) grants: u64,
+    pub(crate) registrations: u64,
+    pub(crate) evictions: u64,
+    pub(crate) recalls: u64,
+    pub(crate) recalls_silent: u64,
+    pub(crate) parkings: u64,
+    pub(crate) refusals: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedGrace {
+    None,
+    Until(u64),
+    Ending(u32),
+}
+
+/// A domain that clients or allocations are of; they name it by its place in the list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedDomain {
+    pub(crate) listener: u32,
+    pub(crate) uid: u32,
+    pub(crate) peaks: Vec<u128>,
+}
+
+/// A job that clients of a domain are of; they name it by its key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedJob {
+    pub(crate) listener: u32,
+    pub(crate) uid: u32,
+    pub(crate) key: u64,
+    pub(crate) peaks: Vec<u128>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedClient {
+    pub(crate) number: u32,
+    pub(crate) serial: u64,
+    pub(crate) domain: u32,
+    pub(crate) job: Option<u64>,
+    pub(crate) pid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+    pub(crate) welcome: bool,
+    pub(crate) gone: bool,
+    pub(crate) silent: bool,
+    pub(crate) sendable: bool,
+    pub(crate) credits: u64,
+    pub(crate) own_fds: u64,
+    pub(crate) peaks: Vec<u128>,
+    /// Slots of allocations, each list in its order.
+    pub(crate) owned: Vec<u32>,
+    pub(crate) recalls: Vec<u32>,
+    pub(crate) drained: Vec<u32>,
+    /// Of a silent one only: the others' is that of the node.
+    pub(crate) lru: Vec<u32>,
+    /// Slots of leases, each list in its order.
+    pub(crate) leases: Vec<u32>,
+    pub(crate) revoked: Vec<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedState {
+    Held,
+    Resident,
+    Evicted,
+    Recalling {
+        deadline: Option<u64>,
+        overdue: bool,
+    },
+    Reserved,
+    /// Of this code.
+    Ended(u16),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedAllocation {
+    pub(crate) state: SavedState,
+    pub(crate) size_bytes: u64,
+    pub(crate) fd_offset: u64,
+    pub(crate) owner_allocation_id: u64,
+    pub(crate) base: u64,
+    pub(crate) device: u32,
+    pub(crate) owner: Option<u32>,
+    pub(crate) domain: Option<u32>,
+    pub(crate) registrations: u32,
+    pub(crate) kind: u8,
+    pub(crate) share: u8,
+    pub(crate) recallable: bool,
+    pub(crate) keep: bool,
+    pub(crate) drained: bool,
+    /// Empty = none.
+    pub(crate) driver_data: Vec<u8>,
+    /// Without an owner: until when, and of which group.
+    pub(crate) orphan: Option<(u64, u32)>,
+    /// Slots of its leases, in their order.
+    pub(crate) leases: Vec<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedLease {
+    pub(crate) since: u64,
+    pub(crate) allocation: u32,
+    pub(crate) client: u32,
+    pub(crate) mapped: bool,
+}
+
+impl Core {
+    /// Answers every parked request AGAIN, so that nothing waits any more. The effects go to clients as
+    /// those of a step do.
+    pub fn settle_parked(&mut self, effects: &mut Effects) {
+        while let Some((seq, parked)) = self.parked.first_key_value() {
+            let (seq, client, request) = (*seq, parked.client, parked.request);
+            match parked.wish {
+                Wish::Acquire(_) => self.answer_ended_item(seq, effects),
+                Wish::Credits(_) => {
+                    self.unpark(seq);
+                    let status = ErrorCode::Again.into();
+                    effects.list.push(Effect::Failed { client, request, status });
+                }
+            }
+        }
+        // Nothing waits, so that nothing is begun at whatever time.
+        self.after(Now(0), effects);
+    }
+
+    /// What a successor goes on with. Not in it: fds in the closers, which the daemon closes or forgets.
+    ///
+    /// # Panics
+    /// When requests are parked: [`Core::settle_parked`] comes first, and no step in between.
+    pub fn save(&self) -> Saved {
+        assert!(self.parked.is_empty(), "parked requests are settled before the state is saved");
+        let mut used: Vec<u32> = self.all_clients().map(|(_, client)| client.domain).collect();
+        let of_allocations = self.allocations.iter_from(0).map(|(_, allocation)| allocation.domain);
+        used.extend(of_allocations.filter(|domain| *domain != NONE));
+        used.sort_unstable();
+        used.dedup();
+        let place =
+            |domain: u32| used.binary_search(&domain).ok().and_then(|at| at.try_into().ok());
+        Saved {
+            node_peaks: self.node.peaks(),
+            table_peak: self.table.peak,
+            counters: self.saved_counters(),
+            arrivals: self.arrivals,
+            serials: self.serials,
+            grace: match self.grace {
+                Grace::None => SavedGrace::None,
+                Grace::Until(at) => SavedGrace::Until(at.0),
+                Grace::Ending(from) => SavedGrace::Ending(from),
+            },
+            domains: used.iter().map(|domain| self.saved_domain(*domain)).collect(),
+            jobs: self.saved_jobs(),
+            clients: self
+                .all_clients()
+                .map(|(number, client)| {
+                    let domain = place(client.domain).expect("it was just entered");
+                    self.saved_client(number, client, domain)
+                })
+                .collect(),
+            allocations: self.allocations.save(|slot, allocation| {
+                self.saved_allocation(slot, allocation, place(allocation.domain))
+            }),
+            leases: self.leases.save(|_, lease| Self::saved_lease(lease)),
+            lru: self.slots_of(self.lru, AllocationList::NodeLru),
+            dying: self.dying.iter().copied().collect(),
+        }
+    }
+
+    fn all_clients(&self) -> impl Iterator<Item = (u32, &Client)> {
+        let clients = (0..).zip(&self.clients);
+        clients.filter_map(|(number, client)| Some((number, client.as_deref()?)))
+    }
+
+    fn saved_counters(&self) -> SavedCounters {
+        let counters = &self.counters;
+        SavedCounters {
+            grants: counters.grants,
+            registrations: counters.registrations,
+            evictions: counters.evictions,
+            recalls: counters.recalls,
+            recalls_silent: counters.recalls_silent,
+            parkings: counters.parkings,
+            refusals: counters.refusals,
+        }
+    }
+
+    fn saved_domain(&self, domain: u32) -> SavedDomain {
+        let domain = &self.domains[domain];
+        let (listener, uid) = (domain.key.listener, domain.key.uid);
+        SavedDomain { listener, uid, peaks: domain.account.peaks() }
+    }
+
+    fn saved_jobs(&self) -> Vec<SavedJob> {
+        let mut jobs: Vec<&Job> = self.jobs.iter_from(0).map(|(_, job)| job).collect();
+        jobs.sort_unstable_by_key(|job| job.key);
+        jobs.into_iter()
+            .map(|job| {
+                let (DomainKey { listener, uid }, JobKey(key)) = job.key;
+                SavedJob { listener, uid, key, peaks: job.account.peaks() }
+            })
+            .collect()
+    }
+
+    fn saved_client(&self, number: u32, client: &Client, domain: u32) -> SavedClient {
+        let lru = if client.silent { client.lru } else { List::EMPTY };
+        SavedClient {
+            number,
+            serial: client.serial,
+            domain,
+            job: client.job.map(|job| self.jobs[job].key.1.0),
+            pid: client.pid,
+            gid: client.gid,
+            groups: client.groups.to_vec(),
+            welcome: client.welcome,
+            gone: client.gone,
+            silent: client.silent,
+            sendable: client.sendable,
+            credits: client.credits,
+            own_fds: client.own_fds,
+            peaks: client.account.peaks(),
+            owned: self.slots_of(client.owned, AllocationList::Owned),
+            recalls: self.slots_of(client.recalls, AllocationList::Event),
+            drained: self.slots_of(client.drained, AllocationList::Event),
+            lru: self.slots_of(lru, AllocationList::OwnerLru),
+            leases: self.leases_of(client.leases, LeaseList::Holder),
+            revoked: self.leases_of(client.revoked, LeaseList::Event),
+        }
+    }
+
+    fn saved_allocation(
+        &self,
+        slot: u32,
+        allocation: &Allocation,
+        domain: Option<u32>,
+    ) -> SavedAllocation {
+        let data = self.driver_data.get(&slot).filter(|_| allocation.has_driver_data);
+        let orphan = self.orphans.get(&slot);
+        SavedAllocation {
+            state: self.saved_state(allocation),
+            size_bytes: allocation.size_bytes,
+            fd_offset: allocation.fd_offset,
+            owner_allocation_id: allocation.owner_allocation_id,
+            base: allocation.base,
+            device: allocation.device,
+            owner: (allocation.owner != NONE).then_some(allocation.owner),
+            domain,
+            registrations: allocation.registrations,
+            kind: allocation.kind as u8,
+            share: allocation.share as u8,
+            recallable: allocation.recallable,
+            keep: allocation.keep,
+            drained: allocation.drained,
+            driver_data: data
+                .map(|(length, bytes)| bytes[..usize::from(*length)].to_vec())
+                .unwrap_or_default(),
+            orphan: orphan.map(|orphan| (orphan.until.0, orphan.gid)),
+            leases: self.leases_of(allocation.leases, LeaseList::Allocation),
+        }
+    }
+
+    fn saved_state(&self, allocation: &Allocation) -> SavedState {
+        match allocation.state {
+            State::Held => SavedState::Held,
+            State::Resident => SavedState::Resident,
+            State::Evicted => SavedState::Evicted,
+            State::Recalling => {
+                let recall = &self.recalls[allocation.recall];
+                let deadline = recall.deadline.map(|at| at.0);
+                SavedState::Recalling { deadline, overdue: recall.overdue }
+            }
+            State::Reserved => SavedState::Reserved,
+            State::Ended(code) => SavedState::Ended(code as u16),
+        }
+    }
+
+    fn saved_lease(lease: &Lease) -> SavedLease {
+        let Lease { since, allocation, client, mapped, .. } = *lease;
+        SavedLease { since: since.0, allocation, client, mapped }
+    }
+
+    fn slots_of(&self, list: List, which: AllocationList) -> Vec<u32> {
+        list.walk(|slot| self.allocations[slot].links[which as usize]).collect()
+    }
+
+    fn leases_of(&self, list: List, which: LeaseList) -> Vec<u32> {
+        list.walk(|lease| self.leases[lease].links[which as usize]).collect()
+    }
+}
