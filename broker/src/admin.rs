@@ -58,8 +58,12 @@ impl AdminSide {
         }
     }
 
-    pub fn listener(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+    pub fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    pub fn listener_mut(&mut self) -> &mut Listener {
+        &mut self.listener
     }
 
     pub fn note_listener(&mut self) {
@@ -77,6 +81,16 @@ impl AdminSide {
         if let Some(connection) = self.connections.get_mut(index) {
             connection.is_ready = true;
         }
+    }
+
+    /// The socket of a connection.
+    pub fn socket(&self, index: usize) -> Option<BorrowedFd<'_>> {
+        self.connections.get(index).map(|connection| connection.socket.as_fd())
+    }
+
+    /// Ends a connection.
+    pub fn end(&mut self, index: usize) {
+        self.connections.try_remove(index);
     }
 
     /// Whether there is something to do at once.
@@ -160,6 +174,12 @@ impl Server {
                 return false;
             }
         };
+        if kind == Kind::AdminTakeover {
+            self.writer = writer;
+            // When the wake's work is done.
+            self.takeover_asked = Some((index, query.value.get()));
+            return true;
+        }
         let bytes = self.answer(&mut writer, kind, id, &query);
         let is_open = self.send_admin(index, bytes);
         self.writer = writer;
@@ -245,7 +265,7 @@ impl Server {
             parked: totals.parked.into(),
             node: self.identity.node.into(),
             incarnation: self.page.incarnation().into(),
-            uptime_ms: (self.now.0 / 1000).into(),
+            uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
             fds: usage(Resource::Fds),
             held_fds: usage(Resource::HeldFds),
             held_bytes: usage(Resource::HeldBytes),

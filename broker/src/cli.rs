@@ -45,6 +45,8 @@ Environment:
 Examples:
   Show what this machine would run with, and from where each value comes:
     fdbrokerd --check-config
+  Replace a running broker by this program, its clients go on:
+    fdbrokerd --private /tmp/job-17 --takeover
   A broker for one job, in a directory of its own, with at most 4096 fds:
     fdbrokerd --private /tmp/job-17 --max-fds 4096
     FDBROKER_SOCKET=/tmp/job-17/fdbroker/broker.sock ./rank
@@ -52,6 +54,7 @@ Examples:
     fdbrokerd --set limits.recall_timeout_ms=500 --set caps.client.open_leases=1000
 
 Exit status: 0 ended by SIGTERM or SIGINT, or the configuration is good; 1 error; 2 usage.
+Under a service manager with a store for fds (FileDescriptorStoreMax= of systemd), clients go on over a restart.
 Signals: SIGTERM, SIGINT end it (a second one at once); SIGHUP is noted in the log.";
 
 /// What `--help` says first.
@@ -113,6 +116,11 @@ pub struct Args {
     /// End, as by SIGTERM, when fd N (a pipe or socket) reports the end of its file
     #[arg(long, value_name = "N")]
     pub until_eof: Option<i32>,
+
+    /// Take over from the broker that serves the same place now: its clients go on and notice nothing,
+    /// and it ends. For upgrades of a broker that no service manager restarts
+    #[arg(long)]
+    pub takeover: bool,
 
     /// Kernel features to do without, for tests: peer_pidfd, pidfd_open, dupfd_query, pass_rights
     #[arg(long, value_name = "LIST", hide = true)]

@@ -4,11 +4,12 @@
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
 use fdbroker_core::{ClientId, DomainKey, RequestId};
 use fdbroker_protocol::limits::NAME_BYTES;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// How far a connection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// Accepted; nothing but hello is taken.
     Silent,
@@ -21,7 +22,7 @@ pub enum Phase {
 }
 
 /// Why a client is served no requests for now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blocked {
     /// It has not read what it was sent; its socket tells when it has.
     Unread,
@@ -116,9 +117,14 @@ impl Unread {
 impl Connection {
     /// A connection just accepted.
     pub fn new(serial: u64, socket: OwnedFd, domain: DomainKey, pid: u32) -> Self {
+        Connection { socket: Some(socket), ..Self::bare(serial, domain, pid) }
+    }
+
+    /// One without sockets.
+    pub fn bare(serial: u64, domain: DomainKey, pid: u32) -> Self {
         Connection {
             serial,
-            socket: Some(socket),
+            socket: None,
             lingering: None,
             is_forgotten: false,
             event: None,

@@ -91,11 +91,7 @@ impl FdTable {
     #[must_use]
     pub fn store_arrived(&mut self, index: u16, slot: u32, kind: MemoryKind) -> bool {
         let Some(fd) = self.take_arrived(index) else { return false };
-        let slot = slot as usize;
-        if self.held.len() <= slot {
-            self.held.resize_with(slot + 1, || None);
-            self.kinds.resize(slot + 1, None);
-        }
+        let slot = self.reach(slot);
         self.kinds[slot] = Some(kind);
         match self.held[slot].replace(fd) {
             None => true,
@@ -134,6 +130,48 @@ impl FdTable {
     /// The inode of the fd of `slot`, 0 while none is held.
     pub fn inode(&self, slot: u32) -> u64 {
         self.held(slot).and_then(|fd| kernel::stat(fd).ok()).map_or(0, |stat| stat.inode)
+    }
+
+    /// Each slot that has had an fd: the kind of its last one, and the fd while it is held.
+    pub fn slots(&self) -> impl Iterator<Item = (u32, MemoryKind, Option<BorrowedFd<'_>>)> {
+        let all = (0..).zip(self.kinds.iter().zip(&self.held));
+        all.filter_map(|(slot, (kind, fd))| Some((slot, (*kind)?, fd.as_ref().map(AsFd::as_fd))))
+    }
+
+    /// Puts in what another broker held in `slot`; `fd` comes back when the slot has one already.
+    pub fn put(&mut self, slot: u32, kind: MemoryKind, fd: Option<OwnedFd>) -> Option<OwnedFd> {
+        let slot = self.reach(slot);
+        self.kinds[slot] = Some(kind);
+        match (&self.held[slot], fd) {
+            (Some(_), fd) => fd,
+            (None, fd) => {
+                self.held[slot] = fd;
+                None
+            }
+        }
+    }
+
+    /// Gives every held fd to a closer, uncharged.
+    pub fn close_all_held(&mut self) {
+        for fd in self.held.drain(..).flatten() {
+            self.closers.close(fd, Lane::Accepted, Report::Refused(NOBODY));
+        }
+        self.kinds.clear();
+    }
+
+    /// The closers, for what no client of this broker is charged with.
+    pub fn closers(&mut self) -> &mut Closers {
+        &mut self.closers
+    }
+
+    /// The index of `slot`, in the table from now on.
+    fn reach(&mut self, slot: u32) -> usize {
+        let slot = slot as usize;
+        if self.held.len() <= slot {
+            self.held.resize_with(slot + 1, || None);
+            self.kinds.resize(slot + 1, None);
+        }
+        slot
     }
 
     /// The memory kind of the last fd that `slot` had.

@@ -151,7 +151,7 @@ impl Server {
     }
 
     /// Has the client tried again with the next sweep.
-    fn await_in_flight(&mut self, client: ClientId) {
+    pub(crate) fn await_in_flight(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
             self.waiting_in_flight.push(client);

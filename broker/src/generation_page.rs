@@ -4,12 +4,10 @@
 
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
-use fdbroker_protocol::NodeKey;
 use fdbroker_protocol::page::{
-    LIVENESS_OFFSET, PAGE_HEADER_BYTES, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset,
-    page_bytes,
+    LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
 };
-use nix::fcntl::{FallocateFlags, fallocate};
+use fdbroker_protocol::{AllocationId, NodeKey};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
@@ -20,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
@@ -49,59 +47,95 @@ pub struct GenerationPage {
     liveness: Option<LivenessThread>,
 }
 
+/// What stands in the administrator's directory when a broker starts.
+#[derive(Debug)]
+pub struct Opened {
+    /// Of the node.
+    pub key: NodeKey,
+    /// For this start.
+    pub page: GenerationPage,
+    /// What the broker before this one left live, by slot; the page still says so. Their
+    /// generations are below [`GenerationPage::first_generation`].
+    pub live: Vec<AllocationId>,
+}
+
 /// Opens key and page in `directory`, or makes both anew when either is missing or of another
 /// layout. No other broker uses them: the caller holds the directory's lock.
 ///
+/// The words that a former broker left live go on into a new file: a client that still maps the
+/// former one sees its broker dead for ever, whatever the new one finds out about them.
+///
 /// # Errors
 /// See [`PageError`].
-pub fn open(directory: &Path, max_slots: u32) -> Result<(NodeKey, GenerationPage), PageError> {
+pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
     let key_path = directory.join(KEY_NAME);
     let page_path = directory.join(PAGE_NAME);
-    let of = |path: &PathBuf| {
-        let path = path.clone();
-        move |source| PageError { path, source }
-    };
     let former = read_key(&key_path).zip(FormerPage::open(&page_path));
-    let (key, high) = match former {
-        Some((key, page)) if page.high < u32::MAX => {
-            if page.slots == max_slots {
-                let page = page.reuse(&page_path).map_err(of(&page_path))?;
-                return Ok((key, page));
-            }
-            // Another number of slots: a new page under the old key, above the old generations.
-            (key, page.high)
+    let (key, high, live) = match former {
+        Some((key, page)) if page.header.high < u32::MAX => {
+            let live = page.live(max_slots).map_err(failed(&page_path))?;
+            (key, page.header.high, live)
         }
-        _ => (make_key(&key_path).map_err(of(&key_path))?, 0),
+        _ => (make_key(&key_path).map_err(failed(&key_path))?, 0, Vec::new()),
     };
-    let page = GenerationPage::create(&page_path, max_slots, high).map_err(of(&page_path))?;
-    Ok((key, page))
+    let page = GenerationPage::create(&page_path, max_slots, high, &live);
+    Ok(Opened { key, page: page.map_err(failed(&page_path))?, live })
+}
+
+/// Opens key and page to go on with them as they are, on behalf of a broker that has handed over.
+/// `None`: they are not those of that broker.
+///
+/// # Errors
+/// See [`PageError`].
+pub fn resume(
+    directory: &Path,
+    slots: u32,
+    incarnation: u64,
+) -> Result<Option<(NodeKey, GenerationPage)>, PageError> {
+    let page_path = directory.join(PAGE_NAME);
+    let Some(key) = read_key(&directory.join(KEY_NAME)) else { return Ok(None) };
+    let Some(former) = FormerPage::open(&page_path) else { return Ok(None) };
+    let Header { slots: its_slots, incarnation: its_incarnation, high } = former.header;
+    if (its_slots, its_incarnation) != (slots, incarnation) || high == u32::MAX {
+        return Ok(None);
+    }
+    let page = Map::new(&former.file, slots)
+        .and_then(|map| GenerationPage::new(map, &page_path, incarnation, high))
+        .map_err(failed(&page_path))?;
+    Ok(Some((key, page)))
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> PageError {
+    let path = path.to_owned();
+    move |source| PageError { path, source }
 }
 
 impl GenerationPage {
-    fn create(path: &Path, slots: u32, high: u32) -> io::Result<Self> {
+    fn create(path: &Path, slots: u32, high: u32, live: &[AllocationId]) -> io::Result<Self> {
         // Made aside and renamed: a client that still maps an older page must not see it change or
         // shrink.
         let aside = path.with_extension("new");
         let file = create_aside(&aside)?;
         file.set_len(page_bytes(slots) as u64)?;
         let map = Map::new(&file, slots)?;
+        let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
         let header = map.header_ptr();
         // SAFETY: the header lies within the map, which nobody else has yet.
         unsafe {
             (&raw mut (*header).magic).write(PAGE_MAGIC);
             (&raw mut (*header).version).write(PAGE_VERSION);
             (&raw mut (*header).slots).write(slots);
+            (&raw mut (*header).incarnation).write(incarnation);
+        }
+        map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
+        for id in live {
+            map.word(generation_offset(id.slot)).store(id.generation, Ordering::Relaxed);
         }
         std::fs::rename(&aside, path)?;
-        Self::new(map, path, high)
+        Self::new(map, path, incarnation, high)
     }
 
-    fn new(map: Map, path: &Path, high: u32) -> io::Result<Self> {
-        let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
-        // SAFETY: the header lies within the map; no client of this broker can have mapped it yet,
-        // and one of an earlier broker reads this word only after a hello.
-        unsafe { (&raw mut (*map.header_ptr()).incarnation).write_volatile(incarnation) };
-        map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
+    fn new(map: Map, path: &Path, incarnation: u64, high: u32) -> io::Result<Self> {
         let reader = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?.into();
         Ok(GenerationPage { map, reader, incarnation, first_generation: high + 1, liveness: None })
     }
@@ -137,12 +171,12 @@ impl GenerationPage {
         self.reader.as_fd()
     }
 
-    /// Random per start.
+    /// Random per start; a broker that goes on for another one keeps it.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// Above every generation ever given out on this page.
+    /// Above every generation given out on this page before this start.
     pub fn first_generation(&self) -> u32 {
         self.first_generation
     }
@@ -163,7 +197,14 @@ impl Drop for GenerationPage {
 /// A page that an earlier broker left, checked.
 struct FormerPage {
     file: File,
+    header: Header,
+}
+
+/// What counts of a former page's header.
+#[derive(Clone, Copy)]
+struct Header {
     slots: u32,
+    incarnation: u64,
     high: u32,
 }
 
@@ -175,35 +216,39 @@ impl FormerPage {
             .custom_flags(libc::O_NOFOLLOW)
             .open(path)
             .ok()?;
-        let mut header = [0; size_of::<PageHeader>()];
-        file.read_exact(&mut header).ok()?;
+        let mut bytes = [0; size_of::<PageHeader>()];
+        file.read_exact(&mut bytes).ok()?;
         let u32_at = |offset: usize| -> u32 {
-            let bytes = header[offset..offset + 4].try_into().expect("4 bytes of a longer array");
+            let bytes = bytes[offset..offset + 4].try_into().expect("4 bytes of a longer array");
             u32::from_ne_bytes(bytes)
         };
-        let magic = header[..8].try_into().map(u64::from_ne_bytes).expect("8 bytes");
-        let slots = u32_at(offset_of!(PageHeader, slots));
-        let high = u32_at(offset_of!(PageHeader, generation_high));
+        let u64_at = |offset: usize| -> u64 {
+            let bytes = bytes[offset..offset + 8].try_into().expect("8 bytes of a longer array");
+            u64::from_ne_bytes(bytes)
+        };
+        let header = Header {
+            slots: u32_at(offset_of!(PageHeader, slots)),
+            incarnation: u64_at(offset_of!(PageHeader, incarnation)),
+            high: u32_at(offset_of!(PageHeader, generation_high)),
+        };
         let found = file.metadata().ok()?;
         let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
-        let is_page = magic == PAGE_MAGIC
+        let is_page = u64_at(offset_of!(PageHeader, magic)) == PAGE_MAGIC
             && u32_at(offset_of!(PageHeader, version)) == PAGE_VERSION
-            && found.len() == page_bytes(slots) as u64;
-        (is_ours && is_page).then_some(FormerPage { file, slots, high })
+            && found.len() == page_bytes(header.slots) as u64;
+        (is_ours && is_page).then_some(FormerPage { file, header })
     }
 
-    /// Ends every slot, then makes the page this broker's.
-    fn reuse(self, path: &Path) -> io::Result<GenerationPage> {
-        let map = Map::new(&self.file, self.slots)?;
-        let length = i64::from(self.slots) * 4;
-        let start = PAGE_HEADER_BYTES as i64;
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        if length > 0 && fallocate(&self.file, flags, start, length).is_err() {
-            for slot in 0..self.slots {
-                map.word(generation_offset(slot)).store(0, Ordering::Relaxed);
-            }
-        }
-        GenerationPage::new(map, path, self.high)
+    /// What is live below `max_slots`. A generation above the highest given out is damage and counts
+    /// as none: it could name something new.
+    fn live(&self, max_slots: u32) -> io::Result<Vec<AllocationId>> {
+        let map = Map::new(&self.file, self.header.slots)?;
+        let slots = 0..self.header.slots.min(max_slots);
+        let all = slots.map(|slot| AllocationId {
+            slot,
+            generation: map.word(generation_offset(slot)).load(Ordering::Relaxed),
+        });
+        Ok(all.filter(|id| (1..=self.header.high).contains(&id.generation)).collect())
     }
 }
 
@@ -291,15 +336,12 @@ impl LivenessThread {
                 // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage`
                 // drops it first.
                 let liveness = unsafe { own_liveness(start) };
-                let is_owned = liveness.is_ok();
-                let _ = report
-                    .send(liveness.as_ref().map(|_| ()).map_err(|error| error.raw_os_error()));
-                if is_owned {
+                let started = liveness.as_ref().map(|_| ()).map_err(io::Error::raw_os_error);
+                let _ = report.send(started);
+                if let Ok(liveness) = liveness {
                     // Returns when the sender is dropped.
                     let _ = ended.recv();
-                }
-                if let Ok(word) = liveness {
-                    word.store(0, Ordering::Release);
+                    liveness.give_up();
                 }
             })?;
         let this = LivenessThread { end: Some(end), thread: Some(thread) };
@@ -320,16 +362,34 @@ impl Drop for LivenessThread {
     }
 }
 
+/// The liveness word as its owner has it.
+struct Liveness {
+    word: &'static AtomicU32,
+    head: &'static RobustListHead,
+}
+
+impl Liveness {
+    /// Ends the ownership, unless a successor has taken the word over already: then it stays as the
+    /// successor wants it.
+    fn give_up(self) {
+        // The entry in the page may be the successor's by now: the kernel must not follow it here.
+        self.head.first.store(std::ptr::from_ref(self.head) as u64, Ordering::Release);
+        let ours = kernel::thread_id();
+        let _ = self.word.compare_exchange(ours, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
 /// Makes the calling thread the owner of the liveness word of the page mapped at `start`.
 ///
 /// # Safety
 /// A whole page header is mapped there for writing, longer than the calling thread lives.
-unsafe fn own_liveness(start: usize) -> io::Result<&'static AtomicU32> {
+unsafe fn own_liveness(start: usize) -> io::Result<Liveness> {
     let entry = start + offset_of!(PageHeader, robust_list_entry);
     let futex_offset = LIVENESS_OFFSET as i64 - offset_of!(PageHeader, robust_list_entry) as i64;
     // Never freed: the kernel reads it when the thread has ended, after all its destructors.
+    let first = AtomicU64::new(entry as u64);
     let head: &'static RobustListHead =
-        Box::leak(Box::new(RobustListHead { first: entry as u64, futex_offset, pending: 0 }));
+        Box::leak(Box::new(RobustListHead { first, futex_offset, pending: 0 }));
     let head_address = &raw const *head as u64;
     // SAFETY: by this function's contract. The entry is read by the kernel alone, in this process:
     // it closes the circle.
@@ -341,5 +401,5 @@ unsafe fn own_liveness(start: usize) -> io::Result<&'static AtomicU32> {
     // thread locks nothing but what the standard library's channel needs, which is no robust mutex.
     unsafe { kernel::set_robust_list(head) }?;
     word.store(kernel::thread_id(), Ordering::Release);
-    Ok(word)
+    Ok(Liveness { word, head })
 }

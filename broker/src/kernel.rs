@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU64;
 
 /// `SO_PASSRIGHTS`, Linux 6.16 (include/uapi/asm-generic/socket.h).
 const SO_PASSRIGHTS: libc::c_int = 83;
@@ -206,6 +207,15 @@ pub fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
     })
 }
 
+/// CLOCK_MONOTONIC in microseconds: the same for every process of this boot.
+pub fn monotonic_us() -> u64 {
+    use nix::time::{ClockId, clock_gettime};
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every kernel has this clock");
+    let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec()).unwrap_or(0);
+    seconds * 1_000_000 + nanos / 1000
+}
+
 /// `N` bytes of getrandom(2). Blocks only before the kernel's generator is seeded, early in boot.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -270,7 +280,7 @@ pub fn grow_fd_table(any: BorrowedFd<'_>, cap: u64) -> nix::Result<()> {
 #[repr(C)]
 pub struct RobustListHead {
     /// Address of the first entry; of the head itself when the list is empty.
-    pub first: u64,
+    pub first: AtomicU64,
     /// From an entry to its futex word, in bytes.
     pub futex_offset: i64,
     /// Entry about to be inserted or removed, 0 = none.

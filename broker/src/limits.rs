@@ -93,6 +93,24 @@ pub const BAD_INPUT_UIDS: usize = 64;
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;
 
+/// How long the end of the daemon waits for the service manager to take what it is given: PID 1 under
+/// load takes a second; one that takes longer is stuck, and the daemon ends without it.
+pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a broker that hands over waits for its successor: it has the fds in milliseconds, so one
+/// that takes longer hangs, and clients must not wait for it.
+pub const HANDOVER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Tries to pack a state up: each finds the connections that cannot go along and ends them, and what
+/// their end brings about is over with the next one.
+pub const HANDOVER_TRIES: usize = 8;
+
+/// How long a handover waits for clients to read fds that keep others from being sent.
+pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Carriers of one handover: each takes 200 messages of 253 fds, and the largest table has 2^20 fds.
+pub const MAX_CARRIERS: usize = 32;
+
 /// Stack of the helper threads: they call close(2) or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 

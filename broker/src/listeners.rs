@@ -2,15 +2,14 @@
 //! Must never serve from a directory in which somebody else could have put or replaced the socket,
 //! nor take the place of a broker that lives.
 
-use crate::kernel::{self, KernelFeatures};
 use crate::limits::LISTEN_BACKLOG;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
 use nix::sys::stat::{Mode, fchmod};
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -130,14 +129,37 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The same for administrators: mode 0600, and the kernel refuses fds sent to it.
+    /// One that was bound by another process: what it is bound to stays when it ends here.
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn bind_admin(path: &Path, features: KernelFeatures) -> Result<Self, ListenError> {
-        let listener = Self::bind(path, 0o600)?;
-        kernel::refuse_rights(listener.as_fd(), features);
-        Ok(listener)
+    pub fn adopt(path: &Path, socket: OwnedFd) -> Result<Self, ListenError> {
+        let failed = |errno: Errno| ListenError::Os { path: path.into(), source: errno.into() };
+        // accept(2) must not wait, whatever the other process wanted.
+        let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL).map_err(failed)?);
+        fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed)?;
+        Ok(Listener { socket, path: path.into(), identity: None })
+    }
+
+    /// Whether its path is still the one that was bound, `identity` by device and inode; then it goes
+    /// when this value does. `None`: the path is somebody else's to remove.
+    pub fn stands_at(&self, found: Option<(u64, u64)>) -> bool {
+        found.is_none() || identity(&self.path) == found
+    }
+
+    /// From now on the path goes with this value, if it is what `identity` says.
+    pub fn own(&mut self, identity: Option<(u64, u64)>) {
+        self.identity = identity;
+    }
+
+    /// From now on the path stays when this value goes.
+    pub fn leave(&mut self) {
+        self.identity = None;
+    }
+
+    /// Device and inode of the path, if it goes with this value.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        self.identity
     }
 
     /// Where it is.
@@ -146,10 +168,10 @@ impl Listener {
     }
 }
 
-/// The lock that one broker at a time holds on an administrator's directory. Released by the kernel
-/// when the process ends.
+/// The lock that one broker at a time holds on an administrator's directory. It is the open file's, so
+/// a successor that is handed the fd has it too; the kernel releases it when the last of them closes.
 #[derive(Debug)]
-pub struct DirectoryLock(#[allow(dead_code, reason = "held, not used")] Flock<File>);
+pub struct DirectoryLock(File);
 
 impl DirectoryLock {
     /// Takes the lock of `directory`, without waiting.
@@ -167,11 +189,22 @@ impl DirectoryLock {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(failed)?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(DirectoryLock(lock)),
-            Err((_, Errno::EWOULDBLOCK)) => Err(ListenError::InUse { path }),
-            Err((_, errno)) => Err(failed(errno.into())),
+        match file.try_lock() {
+            Ok(()) => Ok(DirectoryLock(file)),
+            Err(TryLockError::WouldBlock) => Err(ListenError::InUse { path }),
+            Err(TryLockError::Error(error)) => Err(failed(error)),
         }
+    }
+
+    /// The lock that another broker has taken and handed over.
+    pub fn adopt(fd: OwnedFd) -> Self {
+        DirectoryLock(fd.into())
+    }
+}
+
+impl AsFd for DirectoryLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

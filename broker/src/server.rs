@@ -8,10 +8,13 @@ use crate::closers::{Closers, Report};
 use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
+use crate::handover::state::SavedListener;
 use crate::in_flight::InFlight;
+use crate::kernel;
 use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
-use crate::listeners::Listener;
+use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
+use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::requests::Scratch;
 use crate::settings::Settings;
@@ -29,7 +32,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A listener with what is known of it.
 pub(crate) struct ListenerState {
@@ -54,6 +57,17 @@ pub(crate) struct Handshake {
     pub until: Now,
 }
 
+/// Why the loop ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// By a signal: a service manager may start the next one.
+    Asked,
+    /// Nobody needs this broker any more.
+    Alone,
+    /// Another one serves already.
+    HandedOver,
+}
+
 /// What the start has prepared.
 pub(crate) struct Parts {
     pub listeners: Vec<Listener>,
@@ -66,6 +80,8 @@ pub(crate) struct Parts {
     pub core: Core,
     pub poll: Poll,
     pub closers: Closers,
+    pub manager: Manager,
+    pub lock: DirectoryLock,
 }
 
 /// The daemon while it runs.
@@ -75,6 +91,7 @@ pub(crate) struct Server {
     pub core: Core,
     pub clock: Clock,
     pub now: Now,
+    pub started: Now,
     pub page: GenerationPage,
     pub identity: Identity,
     pub classifier: Classifier,
@@ -113,9 +130,19 @@ pub(crate) struct Server {
     pub reports: Vec<Report>,
     pub is_report_waiting: bool,
     pub bad_input: BadInput,
-    pub is_ending: bool,
+    /// Where the broker before served, until these places are this one's.
+    pub former_places: Vec<SavedListener>,
+    /// Set: the loop ends.
+    pub ending: Option<Ending>,
+    /// The administrator's connection that wants to take over, and the format it reads.
+    pub takeover_asked: Option<(usize, u64)>,
+    /// Released with this value, when everything else has ended.
+    pub lock: DirectoryLock,
+    pub manager: Manager,
+    /// When the service manager is to hear that the loop turns.
+    next_alive: Option<Now>,
     signals: Signals,
-    until_eof: Option<OwnedFd>,
+    pub until_eof: Option<OwnedFd>,
     // Buffers, reused.
     pub buffer: Box<[u8]>,
     pub received: ReceivedFds,
@@ -130,25 +157,26 @@ pub(crate) struct Server {
     pub spare_effects: Effects,
 }
 
-/// Microseconds since the start: the vdso's clock, read once per wake.
-pub(crate) struct Clock(Instant);
+/// CLOCK_MONOTONIC, by the vdso, read once per wake: times keep their meaning for a successor.
+pub(crate) struct Clock;
 
 impl Clock {
     pub fn now(&self) -> Now {
-        Now(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
+        Now(kernel::monotonic_us())
     }
 }
 
 impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
         let max_clients = settings.core.max_clients as usize;
-        let clock = Clock(Instant::now());
-        let most_in_flight = settings.table_fds / IN_FLIGHT_DIVISOR;
-        let in_flight = InFlight::new(most_in_flight, settings.most_connections);
+        let clock = Clock;
+        let now = clock.now();
+        let in_flight = Self::new_in_flight(&settings);
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
         let listeners = parts.listeners.into_iter();
         let mut server = Server {
-            now: clock.now(),
+            now,
+            started: now,
             clock,
             core: parts.core,
             poll: parts.poll,
@@ -183,7 +211,12 @@ impl Server {
             reports: Vec::new(),
             is_report_waiting: false,
             bad_input: BadInput::default(),
-            is_ending: false,
+            former_places: Vec::new(),
+            ending: None,
+            takeover_asked: None,
+            next_alive: parts.manager.watchdog_interval().map(|_| now),
+            manager: parts.manager,
+            lock: parts.lock,
             signals: parts.signals,
             until_eof: parts.until_eof,
             buffer: vec![0; MAX_MESSAGE_BYTES].into_boxed_slice(),
@@ -201,11 +234,16 @@ impl Server {
         Ok(server)
     }
 
+    /// Nothing in flight.
+    pub fn new_in_flight(settings: &Settings) -> InFlight {
+        InFlight::new(settings.table_fds / IN_FLIGHT_DIVISOR, settings.most_connections)
+    }
+
     fn register_sources(&mut self) -> io::Result<()> {
         for (number, state) in self.listeners.iter().enumerate() {
             register(&self.poll, state.listener.as_fd(), Source::Listener(number))?;
         }
-        register(&self.poll, self.admin.listener(), Source::AdminListener)?;
+        register(&self.poll, self.admin.listener().as_fd(), Source::AdminListener)?;
         register(&self.poll, self.signals.as_fd(), Source::Signals)?;
         match &self.until_eof {
             Some(fd) => register(&self.poll, fd.as_fd(), Source::UntilEof),
@@ -216,11 +254,23 @@ impl Server {
     /// Serves until it is told to end.
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(READINESS_PER_WAKE);
-        while !self.is_ending {
+        let ending = loop {
+            if let Some(ending) = self.ending {
+                break ending;
+            }
             let timeout = self.timeout();
             self.turn(&mut events, timeout)?;
+        };
+        self.manager.say_stopping("ending");
+        if ending == Ending::Asked && self.manager.has_store() {
+            match self.hand_to_store() {
+                Ok(()) => return Ok(()),
+                Err(error) => log::error!("clients do not go on after a restart: {error}"),
+            }
         }
-        self.say_goodbye();
+        if ending != Ending::HandedOver {
+            self.say_goodbye();
+        }
         Ok(())
     }
 
@@ -258,6 +308,21 @@ impl Server {
         self.retire_sockets();
         self.accept_clients();
         self.fds.flush();
+        if let Some((index, format)) = self.takeover_asked.take() {
+            self.hand_over(index, format);
+        }
+        self.say_alive();
+    }
+
+    /// Tells the service manager that the loop turns. By the loop alone, so that one that is stuck is
+    /// found out.
+    fn say_alive(&mut self) {
+        if self.next_alive.is_some_and(|due| due <= self.now) {
+            self.manager.say_alive();
+            let interval = self.manager.watchdog_interval().unwrap_or(Duration::MAX);
+            let interval = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX / 2);
+            self.next_alive = Some(Now(self.now.0.saturating_add(interval)));
+        }
     }
 
     /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
@@ -316,7 +381,7 @@ impl Server {
                 // Nobody writes; only the end matters.
                 if event.is_read_closed() || event.is_error() {
                     log::info!("ending: the other end of --until-eof is closed");
-                    self.is_ending = true;
+                    self.ending.get_or_insert(Ending::Alone);
                 }
             }
             None => log::error!("an event with the unknown token {:?}", event.token()),
@@ -373,12 +438,14 @@ impl Server {
                 Request::End => {
                     log::info!("ending: asked to by a signal");
                     self.signals.unblock();
-                    self.is_ending = true;
+                    self.ending.get_or_insert(Ending::Asked);
                 }
                 Request::Reload => {
+                    self.manager.say_reloading();
                     log::warn!(
                         "SIGHUP: settings are read at the start only; restart to change them"
                     );
+                    self.manager.say_ready(&self.settings.summary());
                 }
             }
         }
@@ -400,7 +467,7 @@ impl Server {
             || self.admin.is_ready()
             || (self.accept_paused_until.is_none()
                 && self.listeners.iter().any(|state| state.is_ready));
-        if is_work_left || self.is_ending {
+        if is_work_left || self.ending.is_some() {
             return Some(Duration::ZERO);
         }
         let handshake = self.handshakes.front().map(|handshake| handshake.until);
@@ -410,6 +477,7 @@ impl Server {
             self.paused_until,
             handshake,
             self.accept_paused_until,
+            self.next_alive,
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

@@ -5,6 +5,7 @@
 use crate::cli::Args;
 use crate::config::{ConfigError, ConfigFile};
 use crate::derive::{Derived, Given, resolve_core, resolve_table};
+use crate::inherited::Inherited;
 use crate::kernel::KernelFeatures;
 use crate::places::Places;
 use crate::sources::{Lines, NONE, Sources, first};
@@ -51,9 +52,11 @@ impl Host {
     pub fn of_this_process() -> Self {
         use nix::sys::resource::{Resource, getrlimit};
         let hard_fds = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard);
-        // The directory's own fd is among those counted; it stands for one that may come.
+        // The directory's own fd is among those counted; it stands for one that may come. What an
+        // earlier process has stored does not stay as it is.
         let open_fds = std::fs::read_dir("/proc/self/fd").map_or(3, |entries| entries.count());
-        Host { euid: nix::unistd::geteuid().as_raw(), hard_fds, open_fds: open_fds as u64 }
+        let open_fds = (open_fds as u64).saturating_sub(Inherited::count_to_the_environment());
+        Host { euid: nix::unistd::geteuid().as_raw(), hard_fds, open_fds }
     }
 }
 
@@ -135,6 +138,8 @@ pub struct Settings {
     pub until_eof: Option<i32>,
     /// Kernel features that may be used.
     pub kernel: KernelFeatures,
+    /// Go on in the place of the broker that runs.
+    pub takeover: bool,
     /// Each effective value: key, value, origin.
     lines: Vec<(String, String, &'static str)>,
 }
@@ -217,8 +222,15 @@ impl Settings {
             ready_fd: args.ready_fd,
             until_eof: args.until_eof,
             kernel,
+            takeover: args.takeover,
             lines: lines.0,
         })
+    }
+
+    /// What is served, in one line.
+    pub fn summary(&self) -> String {
+        let paths: Vec<_> = self.listeners.iter().map(|it| it.path.display().to_string()).collect();
+        format!("serving {}", paths.join(" "))
     }
 
     /// The administrator's directory: of the lock, the node key and the generation page.

@@ -3,19 +3,27 @@
 
 use crate::classify::Classifier;
 use crate::closers::{CloseFn, Closers, WakeFn};
-use crate::generation_page::{self, PageError};
+use crate::generation_page::{self, GenerationPage, Opened, PageError};
+use crate::handover::restore::{Arrivals, Arrived};
+use crate::handover::takeover::Takeover;
+use crate::handover::{self, TakeoverError};
+use crate::inherited::Inherited;
 use crate::kernel;
 use crate::listeners::{DirectoryLock, DirectoryRule, ListenError, Listener, prepare_directory};
+use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::server::{Parts, Server};
-use crate::settings::{Mode, Settings, parent};
+use crate::settings::{ListenerSettings, Mode, Settings, parent};
 use crate::signals::Signals;
 use crate::tokens::Source;
-use fdbroker_core::Core;
+use fdbroker_core::{Core, Former, Now};
+use fdbroker_protocol::NodeKey;
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Why the daemon did not start, or ended before it was told to.
@@ -27,6 +35,9 @@ pub enum RunError {
     /// The node key or the generation page.
     #[error(transparent)]
     Page(#[from] PageError),
+    /// Another broker did not hand over.
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
     /// The core refuses its configuration.
     #[error("the settings do not work together: {0}; correct the value named")]
     Settings(fdbroker_core::ConfigError),
@@ -68,46 +79,97 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if settings.mode == Mode::Service {
         nix::sys::prctl::set_dumpable(false).map_err(os("make the process not dumpable"))?;
     }
-    // Released last, when everything else has ended.
-    let (_lock, mut server) = prepare(settings, signals, until_eof, Arc::new(drop))?;
+    let taken = match settings.takeover {
+        true => Some(Takeover::ask(&settings.admin_socket, settings.table_fds)?),
+        false => None,
+    };
+    let (takeover, arrived) = taken.unzip();
+    let outside = Outside {
+        signals,
+        until_eof,
+        manager: Manager::of_this_process(),
+        inherited: Inherited::take().map_err(os("use the fds of the service manager"))?,
+        arrived,
+    };
+    let mut server = prepare(settings, outside, Arc::new(drop))?;
+    if let Some(takeover) = takeover {
+        take_over(&mut server, takeover)?;
+    }
     log_start(&server.settings);
     say_ready(ready_fd);
+    server.manager.say_ready(&server.settings.summary());
     ready();
     let result = server.run().map_err(os("wait for events"));
     log::info!("ended; {} clients were connected", server.connections.len());
     result
 }
 
+/// The other broker lets go, and this one has its place.
+fn take_over(server: &mut Server, takeover: Takeover) -> Result<(), RunError> {
+    takeover.confirm()?;
+    server.page.show_alive().map_err(os("start the liveness thread"))?;
+    server.own_places();
+    takeover.finish();
+    log::info!("{} clients were taken over", server.connections.len());
+    Ok(())
+}
+
+/// What a process has from those around it.
+pub(crate) struct Outside {
+    pub signals: Signals,
+    pub until_eof: Option<OwnedFd>,
+    pub manager: Manager,
+    pub inherited: Inherited,
+    /// From the broker that is taken over from.
+    pub arrived: Option<Arrived>,
+}
+
 /// Everything up to the listening sockets. Nothing here depends on limits or signals of the
-/// process, so tests make servers of their own by it.
+/// process, so tests make servers of their own by it. A broker that is taken over from can still go
+/// on as if nothing had been: the liveness word and the sockets' paths are its own.
 pub(crate) fn prepare(
     mut settings: Settings,
-    signals: Signals,
-    until_eof: Option<OwnedFd>,
+    outside: Outside,
     close: CloseFn,
-) -> Result<(DirectoryLock, Server), RunError> {
-    let directory_mode = if settings.mode == Mode::Service { 0o755 } else { 0o700 };
-    let admin_directory = settings.admin_directory().to_owned();
-    prepare_directory(&admin_directory, 0o700, DirectoryRule::Administrator)?;
-    for listener in &settings.listeners {
-        prepare_directory(parent(&listener.path), directory_mode, DirectoryRule::Clients)?;
-    }
-    let lock = DirectoryLock::take(&admin_directory)?;
-    let (key, mut page) = generation_page::open(&admin_directory, settings.core.max_slots)?;
-    settings.core.first_generation = page.first_generation();
-    let core = Core::new(settings.core.clone()).map_err(RunError::Settings)?;
+) -> Result<Server, RunError> {
+    let Outside { signals, until_eof, manager, mut inherited, arrived } = outside;
+    let is_takeover = arrived.is_some();
+    prepare_directories(&settings)?;
     let classifier = Classifier::new().map_err(os("open /proc/self/fdinfo (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot_id = boot_id.map_err(os("read the boot id (mount /proc)"))?;
-    let identity = Identity { node: fdbroker_protocol::node_id(&boot_id), key };
-
+    let node = fdbroker_protocol::node_id(&boot_id);
     let poll = Poll::new().map_err(os("make an epoll instance"))?;
     let closers = start_closers(&poll, close)?;
-    page.show_alive().map_err(os("start the liveness thread"))?;
 
-    let admin = Listener::bind_admin(&settings.admin_socket, settings.kernel)?;
-    let listeners = settings.listeners.iter().map(|it| Listener::bind(&it.path, it.mode));
-    let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+    let mut left = Arrivals::default();
+    let mut arrived = match arrived {
+        None => handover::store::arrived(&mut inherited, &manager, settings.table_fds, &mut left),
+        arrived => arrived,
+    };
+    let lock = match arrived.as_mut().and_then(Arrived::lock) {
+        Some(lock) => lock,
+        None => DirectoryLock::take(settings.admin_directory())?,
+    };
+    let restored = match &mut arrived {
+        None => None,
+        Some(state) => match state.core(&mut settings, node, Now(kernel::monotonic_us())) {
+            Ok(restored) => Some(restored),
+            Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
+            Err(refused) => {
+                handover::store::log_refused(&refused);
+                left.add(arrived.take().map(|arrived| arrived.fds).unwrap_or_default());
+                None
+            }
+        },
+    };
+    let (core, key, page) = match restored {
+        Some(restored) => restored,
+        None => begin(&mut settings)?,
+    };
+    let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut())?;
+    let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
+    let identity = Identity { node, key };
     let parts = Parts {
         listeners,
         admin,
@@ -119,10 +181,85 @@ pub(crate) fn prepare(
         core,
         poll,
         closers,
+        manager,
+        lock,
     };
-    let server = Server::new(settings, parts)
+    let mut server = Server::new(settings, parts)
         .map_err(os("watch the sockets (--until-eof must be a pipe or a socket)"))?;
-    Ok((lock, server))
+    if let Some(mut arrived) = arrived {
+        match server.go_on(&mut arrived) {
+            Ok(()) => {}
+            Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
+            Err(refused) => {
+                handover::store::log_refused(&refused);
+                let (core, key, page) = begin(&mut server.settings)?;
+                server.begin_anew(core, key, page);
+            }
+        }
+        left.add(arrived.fds);
+    }
+    left.add(inherited.unused());
+    left.close_by(server.fds.closers());
+    if !is_takeover {
+        server.page.show_alive().map_err(os("start the liveness thread"))?;
+        server.own_places();
+    }
+    Ok(server)
+}
+
+fn prepare_directories(settings: &Settings) -> Result<(), ListenError> {
+    let directory_mode = if settings.mode == Mode::Service { 0o755 } else { 0o700 };
+    prepare_directory(settings.admin_directory(), 0o700, DirectoryRule::Administrator)?;
+    for listener in &settings.listeners {
+        prepare_directory(parent(&listener.path), directory_mode, DirectoryRule::Clients)?;
+    }
+    Ok(())
+}
+
+/// A core without clients: a first one, or one after a broker that was killed.
+fn begin(settings: &mut Settings) -> Result<(Core, NodeKey, GenerationPage), RunError> {
+    let directory = settings.admin_directory();
+    let Opened { key, page, live } = generation_page::open(directory, settings.core.max_slots)?;
+    settings.core.first_generation = page.first_generation();
+    let former = Former { live: &live, kept: &[] };
+    let now = Now(kernel::monotonic_us());
+    let core = Core::after_crash(settings.core.clone(), former, now).map_err(RunError::Settings)?;
+    Ok((core, key, page))
+}
+
+/// The sockets that the service manager has bound or another broker served, and for the other places
+/// new ones.
+fn open_listeners(
+    settings: &Settings,
+    inherited: &mut Inherited,
+    mut arrived: Option<&mut Arrived>,
+) -> Result<(Listener, Vec<Listener>), ListenError> {
+    let mut take = |path: &Path| {
+        let mut bound = inherited.listeners.iter();
+        match bound.position(|(bound, _)| is_same_place(bound, path)) {
+            Some(found) => Some(Listener::adopt(path, inherited.listeners.swap_remove(found).1)),
+            None => arrived.as_mut()?.listener(path).map(Ok),
+        }
+    };
+    let admin = take(&settings.admin_socket)
+        .unwrap_or_else(|| Listener::bind(&settings.admin_socket, 0o600))?;
+    kernel::refuse_rights(admin.as_fd(), settings.kernel);
+    let open =
+        |it: &ListenerSettings| take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode));
+    let listeners = settings.listeners.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    for (path, _) in &inherited.listeners {
+        log::warn!(
+            "the service manager's socket {} is not served: name it in [[listener]] or as admin_socket",
+            path.display()
+        );
+    }
+    Ok((admin, listeners))
+}
+
+/// Whether two paths name the same socket, whatever way they take.
+fn is_same_place(a: &Path, b: &Path) -> bool {
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+    a == b || identity(a).is_some_and(|found| identity(b) == Some(found))
 }
 
 fn start_closers(poll: &Poll, close: CloseFn) -> Result<Closers, RunError> {
@@ -144,10 +281,9 @@ fn raise_fd_limit(table_fds: u64) -> Result<(), RunError> {
 }
 
 fn log_start(settings: &Settings) {
-    let paths: Vec<_> = settings.listeners.iter().map(|it| it.path.display().to_string()).collect();
     log::info!(
-        "serving {}, administrators {}; node cap {} fds, table {} fds, {} clients",
-        paths.join(" "),
+        "{}, administrators {}; node cap {} fds, table {} fds, {} clients",
+        settings.summary(),
         settings.admin_socket.display(),
         settings.core.node.fds,
         settings.table_fds,

@@ -7,13 +7,14 @@ use crate::connection::Blocked;
 use crate::fd_table::Reading;
 use crate::flow::forget_if_read;
 use crate::in_flight::InFlight;
+use crate::inherited::Inherited;
 use crate::kernel::KernelFeatures;
 use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID, UNREAD_MESSAGES_PER_CLIENT};
-use crate::listeners::DirectoryLock;
+use crate::notify::Manager;
 use crate::server::Server;
 use crate::settings::{Environment, Host, Settings};
 use crate::signals::Signals;
-use crate::start::prepare;
+use crate::start::{Outside, prepare};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{
     AcquireHead, HELLO_MAGIC, Hello, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead,
@@ -32,7 +33,6 @@ use std::time::Duration;
 struct Bench {
     server: Server,
     events: Events,
-    _lock: DirectoryLock,
     _dir: tempfile::TempDir,
 }
 
@@ -52,9 +52,16 @@ impl Bench {
         let mut settings = Settings::load(&args, &Environment::default(), &host).unwrap();
         settings.kernel = kernel;
         let signals = Signals::block().unwrap();
-        let (lock, server) = prepare(settings, signals, None, close).unwrap();
+        let outside = Outside {
+            signals,
+            until_eof: None,
+            manager: Manager::default(),
+            inherited: Inherited::default(),
+            arrived: None,
+        };
+        let server = prepare(settings, outside, close).unwrap();
         let events = Events::with_capacity(64);
-        Bench { server, events, _lock: lock, _dir: dir }
+        Bench { server, events, _dir: dir }
     }
 
     /// One turn that does not wait.

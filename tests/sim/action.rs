@@ -78,6 +78,8 @@ pub enum Action {
     },
     /// `Core::poll`.
     Poll,
+    /// `Core::settle_parked`, before a restart in order.
+    Settle,
 }
 
 impl Action {
@@ -85,7 +87,8 @@ impl Action {
     pub fn input(&self) -> Option<Input<'_>> {
         let input = match *self {
             Action::Connect { client, domain, job, pid } => {
-                let peer = Peer { domain, job, pid, gid: 0, groups: &[] };
+                let (gid, groups) = groups_of(pid);
+                let peer = Peer { domain, job, pid, gid, groups };
                 Input::Connect { client: ClientId(client), peer }
             }
             Action::Hello { client, request, own_fds } => {
@@ -133,7 +136,7 @@ impl Action {
                 Input::Supply { client: ClientId(client), supplies }
             }
             Action::Closed { ticket } => Input::Closed { ticket },
-            Action::Poll => return None,
+            Action::Poll | Action::Settle => return None,
         };
         Some(input)
     }
@@ -167,6 +170,12 @@ impl Action {
             _ => 0,
         }
     }
+}
+
+/// The group and the other groups of the process of that number.
+pub fn groups_of(pid: u32) -> (u32, &'static [u32]) {
+    let groups: &[u32] = if pid.is_multiple_of(5) { &[100, 102] } else { &[] };
+    (100 + pid % 3, groups)
 }
 
 /// One line for an action.

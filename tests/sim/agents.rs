@@ -331,7 +331,7 @@ impl World {
             },
             lane: if refused { Lane::Refused } else { Lane::Accepted },
             kind: kind[rng.below(3) as usize],
-            share: if rng.chance(30) { Share::Gid } else { share[rng.below(3) as usize] },
+            share: if rng.chance(150) { Share::Gid } else { share[rng.below(3) as usize] },
             recallable: rng.chance(900),
             keep: false,
             device: rng.below(2) as u32,

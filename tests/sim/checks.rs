@@ -13,7 +13,7 @@ use fdbroker_protocol::{AllocationId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Resources that an account of the core counts.
-const COUNTED: [Resource; 8] = [
+const COUNTED: [Resource; 9] = [
     Resource::Fds,
     Resource::HeldFds,
     Resource::OpenLeases,
@@ -22,6 +22,7 @@ const COUNTED: [Resource; 8] = [
     Resource::MappedLeases,
     Resource::Allocations,
     Resource::PinnedBytes,
+    Resource::KeptAllocations,
 ];
 
 /// Takes over from the views what effects do not show: recalls not yet told, silence, pins, promises. Each

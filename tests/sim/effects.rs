@@ -1,7 +1,7 @@
 //! Judges each effect in its order: it must be due, true, and addressed to one that is there. Must never look
 //! into the core.
 
-use crate::action::show_status;
+use crate::action::{groups_of, show_status};
 use crate::judge::{Fate, Foretold, Grant, Quota, Step, ensure, foretold_refusal, overlaps};
 use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase, Request};
 use crate::quotas::need_of;
@@ -285,6 +285,7 @@ impl Model {
             owner: client,
             owner_order,
             domain: state.domain,
+            gid: groups_of(state.pid).0,
             deposit: *deposit,
             count: 1,
             ended: None,
@@ -359,6 +360,9 @@ impl Model {
             return Ok(());
         }
         let shown = show_status(&status);
+        if step.may_ask_again && code == ErrorCode::Again {
+            return Ok(());
+        }
         ensure!(code == ErrorCode::NoQuota, "{:?} failed with {shown}", asked.ask);
         let (owner, need, passing) = (None, 1, false);
         let mut quota = Quota { status, client: client.0, owner, need, passing };
@@ -562,7 +566,9 @@ impl Model {
             // Who asks after the owner's death is told what is true now.
             ErrorCode::OwnerGone => {
                 let owner_here = self.allocations.get(&id).is_some_and(|a| self.owner_here(a));
-                cause.is_some() && !owner_here
+                // So is who names one of before the broker's time.
+                let former = id.generation < self.config.first_generation;
+                (cause.is_some() || former) && !owner_here
             }
             ErrorCode::BadHandle => cause.is_none(),
             // One of another domain may be told that it is none of its business.

@@ -5,7 +5,7 @@ use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
 use crate::tally::Promise;
 use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply};
-use fdbroker_protocol::{AllocationId, ErrorCode, Share, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Fails the check with a message unless the condition holds.
@@ -201,6 +201,7 @@ impl Model {
                 ensure!(known, "the world closed {ticket:?} twice");
             }
             Action::Poll => {}
+            Action::Settle => step.may_ask_again = true,
         }
         Ok(step)
     }
@@ -633,7 +634,7 @@ pub fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
     if deposit.size_bytes == 0 || ends.contains(&None) {
         return Some(ErrorCode::Protocol.into());
     }
-    (deposit.share == Share::Gid).then_some(ErrorCode::NotSupported.into())
+    None
 }
 
 /// Every allocation id of a slot.

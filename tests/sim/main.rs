@@ -9,6 +9,7 @@ mod checks;
 mod effects;
 mod faults;
 mod judge;
+mod lives;
 mod model;
 mod quotas;
 mod report;

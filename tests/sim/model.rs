@@ -1,6 +1,7 @@
 //! The naive model: who is connected, what lives, who holds what, which fd is where; learnt from inputs and
 //! effects alone. Must never be clever: every sum is counted anew, nothing is kept in order of use.
 
+use crate::action::groups_of;
 use crate::tally::Proofs;
 use fdbroker_core::{Caps, Config, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
@@ -92,6 +93,8 @@ pub struct Allocation {
     /// Which connection of that number: numbers are used again.
     pub owner_order: u64,
     pub domain: DomainKey,
+    /// Its owner's group.
+    pub gid: u32,
     pub deposit: Deposit,
     /// Registrations of it.
     pub count: u64,
@@ -362,8 +365,12 @@ impl Model {
         match allocation.deposit.share {
             Share::Any => true,
             Share::Uid => asking.domain == allocation.domain,
-            // Not served yet: no such allocation is ever registered.
-            Share::Gid => false,
+            Share::Gid => {
+                let same_listener = asking.domain.listener == allocation.domain.listener;
+                let (gid, groups) = groups_of(asking.pid);
+                let of_group = gid == allocation.gid || groups.contains(&allocation.gid);
+                asking.domain == allocation.domain || same_listener && of_group
+            }
         }
     }
 

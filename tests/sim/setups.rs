@@ -27,6 +27,8 @@ pub struct Setup {
     pub rest_every: u64,
     /// Share of clients, in a thousand, that do not behave.
     pub rogues: u64,
+    /// Restarts in order, in a thousand doings of clients.
+    pub restarts: u64,
 }
 
 /// Names of every setup, in the order they run.
@@ -71,6 +73,7 @@ fn base() -> Setup {
         check_every: 1,
         rest_every: 1_500,
         rogues: 350,
+        restarts: 4,
     }
 }
 

@@ -52,6 +52,7 @@ kinds! {
     Cancelled = "request cancelled",
     Forged = "forged or stale handle",
     AddressReused = "address used again",
+    Restart = "restart in order",
 }
 
 kinds! {
@@ -70,6 +71,7 @@ kinds! {
     NoQuota = "NO_QUOTA true",
     Events = "events",
     Fds = "every fd accounted for",
+    Lives = "nothing lost between lives",
 }
 
 /// Counts by kind.

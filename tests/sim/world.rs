@@ -74,7 +74,7 @@ pub struct World {
     refs_full_until: u64,
     /// Messages of clients handed in: what tells which has overtaken another.
     messages: u64,
-    ledger: Ledger,
+    pub ledger: Ledger,
     turns: Turns,
 }
 
@@ -126,6 +126,9 @@ impl World {
             }
             self.now = self.now.max(time);
             self.perform(todo)?;
+            if self.rng.chance(self.setup.restarts) {
+                self.restart()?;
+            }
             if self.stats.steps >= rest_at {
                 rest_at = self.stats.steps + self.setup.rest_every;
                 self.rest()?;
@@ -350,7 +353,7 @@ impl World {
         Ok(true)
     }
 
-    fn events_are_due(&mut self, client: u32) {
+    pub fn events_are_due(&mut self, client: u32) {
         let Some(agent) = self.agents.get_mut(&client) else { return };
         if std::mem::replace(&mut agent.events_due, true) {
             return;
@@ -411,6 +414,7 @@ impl World {
         self.effects.clear();
         match action.input() {
             Some(input) => self.core.step(Now(self.now), input, &mut self.effects),
+            None if matches!(action, Action::Settle) => self.core.settle_parked(&mut self.effects),
             None => self.core.poll(Now(self.now), &mut self.effects),
         }
         for effect in &self.effects.list {

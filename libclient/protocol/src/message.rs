@@ -76,6 +76,13 @@ wire_enum! {
         AdminClients = 0x86, "admin clients";
         /// Broker: [`crate::admin::Page`], [`crate::admin::ClientRecord`]s.
         AdminClientsReply = 0x87, "admin clients reply";
+        /// Administrator: hand everything over to me. Body [`crate::admin::Query`], its `value` the format of
+        /// the state that it reads.
+        AdminTakeover = 0x88, "admin takeover";
+        /// Broker: [`crate::admin::TakeoverOffer`], the state and sockets that carry its fds.
+        AdminTakeoverOffer = 0x89, "admin takeover offer";
+        /// Either: [`crate::admin::TakeoverStep`].
+        AdminTakeoverStep = 0x8a, "admin takeover step";
     }
 }
 

@@ -1,0 +1,396 @@
+//! Going on where another broker has stopped: its state checked, its fds put where they belong. Must
+//! never believe the state, nor close a client's fd on the calling thread; until the loop turns, it
+//! must change nothing that the other broker could still need.
+
+use super::carriers;
+use super::state::{Fd, SavedConnection, SavedListener, State};
+use super::{RefusedState, ledger};
+use crate::closers::{Closers, Report};
+use crate::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
+use crate::fd_table::{FdTable, NOBODY};
+use crate::generation_page::{self, GenerationPage, PageError};
+use crate::listeners::{DirectoryLock, Listener};
+use crate::server::{Handshake, Server, register, watch};
+use crate::settings::Settings;
+use crate::tokens::Source;
+use fdbroker_core::{Core, DomainKey, Lane, Now, RequestId};
+use fdbroker_protocol::admin::AllocationState;
+use fdbroker_protocol::{MemoryKind, NodeKey};
+use nix::sys::socket::{getsockopt, sockopt::AcceptConn};
+use slab::Slab;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Fds taken out of carriers whose state cannot be read, to be closed: the largest table.
+const MOST_UNKNOWN: usize = 1 << 20;
+
+/// A state with its fds, as they came.
+pub(crate) struct Arrived {
+    pub state: State,
+    pub fds: Arrivals,
+}
+
+/// Fds by their numbers; what nobody takes is to be given to a closer.
+#[derive(Default)]
+pub(crate) struct Arrivals(Vec<Option<OwnedFd>>);
+
+impl Arrivals {
+    /// The fd with this number, once.
+    pub fn take(&mut self, number: Fd) -> Result<OwnedFd, RefusedState> {
+        let fd = self.0.get_mut(number as usize).and_then(Option::take);
+        fd.ok_or_else(|| RefusedState::Broken(format!("fd {number} is named twice or missing")))
+    }
+
+    fn take_if(&mut self, number: Option<Fd>) -> Result<Option<OwnedFd>, RefusedState> {
+        number.map(|number| self.take(number)).transpose()
+    }
+
+    /// Keeps an fd that is of no use any more, to be closed with the others.
+    pub fn put_back(&mut self, fd: OwnedFd) {
+        self.0.push(Some(fd));
+    }
+
+    /// Takes whatever lies in carriers that nothing is known of. Listening sockets among it end here
+    /// and now: they are in the way of new ones.
+    pub fn add_carriers(&mut self, carriers: Vec<OwnedFd>, table_fds: u64) {
+        let most = usize::try_from(table_fds).unwrap_or(usize::MAX);
+        let (fds, _) = carriers::receive(&carriers, most.min(MOST_UNKNOWN));
+        let is_listening = |fd: &OwnedFd| getsockopt(fd, AcceptConn).unwrap_or(false);
+        self.0.extend(fds.into_iter().filter(|fd| !fd.as_ref().is_some_and(is_listening)));
+        self.0.extend(carriers.into_iter().map(Some));
+    }
+
+    /// The same of a state that is refused after all.
+    pub fn add(&mut self, other: Arrivals) {
+        let is_listening = |fd: &OwnedFd| getsockopt(fd, AcceptConn).unwrap_or(false);
+        let fds = other.0.into_iter().flatten();
+        self.0.extend(fds.filter(|fd| !is_listening(fd)).map(Some));
+    }
+
+    /// Gives what is left to the closer that may take its time.
+    pub fn close_by(&mut self, closers: &mut Closers) {
+        for fd in self.0.drain(..).flatten() {
+            closers.close(fd, Lane::Refused, Report::Refused(NOBODY));
+        }
+        closers.flush();
+    }
+}
+
+impl Arrived {
+    /// Reads a state and takes its fds out of their carriers. When it is refused, the fds that came
+    /// are in `left`, and so are the carriers.
+    pub fn read(
+        ledger: OwnedFd,
+        carriers: Vec<OwnedFd>,
+        table_fds: u64,
+        left: &mut Arrivals,
+    ) -> Result<Self, RefusedState> {
+        let state = ledger::read(ledger);
+        let wanted = state.as_ref().map_or(0, |state| state.fds as usize);
+        let state = state.and_then(|state| match wanted as u64 > table_fds {
+            true => Err(RefusedState::TableFull { wanted }),
+            false => Ok(state),
+        });
+        let state = match state {
+            Ok(state) => state,
+            Err(refused) => {
+                left.add_carriers(carriers, table_fds);
+                return Err(refused);
+            }
+        };
+        let (fds, result) = carriers::receive(&carriers, wanted);
+        let mut fds = Arrivals(fds);
+        fds.0.extend(carriers.into_iter().map(Some));
+        match result {
+            Ok(()) => Ok(Arrived { state, fds }),
+            Err(refused) => {
+                left.add(fds);
+                Err(refused)
+            }
+        }
+    }
+
+    /// The parts of the state that must stand before there is a server. `settings` become those that
+    /// go with it.
+    pub fn core(
+        &mut self,
+        settings: &mut Settings,
+        node: u64,
+        now: Now,
+    ) -> Result<(Core, NodeKey, GenerationPage), RefusedState> {
+        let state = &mut self.state;
+        if state.node != node {
+            return Err(RefusedState::Elsewhere);
+        }
+        for (number, saved) in state.listeners.iter().enumerate() {
+            let now = settings.listeners.get(number);
+            if now.is_none_or(|now| now.path != saved.path) {
+                return Err(RefusedState::Listener { path: saved.path.clone(), number });
+            }
+        }
+        let page = generation_page::resume(
+            settings.admin_directory(),
+            state.page_slots,
+            state.incarnation,
+        );
+        let page_error = |PageError { source, .. }| RefusedState::Read(source);
+        let (key, page) = page.map_err(page_error)?.ok_or(RefusedState::Elsewhere)?;
+        if settings.core.max_slots != state.page_slots {
+            log::warn!(
+                "limits.max_slots stays {} until a start without clients to go on with",
+                state.page_slots
+            );
+            settings.core.max_slots = state.page_slots;
+        }
+        settings.core.first_generation = page.first_generation();
+        let saved = std::mem::take(&mut state.core);
+        let core = Core::restore(settings.core.clone(), saved, now).map_err(RefusedState::Core)?;
+        Ok((core, key, page))
+    }
+
+    /// The lock of the directory, from a broker that still has it.
+    pub fn lock(&mut self) -> Option<DirectoryLock> {
+        self.fds.take(self.state.lock?).ok().map(DirectoryLock::adopt)
+    }
+
+    /// What the broker before ends with.
+    pub fn until_eof(&mut self) -> Option<OwnedFd> {
+        self.fds.take(self.state.until_eof?).ok()
+    }
+
+    /// The listener that was served at `path`, with its hold on it, if it still stands there.
+    pub fn listener(&mut self, path: &std::path::Path) -> Option<Listener> {
+        let State { admin, listeners, .. } = &self.state;
+        let saved: &SavedListener =
+            std::iter::once(admin).chain(listeners).find(|saved| saved.path == path)?;
+        let identity = saved.identity;
+        let socket = self.fds.take(saved.socket?).ok()?;
+        let listener = Listener::adopt(path, socket).ok()?;
+        listener.stands_at(identity).then_some(listener)
+    }
+}
+
+impl FdTable {
+    /// The fds of the slots, and the kinds of those whose fds are to come.
+    fn restore(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
+        for saved in std::mem::take(&mut arrived.state.slots) {
+            let kind = MemoryKind::from_number(saved.kind);
+            let kind = kind.ok_or_else(|| broken("no kind of memory", saved.kind.into()))?;
+            let fd = arrived.fds.take_if(saved.fd)?;
+            if let Some(double) = self.put(saved.slot, kind, fd) {
+                arrived.fds.put_back(double);
+                return Err(broken("two fds for slot", saved.slot.into()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Server {
+    /// Makes the paths of handed-over sockets this broker's, to be removed at its end.
+    pub(crate) fn own_places(&mut self) {
+        let saved = std::mem::take(&mut self.former_places);
+        let ours = self.listeners.iter_mut().map(|state| &mut state.listener);
+        let mut ours: Vec<_> = ours.chain(std::iter::once(self.admin.listener_mut())).collect();
+        for saved in saved.iter().filter(|saved| saved.identity.is_some()) {
+            for listener in ours.iter_mut().filter(|it| it.path() == saved.path) {
+                if listener.identity().is_none() && listener.stands_at(saved.identity) {
+                    listener.own(saved.identity);
+                }
+            }
+        }
+    }
+
+    /// Leaves the paths of all sockets as they are: they are a successor's now.
+    pub(crate) fn leave_places(&mut self) {
+        self.admin.listener_mut().leave();
+        for state in &mut self.listeners {
+            state.listener.leave();
+        }
+    }
+
+    /// Gives up what was taken over: all fds go to the closers, and the core begins anew.
+    pub(crate) fn begin_anew(&mut self, core: Core, key: NodeKey, page: GenerationPage) {
+        self.core = core;
+        self.identity.key = key;
+        self.page = page;
+        self.started = self.now;
+        self.fds.close_all_held();
+        for (_, connection) in std::mem::take(&mut self.connections) {
+            let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
+            let client_end = hello_reply.map(|reply| reply.client_end);
+            for socket in [socket, lingering, event, client_end].into_iter().flatten() {
+                self.fds.refuse(socket, domain.uid);
+            }
+        }
+        self.clients_per_uid.clear();
+        self.handshakes.clear();
+        self.ready.clear();
+        self.eventful.clear();
+        self.sendable.clear();
+        self.waiting_in_flight.clear();
+        self.in_flight = Server::new_in_flight(&self.settings);
+        self.fds.flush();
+    }
+
+    /// Takes over connections and fds. Nothing is read, written or told to anybody yet.
+    pub(crate) fn go_on(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
+        self.started = Now(arrived.state.started_us);
+        self.next_serial = arrived.state.next_serial;
+        self.former_places = std::mem::take(&mut arrived.state.listeners);
+        self.former_places.push(std::mem::take(&mut arrived.state.admin));
+        self.fds.restore(arrived)?;
+        let mut connections = BTreeMap::new();
+        for saved in std::mem::take(&mut arrived.state.connections) {
+            let index = saved.index as usize;
+            let connection = restore_connection(saved, &mut arrived.fds)?;
+            if index >= self.settings.most_connections as usize
+                || connections.insert(index, connection).is_some()
+            {
+                return Err(broken("too many connections, or two with the number", index as u64));
+            }
+        }
+        self.connections = connections.into_iter().collect::<Slab<_>>();
+        self.check_against_core()?;
+        self.handshakes = std::mem::take(&mut arrived.state.handshakes)
+            .into_iter()
+            .map(|saved| Handshake {
+                client: fdbroker_core::ClientId(saved.client),
+                serial: saved.serial,
+                until: Now(saved.until_us),
+            })
+            .collect();
+        let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
+        for index in indices {
+            self.restore_place(index)
+                .map_err(|source| RefusedState::Os { what: "watch a client", source })?;
+        }
+        Ok(())
+    }
+
+    /// Core and daemon must agree on who is there and on what is held.
+    fn check_against_core(&mut self) -> Result<(), RefusedState> {
+        let known: Vec<_> = self.core.clients(0).map(|view| (view.id, view.gone)).collect();
+        for (client, gone) in &known {
+            let connection = self.connections.get(client.0 as usize);
+            let is_there = match connection {
+                None => false,
+                Some(connection) if *gone => !connection.is_forgotten,
+                Some(connection) => connection.phase != Phase::Gone,
+            };
+            if !is_there {
+                return Err(broken("no connection of client", client.0.into()));
+            }
+        }
+        let known: std::collections::HashSet<_> = known.into_iter().map(|(id, _)| id).collect();
+        let mut left = Vec::new();
+        for (index, connection) in &mut self.connections {
+            if known.contains(&client_id(index)) || connection.is_forgotten {
+                continue;
+            }
+            if connection.phase != Phase::Gone {
+                return Err(broken("nothing is known of client", index as u64));
+            }
+            // Torn down already; only what lies unread may be left of it.
+            connection.is_forgotten = true;
+            if connection.lingering.is_none() {
+                left.push(index);
+            }
+        }
+        for index in left {
+            self.connections.remove(index);
+        }
+        let is_held = |state| matches!(state, AllocationState::Held | AllocationState::Resident);
+        let held = self.core.allocations(0).filter(|view| is_held(view.state));
+        let mut count = 0;
+        for view in held {
+            count += 1;
+            if self.fds.held(view.id.slot).is_none() {
+                return Err(broken("no fd of slot", view.id.slot.into()));
+            }
+        }
+        match self.fds.slots().filter(|(_, _, fd)| fd.is_some()).count() == count {
+            true => Ok(()),
+            false => Err(broken("more fds than allocations", count as u64)),
+        }
+    }
+
+    /// Watches one connection's fds and puts it into the lists that it belongs to.
+    fn restore_place(&mut self, index: usize) -> io::Result<()> {
+        let client = client_id(index);
+        let Some(connection) = self.connections.get_mut(index) else { return Ok(()) };
+        *self.clients_per_uid.entry(connection.domain.uid).or_default() += 1;
+        self.in_flight.add(0, connection.unread.fds);
+        let is_waiting = connection.blocked.is_some() || connection.lingering.is_some();
+        if let Some(main) = connection.socket.as_ref().or(connection.lingering.as_ref()) {
+            register(&self.poll, main.as_fd(), Source::Main(index))?;
+            if is_waiting {
+                watch(&self.poll, main.as_fd(), Source::Main(index), true)?;
+            }
+        }
+        if let Some(event) = &connection.event {
+            register(&self.poll, event.as_fd(), Source::Event(index))?;
+            if connection.pending_event.is_some() {
+                watch(&self.poll, event.as_fd(), Source::Event(index), true)?;
+            }
+        }
+        if let Some(pidfd) = &connection.pidfd {
+            register(&self.poll, pidfd.as_fd(), Source::Process(index))?;
+        }
+        // What lies in its sockets is served in its turn.
+        connection.is_main_ready = connection.socket.is_some();
+        connection.is_event_ready = connection.event.is_some();
+        let blocked = connection.blocked;
+        if connection.phase == Phase::Welcomed {
+            self.note_events(client);
+        }
+        if blocked.is_some() {
+            self.sendable.push((client, false));
+        }
+        if blocked == Some(Blocked::InFlight) {
+            self.await_in_flight(client);
+        }
+        self.enqueue(client);
+        Ok(())
+    }
+}
+
+fn restore_connection(
+    saved: SavedConnection,
+    fds: &mut Arrivals,
+) -> Result<Connection, RefusedState> {
+    let domain = DomainKey { listener: saved.listener, uid: saved.uid };
+    let hello_reply = match saved.hello_reply {
+        None => None,
+        Some(reply) => Some(HelloReply {
+            request: RequestId(reply.request),
+            deposit_credits: reply.deposit_credits,
+            client_end: fds.take(reply.client_end)?,
+        }),
+    };
+    let is_gone = saved.phase == Phase::Gone;
+    if is_gone == saved.socket.is_some() || (!is_gone && saved.lingering.is_some()) {
+        return Err(broken("sockets and phase differ of client", saved.index.into()));
+    }
+    Ok(Connection {
+        socket: fds.take_if(saved.socket)?,
+        lingering: fds.take_if(saved.lingering)?,
+        is_forgotten: saved.is_forgotten,
+        event: fds.take_if(saved.event)?,
+        pidfd: fds.take_if(saved.pidfd)?,
+        name: saved.name,
+        phase: saved.phase,
+        is_bad_input_logged: saved.is_bad_input_logged,
+        unread: Unread { messages: saved.unread_messages, fds: saved.unread_fds },
+        blocked: saved.blocked,
+        pending: saved.pending.into(),
+        pending_event: saved.pending_event,
+        hello_reply,
+        ..Connection::bare(saved.serial, domain, saved.pid)
+    })
+}
+
+fn broken(what: &str, number: u64) -> RefusedState {
+    RefusedState::Broken(format!("{what} {number}"))
+}

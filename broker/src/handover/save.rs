@@ -1,0 +1,250 @@
+//! This broker's state and fds, for its successor. What clients have sent and this broker has not read
+//! stays in their sockets, for the successor to read; what they have not read of its replies goes along.
+//! Must never change anything that could not go on here if the successor fails.
+
+use super::carriers::{CarryError, Outgoing};
+use super::state::{
+    Fd, SavedConnection, SavedHandshake, SavedHelloReply, SavedListener, SavedSlot, State,
+};
+use super::{HandoverError, ledger};
+use crate::connection::{Connection, Phase, client_id};
+use crate::limits::HANDOVER_TRIES;
+use crate::listeners::Listener;
+use crate::server::Server;
+use fdbroker_core::ClientId;
+use fdbroker_protocol::ErrorCode;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// What the successor gets.
+pub(crate) struct Parcel {
+    /// The state.
+    pub ledger: OwnedFd,
+    /// The sockets in whose queues the fds lie.
+    pub carriers: Vec<OwnedFd>,
+    /// Clients that go on, and fds of theirs.
+    pub clients: usize,
+    pub held: usize,
+}
+
+/// Who gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A broker that starts when this one has ended.
+    Store,
+    /// One that runs already.
+    Successor,
+}
+
+/// Whose fd has which number.
+enum Whose {
+    Broker,
+    Client(ClientId),
+    Slot(u32),
+}
+
+/// One try.
+struct Packing<'a> {
+    outgoing: Outgoing<'a>,
+    owners: HashMap<Fd, Whose>,
+}
+
+impl<'a> Packing<'a> {
+    fn add(&mut self, fd: BorrowedFd<'a>, whose: Whose) -> Result<Fd, CarryError> {
+        let number = self.outgoing.add(fd)?;
+        if !matches!(whose, Whose::Broker) {
+            self.owners.insert(number, whose);
+        }
+        Ok(number)
+    }
+
+    fn add_if(
+        &mut self,
+        fd: Option<&'a OwnedFd>,
+        client: ClientId,
+    ) -> Result<Option<Fd>, CarryError> {
+        fd.map(|fd| self.add(fd.as_fd(), Whose::Client(client))).transpose()
+    }
+}
+
+/// What came of one try.
+enum Packed {
+    Whole(Parcel),
+    /// Sockets of these clients cannot be sent.
+    Without(Vec<ClientId>),
+}
+
+impl Server {
+    /// Packs everything up. Parked requests have been answered AGAIN afterwards: clients ask again,
+    /// whoever serves them then.
+    pub(crate) fn pack(&mut self, way: Way) -> Result<Parcel, HandoverError> {
+        // Only the soft limit bounds what may be in flight.
+        let limit = getrlimit(Resource::RLIMIT_NOFILE).ok();
+        if let Some((_, hard)) = limit {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+        }
+        let result = self.pack_in_tries(way);
+        if let Some((soft, hard)) = limit {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
+        }
+        result
+    }
+
+    fn pack_in_tries(&mut self, way: Way) -> Result<Parcel, HandoverError> {
+        for _ in 0..HANDOVER_TRIES {
+            self.settle_all()?;
+            match self.try_pack(way)? {
+                Packed::Whole(parcel) => return Ok(parcel),
+                Packed::Without(clients) => {
+                    for client in clients {
+                        let text = "its connection is lost: the kernel does not send its socket";
+                        self.log_bad_client(client, &text);
+                        self.disconnect(client, ErrorCode::Internal.into());
+                    }
+                }
+            }
+        }
+        Err(HandoverError::InFlight { left: self.connections.len() })
+    }
+
+    /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
+    fn settle_all(&mut self) -> Result<(), HandoverError> {
+        for _ in 0..HANDOVER_TRIES {
+            let mut effects = std::mem::take(&mut self.effects);
+            self.core.settle_parked(&mut effects);
+            self.settle(effects);
+            self.send_events();
+            self.retire_sockets();
+            self.fds.flush();
+            if self.core.totals().parked == 0 {
+                return Ok(());
+            }
+        }
+        Err(HandoverError::Parked(self.core.totals().parked))
+    }
+
+    fn try_pack(&self, way: Way) -> Result<Packed, HandoverError> {
+        let outgoing = Outgoing::new().map_err(HandoverError::Write)?;
+        let mut packing = Packing { outgoing, owners: HashMap::new() };
+        let state = self.fill(&mut packing, way).map_err(|error| match error {
+            CarryError::Os(error) => HandoverError::Write(error),
+            CarryError::InFlight => {
+                let all = self.connections.len() + self.core.totals().held_now as usize;
+                HandoverError::InFlight { left: all.saturating_sub(packing.owners.len()) }
+            }
+        })?;
+        let mut lost = Vec::new();
+        for (number, error) in packing.outgoing.unsendable() {
+            match packing.owners.get(number) {
+                Some(Whose::Client(client)) => lost.push(*client),
+                Some(Whose::Slot(slot)) => {
+                    return Err(HandoverError::Held { slot: *slot, error: *error });
+                }
+                _ => return Err(HandoverError::Write(io::Error::other(error.to_string()))),
+            }
+        }
+        if !lost.is_empty() {
+            return Ok(Packed::Without(lost));
+        }
+        Ok(Packed::Whole(Parcel {
+            ledger: ledger::write(&state).map_err(HandoverError::Write)?,
+            carriers: packing.outgoing.into_ends(),
+            clients: state.connections.len(),
+            held: state.slots.iter().filter(|slot| slot.fd.is_some()).count(),
+        }))
+    }
+
+    fn fill<'a>(&'a self, packing: &mut Packing<'a>, way: Way) -> Result<State, CarryError> {
+        let lock = match way {
+            Way::Successor => Some(packing.add(self.lock.as_fd(), Whose::Broker)?),
+            Way::Store => None,
+        };
+        let until_eof = self.until_eof.as_ref();
+        let until_eof = until_eof.map(|fd| packing.add(fd.as_fd(), Whose::Broker)).transpose()?;
+        let admin = save_listener(packing, self.admin.listener(), way)?;
+        let listeners = self.listeners.iter();
+        let listeners = listeners.map(|state| save_listener(packing, &state.listener, way));
+        let listeners = listeners.collect::<Result<_, _>>()?;
+        let mut connections = Vec::with_capacity(self.connections.len());
+        for (index, connection) in &self.connections {
+            connections.push(save_connection(packing, client_id(index), connection)?);
+        }
+        let mut slots = Vec::new();
+        for (slot, kind, fd) in self.fds.slots() {
+            let fd = fd.map(|fd| packing.add(fd, Whose::Slot(slot))).transpose()?;
+            slots.push(SavedSlot { slot, kind: kind as u8, fd });
+        }
+        packing.outgoing.flush()?;
+        let handshakes = self.handshakes.iter().map(|handshake| SavedHandshake {
+            client: handshake.client.0,
+            serial: handshake.serial,
+            until_us: handshake.until.0,
+        });
+        Ok(State {
+            core: self.core.save(),
+            node: self.identity.node,
+            incarnation: self.page.incarnation(),
+            page_slots: self.page.slots(),
+            started_us: self.started.0,
+            next_serial: self.next_serial,
+            lock,
+            until_eof,
+            admin,
+            listeners,
+            connections,
+            handshakes: handshakes.collect(),
+            slots,
+            fds: packing.outgoing.count(),
+        })
+    }
+}
+
+fn save_listener<'a>(
+    packing: &mut Packing<'a>,
+    listener: &'a Listener,
+    way: Way,
+) -> Result<SavedListener, CarryError> {
+    // The service manager's own sockets come from it again.
+    let is_needed = way == Way::Successor || listener.identity().is_some();
+    let socket = is_needed.then(|| packing.add(listener.as_fd(), Whose::Broker)).transpose()?;
+    Ok(SavedListener { path: listener.path().into(), identity: listener.identity(), socket })
+}
+
+fn save_connection<'a>(
+    packing: &mut Packing<'a>,
+    client: ClientId,
+    connection: &'a Connection,
+) -> Result<SavedConnection, CarryError> {
+    let hello_reply = match &connection.hello_reply {
+        None => None,
+        Some(reply) => Some(SavedHelloReply {
+            request: reply.request.0,
+            deposit_credits: reply.deposit_credits,
+            client_end: packing.add(reply.client_end.as_fd(), Whose::Client(client))?,
+        }),
+    };
+    debug_assert!(connection.phase != Phase::Gone || connection.socket.is_none());
+    Ok(SavedConnection {
+        index: client.0,
+        serial: connection.serial,
+        listener: connection.domain.listener,
+        uid: connection.domain.uid,
+        pid: connection.pid,
+        name: connection.name,
+        phase: connection.phase,
+        socket: packing.add_if(connection.socket.as_ref(), client)?,
+        lingering: packing.add_if(connection.lingering.as_ref(), client)?,
+        event: packing.add_if(connection.event.as_ref(), client)?,
+        pidfd: packing.add_if(connection.pidfd.as_ref(), client)?,
+        is_forgotten: connection.is_forgotten,
+        is_bad_input_logged: connection.is_bad_input_logged,
+        unread_messages: connection.unread.messages,
+        unread_fds: connection.unread.fds,
+        blocked: connection.blocked,
+        pending: connection.pending.iter().cloned().collect(),
+        pending_event: connection.pending_event.clone(),
+        hello_reply,
+    })
+}

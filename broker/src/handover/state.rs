@@ -1,0 +1,94 @@
+//! What a successor needs to know, as plain data; fds are numbers of what travels in the carriers.
+//! Must never hold what means something to one process alone. Any change here is another
+//! [`FORMAT`](super::ledger::FORMAT).
+
+use crate::connection::{Blocked, Phase};
+use fdbroker_core::Saved;
+use fdbroker_protocol::limits::NAME_BYTES;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Number of an fd in the carriers.
+pub(crate) type Fd = u32;
+
+/// See the module.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub core: Saved,
+    /// Of the node and boot.
+    pub node: u64,
+    /// Of the generation page.
+    pub incarnation: u64,
+    pub page_slots: u32,
+    /// When the first of these brokers started, CLOCK_MONOTONIC.
+    pub started_us: u64,
+    pub next_serial: u64,
+    /// Of the directory, when the one before still has it.
+    pub lock: Option<Fd>,
+    pub until_eof: Option<Fd>,
+    pub admin: SavedListener,
+    /// By listener number.
+    pub listeners: Vec<SavedListener>,
+    pub connections: Vec<SavedConnection>,
+    /// Connections that have not said hello, by deadline.
+    pub handshakes: Vec<SavedHandshake>,
+    /// Slots with an fd, or with a kind that a supply must have.
+    pub slots: Vec<SavedSlot>,
+    /// Fds in the carriers.
+    pub fds: u32,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SavedListener {
+    pub path: PathBuf,
+    /// Device and inode of the path; `None`: it is not this broker's to remove.
+    pub identity: Option<(u64, u64)>,
+    /// `None`: the service manager has it.
+    pub socket: Option<Fd>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedConnection {
+    pub index: u32,
+    pub serial: u64,
+    pub listener: u32,
+    pub uid: u32,
+    pub pid: u32,
+    pub name: [u8; NAME_BYTES],
+    pub phase: Phase,
+    pub socket: Option<Fd>,
+    pub lingering: Option<Fd>,
+    pub event: Option<Fd>,
+    pub pidfd: Option<Fd>,
+    pub is_forgotten: bool,
+    pub is_bad_input_logged: bool,
+    pub unread_messages: u32,
+    pub unread_fds: u64,
+    pub blocked: Option<Blocked>,
+    /// Replies that its socket has not taken yet.
+    pub pending: Vec<Vec<u8>>,
+    pub pending_event: Option<Vec<u8>>,
+    pub hello_reply: Option<SavedHelloReply>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedHelloReply {
+    pub request: u64,
+    pub deposit_credits: u32,
+    pub client_end: Fd,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedHandshake {
+    pub client: u32,
+    pub serial: u64,
+    pub until_us: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedSlot {
+    pub slot: u32,
+    /// A memory kind's number.
+    pub kind: u8,
+    pub fd: Option<Fd>,
+}

@@ -1,0 +1,102 @@
+//! The fds that the service manager hands to a new process (sd_listen_fds(3)): sockets that it has
+//! bound (known by what they are bound to, whatever their unit calls them), and what an earlier process
+//! gave to its store. Must never close an fd of the store on the
+//! calling thread: a client's may hang.
+
+use crate::handover::restore::Arrivals;
+use crate::kernel;
+use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
+
+/// Names of what this daemon stores: short, since all names together travel in one variable.
+pub mod names {
+    /// The state of a broker that was asked to end, in a memfd.
+    pub const LEDGER: &str = "ledger";
+    /// A socket in whose queue its fds lie.
+    pub const CARRIER: &str = "carrier";
+    /// The list of kept allocations.
+    pub const KEEP_BOOK: &str = "book";
+    /// Before slot and generation: the fd of a kept allocation.
+    pub const KEPT_PREFIX: &str = "k";
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Listening sockets with the paths they are bound to.
+    pub listeners: Vec<(PathBuf, OwnedFd)>,
+    /// The state of a broker that was asked to end.
+    pub ledger: Option<OwnedFd>,
+    /// The sockets in which its fds lie.
+    pub carriers: Vec<OwnedFd>,
+    /// The list of kept allocations.
+    pub keep_book: Option<OwnedFd>,
+    /// Fds of kept allocations with the names they are stored under.
+    pub kept: Vec<(String, OwnedFd)>,
+    /// Of no known use.
+    pub others: Vec<(String, OwnedFd)>,
+}
+
+impl Inherited {
+    /// Takes over what the environment names. Once per process.
+    ///
+    /// # Errors
+    /// When the environment contradicts itself.
+    pub fn take() -> io::Result<Self> {
+        let mut this = Self::default();
+        for (number, name) in sd_notify::listen_fds_with_names()? {
+            this.add(name, kernel::adopt(number)?);
+        }
+        Ok(this)
+    }
+
+    fn add(&mut self, name: String, fd: OwnedFd) {
+        match name.as_str() {
+            names::LEDGER => self.ledger = Some(fd),
+            names::CARRIER => self.carriers.push(fd),
+            names::KEEP_BOOK => self.keep_book = Some(fd),
+            kept if is_kept(kept) => self.kept.push((name, fd)),
+            // Whatever the unit calls it: what it is bound to says what it is for.
+            _ => match bound_path(&fd) {
+                Some(path) => self.listeners.push((path, fd)),
+                None => self.others.push((name, fd)),
+            },
+        }
+    }
+
+    /// What nothing has claimed.
+    pub fn unused(self) -> Arrivals {
+        let Self { listeners: _, ledger, carriers, keep_book, kept, others } = self;
+        let mut left = Arrivals::default();
+        let named = kept.into_iter().chain(others).map(|(_, fd)| fd);
+        for fd in ledger.into_iter().chain(carriers).chain(keep_book).chain(named) {
+            left.put_back(fd);
+        }
+        left
+    }
+
+    /// Number of fds that came, the listening sockets not counted: none of them stays as it is.
+    pub fn count_to_the_environment() -> u64 {
+        let fds = sd_notify::listen_fds_with_names();
+        fds.map_or(0, |fds| fds.filter(|(_, name)| is_stored(name)).count() as u64)
+    }
+}
+
+fn is_kept(name: &str) -> bool {
+    let digits = name.strip_prefix(names::KEPT_PREFIX);
+    digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+}
+
+fn is_stored(name: &str) -> bool {
+    matches!(name, names::LEDGER | names::CARRIER | names::KEEP_BOOK) || is_kept(name)
+}
+
+/// Where a listening SEQPACKET socket of the file system is bound.
+fn bound_path(fd: &OwnedFd) -> Option<PathBuf> {
+    let is_listening = getsockopt(fd, sockopt::AcceptConn).ok()?;
+    let is_seqpacket = getsockopt(fd, sockopt::SockType).ok()? == SockType::SeqPacket;
+    let address: UnixAddr = getsockname(fd.as_fd().as_raw_fd()).ok()?;
+    address.path().filter(|_| is_listening && is_seqpacket).map(Into::into)
+}

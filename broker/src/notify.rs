@@ -1,0 +1,222 @@
+//! What is said to the service manager (sd_notify(3)): ready, reloading, stopping, alive, and fds for
+//! its store. Without a service manager all of it is silence. Must never wait for the service manager
+//! on the loop; only the end of the daemon may, for a bounded time.
+
+use crate::kernel;
+use crate::limits::MANAGER_PATIENCE;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use sd_notify::NotifyState;
+use std::fmt::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+/// The service manager, if there is one.
+#[derive(Debug, Default)]
+pub struct Manager {
+    socket: Option<OwnedFd>,
+    has_store: bool,
+    watchdog: Option<Duration>,
+}
+
+/// What a store could not be given.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The service manager has no room for messages now.
+    #[error("the service manager is busy")]
+    Busy,
+    /// Anything else.
+    #[error("the service manager cannot be reached: {0}")]
+    Failed(fdbroker_scm::SendError),
+}
+
+impl Manager {
+    /// The one that the environment names. It is ours when it started this very process, not one
+    /// above it: children inherit the variables.
+    pub fn of_this_process() -> Self {
+        let get = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let main_pid = get("SYSTEMD_EXEC_PID").and_then(|pid| pid.parse::<u32>().ok());
+        let is_ours = main_pid.is_none_or(|pid| pid == std::process::id());
+        let Some(path) = get("NOTIFY_SOCKET").filter(|_| is_ours) else { return Self::default() };
+        let socket = match connect_to(&path) {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                log::warn!("the service manager at {path} is not told anything: {error}");
+                return Self::default();
+            }
+        };
+        // systemd says from version 254 on how much it stores. Before, all that can be known is that
+        // it is systemd; one without a store for this service closes what it is sent.
+        let has_store = match get("FDSTORE") {
+            Some(most) => most.trim().parse::<u32>().is_ok_and(|most| most > 0),
+            None => main_pid.is_some(),
+        };
+        Manager { socket, has_store, watchdog: sd_notify::watchdog_enabled() }
+    }
+
+    /// Whether fds can be given to it, to be handed to the next start.
+    pub fn has_store(&self) -> bool {
+        self.has_store
+    }
+
+    /// How often it is to be told that the loop turns, if at all: half of what it allows.
+    pub fn watchdog_interval(&self) -> Option<Duration> {
+        self.watchdog.map(|most| most / 2)
+    }
+
+    /// Clients are served; `status` is one line for people.
+    pub fn say_ready(&self, status: &str) {
+        self.say(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+
+    /// The configuration is being read again; [`say_ready`](Self::say_ready) ends it.
+    pub fn say_reloading(&self) {
+        let now = NotifyState::MonotonicUsec(kernel::monotonic_us().into());
+        self.say(&[NotifyState::Reloading, now]);
+    }
+
+    /// The end has begun.
+    pub fn say_stopping(&self, status: &str) {
+        self.say(&[NotifyState::Stopping, NotifyState::Status(status)]);
+    }
+
+    /// The loop turns.
+    pub fn say_alive(&self) {
+        self.say(&[NotifyState::Watchdog]);
+    }
+
+    fn say(&self, states: &[NotifyState<'_>]) {
+        if let Some(socket) = &self.socket
+            && let Err(error) = fdbroker_scm::send(socket.as_fd(), &message(states), &[])
+        {
+            log::debug!("the service manager was not told {states:?}: {error}");
+        }
+    }
+
+    /// Gives `fd` to the store under `name` (short, without colons), waiting at most for `patience`.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`]: later.
+    pub fn store(
+        &self,
+        name: &str,
+        fd: BorrowedFd<'_>,
+        patience: Duration,
+    ) -> Result<(), StoreError> {
+        // A carrier looks ended to poll(2): the service manager must not drop it for that.
+        let states =
+            [NotifyState::FdStore, NotifyState::FdName(name), NotifyState::Custom("FDPOLL=0")];
+        self.tell_store(&states, &[fd], patience)
+    }
+
+    /// Has the store close all that it has under `name`.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`]: later.
+    pub fn remove(&self, name: &str, patience: Duration) -> Result<(), StoreError> {
+        let states = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
+        self.tell_store(&states, &[], patience)
+    }
+
+    fn tell_store(
+        &self,
+        states: &[NotifyState<'_>],
+        fds: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<(), StoreError> {
+        use fdbroker_scm::SendError;
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let sent =
+            fdbroker_scm::send_timeout(socket.as_fd(), &message(states), fds, Some(patience));
+        sent.map_err(|error| match error {
+            SendError::WouldBlock | SendError::TooManyRefs | SendError::TimedOut => {
+                StoreError::Busy
+            }
+            error => StoreError::Failed(error),
+        })
+    }
+
+    /// Waits until the service manager has dealt with all that was said to it before. `false`: not
+    /// in time.
+    pub fn wait_until_heard(&self) -> bool {
+        let Some(socket) = &self.socket else { return true };
+        let Ok((mine, its)) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC) else {
+            return false;
+        };
+        let barrier = message(&[NotifyState::Custom("BARRIER=1")]);
+        let patience = Some(MANAGER_PATIENCE);
+        let sent =
+            fdbroker_scm::send_timeout(socket.as_fd(), &barrier, &[its.as_fd()], patience).is_ok();
+        drop(its);
+        let mut end = [PollFd::new(mine.as_fd(), PollFlags::empty())];
+        let timeout = PollTimeout::try_from(MANAGER_PATIENCE).unwrap_or(PollTimeout::MAX);
+        sent && poll(&mut end, timeout).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// One assignment per line, as sd_notify(3) has it.
+fn message(states: &[NotifyState<'_>]) -> Vec<u8> {
+    let mut text = String::new();
+    for state in states {
+        let _ = writeln!(text, "{state}");
+    }
+    text.into_bytes()
+}
+
+/// `path` as NOTIFY_SOCKET has it: absolute, or `@` and an abstract name.
+fn connect_to(path: &str) -> nix::Result<OwnedFd> {
+    let address = match path.strip_prefix('@') {
+        Some(name) => UnixAddr::new_abstract(name.as_bytes())?,
+        None => UnixAddr::new(Path::new(path))?,
+    };
+    let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    connect(socket.as_raw_fd(), &address)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    fn manager() -> (Manager, UnixDatagram) {
+        let (its, ours) = UnixDatagram::pair().unwrap();
+        (Manager { socket: Some(ours.into()), has_store: true, watchdog: None }, its)
+    }
+
+    fn next(socket: &UnixDatagram) -> String {
+        let mut bytes = [0; 256];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn say_when_reloading_then_with_the_time_of_the_monotonic_clock() {
+        let (manager, its) = manager();
+        let before = kernel::monotonic_us();
+        manager.say_reloading();
+        let said = next(&its);
+        let time = said.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap().trim_end();
+        assert!((before..=kernel::monotonic_us()).contains(&time.parse().unwrap()), "{said}");
+    }
+
+    #[test]
+    fn store_when_the_manager_does_not_read_then_busy_and_no_wait() {
+        let (manager, its) = manager();
+        let fd = nix::sys::eventfd::EventFd::new().unwrap();
+        let refused =
+            (0..100_000).find_map(|_| manager.store("x", fd.as_fd(), Duration::ZERO).err());
+        assert!(matches!(refused, Some(StoreError::Busy)), "{refused:?}");
+        assert_eq!(next(&its), "FDSTORE=1\nFDNAME=x\nFDPOLL=0\n");
+    }
+
+    #[test]
+    fn manager_when_there_is_none_then_silence() {
+        let manager = Manager::default();
+        manager.say_ready("x");
+        manager.say_alive();
+        assert!(manager.wait_until_heard() && !manager.has_store());
+        assert!(manager.watchdog_interval().is_none());
+    }
+}
