@@ -3,14 +3,14 @@
 
 use crate::connection::{Connection, Phase, client_id};
 use crate::kernel;
-use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE};
+use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE, PEER_GROUPS};
 use crate::server::{Handshake, Server, register};
 use crate::tokens::Source;
-use fdbroker_core::{DomainKey, Input, Now, Peer};
+use fdbroker_core::{DomainKey, Input, NO_GROUP, Now, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl Server {
     /// Accepts what waits, up to this wake's share.
@@ -72,6 +72,8 @@ impl Server {
         let domain = DomainKey { listener, uid };
         let pidfd = kernel::peer_pidfd(socket.as_fd(), pid, uid, self.settings.kernel);
 
+        let gid = self.group(peer.gid());
+        let groups = self.groups(socket.as_fd());
         self.next_serial += 1;
         let serial = self.next_serial;
         let index = self.connections.insert(Connection::new(serial, socket, domain, pid));
@@ -89,12 +91,27 @@ impl Server {
         let until = Now(self.now.0.saturating_add(timeout.unwrap_or(u64::MAX)));
         self.handshakes.push_back(Handshake { client, serial, until });
         self.prune_handshakes();
-        let peer = Peer { domain, job: None, pid, gid: peer.gid(), groups: &[] };
+        let peer = Peer { domain, job: None, pid, gid, groups: &groups };
         self.step(Input::Connect { client, peer });
         if let Err(error) = registered {
             log::error!("cannot watch a new client: {error}");
             self.disconnect(client, ErrorCode::Internal.into());
         }
+    }
+
+    /// A group that allocations may be shared with; one that this namespace does not know is no group.
+    fn group(&self, gid: u32) -> u32 {
+        if self.overflow_gid == Some(gid) { NO_GROUP } else { gid }
+    }
+
+    /// The other groups of the process at the other end.
+    fn groups(&self, socket: BorrowedFd<'_>) -> Vec<u32> {
+        let mut groups = kernel::peer_groups(socket, PEER_GROUPS).unwrap_or_else(|error| {
+            log::warn!("a client's groups beside its first do not count: {error}");
+            Vec::new()
+        });
+        groups.retain(|gid| self.overflow_gid != Some(*gid));
+        groups
     }
 
     fn check_peer(&self, uid: u32) -> Result<(), Status> {
@@ -176,11 +193,19 @@ impl Server {
 /// The uid that stands for users unknown in this user namespace; `None` in the first namespace,
 /// where all are known and this uid is a user like any other (user_namespaces(7)).
 pub(crate) fn overflow_uid() -> Option<u32> {
-    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    if is_identity_map(&map) {
+    overflow_id("/proc/self/uid_map", "/proc/sys/fs/overflowuid")
+}
+
+/// The same of groups.
+pub(crate) fn overflow_gid() -> Option<u32> {
+    overflow_id("/proc/self/gid_map", "/proc/sys/fs/overflowgid")
+}
+
+fn overflow_id(map: &str, overflow: &str) -> Option<u32> {
+    if is_identity_map(&std::fs::read_to_string(map).unwrap_or_default()) {
         return None;
     }
-    let text = std::fs::read_to_string("/proc/sys/fs/overflowuid").unwrap_or_default();
+    let text = std::fs::read_to_string(overflow).unwrap_or_default();
     Some(text.trim().parse().unwrap_or(65534))
 }
 

@@ -288,7 +288,8 @@ impl Server {
     }
 
     fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
-        let flags = if view.recallable { register_flags::RECALLABLE } else { 0 };
+        let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
+        let flags = recallable | if view.keep { register_flags::KEEP } else { 0 };
         AllocationRecord {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),

@@ -90,8 +90,18 @@ impl Server {
             Effect::CloseHeld { slot, ticket } => {
                 expect(self.fds.close_held(*slot, *ticket), "close", *slot);
             }
-            // Not served yet: no core says them.
-            Effect::Keep { .. } | Effect::Unkeep { .. } | Effect::Declared { .. } => {}
+            Effect::Keep { slot } => {
+                if let (Some(kept), Some(fd)) = (self.core.kept(*slot), self.fds.held(*slot)) {
+                    self.keep_store.keep(*slot, &kept, fd);
+                }
+            }
+            Effect::Unkeep { slot } => self.keep_store.unkeep(*slot),
+            Effect::Declared { client, request, range } => {
+                let declared = &all.granted[range.clone()];
+                let bytes = replies::write_declared(&mut self.writer, *request, declared);
+                let sent = send_to(&mut self.connections, *client, bytes);
+                self.after_send(*client, sent);
+            }
             Effect::Publish { slot, generation } => {
                 expect(self.page.publish(*slot, *generation), "publish", *slot);
             }
@@ -120,10 +130,10 @@ impl Server {
     }
 
     /// The kind of a deposit is what its producer said and the daemon has checked; of a supply,
-    /// what the slot had before.
+    /// what was registered.
     fn arrived_kind(&self, arrived: u16, slot: u32) -> MemoryKind {
         let deposit = self.scratch.deposits.get(usize::from(arrived)).map(|deposit| deposit.kind);
-        deposit.or(self.fds.kind(slot)).unwrap_or(MemoryKind::Memfd)
+        deposit.or(self.core.kind(slot)).unwrap_or(MemoryKind::Memfd)
     }
 
     /// Sends a grant with its fds. `Err`: not now; the client is blocked until it has read, or

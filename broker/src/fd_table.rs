@@ -174,11 +174,6 @@ impl FdTable {
         slot
     }
 
-    /// The memory kind of the last fd that `slot` had.
-    pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
-        self.kinds.get(slot as usize).copied().flatten()
-    }
-
     /// Ends the message at hand: what nothing has claimed goes to the refused closer, counted
     /// against `uid`.
     pub fn refuse_rest(&mut self, uid: u32) {

@@ -10,6 +10,8 @@ use std::sync::atomic::AtomicU64;
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// `SO_PEERPIDFD`, Linux 6.5 (include/uapi/asm-generic/socket.h).
 const SO_PEERPIDFD: libc::c_int = 77;
+/// `SO_PEERGROUPS`, Linux 4.13 (include/uapi/asm-generic/socket.h).
+const SO_PEERGROUPS: libc::c_int = 59;
 /// `F_DUPFD_QUERY`, Linux 6.10 (include/uapi/linux/fcntl.h).
 const F_DUPFD_QUERY: libc::c_int = 1027;
 /// `KCMP_FILE` (include/uapi/linux/kcmp.h).
@@ -48,6 +50,28 @@ impl KernelFeatures {
         }
         Ok(features)
     }
+}
+
+/// The supplementary groups of the process at the other end of `socket` when it connected, at most `most` of them;
+/// ERANGE when it has more.
+pub fn peer_groups(socket: BorrowedFd<'_>, most: usize) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<u32> = vec![0; most];
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(0);
+    // SAFETY: the buffer is `bytes` long, and the kernel writes at most so many.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    groups.truncate(bytes as usize / size_of::<u32>());
+    Ok(groups)
 }
 
 /// A pidfd of the process at the other end of `socket`, `pid` and `uid` being what SO_PEERCRED

@@ -26,6 +26,7 @@ mod fd_table;
 mod flow;
 mod in_flight;
 mod inherited;
+mod keep_store;
 mod log;
 mod notify;
 mod places;

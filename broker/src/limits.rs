@@ -21,6 +21,10 @@ pub const ACCEPTS_PER_WAKE: usize = 16;
 /// the socket readable, so trying at once would spin.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
+/// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users some hundred; of who
+/// has more, only the first group counts.
+pub const PEER_GROUPS: usize = 1024;
+
 /// Connections waiting in a listener's queue: the kernel's default upper bound
 /// (net.core.somaxconn).
 pub const LISTEN_BACKLOG: i32 = 4096;

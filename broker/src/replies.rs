@@ -55,6 +55,22 @@ pub fn write_granted<'w>(
     writer.finish(grants.len(), slots.len())
 }
 
+/// The reply to declare: a granted message without fds or driver data, both of which the holder has.
+pub fn write_declared<'w>(
+    writer: &'w mut Writer,
+    request: RequestId,
+    declared: &[Granted],
+) -> &'w [u8] {
+    writer.start(Kind::Granted, request.0);
+    for grant in declared {
+        match granted_id(grant) {
+            Some(id) => writer.push(&granted_item(grant, id, NO_FD, 0)),
+            None => writer.push(&refused_item(grant.status)),
+        };
+    }
+    writer.finish(declared.len(), 0)
+}
+
 fn granted_id(grant: &Granted) -> Option<AllocationId> {
     grant.wanted.ok().filter(|_| grant.status.is_ok())
 }

@@ -3,27 +3,22 @@
 
 use crate::classify::Classifier;
 use crate::fd_table::FdTable;
-use fdbroker_core::{ClientId, Deposit, Input, Lane, LeaseId, Now, RequestId, Supply, Wanted};
+use fdbroker_core::{
+    ClientId, Core, Declared, Deposit, Input, Lane, LeaseId, Now, Redeposit, RequestId, Supply,
+    Wanted,
+};
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::handle::HandlePrefix;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_DEADLINE_MS};
 use fdbroker_protocol::message::{
-    AcquireHead, AllocationItem, LeaseItem, RegisterHead, RegisterItem, SupplyItem, register_flags,
+    AcquireHead, AllocationItem, DeclareItem, LeaseItem, RedepositItem, RegisterHead, RegisterItem,
+    SupplyItem, declare_flags, register_flags,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, FdType, Kind, MemoryKind, NodeKey, Share, Status,
 };
 
-/// Why a message is not handed to the core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// It is broken: answered PROTOCOL, and the connection ends.
-    Broken(Breach),
-    /// It is whole but not served: answered `failed`, the connection goes on.
-    Unserved(ErrorCode),
-}
-
-/// What is wrong with a broken message.
+/// What is wrong with a message that is not handed to the core: it is answered PROTOCOL, and the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Breach {
     /// Its layout.
@@ -57,27 +52,23 @@ pub enum Breach {
     },
 }
 
-impl From<DecodeError> for Refusal {
+impl From<DecodeError> for Breach {
     fn from(error: DecodeError) -> Self {
-        Refusal::Broken(Breach::Decode(error))
-    }
-}
-
-impl From<Breach> for Refusal {
-    fn from(breach: Breach) -> Self {
-        Refusal::Broken(breach)
+        Breach::Decode(error)
     }
 }
 
 /// The lists that inputs borrow from, reused.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// Of the last register; its reply needs them.
+    /// Of the last register or redeposit; its reply needs them.
     pub deposits: Vec<Deposit>,
     ids: Vec<AllocationId>,
     wanted: Vec<Wanted>,
     leases: Vec<LeaseId>,
     supplies: Vec<Supply>,
+    redeposits: Vec<Redeposit>,
+    declared: Vec<Declared>,
 }
 
 /// What decoding needs to know besides the message.
@@ -90,6 +81,8 @@ pub struct Context<'a> {
     pub node: u64,
     /// Of this broker.
     pub key: &'a NodeKey,
+    /// Knows what is recalled.
+    pub core: &'a Core,
     /// With the fds of the message.
     pub fds: &'a FdTable,
     /// For those fds.
@@ -101,8 +94,8 @@ pub fn decode_request<'s>(
     message: &Message<'_>,
     scratch: &'s mut Scratch,
     context: &mut Context<'_>,
-) -> Result<Input<'s>, Refusal> {
-    if !matches!(message.kind, Kind::Register | Kind::Redeposit) {
+) -> Result<Input<'s>, Breach> {
+    if message.kind != Kind::Register {
         expect_fds(message, 0)?;
     }
     let client = context.client;
@@ -135,11 +128,9 @@ pub fn decode_request<'s>(
             }
             Ok(Input::Cancel { client, request: request_id(message)? })
         }
-        Kind::Redeposit | Kind::Declare => {
-            request_id(message)?;
-            Err(Refusal::Unserved(ErrorCode::NotSupported))
-        }
-        Kind::Hello => Err(Breach::OutOfTurn(message.kind).into()),
+        Kind::Redeposit => decode_redeposit(message, scratch, context),
+        Kind::Declare => decode_declare(message, scratch, context),
+        Kind::Hello => Err(Breach::OutOfTurn(message.kind)),
         other => Err(DecodeError::Unexpected(other).into()),
     }
 }
@@ -149,7 +140,7 @@ pub fn decode_event<'s>(
     message: &Message<'_>,
     scratch: &'s mut Scratch,
     context: &mut Context<'_>,
-) -> Result<Input<'s>, Refusal> {
+) -> Result<Input<'s>, Breach> {
     if message.kind != Kind::Supply {
         return Err(DecodeError::Unexpected(message.kind).into());
     }
@@ -168,11 +159,11 @@ fn decode_acquire<'s>(
     message: &Message<'_>,
     scratch: &'s mut Scratch,
     context: &Context<'_>,
-) -> Result<Input<'s>, Refusal> {
+) -> Result<Input<'s>, Breach> {
     let request = request_id(message)?;
     let (head, handles) = message.head_and_items::<AcquireHead, HandlePrefix>()?;
     if handles.is_empty() {
-        return Err(Breach::NoItems(message.kind).into());
+        return Err(Breach::NoItems(message.kind));
     }
     fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
     Ok(Input::Acquire {
@@ -187,7 +178,7 @@ fn decode_register<'s>(
     message: &Message<'_>,
     scratch: &'s mut Scratch,
     context: &mut Context<'_>,
-) -> Result<Input<'s>, Refusal> {
+) -> Result<Input<'s>, Breach> {
     let request = request_id(message)?;
     let (head, items) = message.head_and_items::<RegisterHead, RegisterItem>()?;
     expect_fds(message, items.len())?;
@@ -205,12 +196,70 @@ fn decode_register<'s>(
     })
 }
 
-/// One deposit, whatever it is: what is wrong with it is said in its own status.
-fn decode_deposit(item: &RegisterItem, index: usize, context: &mut Context<'_>) -> Deposit {
+/// Allocations of before a crash: each with its own status when something is wrong with it.
+fn decode_redeposit<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    let request = request_id(message)?;
+    let (_, items) = message.head_and_items::<RegisterHead, RedepositItem>()?;
+    if items.is_empty() {
+        return Err(Breach::NoItems(message.kind));
+    }
+    fill(&mut scratch.redeposits, items, |item| decode_redeposited(item, context));
+    // Their handles are in the reply.
+    fill(&mut scratch.deposits, &scratch.redeposits, |item| item.deposit);
+    Ok(Input::Redeposit { client: context.client, request, items: &scratch.redeposits })
+}
+
+fn decode_redeposited(redeposit: &RedepositItem, context: &Context<'_>) -> Redeposit {
+    let (item, prefix) = (&redeposit.item, &redeposit.handle.prefix);
+    let (deposit, is_broken) = claimed_deposit(item);
+    let id = context.key.open(context.node, prefix).and_then(|id| {
+        if !context.key.verify_token(id, &redeposit.token) {
+            Err(ErrorCode::NotPermitted)
+        } else if is_broken || item.kind != prefix.kind {
+            Err(ErrorCode::Protocol)
+        } else {
+            Ok(id)
+        }
+    });
+    Redeposit { id, deposit }
+}
+
+fn decode_declare<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    let request = request_id(message)?;
+    let items = message.items::<DeclareItem>()?;
+    if items.is_empty() {
+        return Err(Breach::NoItems(message.kind));
+    }
+    fill(&mut scratch.declared, items, |item| {
+        let flags = item.flags.get();
+        let wanted = match flags & !declare_flags::ALL {
+            0 => context.key.open(context.node, &item.handle),
+            _ => Err(ErrorCode::Protocol),
+        };
+        Declared { wanted, open: flags & declare_flags::OPEN != 0 }
+    });
+    Ok(Input::Declare { client: context.client, request, items: &scratch.declared })
+}
+
+/// What an item claims, before the fd is looked at; and whether it is broken.
+fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
     let kind = MemoryKind::from_number(item.kind);
     let share = Share::from_number(item.share);
     let length = item.driver_data_len;
-    let mut deposit = Deposit {
+    let is_broken = kind.is_none()
+        || share.is_none()
+        || item.flags & !register_flags::ALL != 0
+        || usize::from(length) > DRIVER_DATA_BYTES
+        || item.size_bytes.get() == 0;
+    let deposit = Deposit {
         checked: Ok(()),
         lane: Lane::Refused,
         kind: kind.unwrap_or(MemoryKind::Memfd),
@@ -222,24 +271,19 @@ fn decode_deposit(item: &RegisterItem, index: usize, context: &mut Context<'_>) 
         fd_offset: item.fd_offset.get(),
         owner_allocation_id: item.owner_allocation_id.get(),
         base: item.base.get(),
-        driver_data: (length != 0).then_some((length, item.driver_data)),
+        driver_data: (length != 0 && !is_broken).then_some((length, item.driver_data)),
     };
+    (deposit, is_broken)
+}
+
+/// One deposit, whatever it is: what is wrong with it is said in its own status.
+fn decode_deposit(item: &RegisterItem, index: usize, context: &mut Context<'_>) -> Deposit {
+    let (mut deposit, is_broken) = claimed_deposit(item);
     let checked = check_fd(context, index, deposit.kind, deposit.size_bytes, deposit.fd_offset);
     // An fd that was recognised closes in its time even when the deposit is refused for something
     // else.
     deposit.lane = checked.1;
-    let is_broken = kind.is_none()
-        || share.is_none()
-        || item.flags & !register_flags::ALL != 0
-        || usize::from(length) > DRIVER_DATA_BYTES
-        || deposit.size_bytes == 0;
-    deposit.checked = if is_broken {
-        Err(ErrorCode::Protocol.into())
-    } else if item.flags & register_flags::KEEP != 0 || share == Some(Share::Gid) {
-        Err(ErrorCode::NotSupported.into())
-    } else {
-        checked.0
-    };
+    deposit.checked = if is_broken { Err(ErrorCode::Protocol.into()) } else { checked.0 };
     if deposit.checked.is_err() {
         deposit.driver_data = None;
     }
@@ -286,9 +330,8 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
     }
     let index = *next_fd;
     *next_fd += 1;
-    // A slot that never had an fd has no recall either: the core refuses the answer, whatever its
-    // kind.
-    let kind = context.fds.kind(id.slot).unwrap_or(MemoryKind::Memfd);
+    // A slot without an allocation has no recall either: the core refuses the answer, whatever its kind.
+    let kind = context.core.kind(id.slot).unwrap_or(MemoryKind::Memfd);
     match check_fd(context, usize::from(index), kind, size_bytes, fd_offset) {
         (Ok(()), _) => supply.fd = Ok(index),
         (Err(_), lane) => {
@@ -299,16 +342,16 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
     supply
 }
 
-fn request_id(message: &Message<'_>) -> Result<RequestId, Refusal> {
+fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {
     match message.id {
-        0 => Err(Breach::NoId(message.kind).into()),
+        0 => Err(Breach::NoId(message.kind)),
         id => Ok(RequestId(id)),
     }
 }
 
 /// The announced fds have been compared with those that came; this compares them with those the
 /// items need.
-fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Refusal> {
+fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Breach> {
     match usize::from(message.fd_count) == needed {
         true => Ok(()),
         false => {

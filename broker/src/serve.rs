@@ -5,7 +5,7 @@
 use crate::connection::{Connection, Phase, index};
 use crate::fd_table::{NOBODY, Reading};
 use crate::limits::{MESSAGES_PER_TURN, REFUSED_FDS_PER_UID};
-use crate::requests::{self, Breach, Context, Refusal};
+use crate::requests::{self, Breach, Context};
 use crate::server::Server;
 use fdbroker_core::{ClientId, Input, Now, RequestId};
 use fdbroker_protocol::codec::Message;
@@ -144,6 +144,7 @@ impl Server {
             now: self.now,
             node: self.identity.node,
             key: &self.identity.key,
+            core: &self.core,
             fds: &self.fds,
             classifier: &mut self.classifier,
         };
@@ -158,12 +159,7 @@ impl Server {
                 self.settle(effects);
                 self.refuse_rest(client);
             }
-            Err(Refusal::Unserved(code)) => {
-                self.fds.refuse_rest(NOBODY);
-                self.reply_failed(client, RequestId(id), code.into());
-                self.settle_queues();
-            }
-            Err(Refusal::Broken(breach)) => self.break_off(client, id, &breach),
+            Err(breach) => self.break_off(client, id, &breach),
         }
     }
 

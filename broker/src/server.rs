@@ -10,6 +10,7 @@ use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
 use crate::handover::state::SavedListener;
 use crate::in_flight::InFlight;
+use crate::keep_store::KeepStore;
 use crate::kernel;
 use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
 use crate::listeners::{DirectoryLock, Listener};
@@ -96,6 +97,7 @@ pub(crate) struct Server {
     pub identity: Identity,
     pub classifier: Classifier,
     pub fds: FdTable,
+    pub keep_store: KeepStore,
     pub listeners: Vec<ListenerState>,
     pub admin: AdminSide,
     pub connections: Slab<Connection>,
@@ -107,6 +109,8 @@ pub(crate) struct Server {
     pub is_accept_warned: bool,
     /// Whether the overflow uid stands for users of another user namespace.
     pub overflow_uid: Option<u32>,
+    /// The same of groups.
+    pub overflow_gid: Option<u32>,
     /// Clients with something to read, in the order of their turns.
     pub ready: VecDeque<ClientId>,
     /// Ready clients that wait until fds of their uid have been closed.
@@ -184,6 +188,7 @@ impl Server {
             identity: parts.identity,
             classifier: parts.classifier,
             fds,
+            keep_store: KeepStore::default(),
             listeners: listeners
                 .map(|listener| ListenerState { listener, is_ready: false })
                 .collect(),
@@ -195,6 +200,7 @@ impl Server {
             accept_paused_until: None,
             is_accept_warned: false,
             overflow_uid: crate::accept::overflow_uid(),
+            overflow_gid: crate::accept::overflow_gid(),
             ready: VecDeque::with_capacity(max_clients.min(4096)),
             paused: Vec::new(),
             paused_until: None,

@@ -6,6 +6,7 @@ use crate::checks;
 use crate::judge::{Step, ensure};
 use crate::model::Check;
 use crate::tally::{Fault, Promise};
+use crate::turns::Turns;
 use crate::world::World;
 use fdbroker_core::{Core, Now};
 
@@ -28,6 +29,8 @@ impl World {
         let step = Step { silent_before: self.model.silent.clone(), ..Step::default() };
         checks::sync(&mut self.model, &self.core, &step, &Action::Poll)?;
         self.ledger = self.model.ledger();
+        // Nobody waits any more, so that it is nobody's turn.
+        self.turns = Turns::default();
         checks::sums(&self.model, &self.core, &self.ledger)?;
         let clients: Vec<u32> = self.agents.keys().copied().collect();
         clients.into_iter().for_each(|client| self.events_are_due(client));

@@ -75,7 +75,7 @@ pub struct World {
     /// Messages of clients handed in: what tells which has overtaken another.
     messages: u64,
     pub ledger: Ledger,
-    turns: Turns,
+    pub turns: Turns,
 }
 
 impl World {

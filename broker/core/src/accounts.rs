@@ -260,6 +260,13 @@ impl Core {
         }
     }
 
+    /// Whether nothing is on its way already that will be room.
+    pub(crate) fn may_make_room(&self, blocked: Blocked) -> bool {
+        let by_leases_alone =
+            matches!(blocked.resource, Resource::OpenLeases | Resource::MappedLeases);
+        by_leases_alone || self.closing_in(blocked.account) == 0
+    }
+
     /// The requests that wait for room in an account, by resource; not kept for a client's: who waits for that
     /// stands before nobody else.
     pub(crate) fn queued(&mut self, account: Holder) -> Option<&mut Queued> {

@@ -172,7 +172,7 @@ impl Core {
                 self.recall_ahead(now, client, wanted, fx);
             }
             // What did not fit will be asked for again: makes the room meanwhile.
-            Some(full) if self.closing_in(full.account) == 0 => {
+            Some(full) if self.may_make_room(full) => {
                 self.evict_for(full, short_of, wanted, fx);
             }
             _ => {}
@@ -245,7 +245,7 @@ impl Core {
         // A grant needs one place; a recall its own and, where leases count too, that of the lease to come.
         let for_lease = FOR_LEASE.contains(&in_the_way.resource);
         let short_of = if ready.is_some() || !for_lease { 1 } else { 2 };
-        if first || self.closing_in(in_the_way.account) == 0 {
+        if first || self.may_make_room(in_the_way) {
             let evicted = self.evict_for(in_the_way, short_of, wanted, fx);
             if evicted == 0 && several_ready {
                 // Nothing but what it wants itself can go: one of them makes room for another.

@@ -7,7 +7,7 @@ use fdbroker_protocol::{
 };
 
 /// A point in time, in microseconds from an origin of the daemon's choice. Never goes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Now(pub u64);
 
 /// A client's number: chosen by the daemon (its connection slot), free for another client after
@@ -45,6 +45,9 @@ impl DomainKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobKey(pub u64);
 
+/// Stands for a group that no two clients share: gid -1 is nobody's (chown(2)).
+pub const NO_GROUP: u32 = u32::MAX;
+
 /// Who connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer<'a> {
@@ -54,7 +57,7 @@ pub struct Peer<'a> {
     pub job: Option<JobKey>,
     /// Process, for display.
     pub pid: u32,
-    /// Its group (SO_PEERCRED): that of what it registers.
+    /// Its group (SO_PEERCRED): that of what it registers. [`NO_GROUP`]: one that nobody else has.
     pub gid: u32,
     /// Its other groups (SO_PEERGROUPS), sorted.
     pub groups: &'a [u32],

@@ -4,6 +4,7 @@
 use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer, RequestId};
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
+use crate::reclaim::ClientLinks;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Domain, Job, State};
 use crate::{Core, ErrorCode};
@@ -33,6 +34,7 @@ impl Core {
             record.groups = peer.groups.into();
             record.groups.sort_unstable();
             self.clients[number] = Some(Box::new(record));
+            self.idle.push(&mut ClientLinks(&mut self.clients), client.0);
             self.domains[domain].clients += 1;
             if let Some(job) = job {
                 self.jobs[job].clients += 1;
@@ -141,7 +143,7 @@ impl Core {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.dying.front().copied() {
             while left > 0
-                && let Some(lease) = self.client_mut(number).leases.first()
+                && let Some(lease) = self.any_lease(number)
             {
                 self.end_lease(lease);
                 left -= 1;
@@ -186,13 +188,15 @@ impl Core {
     fn forget(&mut self, number: u32, fx: &mut Effects) {
         let closing = std::mem::take(&mut self.client_mut(number).closing);
         self.leave_to_domain(number, Charge::Held(closing));
+        self.idle.remove(&mut ClientLinks(&mut self.clients), number);
         let client = self.clients[number as usize].take().expect("looked at just now");
         assert!(
             client.account.is_zero(),
             "invariant 3: a client that is gone has zero: {client:?}"
         );
         assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
-        assert!(client.revoked.is_empty() && client.by_base.is_empty() && client.parked.is_empty());
+        assert!(client.revoked.is_empty() && client.reclaims.is_empty());
+        assert!(client.by_base.is_empty() && client.parked.is_empty());
         self.table.connections -= FDS_PER_CONNECTION;
         self.room_appeared |= !self.rooms.is_empty();
         self.counters.clients -= 1;

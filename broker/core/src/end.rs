@@ -99,13 +99,12 @@ impl Core {
         while let Some(lease) = at {
             let holder = self.leases[lease].client;
             self.charge_uncapped(holder, Charge::Pinned(size));
+            self.shelve_ended(lease);
             if !self.client_mut(holder).gone {
                 if self.client_mut(holder).revoked.is_empty() {
                     self.eventful.push(ClientId(holder));
                 }
-                self.with_holder_list(holder, LeaseList::Event, |list, links| {
-                    list.push(links, lease);
-                });
+                self.with_event_list(holder, false, |list, links| list.push(links, lease));
             }
             at = List::next(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
         }

@@ -4,16 +4,19 @@
 use crate::Core;
 use crate::api::{ClientId, DrainedEvent, Events, LeaseId, RecallEvent, RevokedEvent};
 use crate::slots::NONE;
-use crate::state::{AllocationLinks, AllocationList, LeaseList, State};
+use crate::state::{AllocationLinks, AllocationList, State};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH};
 
 impl Core {
     /// The next message for the client's event socket, at most 253 items; `None` when there is none. Recalls
-    /// go first: others wait for them.
+    /// go first, then reclaims: others wait for them.
     pub fn take_events(&mut self, client: ClientId) -> Option<Events> {
         let record = self.client(client)?;
         if !record.recalls.is_empty() {
             return Some(Events::Recall(self.take_recalls(client.0)));
+        }
+        if !record.reclaims.is_empty() {
+            return Some(Events::Reclaim(self.take_reclaims(client.0)));
         }
         if !record.revoked.is_empty() {
             return Some(Events::Revoked(self.take_revoked(client.0)));
@@ -43,7 +46,7 @@ impl Core {
 
     fn take_revoked(&mut self, client: u32) -> Vec<RevokedEvent> {
         let mut slots = Vec::new();
-        self.with_holder_list(client, LeaseList::Event, |list, links| {
+        self.with_event_list(client, false, |list, links| {
             slots.extend(std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH));
         });
         slots.into_iter().map(|slot| self.revoked_event(slot)).collect()

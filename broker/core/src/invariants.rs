@@ -179,7 +179,7 @@ impl Core {
         for number in clients {
             let client = self.client_mut(number);
             let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
-            let (drained, revoked, leases) = (client.drained, client.revoked, client.leases);
+            let drained = client.drained;
             let (silent, of_job) = (client.silent, client.job.is_some());
             let allocations = &mut self.allocations;
             owned.checked(&mut AllocationLinks(allocations, AllocationList::Owned));
@@ -195,8 +195,6 @@ impl Core {
                 assert_eq!(in_job, in_node && of_job, "invariant 5: of a job");
             }
             evictable += if silent { 0 } else { lru.len() };
-            revoked.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Event));
-            leases.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Holder));
         }
         let node =
             self.lru.checked(&mut AllocationLinks(&mut self.allocations, AllocationList::NodeLru));
@@ -217,6 +215,7 @@ impl Core {
                 assert_eq!(self.client_mut(owner).job, Some(job), "invariant 5: LRU of a job");
             }
         }
+        self.check_shelves();
         self.check_leases();
     }
 
@@ -224,7 +223,7 @@ impl Core {
         for slot in 0..self.allocations.slots() {
             let generation = self.allocations.generation(slot);
             let Some(allocation) = self.allocations.get(slot, generation) else { continue };
-            let (list, open, live) = (allocation.leases, allocation.open, allocation.is_live());
+            let (list, open) = (allocation.leases, allocation.open);
             let evictable_but_out = allocation.state == State::Held
                 && allocation.recall == NONE
                 && !allocation.is_in(AllocationList::OwnerLru);
@@ -233,7 +232,6 @@ impl Core {
             let leases = list.checked(&mut links);
             for lease in &leases {
                 assert!(links.link(*lease).is_in());
-                assert!(!live || !self.leases[*lease].is_in(LeaseList::Event));
                 links = LeaseLinks(&mut self.leases, LeaseList::Allocation);
             }
             let opened = leases.iter().filter(|lease| !self.leases[**lease].mapped).count();

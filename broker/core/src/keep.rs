@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::acquire::Turn;
-use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, Now};
+use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
 use crate::ledger::Charge;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Orphan, State, Timer};
@@ -191,6 +191,6 @@ impl Core {
 impl Client {
     /// Whether it has the group.
     fn is_of_group(&self, gid: u32) -> bool {
-        self.gid == gid || self.groups.binary_search(&gid).is_ok()
+        gid != NO_GROUP && (self.gid == gid || self.groups.binary_search(&gid).is_ok())
     }
 }

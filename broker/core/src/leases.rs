@@ -2,7 +2,6 @@
 
 use crate::api::{ClientId, Effect, Effects, LeaseId, Now, RequestId, StatusReply};
 use crate::ledger::{Blocked, Charge};
-use crate::lists::List;
 use crate::state::{Lease, LeaseLinks, LeaseList, State};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::Status;
@@ -25,13 +24,14 @@ impl Core {
     ) -> Result<LeaseId, Blocked> {
         self.charge(client, if mapped { Charge::Mapped(1) } else { Charge::Open(1) })?;
         let links = Lease::UNLINKED;
-        let lease = Lease { since: now, allocation: slot, client, mapped, links };
+        let asked = 0;
+        let lease = Lease { since: now, allocation: slot, client, asked, mapped, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
         let mut list = self.allocations[slot].leases;
         list.push(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), number);
         self.allocations[slot].leases = list;
         self.allocations[slot].open += u32::from(!mapped);
-        self.with_holder_list(client, LeaseList::Holder, |list, links| list.push(links, number));
+        self.shelve(number);
         Ok(LeaseId(u64::from(generation) << 32 | u64::from(number)))
     }
 
@@ -42,27 +42,6 @@ impl Core {
             self.undo_charge(client, Charge::Open(1));
         }
         blocked
-    }
-
-    /// Changes one of a client's lists of leases.
-    pub(crate) fn with_holder_list(
-        &mut self,
-        client: u32,
-        which: LeaseList,
-        change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
-    ) {
-        let holder = self.client_mut(client);
-        let list = match which {
-            LeaseList::Event => &mut holder.revoked,
-            _ => &mut holder.leases,
-        };
-        let mut copy = *list;
-        change(&mut copy, &mut LeaseLinks(&mut self.leases, which));
-        let holder = self.client_mut(client);
-        match which {
-            LeaseList::Event => holder.revoked = copy,
-            _ => holder.leases = copy,
-        }
     }
 
     /// The slot of a lease of this client; `None` when it has no such lease (any more).
@@ -93,9 +72,10 @@ impl Core {
 
     fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
         if let Err(blocked) = self.charge(client.0, Charge::Mapped(1)) {
+            self.reclaim(blocked, 1);
             return self.no_quota(blocked);
         }
-        self.leases[slot].mapped = true;
+        self.shelve_mapped(slot);
         let allocation = self.leases[slot].allocation;
         self.allocations[allocation].open -= 1;
         self.release_charge(client.0, Charge::Open(1));
@@ -138,10 +118,8 @@ impl Core {
     /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
     pub(crate) fn end_lease(&mut self, slot: u32) {
         let Lease { allocation, client, mapped, .. } = self.leases[slot];
-        if self.leases[slot].is_in(LeaseList::Event) {
-            self.with_holder_list(client, LeaseList::Event, |list, links| list.remove(links, slot));
-        }
-        self.with_holder_list(client, LeaseList::Holder, |list, links| list.remove(links, slot));
+        self.unask(slot);
+        self.unshelve(slot);
         let mut list = self.allocations[allocation].leases;
         list.remove(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), slot);
         self.allocations[allocation].leases = list;

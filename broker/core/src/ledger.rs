@@ -81,6 +81,8 @@ pub struct Account {
     /// Wide enough for any sum of claimed sizes: 2^64 leases of 2^64 bytes.
     now: [u128; COUNTED.len()],
     peak: [u128; COUNTED.len()],
+    /// Above its cap when that was lowered, and what is left of it: it may stay, and never grows. 0 = not above.
+    draining: [u128; COUNTED.len()],
 }
 
 impl Account {
@@ -129,6 +131,10 @@ impl Account {
     /// The resource whose cap the charge would pass, if any.
     fn refuses(&self, caps: &Caps, charge: Charge) -> Option<Resource> {
         let (resource, amount) = charge.parts();
+        if amount == 0 {
+            // Adds nothing, not even to what is above its cap.
+            return None;
+        }
         let full = |resource| {
             // A sum that u64 cannot tell is above every cap, even where there is none.
             let sum = self.now[place(resource)] + u128::from(amount);
@@ -156,10 +162,11 @@ impl Account {
     fn take(&mut self, charge: Charge) {
         let (resource, amount) = charge.parts();
         let mut take = |resource| {
-            let now = &mut self.now[place(resource)];
-            let amount = u128::from(amount);
+            let at = place(resource);
+            let (now, amount) = (&mut self.now[at], u128::from(amount));
             assert!(*now >= amount, "ledger: {resource} {now} is less than {amount} to release");
             *now -= amount;
+            self.draining[at] = self.draining[at].min(*now);
         };
         take(resource);
         if charge.is_fds() {
@@ -167,11 +174,25 @@ impl Account {
         }
     }
 
-    /// Asserts that no cap is passed.
+    /// Caps have been lowered, maybe: what is above them now may stay.
+    pub(crate) fn drain_to(&mut self, caps: &Caps) {
+        for resource in COUNTED {
+            let (at, cap) = (place(resource), cap_of(caps, resource));
+            let now = self.now[at];
+            self.draining[at] = if now > cap.into() { now } else { 0 };
+        }
+    }
+
+    /// Asserts that no cap is passed, but for what was there when it was lowered.
     pub(crate) fn assert_within(&self, caps: &Caps, whose: &str) {
         for resource in COUNTED {
             let (now, cap) = (self.now(resource), cap_of(caps, resource));
-            assert!(now <= cap, "invariant 2: {resource} of {whose} is {now}, above its cap {cap}");
+            let may_stay = u64::try_from(self.draining[place(resource)]).unwrap_or(u64::MAX);
+            let most = cap.max(may_stay);
+            assert!(
+                now <= most,
+                "invariant 2: {resource} of {whose} is {now}, above its cap {cap}"
+            );
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod api;
 mod clients;
 mod config;
 mod declare;
+mod drain;
 mod end;
 mod events;
 mod fairness;
@@ -23,6 +24,7 @@ pub mod limits;
 mod lists;
 mod lru;
 mod recall;
+mod reclaim;
 mod redeposit;
 mod register;
 mod reserved;
@@ -95,6 +97,17 @@ pub struct Core {
     ended_from: Option<u64>,
     /// An allocation has ended, or an owner has turned silent, in this step.
     something_ended: bool,
+    /// The time of the step.
+    now: Now,
+    /// Clients, the one idle longest first.
+    idle: List,
+    /// Until when nobody is asked for the node's sake.
+    node_pauses: reclaim::Pauses,
+    /// When those who wait for leases to come back are looked at again, and where that look goes on.
+    reclaim_at: Option<Now>,
+    reclaim_from: Option<u64>,
+    /// When accounts above a lowered cap are looked at again.
+    drain_at: Option<Now>,
     /// A client has died in this step.
     owner_gone: bool,
     /// Room has appeared in this step.
@@ -148,6 +161,12 @@ impl Core {
             scan_full: Vec::new(),
             ended_from: None,
             something_ended: false,
+            now: Now(0),
+            idle: List::EMPTY,
+            node_pauses: reclaim::Pauses::default(),
+            reclaim_at: None,
+            reclaim_from: None,
+            drain_at: None,
             owner_gone: false,
             room_appeared: false,
             scanning: false,
@@ -166,6 +185,8 @@ impl Core {
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
         let fx = effects;
+        self.now = now;
+        self.touch_by(&input);
         match input {
             Input::Connect { client, peer } => self.connect(client, &peer, fx),
             Input::Hello { client, request, own_fds } => self.hello(client, request, own_fds, fx),
@@ -197,11 +218,7 @@ impl Core {
                 true => self.declare(now, client, request, items, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
-            Input::SetCaps { caps } => {
-                let CapsOfLevels { node, domain, job, client } = *caps;
-                (self.config.node, self.config.domain) = (node, domain);
-                (self.config.job, self.config.client) = (job, client);
-            }
+            Input::SetCaps { caps } => self.set_caps(caps),
             Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
             Input::Unregister { client, request, ids } => match self.welcome(client) {
                 true => self.unregister(client, request, ids, fx),
@@ -225,6 +242,7 @@ impl Core {
 
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
+        self.now = now;
         self.expire(now, effects);
         self.end_reserved(effects);
         self.after(now, effects);
@@ -237,10 +255,12 @@ impl Core {
             || !self.dying.is_empty()
             || self.scan_from.is_some()
             || self.ended_from.is_some()
+            || self.reclaim_from.is_some()
         {
             return Some(Now(0));
         }
-        self.timers.first().map(|(at, _)| *at)
+        let timer = self.timers.first().map(|(at, _)| *at);
+        [timer, self.reclaim_at, self.drain_at].into_iter().flatten().min()
     }
 
     /// Driver data of a live allocation: bytes in use, and the bytes.
@@ -270,6 +290,8 @@ impl Core {
             // Who stood behind those answered may go on.
             self.scan_if_room(now, fx);
         }
+        self.drain(fx);
+        self.reclaim_again();
         // Last: a holder is told of an end only when the generation page shows it.
         for client in std::mem::take(&mut self.eventful) {
             if self.client(client).is_some() {
@@ -277,6 +299,19 @@ impl Core {
             }
         }
         self.assert_invariants();
+    }
+
+    /// What a client does for itself shows that it is not idle; what it answers, or gives back, does not.
+    fn touch_by(&mut self, input: &Input<'_>) {
+        match input {
+            Input::Hello { client, .. }
+            | Input::Register { client, .. }
+            | Input::Unregister { client, .. }
+            | Input::Acquire { client, .. }
+            | Input::Redeposit { client, .. }
+            | Input::Declare { client, .. } => self.touch(*client),
+            _ => {}
+        }
     }
 
     fn scan_if_room(&mut self, now: Now, fx: &mut Effects) {

@@ -20,6 +20,22 @@ pub const PARKED_SCAN_PER_STEP: usize = 256;
 /// be, then hold up the other domains no longer than a quarter of a step.
 pub const LOOKS_PER_TURN: usize = 64;
 
+/// Leases that a client is asked for at a time, if one is needed: enough that a burst of requests is not served
+/// one round trip each, few enough that a cache of thousands is not emptied for one request.
+pub const RECLAIM_BATCH: usize = 16;
+
+/// Time for an answer to a reclaim before more are asked: some round trips to a busy process.
+pub const RECLAIM_PAUSE_US: u64 = 10_000;
+
+/// Time before the same lease is asked for again: what was in use may be idle by then.
+pub const RECLAIM_AGAIN_US: u64 = 1_000_000;
+
+/// Most clients looked at for one reclaim, the most idle first: some 50 us.
+pub const RECLAIM_CLIENTS_PER_STEP: usize = 1024;
+
+/// Time between two looks at accounts that are above a lowered cap: each looks at every account.
+pub const DRAIN_PAUSE_US: u64 = 100_000;
+
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 

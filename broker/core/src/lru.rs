@@ -159,7 +159,8 @@ impl Core {
     }
 
     /// Starts up to `count` evictions that will help against `blocked`, sparing what `keep` wants; says
-    /// how many. An fd freed this way is room only when its closer reports it.
+    /// how many. An fd freed this way is room only when its closer reports it. Where no eviction helps, clients are
+    /// asked for leases.
     pub(crate) fn evict_for(
         &mut self,
         blocked: Blocked,
@@ -172,6 +173,7 @@ impl Core {
             Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TableFds
         );
         if !helps {
+            self.reclaim(blocked, count);
             return 0;
         }
         let mut evicted = 0;
@@ -180,6 +182,9 @@ impl Core {
         {
             self.evict(slot, fx);
             evicted += 1;
+        }
+        if evicted == 0 && count > 0 && self.closing_in(blocked.account) == 0 {
+            self.reclaim(blocked, count);
         }
         evicted
     }

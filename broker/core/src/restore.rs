@@ -9,6 +9,7 @@ use crate::config::ConfigError;
 use crate::ledger::{Account, Charge};
 use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
 use crate::lists::List;
+use crate::reclaim::ClientLinks;
 use crate::saved::{
     Saved, SavedAllocation, SavedClient, SavedCounters, SavedDomain, SavedGrace, SavedJob,
     SavedLease, SavedState,
@@ -103,6 +104,8 @@ impl Core {
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
         core.restore_job_peaks(&saved.jobs)?;
         core.table.peak = core.table.peak.max(saved.table_peak);
+        // The caps may be other ones.
+        core.caps_changed();
         Ok(core)
     }
 
@@ -141,6 +144,7 @@ impl Core {
         (client.credits, client.own_fds) = (saved.credits, saved.own_fds);
         self.clients.resize_with(number as usize + 1, || None);
         self.clients[number as usize] = Some(Box::new(client));
+        self.idle.push(&mut ClientLinks(&mut self.clients), number);
         self.domains[saved.domain].clients += 1;
         if let Some(job) = job {
             self.jobs[job].clients += 1;
@@ -227,6 +231,7 @@ impl Core {
             since: Now(saved.since),
             allocation: saved.allocation,
             client: saved.client,
+            asked: 0,
             mapped: saved.mapped,
             links: Lease::UNLINKED,
         })
@@ -258,9 +263,7 @@ impl Core {
             }
             for lease in &client.leases {
                 self.relink_lease(*lease, LeaseList::Holder, |lease| lease.client == number)?;
-                self.with_holder_list(number, LeaseList::Holder, |list, links| {
-                    list.push(links, *lease)
-                });
+                self.shelve(*lease);
             }
             for lease in &client.revoked {
                 let allocation =
@@ -268,9 +271,7 @@ impl Core {
                 let is_live = allocation.is_none_or(|slot| self.allocations[slot].is_live());
                 ensure(!is_live, "lease revoked", *lease)?;
                 self.relink_lease(*lease, LeaseList::Event, |lease| lease.client == number)?;
-                self.with_holder_list(number, LeaseList::Event, |list, links| {
-                    list.push(links, *lease)
-                });
+                self.with_event_list(number, false, |list, links| list.push(links, *lease));
             }
         }
         Ok(())
@@ -550,5 +551,6 @@ fn counters_of(saved: &SavedCounters) -> Counters {
         recalls_silent: saved.recalls_silent,
         parkings: saved.parkings,
         refusals: saved.refusals,
+        reclaims: saved.reclaims,
     }
 }

@@ -169,7 +169,7 @@ impl Core {
                 return Some(Wait::Room(blocked));
             }
             if let Err(blocked) = self.charge(client.0, Charge::Held(1)) {
-                if self.closing_in(blocked.account) == 0 {
+                if self.may_make_room(blocked) {
                     self.evict_for(blocked, 1, &[], fx);
                 }
                 return Some(Wait::Room(blocked));

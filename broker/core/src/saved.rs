@@ -12,7 +12,7 @@ use fdbroker_protocol::ErrorCode;
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
 /// and changes with the version of this crate.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     pub(crate) node_peaks: Vec<u128>,
     pub(crate) table_peak: u64,
@@ -31,7 +31,7 @@ pub struct Saved {
     pub(crate) dying: Vec<u32>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedCounters {
     pub(crate) grants: u64,
     pub(crate) registrations: u64,
@@ -40,10 +40,12 @@ pub(crate) struct SavedCounters {
     pub(crate) recalls_silent: u64,
     pub(crate) parkings: u64,
     pub(crate) refusals: u64,
+    pub(crate) reclaims: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedGrace {
+    #[default]
     None,
     Until(u64),
     Ending(u32),
@@ -215,6 +217,7 @@ impl Core {
             recalls_silent: counters.recalls_silent,
             parkings: counters.parkings,
             refusals: counters.refusals,
+            reclaims: counters.reclaims,
         }
     }
 
@@ -256,7 +259,11 @@ impl Core {
             recalls: self.slots_of(client.recalls, AllocationList::Event),
             drained: self.slots_of(client.drained, AllocationList::Event),
             lru: self.slots_of(lru, AllocationList::OwnerLru),
-            leases: self.leases_of(client.leases, LeaseList::Holder),
+            leases: client
+                .leases
+                .iter()
+                .flat_map(|list| self.leases_of(*list, LeaseList::Holder))
+                .collect(),
             revoked: self.leases_of(client.revoked, LeaseList::Event),
         }
     }

@@ -30,6 +30,14 @@ pub struct SavedSlots<S> {
     pub full: Vec<(u32, S)>,
 }
 
+impl<S> Default for SavedSlots<S> {
+    /// Of no table: none is made of it.
+    fn default() -> Self {
+        let (generations, free, full) = (Vec::new(), Vec::new(), Vec::new());
+        SavedSlots { first_generation: 0, generations, free, full }
+    }
+}
+
 #[derive(Debug)]
 struct Entry<T> {
     generation: u32,

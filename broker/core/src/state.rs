@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
 use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
+use crate::reclaim::{Pauses, Shelf};
 use crate::slots::Slots;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
 
@@ -146,6 +147,8 @@ pub struct Lease {
     pub allocation: u32,
     /// Its holder.
     pub client: u32,
+    /// When its holder was asked to give it back, in [`crate::reclaim`]'s units; 0 = it was not.
+    pub asked: u32,
     /// Imported, fd closed.
     pub mapped: bool,
     /// Its places in the lists.
@@ -224,8 +227,16 @@ pub struct Client {
     pub owned: List,
     /// Its evictable allocations.
     pub lru: List,
-    /// Its leases.
-    pub leases: List,
+    /// Its leases, by [`Shelf`].
+    pub leases: [List; Shelf::COUNT],
+    /// Its leases to ask for.
+    pub reclaims: List,
+    /// It was asked for leases, and has given back none of them since.
+    pub keeps_asked: bool,
+    /// Until when it is not asked for its own sake.
+    pub pauses: Pauses,
+    /// Its place in the order of activity.
+    pub idle: Link,
     /// Its allocations to recall.
     pub recalls: List,
     /// Its allocations whose drained notice is to be sent.
@@ -260,7 +271,11 @@ impl Client {
             account: Account::default(),
             owned: List::EMPTY,
             lru: List::EMPTY,
-            leases: List::EMPTY,
+            leases: [List::EMPTY; Shelf::COUNT],
+            reclaims: List::EMPTY,
+            keeps_asked: false,
+            pauses: Pauses::default(),
+            idle: Link::OUT,
             recalls: List::EMPTY,
             drained: List::EMPTY,
             revoked: List::EMPTY,
@@ -322,6 +337,8 @@ pub struct Domain {
     pub turn: u64,
     /// Where the scan of this number goes on in `waiting`.
     pub looked: (u64, u64),
+    /// Until when nobody is asked for its sake.
+    pub pauses: Pauses,
     /// What it is charged for.
     pub account: Account,
     /// Its evictable allocations.
@@ -341,6 +358,7 @@ impl Domain {
             waiting: BTreeSet::new(),
             turn: 0,
             looked: (0, 0),
+            pauses: Pauses::default(),
             account: Account::default(),
             lru: List::EMPTY,
         }
@@ -358,6 +376,8 @@ pub struct Job {
     pub coming: u64,
     /// Requests that wait for room in the job's own account.
     pub blocked: Queued,
+    /// Until when nobody is asked for its sake.
+    pub pauses: Pauses,
     /// What it is charged for.
     pub account: Account,
     /// Its evictable allocations.
@@ -368,8 +388,8 @@ impl Job {
     /// One that nothing is charged to.
     pub fn new(key: (DomainKey, JobKey)) -> Self {
         let (clients, coming, blocked) = (0, 0, Queued::default());
-        let (account, lru) = (Account::default(), List::EMPTY);
-        Job { key, clients, coming, blocked, account, lru }
+        let (account, lru, pauses) = (Account::default(), List::EMPTY, Pauses::default());
+        Job { key, clients, coming, blocked, pauses, account, lru }
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Counters {
     pub parkings: u64,
     /// Requests and deposits refused for a cap.
     pub refusals: u64,
+    /// Leases asked for.
+    pub reclaims: u64,
 }
 
 /// The node at a glance.
@@ -112,6 +114,8 @@ pub struct LeaseView {
     pub client: ClientId,
     /// Imported, fd closed.
     pub mapped: bool,
+    /// Its holder was asked to give it back.
+    pub asked: bool,
     /// Granted at.
     pub since: Now,
     /// Bytes of the allocation.
@@ -220,6 +224,11 @@ impl Core {
         })
     }
 
+    /// The memory kind of the allocation in a slot, live or ended.
+    pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
+        self.allocations.is_full(slot).then(|| self.allocations[slot].kind)
+    }
+
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
     pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
         self.leases.iter_from(cursor).map(|(slot, lease)| {
@@ -231,6 +240,7 @@ impl Core {
                 ended: !allocation.is_live(),
                 client: ClientId(lease.client),
                 mapped: lease.mapped,
+                asked: lease.asked != 0,
                 since: lease.since,
                 size_bytes: allocation.size_bytes,
             }

@@ -90,3 +90,203 @@ fn acquire_when_the_jobs_held_fds_are_full_then_the_jobs_own_are_evicted_alone()
     assert_eq!(world.state(first), AllocationState::Evicted);
     assert_eq!(world.state(second), AllocationState::Held);
 }
+
+// --- turns ----------------------------------------------------------------------------------------
+
+#[test]
+fn release_when_two_domains_wait_then_they_are_served_in_turn_and_each_in_order() {
+    let mut world = World::new(node_fds(2));
+    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
+    let stranger = ClientId(3);
+    world.connect(stranger, 2000);
+    let lease = world.grant(OTHER, id);
+    let first = [0; 3].map(|_| world.acquire(USER, &[Ok(id)], 1000));
+    let second = [0; 3].map(|_| world.acquire(stranger, &[Ok(id)], 1000));
+    let (mut holder, mut held, mut served) = (OTHER, lease, Vec::new());
+    for _ in 0..6 {
+        world.step(Input::Release { client: holder, request: None, leases: &[held] });
+        let granted = world.fx.list.iter().find_map(|effect| match effect {
+            Effect::Granted { client, request, range, .. } => {
+                Some((*client, *request, world.fx.granted[range.start].lease))
+            }
+            _ => None,
+        });
+        let (client, request, lease) = granted.expect("one is served for each given back");
+        (holder, held) = (client, lease);
+        served.push(request);
+    }
+    let in_turn = [first[0], second[0], first[1], second[1], first[2], second[2]];
+    assert_eq!(served, in_turn);
+}
+
+#[test]
+fn release_when_one_domain_is_at_its_cap_then_another_behind_it_is_served() {
+    let domain = Caps { open_leases: 1, ..Caps::NONE };
+    let node = Caps { open_leases: 3, ..Caps::NONE };
+    let mut world = World::new(Config { node, domain, ..config() });
+    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
+    let (third, fourth, fifth) = (ClientId(3), ClientId(4), ClientId(5));
+    world.connect(third, 2000);
+    world.connect(fourth, 3000);
+    world.connect(fifth, 4000);
+    let blocked = world.grant(USER, id);
+    world.grant(third, id);
+    let lease = world.grant(fourth, id);
+    // Behind its domain's cap, and before the other one.
+    let waits = world.acquire(USER, &[Ok(id)], 1000);
+    let request = world.acquire(fifth, &[Ok(id)], 1000);
+    world.step(Input::Release { client: fourth, request: None, leases: &[lease] });
+    let effects = world.fx.list.clone();
+    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
+    assert_eq!(answer(&world, &effects, waits), None);
+    world.release(USER, blocked);
+}
+
+// --- reclaim ----------------------------------------------------------------------------------------
+
+fn reclaimed(world: &mut World, client: ClientId) -> Option<Vec<LeaseId>> {
+    match world.core.take_events(client) {
+        Some(Events::Reclaim(leases)) => Some(leases),
+        None => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn open_leases(open_leases: u64) -> Config {
+    Config { node: Caps { open_leases, ..Caps::NONE }, ..config() }
+}
+
+#[test]
+fn acquire_when_the_cap_is_full_of_leases_then_the_most_idle_is_asked_for_its_oldest_and_no_other()
+{
+    let mut world = World::new(open_leases(3));
+    let id = world.register(deposit(1)).id;
+    let kept = world.grant(OTHER, id);
+    let (old, young) = (world.grant(USER, id), world.grant(USER, id));
+    // OTHER is active again, and asks for itself.
+    let request = world.acquire(OTHER, &[Ok(id)], 1000);
+    assert!(world.fx.list.contains(&Effect::Events { client: USER }));
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![old, young]));
+    assert_eq!(reclaimed(&mut world, OTHER), None);
+    world.step(Input::Release { client: USER, request: None, leases: &[old] });
+    let effects = world.fx.list.clone();
+    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
+    world.release(OTHER, kept);
+}
+
+#[test]
+fn reclaim_when_not_answered_then_others_are_asked_after_a_pause_and_the_same_lease_much_later() {
+    let mut world = World::new(open_leases(2));
+    let id = world.register(deposit(1)).id;
+    let (ignored, idle) = (world.grant(USER, id), world.grant(OTHER, id));
+    world.acquire(OWNER, &[Ok(id)], 60_000);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![ignored]));
+    assert_eq!(reclaimed(&mut world, OTHER), None);
+    world.at(11);
+    assert_eq!(reclaimed(&mut world, USER), None);
+    assert_eq!(reclaimed(&mut world, OTHER), Some(vec![idle]));
+    world.at(900);
+    assert_eq!(reclaimed(&mut world, USER), None);
+    world.at(1100);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![ignored]));
+}
+
+#[test]
+fn mapped_when_the_cap_is_full_then_no_quota_and_mapped_leases_are_asked_for() {
+    let node = Caps { mapped_leases: 1, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..config() });
+    let id = world.register(deposit(1)).id;
+    let (idle, open) = (world.grant(USER, id), world.grant(USER, id));
+    world.step(Input::Mapped { client: USER, request: None, leases: &[idle] });
+    let lease = world.grant(OTHER, id);
+    let request = Some(world.request());
+    world.step(Input::Mapped { client: OTHER, request, leases: &[lease] });
+    let quota = Status::no_quota(Resource::MappedLeases, Scope::Node, 1, 4001);
+    assert_eq!(world.fx.statuses[0], quota);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![idle]));
+    world.release(USER, open);
+}
+
+#[test]
+fn reclaim_when_the_lease_has_ended_or_come_back_before_it_was_told_then_it_is_not_asked_for() {
+    let mut world = World::new(open_leases(3));
+    let (ended, live) = (world.register(deposit(1)).id, world.register(deposit(2)).id);
+    let revoked = world.grant(USER, ended);
+    let (back, stays) = (world.grant(USER, live), world.grant(USER, live));
+    world.acquire(OTHER, &[Ok(live), Ok(live)], 60_000);
+    world.unregister(OWNER, ended);
+    world.release(USER, back);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![stays]));
+    assert!(matches!(
+        world.core.take_events(USER),
+        Some(Events::Revoked(all)) if all[0].lease == revoked
+    ));
+}
+
+#[test]
+fn acquire_when_idle_held_fds_can_go_then_nobody_is_asked() {
+    let (mut world, evicted) = one_evicted();
+    world.acquire(USER, &[Ok(evicted)], 1000);
+    assert!(world.core.totals().closing_now > 0);
+    world.close_all();
+    assert_eq!(world.core.totals().counters.reclaims, 0);
+}
+
+// --- caps changed at run time -------------------------------------------------------------------------
+
+fn set_caps(world: &mut World, node: Caps) -> Vec<Effect> {
+    let caps = CapsOfLevels { node, domain: Caps::NONE, job: Caps::NONE, client: Caps::NONE };
+    world.step(Input::SetCaps { caps: &caps })
+}
+
+#[test]
+fn set_caps_when_lowered_then_evicts_at_once_asks_for_leases_and_adds_nothing() {
+    let mut world = World::new(Config { base_credits: 0, ..config() });
+    let ids: Vec<_> = (1..=4).map(|base| world.register(deposit(base)).id).collect();
+    let lease = world.grant(USER, ids[3]);
+    let effects = set_caps(&mut world, Caps { fds: 2, open_leases: 0, ..Caps::NONE });
+    let closed = |e: &&Effect| matches!(e, Effect::CloseHeld { .. });
+    assert_eq!(effects.iter().filter(closed).count(), 3);
+    assert_eq!(world.state(ids[3]), AllocationState::Held);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![lease]));
+    world.acquire(OTHER, &[Ok(ids[3])], 0);
+    let quota = Status::no_quota(Resource::OpenLeases, Scope::Node, 0, 4001);
+    assert_eq!(world.fx.granted[0].status, quota);
+    world.close_all();
+    assert_eq!(world.now_of(Resource::Fds), 2);
+    world.release(USER, lease);
+    assert_eq!(world.now_of(Resource::OpenLeases), 0);
+}
+
+#[test]
+fn set_caps_when_raised_then_who_waits_is_served() {
+    let mut world = World::new(open_leases(1));
+    let id = world.register(deposit(1)).id;
+    world.grant(USER, id);
+    let request = world.acquire(OTHER, &[Ok(id)], 1000);
+    let effects = set_caps(&mut world, Caps { open_leases: 2, ..Caps::NONE });
+    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
+}
+
+#[test]
+fn set_caps_when_resident_is_above_then_it_stays_until_its_owner_ends_it() {
+    let mut world = World::new(Config { base_credits: 1, ..config() });
+    let resident = |base| Deposit { recallable: false, ..deposit(base) };
+    let ids: Vec<_> = (1..=2).map(|base| world.register(resident(base)).id).collect();
+    set_caps(&mut world, Caps { held_bytes: 4096, ..Caps::NONE });
+    assert_eq!(world.now_of(Resource::HeldBytes), 8192);
+    assert_eq!(world.state(ids[0]), AllocationState::Resident);
+    let refused = world.register(resident(3)).status;
+    assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
+    world.unregister(OWNER, ids[0]);
+    world.unregister(OWNER, ids[1]);
+    assert!(world.register(resident(3)).status.is_ok());
+}
+
+#[test]
+fn hello_when_the_node_is_above_its_cap_then_a_client_that_adds_nothing_is_welcome() {
+    let mut world = World::new(Config { base_credits: 2, ..config() });
+    set_caps(&mut world, Caps { fds: 1, ..Caps::NONE });
+    world.connect(ClientId(3), 1000);
+    assert_eq!(world.client(ClientId(3)).credits, 0);
+}
