@@ -12,6 +12,7 @@ use crate::rng::Rng;
 use crate::setups::Setup;
 use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
+use crate::watch::SlotWatch;
 use fdbroker_core::{
     ClientId, Core, DomainKey, Effect, Effects, Events, Granted, JobKey, Lane, Now, Ticket,
 };
@@ -76,6 +77,7 @@ pub struct World {
     messages: u64,
     pub ledger: Ledger,
     pub turns: Turns,
+    pub slot_watch: SlotWatch,
 }
 
 impl World {
@@ -103,6 +105,7 @@ impl World {
             messages: 0,
             ledger: Ledger::default(),
             turns: Turns::default(),
+            slot_watch: SlotWatch::default(),
             setup,
         };
         for _ in 0..world.setup.clients {
@@ -398,6 +401,9 @@ impl World {
         while let Some(action) = stack.pop() {
             self.step(&action)?;
             let unsent = self.apply(&action);
+            if self.model.exact {
+                self.everybody_is_told()?;
+            }
             stack.extend(unsent.into_iter().rev());
         }
         Ok(())
@@ -453,6 +459,8 @@ impl World {
             let all = checks::everybody(&self.model, &after);
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;
+            let new: Vec<AllocationId> = published(&self.effects).collect();
+            self.slot_watch.look(&self.model, &self.core, &new)?;
         }
         self.ledger = after;
         Ok(())
@@ -649,4 +657,14 @@ fn refuses_for_quota(all: &Effects) -> bool {
             Effect::Failed { status, .. } => no_quota(status),
             _ => false,
         })
+}
+
+/// Ids that the effects put on the page.
+fn published(all: &Effects) -> impl Iterator<Item = AllocationId> {
+    all.list.iter().filter_map(|effect| match *effect {
+        Effect::Publish { slot, generation } if generation != 0 => {
+            Some(AllocationId { slot, generation })
+        }
+        _ => None,
+    })
 }
