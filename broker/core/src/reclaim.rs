@@ -240,9 +240,11 @@ impl Core {
         *(if of_live { &mut holder.reclaims } else { &mut holder.revoked }) = list;
     }
 
-    /// The lease is imported now: what was asked for was its fd.
+    /// The lease is imported now: what was asked for was its fd. That its allocation has ended is still to be told.
     pub(crate) fn shelve_mapped(&mut self, lease: u32) {
-        self.unask(lease);
+        if self.shelf_of(lease) != Shelf::Ended {
+            self.unask(lease);
+        }
         self.unshelve(lease);
         (self.leases[lease].mapped, self.leases[lease].asked) = (true, 0);
         self.shelve(lease);
