@@ -91,7 +91,8 @@ impl Server {
         let until = Now(self.now.0.saturating_add(timeout.unwrap_or(u64::MAX)));
         self.handshakes.push_back(Handshake { client, serial, until });
         self.prune_handshakes();
-        let peer = Peer { domain, job: None, pid, gid, groups: &groups };
+        let job = crate::job::of_process(pid);
+        let peer = Peer { domain, job, pid, gid, groups: &groups };
         self.step(Input::Connect { client, peer });
         if let Err(error) = registered {
             log::error!("cannot watch a new client: {error}");

@@ -55,7 +55,9 @@ Examples:
 
 Exit status: 0 ended by SIGTERM or SIGINT, or the configuration is good; 1 error; 2 usage.
 Under a service manager with a store for fds (FileDescriptorStoreMax= of systemd), clients go on over a restart.
-Signals: SIGTERM, SIGINT end it (a second one at once); SIGHUP is noted in the log.";
+Signals: SIGTERM, SIGINT end it (a second one at once). SIGHUP has it read the configuration file again: caps of
+every level and the log level change at once, the log names what needs a restart; a file with an error changes nothing.
+What is above a lowered cap stays until it is given back, and nothing is added to it.";
 
 /// What `--help` says first.
 pub const ABOUT: &str = "\

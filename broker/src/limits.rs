@@ -115,6 +115,9 @@ pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(2);
 /// Carriers of one handover: each takes 200 messages of 253 fds, and the largest table has 2^20 fds.
 pub const MAX_CARRIERS: usize = 32;
 
+/// Most of /proc/PID/cgroup that is read: 13 hierarchies (v1) of paths of PATH_MAX are less.
+pub const CGROUP_FILE_BYTES: u64 = 64 * 1024;
+
 /// Stack of the helper threads: they call close(2) or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 

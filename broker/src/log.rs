@@ -10,12 +10,15 @@ use std::io::{IsTerminal, Write};
 /// Starts the log, once per process; a second call changes nothing.
 pub fn start(level: LevelFilter) {
     let mut builder = env_logger::Builder::new();
-    builder.filter_level(level);
+    // What is shown is decided below, so that it can be changed at run time.
+    builder.filter_level(LevelFilter::Trace);
     if !std::io::stderr().is_terminal() {
         builder
             .format(|out, record| writeln!(out, "<{}>{}", priority(record.level()), record.args()));
     }
-    let _ = builder.try_init();
+    if builder.try_init().is_ok() {
+        log::set_max_level(level);
+    }
 }
 
 /// The journal's priority (sd-daemon(3)).

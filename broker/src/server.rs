@@ -448,9 +448,7 @@ impl Server {
                 }
                 Request::Reload => {
                     self.manager.say_reloading();
-                    log::warn!(
-                        "SIGHUP: settings are read at the start only; restart to change them"
-                    );
+                    self.reload();
                     self.manager.say_ready(&self.settings.summary());
                 }
             }

@@ -108,6 +108,15 @@ impl Environment {
     }
 }
 
+/// What settings are made of.
+#[derive(Clone, Debug)]
+pub(crate) struct MadeOf {
+    pub args: Args,
+    pub environment: Environment,
+    pub file: ConfigFile,
+    pub host: Host,
+}
+
 /// Everything the daemon needs to know before it starts.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -140,8 +149,10 @@ pub struct Settings {
     pub kernel: KernelFeatures,
     /// Go on in the place of the broker that runs.
     pub takeover: bool,
+    /// What they were made of, to be made again by [`Settings::reload`]; `None`: of something else.
+    pub(crate) made_of: Option<Box<MadeOf>>,
     /// Each effective value: key, value, origin.
-    lines: Vec<(String, String, &'static str)>,
+    pub(crate) lines: Vec<(String, String, &'static str)>,
 }
 
 impl Settings {
@@ -157,8 +168,10 @@ impl Settings {
         };
         let path = named.or_else(default);
         let file = path.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
-        let mut settings = Self::resolve(args, environment, file, host)?;
+        let mut settings = Self::resolve(args, environment, file.clone(), host)?;
         settings.config_file = path;
+        let (args, environment, host) = (args.clone(), environment.clone(), host.clone());
+        settings.made_of = Some(Box::new(MadeOf { args, environment, file, host }));
         Ok(settings)
     }
 
@@ -223,6 +236,7 @@ impl Settings {
             until_eof: args.until_eof,
             kernel,
             takeover: args.takeover,
+            made_of: None,
             lines: lines.0,
         })
     }

@@ -1,5 +1,5 @@
 //! Signals as events of the loop: SIGTERM and SIGINT end the daemon in order, a second one at once,
-//! SIGHUP is answered in the log. One that was ignored when the daemon started stays ignored, as nohup(1) has it: a
+//! SIGHUP has the configuration read again. One that was ignored when the daemon started stays ignored, as nohup(1) has it: a
 //! launcher signals all processes of a job, and the job's broker ends with the job, not before. Must never run
 //! code in a signal handler.
 

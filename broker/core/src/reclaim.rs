@@ -240,9 +240,10 @@ impl Core {
         *(if of_live { &mut holder.reclaims } else { &mut holder.revoked }) = list;
     }
 
-    /// The lease is imported now: what was asked for was its fd. That its allocation has ended is still to be told.
+    /// The lease is imported now: what was asked for was its fd.
     pub(crate) fn shelve_mapped(&mut self, lease: u32) {
         if self.shelf_of(lease) != Shelf::Ended {
+            // That it has ended is to be told all the same.
             self.unask(lease);
         }
         self.unshelve(lease);

@@ -290,3 +290,14 @@ fn hello_when_the_node_is_above_its_cap_then_a_client_that_adds_nothing_is_welco
     world.connect(ClientId(3), 1000);
     assert_eq!(world.client(ClientId(3)).credits, 0);
 }
+
+#[test]
+fn mapped_when_the_lease_has_ended_and_that_is_not_told_yet_then_it_still_is() {
+    let mut world = World::new(config());
+    let id = world.register(deposit(1)).id;
+    let lease = world.grant(USER, id);
+    world.unregister(OWNER, id);
+    world.step(Input::Mapped { client: USER, request: None, leases: &[lease] });
+    let told = RevokedEvent { id, lease, code: ErrorCode::Stale };
+    assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
+}
