@@ -7,9 +7,12 @@ mod common;
 
 use common::*;
 use fdbroker_protocol::handle::HandlePrefix;
-use fdbroker_protocol::message::{AllocationItem, register_flags};
+use fdbroker_protocol::message::{
+    AllocationItem, DeclareItem, NO_FD, RecallItem, RedepositItem, RegisterHead, RegisterItem,
+    SupplyItem, declare_flags,
+};
 use fdbroker_protocol::page::{PageHeader, generation_offset, is_alive, page_bytes};
-use fdbroker_protocol::{ErrorCode, FdType, Handle, Kind, MemoryKind, Share, Status, Writer};
+use fdbroker_protocol::{ErrorCode, FdType, Handle, Kind, MemoryKind, Status, Writer};
 use nix::fcntl::SealFlag;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -222,15 +225,12 @@ fn register_when_fd_is_unsupported_then_named_and_nothing_is_kept() {
 }
 
 #[test]
-fn register_when_an_item_is_not_served_or_broken_then_its_status_says_so() {
+fn register_when_an_item_is_broken_then_its_status_says_so() {
     let broker = Broker::start(&[]);
     let mut client = Client::connect(&broker.socket());
     let mut changed = Vec::new();
     for change in [
-        (|item| item.flags = register_flags::KEEP)
-            as fn(&mut fdbroker_protocol::message::RegisterItem),
-        |item| item.share = Share::Gid as u8,
-        |item| item.flags = 0x80,
+        (|item| item.flags = 0x80) as fn(&mut fdbroker_protocol::message::RegisterItem),
         |item| item.kind = 99,
         |item| item.share = 99,
         |item| item.driver_data_len = 65,
@@ -249,8 +249,7 @@ fn register_when_an_item_is_not_served_or_broken_then_its_status_says_so() {
             code(&reply.registered().1[0].status).unwrap()
         })
         .collect();
-    let (unserved, broken) = (ErrorCode::NotSupported, ErrorCode::Protocol);
-    assert_eq!(codes, [unserved, unserved, broken, broken, broken, broken, broken]);
+    assert_eq!(codes, [ErrorCode::Protocol; 5]);
 }
 
 #[test]
@@ -313,23 +312,166 @@ fn event_socket_when_something_but_a_supply_comes_then_ended() {
     client.main.expect_end();
 }
 
-#[test]
-fn redeposit_and_declare_when_sent_then_not_supported_and_the_connection_goes_on() {
-    let broker = Broker::start(&[]);
-    let mut client = Client::connect(&broker.socket());
+/// The answer to a recall, with one fd.
+fn supply_bytes(wanted: &RecallItem) -> Vec<u8> {
+    let supply = SupplyItem {
+        slot: wanted.slot,
+        generation: wanted.generation,
+        code: 0.into(),
+        reserved: [0; 6],
+        owner_allocation_id: wanted.owner_allocation_id,
+        fd_offset: 0.into(),
+        size_bytes: wanted.size_bytes,
+    };
     let mut writer = Writer::new();
-    for kind in [Kind::Redeposit, Kind::Declare] {
-        writer.start(kind, 77);
-        let reply = client.call(writer.finish(0, 0), &[]);
-        assert_eq!(code(&reply.failed()), Some(ErrorCode::NotSupported));
-        assert_eq!(reply.message().id, 77);
+    writer.start(Kind::Supply, 0).push(&supply);
+    writer.finish(1, 1).to_vec()
+}
+
+fn redeposit_bytes(id: u64, items: &[RedepositItem]) -> Vec<u8> {
+    let mut writer = Writer::new();
+    let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
+    writer.start(Kind::Redeposit, id).push(&head).push(items);
+    writer.finish(items.len(), 0).to_vec()
+}
+
+fn declare_bytes(id: u64, items: &[DeclareItem]) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.start(Kind::Declare, id).push(items);
+    writer.finish(items.len(), 0).to_vec()
+}
+
+fn declared(handle: &Handle, flags: u32) -> DeclareItem {
+    DeclareItem { handle: handle.prefix, flags: flags.into(), reserved: 0.into() }
+}
+
+/// Registers one memfd and gives all that its owner knows of it.
+fn register_known(client: &mut Client, item: RegisterItem) -> RedepositItem {
+    let fd = sealed_memfd(4096);
+    let id = client.id();
+    let reply = client.call(&register_bytes(id, &[item], 4, 1), &[fd.as_fd()]);
+    let registered = reply.registered().1[0];
+    assert!(registered.status.is_ok(), "{}", registered.status);
+    RedepositItem { item, handle: registered.handle, token: registered.token }
+}
+
+/// A broker that was killed with two allocations live, and the one that came after it.
+fn after_a_crash() -> (Broker, [RedepositItem; 2]) {
+    let mut broker = Broker::start(&["--set", "limits.grace_ms=60000"]);
+    let mut owner = Client::connect(&broker.socket());
+    let known = [1, 2].map(|number: u64| {
+        let item = RegisterItem { owner_allocation_id: number.into(), ..memfd_item(4096) };
+        register_known(&mut owner, item)
+    });
+    broker.signal(nix::sys::signal::Signal::SIGKILL);
+    broker.child.wait().unwrap();
+    broker.child = start_in(broker.dir.path(), &["--set", "limits.grace_ms=60000"]);
+    (broker, known)
+}
+
+#[test]
+fn redeposit_when_handle_and_token_are_right_then_the_old_handle_works_again() {
+    let (broker, [known, _]) = after_a_crash();
+    let mut owner = Client::connect(&broker.socket());
+    let consumer = Client::connect(&broker.socket());
+    let early = acquire_bytes(900, &[known.handle.prefix], 20_000);
+    consumer.main.send(&early, &[]);
+
+    let id = owner.id();
+    let reply = owner.call(&redeposit_bytes(id, &[known]), &[]);
+    let (_, registered) = reply.registered();
+    assert!(registered[0].status.is_ok(), "{}", registered[0].status);
+    assert_eq!(registered[0].handle.to_bytes(), known.handle.to_bytes());
+    assert_eq!(registered[0].token, known.token);
+
+    let recall = owner.event.recv();
+    let recalled = recall.message().items::<RecallItem>().unwrap()[0];
+    assert_eq!(recalled.slot, known.handle.prefix.slot);
+    let fd = sealed_memfd(4096);
+    owner.event.send(&supply_bytes(&recalled), &[fd.as_fd()]);
+    let granted = consumer.main.recv();
+    assert!(granted.grants()[0].status.is_ok(), "{}", granted.grants()[0].status);
+    assert_eq!(inode(&granted.fds[0]), inode(&fd));
+}
+
+#[test]
+fn redeposit_when_anything_of_it_is_wrong_then_its_own_status_says_so() {
+    let (broker, [known, other]) = after_a_crash();
+    let mut client = Client::connect(&broker.socket());
+    let mut wrong_token = known;
+    wrong_token.token[15] ^= 1;
+    let mut forged = known;
+    forged.handle.prefix.slot = 7.into();
+    let another_token = RedepositItem { token: other.token, ..known };
+    let mut another_kind = known;
+    another_kind.item.kind = MemoryKind::DmaBuf as u8;
+    let mut broken = known;
+    broken.item.flags = 0x80;
+    let mut resident = other;
+    resident.item.flags = 0;
+    let items = [wrong_token, forged, another_token, another_kind, broken, resident, known];
+    let id = client.id();
+    let reply = client.call(&redeposit_bytes(id, &items), &[]);
+    let codes: Vec<_> = reply.registered().1.iter().map(|item| code(&item.status)).collect();
+    let expected = [
+        Some(ErrorCode::NotPermitted),
+        Some(ErrorCode::BadHandle),
+        Some(ErrorCode::NotPermitted),
+        Some(ErrorCode::Protocol),
+        Some(ErrorCode::Protocol),
+        // Nobody has its fd any more.
+        Some(ErrorCode::OwnerGone),
+        None,
+    ];
+    assert_eq!(codes, expected);
+    let late = client.acquire(&[other.handle.prefix], 0).grants()[0];
+    assert_eq!(code(&late.status), Some(ErrorCode::OwnerGone));
+}
+
+#[test]
+fn declare_when_of_before_the_crash_then_a_lease_and_of_after_it_stale() {
+    let (broker, [known, other]) = after_a_crash();
+    let mut holder = Client::connect(&broker.socket());
+    let born_after = holder.register_memfds(1)[0];
+    let mut forged = declared(&known.handle, declare_flags::OPEN);
+    forged.handle.generation = 9.into();
+    let items = [
+        declared(&known.handle, declare_flags::OPEN),
+        declared(&other.handle, 0),
+        declared(&born_after, 0),
+        declared(&known.handle, 0x80),
+        forged,
+    ];
+    let id = holder.id();
+    let reply = holder.call(&declare_bytes(id, &items), &[]);
+    assert_eq!(reply.message().kind, Kind::Granted);
+    let codes: Vec<_> = reply.grants().iter().map(|item| code(&item.status)).collect();
+    let (stale, protocol, bad) = (ErrorCode::Stale, ErrorCode::Protocol, ErrorCode::BadHandle);
+    assert_eq!(codes, [None, None, Some(stale), Some(protocol), Some(bad)]);
+    assert_eq!(reply.grants()[0].fd_index.get(), NO_FD);
+    let leases = [0, 1].map(|at| reply.grants()[at].lease.get());
+    assert!(holder.release(&leases).iter().all(Status::is_ok));
+}
+
+#[test]
+fn redeposit_and_declare_when_empty_or_with_fds_then_protocol_and_the_connection_ends() {
+    let broker = Broker::start(&[]);
+    let fd = sealed_memfd(4096);
+    for (bytes, fds) in [
+        (redeposit_bytes(5, &[]), 0),
+        (declare_bytes(5, &[]), 0),
+        (redeposit_bytes(0, &[]), 0),
+        (redeposit_bytes(5, &[]), 1),
+    ] {
+        let client = Client::connect(&broker.socket());
+        client.main.send(&bytes, &vec![fd.as_fd(); fds]);
+        assert_eq!(code(&client.main.recv().failed()), Some(ErrorCode::Protocol));
+        client.main.expect_end();
     }
-    client.register_memfds(1);
 }
 
 #[test]
 fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
-    use fdbroker_protocol::message::{RecallItem, SupplyItem};
     // Room for two held fds: the third deposit evicts.
     let broker =
         Broker::start(&["--set", "caps.node.held_fds=4", "--set", "limits.base_credits=1"]);
@@ -361,18 +503,7 @@ fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
     assert_eq!(recall.kind(), Kind::Recall);
     let wanted = recall.message().items::<RecallItem>().unwrap()[0];
     assert_eq!(wanted.owner_allocation_id.get(), 100);
-    let supply = SupplyItem {
-        slot: wanted.slot,
-        generation: wanted.generation,
-        code: 0.into(),
-        reserved: [0; 6],
-        owner_allocation_id: wanted.owner_allocation_id,
-        fd_offset: 0.into(),
-        size_bytes: 4096.into(),
-    };
-    let mut writer = Writer::new();
-    writer.start(Kind::Supply, 0).push(&supply);
-    owner.event.send(writer.finish(1, 1), &[fds[0].as_fd()]);
+    owner.event.send(&supply_bytes(&wanted), &[fds[0].as_fd()]);
     let reply = consumer.main.recv();
     assert!(reply.grants()[0].status.is_ok(), "{}", reply.grants()[0].status);
     assert_eq!(inode(&reply.fds[0]), inode(&fds[0]));

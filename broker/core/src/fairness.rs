@@ -36,6 +36,16 @@ impl Rooms {
         self.len
     }
 
+    /// Turns given out so far.
+    pub fn turns_given(&self) -> u64 {
+        self.turn
+    }
+
+    /// Nobody waits, and so many turns have been given out.
+    pub fn after(turn: u64) -> Self {
+        Rooms { turn, ..Rooms::default() }
+    }
+
     /// The turn behind all others.
     pub fn last_turn(&mut self) -> u64 {
         self.turn += 1;
@@ -101,7 +111,7 @@ impl Core {
     }
 
     /// The domain has had its turn: the others come before it.
-    fn to_the_end(&mut self, number: u32) {
+    fn end_turn(&mut self, number: u32) {
         let turn = self.rooms.last_turn();
         let domain = &mut self.domains[number];
         let former = std::mem::replace(&mut domain.turn, turn);
@@ -167,13 +177,13 @@ impl Core {
             match self.look(now, seq, fx) {
                 Look::Stop => return (looked, Look::Stop),
                 Look::Served => {
-                    self.to_the_end(number);
+                    self.end_turn(number);
                     return (looked, Look::Served);
                 }
                 Look::Passed => {}
             }
         }
-        self.to_the_end(number);
+        self.end_turn(number);
         (allowed, Look::Passed)
     }
 

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use crate::Core;
 use crate::api::{Config, DomainKey, JobKey, Now};
 use crate::config::ConfigError;
+use crate::fairness::Rooms;
 use crate::ledger::{Account, Charge};
 use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
 use crate::lists::List;
-use crate::reclaim::ClientLinks;
+use crate::reclaim::{ClientLinks, Shelf};
 use crate::saved::{
     Saved, SavedAllocation, SavedClient, SavedCounters, SavedDomain, SavedGrace, SavedJob,
     SavedLease, SavedState,
@@ -77,9 +78,11 @@ impl Core {
     pub fn restore(mut config: Config, saved: Saved, now: Now) -> Check<Core> {
         config.first_generation = saved.allocations.first_generation;
         let mut core = Core::new(config).map_err(RestoreError::Config)?;
+        ensure(saved.can_count_on(), "counts", 0u32)?;
         core.counters = counters_of(&saved.counters);
         (core.arrivals, core.serials) = (saved.arrivals, saved.serials);
-        core.restore_domains(&saved.domains)?;
+        (core.now, core.rooms) = (now, Rooms::after(saved.turns));
+        core.restore_domains(&saved.domains, saved.turns)?;
         for client in &saved.clients {
             core.restore_client(client)?;
         }
@@ -97,6 +100,7 @@ impl Core {
             core.restore_beside(slot, beside)?;
         }
         core.restore_lru(&saved.lru)?;
+        core.restore_idle(&saved.idle)?;
         core.restore_dying(&saved.dying)?;
         core.restore_grace(&saved.grace)?;
         core.check_links()?;
@@ -109,14 +113,16 @@ impl Core {
         Ok(core)
     }
 
-    fn restore_domains(&mut self, saved: &[SavedDomain]) -> Check {
+    fn restore_domains(&mut self, saved: &[SavedDomain], turns: u64) -> Check {
         // Those there are stay, whatever the new limit.
         let most = u32::try_from(saved.len()).unwrap_or(NONE).max(self.config.max_domains);
         self.domains = Slots::new(most, 1);
         for domain in saved {
             let key = DomainKey { listener: domain.listener, uid: domain.uid };
             ensure(!self.domain_by_key.contains_key(&key), "two domains of one uid", key.uid)?;
-            let number = self.domains.insert(Domain::new(key)).map(|(number, _)| number);
+            ensure(domain.turn <= turns, "domain's turn", domain.turn)?;
+            let domain = Domain { turn: domain.turn, ..Domain::new(key) };
+            let number = self.domains.insert(domain).map(|(number, _)| number);
             self.domain_by_key.insert(key, number.ok_or(("domains", 0))?);
         }
         Ok(())
@@ -142,9 +148,9 @@ impl Core {
         (client.welcome, client.gone) = (saved.welcome, saved.gone);
         (client.silent, client.sendable) = (saved.silent, saved.sendable);
         (client.credits, client.own_fds) = (saved.credits, saved.own_fds);
+        client.keeps_asked = saved.keeps_asked;
         self.clients.resize_with(number as usize + 1, || None);
         self.clients[number as usize] = Some(Box::new(client));
-        self.idle.push(&mut ClientLinks(&mut self.clients), number);
         self.domains[saved.domain].clients += 1;
         if let Some(job) = job {
             self.jobs[job].clients += 1;
@@ -231,7 +237,7 @@ impl Core {
             since: Now(saved.since),
             allocation: saved.allocation,
             client: saved.client,
-            asked: 0,
+            asked: saved.asked,
             mapped: saved.mapped,
             links: Lease::UNLINKED,
         })
@@ -261,10 +267,7 @@ impl Core {
                 ensure(owner == Some(number), "evictable allocation", *slot)?;
                 self.restore_evictable(*slot)?;
             }
-            for lease in &client.leases {
-                self.relink_lease(*lease, LeaseList::Holder, |lease| lease.client == number)?;
-                self.shelve(*lease);
-            }
+            self.restore_shelves(client)?;
             for lease in &client.revoked {
                 let allocation =
                     self.leases.is_full(*lease).then(|| self.leases[*lease].allocation);
@@ -275,6 +278,36 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// The leases of a client, and those to ask it for.
+    fn restore_shelves(&mut self, client: &SavedClient) -> Check {
+        let number = client.number;
+        ensure(client.leases.len() == Shelf::COUNT, "lists of leases", number)?;
+        for (shelf, leases) in Shelf::ALL.into_iter().zip(&client.leases) {
+            for lease in leases {
+                self.relink_lease(*lease, LeaseList::Holder, |lease| lease.client == number)?;
+                ensure(self.shelf_of(*lease) == shelf, "lease in a list", *lease)?;
+                self.shelve(*lease);
+            }
+        }
+        for lease in &client.reclaims {
+            let belongs = |lease: &Lease| lease.client == number && lease.asked != 0;
+            self.relink_lease(*lease, LeaseList::Event, belongs)?;
+            ensure(self.shelf_of(*lease) != Shelf::Ended, "lease to ask for", *lease)?;
+            self.with_event_list(number, true, |list, links| list.push(links, *lease));
+        }
+        Ok(())
+    }
+
+    /// Clients in the order of their activity.
+    fn restore_idle(&mut self, idle: &[u32]) -> Check {
+        for number in idle {
+            let client = self.clients.get(*number as usize).and_then(Option::as_deref);
+            ensure(client.is_some_and(|client| !client.idle.is_in()), "idle client", *number)?;
+            self.idle.push(&mut ClientLinks(&mut self.clients), *number);
+        }
+        ensure(idle.len() == self.clients.iter().flatten().count(), "idle clients", 0u32)
     }
 
     /// Puts an allocation into a list again, if it is one for it and is not in it.
@@ -516,6 +549,27 @@ impl Core {
             ensure(account.raise_peaks(&job.peaks), "job's peaks", job.key)?;
         }
         Ok(())
+    }
+}
+
+impl Saved {
+    /// Whether every count can go on for the life of a broker.
+    fn can_count_on(&self) -> bool {
+        let counters = &self.counters;
+        let counts = [
+            self.arrivals,
+            self.serials,
+            self.turns,
+            counters.grants,
+            counters.registrations,
+            counters.evictions,
+            counters.recalls,
+            counters.recalls_silent,
+            counters.parkings,
+            counters.refusals,
+            counters.reclaims,
+        ];
+        counts.iter().all(|count| *count < u64::MAX / 2)
     }
 }
 

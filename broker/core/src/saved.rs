@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Core;
 use crate::api::{DomainKey, Effect, Effects, JobKey, Now};
-use crate::lists::List;
+use crate::lists::{Link, List};
 use crate::slots::{NONE, SavedSlots};
 use crate::state::{Allocation, AllocationList, Client, Grace, Job, Lease, LeaseList, State, Wish};
 use fdbroker_protocol::ErrorCode;
@@ -27,6 +27,10 @@ pub struct Saved {
     pub(crate) leases: SavedSlots<SavedLease>,
     /// Evictable allocations, the least recently used first.
     pub(crate) lru: Vec<u32>,
+    /// Clients, the one idle longest first.
+    pub(crate) idle: Vec<u32>,
+    /// Turns given to domains.
+    pub(crate) turns: u64,
     /// Gone clients not yet torn down, in their turn.
     pub(crate) dying: Vec<u32>,
 }
@@ -56,6 +60,7 @@ pub(crate) enum SavedGrace {
 pub(crate) struct SavedDomain {
     pub(crate) listener: u32,
     pub(crate) uid: u32,
+    pub(crate) turn: u64,
     pub(crate) peaks: Vec<u128>,
 }
 
@@ -90,8 +95,10 @@ pub(crate) struct SavedClient {
     pub(crate) drained: Vec<u32>,
     /// Of a silent one only: the others' is that of the node.
     pub(crate) lru: Vec<u32>,
-    /// Slots of leases, each list in its order.
-    pub(crate) leases: Vec<u32>,
+    /// Slots of leases, each list in its order; one list of each of [`crate::reclaim::Shelf::ALL`].
+    pub(crate) leases: Vec<Vec<u32>>,
+    pub(crate) reclaims: Vec<u32>,
+    pub(crate) keeps_asked: bool,
     pub(crate) revoked: Vec<u32>,
 }
 
@@ -138,6 +145,7 @@ pub(crate) struct SavedLease {
     pub(crate) since: u64,
     pub(crate) allocation: u32,
     pub(crate) client: u32,
+    pub(crate) asked: u32,
     pub(crate) mapped: bool,
 }
 
@@ -198,6 +206,8 @@ impl Core {
             }),
             leases: self.leases.save(|_, lease| Self::saved_lease(lease)),
             lru: self.slots_of(self.lru, AllocationList::NodeLru),
+            idle: self.idle_order(),
+            turns: self.rooms.turns_given(),
             dying: self.dying.iter().copied().collect(),
         }
     }
@@ -224,7 +234,7 @@ impl Core {
     fn saved_domain(&self, domain: u32) -> SavedDomain {
         let domain = &self.domains[domain];
         let (listener, uid) = (domain.key.listener, domain.key.uid);
-        SavedDomain { listener, uid, peaks: domain.account.peaks() }
+        SavedDomain { listener, uid, turn: domain.turn, peaks: domain.account.peaks() }
     }
 
     fn saved_jobs(&self) -> Vec<SavedJob> {
@@ -259,11 +269,9 @@ impl Core {
             recalls: self.slots_of(client.recalls, AllocationList::Event),
             drained: self.slots_of(client.drained, AllocationList::Event),
             lru: self.slots_of(lru, AllocationList::OwnerLru),
-            leases: client
-                .leases
-                .iter()
-                .flat_map(|list| self.leases_of(*list, LeaseList::Holder))
-                .collect(),
+            leases: client.leases.map(|list| self.leases_of(list, LeaseList::Holder)).to_vec(),
+            reclaims: self.leases_of(client.reclaims, LeaseList::Event),
+            keeps_asked: client.keeps_asked,
             revoked: self.leases_of(client.revoked, LeaseList::Event),
         }
     }
@@ -315,12 +323,17 @@ impl Core {
     }
 
     fn saved_lease(lease: &Lease) -> SavedLease {
-        let Lease { since, allocation, client, mapped, .. } = *lease;
-        SavedLease { since: since.0, allocation, client, mapped }
+        let Lease { since, allocation, client, asked, mapped, .. } = *lease;
+        SavedLease { since: since.0, allocation, client, asked, mapped }
     }
 
     fn slots_of(&self, list: List, which: AllocationList) -> Vec<u32> {
         list.walk(|slot| self.allocations[slot].links[which as usize]).collect()
+    }
+
+    fn idle_order(&self) -> Vec<u32> {
+        let client = |number: u32| self.clients[number as usize].as_deref();
+        self.idle.walk(|number| client(number).map_or(Link::OUT, |client| client.idle)).collect()
     }
 
     fn leases_of(&self, list: List, which: LeaseList) -> Vec<u32> {

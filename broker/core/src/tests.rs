@@ -5,6 +5,7 @@ use fdbroker_protocol::{
     AllocationId, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
+mod lives;
 mod pressure;
 
 const MS: u64 = 1000;
