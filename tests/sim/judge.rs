@@ -202,6 +202,10 @@ impl Model {
             }
             Action::Poll => {}
             Action::Settle => step.may_ask_again = true,
+            Action::SetCaps { caps } => {
+                (self.config.node, self.config.domain) = (caps.node, caps.domain);
+                (self.config.job, self.config.client) = (caps.job, caps.client);
+            }
         }
         Ok(step)
     }
@@ -259,7 +263,7 @@ impl Model {
         gone.requests.clear();
         gone.credits = 0;
         gone.own = 0;
-        let (owns, leases) = (gone.owns.clone(), gone.leases.clone());
+        let (owns, leases) = (std::mem::take(&mut gone.owns), std::mem::take(&mut gone.leases));
         for id in owns {
             self.end(id, ErrorCode::OwnerGone);
             step.orphaned.insert(id);

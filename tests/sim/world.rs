@@ -132,6 +132,12 @@ impl World {
             if self.rng.chance(self.setup.restarts) {
                 self.restart()?;
             }
+            if self.rng.chance(self.setup.cap_changes) {
+                let caps = self.setup.draw_caps(&mut self.rng);
+                self.feed(Action::SetCaps { caps })?;
+                let draining = checks::is_draining(&self.model, &self.ledger);
+                self.stats.faults(Fault::Draining, usize::from(draining));
+            }
             if self.stats.steps >= rest_at {
                 rest_at = self.stats.steps + self.setup.rest_every;
                 self.rest()?;
@@ -234,7 +240,8 @@ impl World {
             uid: 1000 + self.rng.below(u64::from(self.setup.uids)) as u32,
         };
         let client = (0..).find(|c| !self.model.clients.contains_key(c)).unwrap_or(u32::MAX);
-        let manners = Manners::draw(&mut self.rng, self.setup.rogues);
+        let mut manners = Manners::draw(&mut self.rng, self.setup.rogues);
+        manners.only = self.rng.chance(self.setup.specialists).then(|| self.rng.below(100));
         let job = match self.rng.below(u64::from(self.setup.jobs) + 1) {
             0 => None,
             job => Some(JobKey(job)),
@@ -346,7 +353,12 @@ impl World {
                 }
                 self.supply_is_due(client);
             }
-            Events::Reclaim(_) => {}
+            Events::Reclaim(list) => {
+                self.stats.reclaims += list.len() as u64;
+                if let Some(agent) = self.agents.get_mut(&client) {
+                    agent.asked_for = list;
+                }
+            }
             Events::Revoked(list) => self.stats.revoked += list.len() as u64,
             Events::Drained(list) => self.stats.drained += list.len() as u64,
         }
@@ -446,7 +458,7 @@ impl World {
         self.stats.silences += silences as u64;
         self.stats.faults(Fault::Silence, silences);
         let after = self.model.ledger();
-        checks::sums(&self.model, &self.core, &after)?;
+        checks::sums(&self.model, &self.core, &after, &self.ledger)?;
         if let Some(before) = before {
             for quotas in &step.quotas {
                 self.model.check_quotas(&step, quotas, &[&before, &after, &self.ledger])?;
