@@ -142,7 +142,8 @@ thread_local! {
 /// Panics are told with their violation, not when they happen.
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
-        LAST_PANIC.with(|last| *last.borrow_mut() = Some(info.to_string()));
+        let said = info.to_string().replace('\n', " ");
+        LAST_PANIC.with(|last| *last.borrow_mut() = Some(said));
     }));
 }
 
