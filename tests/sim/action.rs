@@ -1,6 +1,7 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
+use fdbroker_core::CapsOfLevels;
 use fdbroker_core::{ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
     Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
@@ -80,6 +81,9 @@ pub enum Action {
     Poll,
     /// `Core::settle_parked`, before a restart in order.
     Settle,
+    SetCaps {
+        caps: CapsOfLevels,
+    },
 }
 
 impl Action {
@@ -136,6 +140,7 @@ impl Action {
                 Input::Supply { client: ClientId(client), supplies }
             }
             Action::Closed { ticket } => Input::Closed { ticket },
+            Action::SetCaps { ref caps } => Input::SetCaps { caps },
             Action::Poll | Action::Settle => return None,
         };
         Some(input)

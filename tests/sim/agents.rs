@@ -24,12 +24,22 @@ pub struct Manners {
     pub abuse: u64,
     /// Dies at its next act.
     pub die: u64,
+    /// Does this one thing only, by its place among a hundred; see [`World::choose`].
+    pub only: Option<u64>,
 }
 
 impl Manners {
     /// Well-behaved, apart from dying once in a while.
-    pub const GOOD: Manners =
-        Manners { slow: 10, silent: 10, refuse: 10, lie: 2, hoard: 0, abuse: 5, die: 3 };
+    pub const GOOD: Manners = Manners {
+        slow: 10,
+        silent: 10,
+        refuse: 10,
+        lie: 2,
+        hoard: 0,
+        abuse: 5,
+        die: 3,
+        only: None,
+    };
 
     /// Good ones mostly; `rogues` in a thousand have one vice.
     pub fn draw(rng: &mut Rng, rogues: u64) -> Self {
@@ -58,6 +68,8 @@ pub struct Agent {
     pub manners: Manners,
     /// Recalls taken and not answered.
     pub recalls: Vec<RecallEvent>,
+    /// Leases that it was asked to give back.
+    pub asked_for: Vec<LeaseId>,
     /// A message that it has sent and that has not arrived, and how many of others had by then.
     pub on_its_way: Option<(u64, Action)>,
     /// It will look at its events.
@@ -79,6 +91,7 @@ impl Agent {
             order,
             manners,
             recalls: Vec::new(),
+            asked_for: Vec::new(),
             on_its_way: None,
             events_due: false,
             supply_due: false,
@@ -103,11 +116,19 @@ impl World {
         if self.rng.chance(manners.abuse) {
             return self.choose_abuse(client);
         }
+        let asked_for =
+            self.agents.get_mut(&client).map(|agent| std::mem::take(&mut agent.asked_for));
+        if let Some(leases) = asked_for.filter(|leases| !leases.is_empty())
+            && !self.rng.chance(manners.hoard.max(300))
+        {
+            let request = self.draw_reply(client);
+            return Some(Action::Release { client, request, leases });
+        }
         let credits = self.model.clients.get(&client)?.credits;
-        if credits > 0 && self.rng.chance(250) {
+        if credits > 0 && manners.only.is_none() && self.rng.chance(250) {
             return self.choose_register(client);
         }
-        match self.rng.below(100) {
+        match manners.only.unwrap_or_else(|| self.rng.below(100)) {
             0..=37 => self.choose_acquire(client),
             38..=61 => self.choose_release(client, manners),
             62..=72 => self.choose_mapped(client),

@@ -171,13 +171,13 @@ fn tears_down(model: &Model, core: &Core) -> Check<bool> {
 }
 
 /// Caps hold by the model's own sums, and the core's sums and views are equal to them.
-pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
-    caps(model, ledger)?;
+pub fn sums(model: &Model, core: &Core, ledger: &Ledger, former: &Ledger) -> Check {
+    caps(model, ledger, former)?;
     if tears_down(model, core)? {
         return Ok(());
     }
     let totals = core.totals();
-    same("node", &totals.node, &ledger.node)?;
+    same(&"node", &totals.node, &ledger.node)?;
     ensure!(
         (totals.held_now, totals.closing_now) == (ledger.node.held, model.tickets.len() as u64),
         "held and closing are {:?}, the model has {:?}",
@@ -196,13 +196,13 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
             same_client(view.id.0, &view, client)?;
         }
         let account = Holder::Client(view.id.0);
-        same(&format!("client {}", view.id.0), &view.account, &ledger.of(account))?;
+        same(&account, &view.account, &ledger.of(account))?;
     }
     model.proofs.count(Promise::Ledger, (seen + 1) * COUNTED.len());
     ensure!(seen == model.clients.len(), "{seen} clients, the model has {}", model.clients.len());
     for view in core.domains() {
         let account = Holder::Domain(view.key);
-        same(&format!("{:?}", view.key), &view.account, &ledger.of(account))?;
+        same(&view.key, &view.account, &ledger.of(account))?;
         model.proofs.count(Promise::Ledger, COUNTED.len());
     }
     let mut jobs = BTreeSet::new();
@@ -221,10 +221,10 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
     records(model, core)
 }
 
-fn same(whose: &str, account: &Account, sums: &Sums) -> Check {
+fn same(whose: &dyn std::fmt::Debug, account: &Account, sums: &Sums) -> Check {
     for resource in COUNTED {
         let (core, model) = (u128::from(account.now(resource)), sums.usage(resource));
-        ensure!(core == model, "{resource} of {whose}: {core} charged, it is {model} ({sums:?})");
+        ensure!(core == model, "{resource} of {whose:?}: {core} charged, it is {model} ({sums:?})");
     }
     Ok(())
 }
@@ -238,8 +238,21 @@ fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -
     Ok(())
 }
 
+/// Whether an account is above a cap that was lowered.
+pub fn is_draining(model: &Model, ledger: &Ledger) -> bool {
+    let above = |account: Holder, sums: &Sums| {
+        CAPPED.iter().any(|resource| {
+            let cap = cap_of(model.caps(account), *resource).unwrap_or(u64::MAX);
+            sums.usage(*resource) > u128::from(cap)
+        })
+    };
+    above(Holder::Node, &ledger.node)
+        || ledger.domains.iter().any(|(key, sums)| above(Holder::Domain(*key), sums))
+        || ledger.clients.iter().any(|(number, sums)| above(Holder::Client(*number), sums))
+}
+
 /// Invariants 1 and 2, by the model's own sums.
-fn caps(model: &Model, ledger: &Ledger) -> Check {
+fn caps(model: &Model, ledger: &Ledger, former: &Ledger) -> Check {
     let clients = ledger.clients.iter().map(|(number, sums)| (Holder::Client(*number), sums));
     let domains = ledger.domains.iter().map(|(key, sums)| (Holder::Domain(*key), sums));
     let jobs = ledger.jobs.iter().map(|((key, job), sums)| (Holder::Job(*key, *job), sums));
@@ -249,8 +262,10 @@ fn caps(model: &Model, ledger: &Ledger) -> Check {
         for resource in CAPPED {
             let cap = cap_of(model.caps(account), resource).unwrap_or(u64::MAX);
             let used = sums.usage(resource);
+            // What was there when the cap was lowered may stay, and never grow.
+            let most = u128::from(cap).max(former.of(account).usage(resource));
             ensure!(
-                used <= u128::from(cap),
+                used <= most,
                 "{resource} of {account:?} is {used}, above its cap {cap}: {sums:?}"
             );
         }
@@ -572,12 +587,21 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
 /// At rest: nobody waits for what could be had, were everything closed that may be.
 pub fn nothing_stuck(model: &Model) -> Check {
     let ledger = model.ledger();
-    let all: Vec<_> = evictable(model).into_iter().map(|(_, c, d, bytes)| (c, d, bytes)).collect();
-    let least = ledger.without(&all);
-    let all = everybody(model, &least);
+    let victims = evictable(model);
+    let without = |keep: &BTreeSet<AllocationId>| {
+        let all = victims.iter().filter(|(id, ..)| !keep.contains(id));
+        let all: Vec<_> = all.map(|(_, c, d, bytes)| (*c, *d, *bytes)).collect();
+        ledger.clone().without(&all)
+    };
+    let all = everybody(model, &without(&BTreeSet::new()));
     for one in &all {
         let (client, request) = (one.client, one.request);
-        let Some(blockers) = in_the_way(model, &least, client, request) else {
+        // Of several, one may make room for another; the only one that is wanted may not go for itself.
+        let mut wanted: BTreeSet<AllocationId> = request.wanted().collect();
+        if wanted.len() > 1 {
+            wanted.clear();
+        }
+        let Some(blockers) = in_the_way(model, &without(&wanted), client, request) else {
             return Err(format!("at rest, client {client} waits for nothing: {:?}", request.ask));
         };
         ensure!(

@@ -19,6 +19,7 @@ pub fn of_action(stats: &mut Stats, model: &Model, action: &Action) {
             }
             supplies.iter().for_each(|supply| of_supply(stats, model, supply));
         }
+        Action::SetCaps { .. } => stats.fault(Fault::CapsChanged),
         Action::Sendable { sendable: false, .. } => stats.fault(Fault::SlowReader),
         Action::Unsent { .. } => stats.fault(Fault::Unsent),
         Action::Register { deposits, .. } => {

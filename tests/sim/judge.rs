@@ -4,7 +4,7 @@
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
 use crate::tally::Promise;
-use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply};
+use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -202,6 +202,10 @@ impl Model {
             }
             Action::Poll => {}
             Action::Settle => step.may_ask_again = true,
+            Action::SetCaps { caps } => {
+                (self.config.node, self.config.domain) = (caps.node, caps.domain);
+                (self.config.job, self.config.client) = (caps.job, caps.client);
+            }
         }
         Ok(step)
     }
@@ -259,7 +263,7 @@ impl Model {
         gone.requests.clear();
         gone.credits = 0;
         gone.own = 0;
-        let (owns, leases) = (gone.owns.clone(), gone.leases.clone());
+        let (owns, leases) = (std::mem::take(&mut gone.owns), std::mem::take(&mut gone.leases));
         for id in owns {
             self.end(id, ErrorCode::OwnerGone);
             step.orphaned.insert(id);
@@ -505,6 +509,11 @@ impl Model {
         }
         ensure!(step.published.is_empty(), "published, but of no deposit: {:?}", step.published);
         self.finish_pages(step)?;
+        if matches!(action, Action::Gone { .. }) {
+            let (ends, most) = (step.unpublished.len(), limits::TEARDOWN_PER_STEP);
+            self.proofs.count(Promise::Bounds, 1);
+            ensure!(ends <= most, "a death ends {ends} allocations in one step, bound {most}");
+        }
         ensure!(step.cancelled.is_none(), "a cancelled request is not answered");
         ensure!(step.must_fail.is_none() || action.is_one_way(), "a bad request is not refused");
         if let Some((client, true)) = step.disconnect {

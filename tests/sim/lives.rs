@@ -17,7 +17,7 @@ impl World {
         self.feed(Action::Settle)?;
         self.trace.step(|| format!("{} -- restart --", self.now));
         let saved = self.core.save();
-        let restored = Core::restore(self.setup.config.clone(), saved.clone(), Now(self.now));
+        let restored = Core::restore(self.model.config.clone(), saved.clone(), Now(self.now));
         let mut core = restored.map_err(|error| error.to_string())?;
         ensure!(core.save() == saved, "what was restored is not what was saved");
         core.check_invariants();
@@ -28,10 +28,10 @@ impl World {
         self.model.proofs.count(Promise::Lives, 1);
         let step = Step { silent_before: self.model.silent.clone(), ..Step::default() };
         checks::sync(&mut self.model, &self.core, &step, &Action::Poll)?;
-        self.ledger = self.model.ledger();
+        let former = std::mem::replace(&mut self.ledger, self.model.ledger());
         // Nobody waits any more, so that it is nobody's turn.
         self.turns = Turns::default();
-        checks::sums(&self.model, &self.core, &self.ledger)?;
+        checks::sums(&self.model, &self.core, &self.ledger, &former)?;
         let clients: Vec<u32> = self.agents.keys().copied().collect();
         clients.into_iter().for_each(|client| self.events_are_due(client));
         Ok(())

@@ -27,6 +27,7 @@ pub struct Stats {
     pub unsent: u64,
     pub revoked: u64,
     pub drained: u64,
+    pub reclaims: u64,
     pub retired: u64,
     pub quiesced: u64,
     /// Faults by kind.
@@ -58,7 +59,7 @@ impl Stats {
         }
     }
 
-    fn fields_mut(&mut self) -> [(&'static str, &mut u64); 18] {
+    fn fields_mut(&mut self) -> [(&'static str, &mut u64); 19] {
         [
             ("steps", &mut self.steps),
             ("polls", &mut self.polls),
@@ -76,12 +77,13 @@ impl Stats {
             ("unsent", &mut self.unsent),
             ("revoked", &mut self.revoked),
             ("drained", &mut self.drained),
+            ("reclaims", &mut self.reclaims),
             ("retired", &mut self.retired),
             ("quiesced", &mut self.quiesced),
         ]
     }
 
-    fn fields(&self) -> [(&'static str, u64); 18] {
+    fn fields(&self) -> [(&'static str, u64); 19] {
         let mut copy = *self;
         copy.fields_mut().map(|(name, value)| (name, *value))
     }

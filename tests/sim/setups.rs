@@ -2,7 +2,7 @@
 //! live there. Must only hold numbers.
 
 use crate::rng::Rng;
-use fdbroker_core::{Caps, Config, limits};
+use fdbroker_core::{Caps, CapsOfLevels, Config, limits};
 
 /// A world to simulate.
 #[derive(Clone, Debug)]
@@ -29,12 +29,16 @@ pub struct Setup {
     pub rogues: u64,
     /// Restarts in order, in a thousand doings of clients.
     pub restarts: u64,
+    /// Changes of the caps, in a thousand doings of clients.
+    pub cap_changes: u64,
+    /// Share of clients, in a thousand, that do one thing only.
+    pub specialists: u64,
 }
 
 /// Names of every setup, in the order they run.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 18] = [
     "tiny", "one", "mid", "none", "bytes", "shares", "jobs", "slots", "retire", "table", "refused",
-    "random", "large",
+    "random", "caps", "ones", "domains", "only", "heaps", "large",
 ];
 
 /// Connections, reserve and a given number of places.
@@ -74,6 +78,8 @@ fn base() -> Setup {
         rest_every: 1_500,
         rogues: 350,
         restarts: 4,
+        cap_changes: 0,
+        specialists: 0,
     }
 }
 
@@ -93,6 +99,11 @@ pub fn named(name: &str, rng: &mut Rng) -> Option<Setup> {
         "table" => table(&mut setup),
         "refused" => refused(&mut setup),
         "random" => random(&mut setup, rng),
+        "caps" => caps_that_change(&mut setup),
+        "ones" => ones(&mut setup),
+        "domains" => domains(&mut setup),
+        "only" => setup.specialists = 1_000,
+        "heaps" => heaps(&mut setup),
         "large" => large(&mut setup),
         _ => {}
     }
@@ -235,6 +246,99 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
     setup.pages = rng.between(8, 128);
     setup.owned = rng.between(1, 30) as usize;
     setup.rogues = rng.below(900);
+}
+
+impl Setup {
+    /// Other caps: each that there is from nothing to half as much again, or all as at first.
+    pub fn draw_caps(&self, rng: &mut Rng) -> CapsOfLevels {
+        let as_at_first = rng.chance(300);
+        let mut cap = |at_first: u64| match at_first {
+            u64::MAX => u64::MAX,
+            _ if as_at_first => at_first,
+            _ => at_first * rng.below(151) / 100,
+        };
+        let mut caps = |of: &Caps| Caps {
+            fds: cap(of.fds),
+            held_fds: cap(of.held_fds),
+            held_bytes: cap(of.held_bytes),
+            open_leases: cap(of.open_leases),
+            mapped_leases: cap(of.mapped_leases),
+            allocations: cap(of.allocations),
+            kept_allocations: cap(of.kept_allocations),
+        };
+        let config = &self.config;
+        CapsOfLevels {
+            node: caps(&config.node),
+            domain: caps(&config.domain),
+            job: caps(&config.job),
+            client: caps(&config.client),
+        }
+    }
+}
+
+/// Caps on everything, changed now and then.
+fn caps_that_change(setup: &mut Setup) {
+    shares(setup);
+    setup.config.node = Caps {
+        fds: 50,
+        held_fds: 20,
+        held_bytes: 60 * 4096,
+        open_leases: 24,
+        mapped_leases: 24,
+        allocations: 60,
+        ..Caps::NONE
+    };
+    setup.config.job = Caps { fds: 16, open_leases: 8, ..Caps::NONE };
+    setup.jobs = 2;
+    setup.cap_changes = 8;
+}
+
+/// One of everything: each cap is met at once.
+fn ones(setup: &mut Setup) {
+    let one = Caps {
+        fds: 3,
+        held_fds: 1,
+        open_leases: 1,
+        mapped_leases: 1,
+        allocations: 1,
+        kept_allocations: 1,
+        ..Caps::NONE
+    };
+    setup.config.client = one;
+    setup.config.job = Caps { fds: 4, held_fds: 2, allocations: 2, ..one };
+    setup.config.domain = Caps { fds: 5, held_fds: 2, allocations: 3, ..one };
+    setup.config.node = Caps { fds: 6, held_fds: 3, allocations: 4, open_leases: 2, ..one };
+    setup.config.max_parked_per_client = 1;
+    setup.config.max_credits = 1;
+    setup.jobs = 2;
+    setup.batch = 2;
+}
+
+/// More users than clients, and few leases for all of them.
+fn domains(setup: &mut Setup) {
+    setup.config.node = Caps { fds: 40, open_leases: 8, ..Caps::NONE };
+    setup.config.domain = Caps { open_leases: 4, ..Caps::NONE };
+    setup.config.max_domains = 40;
+    setup.config.max_clients = 20;
+    setup.config.table_fds = table_for(20, 200);
+    setup.uids = 10;
+    setup.listeners = 3;
+    setup.clients = 16;
+}
+
+/// A hundred thousand allocations, and clients that leave many thousands behind when they die.
+fn heaps(setup: &mut Setup) {
+    setup.config.table_fds = table_for(12, 200_000);
+    setup.config.max_slots = 120_000;
+    setup.config.max_credits = 253;
+    setup.clients = 5;
+    setup.uids = 1;
+    setup.batch = 253;
+    setup.pages = 1 << 20;
+    setup.owned = 30_000;
+    setup.check_every = 2_048;
+    setup.rest_every = 6_000;
+    setup.restarts = 0;
 }
 
 fn large(setup: &mut Setup) {

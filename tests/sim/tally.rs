@@ -53,6 +53,8 @@ kinds! {
     Forged = "forged or stale handle",
     AddressReused = "address used again",
     Restart = "restart in order",
+    CapsChanged = "caps changed at run time",
+    Draining = "account above a lowered cap",
 }
 
 kinds! {

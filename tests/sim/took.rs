@@ -3,7 +3,7 @@
 use crate::judge::ensure;
 use crate::model::{Check, Drain, Model, Phase};
 use crate::tally::Promise;
-use fdbroker_core::{DrainedEvent, Events, RecallEvent, RevokedEvent};
+use fdbroker_core::{DrainedEvent, Events, LeaseId, RecallEvent, RevokedEvent};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 
 impl Model {
@@ -16,7 +16,10 @@ impl Model {
                 list.iter().try_for_each(|event| self.took_recall(client, event))?;
                 list.len()
             }
-            Events::Reclaim(leases) => leases.len(),
+            Events::Reclaim(leases) => {
+                leases.iter().try_for_each(|lease| self.took_reclaim(client, *lease))?;
+                leases.len()
+            }
             Events::Revoked(list) => {
                 list.iter().try_for_each(|event| self.took_revoked(client, event))?;
                 list.len()
@@ -71,6 +74,13 @@ impl Model {
         ensure!(told == right, "the recall of {id} says {told:?}, not {right:?}");
         ensure!(event.fd_offset == d.fd_offset, "the recall of {id} has another offset");
         allocation.recalled_at = Some(now);
+        Ok(())
+    }
+
+    fn took_reclaim(&self, client: u32, lease: LeaseId) -> Check {
+        let known = self.lease_of(client, lease);
+        let known = known.ok_or_else(|| format!("asked for {:#x}, not its lease", lease.0))?;
+        ensure!(self.live(known.id).is_some(), "asked for a lease of {}, which ended", known.id);
         Ok(())
     }
 
