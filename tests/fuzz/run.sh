@@ -16,7 +16,7 @@ sanitizer on the stable toolchain: what is found are panics, broken invariants, 
 
   --seconds N    how long each target is fuzzed (default 10; 0: only the replay)
   --target NAME  this one only; may be repeated
-  --merge        then take new inputs that cover more into corpus/NAME, minimised
+  --merge        then take new inputs that reach more edges into corpus/NAME, minimised
   --seeds        write the seeds (src/seeds.rs) into the corpora first
   --list         the names of the targets
 
@@ -108,7 +108,8 @@ for target in "${targets[@]}"; do
     "$target" "$replayed" "${executions:--}" "${rate:--}" "${edges:--}" "${features:--}" "$result"
   if [ -n "$merge" ] && [ "$result" = passed ]; then
     mkdir "$TMPDIR/merged"
-    "$program" "${common[@]}" -merge=1 "$TMPDIR/merged" "corpus/$target" "$grown" > "$log" 2>&1
+    # By edges alone: one input for each that is reached keeps the corpora small.
+    "$program" "${common[@]}" -merge=1 -use_counters=0 "$TMPDIR/merged" "corpus/$target" "$grown" > "$log" 2>&1
     find "corpus/$target" -type f ! -name 'regression-*' -delete
     # Named by what they contain.
     find "$TMPDIR/merged" -type f -size -4k -exec mv -t "corpus/$target" {} +

@@ -320,7 +320,8 @@ fn whole_reply(request: &Request, id: u64, bytes: &mut Bytes<'_>) -> (Vec<u8>, u
     }
     let mut message = writer.finish(count, fds.into()).to_vec();
     spoil(&mut message, bytes);
-    (message, fds.into())
+    // Still the answer: else the library would wait for one, as it should.
+    (patched(&message, id), fds.into())
 }
 
 /// An event as a broker would send it, of what the input says.
