@@ -12,7 +12,7 @@ use crate::outbox::OneWay;
 use crate::reader::Reply;
 use fdbroker_protocol::message::{AcquireHead, GrantItem, NO_FD};
 use fdbroker_protocol::{
-    AllocationId, DecodeError, ErrorCode, Handle, Kind, MemoryKind, Status, Writer,
+    AllocationId, DecodeError, ErrorCode, Handle, HandlePrefix, Kind, MemoryKind, Status, Writer,
 };
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -214,12 +214,13 @@ impl Request<'_> {
         let announced = usize::from(reply.message.fd_count);
         let mut arrived = Arrived::new(reply.fds, announced);
         let mut blocks = blocks.iter();
-        let mut outcomes = items.iter().map(|item| {
+        let wanted = self.chunk.iter().map(|index| self.handles[*index].prefix);
+        let mut outcomes = items.iter().zip(wanted).map(|(item, handle)| {
             let driver_data = match item.driver_data_len {
                 0 => DriverData::EMPTY,
                 len => blocks.next().map_or(DriverData::EMPTY, |b| DriverData::from_block(b, len)),
             };
-            outcome(connection, item, driver_data, &mut arrived)
+            outcome(connection, item, handle, driver_data, &mut arrived)
         });
         let taken = take(&mut outcomes);
         // Whatever the caller did not take is given back by its drop.
@@ -231,6 +232,7 @@ impl Request<'_> {
 fn outcome(
     connection: &Arc<Connection>,
     item: &GrantItem,
+    handle: HandlePrefix,
     driver_data: DriverData,
     arrived: &mut Arrived,
 ) -> Outcome {
@@ -253,7 +255,7 @@ fn outcome(
     let id = AllocationId { slot: item.slot.get(), generation: item.generation.get() };
     Outcome::Granted(Grant {
         fd,
-        lease: Lease::new(Arc::clone(connection), item.lease.get(), id),
+        lease: Lease::new(connection, item.lease.get(), id, handle),
         info: AllocationInfo {
             id,
             size_bytes: item.size_bytes.get(),

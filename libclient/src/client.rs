@@ -13,6 +13,7 @@ use crate::events::{self, Served};
 use crate::flush::flush;
 use crate::grant::Grant;
 use crate::handshake::{Greeted, greet};
+use crate::holdings::Ending;
 use crate::limits::{ROOM_FIRST_PAUSE, ROOM_TIMEOUT};
 use crate::register::{Batch, Registrations, register, unregister};
 use crate::request::AcquireRequest;
@@ -27,8 +28,9 @@ use std::time::{Duration, Instant};
 /// A connection to the node's broker, for all threads of a process; clones share it.
 ///
 /// Blocking calls take a [`Deadline`]. A broker that goes away answers them with NOT_CONNECTED at once, and
-/// later calls too until the library thread has found a broker again; handles, leases and registrations
-/// of before are void then. A child of fork(2) must connect anew: here everything answers NOT_CONNECTED.
+/// later calls too until the library has found a broker again. It then names to it what this client has, before any
+/// call gets through: registrations that can be exported again or are kept, and leases. These go on with their
+/// handles; what does not is told by [`crate::Notice`]s. A child of fork(2) must connect anew: here everything answers NOT_CONNECTED.
 ///
 /// Dropping the last clone (arenas hold one) ends the connection: the broker takes back all leases and ends all
 /// registrations. Memory already imported stays mapped until its [`crate::Import`] is dropped. The library thread
@@ -100,7 +102,10 @@ impl Client {
         let window = settings.own_fds.saturating_sub(1).max(1);
         let common = Arc::new(Common::new(window)?);
         let greeted = greet_when_there_is_room(&settings)?;
-        let connection = Arc::new(Connection::new(1, greeted, Arc::clone(&common))?);
+        let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
+        let connection = Arc::new(connection);
+        common.holdings.begin(&connection);
+        connection.show_page(&page)?;
         let dispatch = match settings.dispatch {
             true => Some(Dispatch::new(common.wake_fd())?),
             false => None,
@@ -180,14 +185,23 @@ impl Client {
         batch: &mut Batch<'_, '_>,
         deadline: Deadline,
     ) -> Result<Registrations, Error> {
-        let connection = self.connection("register")?;
-        Ok(register(&connection, batch, deadline))
+        match self.connection("register") {
+            Ok(connection) => Ok(register(&connection, batch, deadline)),
+            Err(error) => {
+                if error.code == ErrorCode::NotConnected && !self.is_forked_copy() {
+                    // What was in these ranges before is not there any more.
+                    self.common().holdings.supersede(batch.deposits.iter());
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Ends one registration. When the last of its count is gone, so is the allocation: every holder is told.
     ///
     /// # Errors
-    /// STALE: it had ended before (or is of a lost connection). BAD_HANDLE, NOT_PERMITTED: not this client's.
+    /// STALE: it had ended before. BAD_HANDLE, NOT_PERMITTED: not this client's. NOT_CONNECTED: no broker can say; it has
+    /// ended all the same, and is not named to the next one.
     pub fn unregister(&self, what: impl Into<RegistrationRef>) -> Result<Drained, Error> {
         let outcomes = self.unregister_many([what.into()])?;
         outcomes.into_iter().next().expect("one outcome per registration")
@@ -201,16 +215,34 @@ impl Client {
         &self,
         what: impl IntoIterator<Item = R>,
     ) -> Result<Vec<Result<Drained, Error>>, Error> {
-        let connection = self.connection("unregister")?;
-        let refs: Vec<RegistrationRef> = what.into_iter().map(Into::into).collect();
-        let is_current = |one: &RegistrationRef| one.epoch.is_none_or(|e| e == connection.epoch);
-        let ids: Vec<AllocationId> =
-            refs.iter().filter(|one| is_current(one)).map(|one| one.id).collect();
-        let mut answered = unregister(&connection, &ids).into_iter();
-        let outcomes = refs.iter().map(|one| match is_current(one) {
-            true => answered.next().expect("one outcome per id"),
-            false => {
-                let context = format!("unregister {}: registered before a reconnect", one.id);
+        let refs = what.into_iter().map(Into::into);
+        let connection = self.connection("unregister");
+        let holdings = &self.common().holdings;
+        let connection = match connection {
+            Err(error) if error.code == ErrorCode::NotConnected && !self.is_forked_copy() => {
+                // The memory may be another's by the time a broker is back.
+                refs.for_each(|one| drop(holdings.end(one)));
+                return Err(error);
+            }
+            connection => connection?,
+        };
+        let endings: Vec<(RegistrationRef, Ending)> =
+            refs.map(|one| (one, holdings.end(one))).collect();
+        // One that is not known here is asked for when it may be known there.
+        let is_asked = |(one, ending): &(RegistrationRef, Ending)| match ending {
+            Ending::Tell(_) => true,
+            Ending::Absent => one.epoch.is_none_or(|epoch| epoch == connection.epoch),
+            Ending::Counted | Ending::Away => false,
+        };
+        let asked = endings.iter().filter(|one| is_asked(one)).map(|(one, _)| one.id);
+        let asked: Vec<AllocationId> = asked.collect();
+        let mut answered = unregister(&connection, &asked).into_iter();
+        let outcomes = endings.iter().map(|one| match &one.1 {
+            _ if is_asked(one) => answered.next().expect("one outcome per id"),
+            Ending::Counted => Ok(Drained(false)),
+            Ending::Away => Err(connection.lost("unregister")),
+            Ending::Absent | Ending::Tell(_) => {
+                let context = format!("unregister {}: it had ended before", one.0.id);
                 Err(Error::new(ErrorCode::Stale, context))
             }
         });
@@ -321,9 +353,8 @@ impl Client {
     }
 
     /// Whether the allocation lives, the broker lives, and this client is connected to it. Two loads, no
-    /// syscall. Ask after putting something into a cache, and on every hit. An id of before a reconnect may
-    /// name something else after it: drop those at [`crate::Notice::Disconnected`], or ask
-    /// [`crate::Lease::is_current`], which knows its connection.
+    /// syscall. Ask after putting something into a cache, and on every hit. An id is never used twice by brokers
+    /// that keep their directory. Whether a lease is still this client's says [`crate::Lease::is_current`].
     pub fn is_current(&self, id: AllocationId) -> bool {
         let common = &self.owner.shared.common;
         common.page.is_current(id) && common.process.is_current()
@@ -421,6 +452,14 @@ impl Shared {
         }
     }
 
+    /// Ends the connection of the moment, and the one that is to be the next.
+    pub fn kill_all(&self, reason: &str) {
+        self.current().kill(reason);
+        if let Some(next) = self.common.holdings.connection() {
+            next.kill(reason);
+        }
+    }
+
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -439,7 +478,7 @@ impl Owner {
     fn end(&self) {
         let shared = &self.shared;
         shared.stopping.store(true, Ordering::Release);
-        shared.current().kill("the client was dropped");
+        shared.kill_all("the client was dropped");
         shared.common.kick();
         let thread = lock(&self.thread).take();
         // A callback must not wait, least of all for the thread that it runs on.

@@ -2,9 +2,12 @@
 //! Must never hold a connection: connections hold this.
 
 use crate::client::Shared;
+use crate::deposit::RegistrationRef;
 use crate::error::Error;
 use crate::fork::Process;
+use crate::holdings::{Ending, Holdings, LostRegistration};
 use crate::notice::Recall;
+use crate::outbox::OneWay;
 use crate::page::PageRegion;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, ErrorCode};
@@ -18,12 +21,14 @@ use std::time::Instant;
 pub(crate) struct Common {
     pub process: Process,
     pub page: PageRegion,
+    pub holdings: Holdings,
     pub window: Arc<Window>,
     wake: Arc<EventFd>,
     /// In dispatch mode: of whom waiting calls serve the events. Not held: it holds this.
     dispatcher: OnceLock<Weak<Shared>>,
     owners: Mutex<Vec<Weak<dyn MemoryOwner>>>,
     watchers: Mutex<Vec<Weak<dyn LeaseWatcher>>>,
+    registrants: Mutex<Vec<Weak<dyn Registrant>>>,
 }
 
 impl Common {
@@ -40,11 +45,13 @@ impl Common {
         Ok(Common {
             process: Process::current(),
             page: PageRegion::reserve()?,
+            holdings: Holdings::default(),
             window: Arc::new(Window::new(window, Arc::clone(&wake))),
             wake,
             dispatcher: OnceLock::new(),
             owners: Mutex::new(Vec::new()),
             watchers: Mutex::new(Vec::new()),
+            registrants: Mutex::new(Vec::new()),
         })
     }
 
@@ -101,6 +108,34 @@ impl Common {
         lock(&self.watchers).iter().filter_map(Weak::upgrade).collect()
     }
 
+    pub fn add_registrant(&self, registrant: Weak<dyn Registrant>) {
+        let mut registrants = lock(&self.registrants);
+        registrants.retain(|known| known.strong_count() > 0);
+        registrants.push(registrant);
+    }
+
+    /// Those who keep registrations here. Out of the lock, as `owners`.
+    pub fn registrants(&self) -> Vec<Arc<dyn Registrant>> {
+        lock(&self.registrants).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Ends registrations by one message, and waits for no answer. A broker that knows nothing of one is told nothing. Not
+    /// in a forked child.
+    pub fn retire(&self, what: impl IntoIterator<Item = RegistrationRef>) {
+        let mut link = None;
+        let mut ended = Vec::new();
+        for one in what {
+            if let Ending::Tell(of) = self.holdings.end(one) {
+                // Of the connection of the moment, all of them; one lost meanwhile takes no message.
+                link = Some(of);
+                ended.push(OneWay::Unregister(Unregister { id: one.id, key: None }));
+            }
+        }
+        if let Some(link) = link {
+            link.post_all(ended);
+        }
+    }
+
     /// Who owns the memory at `base`.
     pub fn owner_of(&self, base: u64) -> Option<Arc<dyn MemoryOwner>> {
         self.owners().into_iter().find(|owner| owner.covers(base))
@@ -148,8 +183,15 @@ pub(crate) trait LeaseWatcher: Send + Sync + std::fmt::Debug {
     fn revoked(&self, id: AllocationId);
     /// The broker would like these leases back if nobody uses them.
     fn reclaim(&self, leases: &[u64]);
-    /// The connection is lost, and with it all leases. Called before the next connection is made.
-    fn disconnected(&self);
+    /// All leases have been declared to a new broker: they have new numbers, or were refused. Called before the page of
+    /// that broker is shown.
+    fn declared(&self);
+}
+
+/// Registrations that the library itself keeps: buffers, tables of exports. Never blocks, calls no application code.
+pub(crate) trait Registrant: Send + Sync + std::fmt::Debug {
+    /// It has ended with its broker. Called before the page of the next broker is shown.
+    fn lost(&self, registration: &LostRegistration);
 }
 
 /// An allocation as its owner knows it.

@@ -16,7 +16,7 @@
 //! broker can always go on, hence so can the send. No lock is held over a wait. The same goes for who waits for one
 //! of `max_parked` places: started requests may take them all while no thread waits for their replies.
 //!
-//! **Lock order**: reader, outbox, inbox, then credits and page; application code is called under none.
+//! **Lock order**: reader, outbox, inbox, then credits, page and holdings; application code is called under none.
 
 use crate::common::{Common, Unregister};
 use crate::credits::Credits;
@@ -69,6 +69,13 @@ pub(crate) struct Connection {
     room: Condvar,
 }
 
+/// The page of a connection that the application does not have yet.
+#[derive(Debug)]
+pub(crate) struct UnseenPage {
+    fd: OwnedFd,
+    facts: PageFacts,
+}
+
 /// A request to be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
@@ -83,13 +90,12 @@ pub(crate) struct Call<'a> {
 }
 
 impl Connection {
-    /// A connection on greeted sockets; shows its page.
-    pub fn new(epoch: u64, greeted: Greeted, common: Arc<Common>) -> Result<Self, Error> {
+    /// A connection on greeted sockets, and its page, not shown yet.
+    pub fn new(epoch: u64, greeted: Greeted, common: Arc<Common>) -> (Self, UnseenPage) {
         let Greeted { socket, events, page, reply } = greeted;
-        let facts =
-            PageFacts { slots: reply.page_slots.get(), incarnation: reply.incarnation.get() };
-        common.page.show(epoch, page.as_fd(), facts)?;
-        Ok(Connection {
+        let (slots, incarnation) = (reply.page_slots.get(), reply.incarnation.get());
+        let page = UnseenPage { fd: page, facts: PageFacts { slots, incarnation } };
+        let connection = Connection {
             epoch,
             facts: Facts::from(&reply),
             credits: Credits::new(reply.deposit_credits.get()),
@@ -102,7 +108,18 @@ impl Connection {
             reader: Mutex::default(),
             outbox: Mutex::default(),
             room: Condvar::new(),
-        })
+        };
+        (connection, page)
+    }
+
+    /// Shows its page: from now on what lives in it is current.
+    pub fn show_page(&self, page: &UnseenPage) -> Result<(), Error> {
+        self.common.page.show(self.epoch, page.fd.as_fd(), page.facts)?;
+        if !self.is_usable() {
+            // Killed meanwhile, and hidden before it was shown.
+            self.common.page.hide(self.epoch);
+        }
+        Ok(())
     }
 
     /// Whether requests can be made: not lost, and not inherited over a fork.
@@ -249,6 +266,7 @@ impl Connection {
         }
         log::info!("connection {} to the broker has ended: {reason}", self.epoch);
         self.common.page.hide(self.epoch);
+        self.common.holdings.unlink(self.epoch);
         {
             let mut inbox = lock(&self.inbox);
             inbox.close();

@@ -74,11 +74,14 @@ pub struct Deposit {
     pub device: u32,
     /// The driver's handle bytes.
     pub driver_data: DriverData,
-    /// The owner can export it again when recalled, so the broker may evict its fd.
+    /// The owner can export it again when recalled, so the broker may evict its fd. It goes on over a crash of the broker,
+    /// too: the library names it to the next one.
     pub recallable: bool,
-    /// It outlives its owner, for a time.
+    /// It outlives its owner, for the broker's `limits.keep_ttl_ms`: its handle works on. So the broker never evicts it, and
+    /// charges it to `kept_allocations`. Under a service manager that stores fds it also goes on over a crash of the broker.
     pub keep: bool,
-    /// Who may acquire it.
+    /// Who may acquire it: the owner's user, clients of the same socket that have the owner's group, or whoever has the
+    /// handle. What a client may have is decided when it asks.
     pub share: Share,
 }
 
@@ -99,6 +102,12 @@ impl Deposit {
         }
     }
 
+    /// Whether it is the same allocation of its owner.
+    pub(crate) fn is_same(&self, other: &Deposit) -> bool {
+        let key = |one: &Deposit| (one.device, one.base, one.size_bytes, one.owner_allocation_id);
+        key(self) == key(other)
+    }
+
     pub(crate) fn to_item(self) -> RegisterItem {
         let recallable = if self.recallable { register_flags::RECALLABLE } else { 0 };
         let keep = if self.keep { register_flags::KEEP } else { 0 };
@@ -117,8 +126,9 @@ impl Deposit {
     }
 }
 
-/// An allocation registered. It lives until it is unregistered, the client ends, or the connection is
-/// lost; dropping this value does nothing.
+/// An allocation registered. It lives until it is unregistered or the client ends; one that cannot be exported again
+/// ([`Deposit::recallable`]) and is not kept ([`Deposit::keep`]) also ends when the broker is lost. Dropping this value
+/// does nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// The handle to pass on, 64 bytes.

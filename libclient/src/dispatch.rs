@@ -80,13 +80,13 @@ impl Dispatch {
             return Some(Served::default());
         }
         let Seat { server, .. } = &mut *seat;
-        let connection = shared.current();
+        let connection = server.connection(shared);
         // Everything is looked at: what was of interest may be long ago.
         let all = PollFlags::POLLIN;
         let interest = Interest { events: all, socket: all, within: None };
         let came = server.wait(shared, &connection, &interest, Duration::ZERO);
         let served = server.serve(shared, &connection, &came);
-        let connection = shared.current();
+        let connection = server.connection(shared);
         let interest = server.prepare(shared, &connection);
         self.watch(&mut seat, connection, &interest);
         Some(served)

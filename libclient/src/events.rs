@@ -3,11 +3,13 @@
 
 use crate::client::Shared;
 use crate::common::OwnerKey;
-use crate::connection::Connection;
-use crate::handshake::Greeting;
+use crate::connection::{Connection, UnseenPage};
+use crate::handshake::{Greeted, Greeting};
+use crate::holdings::LostRegistration;
 use crate::limits::{EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE};
 use crate::notice::{Notice, Recall};
 use crate::poll::{came, poll_many};
+use crate::resume::{Outcome, Resume};
 use crate::supply::Supplier;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, RevokedItem};
@@ -52,6 +54,10 @@ pub(crate) struct Server {
     fds: ReceivedFds,
     supplier: Supplier,
     link: Link,
+    /// What is to be named to the broker: all at first, stragglers later.
+    resume: Resume,
+    /// Of the last connection made.
+    epoch: u64,
     /// Since when the broker's last words wait for another thread to read them.
     hung_up_since: Option<Instant>,
 }
@@ -65,6 +71,8 @@ enum Link {
     Down { next: Option<Instant>, pause: Duration },
     /// One has been found and has not answered hello yet.
     Greeting { greeting: Box<Greeting>, pause: Duration },
+    /// Connected; what this client has is being named. The application does not have this connection yet.
+    Resuming { connection: Arc<Connection>, page: UnseenPage, pause: Duration },
 }
 
 /// What to wait for before the next turn, besides a kick.
@@ -99,7 +107,17 @@ impl Server {
             fds: ReceivedFds::with_capacity(0),
             supplier: Supplier::default(),
             link: Link::Up,
+            resume: Resume::new(),
+            epoch: 1,
             hung_up_since: None,
+        }
+    }
+
+    /// The connection to serve: the application's, or the one that is to be its next.
+    pub fn connection(&self, shared: &Shared) -> Arc<Connection> {
+        match &self.link {
+            Link::Resuming { connection, .. } => Arc::clone(connection),
+            _ => shared.current(),
         }
     }
 
@@ -109,7 +127,7 @@ impl Server {
         let nothing = PollFlags::empty();
         if !connection.is_usable() {
             let within = match &self.link {
-                Link::Up => Some(Duration::ZERO),
+                Link::Up | Link::Resuming { .. } => Some(Duration::ZERO),
                 Link::Down { next, .. } => next.map(left),
                 Link::Greeting { greeting, .. } => Some(left(greeting.until())),
             };
@@ -117,13 +135,15 @@ impl Server {
         }
         self.supplier.advance(connection, shared.settings.on_recall.as_ref());
         let waits_for_room = connection.flush_queued();
-        let mut interest =
-            Interest { events: nothing, socket: nothing, within: self.supplier.within() };
+        let within = [self.supplier.within(), self.resume.within()].into_iter().flatten().min();
+        let mut interest = Interest { events: nothing, socket: nothing, within };
         // One message of recalls at a time: the rest waits in the socket, where it is bounded.
         interest.events.set(PollFlags::POLLIN, self.supplier.is_idle());
         interest.events.set(PollFlags::POLLOUT, self.supplier.waits_for_room());
         let stuck = waits_for_room || self.supplier.waits_for_the_broker();
-        interest.socket.set(PollFlags::POLLIN, connection.needs_a_reader(stuck));
+        let is_resuming = matches!(self.link, Link::Resuming { .. });
+        let needs_a_reader = is_resuming || connection.needs_a_reader(stuck);
+        interest.socket.set(PollFlags::POLLIN, needs_a_reader);
         interest.socket.set(PollFlags::POLLOUT, waits_for_room);
         if waits_for_room {
             // The kernel calls a socket writable later than a send would succeed: look again.
@@ -169,6 +189,8 @@ impl Server {
             let count = self.look_for_a_broker(shared, connection);
             return Served { count, later: false };
         }
+        // Answers before events: the broker has sent them in this order.
+        let named = self.name_again(shared, connection);
         let mut served = Served::default();
         let ended = PollFlags::POLLHUP | PollFlags::POLLERR;
         let may_read = self.supplier.is_idle() && came.events.contains(PollFlags::POLLIN);
@@ -183,10 +205,57 @@ impl Server {
                 None => served.later |= hung_up,
             }
         }
+        served.count += named + self.name_again(shared, connection);
         if !connection.is_usable() {
             served.count += self.look_for_a_broker(shared, connection);
         }
         served
+    }
+
+    /// Names what is to be named, as far as it goes now; when nothing is left, the application gets the connection. How
+    /// many things came of it.
+    fn name_again(&mut self, shared: &Shared, connection: &Connection) -> usize {
+        let outcome = self.resume.advance(connection);
+        let mut count = usize::from(outcome.is_some());
+        self.tell_of(shared, outcome.unwrap_or_default());
+        let is_done = !self.resume.is_under_way() && !shared.common.holdings.has_waiting();
+        if is_done && connection.is_usable() && matches!(self.link, Link::Resuming { .. }) {
+            self.resumed(shared);
+            count += 1;
+        }
+        count
+    }
+
+    fn tell_of(&self, shared: &Shared, outcome: Outcome) {
+        for refused in outcome.refused {
+            let (id, lease, code) = (refused.id, refused.number, refused.code);
+            tell(shared, Notice::Revoked { id, lease, code });
+        }
+        outcome.lost.iter().for_each(|one| lost(shared, one));
+    }
+
+    /// All is named and answered: every lease is known to the broker or refused. So the caches put away what was refused
+    /// before the page is shown, by which the rest is good again.
+    fn resumed(&mut self, shared: &Shared) {
+        let link = std::mem::replace(&mut self.link, Link::Up);
+        let Link::Resuming { connection, page, pause } = link else { return };
+        shared.common.watchers().iter().for_each(|watcher| watcher.declared());
+        if let Err(error) = connection.show_page(&page) {
+            connection.kill(&error.to_string());
+            return self.try_again_after(pause, &error.to_string());
+        }
+        let sums = self.resume.sums;
+        log::info!(
+            "connection {}: named again {} registrations ({} lost) and {} leases ({} refused)",
+            connection.epoch,
+            sums.registrations,
+            sums.lost,
+            sums.leases,
+            sums.refused
+        );
+        let incarnation = connection.facts.incarnation;
+        shared.replace(connection);
+        tell(shared, Notice::Reconnected { incarnation });
     }
 
     fn read_events(&mut self, shared: &Shared, connection: &Connection) -> Served {
@@ -256,6 +325,11 @@ impl Server {
                 tell(shared, Notice::Reclaim { leases });
             }
             Kind::Revoked => {
+                if self.resume.is_under_way() {
+                    // It may be of a lease whose number is in an answer not read yet.
+                    let outcome = self.resume.advance(connection);
+                    self.tell_of(shared, outcome.unwrap_or_default());
+                }
                 let watchers = connection.common.watchers();
                 for item in message.items::<RevokedItem>()? {
                     let id = allocation(item.slot.get(), item.generation.get());
@@ -282,6 +356,10 @@ impl Server {
     fn look_for_a_broker(&mut self, shared: &Shared, lost: &Connection) -> usize {
         let mut count = 0;
         let settings = &shared.settings;
+        if let Link::Resuming { pause, .. } = self.link {
+            self.supplier.give_up(lost);
+            self.try_again_after(pause, "it was lost again");
+        }
         if let Link::Up = self.link {
             self.see_to_loss(shared, lost);
             let next = settings.reconnect.then(Instant::now);
@@ -301,23 +379,29 @@ impl Server {
         }
         if let Link::Greeting { greeting, pause } = &mut self.link {
             let pause = *pause;
-            let connected = greeting.look().map(|greeted| {
-                let common = Arc::clone(&shared.common);
-                greeted.and_then(|greeted| Connection::new(lost.epoch + 1, greeted, common))
-            });
-            match connected {
+            match greeting.look() {
                 None => {}
-                Some(Ok(connection)) => {
-                    self.link = Link::Up;
-                    let incarnation = connection.facts.incarnation;
-                    shared.replace(Arc::new(connection));
-                    tell(shared, Notice::Reconnected { incarnation });
-                    count += 1;
-                }
+                Some(Ok(greeted)) => count += self.begin(shared, greeted, pause),
                 Some(Err(error)) => self.try_again_after(pause, &error.to_string()),
             }
         }
         count
+    }
+
+    /// A broker has answered: from now on its connection is served, and what this client has is named to it.
+    fn begin(&mut self, shared: &Shared, greeted: Greeted, pause: Duration) -> usize {
+        self.epoch += 1;
+        let (connection, page) = Connection::new(self.epoch, greeted, Arc::clone(&shared.common));
+        let connection = Arc::new(connection);
+        let ended = shared.common.holdings.begin(&connection);
+        self.resume = Resume::new();
+        self.link = Link::Resuming { connection: Arc::clone(&connection), page, pause };
+        if shared.is_stopping() {
+            // The client was dropped meanwhile, and found no next one to end.
+            connection.kill("the client was dropped");
+        }
+        ended.iter().for_each(|one| lost(shared, one));
+        1 + self.name_again(shared, &connection)
     }
 
     fn see_to_loss(&mut self, shared: &Shared, lost: &Connection) {
@@ -325,9 +409,6 @@ impl Server {
         self.hung_up_since = None;
         for owner in shared.common.owners() {
             owner.disconnected();
-        }
-        for watcher in shared.common.watchers() {
-            watcher.disconnected();
         }
         tell(shared, Notice::Disconnected);
     }
@@ -351,12 +432,20 @@ fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
 
+/// A registration has ended with its broker.
+fn lost(shared: &Shared, registration: &LostRegistration) {
+    shared.common.registrants().iter().for_each(|one| one.lost(registration));
+    let LostRegistration { id, owner_allocation_id, base, code, .. } = *registration;
+    tell(shared, Notice::RegistrationLost { id, owner_allocation_id, base, code });
+}
+
 fn drained(shared: &Shared, item: &DrainedItem) {
     let (base, owner_allocation_id) = (item.base.get(), item.owner_allocation_id.get());
     if let Some(owner) = shared.common.owner_of(base) {
         owner.drained(OwnerKey { base, owner_allocation_id });
     }
     let id = allocation(item.slot.get(), item.generation.get());
+    shared.common.holdings.forget(id);
     tell(shared, Notice::Drained { id, owner_allocation_id, base });
 }
 

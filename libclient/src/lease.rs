@@ -1,32 +1,52 @@
 //! The lease: the broker's record that this client holds an allocation. Given back once, on drop at the latest.
-//! Must never wait or panic in drop, and never speak to another broker than the one it is from.
+//! Must never wait or panic in drop, and never name to a broker what is another's: `holdings` knows whose it is.
 
+use crate::common::Common;
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::holdings::{LeaseKey, Mark};
 use crate::limits::PAGE_RESERVED_SLOTS;
 use crate::outbox::OneWay;
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use crate::page::Verdict;
+use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
 use std::sync::Arc;
 
 /// A lease of one allocation: open while the client has the fd, mapped once the memory is imported
 /// and the fd closed. Dropping it gives it back, by one message without an answer.
+///
+/// It goes on over a loss of the broker: the library declares it to the next one, under which it has another number. If
+/// that does not take it, [`crate::Notice::Revoked`] says so, and the memory is to be given up.
 #[derive(Debug)]
 #[must_use = "dropping a lease gives it back"]
 pub struct Lease {
-    connection: Arc<Connection>,
-    number: u64,
+    common: Arc<Common>,
+    mark: Arc<Mark>,
+    key: LeaseKey,
     id: AllocationId,
-    mapped: bool,
+    is_mapped: bool,
+    is_given_back: bool,
 }
 
+/// A message for the broker that knows the lease.
+type Word = Option<(Arc<Connection>, u64)>;
+
 impl Lease {
-    pub(crate) fn new(connection: Arc<Connection>, number: u64, id: AllocationId) -> Self {
-        Lease { connection, number, id, mapped: false }
+    /// Of what was granted for a handle, its fd open.
+    pub(crate) fn new(
+        connection: &Connection,
+        number: u64,
+        id: AllocationId,
+        handle: HandlePrefix,
+    ) -> Self {
+        let common = Arc::clone(&connection.common);
+        let (key, mark) = common.holdings.enter_lease(connection, number, handle);
+        Lease { common, mark, key, id, is_mapped: false, is_given_back: false }
     }
 
-    /// The broker's number of it, as in [`crate::Notice::Revoked`] and `fdbroker holders`.
+    /// The broker's number of it, as in [`crate::Notice::Revoked`] and `fdbroker holders`. Another one after
+    /// [`crate::Notice::Reconnected`].
     pub fn number(&self) -> u64 {
-        self.number
+        self.mark.number()
     }
 
     /// The allocation.
@@ -37,31 +57,31 @@ impl Lease {
     /// Tells the broker that the memory is imported and the fd closed: close it first. The second time nothing
     /// happens. [`crate::Grant::import`] does this by itself.
     pub fn mapped(&mut self) {
-        if !self.mapped {
-            self.mapped = true;
-            self.connection.post(OneWay::Mapped(self.number));
+        if let Some((link, number)) = self.note_mapped() {
+            link.post(OneWay::Mapped(number));
         }
     }
 
     /// The same, to go with the next message to the broker or [`Connection::flush_queued_now`].
     pub(crate) fn mapped_later(&mut self) {
-        if !self.mapped {
-            self.mapped = true;
-            self.connection.queue(OneWay::Mapped(self.number));
+        if let Some((link, number)) = self.note_mapped() {
+            link.queue(OneWay::Mapped(number));
         }
     }
 
     /// Gives it back with the next message to the broker or [`Connection::flush_queued_now`].
-    pub(crate) fn release_later(self) {
-        let connection = Arc::clone(&self.connection);
-        connection.queue(OneWay::Released(self.disarm()));
+    pub(crate) fn release_later(mut self) {
+        if let Some((link, number)) = self.give_back() {
+            link.queue(OneWay::Released(number));
+        }
     }
 
     /// The error of one that is not current.
     pub(crate) fn why_not_current(&self) -> Error {
         let id = self.id;
-        if !self.connection.is_usable() {
-            return self.connection.lost("import");
+        let is_unknown = self.common.page.verdict(id) == Verdict::Unknown;
+        if id.slot < PAGE_RESERVED_SLOTS && (is_unknown || !self.mark.is_known()) {
+            return Error::not_connected(format!("import {id}: the broker was lost meanwhile"));
         }
         match id.slot < PAGE_RESERVED_SLOTS {
             true => Error::new(ErrorCode::Stale, format!("import {id}: it ended meanwhile")),
@@ -75,49 +95,74 @@ impl Lease {
         }
     }
 
-    /// Whether the allocation still lives, the broker lives, and this client is connected to it. No syscall.
+    /// Whether the allocation still lives, the broker lives, and knows this lease. No syscall, no lock.
     pub fn is_current(&self) -> bool {
-        self.connection.is_usable() && self.connection.common.page.is_current(self.id)
+        self.common.process.is_current()
+            // The page first: `Mark::is_known` says why that order is enough.
+            && self.common.page.is_current(self.id)
+            && self.mark.is_known()
+    }
+
+    /// Whether no broker counts it. Only after all were declared: until then it may wait for that.
+    pub(crate) fn is_refused(&self) -> bool {
+        !self.mark.is_known()
     }
 
     /// Gives it back, like drop. Later requests of this client find it gone.
     ///
     /// # Errors
-    /// NOT_CONNECTED when its connection was lost before: the broker has taken it back then.
-    pub fn release(self) -> Result<(), Error> {
-        match self.connection.is_usable() {
-            true => Ok(()),
-            false => Err(self.connection.lost("release")),
+    /// NOT_CONNECTED when there is no broker that knows it: it is not declared to the next one then.
+    pub fn release(mut self) -> Result<(), Error> {
+        match self.give_back() {
+            Some((link, number)) => {
+                link.post(OneWay::Released(number));
+                Ok(())
+            }
+            None => Err(Error::not_connected("release: no broker knows of this lease")),
         }
     }
 
-    /// Gives many back, by one message per 253. Those of a lost connection are skipped.
+    /// Gives many back, by one message per 253. Those that no broker knows are not declared to the next.
     pub fn release_many(leases: impl IntoIterator<Item = Lease>) {
-        let mut leases: Vec<Lease> = leases.into_iter().collect();
-        while let Some(last) = leases.last() {
-            let connection = Arc::clone(&last.connection);
-            let (these, others) = leases
-                .into_iter()
-                .partition::<Vec<_>, _>(|lease| Arc::ptr_eq(&lease.connection, &connection));
-            leases = others;
-            let numbers: Vec<u64> = these.into_iter().map(Lease::disarm).collect();
-            connection.post_all(numbers.into_iter().map(OneWay::Released));
+        let mut link: Option<Arc<Connection>> = None;
+        let mut numbers = Vec::new();
+        for mut lease in leases {
+            let Some((of, number)) = lease.give_back() else { continue };
+            let before = link.take_if(|link| !Arc::ptr_eq(link, &of));
+            if let Some(before) = before {
+                before.post_all(std::mem::take(&mut numbers).into_iter().map(OneWay::Released));
+            }
+            link.get_or_insert(of);
+            numbers.push(number);
+        }
+        if let Some(link) = link {
+            link.post_all(numbers.into_iter().map(OneWay::Released));
         }
     }
 
-    /// Takes the number out without giving the lease back.
-    fn disarm(mut self) -> u64 {
-        std::mem::replace(&mut self.number, NOT_A_LEASE)
+    fn note_mapped(&mut self) -> Word {
+        // In a forked child the lock may be held by a thread that it does not have.
+        if self.is_mapped || !self.common.process.is_current() {
+            return None;
+        }
+        self.is_mapped = true;
+        self.common.holdings.lease_mapped(self.key)
+    }
+
+    /// Takes it out of what is held; once.
+    fn give_back(&mut self) -> Word {
+        if self.is_given_back || !self.common.process.is_current() {
+            return None;
+        }
+        self.is_given_back = true;
+        self.common.holdings.lease_released(self.key)
     }
 }
 
-/// Stands for "given back already" and is never sent; no broker counts so far.
-const NOT_A_LEASE: u64 = u64::MAX;
-
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.number != NOT_A_LEASE {
-            self.connection.post(OneWay::Released(self.number));
+        if let Some((link, number)) = self.give_back() {
+            link.post(OneWay::Released(number));
         }
     }
 }

@@ -15,7 +15,8 @@ pub enum Notice {
         id: AllocationId,
         /// The number of the lease, [`crate::Lease::number`].
         lease: u64,
-        /// STALE (released, address reused, revoked) or OWNER_GONE.
+        /// STALE (released, address reused, revoked) or OWNER_GONE; NO_QUOTA too when the broker came back and did not
+        /// take the lease again.
         code: ErrorCode,
     },
     /// An allocation of this client has ended and its last lease is gone: its memory may be used anew.
@@ -37,11 +38,25 @@ pub enum Notice {
         /// 1 = it ends, 2 = it restarts and keeps all state.
         reason: u32,
     },
-    /// The connection is lost: handles, leases and registrations of it are void.
+    /// The connection is lost. Nothing counts as current until [`Notice::Reconnected`]; keep handles, registrations and
+    /// leases: they go on then, but for those that are told of one by one before.
     Disconnected,
-    /// Connected again: register anew, acquire anew.
+    /// A registration has ended with the broker that was lost: it can neither be exported again nor was it kept, or the
+    /// next broker did not take it. Its handle is void: register anew, and pass on the new handle. Told before
+    /// [`Notice::Reconnected`].
+    RegistrationLost {
+        /// The allocation.
+        id: AllocationId,
+        /// The id it was registered with.
+        owner_allocation_id: u64,
+        /// The address it was registered with.
+        base: u64,
+        /// Why: OWNER_GONE (nothing to export it from, or named too late), STALE, NO_QUOTA, NOT_PERMITTED.
+        code: ErrorCode,
+    },
+    /// Connected again. Handles, registrations and leases of before are good, but for those told of before this.
     Reconnected {
-        /// Of the broker: another value than before means that it lost all former state.
+        /// Of the broker: another value than before means that it is another start of it.
         incarnation: u64,
     },
 }

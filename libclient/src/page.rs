@@ -30,6 +30,17 @@ pub(crate) struct PageFacts {
     pub incarnation: u64,
 }
 
+/// What the page says of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It lives.
+    Current,
+    /// It has ended, said a broker that lives.
+    Ended,
+    /// No broker lives that could say; after a restart in order the same page goes on.
+    Unknown,
+}
+
 /// A fixed range of addresses that shows the broker's page while connected and zeros otherwise.
 /// Zeros read as "the broker is dead", so a reader needs no lock and no flag.
 #[derive(Debug)]
@@ -98,6 +109,21 @@ impl PageRegion {
         }
         is_alive(self.load(LIVENESS_OFFSET))
             && self.load(generation_offset(id.slot)) == id.generation
+    }
+
+    /// The same, telling an end from a broker that is gone. Not for the fast path.
+    pub fn verdict(&self, id: AllocationId) -> Verdict {
+        if self.is_current(id) {
+            return Verdict::Current;
+        }
+        // In this order: a broker that comes back between the first look and this one counts as unknown, or current.
+        let was_alive = is_alive(self.load(LIVENESS_OFFSET));
+        let is_current = self.is_current(id);
+        match was_alive && is_alive(self.load(LIVENESS_OFFSET)) {
+            true if is_current => Verdict::Current,
+            true => Verdict::Ended,
+            false => Verdict::Unknown,
+        }
     }
 
     fn load(&self, offset: usize) -> u32 {

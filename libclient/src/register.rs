@@ -85,6 +85,7 @@ fn register_some(
         return Ok(());
     }
 
+    connection.common.holdings.supersede(sent.iter().map(|index| &batch.deposits[*index]));
     let follow = batch.deposits.len() - results.len();
     let request = Request { deposits: batch.deposits, sent: &sent, follow, deadline };
     let borrowed: Vec<BorrowedFd<'_>> = exports.iter().map(AsFd::as_fd).collect();
@@ -199,13 +200,19 @@ impl Request<'_> {
             |reply| {
                 let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
                 check_count(Kind::RegisterReply, items.len(), self.sent.len())?;
-                let answers = items.iter().map(|item| match item.status.is_ok() {
-                    true => Ok(Registration {
-                        handle: item.handle,
-                        token: item.token,
-                        epoch: connection.epoch,
-                    }),
-                    false => Err(Error::from_status(item.status, "register")),
+                let answers = items.iter().zip(self.sent).map(|(item, index)| {
+                    if !item.status.is_ok() {
+                        return Err(Error::from_status(item.status, "register"));
+                    }
+                    let Registered { handle, token, .. } = *item;
+                    let registration = Registration { handle, token, epoch: connection.epoch };
+                    let deposit = &self.deposits[*index];
+                    connection.common.holdings.enter_registration(
+                        connection,
+                        deposit,
+                        &registration,
+                    );
+                    Ok(registration)
                 });
                 Ok(answers.collect())
             },

@@ -118,6 +118,14 @@ impl Supplier {
                 None => ask(callback, &recall),
             };
             self.recalls.pop_front();
+            let is_gone = match &supply {
+                Ok(supply) => supply.owner_allocation_id != recall.owner_allocation_id,
+                Err(code) => *code == ErrorCode::Stale,
+            };
+            if is_gone {
+                // So says its owner: it is not named to another broker.
+                connection.common.holdings.note_gone(recall.id);
+            }
             self.gathered.push(&recall, supply, place);
         }
     }

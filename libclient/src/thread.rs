@@ -91,7 +91,7 @@ impl LibraryThread {
 fn run(shared: &Shared) {
     let mut server = Server::new();
     while !shared.is_stopping() {
-        let connection = shared.current();
+        let connection = server.connection(shared);
         let interest = server.prepare(shared, &connection);
         let came = server.wait(shared, &connection, &interest, IDLE);
         if shared.is_stopping() {
@@ -101,5 +101,5 @@ fn run(shared: &Shared) {
             std::thread::sleep(HANG_UP_PAUSE);
         }
     }
-    shared.current().kill("the client was dropped");
+    shared.kill_all("the client was dropped");
 }

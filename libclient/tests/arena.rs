@@ -133,7 +133,7 @@ fn recall_when_of_an_arena_then_library_supplies_and_freed_is_stale() {
 }
 
 #[test]
-fn reconnect_when_buffers_were_registered_then_anew_and_old_ranges_are_orphaned() {
+fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ranges_are_orphaned() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
     let builder = Client::builder().on_notice(Box::new(move |notice| {
@@ -141,27 +141,29 @@ fn reconnect_when_buffers_were_registered_then_anew_and_old_ranges_are_orphaned(
     }));
     let (client, peer) = broker.client_with(builder, Terms::default());
     let arena = Arena::new(&client, HostMemory::Memfd, 2 * PAGE).unwrap();
-    let buffer = arena.alloc(PAGE).unwrap();
+    let (buffer, freed) = (arena.alloc(PAGE).unwrap(), arena.alloc(PAGE).unwrap());
     thread::scope(|scope| {
-        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        let call = scope.spawn(|| arena.register([&buffer, &freed], soon()).unwrap());
         peer.registered(&peer.recv(), 8, 1);
         call.join().unwrap();
     });
     drop(peer);
     assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
-    assert_eq!(buffer.handle(), None);
+    // Freed while nobody can say who has it mapped.
+    drop(freed);
+    assert_eq!(arena.orphaned_bytes(), PAGE);
     let peer = broker.accept(Terms::default());
+    let request = peer.recv();
+    let named: Vec<_> = request.redeposit().iter().map(|item| (item.handle, item.token)).collect();
+    assert_eq!(named, [(handle(1), [9; 16])], "the freed one is not named");
+    peer.named(&request, &[Ok(())]);
     notices.recv_timeout(PATIENCE).unwrap();
-    thread::scope(|scope| {
-        let call = scope.spawn(|| buffer.register(soon()).unwrap());
-        peer.registered(&peer.recv(), 8, 2);
-        assert_eq!(call.join().unwrap(), handle(2));
-    });
+    assert_eq!(buffer.register(soon()).unwrap(), handle(1));
     drop(buffer);
     peer.unregistered(&peer.recv_kind(Kind::Unregister), true);
-    eventually("the range's orphaning", || arena.orphaned_bytes() == PAGE);
-    assert_eq!(arena.free_bytes(), PAGE);
-    assert_eq!(arena.reclaim_orphans(), PAGE);
+    eventually("the range's orphaning", || arena.orphaned_bytes() == 2 * PAGE);
+    assert_eq!(arena.free_bytes(), 0);
+    assert_eq!(arena.reclaim_orphans(), 2 * PAGE);
     assert_eq!(arena.free_bytes(), 2 * PAGE);
 }
 

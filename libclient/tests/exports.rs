@@ -363,7 +363,7 @@ fn lookup_when_ended_by_others_then_none_and_register_makes_a_new_one() {
 }
 
 #[test]
-fn reconnect_when_registered_before_then_unknown_and_registered_anew() {
+fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
     let builder = Client::builder().on_notice(Box::new(move |notice| {
@@ -371,25 +371,55 @@ fn reconnect_when_registered_before_then_unknown_and_registered_anew() {
     }));
     let (client, peer) = broker.client_with(builder, Terms::default());
     let exports = Exports::new(&client);
-    let (deposit, other) = (at(0, 4096, 5), at(65536, 4096, 6));
-    register(&exports, &peer, &deposit, 1);
-    register(&exports, &peer, &other, 2);
+    let recallable = |address, id| Deposit { recallable: true, ..at(address, 4096, id) };
+    let [stays, freed, replaced, refused] =
+        [(0, 5), (65536, 6), (131_072, 7), (262_144, 8)].map(|(at, id)| recallable(at, id));
+    let resident = at(524_288, 4096, 9);
+    for (slot, deposit) in (1..).zip([stays, freed, replaced, refused, resident]) {
+        register(&exports, &peer, &deposit, slot);
+    }
     drop(peer);
     assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
-    assert_eq!((exports.lookup(0, BASE), exports.retire(0, BASE), exports.len()), (None, None, 0));
-    let error = exports.register(&deposit, no_export, soon()).unwrap_err();
-    assert_eq!(error.code, ErrorCode::NotConnected);
+    assert_eq!((exports.lookup(0, BASE), exports.len()), (None, 5));
+    assert_eq!(exports.retire(0, freed.base), Some(id(2)));
+    for deposit in [stays, Deposit { owner_allocation_id: 70, ..replaced }] {
+        let error = exports.register(&deposit, no_export, soon()).unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotConnected);
+    }
     let peer = broker.accept(Terms::default());
+    let request = peer.recv();
+    let mut named: Vec<_> = request.redeposit().iter().map(|item| item.handle).collect();
+    let answer = |handle: &Handle| match handle.id() == id(4) {
+        true => Err(ErrorCode::OwnerGone),
+        false => Ok(()),
+    };
+    peer.named(&request, &named.iter().map(answer).collect::<Vec<_>>());
+    named.sort_by_key(|handle| handle.id());
+    assert_eq!(
+        named,
+        [1, 4].map(handle),
+        "neither freed, nor replaced, nor without a way to export it"
+    );
+    let lost = |notice| match notice {
+        Notice::RegistrationLost { id, owner_allocation_id, base, code } => {
+            (id, owner_allocation_id, base, code)
+        }
+        other => panic!("{other:?}"),
+    };
+    let told = [(); 2].map(|()| lost(notices.recv_timeout(PATIENCE).unwrap()));
+    let gone = ErrorCode::OwnerGone;
+    assert_eq!(told, [(id(5), 9, resident.base, gone), (id(4), 8, refused.base, gone)]);
     assert!(matches!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Reconnected { .. }));
-    // The new broker happens to have given the same number to something of another client.
-    peer.page.set(id(1));
-    assert_eq!((exports.lookup(0, BASE), exports.len()), (None, 0));
-    assert_eq!(exports.retire(0, other.base), None);
-    // Nothing of the old ones is unregistered here.
-    assert_eq!(register(&exports, &peer, &deposit, 3), handle(3));
-    assert_eq!(register(&exports, &peer, &other, 4), handle(4));
-    assert_eq!((exports.lookup(0, BASE + 7), exports.len()), (Some(handle(3).at(7)), 2));
+    // The new broker's page says so of all, for a time.
+    (1..6).for_each(|slot| peer.page.set(id(slot)));
+    assert_eq!((exports.lookup(0, BASE + 7), exports.len()), (Some(handle(1).at(7)), 1));
+    assert_eq!(exports.register(&stays, no_export, soon()).unwrap(), handle(1));
+    for deposit in [freed, replaced, refused, resident] {
+        assert_eq!(exports.lookup(0, deposit.base), None);
+    }
     peer.assert_silent();
+    assert_eq!(exports.retire(0, stays.base), Some(id(1)));
+    assert_eq!(peer.recv().unregister(), [id(1)]);
 }
 
 #[test]

@@ -120,62 +120,6 @@ fn idle_when_broker_goes_away_then_noticed_without_a_call() {
 }
 
 #[test]
-fn reconnect_when_broker_is_back_then_old_leases_are_silent_and_new_ones_work() {
-    let mut broker = FakeBroker::listen();
-    let (builder, notices) = noticing();
-    let (client, mut peer) = broker.client_with(builder, Terms::default());
-    let fd = memory(b"");
-    let old = thread::scope(|scope| {
-        let call = scope.spawn(|| client.acquire(&handle(1), soon()).unwrap());
-        let request = peer.recv();
-        peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
-        call.join().unwrap()
-    });
-    peer.page.set(old.info.id);
-    assert!(old.lease.is_current());
-    broker.stop();
-    drop(peer);
-    assert_eq!(next(&notices), Notice::Disconnected);
-    broker.start();
-    let mut peer = broker.accept(Terms::default());
-    assert_eq!(next(&notices), Notice::Reconnected { incarnation: peer.incarnation });
-    assert_eq!(client.incarnation(), peer.incarnation);
-    peer.page.set(old.info.id);
-    assert!(!old.lease.is_current(), "it is of the former connection");
-    assert!(client.is_current(old.info.id), "the new page is shown");
-    drop(old);
-    peer.assert_silent();
-    thread::scope(|scope| {
-        let call = scope.spawn(|| client.acquire(&handle(2), soon()).unwrap());
-        let request = peer.recv_kind(Kind::Acquire);
-        let leases = peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
-        drop(call.join().unwrap());
-        assert_eq!(peer.recv_kind(Kind::Release).leases(), leases);
-    });
-}
-
-#[test]
-fn unregister_when_registered_before_a_reconnect_then_stale_without_asking() {
-    let broker = FakeBroker::listen();
-    let (builder, notices) = noticing();
-    let (client, peer) = broker.client_with(builder, Terms::default());
-    let fd = memory(b"");
-    let registration = thread::scope(|scope| {
-        let call = scope.spawn(|| client.register(&deposit(1), fd.as_fd(), soon()).unwrap());
-        let request = peer.recv_kind(Kind::Register);
-        assert_eq!(request.fds.len(), 1);
-        peer.registered(&request, 8, 3);
-        call.join().unwrap()
-    });
-    drop(peer);
-    assert_eq!(next(&notices), Notice::Disconnected);
-    let peer = broker.accept(Terms::default());
-    next(&notices);
-    assert_eq!(client.unregister(&registration).unwrap_err().code, ErrorCode::Stale);
-    peer.assert_silent();
-}
-
-#[test]
 fn notices_when_broker_sends_events_then_told_in_order() {
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();

@@ -7,6 +7,7 @@ mod common;
 mod support;
 
 mod cache;
+mod comeback;
 mod death;
 mod deposits;
 mod dispatch;
@@ -24,3 +25,4 @@ mod recall;
 mod resident;
 mod restart;
 mod table;
+mod takeover;

@@ -87,6 +87,14 @@ pub enum RefusedState {
         /// How many there are.
         wanted: usize,
     },
+    /// Fewer clients are allowed now.
+    #[error("its {found} clients are more than the {most} allowed; raise limits.max_clients")]
+    Clients {
+        /// Those that it has.
+        found: usize,
+        /// Those that there may be.
+        most: usize,
+    },
     /// Another boot or another directory.
     #[error("it is of another node, boot or directory")]
     Elsewhere,

@@ -25,6 +25,9 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Fds taken out of carriers whose state cannot be read, to be closed: the largest table.
 const MOST_UNKNOWN: usize = 1 << 20;
 
+/// Numbers of connections: slab indices, which must not be taken for a reason to allocate much.
+const MOST_NUMBERS: usize = 1 << 20;
+
 /// A state with its fds, as they came.
 pub(crate) struct Arrived {
     pub state: State,
@@ -144,7 +147,7 @@ impl Arrived {
             settings.core.max_slots = state.page_slots;
         }
         settings.core.first_generation = page.first_generation();
-        let saved = std::mem::take(&mut state.core);
+        let saved = state.core.take().ok_or_else(|| broken("no state of core", 0))?;
         let core = Core::restore(settings.core.clone(), saved, now).map_err(RefusedState::Core)?;
         Ok((core, key, page))
     }
@@ -245,13 +248,16 @@ impl Server {
         for saved in std::mem::take(&mut arrived.state.connections) {
             let index = saved.index as usize;
             let connection = restore_connection(saved, &mut arrived.fds)?;
-            if index >= self.settings.most_connections as usize
-                || connections.insert(index, connection).is_some()
-            {
-                return Err(broken("too many connections, or two with the number", index as u64));
+            if connections.insert(index, connection).is_some() {
+                return Err(broken("two connections with the number", index as u64));
             }
         }
+        let (count, most) = (connections.len(), self.settings.most_connections as usize);
+        let highest = connections.last_key_value().map_or(0, |(index, _)| *index);
         self.connections = connections.into_iter().collect::<Slab<_>>();
+        if count > most || highest >= MOST_NUMBERS {
+            return Err(RefusedState::Clients { found: count, most });
+        }
         self.check_against_core()?;
         self.handshakes = std::mem::take(&mut arrived.state.handshakes)
             .into_iter()

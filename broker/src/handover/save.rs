@@ -183,7 +183,7 @@ impl Server {
             until_us: handshake.until.0,
         });
         Ok(State {
-            core: self.core.save(),
+            core: Some(self.core.save()),
             node: self.identity.node,
             incarnation: self.page.incarnation(),
             page_slots: self.page.slots(),

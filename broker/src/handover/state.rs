@@ -14,7 +14,8 @@ pub(crate) type Fd = u32;
 /// See the module.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct State {
-    pub core: Saved,
+    /// `None`: taken already.
+    pub core: Option<Saved>,
     /// Of the node and boot.
     pub node: u64,
     /// Of the generation page.

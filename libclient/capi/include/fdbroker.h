@@ -216,7 +216,10 @@ fdbroker_code_t fdbroker_handle_parse(const fdbroker_handle_t *handle, fdbroker_
 #define FDBROKER_SHARE_GID 1            /* Clients of the same socket that have the owner's group. */
 #define FDBROKER_SHARE_ANY 2            /* Whoever presents the handle. */
 #define FDBROKER_RECALLABLE 1           /* The recall callback exports it again: the broker may close its fd. */
-#define FDBROKER_KEEP 2                 /* It outlives this process, for a time. */
+
+/* It outlives this process, for a time (the broker's limits.keep_ttl_ms): its handle works on, and the broker never
+ * closes its fd before. Charged to kept_allocations; FDBROKER_NO_QUOTA when those are used up. */
+#define FDBROKER_KEEP 2
 
 /* An allocation to register. */
 typedef struct fdbroker_allocation {
@@ -237,7 +240,8 @@ typedef struct fdbroker_allocation {
 } fdbroker_allocation_t;
 
 /* Registers one allocation: the broker gets a duplicate of its fd. The caller's stays the caller's, and may be closed
- * at once. The handle is good until fdbroker_unregister(), the end of the connection or of this process.
+ * at once. The handle is good until fdbroker_unregister() or the end of this process; over a crash of the broker if it is
+ * FDBROKER_RECALLABLE or FDBROKER_KEEP (FDBROKER_NOTICE_REGISTRATION_LOST tells which were lost).
  *
  * With base set there is one registration per allocation: the same device, base, size and id again give the handle
  * known, without asking the broker. Another size or id there, or a range that overlaps, means that the memory
@@ -274,12 +278,12 @@ fdbroker_code_t fdbroker_unregister_drained(fdbroker_t *broker, const fdbroker_h
 
 /* The handle of the allocation that pointer points into, with the offset inside it: of host memory, or registered
  * with a base. A lookup, no message: 253 pointers into one allocation are one registration. Host memory of the
- * arenas is registered here when it is not yet, or was at a broker of before: that takes until the deadline at most.
+ * arenas is registered here when it is not yet, or no more: that takes until the deadline at most.
  *
  * Also inside a callback, where only what is registered already is found.
  *
  * Errors: FDBROKER_STALE (pointer into nothing that is registered now; of FDBROKER_HOST_ISOLATED and
- * FDBROKER_HOST_DMA_HEAP memory also after a reconnect, which ends its sharing), as fdbroker_register(),
+ * FDBROKER_HOST_DMA_HEAP memory also after a crash of the broker, which ends its sharing), as fdbroker_register(),
  * FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then. */
 fdbroker_code_t fdbroker_get_handle(fdbroker_t *broker, const void *pointer, uint32_t device,
     uint32_t deadline_ms, fdbroker_handle_t *handle);
@@ -359,8 +363,8 @@ fdbroker_code_t fdbroker_lease_mapped(fdbroker_t *broker, uint64_t lease);
  * for a lease given back, for NULL, and in a forked child). Sends nothing. */
 int32_t fdbroker_lease_is_current(fdbroker_t *broker, uint64_t lease);
 
-/* Gives a lease back: close the fd and unmap the memory first. Never waits; also inside a callback. A lease of a
- * connection that was lost is taken back already, and this is FDBROKER_OK.
+/* Gives a lease back: close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK while
+ * there is no broker, too: the next one does not hear of the lease.
  *
  * Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
  * forked child: the lease is the parent's). */
@@ -460,10 +464,17 @@ fdbroker_code_t fdbroker_empty_cache(fdbroker_t *broker, uint64_t *closed);
 #define FDBROKER_NOTICE_RECLAIM 3
 
 #define FDBROKER_NOTICE_GOING_AWAY 4    /* The broker is about to end or to restart. */
-#define FDBROKER_NOTICE_DISCONNECTED 5  /* The connection is lost: handles, leases and registrations of it are void. */
 
-/* Connected again: register anew, exchange handles anew. Host memory is registered anew by fdbroker_get_handle(). */
+/* The connection is lost: nothing can be had until FDBROKER_NOTICE_RECONNECTED. Keep handles, leases and pointers. */
+#define FDBROKER_NOTICE_DISCONNECTED 5
+
+/* Connected again: handles, leases and registrations of before are good, but for those told of one by one before
+ * this (FDBROKER_NOTICE_REVOKED, FDBROKER_NOTICE_REGISTRATION_LOST). */
 #define FDBROKER_NOTICE_RECONNECTED 6
+
+/* A registration of this process has ended with the broker that was lost: it is not FDBROKER_RECALLABLE and was not
+ * kept, or the broker that came back did not take it. Its handle is void; register anew, pass on the new handle. */
+#define FDBROKER_NOTICE_REGISTRATION_LOST 7
 
 /* The broker has closed its fd of an allocation of this process and asks for another one. */
 typedef struct fdbroker_recall {
@@ -501,11 +512,11 @@ typedef fdbroker_code_t (*fdbroker_recall_fn)(void *user, const fdbroker_recall_
 typedef struct fdbroker_notice {
   uint64_t struct_size;          /* Bytes of this struct in the library: fields beyond it are not there. */
   uint32_t kind;                 /* FDBROKER_NOTICE_*; ignore those you do not know. */
-  fdbroker_code_t code;          /* Of FDBROKER_NOTICE_REVOKED. */
+  fdbroker_code_t code;          /* Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST. */
   uint32_t slot;
   uint32_t generation;
   uint64_t lease;                /* Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_RECLAIM, as in fdbroker_grant_t. */
-  uint64_t owner_allocation_id;  /* Of FDBROKER_NOTICE_DRAINED, as registered. */
+  uint64_t owner_allocation_id;  /* Of FDBROKER_NOTICE_DRAINED and FDBROKER_NOTICE_REGISTRATION_LOST, as registered. */
   uint64_t base;                 /* Likewise. */
 } fdbroker_notice_t;
 

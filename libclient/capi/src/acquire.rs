@@ -205,8 +205,8 @@ pub unsafe extern "C" fn fdbroker_lease_is_current(broker: *mut fdbroker_t, leas
     })
 }
 
-/// Gives a lease back: close the fd and unmap the memory first. Never waits; also inside a callback. A lease of a
-/// connection that was lost is taken back already, and this is FDBROKER_OK.
+/// Gives a lease back: close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK while
+/// there is no broker, too: the next one does not hear of the lease.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
 /// forked child: the lease is the parent's).

@@ -69,10 +69,14 @@ pub const FDBROKER_NOTICE_DRAINED: u32 = 2;
 pub const FDBROKER_NOTICE_RECLAIM: u32 = 3;
 /// The broker is about to end or to restart.
 pub const FDBROKER_NOTICE_GOING_AWAY: u32 = 4;
-/// The connection is lost: handles, leases and registrations of it are void.
+/// The connection is lost: nothing can be had until FDBROKER_NOTICE_RECONNECTED. Keep handles, leases and pointers.
 pub const FDBROKER_NOTICE_DISCONNECTED: u32 = 5;
-/// Connected again: register anew, exchange handles anew. Host memory is registered anew by fdbroker_get_handle().
+/// Connected again: handles, leases and registrations of before are good, but for those told of one by one before
+/// this (FDBROKER_NOTICE_REVOKED, FDBROKER_NOTICE_REGISTRATION_LOST).
 pub const FDBROKER_NOTICE_RECONNECTED: u32 = 6;
+/// A registration of this process has ended with the broker that was lost: it is not FDBROKER_RECALLABLE and was not
+/// kept, or the broker that came back did not take it. Its handle is void; register anew, pass on the new handle.
+pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
 
 /// News from the broker. Fields that do not belong to a kind are 0.
 #[repr(C)]
@@ -82,13 +86,13 @@ pub struct fdbroker_notice_t {
     pub struct_size: u64,
     /// FDBROKER_NOTICE_*; ignore those you do not know.
     pub kind: u32,
-    /// Of FDBROKER_NOTICE_REVOKED.
+    /// Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST.
     pub code: fdbroker_code_t,
     pub slot: u32,
     pub generation: u32,
     /// Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_RECLAIM, as in fdbroker_grant_t.
     pub lease: u64,
-    /// Of FDBROKER_NOTICE_DRAINED, as registered.
+    /// Of FDBROKER_NOTICE_DRAINED and FDBROKER_NOTICE_REGISTRATION_LOST, as registered.
     pub owner_allocation_id: u64,
     /// Likewise.
     pub base: u64,
@@ -281,8 +285,19 @@ pub(crate) fn deliver_notice(events: &Events, leases: &Leases, notice: &Notice) 
             }
         }
         Notice::GoingAway { .. } => tell(of(FDBROKER_NOTICE_GOING_AWAY)),
+        Notice::RegistrationLost { id, owner_allocation_id, base, code } => {
+            tell(fdbroker_notice_t {
+                code: fdbroker_code_t::from(*code as u16),
+                owner_allocation_id: *owner_allocation_id,
+                base: *base,
+                ..about(FDBROKER_NOTICE_REGISTRATION_LOST, id)
+            });
+        }
         Notice::Disconnected => tell(of(FDBROKER_NOTICE_DISCONNECTED)),
-        Notice::Reconnected { .. } => tell(of(FDBROKER_NOTICE_RECONNECTED)),
+        Notice::Reconnected { .. } => {
+            leases.renumber();
+            tell(of(FDBROKER_NOTICE_RECONNECTED));
+        }
         // Of a later release of the library: no C program knows it yet.
         _ => {}
     }

@@ -261,8 +261,8 @@ impl Buffer {
             },
             Buffer::Arena(buffer) => Ok(buffer.register(deadline)?),
             Buffer::Isolated(buffer) => buffer.handle().ok_or_else(|| {
-                let text = "get handle: the fd of this isolated memory went with the connection it was \
-                            registered over (or it was revoked); allocate anew";
+                let text = "get handle: the only fd of this isolated memory went with the broker that had \
+                            it (or it was revoked); allocate anew";
                 Failure::new(ErrorCode::Stale, text)
             }),
         }

@@ -39,7 +39,7 @@ impl Leases {
         let mut table = self.table();
         let lease = table.leases.remove(&token).ok_or_else(|| unknown("release", token))?;
         let number = lease.number();
-        // After a reconnect another lease may have the same number.
+        // It may have another number by now, and another lease its former one.
         if table.tokens.get(&number) == Some(&token) {
             table.tokens.remove(&number);
         }
@@ -66,6 +66,12 @@ impl Leases {
     pub fn release_all(&self) {
         let leases = std::mem::take(&mut self.table().leases);
         Lease::release_many(leases.into_values());
+    }
+
+    /// Another broker has given them other numbers.
+    pub fn renumber(&self) {
+        let Table { leases, tokens, .. } = &mut *self.table();
+        *tokens = leases.iter().map(|(token, lease)| (lease.number(), *token)).collect();
     }
 
     /// The token of the broker's number; 0 when the program has no such lease.

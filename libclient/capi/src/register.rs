@@ -29,7 +29,8 @@ pub const FDBROKER_SHARE_ANY: u32 = 2;
 
 /// The recall callback exports it again: the broker may close its fd.
 pub const FDBROKER_RECALLABLE: u32 = 1;
-/// It outlives this process, for a time.
+/// It outlives this process, for a time (the broker's limits.keep_ttl_ms): its handle works on, and the broker never
+/// closes its fd before. Charged to kept_allocations; FDBROKER_NO_QUOTA when those are used up.
 pub const FDBROKER_KEEP: u32 = 2;
 
 /// An allocation to register.
@@ -83,7 +84,8 @@ unsafe impl Growable for fdbroker_allocation_t {
 }
 
 /// Registers one allocation: the broker gets a duplicate of its fd. The caller's stays the caller's, and may be closed
-/// at once. The handle is good until fdbroker_unregister(), the end of the connection or of this process.
+/// at once. The handle is good until fdbroker_unregister() or the end of this process; over a crash of the broker if it is
+/// FDBROKER_RECALLABLE or FDBROKER_KEEP (FDBROKER_NOTICE_REGISTRATION_LOST tells which were lost).
 ///
 /// With base set there is one registration per allocation: the same device, base, size and id again give the handle
 /// known, without asking the broker. Another size or id there, or a range that overlaps, means that the memory
@@ -288,12 +290,12 @@ unsafe fn unregister(
 
 /// The handle of the allocation that pointer points into, with the offset inside it: of host memory, or registered
 /// with a base. A lookup, no message: 253 pointers into one allocation are one registration. Host memory of the
-/// arenas is registered here when it is not yet, or was at a broker of before: that takes until the deadline at most.
+/// arenas is registered here when it is not yet, or no more: that takes until the deadline at most.
 ///
 /// Also inside a callback, where only what is registered already is found.
 ///
 /// Errors: FDBROKER_STALE (pointer into nothing that is registered now; of FDBROKER_HOST_ISOLATED and
-/// FDBROKER_HOST_DMA_HEAP memory also after a reconnect, which ends its sharing), as fdbroker_register(),
+/// FDBROKER_HOST_DMA_HEAP memory also after a crash of the broker, which ends its sharing), as fdbroker_register(),
 /// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_get_handle(

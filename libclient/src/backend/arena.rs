@@ -4,10 +4,11 @@
 use super::ranges::{Emptying, Freed, Ranges, key};
 use super::{HostMemory, MemoryBackend, Pool, check_window};
 use crate::client::Client;
-use crate::common::{MemoryOwner, OwnerKey, Supply, SupplyFd, Unregister};
+use crate::common::{MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd, Unregister};
 use crate::deadline::Deadline;
-use crate::deposit::{Deposit, Export};
+use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
+use crate::holdings::{Ending, LostRegistration};
 use crate::map::page_size;
 use crate::notice::Recall;
 use crate::outbox::OneWay;
@@ -36,9 +37,10 @@ pub(crate) fn next_allocation_id() -> u64 {
 /// A large one costs addresses only: memory is taken when a page is first touched, and what is freed goes back to the
 /// system, apart from some MiB kept at hand.
 ///
-/// When the broker is lost, nobody can say any more which consumers have a buffer mapped. Buffers held can be
-/// registered anew at the next broker; ranges freed after that stay unused ([`Arena::orphaned_bytes`])
-/// until the application, which knows its consumers, calls [`Arena::reclaim_orphans`].
+/// When the broker is lost, nobody can say any more which consumers have a buffer mapped: the next broker hears of
+/// them one by one, and of some late or never. Buffers held go on under their handles; but a range that was registered at a
+/// broker that was lost and is freed, before or after, is not used again by itself ([`Arena::orphaned_bytes`]), until the
+/// application, which knows its consumers, calls [`Arena::reclaim_orphans`].
 #[derive(Clone, Debug)]
 pub struct Arena {
     inner: Arc<Inner>,
@@ -101,6 +103,8 @@ impl Arena {
         let inner = Arc::new(Inner { pool, client, name, kind, share, ranges, shared_fd });
         let owner: Weak<dyn MemoryOwner> = Arc::<Inner>::downgrade(&inner);
         inner.client.common().add_owner(owner);
+        let registrant: Weak<dyn Registrant> = Arc::<Inner>::downgrade(&inner);
+        inner.client.common().add_registrant(registrant);
         Ok(Arena { inner })
     }
 
@@ -131,7 +135,7 @@ impl Arena {
     }
 
     /// Registers buffers of this arena; one handle each, in their order. A buffer registered already keeps its
-    /// handle. After a reconnect they get new ones.
+    /// handle.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
@@ -208,14 +212,12 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Vec<Result<Handle, Error>>, Error> {
         assert!(buffers.iter().all(|buffer| Arc::ptr_eq(&buffer.arena, self)), "of this arena");
-        let connection = self.client.connection("register")?;
-        let epoch = connection.epoch;
+        self.client.connection("register")?;
         let new: Vec<&HostBuffer> = {
             let mut ranges = lock(&self.ranges);
             let mut sending = HashSet::new();
             let mut is_new = |buffer: &&HostBuffer| {
-                let known = ranges.registration(buffer.offset);
-                let is_new = known.is_none_or(|registration| registration.epoch != epoch);
+                let is_new = ranges.registration(buffer.offset).is_none();
                 if is_new {
                     ranges.note_sending(buffer.offset);
                 }
@@ -241,17 +243,19 @@ impl Inner {
         let mut batch = Batch { deposits: &deposits, export: &mut export, fresh };
         let outcomes = self.client.register_batch(&mut batch, deadline)?;
 
-        let mut twice: Vec<AllocationId> = Vec::new();
+        let holdings = &self.client.common().holdings;
+        let mut twice: Vec<Registration> = Vec::new();
         let mut failed: HashMap<usize, Error> = HashMap::new();
         let mut ranges = lock(&self.ranges);
         for (buffer, outcome) in new.iter().zip(outcomes) {
             match outcome {
-                Ok(registration) => {
-                    let id = registration.id();
-                    if !ranges.note_registered(buffer.offset, registration) {
-                        twice.push(id);
+                // Under the lock: if it is lost after this look, it is found here.
+                Ok(registration) if holdings.has(&registration) => {
+                    if !ranges.note_registered(buffer.offset, registration.clone()) {
+                        twice.push(registration);
                     }
                 }
+                Ok(_) => {}
                 Err(error) => drop(failed.insert(buffer.offset, error)),
             }
         }
@@ -264,19 +268,26 @@ impl Inner {
         };
         let handles = buffers.iter().map(handle_of).collect();
         drop(ranges);
-        let once_less = |id| OneWay::Unregister(Unregister { id, key: None });
-        connection.post_all(twice.into_iter().map(once_less));
+        self.client.common().retire(twice.iter().map(Into::into));
         Ok(handles)
     }
 
     fn free(&self, offset: usize, owner_allocation_id: u64) {
-        let connection = self.client.current();
-        let live = connection.is_usable().then_some(connection.epoch);
-        let freed = lock(&self.ranges).free(offset, live);
+        let mut told = None;
+        let end = |registration: &Registration| {
+            let ending = self.client.common().holdings.end(registration.into());
+            if let Ending::Tell(link) = ending {
+                told = Some(link);
+            }
+            told.is_some()
+        };
+        let freed = lock(&self.ranges).free(offset, end);
         match freed {
             Freed::Unregister(id) => {
                 let key = Some(key(self.base(), offset, owner_allocation_id));
-                connection.post(OneWay::Unregister(Unregister { id, key }));
+                if let Some(link) = told {
+                    link.post(OneWay::Unregister(Unregister { id, key }));
+                }
             }
             Freed::Empty(range) => self.empty(range),
             Freed::Done => {}
@@ -339,6 +350,14 @@ impl MemoryOwner for Inner {
 
     fn disconnected(&self) {
         lock(&self.ranges).note_disconnected();
+    }
+}
+
+impl Registrant for Inner {
+    fn lost(&self, registration: &LostRegistration) {
+        if let Some(offset) = self.offset_of(registration.base) {
+            lock(&self.ranges).note_lost(offset, registration.id);
+        }
     }
 }
 

@@ -5,12 +5,10 @@ use super::arena::next_allocation_id;
 use super::dma_heap;
 use super::memfd::{sealed, whole_pages};
 use crate::client::Client;
-use crate::common::Unregister;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping};
-use crate::outbox::OneWay;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -66,8 +64,9 @@ impl IsolatedMemory {
 /// this client as long as it is registered. The process holds no fd for it. As nobody sees anything else
 /// through its fd, it may be shared with anyone ([`Share`]).
 ///
-/// After a reconnect it cannot be shared any more, since its fd went with the connection: the memory stays
-/// usable here, [`IsolatedBuffer::handle`] is `None`, and only a new buffer can be shared.
+/// When the broker is lost (not when it restarts in order) it cannot be shared any more, since its fd is gone with it:
+/// [`crate::Notice::RegistrationLost`] says so, the memory stays usable here, [`IsolatedBuffer::handle`] is `None`, and
+/// only a new buffer can be shared.
 ///
 /// Dropping it ends the registration by one message without an answer, every holder is told, and unmaps the
 /// memory here; consumers that have it mapped keep it until they release it.
@@ -150,12 +149,10 @@ impl IsolatedBuffer {
         self.owner_allocation_id
     }
 
-    /// Whether its handle is good: not after a reconnect, nor once the administrator has revoked it. No syscall.
+    /// Whether its handle is good: not after a loss of the broker, nor once the administrator has revoked it. No syscall.
     pub fn is_shared(&self) -> bool {
-        let connection = self.client.current();
-        connection.is_usable()
-            && connection.epoch == self.registration.epoch
-            && self.client.is_current(self.registration.id())
+        self.client.is_current(self.registration.id())
+            && self.client.common().holdings.has(&self.registration)
     }
 
     /// Its handle, as long as it is good.
@@ -216,10 +213,6 @@ impl Drop for IsolatedBuffer {
         if !self.client.common().process.is_current() {
             return;
         }
-        let connection = self.client.current();
-        if connection.epoch == self.registration.epoch {
-            let id = self.registration.id();
-            connection.post(OneWay::Unregister(Unregister { id, key: None }));
-        }
+        self.client.common().retire([(&self.registration).into()]);
     }
 }

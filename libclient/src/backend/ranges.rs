@@ -124,26 +124,27 @@ impl Ranges {
     pub fn note_registered(&mut self, offset: usize, registration: Registration) -> bool {
         let Some(range) = self.used.get_mut(&offset) else { return true };
         let before = range.registration.as_ref();
-        let is_new =
-            before.is_none_or(|b| b.epoch != registration.epoch || b.id() != registration.id());
+        let is_new = before.is_none_or(|b| b.id() != registration.id());
         range.registration = Some(registration);
         is_new
     }
 
     /// The application is done with it.
-    pub fn free(&mut self, offset: usize, live_epoch: Option<u64>) -> Freed {
+    ///
+    /// `end` ends its registration; whether the broker is told, and so tells when it is drained.
+    pub fn free(&mut self, offset: usize, end: impl FnOnce(&Registration) -> bool) -> Freed {
         let Some(range) = self.used.get_mut(&offset) else { return Freed::Done };
         debug_assert_eq!(range.state, State::Held);
         let registration = range.registration.take();
-        let live = registration.filter(|_| !range.drained);
-        match live {
+        let is_told = registration.as_ref().is_some_and(end);
+        match registration.filter(|_| !range.drained) {
             None if range.exposed => {
                 range.state = State::Orphaned;
                 self.orphaned_bytes += range.span;
                 Freed::Done
             }
             None => self.give_back(offset).map_or(Freed::Done, Freed::Empty),
-            Some(registration) if live_epoch == Some(registration.epoch) => {
+            Some(registration) if is_told => {
                 range.state = State::Draining;
                 Freed::Unregister(registration.id())
             }
@@ -173,12 +174,24 @@ impl Ranges {
         self.release(emptied.offset);
     }
 
-    /// The connection is lost: what was leased will never be reported drained.
+    /// A registration has ended with its broker.
+    pub fn note_lost(&mut self, offset: usize, id: AllocationId) {
+        let range = self.used.get_mut(&offset);
+        if let Some(range) = range
+            && range.registration.as_ref().is_some_and(|registration| registration.id() == id)
+        {
+            range.registration = None;
+            range.exposed = true;
+        }
+    }
+
+    /// The connection is lost: what was leased will never be reported drained. What is held goes on at the next broker,
+    /// but that only knows of those who have declared their leases to it so far.
     pub fn note_disconnected(&mut self) {
         for range in self.used.values_mut() {
             match range.state {
                 State::Held => {
-                    range.exposed |= range.registration.take().is_some() && !range.drained;
+                    range.exposed |= range.registration.is_some() && !range.drained;
                 }
                 State::Draining => {
                     range.state = State::Orphaned;
@@ -303,7 +316,7 @@ mod tests {
         assert_eq!(taken, [0, PAGE, 2 * PAGE, 3 * PAGE]);
         assert_eq!(ranges.take(PAGE, 9), None);
         for offset in [PAGE, 3 * PAGE, 2 * PAGE, 0] {
-            assert_eq!(ranges.free(offset, Some(1)), Freed::Done);
+            assert_eq!(ranges.free(offset, |_| true), Freed::Done);
         }
         assert_eq!(ranges.room(), (4 * PAGE, 4 * PAGE));
     }
@@ -314,7 +327,7 @@ mod tests {
         ranges.take(PAGE, 7).expect("room");
         assert!(ranges.note_registered(0, registration(3, 1)));
         let id = AllocationId { slot: 3, generation: 1 };
-        assert_eq!(ranges.free(0, Some(1)), Freed::Unregister(id));
+        assert_eq!(ranges.free(0, |_| true), Freed::Unregister(id));
         assert_eq!(ranges.take(PAGE, 8), None);
         assert_eq!(ranges.note_drained(0, 6), None);
         assert_eq!(ranges.take(PAGE, 8), None, "another allocation was drained");
@@ -328,7 +341,7 @@ mod tests {
         ranges.take(PAGE, 7).expect("room");
         assert!(ranges.note_registered(0, registration(3, 1)));
         assert_eq!(ranges.note_drained(0, 7), None);
-        assert_eq!(ranges.free(0, Some(1)), Freed::Done);
+        assert_eq!(ranges.free(0, |_| true), Freed::Done);
         assert_eq!(ranges.room().0, PAGE);
     }
 
@@ -339,12 +352,11 @@ mod tests {
         ranges.take(PAGE, 8).expect("room");
         assert!(ranges.note_registered(0, registration(3, 1)));
         assert!(ranges.note_registered(PAGE, registration(4, 1)));
-        ranges.free(0, Some(1));
+        ranges.free(0, |_| true);
         ranges.note_disconnected();
         assert_eq!(ranges.orphaned_bytes(), PAGE);
-        assert_eq!(ranges.registration(PAGE), None);
-        assert!(ranges.note_registered(PAGE, registration(5, 2)));
-        ranges.free(PAGE, Some(2));
+        assert_eq!(ranges.registration(PAGE), Some(&registration(4, 1)), "it goes on");
+        ranges.free(PAGE, |_| true);
         assert_eq!(ranges.note_drained(PAGE, 8), None);
         assert_eq!(ranges.orphaned_bytes(), 2 * PAGE, "the old broker's leases are unknown");
         assert_eq!(ranges.reclaim_orphans(), (2 * PAGE, vec![]));
@@ -356,8 +368,23 @@ mod tests {
         let mut ranges = Ranges::new(PAGE);
         ranges.take(PAGE, 7).expect("room");
         assert!(ranges.note_registered(0, registration(3, 1)));
-        assert_eq!(ranges.free(0, None), Freed::Done);
+        assert_eq!(ranges.free(0, |_| false), Freed::Done);
         assert_eq!(ranges.orphaned_bytes(), PAGE);
+    }
+
+    #[test]
+    fn lost_when_held_then_registered_anew_and_still_exposed() {
+        let mut ranges = Ranges::new(PAGE);
+        ranges.take(PAGE, 7).expect("room");
+        assert!(ranges.note_registered(0, registration(3, 1)));
+        ranges.note_lost(0, AllocationId { slot: 4, generation: 1 });
+        assert!(ranges.registration(0).is_some(), "another one was lost");
+        ranges.note_lost(0, AllocationId { slot: 3, generation: 1 });
+        assert_eq!(ranges.registration(0), None);
+        assert!(ranges.note_registered(0, registration(5, 2)));
+        ranges.free(0, |_| true);
+        assert_eq!(ranges.note_drained(0, 7), None);
+        assert_eq!(ranges.orphaned_bytes(), PAGE, "holders of the lost one are unknown");
     }
 
     const WARM: usize = ARENA_WARM_BYTES;
@@ -367,9 +394,9 @@ mod tests {
         let mut ranges = Ranges::new(3 * WARM);
         let taken: Vec<usize> =
             (0..3).map(|id| ranges.take(WARM, id).expect("room").offset).collect();
-        assert_eq!(ranges.free(taken[0], None), Freed::Done);
+        assert_eq!(ranges.free(taken[0], |_| false), Freed::Done);
         let emptying = Emptying { offset: taken[1], span: WARM };
-        assert_eq!(ranges.free(taken[1], None), Freed::Empty(emptying));
+        assert_eq!(ranges.free(taken[1], |_| false), Freed::Empty(emptying));
         assert_eq!(ranges.room(), (WARM, WARM));
         assert!(!ranges.is_held(taken[1], 1), "a recall of it is answered STALE");
         assert_eq!(ranges.note_drained(taken[1], 1), None);
@@ -383,18 +410,22 @@ mod tests {
         let mut ranges = Ranges::new(8 * WARM);
         for id in 0..100 {
             let one = ranges.take(WARM, id).expect("room").offset;
-            assert_eq!(ranges.free(one, None), Freed::Done, "the same warm range again and again");
+            assert_eq!(
+                ranges.free(one, |_| false),
+                Freed::Done,
+                "the same warm range again and again"
+            );
         }
         // A part of it in use: the rest is still warm, the part comes back warm.
         let part = ranges.take(3 * PAGE, 100).expect("room");
         assert_eq!((part.offset, ranges.warm_bytes), (0, WARM - 3 * PAGE));
         let middle = ranges.take(PAGE, 101).expect("room");
-        assert_eq!(ranges.free(part.offset, None), Freed::Done);
+        assert_eq!(ranges.free(part.offset, |_| false), Freed::Done);
         assert_eq!(ranges.warm_bytes, WARM - PAGE);
         let all = ranges.take(2 * WARM, 102).expect("room");
         assert_eq!(ranges.warm_bytes, 3 * PAGE, "what it covers is in use");
-        assert_eq!(ranges.free(middle.offset, None), Freed::Done);
-        assert!(matches!(ranges.free(all.offset, None), Freed::Empty(_)));
+        assert_eq!(ranges.free(middle.offset, |_| false), Freed::Done);
+        assert!(matches!(ranges.free(all.offset, |_| false), Freed::Empty(_)));
         let sum: usize = ranges.warm.values().sum();
         assert_eq!((sum, ranges.warm_bytes), (4 * PAGE, 4 * PAGE));
     }
@@ -405,7 +436,7 @@ mod tests {
         for id in 0..3 {
             let offset = ranges.take(WARM, id).expect("room").offset;
             assert!(ranges.note_registered(offset, registration(id as u32, 1)));
-            ranges.free(offset, None);
+            ranges.free(offset, |_| false);
         }
         let (bytes, emptying) = ranges.reclaim_orphans();
         assert_eq!((bytes, emptying.len(), ranges.room().1), (3 * WARM, 2, WARM));

@@ -7,6 +7,7 @@ use crate::lease::Lease;
 use crate::limits::{CACHE_ENTRIES, PAGE_RESERVED_SLOTS};
 use fdbroker_protocol::AllocationId;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Memory open, with its lease.
@@ -26,6 +27,7 @@ struct Kept {
     held: Option<Held>,
     /// Of the entry.
     number: u32,
+    is_listed: bool,
     bytes: u64,
     /// Towards the most recent.
     newer: u32,
@@ -91,7 +93,8 @@ impl Cold {
         self.open += 1;
         self.bytes += bytes;
         let lease = held.lease.number();
-        let kept = Kept { held: Some(held), number, bytes, newer: NONE, older: NONE };
+        let (newer, older) = (NONE, NONE);
+        let kept = Kept { held: Some(held), number, is_listed: false, bytes, newer, older };
         let place = match self.free.pop() {
             Some(place) => {
                 self.kept[place as usize] = kept;
@@ -151,6 +154,30 @@ impl Cold {
         self.by_lease.get(&lease).copied()
     }
 
+    /// All leases have new numbers: the old ones are nobody's.
+    pub fn forget_numbers(&mut self) {
+        self.by_lease.clear();
+    }
+
+    /// Up to `most` places from `from` on; `None`: there are no more.
+    pub fn places(&self, from: u32, most: usize) -> Option<Range<u32>> {
+        let left = self.kept.len().checked_sub(from as usize).filter(|left| *left > 0)?;
+        let most = u32::try_from(left.min(most)).expect("at most CACHE_ENTRIES");
+        Some(from..from + most)
+    }
+
+    /// Notes the lease's number of now, if the entry at this place is listed. Its entry's number when its lease was
+    /// refused.
+    pub fn renumber(&mut self, place: u32) -> Option<u32> {
+        let kept = &self.kept[place as usize];
+        let lease = &kept.held.as_ref().filter(|_| kept.is_listed)?.lease;
+        if lease.is_refused() {
+            return Some(kept.number);
+        }
+        self.by_lease.insert(lease.number(), place);
+        None
+    }
+
     /// The place of the least recent of the list.
     pub fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
@@ -177,12 +204,14 @@ impl Cold {
         }
         let kept = &mut self.kept[place as usize];
         (kept.newer, kept.older) = (NONE, older);
+        kept.is_listed = true;
         self.listed += 1;
     }
 
     fn unlink(&mut self, place: u32) {
         let kept = &mut self.kept[place as usize];
         let (newer, older) = (kept.newer, kept.older);
+        kept.is_listed = false;
         match newer {
             NONE => self.newest = older,
             newer => self.kept[newer as usize].older = older,

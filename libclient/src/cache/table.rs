@@ -12,6 +12,7 @@ use crate::common::Common;
 use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
+use crate::page::Verdict;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -153,8 +154,15 @@ impl Table {
         None
     }
 
-    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state:
-    /// a reconnect detaches everything before it shows another page, so what is LIVE after was judged by its own.
+    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state.
+    ///
+    /// Over a loss of the broker entries stay as they are, while the page shows nothing: all hits are misses. Before the
+    /// next broker's page is shown, every lease is declared to it or refused, and what was refused is detached
+    /// (`note_declared`). So who reads the next page as current reads a state after that: LIVE means declared. Who has
+    /// read the page before the loss and the state after it gets memory that was current when it asked, pinned, so that it
+    /// stays open; its lease is declared or refused like that of any import in use. An allocation of another generation
+    /// matches neither: generations grow over all brokers of a directory, and the entry's is compared. Of another
+    /// directory's broker, whose generations may repeat, every lease is refused, as its key is another.
     #[inline]
     fn validate(&self, entry: &Entry, tag: u64, id: AllocationId, access: Access) -> Option<Word> {
         let is_current = self.common.page.is_current(id);
@@ -256,7 +264,9 @@ impl Table {
         let id = handle.id();
         if let Some(number) = self.listed(id.slot) {
             let row = self.row(number);
-            if !self.common.page.is_current(cold.id(place(row))) {
+            let verdict = self.common.page.verdict(cold.id(place(row)));
+            // No broker that could say: the entry stays, for when one is back.
+            if verdict == Verdict::Ended {
                 cold.stale += 1;
                 closed.extend(self.detach(cold, number));
             } else if let Some(word) =
@@ -454,22 +464,25 @@ impl Table {
         }
     }
 
-    /// The connection is lost, and with it every lease: nothing is found any more.
-    pub fn detach_all(&self) {
+    /// All leases have been declared to a new broker. What it has refused is found no more; the rest has new numbers. No
+    /// page is shown meanwhile, so nothing is a hit. In pieces, as a miss of another thread may wait for the lock.
+    pub fn note_declared(&self) {
+        let mut from = 0;
         loop {
             let mut closed = Vec::new();
             let mut cold = lock(&self.cold);
-            for _ in 0..CLOSE_CHUNK {
-                let Some(oldest) = cold.oldest() else { break };
-                let number = cold.number(oldest);
-                closed.extend(self.detach(&mut cold, number));
+            if from == 0 {
+                cold.forget_numbers();
             }
-            let is_done = cold.oldest().is_none();
+            let Some(places) = cold.places(from, CLOSE_CHUNK) else { return };
+            from = places.end;
+            for place in places {
+                if let Some(number) = cold.renumber(place) {
+                    closed.extend(self.detach(&mut cold, number));
+                }
+            }
             drop(cold);
             close_all(closed);
-            if is_done {
-                return;
-            }
         }
     }
 

@@ -14,7 +14,7 @@ impl LeaseWatcher for Cache {
         self.table.reclaim(leases);
     }
 
-    fn disconnected(&self) {
-        self.table.detach_all();
+    fn declared(&self) {
+        self.table.note_declared();
     }
 }

@@ -1,5 +1,5 @@
 //! The producer's table: one registration per allocation, however many pointers into it are exported.
-//! Must never give out the handle of memory that was freed, replaced, ended or registered before a reconnect.
+//! Must never give out the handle of memory that was freed, replaced or ended.
 //!
 //! **Order.** What is being registered stands in `underway`, what is registered in `known`; neither holds two
 //! ranges that overlap. Whoever wants a range in which another is under way waits for that answer first, so the
@@ -8,21 +8,22 @@
 //! **Lock order**: underway, then known. No lock is held over an export, a message or an answer.
 
 mod known;
-mod spans;
+pub(crate) mod spans;
 
 use crate::client::Client;
-use crate::common::Unregister;
+use crate::common::Registrant;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
-use crate::outbox::OneWay;
+use crate::holdings::LostRegistration;
+use crate::page::Verdict;
 use crate::register::Batch;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
-use known::{Entry, Known, Retired};
+use known::{Entry, Known};
 use spans::{Place, Spans, place_of};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 /// The registrations of a producer whose memory has addresses: asked for the same allocation again, it gives
@@ -30,8 +31,9 @@ use std::time::Instant;
 ///
 /// An allocation is the same when device, base, size and id are. Another size or id at an address, or a range that
 /// overlaps, means that the memory there was freed: the old registration is retired at once, and
-/// its handle never given out again. A registration that has ended otherwise (an administrator's revoke, a lost
-/// connection) is not given out either; registering makes a new one.
+/// its handle never given out again. A registration that has ended otherwise (an administrator's revoke) is not given out
+/// either; registering makes a new one. Over a loss of the broker registrations go on, but for those told of by
+/// [`crate::Notice::RegistrationLost`].
 ///
 /// One per [`Client`], shared by its threads. It keeps the client connected, and has as many entries as
 /// this client has registrations by it, which the broker's cap on allocations bounds; those ended by
@@ -39,11 +41,31 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Exports {
     client: Client,
-    known: RwLock<Known>,
+    known: Arc<Table>,
     /// Those whose answer a thread awaits.
     underway: Mutex<Spans<Underway>>,
     /// One of them has been answered.
     answered: Condvar,
+}
+
+/// What is registered.
+#[derive(Debug, Default)]
+struct Table(RwLock<Known>);
+
+impl Registrant for Table {
+    fn lost(&self, registration: &LostRegistration) {
+        self.write().remove_lost(registration.id, registration.birth);
+    }
+}
+
+impl Table {
+    fn read(&self) -> RwLockReadGuard<'_, Known> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A registration whose answer is awaited.
@@ -75,9 +97,12 @@ enum Looked {
 impl Exports {
     /// An empty table.
     pub fn new(client: &Client) -> Self {
+        let known: Arc<Table> = Arc::default();
+        let registrant: std::sync::Weak<Table> = Arc::downgrade(&known);
+        client.common().add_registrant(registrant);
         Exports {
             client: client.clone(),
-            known: RwLock::default(),
+            known,
             underway: Mutex::default(),
             answered: Condvar::new(),
         }
@@ -139,7 +164,7 @@ impl Exports {
         deadline: Deadline,
     ) -> Result<Vec<Result<Handle, Error>>, Error> {
         assert_eq!(deposits.len(), fds.len(), "one fd per deposit");
-        self.client.connection("register")?;
+        self.connected(deposits)?;
         let mut handles: Vec<Option<Result<Handle, Error>>> = Vec::new();
         handles.resize_with(deposits.len(), || None);
         let mut claims: Vec<(usize, Option<Claim<'_>>)> = Vec::new();
@@ -177,29 +202,33 @@ impl Exports {
     }
 
     /// The handle of the registered allocation that `pointer` points into, with its offset set. No message, no
-    /// wait. `None`: unknown, ended, or registered before a reconnect.
+    /// wait. `None`: unknown, ended, or there is no broker.
     pub fn lookup(&self, device: u32, pointer: u64) -> Option<Handle> {
-        let epoch = self.live_epoch()?;
-        let known = self.read();
-        let (offset, entry) = known.containing(epoch, device, pointer)?;
-        self.client.is_current(entry.handle.id()).then(|| entry.handle.at(offset))
+        if !self.client.is_connected() {
+            return None;
+        }
+        let known = self.known.read();
+        let (offset, entry) = known.containing(device, pointer)?;
+        (!self.has_ended(entry.handle.id())).then(|| entry.handle.at(offset))
     }
 
     /// The allocation at `base` was freed: it is gone from the table at once and ended at the broker by one
     /// message without an answer; which it was. Who must know when the last consumer has released
     /// it calls [`Exports::unregister`] instead. Fine in a callback.
     pub fn retire(&self, device: u32, base: u64) -> Option<AllocationId> {
-        // Not in a forked child: the locks may be held by a thread it does not have.
-        let epoch = self.live_epoch()?;
+        // The locks may be held by a thread that a forked child does not have.
+        if self.client.is_forked_copy() {
+            return None;
+        }
         let mut underway = lock(&self.underway);
         if let Some(other) = underway.get_mut((device, base)) {
             other.superseded = true;
         }
-        let retired = self.write().remove(epoch, (device, base));
+        let retired = self.known.write().remove((device, base));
         drop(underway);
-        let id = retired?.handle.id();
-        self.unregister_one_way(vec![Retired { id, epoch }]);
-        Some(id)
+        let retired = retired?;
+        self.unregister_one_way(vec![retired]);
+        Some(retired.handle.id())
     }
 
     /// The handle of an allocation, offset 0, if it is registered: by device, base, size and id.
@@ -218,17 +247,20 @@ impl Exports {
     /// # Errors
     /// As [`Client::unregister`].
     pub fn unregister(&self, id: AllocationId) -> Result<Drained, Error> {
-        let epoch = self.client.connection("unregister")?.epoch;
-        let known = self.write().remove_id(epoch, id);
-        let epoch = known.map(|_| epoch);
+        if crate::events::is_in_callback() || self.client.is_forked_copy() {
+            // Refused, and nothing touched.
+            self.client.connection("unregister")?;
+        }
+        let known = self.known.write().remove_id(id);
+        let epoch = known.map(|entry| entry.birth);
         self.client.unregister(RegistrationRef { id, epoch })
     }
 
     /// Allocations in the table; some of them may have ended otherwise.
     pub fn len(&self) -> usize {
-        match self.live_epoch() {
-            Some(epoch) => self.read().len(epoch),
-            None => 0,
+        match self.client.is_forked_copy() {
+            false => self.known.read().len(),
+            true => 0,
         }
     }
 
@@ -245,7 +277,7 @@ impl Exports {
         if let Some(handle) = self.known_as(place, &deposit) {
             return Ok(handle);
         }
-        self.client.connection("register")?;
+        self.connected(batch.deposits)?;
         match self.find_waiting(place, &deposit, deadline)? {
             Found::Known(handle) => Ok(handle),
             Found::Claimed(claim) => claim.keep(&deposit, &self.send_one(batch, deadline)?),
@@ -264,10 +296,32 @@ impl Exports {
 
     /// The handle of this very allocation, if it is registered.
     fn known_as(&self, place: Place, deposit: &Deposit) -> Option<Handle> {
-        let epoch = self.live_epoch()?;
-        let known = self.read();
-        let entry = known.exact(epoch, place, deposit)?;
-        self.client.is_current(entry.handle.id()).then_some(entry.handle)
+        if !self.client.is_connected() {
+            return None;
+        }
+        let known = self.known.read();
+        let entry = known.exact(place, deposit)?;
+        (!self.has_ended(entry.handle.id())).then_some(entry.handle)
+    }
+
+    /// Whether a broker says so. When none can, the registration stays: it goes on at the next.
+    fn has_ended(&self, id: AllocationId) -> bool {
+        self.client.common().page.verdict(id) == Verdict::Ended
+    }
+
+    /// That there is a broker. If not: what is in these ranges besides the very same allocations is not there any more, and
+    /// is not named to the next one.
+    fn connected(&self, deposits: &[Deposit]) -> Result<(), Error> {
+        let connected = self.client.connection("register").map(drop);
+        if connected.as_ref().is_err_and(|error| error.code == ErrorCode::NotConnected)
+            && !self.client.is_forked_copy()
+        {
+            for (place, deposit) in deposits.iter().filter_map(|one| Some((place_of(one)?, one))) {
+                let replaced = self.known.write().take_others(place, deposit);
+                self.unregister_one_way(replaced);
+            }
+        }
+        connected
     }
 
     /// Finds a deposit's allocation, or its range free for the caller, without waiting.
@@ -313,7 +367,7 @@ impl Exports {
         underway: &mut Spans<Underway>,
         place: Place,
         deposit: &Deposit,
-    ) -> (Looked, Vec<Retired>) {
+    ) -> (Looked, Vec<Entry>) {
         let (size_bytes, owner_allocation_id) = (deposit.size_bytes, deposit.owner_allocation_id);
         let same = underway.exact(place, size_bytes);
         if same.is_some_and(|other| other.owner_allocation_id == owner_allocation_id) {
@@ -322,7 +376,15 @@ impl Exports {
         if let Some(handle) = self.known_as(place, deposit) {
             return (Looked::Known(handle), Vec::new());
         }
-        let retired = self.write().take_overlapping(place, size_bytes);
+        let retired = {
+            let mut known = self.known.write();
+            let is_kept = known.exact(place, deposit).map(|entry| entry.handle);
+            if let Some(handle) = is_kept.filter(|handle| !self.has_ended(handle.id())) {
+                // Lost right now: nobody can register it, and it goes on.
+                return (Looked::Known(handle), Vec::new());
+            }
+            known.take_overlapping(place, size_bytes)
+        };
         let others = underway.overlapping(place, size_bytes);
         if others.is_empty() {
             let entry = Underway { owner_allocation_id, superseded: false };
@@ -336,7 +398,7 @@ impl Exports {
     }
 
     /// What was looked up, after the locks: tells the broker what was retired.
-    fn found(&self, place: Place, looked: Looked, retired: Vec<Retired>) -> Found<'_> {
+    fn found(&self, place: Place, looked: Looked, retired: Vec<Entry>) -> Found<'_> {
         self.unregister_one_way(retired);
         match looked {
             Looked::Known(handle) => Found::Known(handle),
@@ -345,33 +407,13 @@ impl Exports {
         }
     }
 
-    /// Ends what is of the connection of the moment; what is of an older one ended with it.
-    fn unregister_one_way(&self, retired: Vec<Retired>) {
-        if retired.is_empty() {
-            return;
-        }
-        let connection = self.client.current();
-        let current = retired.iter().filter(|one| one.epoch == connection.epoch);
-        connection
-            .post_all(current.map(|one| OneWay::Unregister(Unregister { id: one.id, key: None })));
-    }
-
-    /// The epoch of the connection of the moment; `None`: there is none, or this is a forked child, where the
-    /// locks may be held by a thread it does not have.
-    fn live_epoch(&self) -> Option<u64> {
-        if !self.client.common().process.is_current() {
-            return None;
-        }
-        let connection = self.client.current();
-        connection.is_usable().then_some(connection.epoch)
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, Known> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Known> {
-        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    /// Ends them, at the broker too if there is one.
+    fn unregister_one_way(&self, retired: Vec<Entry>) {
+        let registration = |one: Entry| {
+            let epoch = Some(one.birth);
+            RegistrationRef { id: one.handle.id(), epoch }
+        };
+        self.client.common().retire(retired.into_iter().map(registration));
     }
 }
 
@@ -385,33 +427,35 @@ impl Claim<'_> {
     /// The broker has registered it: into the table, unless it was superseded meanwhile.
     fn keep(self, deposit: &Deposit, registration: &Registration) -> Result<Handle, Error> {
         let (exports, place) = (self.exports, self.place);
-        let (handle, epoch) = (registration.handle, registration.epoch);
+        let (handle, birth) = (registration.handle, registration.epoch);
+        let owner_allocation_id = deposit.owner_allocation_id;
+        let entry = Entry { handle, owner_allocation_id, birth };
         let underway = lock(&exports.underway);
         let superseded = underway.get(place).is_none_or(|one| one.superseded);
+        let mut is_lost = false;
         let retired = match superseded {
-            true => vec![Retired { id: handle.id(), epoch }],
+            true => vec![entry],
             false => {
-                let owner_allocation_id = deposit.owner_allocation_id;
-                let mut known = exports.write();
-                let swept = known.sweep(|id| exports.client.is_current(id));
-                known.insert(
-                    epoch,
-                    place,
-                    deposit.size_bytes,
-                    Entry { handle, owner_allocation_id },
-                );
+                let mut known = exports.known.write();
+                let swept = known.sweep(|id| exports.has_ended(id));
+                // Under the lock: if it is lost after this look, it is found in the table.
+                is_lost = !exports.client.common().holdings.has(registration);
+                if !is_lost {
+                    known.insert(place, deposit.size_bytes, entry);
+                }
                 swept
             }
         };
         drop(underway);
         drop(self);
         exports.unregister_one_way(retired);
-        match superseded {
+        if superseded {
+            let context = "register: the memory was freed or replaced meanwhile";
+            return Err(Error::new(ErrorCode::Stale, context));
+        }
+        match is_lost {
             false => Ok(handle),
-            true => {
-                let context = "register: the memory was freed or replaced meanwhile";
-                Err(Error::new(ErrorCode::Stale, context))
-            }
+            true => Err(Error::not_connected("register: the broker was lost meanwhile")),
         }
     }
 }

@@ -6,7 +6,7 @@ use fdbroker_client::{
     Access, CacheSettings, CachedImport, Client, ClientBuilder, Error, ErrorCode, Handle,
     ImportCache,
 };
-use fdbroker_protocol::message::GrantItem;
+use fdbroker_protocol::message::{GrantItem, NO_FD};
 use fdbroker_protocol::{AllocationId, Kind, MemoryKind, Status, Writer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,6 +25,8 @@ pub struct Log {
     pub mapped: Vec<Vec<u64>>,
     /// Each release: its leases.
     pub released: Vec<Vec<u64>>,
+    /// Each declare: its allocations, and whether their fds are open.
+    pub declared: Vec<Vec<(AllocationId, bool)>>,
     /// Leases open, and of what.
     pub leases: BTreeMap<u64, AllocationId>,
     /// Leases ever given.
@@ -125,15 +127,32 @@ pub fn assert_bytes(import: &CachedImport<'_>, slot: u32) {
 
 impl Granting {
     pub fn start(peer: Peer) -> Self {
+        Self::start_at(peer, 0)
+    }
+
+    /// The same of a broker that gives other numbers to leases.
+    pub fn start_at(peer: Peer, last_lease: u64) -> Self {
+        let granting = Self::silent(peer);
+        granting.change(|script| script.log.next_lease = last_lease);
+        granting.serve()
+    }
+
+    /// One that does not serve yet.
+    pub fn silent(peer: Peer) -> Self {
         let peer = Arc::new(peer);
         let script: Arc<(Mutex<Script>, Condvar)> = Arc::default();
         (1..SLOTS).for_each(|slot| peer.page.set(handle(slot).id()));
-        let server = std::thread::spawn({
-            let (peer, script) = (Arc::clone(&peer), Arc::clone(&script));
+        Granting { peer, script, server: None }
+    }
+
+    /// Serves from now on.
+    pub fn serve(mut self) -> Self {
+        self.server = Some(std::thread::spawn({
+            let (peer, script) = (Arc::clone(&self.peer), Arc::clone(&self.script));
             // It ends with the connection.
             move || while serve_one(&peer, &script).is_some() {}
-        });
-        Granting { peer, script, server: Some(server) }
+        }));
+        self
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Script) -> T) -> T {
@@ -144,6 +163,10 @@ impl Granting {
 
     pub fn log<T>(&self, read: impl FnOnce(&Log) -> T) -> T {
         self.change(|script| read(&script.log))
+    }
+
+    pub fn log_mut<T>(&self, change: impl FnOnce(&mut Log) -> T) -> T {
+        self.change(|script| change(&mut script.log))
     }
 
     /// Acquires so far.
@@ -218,6 +241,12 @@ fn serve_one(peer: &Peer, script: &(Mutex<Script>, Condvar)) -> Option<()> {
             log.released.push(leases);
         }
         Kind::Cancel => {}
+        Kind::Declare => {
+            let wanted = request.declare();
+            let mut state = script.0.lock().unwrap();
+            state.log.declared.push(wanted.clone());
+            declare(peer, &mut state, request.id, &wanted);
+        }
         kind => panic!("unexpected {kind}"),
     }
     Some(())
@@ -248,6 +277,25 @@ fn answer(peer: &Peer, script: &mut Script, request: u64, ids: &[AllocationId]) 
     }
     let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
     peer.send(writer.finish(ids.len(), fds.len()), &borrowed);
+}
+
+fn declare(peer: &Peer, script: &mut Script, request: u64, wanted: &[(AllocationId, bool)]) {
+    let mut writer = Writer::new();
+    writer.start(Kind::Granted, request);
+    for (id, _) in wanted {
+        let mut item = no_grant();
+        match script.refused.get(&id.slot) {
+            Some(code) => item.status = Status::error(*code),
+            None => {
+                script.log.next_lease += 1;
+                let lease = script.log.next_lease;
+                script.log.leases.insert(lease, *id);
+                item = granted(*id, lease, NO_FD);
+            }
+        }
+        writer.push(&item);
+    }
+    peer.send(writer.finish(wanted.len(), 0), &[]);
 }
 
 fn granted(id: AllocationId, lease: u64, fd_index: u16) -> GrantItem {

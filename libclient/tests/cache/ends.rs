@@ -3,7 +3,7 @@
 use crate::broker::*;
 use crate::support::*;
 use fdbroker_client::{Access, Client, ErrorCode, Notice};
-use fdbroker_protocol::message::RevokedItem;
+use fdbroker_protocol::message::{LeaseItem, RevokedItem};
 use fdbroker_protocol::{Kind, Writer};
 use std::sync::mpsc::channel;
 
@@ -19,6 +19,15 @@ fn revoke(rig: &Rig, slot: u32, lease: u64) {
     let mut writer = Writer::new();
     writer.start(Kind::Revoked, 0).push(&item);
     rig.granting.peer.send_event(writer.finish(1, 0));
+}
+
+fn reclaim(granting: &Granting, leases: &[u64]) {
+    let mut writer = Writer::new();
+    writer.start(Kind::Reclaim, 0);
+    for lease in leases {
+        writer.push(&LeaseItem { lease: (*lease).into() });
+    }
+    granting.peer.send_event(writer.finish(leases.len(), 0));
 }
 
 #[test]
@@ -113,37 +122,57 @@ fn revoked_when_in_use_then_readable_until_the_last_release_gives_it_back() {
 }
 
 #[test]
-fn import_when_the_broker_is_another_then_all_is_a_miss_until_imported_again() {
+fn import_when_the_broker_comes_back_then_all_is_a_miss_until_declared_and_then_hits() {
     let (sender, notices) = channel();
     let builder = Client::builder().on_notice(Box::new(move |notice| {
         let _ = sender.send(notice);
     }));
     let Rig { cache, client, granting, mut broker } = rig_of(builder, unbounded());
     let import = |slot| cache.import(&handle(slot), Access::Read, soon());
-    let used = import(1).unwrap();
-    drop(import(2).unwrap());
+    let (used, refused) = (import(1).unwrap(), import(3).unwrap());
+    (4..6).chain(2..3).for_each(|slot| drop(import(slot).unwrap()));
     broker.stop();
     granting.hang_up();
     assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
     assert!(!used.is_current() && cache.hit(&handle(2), Access::Read).is_none());
     assert_eq!(import(2).unwrap_err().code, ErrorCode::NotConnected);
-    assert_eq!(cache.stats().entries, 1, "the one in use");
+    assert_eq!(cache.stats().entries, 5, "nothing is closed for that");
     broker.start();
-    let granting = Granting::start(broker.accept(Terms::default()));
-    assert!(matches!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Reconnected { .. }));
-    // The new broker's page says that these slots live, with the same generations.
-    assert!(cache.hit(&handle(1), Access::Read).is_none() && !used.is_current());
-    let again = import(1).unwrap();
-    assert_ne!(again.as_ptr(), used.as_ptr());
-    assert!(again.is_current() && !used.is_current());
-    assert_bytes(&used, 1);
-    drop(used);
-    assert_bytes(&again, 1);
-    drop(again);
-    assert!(cache.hit(&handle(1), Access::Read).is_some());
-    granting.log(|log| {
-        assert!(log.released.is_empty(), "a lease of the former broker was given back");
-        assert_eq!(log.acquires.len(), 1);
+    let granting = Granting::silent(broker.accept(Terms::default()));
+    // The new broker's page says that all slots live, with the same generations. But nothing is declared.
+    let hits = (1..6).filter(|slot| cache.hit(&handle(*slot), Access::Read).is_some());
+    assert_eq!(hits.count(), 0);
+    assert!(!used.is_current() && !client.is_current(used.id()));
+    assert_eq!(import(1).unwrap_err().code, ErrorCode::NotConnected);
+    (3..5).for_each(|slot| granting.refuse(slot, ErrorCode::NoQuota));
+    granting.log_mut(|log| log.next_lease = 100);
+    let granting = granting.serve();
+    let mut revoked = [(); 2].map(|()| match notices.recv_timeout(PATIENCE).unwrap() {
+        Notice::Revoked { id, lease, code: ErrorCode::NoQuota } => (id.slot, lease),
+        other => panic!("{other:?}"),
     });
+    revoked.sort_unstable();
+    assert_eq!(revoked, [(3, 2), (4, 3)], "by the numbers known so far");
+    assert!(matches!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Reconnected { .. }));
+    granting.log(|log| {
+        let all = log.declared.concat();
+        let slots: Vec<_> = all.iter().map(|(id, is_open)| (id.slot, *is_open)).collect();
+        assert_eq!(slots, [(1, false), (3, false), (4, false), (5, false), (2, false)]);
+    });
+    let is_hit = |slot| cache.hit(&handle(slot), Access::Read).is_some();
+    assert_eq!((1..6).map(is_hit).collect::<Vec<_>>(), [true, true, false, false, true]);
+    assert!(used.is_current() && !refused.is_current());
+    assert_bytes(&refused, 3);
+    assert_eq!(cache.stats().entries, 4, "what was refused and not in use is closed");
+    // By its new number, which is asked back and given back.
+    let number =
+        |slot| granting.log(|log| *log.leases.iter().find(|(_, id)| id.slot == slot).unwrap().0);
+    let (one, five) = (number(1), number(5));
+    // 5 was the number of slot 2 before.
+    reclaim(&granting, &[one, five, 5]);
+    granting.until("its lease is back", |log| log.released == [vec![five]]);
+    drop((used, refused));
+    assert!(is_hit(1) && is_hit(2) && !is_hit(5));
+    granting.log(|log| assert!(log.acquires.is_empty() && log.mapped.is_empty()));
     drop((cache, client));
 }

@@ -204,6 +204,20 @@ impl Received {
         })
     }
 
+    pub fn redeposit(&self) -> Vec<RedepositItem> {
+        assert_eq!(self.kind, Kind::Redeposit);
+        self.message(|message| {
+            message.head_and_items::<RegisterHead, RedepositItem>().unwrap().1.to_vec()
+        })
+    }
+
+    /// The allocations whose leases are declared, and whether their fds are open.
+    pub fn declare(&self) -> Vec<(AllocationId, bool)> {
+        assert_eq!(self.kind, Kind::Declare);
+        let read = |item: &DeclareItem| (item.handle.id(), item.flags.get() == declare_flags::OPEN);
+        self.message(|message| message.items().unwrap().iter().map(read).collect())
+    }
+
     pub fn unregister(&self) -> Vec<AllocationId> {
         assert_eq!(self.kind, Kind::Unregister);
         let id = |item: &AllocationItem| AllocationId {
@@ -337,6 +351,54 @@ impl Peer {
             self.page.set(handle.id());
         }
         self.send(writer.finish(request.count, 0), &[]);
+    }
+
+    /// Answers a redeposit: one code each, in its order; what is OK lives on the page.
+    pub fn named(&self, request: &Received, codes: &[Result<(), ErrorCode>]) {
+        let items = request.redeposit();
+        assert_eq!(items.len(), codes.len());
+        let mut writer = Writer::new();
+        let head = RegisterReplyHead { deposit_credits: 8.into(), reserved: [0.into(); 3] };
+        writer.start(Kind::RegisterReply, request.id).push(&head);
+        for (item, code) in items.iter().zip(codes) {
+            match code {
+                Ok(()) => {
+                    self.page.set(item.handle.id());
+                    let (handle, token) = (item.handle, item.token);
+                    writer.push(&Registered { status: Status::OK, handle, token });
+                }
+                Err(code) => {
+                    let handle = Handle::from_bytes([0; 64]);
+                    let status = Status::error(*code);
+                    writer.push(&Registered { status, handle, token: [0; 16] });
+                }
+            }
+        }
+        self.send(writer.finish(items.len(), 0), &[]);
+    }
+
+    /// Answers a declare: one code each, in its order. The new leases, from `next_lease` on.
+    pub fn declared(&mut self, request: &Received, codes: &[Result<(), ErrorCode>]) -> Vec<u64> {
+        let items = request.declare();
+        assert_eq!(items.len(), codes.len());
+        let mut writer = Writer::new();
+        writer.start(Kind::Granted, request.id);
+        let mut leases = Vec::new();
+        for ((id, _), code) in items.iter().zip(codes) {
+            let mut item = no_grant();
+            match code {
+                Ok(()) => {
+                    leases.push(self.next_lease);
+                    item.lease = self.next_lease.into();
+                    (item.slot, item.generation) = (id.slot.into(), id.generation.into());
+                    self.next_lease += 1;
+                }
+                Err(code) => item.status = Status::error(*code),
+            }
+            writer.push(&item);
+        }
+        self.send(writer.finish(items.len(), 0), &[]);
+        leases
     }
 
     pub fn unregistered(&self, request: &Received, drained: bool) {

@@ -84,7 +84,7 @@ impl Setup {
         });
         let config = listeners.chain([self.config.clone()]).collect::<String>();
         std::fs::write(dir.path().join("config.toml"), config).expect("write the config");
-        let process = Process::start(&self, dir.path()).expect("it starts");
+        let process = Process::start(&self, dir.path(), &[]).expect("it starts");
         let mut broker = Broker { setup: self, dir, process: Some(process), fds_at_start: None };
         // A service is not dumpable: its /proc/PID/fd is root's.
         if nix::unistd::geteuid().is_root() || broker.setup.is_private() {
@@ -122,7 +122,7 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(setup: &Setup, dir: &Path) -> Result<Process, String> {
+    fn start(setup: &Setup, dir: &Path, more: &[&str]) -> Result<Process, String> {
         let log = File::options().create(true).append(true).open(dir.join("log")).expect("a log");
         let mut command = Command::new(setup.program(dir));
         match setup.uid {
@@ -139,7 +139,7 @@ impl Process {
                 command.arg("--set").arg(format!("admin_socket={:?}", admin_socket(dir)));
             }
         }
-        command.arg("--config").arg(dir.join("config.toml")).args(&setup.arguments);
+        command.arg("--config").arg(dir.join("config.toml")).args(&setup.arguments).args(more);
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
         command.env_clear().env("RUST_BACKTRACE", "1").env("FDBROKER_LOG", "debug");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
@@ -157,9 +157,9 @@ impl Process {
         let mut process = Process { child, lifeline };
         // It closes the pipe when it is ready.
         if read_to_end(&mut ready).as_deref() != Some("READY\n") {
-            let end = process.child.try_wait();
+            // It says why, and ends.
+            let end = process.wait();
             let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
-            process.kill();
             return Err(format!("fdbrokerd was not ready ({end:?}); its log:\n{log}"));
         }
         Ok(process)
@@ -298,8 +298,32 @@ impl Broker {
     pub fn try_restart(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "it still runs");
         // Its fds are not counted again: clients may be back already, and it opens what the first one opened.
-        self.process = Some(Process::start(&self.setup, self.dir.path())?);
+        self.process = Some(Process::start(&self.setup, self.dir.path(), &[])?);
         Ok(())
+    }
+
+    /// Starts another one that takes over from it, and waits until that one serves and the first one has ended.
+    pub fn take_over(&mut self) {
+        self.try_take_over().expect("it takes over");
+    }
+
+    /// The same; why not, if not: then the first one is still there.
+    pub fn try_take_over(&mut self) -> Result<(), String> {
+        let successor = self.start_successor(&[])?;
+        self.succeed(successor);
+        Ok(())
+    }
+
+    /// Starts one that takes over, with these further arguments.
+    pub fn start_successor(&self, more: &[&str]) -> Result<Process, String> {
+        let more: Vec<_> = ["--takeover"].iter().chain(more).copied().collect();
+        Process::start(&self.setup, self.dir.path(), &more)
+    }
+
+    /// The one that has taken over is the daemon of this test from now on; waits for the end of the first one.
+    pub fn succeed(&mut self, successor: Process) {
+        let mut former = self.process.replace(successor).expect("the daemon runs");
+        assert!(former.wait().success(), "after a takeover: {}", self.log());
     }
 
     /// What it wrote to stderr.

@@ -57,6 +57,18 @@ impl Notices {
         })
     }
 
+    /// Asserts that the connection has not been lost so far.
+    #[track_caller]
+    pub fn assert_never_disconnected(&self) {
+        for notice in self.0.try_iter() {
+            let is_lost = matches!(
+                notice,
+                Notice::Disconnected | Notice::Reconnected { .. } | Notice::GoingAway { .. }
+            );
+            assert!(!is_lost, "{notice:?}");
+        }
+    }
+
     /// Asserts that no drained has come so far.
     #[track_caller]
     pub fn assert_not_drained(&self) {

@@ -26,6 +26,7 @@ const PARTS: &[Part] = &[
     ("forking", crate::death::play_forking),
     ("crowded", crate::local_limit::play_crowded),
     ("importing", crate::cache::play_importing),
+    ("comeback", crate::comeback::play),
     ("hung file server", super::fuse::play_server),
     ("hung file depositor", super::fuse::play_depositor),
 ];
@@ -51,6 +52,11 @@ impl Link {
     /// Readable when a line comes.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.reader.get_ref().as_fd()
+    }
+
+    /// Whether a line has come, or is coming.
+    pub fn has_line(&self) -> bool {
+        !self.reader.buffer().is_empty() || super::wait::is_readable_now(self.as_fd())
     }
 
     /// The next line; `None` when the other side has ended.

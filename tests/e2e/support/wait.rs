@@ -60,6 +60,12 @@ pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// The same without waiting.
+pub fn is_readable_now(fd: BorrowedFd<'_>) -> bool {
+    let mut entries = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut entries, PollTimeout::ZERO).is_ok_and(|count| count > 0)
+}
+
 /// All that comes until the other side closes the pipe; `None` when it does not, or says no text.
 pub fn read_to_end(pipe: &mut (impl Read + AsFd)) -> Option<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 256]);

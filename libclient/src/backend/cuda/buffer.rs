@@ -6,11 +6,9 @@ use super::driver::absent;
 use super::memory::CudaMemory;
 use super::owner::Owner;
 use crate::client::Client;
-use crate::common::Unregister;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export};
 use crate::error::Error;
-use crate::outbox::OneWay;
 use crate::register::Batch;
 use fdbroker_protocol::{AllocationId, Handle, MemoryKind, Share};
 use std::collections::HashSet;
@@ -92,7 +90,7 @@ impl CudaBuffer {
         Ok(CudaBuffer { memory, owner, client, device, share, owner_allocation_id })
     }
 
-    /// Registers it; the same handle as before when it is registered already. After a reconnect it gets a new one.
+    /// Registers it; the same handle as before when it is registered already.
     ///
     /// # Errors
     /// As [`Client::register`]; LOCAL_FD_LIMIT when it cannot be exported for want of fds.
@@ -116,13 +114,13 @@ impl CudaBuffer {
         let Some(first) = buffers.first() else { return Ok(Vec::new()) };
         let of_one = buffers.iter().all(|buffer| Arc::ptr_eq(&buffer.owner, &first.owner));
         assert!(of_one, "buffers of one device and client");
-        let connection = first.client.connection("register")?;
+        first.client.connection("register")?;
         let mut outcomes: Vec<Option<Error>> = vec![None; buffers.len()];
 
         let mut sending = HashSet::new();
         // Once, should the caller name it twice.
         let new: Vec<usize> = (0..buffers.len())
-            .filter(|index| !buffers[*index].is_registered(connection.epoch))
+            .filter(|index| buffers[*index].handle().is_none())
             .filter(|index| sending.insert(buffers[*index].device_ptr()))
             .collect();
         let deposits: Vec<Deposit> = new.iter().map(|index| buffers[*index].deposit()).collect();
@@ -130,19 +128,23 @@ impl CudaBuffer {
         let mut batch = Batch { deposits: &deposits, export: &mut export, fresh: true };
         let registered = first.client.register_batch(&mut batch, deadline)?;
 
+        let common = first.client.common();
         let mut twice = Vec::new();
         for (index, outcome) in new.iter().zip(registered) {
             match outcome {
                 Ok(registration) => {
-                    let id = registration.id();
-                    if !first.owner.note_registered(buffers[*index].device_ptr(), registration) {
-                        twice.push(id);
+                    let base = buffers[*index].device_ptr();
+                    if !first.owner.note_registered(base, registration.clone()) {
+                        twice.push(registration);
+                    } else if !common.holdings.has(&registration) {
+                        // Lost before it was noted: nobody else takes it out.
+                        first.owner.note_lost(base, registration.id());
                     }
                 }
                 Err(error) => outcomes[*index] = Some(error),
             }
         }
-        connection.post_all(twice.into_iter().map(unregister));
+        common.retire(twice.iter().map(Into::into));
         let lost = || Error::not_connected("register: the connection was lost meanwhile");
         let handles = buffers
             .iter()
@@ -182,11 +184,6 @@ impl CudaBuffer {
         self.owner_allocation_id
     }
 
-    fn is_registered(&self, epoch: u64) -> bool {
-        let known = self.owner.registration(self.device_ptr());
-        known.is_some_and(|registration| registration.epoch == epoch)
-    }
-
     fn deposit(&self) -> Deposit {
         Deposit {
             owner_allocation_id: self.owner_allocation_id,
@@ -199,11 +196,6 @@ impl CudaBuffer {
     }
 }
 
-/// Nobody waits for the answer.
-fn unregister(id: AllocationId) -> OneWay {
-    OneWay::Unregister(Unregister { id, key: None })
-}
-
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
         // A forked child's buffer is a copy: its parent's is not its to free.
@@ -212,9 +204,6 @@ impl Drop for CudaBuffer {
         }
         // Forgotten before it is unmapped: its address may be another buffer's right after.
         let Some(registration) = self.owner.remove(self.device_ptr()) else { return };
-        let connection = self.client.current();
-        if connection.is_usable() && connection.epoch == registration.epoch {
-            connection.post(unregister(registration.id()));
-        }
+        self.client.common().retire([(&registration).into()]);
     }
 }

@@ -129,6 +129,8 @@ impl Device {
             owners.push(Arc::downgrade(&owner));
             let answers: Weak<Owner> = Arc::downgrade(&owner);
             client.common().add_owner(answers);
+            let registrant: Weak<Owner> = Arc::downgrade(&owner);
+            client.common().add_registrant(registrant);
             owner
         })
     }

@@ -3,11 +3,12 @@
 
 use super::memory::CudaMemory;
 use crate::client::Client;
-use crate::common::{Common, MemoryOwner, OwnerKey, Supply, SupplyFd};
+use crate::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd};
 use crate::deposit::Registration;
+use crate::holdings::LostRegistration;
 use crate::notice::Recall;
 use crate::sync::lock;
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -58,16 +59,29 @@ impl Owner {
         let mut held = lock(&self.held);
         let Some(held) = held.get_mut(&base) else { return true };
         let before = held.registration.as_ref();
-        let is_new =
-            before.is_none_or(|b| b.epoch != registration.epoch || b.id() != registration.id());
+        let is_new = before.is_none_or(|b| b.id() != registration.id());
         held.registration = Some(registration);
         is_new
+    }
+
+    /// A registration has ended with its broker.
+    pub fn note_lost(&self, base: u64, id: AllocationId) {
+        let is_it = |known: &mut Registration| known.id() == id;
+        if let Some(held) = lock(&self.held).get_mut(&base) {
+            held.registration.take_if(is_it);
+        }
     }
 
     /// What is at `base` now.
     fn held(&self, base: u64) -> Option<(Arc<CudaMemory>, u64)> {
         let held = lock(&self.held);
         held.get(&base).map(|held| (Arc::clone(&held.memory), held.owner_allocation_id))
+    }
+}
+
+impl Registrant for Owner {
+    fn lost(&self, registration: &LostRegistration) {
+        self.note_lost(registration.base, registration.id);
     }
 }
 
@@ -107,6 +121,6 @@ impl MemoryOwner for Owner {
 
     fn unregistered(&self, _key: OwnerKey, _drained: bool) {}
 
-    // Registrations know their connection.
+    // Registrations go on.
     fn disconnected(&self) {}
 }

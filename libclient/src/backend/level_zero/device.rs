@@ -115,6 +115,8 @@ impl Device {
         owners.push(Arc::clone(&owner));
         let answers: Arc<dyn crate::common::MemoryOwner> = owner.clone();
         client.common().add_owner(Arc::downgrade(&answers));
+        let registrant: Arc<dyn crate::common::Registrant> = owner.clone();
+        client.common().add_registrant(Arc::downgrade(&registrant));
         owner
     }
 }

@@ -4,13 +4,14 @@
 use super::context::Context;
 use super::memory::LevelZeroMemory;
 use crate::client::Client;
-use crate::common::{Common, MemoryOwner, OwnerKey, Supply, SupplyFd};
+use crate::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd};
 use crate::deposit::Registration;
 use crate::error::Error;
+use crate::holdings::LostRegistration;
 use crate::limits::EXPORTS_SWEEP_LEAST;
 use crate::notice::Recall;
 use crate::sync::lock;
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
@@ -96,10 +97,17 @@ impl Owner {
         let mut held = lock(&self.held);
         let Some(Held::Own(own)) = held.by_base.get_mut(&base) else { return true };
         let before = own.registration.as_ref();
-        let is_new =
-            before.is_none_or(|b| b.epoch != registration.epoch || b.id() != registration.id());
+        let is_new = before.is_none_or(|b| b.id() != registration.id());
         own.registration = Some(registration);
         is_new
+    }
+
+    /// A registration has ended with its broker.
+    pub fn note_lost(&self, base: u64, id: AllocationId) {
+        let is_it = |known: &mut Registration| known.id() == id;
+        if let Some(Held::Own(own)) = lock(&self.held).by_base.get_mut(&base) {
+            own.registration.take_if(is_it);
+        }
     }
 
     /// Memory of others that is about to be registered. A buffer of this library's at the same address stays what it is.
@@ -177,6 +185,12 @@ impl Foreign {
     }
 }
 
+impl Registrant for Owner {
+    fn lost(&self, registration: &LostRegistration) {
+        self.note_lost(registration.base, registration.id);
+    }
+}
+
 impl MemoryOwner for Owner {
     fn covers(&self, base: u64) -> bool {
         lock(&self.held).by_base.contains_key(&base)
@@ -209,6 +223,6 @@ impl MemoryOwner for Owner {
 
     fn unregistered(&self, _key: OwnerKey, _drained: bool) {}
 
-    // Registrations know their connection.
+    // Registrations go on.
     fn disconnected(&self) {}
 }

@@ -1,0 +1,229 @@
+//! The leases of a client: which are known to the broker, which wait to be declared, which were refused.
+//! Must never lose a lease that was granted: it is given back, declared or known as refused.
+
+use super::Holdings;
+use crate::connection::Connection;
+use crate::outbox::OneWay;
+use crate::sync::lock;
+use fdbroker_protocol::message::{DeclareItem, declare_flags};
+use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
+use slab::Slab;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Where a lease stands in the table, as long as it is not given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseKey(usize);
+
+/// What a lease reads of its place in the table, without the lock.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    number: AtomicU64,
+    is_known: AtomicBool,
+}
+
+impl Mark {
+    /// The broker's number, of the broker that has granted or taken it last.
+    pub fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
+    }
+
+    /// Whether the broker of the page that is shown knows it: it does, or no page is shown. `false` is set before a
+    /// page is shown to which it is not known, and `true` before one is shown to which it is.
+    pub fn is_known(&self) -> bool {
+        self.is_known.load(Ordering::Acquire)
+    }
+}
+
+/// The leases.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    all: Slab<Held>,
+    /// Those that wait to be declared; each once.
+    waiting: VecDeque<usize>,
+}
+
+#[derive(Debug)]
+struct Held {
+    mark: Arc<Mark>,
+    handle: HandlePrefix,
+    standing: Standing,
+    /// The client has its fd.
+    is_open: bool,
+    /// Given back while it could not be said.
+    is_dropped: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Known,
+    /// In `waiting`.
+    Waiting,
+    /// Declared, open or not, and not answered.
+    Declared {
+        open: bool,
+    },
+    /// The broker knows nothing of it.
+    Refused,
+}
+
+/// Leases to be declared in one message, and where they stand.
+#[derive(Debug)]
+pub(crate) struct Declaring {
+    pub items: Vec<DeclareItem>,
+    keys: Vec<usize>,
+}
+
+/// A lease that the broker has refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RefusedLease {
+    pub id: AllocationId,
+    /// The number that its holder knows.
+    pub number: u64,
+    pub code: ErrorCode,
+}
+
+impl Leases {
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Another broker: none is known, those not refused before wait.
+    pub fn begin(&mut self) {
+        self.all.retain(|_, held| !held.is_dropped);
+        self.waiting.clear();
+        for (key, held) in &mut self.all {
+            held.mark.is_known.store(false, Ordering::Release);
+            if held.standing != Standing::Refused {
+                held.standing = Standing::Waiting;
+                self.waiting.push_back(key);
+            }
+        }
+    }
+
+    fn take_waiting(&mut self, most: usize) -> Declaring {
+        let mut declaring = Declaring { items: Vec::new(), keys: Vec::new() };
+        while declaring.keys.len() < most {
+            let Some(key) = self.waiting.pop_front() else { break };
+            let held = &mut self.all[key];
+            if held.is_dropped {
+                self.all.remove(key);
+                continue;
+            }
+            held.standing = Standing::Declared { open: held.is_open };
+            let flags = if held.is_open { declare_flags::OPEN } else { 0 };
+            let handle = held.handle;
+            declaring.items.push(DeclareItem { handle, flags: flags.into(), reserved: 0.into() });
+            declaring.keys.push(key);
+        }
+        declaring
+    }
+
+    /// What is to be sent now that a declared lease has its new number.
+    fn declared(&mut self, key: usize, number: u64) -> Option<OneWay> {
+        let held = &mut self.all[key];
+        if held.is_dropped {
+            self.all.remove(key);
+            return Some(OneWay::Released(number));
+        }
+        let said = std::mem::replace(&mut held.standing, Standing::Known);
+        held.mark.number.store(number, Ordering::Release);
+        held.mark.is_known.store(true, Ordering::Release);
+        let was_open = said == Standing::Declared { open: true };
+        (was_open && !held.is_open).then_some(OneWay::Mapped(number))
+    }
+
+    fn refused(&mut self, key: usize, code: ErrorCode) -> Option<RefusedLease> {
+        let held = &mut self.all[key];
+        if held.is_dropped {
+            self.all.remove(key);
+            return None;
+        }
+        held.standing = Standing::Refused;
+        Some(RefusedLease { id: held.handle.id(), number: held.mark.number(), code })
+    }
+}
+
+impl Holdings {
+    /// A lease just granted over `connection`, its fd open. Another broker's by now: it waits to be declared.
+    pub fn enter_lease(
+        &self,
+        connection: &Connection,
+        number: u64,
+        handle: HandlePrefix,
+    ) -> (LeaseKey, Arc<Mark>) {
+        let mut state = lock(&self.state);
+        let is_known = state.link.is_of(connection.epoch);
+        let mark = Arc::new(Mark { number: number.into(), is_known: is_known.into() });
+        let standing = if is_known { Standing::Known } else { Standing::Waiting };
+        let (of_table, is_open) = (Arc::clone(&mark), true);
+        let held = Held { mark: of_table, handle, standing, is_open, is_dropped: false };
+        let key = state.leases.all.insert(held);
+        if !is_known {
+            state.leases.waiting.push_back(key);
+            drop(state);
+            // Who serves may have declared all that there was.
+            connection.common.kick();
+        }
+        (LeaseKey(key), mark)
+    }
+
+    /// The memory is imported and the fd closed: to whom to say so, with which number.
+    pub fn lease_mapped(&self, key: LeaseKey) -> Option<(Arc<Connection>, u64)> {
+        let mut state = lock(&self.state);
+        let link = state.link.connection();
+        let held = &mut state.leases.all[key.0];
+        held.is_open = false;
+        let is_known = held.standing == Standing::Known;
+        Some((link.filter(|_| is_known)?, held.mark.number()))
+    }
+
+    /// Its holder is done with it: to whom to say so, with which number. The key is void.
+    pub fn lease_released(&self, key: LeaseKey) -> Option<(Arc<Connection>, u64)> {
+        let mut state = lock(&self.state);
+        let link = state.link.connection();
+        let held = &mut state.leases.all[key.0];
+        match held.standing {
+            // Taken out when its turn or its answer comes.
+            Standing::Waiting | Standing::Declared { .. } => {
+                held.is_dropped = true;
+                None
+            }
+            Standing::Known | Standing::Refused => {
+                let held = state.leases.all.remove(key.0);
+                let is_known = held.standing == Standing::Known;
+                Some((link.filter(|_| is_known)?, held.mark.number()))
+            }
+        }
+    }
+
+    /// Up to `most` leases to declare, in one message.
+    pub fn take_undeclared(&self, most: usize) -> Declaring {
+        lock(&self.state).leases.take_waiting(most)
+    }
+
+    /// The answers to what was declared over connection `epoch`, in its order: what to send for those given back or mapped
+    /// meanwhile, and what was refused.
+    pub fn note_declared(
+        &self,
+        epoch: u64,
+        declaring: &Declaring,
+        answers: &[Result<u64, ErrorCode>],
+    ) -> (Vec<OneWay>, Vec<RefusedLease>) {
+        debug_assert_eq!(answers.len(), declaring.keys.len());
+        let mut state = lock(&self.state);
+        let (mut send, mut refused) = (Vec::new(), Vec::new());
+        // Lost meanwhile: they wait again, or will.
+        if !state.link.is_of(epoch) {
+            return (send, refused);
+        }
+        for (key, answer) in declaring.keys.iter().zip(answers) {
+            match answer {
+                Ok(number) => send.extend(state.leases.declared(*key, *number)),
+                Err(code) => refused.extend(state.leases.refused(*key, *code)),
+            }
+        }
+        (send, refused)
+    }
+}

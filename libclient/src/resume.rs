@@ -1,0 +1,227 @@
+//! Names to a new broker what this client had at the one before: registrations first, then leases.
+//! Must never wait: it goes on when an answer is there. One message is under way at a time, so it ends after as many round
+//! trips as there are messages, each within ANSWER_TIMEOUT, or the connection does.
+
+use crate::connection::{Call, Connection};
+use crate::error::Error;
+use crate::holdings::{Declaring, Holdings, LostRegistration, Naming, RefusedLease};
+use crate::limits::{ANSWER_TIMEOUT, SEND_SLICE};
+use crate::outbox::OneWay;
+use crate::reader::Reply;
+use crate::register::check_count;
+use fdbroker_protocol::message::{RegisterHead, RegisterReplyHead, Registered};
+use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Writer};
+use std::time::{Duration, Instant};
+
+/// How far it is.
+#[derive(Debug)]
+pub(crate) struct Resume {
+    asked: Option<Asked>,
+    begun: Instant,
+    pub sums: Sums,
+}
+
+/// What became of all.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sums {
+    pub registrations: usize,
+    pub lost: usize,
+    pub leases: usize,
+    pub refused: usize,
+}
+
+/// A message to be sent or answered.
+#[derive(Debug)]
+struct Asked {
+    what: What,
+    /// Its number; `None`: the socket was full.
+    id: Option<u64>,
+    until: Instant,
+}
+
+#[derive(Debug)]
+enum What {
+    Naming(Naming),
+    Declaring(Declaring),
+}
+
+/// What the broker did not take.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub lost: Vec<LostRegistration>,
+    pub refused: Vec<RefusedLease>,
+}
+
+impl Resume {
+    pub fn new() -> Self {
+        Resume { asked: None, begun: Instant::now(), sums: Sums::default() }
+    }
+
+    /// Whether a message is under way.
+    pub fn is_under_way(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// When to look again without an event.
+    pub fn within(&self) -> Option<Duration> {
+        // A reply may be read by another thread, and a full socket is called writable late.
+        self.asked.as_ref().map(|_| SEND_SLICE)
+    }
+
+    /// Goes as far as it can now. `None`: nothing was answered.
+    pub fn advance(&mut self, connection: &Connection) -> Option<Outcome> {
+        let holdings = &connection.common.holdings;
+        let mut all: Option<Outcome> = None;
+        while connection.is_usable() {
+            let Some(asked) = self.asked.take().or_else(|| next(connection, holdings)) else {
+                break;
+            };
+            match self.ask(asked, connection) {
+                Some(outcome) => {
+                    let all = all.get_or_insert_default();
+                    all.lost.extend(outcome.lost);
+                    all.refused.extend(outcome.refused);
+                }
+                None => break,
+            }
+        }
+        all
+    }
+
+    /// Sends it, unless that is done, and looks for its answer; keeps it while there is none.
+    fn ask(&mut self, mut asked: Asked, connection: &Connection) -> Option<Outcome> {
+        let call = asked.call();
+        if asked.id.is_none() {
+            match connection.start(&call, |writer| asked.what.write(writer)) {
+                Ok(id) => asked.id = id,
+                Err(error) => {
+                    connection.kill(&error.to_string());
+                    return None;
+                }
+            }
+        }
+        let answered = asked.id.and_then(|id| asked.what.look(connection, id, &call));
+        match answered {
+            Some(Ok(answers)) => Some(self.settle(&asked.what, &answers, connection)),
+            // As a whole.
+            Some(Err(error)) if error.status.is_some() => {
+                let refused = vec![Err(error.code); asked.what.len()];
+                Some(self.settle(&asked.what, &refused, connection))
+            }
+            Some(Err(error)) => {
+                connection.kill(&error.to_string());
+                None
+            }
+            None if Instant::now() >= asked.until => {
+                connection.kill("it takes no message");
+                None
+            }
+            None => {
+                self.asked = Some(asked);
+                None
+            }
+        }
+    }
+
+    fn settle(
+        &mut self,
+        what: &What,
+        answers: &[Result<u64, ErrorCode>],
+        connection: &Connection,
+    ) -> Outcome {
+        let holdings = &connection.common.holdings;
+        match what {
+            What::Naming(naming) => {
+                let answers: Vec<_> = answers.iter().map(|answer| answer.map(drop)).collect();
+                // AGAIN: the broker is still busy with the end of the connection before this one.
+                let may_retry = self.begun.elapsed() < ANSWER_TIMEOUT;
+                let (ended, lost) =
+                    holdings.note_named(connection.epoch, naming, &answers, may_retry);
+                connection.post_all(ended.into_iter().map(unregister));
+                self.sums.registrations += answers.len();
+                self.sums.lost += lost.len();
+                Outcome { lost, ..Outcome::default() }
+            }
+            What::Declaring(declaring) => {
+                let (send, refused) = holdings.note_declared(connection.epoch, declaring, answers);
+                connection.post_all(send);
+                self.sums.leases += answers.len();
+                self.sums.refused += refused.len();
+                Outcome { refused, ..Outcome::default() }
+            }
+        }
+    }
+}
+
+fn next(connection: &Connection, holdings: &Holdings) -> Option<Asked> {
+    let most = connection.facts.max_batch;
+    let naming = holdings.take_unnamed(most);
+    let what = if !naming.items.is_empty() {
+        What::Naming(naming)
+    } else {
+        What::Declaring(holdings.take_undeclared(most))
+    };
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    (what.len() > 0).then_some(Asked { what, id: None, until })
+}
+
+fn unregister(id: AllocationId) -> OneWay {
+    OneWay::Unregister(crate::common::Unregister { id, key: None })
+}
+
+impl Asked {
+    fn call(&self) -> Call<'static> {
+        let (what, kind, answer) = match self.what {
+            What::Naming(_) => ("name registrations again", Kind::Redeposit, Kind::RegisterReply),
+            What::Declaring(_) => ("declare leases", Kind::Declare, Kind::Granted),
+        };
+        Call { what, kind, answer, until: self.until, deposits: 0 }
+    }
+}
+
+impl What {
+    fn len(&self) -> usize {
+        match self {
+            What::Naming(naming) => naming.items.len(),
+            What::Declaring(declaring) => declaring.items.len(),
+        }
+    }
+
+    fn write(&self, writer: &mut Writer) -> usize {
+        match self {
+            What::Naming(naming) => {
+                writer.push(&RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() });
+                writer.push(naming.items.as_slice());
+            }
+            What::Declaring(declaring) => {
+                writer.push(declaring.items.as_slice());
+            }
+        }
+        self.len()
+    }
+
+    /// The answers, a number (of a lease) or a code each.
+    fn look(
+        &self,
+        connection: &Connection,
+        id: u64,
+        call: &Call<'_>,
+    ) -> Option<Result<Vec<Result<u64, ErrorCode>>, Error>> {
+        connection.look(id, call, |reply| self.read(&reply))
+    }
+
+    fn read(&self, reply: &Reply<'_>) -> Result<Vec<Result<u64, ErrorCode>>, DecodeError> {
+        let answers: Vec<_> = match self {
+            What::Naming(_) => {
+                let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
+                items.iter().map(|item| item.status.result().map(|()| 0)).collect()
+            }
+            What::Declaring(_) => {
+                let (items, _) = reply.message.grants()?;
+                items.iter().map(|item| item.status.result().map(|()| item.lease.get())).collect()
+            }
+        };
+        check_count(reply.message.kind, answers.len(), self.len())?;
+        Ok(answers)
+    }
+}
