@@ -14,8 +14,8 @@ use std::collections::BTreeSet;
 pub struct SlotWatch {
     /// Number of the look at which a slot was first seen free; `None` = in use, or never used.
     free_since: Vec<Option<u64>>,
-    /// Slots in use at the last look.
-    used: BTreeSet<u32>,
+    /// Number of the last look at which a slot was in use.
+    used_at: Vec<u64>,
     looks: u64,
 }
 
@@ -23,6 +23,7 @@ impl SlotWatch {
     /// After a step that has given out `new` ids: none of them came before one that was free for longer.
     pub fn look(&mut self, model: &Model, core: &Core, new: &[AllocationId]) -> Check {
         self.free_since.resize(model.slots.len(), None);
+        self.used_at.resize(model.slots.len(), 0);
         self.looks += 1;
         let new: BTreeSet<u32> = new.iter().map(|id| id.slot).collect();
         let oldest_left = self.oldest(model, |slot| !new.contains(&slot));
@@ -33,17 +34,21 @@ impl SlotWatch {
             let right = oldest_left.is_none_or(|oldest| since <= oldest);
             ensure!(right, "slot {slot} is used again, and others are free for longer");
         }
-        let used: BTreeSet<u32> = core.allocations(0).map(|view| view.id.slot).collect();
-        for slot in self.used.difference(&used) {
-            self.free_since[*slot as usize] = Some(self.looks);
+        for view in core.allocations(0) {
+            let slot = view.id.slot as usize;
+            (self.used_at[slot], self.free_since[slot]) = (self.looks, None);
         }
-        for slot in &used {
-            self.free_since[*slot as usize] = None;
+        for (since, used_at) in self.free_since.iter_mut().zip(&self.used_at) {
+            // In use a look ago, and no more.
+            if used_at + 1 == self.looks && *used_at > 0 {
+                *since = Some(self.looks);
+            }
         }
-        for slot in new.difference(&used) {
-            self.free_since[*slot as usize] = Some(self.looks);
+        for slot in new {
+            if self.used_at[slot as usize] != self.looks {
+                self.free_since[slot as usize] = Some(self.looks);
+            }
         }
-        self.used = used;
         Ok(())
     }
 
@@ -59,16 +64,18 @@ impl SlotWatch {
 impl World {
     /// Whoever has events waiting was told so, and looks at them sooner or later.
     pub fn everybody_is_told(&self) -> Check {
-        for (id, allocation) in &self.model.allocations {
-            let asked = allocation.recalled_at.is_some();
-            let recalled = !asked && self.model.recalling.contains_key(id);
-            let drained = allocation.drain == Drain::Due;
-            if (recalled || drained) && self.model.owner_here(allocation) {
-                let what = if recalled { "to be recalled" } else { "drained" };
-                self.is_told(allocation.owner, &format_args!("{id} is {what}"))?;
+        for id in self.model.recalling.keys() {
+            let to_ask = self.model.allocations.get(id).filter(|a| a.recalled_at.is_none());
+            if let Some(allocation) = to_ask.filter(|a| self.model.owner_here(a)) {
+                self.is_told(allocation.owner, &format_args!("{id} is to be recalled"))?;
             }
+        }
+        for (id, allocation) in &self.model.allocations {
             if allocation.ended.is_none() {
                 continue;
+            }
+            if allocation.drain == Drain::Due && self.model.owner_here(allocation) {
+                self.is_told(allocation.owner, &format_args!("{id} is drained"))?;
             }
             for lease in &allocation.leases {
                 let Some(known) = self.model.leases.get(lease) else { continue };
