@@ -12,6 +12,7 @@ NAME           run only the scenarios whose name contains it
 --config NAME  one configuration instead of all
 --threads N    worlds at a time (default: one per core); what comes out is the same
 --soak         random seeds until stopped (SIGINT, SIGTERM); one line a minute, violations at once
+--fail-fast    begin nothing more after a violation
 --trace        print every input and effect (one thread)
 --list         names of scenarios and configurations
 --help         this";
@@ -25,6 +26,7 @@ pub struct Args {
     pub name: Option<String>,
     pub threads: Option<u64>,
     pub soak: bool,
+    pub fail_fast: bool,
     pub trace: bool,
     pub list: bool,
     pub help: bool,
@@ -57,6 +59,7 @@ pub fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, String> {
                 args.config = Some(name);
             }
             "--soak" => args.soak = true,
+            "--fail-fast" => args.fail_fast = true,
             "--trace" => args.trace = true,
             "--list" => args.list = true,
             "--help" | "-h" => args.help = true,

@@ -177,7 +177,7 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
         return Ok(());
     }
     let totals = core.totals();
-    same("node", &totals.node, &ledger.node)?;
+    same(&"node", &totals.node, &ledger.node)?;
     ensure!(
         (totals.held_now, totals.closing_now) == (ledger.node.held, model.tickets.len() as u64),
         "held and closing are {:?}, the model has {:?}",
@@ -196,13 +196,13 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
             same_client(view.id.0, &view, client)?;
         }
         let account = Holder::Client(view.id.0);
-        same(&format!("client {}", view.id.0), &view.account, &ledger.of(account))?;
+        same(&account, &view.account, &ledger.of(account))?;
     }
     model.proofs.count(Promise::Ledger, (seen + 1) * COUNTED.len());
     ensure!(seen == model.clients.len(), "{seen} clients, the model has {}", model.clients.len());
     for view in core.domains() {
         let account = Holder::Domain(view.key);
-        same(&format!("{:?}", view.key), &view.account, &ledger.of(account))?;
+        same(&view.key, &view.account, &ledger.of(account))?;
         model.proofs.count(Promise::Ledger, COUNTED.len());
     }
     let mut jobs = BTreeSet::new();
@@ -221,10 +221,10 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
     records(model, core)
 }
 
-fn same(whose: &str, account: &Account, sums: &Sums) -> Check {
+fn same(whose: &dyn std::fmt::Debug, account: &Account, sums: &Sums) -> Check {
     for resource in COUNTED {
         let (core, model) = (u128::from(account.now(resource)), sums.usage(resource));
-        ensure!(core == model, "{resource} of {whose}: {core} charged, it is {model} ({sums:?})");
+        ensure!(core == model, "{resource} of {whose:?}: {core} charged, it is {model} ({sums:?})");
     }
     Ok(())
 }

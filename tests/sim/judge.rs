@@ -4,7 +4,7 @@
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
 use crate::tally::Promise;
-use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply};
+use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -505,6 +505,11 @@ impl Model {
         }
         ensure!(step.published.is_empty(), "published, but of no deposit: {:?}", step.published);
         self.finish_pages(step)?;
+        if matches!(action, Action::Gone { .. }) {
+            let (ends, most) = (step.unpublished.len(), limits::TEARDOWN_PER_STEP);
+            self.proofs.count(Promise::Bounds, 1);
+            ensure!(ends <= most, "a death ends {ends} allocations in one step, bound {most}");
+        }
         ensure!(step.cancelled.is_none(), "a cancelled request is not answered");
         ensure!(step.must_fail.is_none() || action.is_one_way(), "a bad request is not refused");
         if let Some((client, true)) = step.disconnect {

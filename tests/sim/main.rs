@@ -23,6 +23,7 @@ mod soak;
 mod tally;
 mod took;
 mod turns;
+mod watch;
 mod world;
 
 use args::Args;
@@ -55,9 +56,11 @@ fn main() -> ExitCode {
     }
     let began = std::time::Instant::now();
     let mut outcomes = runner::run_scenarios(&args);
-    let runs = runner::planned(&args);
     let scenarios = outcomes.len();
-    outcomes.extend(runner::run_all(&runs, runner::threads(&args), args.trace));
+    let stop = args.fail_fast && outcomes.iter().any(Result::is_err);
+    let runs = if stop { Vec::new() } else { runner::planned(&args) };
+    outcomes.extend(runner::run_all(&runs, &args));
+    let parts = outcomes.len();
     let mut total = Stats::default();
     let mut violations: Vec<Violation> = Vec::new();
     for outcome in outcomes {
@@ -75,7 +78,7 @@ fn main() -> ExitCode {
     seeds.dedup();
     println!("sim: seeds {seeds:?}, scenarios {scenarios}, runs {}", runs.len());
     report::print(&total, violations.len(), seconds);
-    conclude(&args, &total, scenarios + runs.len(), violations.len())
+    conclude(&args, &total, parts, violations.len())
 }
 
 /// The last lines, and the exit code.

@@ -9,7 +9,7 @@ use crate::{model, rig, scenarios, setups};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Seeds that run when none is asked for.
 pub const SEEDS: [u64; 4] = [1, 2, 3, 4];
@@ -49,20 +49,25 @@ pub fn threads(args: &Args) -> usize {
     if args.trace { 1 } else { asked }
 }
 
-/// Runs all of them, so many at a time; their outcomes in order.
-pub fn run_all(runs: &[Run], threads: usize, trace: bool) -> Vec<Outcome> {
+/// Runs all of them, so many at a time; their outcomes in order. With `--fail-fast` none is begun after one that
+/// breaks a promise.
+pub fn run_all(runs: &[Run], args: &Args) -> Vec<Outcome> {
+    let failed = AtomicBool::new(false);
     let outcomes: Vec<Mutex<Option<Outcome>>> = runs.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         // The last ones are the longest: they go first.
         while let Some(at) = runs.len().checked_sub(1 + next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = run(&runs[at], trace);
+            if args.fail_fast && failed.load(Ordering::Relaxed) {
+                return;
+            }
+            let outcome = run(&runs[at], args.trace);
+            failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
             *outcomes[at].lock().expect("nobody panics with it") = Some(outcome);
         }
     };
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-    let outcomes = outcomes.into_iter().map(Mutex::into_inner);
-    outcomes.map(|one| one.ok().flatten().expect("every run was done")).collect()
+    std::thread::scope(|scope| (0..threads(args)).for_each(|_| drop(scope.spawn(work))));
+    outcomes.into_iter().filter_map(|one| one.into_inner().ok().flatten()).collect()
 }
 
 /// Runs one configuration and seed, and again with a trace when it breaks a promise.

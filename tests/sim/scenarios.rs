@@ -88,6 +88,14 @@ pub const ALL: &[(&str, Scenario)] = &[
         refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same,
     ),
     (
+        "eviction_when_room_is_needed_then_least_recently_used_goes",
+        eviction_when_room_is_needed_then_least_recently_used_goes,
+    ),
+    (
+        "revoked_when_more_than_a_message_holds_then_several_messages",
+        revoked_when_more_than_a_message_holds_then_several_messages,
+    ),
+    (
         "batch_when_253_with_bad_handles_then_each_is_answered",
         batch_when_253_with_bad_handles_then_each_is_answered,
     ),
@@ -541,5 +549,39 @@ fn batch_when_253_with_bad_handles_then_each_is_answered(rig: &mut Rig) -> Check
     let granted = items.iter().filter(|item| item.status.is_ok()).count();
     let right = (0..MAX_BATCH).filter(|at| at % 4 == 3).count();
     ensure!(granted == right, "{granted} of {right} good handles are granted");
+    rig.end()
+}
+
+fn eviction_when_room_is_needed_then_least_recently_used_goes(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.held_fds = 5;
+        config.base_credits = 0;
+        config.max_credits = 1;
+    });
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 4)?;
+    let request = rig.acquire(consumer, ids[0])?;
+    let lease = rig.lease(consumer, request)?;
+    rig.release(consumer, lease)?;
+    rig.register_new(owner, 2)?;
+    ensure!(!rig.is_held(ids[1]), "what was used least recently is still held");
+    ensure!(rig.is_held(ids[0]), "what was used last is evicted");
+    rig.end()
+}
+
+fn revoked_when_more_than_a_message_holds_then_several_messages(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.max_slots = 2_000);
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 300)?;
+    for part in ids.chunks(MAX_BATCH) {
+        let wanted: Vec<Wanted> = part.iter().copied().map(Ok).collect();
+        let now = rig.world.now;
+        rig.acquire_until(consumer, &wanted, now)?;
+    }
+    ensure!(rig.world.model.leases.len() == 300, "not all are granted");
+    rig.world.feed(Action::Gone { client: owner })?;
+    // No message may be longer than a batch, which is checked where they are taken.
+    rig.take_all_events(consumer)?;
+    ensure!(rig.world.stats.revoked == 300, "{} are revoked", rig.world.stats.revoked);
     rig.end()
 }

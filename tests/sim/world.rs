@@ -12,10 +12,11 @@ use crate::rng::Rng;
 use crate::setups::Setup;
 use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
+use crate::watch::SlotWatch;
 use fdbroker_core::{
     ClientId, Core, DomainKey, Effect, Effects, Events, Granted, JobKey, Lane, Now, Ticket,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -76,6 +77,7 @@ pub struct World {
     messages: u64,
     pub ledger: Ledger,
     pub turns: Turns,
+    pub slot_watch: SlotWatch,
 }
 
 impl World {
@@ -103,6 +105,7 @@ impl World {
             messages: 0,
             ledger: Ledger::default(),
             turns: Turns::default(),
+            slot_watch: SlotWatch::default(),
             setup,
         };
         for _ in 0..world.setup.clients {
@@ -398,6 +401,9 @@ impl World {
         while let Some(action) = stack.pop() {
             self.step(&action)?;
             let unsent = self.apply(&action);
+            if self.model.exact {
+                self.everybody_is_told()?;
+            }
             stack.extend(unsent.into_iter().rev());
         }
         Ok(())
@@ -411,7 +417,6 @@ impl World {
         let exact = self.model.exact;
         faults::of_action(&mut self.stats, &self.model, action);
         let mut step = self.model.begin(self.now, action)?;
-        let before = exact.then(|| self.model.ledger());
         self.effects.clear();
         match action.input() {
             Some(input) => self.core.step(Now(self.now), input, &mut self.effects),
@@ -421,6 +426,9 @@ impl World {
         for effect in &self.effects.list {
             self.trace.note(|| show_effect(effect, &self.effects));
         }
+        // What was full when somebody was refused, before the effects change it.
+        let refuses = exact && refuses_for_quota(&self.effects);
+        let before = refuses.then(|| self.model.ledger());
         for effect in &self.effects.list {
             self.model.effect(&mut step, effect, &self.effects)?;
         }
@@ -443,10 +451,16 @@ impl World {
             for quotas in &step.quotas {
                 self.model.check_quotas(&step, quotas, &[&before, &after, &self.ledger])?;
             }
+        } else {
+            ensure!(!exact || step.quotas.is_empty(), "a NO_QUOTA that no effect shows");
+        }
+        if exact {
             checks::order(&self.model, &step, &after, action)?;
             let all = checks::everybody(&self.model, &after);
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;
+            let new: Vec<AllocationId> = published(&self.effects).collect();
+            self.slot_watch.look(&self.model, &self.core, &new)?;
         }
         self.ledger = after;
         Ok(())
@@ -631,4 +645,26 @@ impl World {
     pub fn ended_with(&self, id: AllocationId) -> Option<ErrorCode> {
         self.model.ended.get(&id).copied()
     }
+}
+
+/// Whether anybody is refused for a cap.
+fn refuses_for_quota(all: &Effects) -> bool {
+    let no_quota = |status: &Status| status.result() == Err(ErrorCode::NoQuota);
+    all.granted.iter().any(|item| no_quota(&item.status))
+        || all.registered.iter().any(|item| no_quota(&item.status))
+        || all.statuses.iter().any(no_quota)
+        || all.list.iter().any(|effect| match effect {
+            Effect::Failed { status, .. } => no_quota(status),
+            _ => false,
+        })
+}
+
+/// Ids that the effects put on the page.
+fn published(all: &Effects) -> impl Iterator<Item = AllocationId> {
+    all.list.iter().filter_map(|effect| match *effect {
+        Effect::Publish { slot, generation } if generation != 0 => {
+            Some(AllocationId { slot, generation })
+        }
+        _ => None,
+    })
 }

@@ -19,7 +19,7 @@ impl Core {
         let held = self.node.now(Resource::HeldFds);
         let planned = held + self.table.connections + TABLE_RESERVE;
         assert!(planned <= self.config.table_fds, "invariant 1: the table needs {planned} fds");
-        self.node.assert_within(&self.config.node, "the node");
+        self.node.assert_within(&self.config.node, &"the node");
         assert!(self.held_now + self.closings.len() as u64 <= held + self.table.refused);
     }
 
@@ -37,13 +37,15 @@ impl Core {
     }
 
     fn check_sums(&mut self) {
-        let mut clients: BTreeMap<u32, Vec<Charge>> = BTreeMap::new();
-        let mut domains: BTreeMap<u32, Vec<Charge>> = BTreeMap::new();
+        let mut clients = vec![Account::default(); self.clients.len()];
+        let mut domains = vec![Account::default(); self.domains.slots() as usize];
+        let mut node = Account::default();
         let mut add = |client: Option<u32>, domain: u32, charge| {
             if let Some(client) = client {
-                clients.entry(client).or_default().push(charge);
+                clients[client as usize].add(charge);
             }
-            domains.entry(domain).or_default().push(charge);
+            domains[domain as usize].add(charge);
+            node.add(charge);
         };
         let domain_of =
             |client: u32| self.clients[client as usize].as_deref().expect("exists").domain;
@@ -92,27 +94,18 @@ impl Core {
             add(Some(number), client.domain, Charge::Own(client.own_fds));
             connections += FDS_PER_CONNECTION;
         }
-        let sum = |charges: Option<&Vec<Charge>>| Account::of(charges.map_or(&[][..], |all| all));
-        let mut all = Vec::new();
-        for (number, client) in (0..).zip(&self.clients) {
+        for (number, client) in self.clients.iter().enumerate() {
             let Some(client) = client.as_deref() else { continue };
-            assert!(
-                client.account.same_now(&sum(clients.get(&number))),
-                "invariant 3: client {number}"
-            );
-            client.account.assert_within(&self.config.client, &format!("client {number}"));
+            assert!(client.account.same_now(&clients[number]), "invariant 3: client {number}");
+            client.account.assert_within(&self.config.client, &("client", number));
         }
         self.check_jobs(&clients);
         for (number, domain) in self.domains.iter_from(0) {
-            assert!(
-                domain.account.same_now(&sum(domains.get(&number))),
-                "invariant 3: {:?}",
-                domain.key
-            );
-            domain.account.assert_within(&self.config.domain, &format!("{:?}", domain.key));
-            all.extend(domains.get(&number).into_iter().flatten().copied());
+            let same = domain.account.same_now(&domains[number as usize]);
+            assert!(same, "invariant 3: {:?}", domain.key);
+            domain.account.assert_within(&self.config.domain, &domain.key);
         }
-        assert!(self.node.same_now(&Account::of(&all)), "invariant 3: the node");
+        assert!(self.node.same_now(&node), "invariant 3: the node");
         assert_eq!((held, refused), (self.held_now, self.table.refused), "invariant 4: fds held");
         assert_eq!(connections, self.table.connections, "invariant 1: connections");
     }
@@ -148,24 +141,24 @@ impl Core {
     }
 
     /// A job's account is the sum of its clients'.
-    fn check_jobs(&self, charges: &BTreeMap<u32, Vec<Charge>>) {
+    fn check_jobs(&self, clients: &[Account]) {
         for (number, job) in self.jobs.iter_from(0) {
             let of = |client: &&Client| client.job == Some(number);
-            let members = (0..).zip(&self.clients).filter_map(|(client, record)| {
+            let members = self.clients.iter().enumerate().filter_map(|(client, record)| {
                 record.as_deref().filter(of).map(|record| (client, record))
             });
-            let (mut all, mut count, mut coming) = (Vec::new(), 0, 0);
+            let (mut all, mut count, mut coming) = (Account::default(), 0, 0);
             for (client, record) in members {
-                all.extend(charges.get(&client).into_iter().flatten().copied());
+                all.add_all(&clients[client]);
                 count += 1;
                 coming += record.coming;
             }
             let key = &job.key;
-            assert!(job.account.same_now(&Account::of(&all)), "invariant 3: job {key:?}");
+            assert!(job.account.same_now(&all), "invariant 3: job {key:?}");
             assert_eq!((job.clients, job.coming), (count, coming), "invariant 3: job {key:?}");
             assert!(count > 0 || !job.blocked.is_empty(), "job {key:?} of nobody");
             assert_eq!(self.job_by_key.get(key), Some(&number));
-            job.account.assert_within(&self.config.job, &format!("job {key:?}"));
+            job.account.assert_within(&self.config.job, key);
         }
         assert_eq!(self.jobs.len(), self.job_by_key.len(), "jobs are found by their keys");
     }

@@ -3,6 +3,7 @@
 
 use crate::api::Caps;
 use fdbroker_protocol::{Resource, Scope};
+use std::fmt::Debug;
 
 /// Resources an account counts; their place in the array.
 const COUNTED: [Resource; 9] = [
@@ -116,11 +117,9 @@ impl Account {
         self.now.iter().all(|now| *now == 0)
     }
 
-    /// The account that these charges make.
-    pub(crate) fn of(charges: &[Charge]) -> Self {
-        let mut account = Account::default();
-        charges.iter().for_each(|charge| account.add(*charge));
-        account
+    /// Adds all that another account has in use.
+    pub(crate) fn add_all(&mut self, other: &Account) {
+        self.now.iter_mut().zip(other.now).for_each(|(to, from)| *to += from);
     }
 
     /// Whether the same is in use now.
@@ -146,7 +145,7 @@ impl Account {
         (charge.is_fds() && full(Resource::Fds)).then_some(Resource::Fds)
     }
 
-    fn add(&mut self, charge: Charge) {
+    pub(crate) fn add(&mut self, charge: Charge) {
         let (resource, amount) = charge.parts();
         let mut add = |resource| {
             let at = place(resource);
@@ -184,14 +183,14 @@ impl Account {
     }
 
     /// Asserts that no cap is passed, but for what was there when it was lowered.
-    pub(crate) fn assert_within(&self, caps: &Caps, whose: &str) {
+    pub(crate) fn assert_within(&self, caps: &Caps, whose: &dyn Debug) {
         for resource in COUNTED {
             let (now, cap) = (self.now(resource), cap_of(caps, resource));
             let may_stay = u64::try_from(self.draining[place(resource)]).unwrap_or(u64::MAX);
             let most = cap.max(may_stay);
             assert!(
                 now <= most,
-                "invariant 2: {resource} of {whose} is {now}, above its cap {cap}"
+                "invariant 2: {resource} of {whose:?} is {now}, above its cap {cap}"
             );
         }
     }
