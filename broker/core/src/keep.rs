@@ -13,8 +13,7 @@ impl Core {
     /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
     /// `None` when the slot is not kept, or its fd is not here.
     pub fn kept(&self, slot: u32) -> Option<Kept> {
-        let allocation = self.allocations.iter_from(slot).next()?;
-        let allocation = Some(allocation.1).filter(|_| allocation.0 == slot)?;
+        let allocation = self.allocations.is_full(slot).then(|| &self.allocations[slot])?;
         if !allocation.keep || allocation.state != State::Resident {
             return None;
         }

@@ -51,6 +51,10 @@ impl Core {
         for kept in former.kept {
             core.keep_former(kept, now)?;
         }
+        if !former.kept.is_empty() {
+            // There may be more of them than the caps allow now: they stay until they end.
+            core.caps_changed();
+        }
         if core.reserved > 0 {
             let until = Now(now.0.saturating_add(core.config.grace_us));
             core.grace = Grace::Until(until);

@@ -107,7 +107,7 @@ impl Core {
         core.restore_sums()?;
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
         core.restore_job_peaks(&saved.jobs)?;
-        core.table.peak = core.table.peak.max(saved.table_peak);
+        core.table.peak = saved.table_peak;
         // The caps may be other ones.
         core.caps_changed();
         Ok(core)
@@ -491,7 +491,6 @@ impl Core {
         let unused = self.domains.iter_from(0).find(|(_, domain)| unused(domain));
         ensure(unused.is_none(), "domain of nobody", unused.map_or(0, |(number, _)| number))?;
         let (needed, has) = (self.table_now(), self.config.table_fds);
-        self.table.peak = needed;
         match needed <= has {
             true => Ok(()),
             false => Err(RestoreError::Table(needed, has)),

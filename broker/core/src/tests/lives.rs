@@ -346,6 +346,20 @@ fn after_crash_when_a_kept_fd_is_there_then_granted_at_once_and_adopted_by_its_o
     assert_eq!(world.client(OWNER).account.now(Resource::HeldBytes), 4096);
 }
 
+#[test]
+fn after_crash_when_more_is_kept_than_the_caps_allow_now_then_it_stays_and_none_is_added() {
+    let mut before = World::new(config());
+    let ids = [1, 2].map(|base| before.register(kept_deposit(base)).id);
+    let kept = ids.map(|id| before.core.kept(id.slot).expect("it is kept"));
+    let node = Caps { kept_allocations: 1, ..Caps::NONE };
+    let mut world = crashed(Config { node, ..config() }, &ids, &kept);
+    world.grant(USER, ids[0]);
+    world.grant(USER, ids[1]);
+    assert_eq!(world.register(kept_deposit(3)).status.result(), Err(ErrorCode::NoQuota));
+    world.at(1000);
+    assert!(world.register(kept_deposit(3)).status.is_ok());
+}
+
 // --- keep ---------------------------------------------------------------------------------------
 
 #[test]
