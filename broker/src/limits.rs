@@ -101,6 +101,10 @@ pub const FDINFO_BYTES: usize = 1024;
 /// load takes a second; one that takes longer is stuck, and the daemon ends without it.
 pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Pause after the service manager had no room for a message about a kept allocation: it reads some
+/// thousand of them a second.
+pub const KEEP_RETRY: Duration = Duration::from_millis(2);
+
 /// How long a broker that hands over waits for its successor: it has the fds in milliseconds, so one
 /// that takes longer hangs, and clients must not wait for it.
 pub const HANDOVER_PATIENCE: Duration = Duration::from_secs(10);
@@ -122,8 +126,9 @@ pub const CGROUP_FILE_BYTES: u64 = 64 * 1024;
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
 /// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd,
-/// lock file, page file, /proc/self/fdinfo, the administrator's listener.
-const STANDING_FDS: u64 = 7;
+/// lock file, page file, /proc/self/fdinfo, the administrator's listener; two sockets to the service
+/// manager and the keep book.
+const STANDING_FDS: u64 = 10;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.

@@ -55,6 +55,15 @@ impl Manager {
         Manager { socket, has_store, watchdog: sd_notify::watchdog_enabled() }
     }
 
+    /// A second way to say things to it.
+    ///
+    /// # Errors
+    /// When there is no fd for it.
+    pub fn another(&self) -> std::io::Result<Self> {
+        let socket = self.socket.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(Manager { socket, has_store: self.has_store, watchdog: None })
+    }
+
     /// Whether fds can be given to it, to be handed to the next start.
     pub fn has_store(&self) -> bool {
         self.has_store

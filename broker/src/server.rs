@@ -12,7 +12,7 @@ use crate::handover::state::SavedListener;
 use crate::in_flight::InFlight;
 use crate::keep_store::KeepStore;
 use crate::kernel;
-use crate::limits::{IN_FLIGHT_DIVISOR, READINESS_PER_WAKE};
+use crate::limits::{IN_FLIGHT_DIVISOR, KEEP_RETRY, READINESS_PER_WAKE};
 use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
 use crate::notify::Manager;
@@ -83,6 +83,7 @@ pub(crate) struct Parts {
     pub closers: Closers,
     pub manager: Manager,
     pub lock: DirectoryLock,
+    pub keep_store: KeepStore,
 }
 
 /// The daemon while it runs.
@@ -145,6 +146,8 @@ pub(crate) struct Server {
     pub manager: Manager,
     /// When the service manager is to hear that the loop turns.
     next_alive: Option<Now>,
+    /// When the service manager may have room for what it had none for.
+    pub next_keep: Option<Now>,
     signals: Signals,
     pub until_eof: Option<OwnedFd>,
     // Buffers, reused.
@@ -188,7 +191,7 @@ impl Server {
             identity: parts.identity,
             classifier: parts.classifier,
             fds,
-            keep_store: KeepStore::default(),
+            keep_store: parts.keep_store,
             listeners: listeners
                 .map(|listener| ListenerState { listener, is_ready: false })
                 .collect(),
@@ -219,6 +222,7 @@ impl Server {
             bad_input: BadInput::default(),
             former_places: Vec::new(),
             ending: None,
+            next_keep: Some(now),
             takeover_asked: None,
             next_alive: parts.manager.watchdog_interval().map(|_| now),
             manager: parts.manager,
@@ -317,7 +321,14 @@ impl Server {
         if let Some((index, format)) = self.takeover_asked.take() {
             self.hand_over(index, format);
         }
+        self.flush_keep_store();
         self.say_alive();
+    }
+
+    fn flush_keep_store(&mut self) {
+        let is_left = self.keep_store.flush(&self.fds);
+        let pause = u64::try_from(KEEP_RETRY.as_micros()).unwrap_or(u64::MAX / 2);
+        self.next_keep = is_left.then(|| Now(self.now.0 + pause));
     }
 
     /// Tells the service manager that the loop turns. By the loop alone, so that one that is stuck is
@@ -482,6 +493,7 @@ impl Server {
             handshake,
             self.accept_paused_until,
             self.next_alive,
+            self.next_keep,
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

@@ -8,6 +8,7 @@ use crate::handover::restore::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
 use crate::inherited::Inherited;
+use crate::keep_store::{Found, KeepStore};
 use crate::kernel;
 use crate::listeners::{DirectoryLock, DirectoryRule, ListenError, Listener, prepare_directory};
 use crate::notify::Manager;
@@ -16,10 +17,11 @@ use crate::server::{Parts, Server};
 use crate::settings::{ListenerSettings, Mode, Settings, parent};
 use crate::signals::Signals;
 use crate::tokens::Source;
-use fdbroker_core::{Core, Former, Now};
-use fdbroker_protocol::NodeKey;
+use fdbroker_core::{Core, Former, Kept, Now};
+use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -163,9 +165,15 @@ pub(crate) fn prepare(
             }
         },
     };
+    let manager_too = manager.another().map_err(os("talk to the service manager"))?;
+    let kept = std::mem::take(&mut inherited.kept);
+    let (keep_store, mut found, unknown) =
+        KeepStore::open(manager_too, inherited.keep_book.take(), kept);
+    unknown.into_iter().for_each(|fd| left.put_back(fd));
+    let is_restored = restored.is_some();
     let (core, key, page) = match restored {
         Some(restored) => restored,
-        None => begin(&mut settings)?,
+        None => begin(&mut settings, &mut found)?,
     };
     let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut())?;
     let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
@@ -183,21 +191,25 @@ pub(crate) fn prepare(
         closers,
         manager,
         lock,
+        keep_store,
     };
     let mut server = Server::new(settings, parts)
         .map_err(os("watch the sockets (--until-eof must be a pipe or a socket)"))?;
+    let mut is_anew = !is_restored;
     if let Some(mut arrived) = arrived {
         match server.go_on(&mut arrived) {
             Ok(()) => {}
             Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
             Err(refused) => {
                 handover::store::log_refused(&refused);
-                let (core, key, page) = begin(&mut server.settings)?;
+                let (core, key, page) = begin(&mut server.settings, &mut found)?;
                 server.begin_anew(core, key, page);
+                is_anew = true;
             }
         }
         left.add(arrived.fds);
     }
+    server.settle_kept(found, is_anew, &mut left);
     left.add(inherited.unused());
     left.close_by(server.fds.closers());
     if !is_takeover {
@@ -216,15 +228,30 @@ fn prepare_directories(settings: &Settings) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// A core without clients: a first one, or one after a broker that was killed.
-fn begin(settings: &mut Settings) -> Result<(Core, NodeKey, GenerationPage), RunError> {
+/// A core without clients: a first one, or one after a broker that was killed; of `found` it has
+/// those that were live.
+fn begin(
+    settings: &mut Settings,
+    found: &mut [Found],
+) -> Result<(Core, NodeKey, GenerationPage), RunError> {
     let directory = settings.admin_directory();
     let Opened { key, page, live } = generation_page::open(directory, settings.core.max_slots)?;
     settings.core.first_generation = page.first_generation();
-    let former = Former { live: &live, kept: &[] };
-    let now = Now(kernel::monotonic_us());
-    let core = Core::after_crash(settings.core.clone(), former, now).map_err(RunError::Settings)?;
-    Ok((core, key, page))
+    let alive: HashSet<AllocationId> = live.iter().copied().collect();
+    let kept = found.iter().map(|found| found.kept).filter(|kept| alive.contains(&kept.id));
+    let kept: Vec<Kept> = kept.collect();
+    let begin = |kept: &[Kept]| {
+        let now = Now(kernel::monotonic_us());
+        Core::after_crash(settings.core.clone(), Former { live: &live, kept }, now)
+    };
+    let core = match begin(&kept) {
+        Err(error) if !kept.is_empty() => {
+            log::error!("kept allocations of before the crash are given up: {error}");
+            begin(&[])
+        }
+        core => core,
+    };
+    Ok((core.map_err(RunError::Settings)?, key, page))
 }
 
 /// The sockets that the service manager has bound or another broker served, and for the other places

@@ -130,7 +130,11 @@ fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<u
             Claim::Ask => {
                 let asked = ask_for_credit(connection, wanted, deadline);
                 connection.credits.asked();
-                asked?;
+                match asked {
+                    // The broker was replaced while this waited: its successor is asked.
+                    Err(error) if error.code == ErrorCode::Again && !deadline.has_passed() => {}
+                    asked => asked?,
+                }
             }
         }
     }

@@ -69,7 +69,7 @@ fn clients_when_another_broker_takes_over_then_connections_handles_and_leases_ar
         handles[..3].iter().map(|it| consumer.acquire(it, patience()).expect("granted")).collect();
     let before = broker.status();
     let leases = broker.admin().leases().len();
-    let (first, open_fds) = (broker.pid(), broker.open_fds());
+    let (first, open_fds) = (broker.pid(), broker.settled_fds());
 
     broker.take_over();
 
@@ -242,7 +242,7 @@ fn takeover_when_the_successor_cannot_hold_it_all_then_the_first_one_goes_on() {
     let broker = Broker::start();
     let owner = Owner::of(&broker, "owner", 3);
     let clients: Vec<Client> = (0..12).map(|_| broker.client("client")).collect();
-    let open_fds = broker.open_fds();
+    let open_fds = broker.settled_fds();
     let before = broker.status();
     let refused = broker.start_successor(&["--set", "limits.max_clients=9"]).err();
     let text = refused.expect("too many clients");
@@ -290,7 +290,7 @@ fn takeover_when_the_successor_dies_at_any_step_then_the_first_one_goes_on() {
     let owner = Owner::of(&broker, "owner", 3);
     let consumer = broker.client("consumer");
     assert_served(&consumer, &owner.handles());
-    let open_fds = broker.open_fds();
+    let open_fds = broker.settled_fds();
     for steps in 0..2 {
         let (successor, offer) = ByHand::ask(&broker, FORMAT);
         assert_eq!(offer.message().kind, Kind::AdminTakeoverOffer);

@@ -9,6 +9,7 @@ use crate::closers::{Closers, Report};
 use crate::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
 use crate::fd_table::{FdTable, NOBODY};
 use crate::generation_page::{self, GenerationPage, PageError};
+use crate::keep_store::Found;
 use crate::listeners::{DirectoryLock, Listener};
 use crate::server::{Handshake, Server, register, watch};
 use crate::settings::Settings;
@@ -235,6 +236,38 @@ impl Server {
         self.waiting_in_flight.clear();
         self.in_flight = Server::new_in_flight(&self.settings);
         self.fds.flush();
+    }
+
+    /// Brings the store of kept allocations and the core together. After a crash the core has those
+    /// of `found` that were live, and their fds are the store's; after a planned restart all fds are
+    /// here already, and the store's duplicates go.
+    pub(crate) fn settle_kept(&mut self, found: Vec<Found>, is_anew: bool, left: &mut Arrivals) {
+        for found in found {
+            let id = found.kept.id;
+            if self.core.kept(id.slot).is_none_or(|kept| kept.id != id) {
+                self.keep_store.give_up(&found);
+                left.put_back(found.fd);
+                continue;
+            }
+            self.keep_store.adopt(&found);
+            match is_anew {
+                true => {
+                    let kind = found.kept.deposit.kind;
+                    let double = self.fds.put(id.slot, kind, Some(found.fd));
+                    double.into_iter().for_each(|fd| left.put_back(fd));
+                }
+                false => left.put_back(found.fd),
+            }
+        }
+        let slots: Vec<u32> = self.fds.slots().map(|(slot, ..)| slot).collect();
+        for slot in slots {
+            if self.keep_store.has(slot) {
+                continue;
+            }
+            if let (Some(kept), Some(fd)) = (self.core.kept(slot), self.fds.held(slot)) {
+                self.keep_store.keep(slot, &kept, fd);
+            }
+        }
     }
 
     /// Takes over connections and fds. Nothing is read, written or told to anybody yet.

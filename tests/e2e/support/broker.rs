@@ -251,7 +251,7 @@ impl Broker {
     }
 
     /// The same once two looks agree: a connection that has just ended is still being closed.
-    fn settled_fds(&self) -> usize {
+    pub fn settled_fds(&self) -> usize {
         let mut last = usize::MAX;
         eventually_some("the daemon's fds settle", || {
             let now = self.open_fds();

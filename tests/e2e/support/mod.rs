@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod broker;
 pub mod fuse;
+pub mod manager;
 pub mod memory;
 pub mod owner;
 pub mod peer;

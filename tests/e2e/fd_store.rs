@@ -1,0 +1,220 @@
+//! The daemon under a service manager that stores fds (a stand-in for systemd): a restart that clients do not notice, a
+//! state that is refused, kept allocations over kill -9, sockets bound by the manager, and what it is told.
+
+use crate::support::manager::Manager;
+use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, both_seals, memfd};
+use crate::support::owner::notices;
+use crate::support::raw::Raw;
+use crate::support::wait::{eventually, patience};
+use fdbroker_client::{Client, ClientBuilder};
+use fdbroker_protocol::message::{RegisterItem, register_flags};
+use fdbroker_protocol::{MemoryKind, Share};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+
+fn builder(manager: &Manager, name: &str) -> ClientBuilder {
+    Client::builder().socket(manager.socket()).name(name)
+}
+
+#[test]
+fn clients_when_the_service_is_restarted_then_they_notice_nothing_and_nothing_stays_in_the_store() {
+    let mut manager = Manager::new(&[]);
+    manager.start(&[]);
+    let (told, on_notice) = notices();
+    let client = builder(&manager, "client").on_notice(on_notice).connect().expect("connect");
+    let blocks = Blocks::new(40);
+    let register = |index: usize| {
+        let fd = blocks.export(index);
+        client.register(&blocks.deposit(index), fd.as_fd(), patience()).expect("registered")
+    };
+    let registrations: Vec<_> = (0..40).map(register).collect();
+    let grant = client.acquire(&registrations[3].handle, patience()).expect("granted");
+    for _ in 0..3 {
+        let open_fds = manager.open_fds();
+        assert_eq!(manager.end(Signal::SIGTERM).code(), Some(0));
+
+        assert!(!client.is_current(registrations[0].id()), "a hit without a broker");
+        assert!(client.is_connected());
+        let stored = manager.stored();
+        assert!(stored.contains(&"ledger".into()) && stored.contains(&"carrier".into()));
+        std::thread::scope(|threads| {
+            // Asked while there is no broker.
+            let asked = threads.spawn(|| client.acquire(&registrations[7].handle, patience()));
+            manager.start(&[]);
+            assert_bytes(asked.join().expect("no panic").expect("served by the next one"), 7);
+        });
+
+        assert!(client.is_current(registrations[0].id()), "a hit again, without a word");
+        for (index, registration) in registrations.iter().enumerate() {
+            let grant = client.acquire(&registration.handle, patience()).expect("served on");
+            assert_bytes(grant, index as u64);
+        }
+        eventually("the store has what outlives a crash alone", || manager.stored() == ["book"]);
+        eventually("as many fds are open", || manager.open_fds() == open_fds);
+    }
+    assert_bytes(grant, 3);
+    told.assert_never_disconnected();
+}
+
+/// The state with one byte changed, sealed like it.
+fn changed(ledger: &OwnedFd, at: usize) -> OwnedFd {
+    let mut bytes = Vec::new();
+    let file = File::from(ledger.try_clone().expect("dup"));
+    let mut piece = [0; 4096];
+    while let Ok(length @ 1..) = file.read_at(&mut piece, bytes.len() as u64) {
+        bytes.extend_from_slice(&piece[..length]);
+    }
+    bytes[at] ^= 1;
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = File::from(memfd_create("changed", flags).expect("a memfd"));
+    file.write_all_at(&bytes, 0).expect("write");
+    let seals = SealFlag::F_SEAL_SHRINK
+        | SealFlag::F_SEAL_GROW
+        | SealFlag::F_SEAL_WRITE
+        | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).expect("seal");
+    file.into()
+}
+
+#[test]
+fn state_when_of_another_format_or_damaged_then_one_line_says_so_and_all_its_fds_are_closed() {
+    for (at, says) in [(8, "it has format"), (40, "its checksum is wrong")] {
+        let mut manager = Manager::new(&[]);
+        manager.start(&[]);
+        let open_fds = manager.open_fds();
+        let mut raw = Raw::connect(&manager.socket());
+        let block = memfd(c"block", BLOCK_BYTES, both_seals());
+        let registered = raw.register(&[item(0)], &[block.as_fd()]);
+        assert!(registered[0].status.is_ok());
+        manager.end(Signal::SIGTERM);
+        manager.replace("ledger", |ledger| changed(ledger, at));
+
+        manager.start(&[]);
+
+        raw.assert_ended();
+        let log = manager.log();
+        assert_eq!(log.matches("is not gone on with").count(), 1, "{log}");
+        assert!(log.contains(says) && log.contains("starting as after a crash"), "{log}");
+        eventually("its fds are closed", || manager.open_fds() == open_fds);
+        eventually("the store is empty", || manager.stored() == ["book"]);
+        Raw::connect(&manager.socket());
+    }
+}
+
+/// One block, kept when `flags` say so.
+fn item(flags: u8) -> RegisterItem {
+    RegisterItem {
+        kind: MemoryKind::Memfd as u8,
+        flags: flags | register_flags::RECALLABLE,
+        share: Share::Uid as u8,
+        driver_data_len: 3,
+        device: 0.into(),
+        size_bytes: (BLOCK_BYTES as u64).into(),
+        fd_offset: 0.into(),
+        owner_allocation_id: 7.into(),
+        base: 0.into(),
+        driver_data: [9; 64],
+    }
+}
+
+fn kept(manager: &Manager) -> usize {
+    manager.stored().iter().filter(|name| name.starts_with('k')).count()
+}
+
+#[test]
+fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_their_time_is_over() {
+    let mut manager = Manager::new(&["--set", "limits.keep_ttl_ms=3000"]);
+    manager.start(&[]);
+    let mut owner = Raw::connect(&manager.socket());
+    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let mut handles = Vec::new();
+    for _ in 0..20 {
+        let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
+        assert!(registered[0].status.is_ok(), "{}", registered[0].status);
+        handles.push(registered[0].handle);
+    }
+    eventually("all are stored", || kept(&manager) == 20);
+    let id = |index: usize| fdbroker_protocol::AllocationId {
+        slot: handles[index].prefix.slot.get(),
+        generation: handles[index].prefix.generation.get(),
+    };
+    owner.unregister(&[id(0)]);
+    eventually("one is out of the store", || kept(&manager) == 19);
+    // A planned restart leaves them as they are.
+    manager.end(Signal::SIGTERM);
+    manager.start(&[]);
+    owner.unregister(&[id(1)]);
+    eventually("another one is out of the store", || kept(&manager) == 18);
+
+    manager.end(Signal::SIGKILL);
+    manager.start(&[]);
+
+    let mut consumer = Raw::connect(&manager.socket());
+    let (items, fds) = consumer.acquire(&handles[2..]);
+    for item in &items {
+        assert!(item.status.is_ok(), "{}", item.status);
+        assert_eq!(item.driver_data_len, 3);
+    }
+    let inode = |fd: &OwnedFd| nix::sys::stat::fstat(fd).expect("fstat").st_ino;
+    assert!(fds.len() == 18 && fds.iter().all(|fd| inode(fd) == inode(&block)));
+    eventually("their time is over", || kept(&manager) == 0);
+}
+
+fn bound(path: &Path) -> OwnedFd {
+    std::fs::create_dir_all(path.parent().expect("a directory")).expect("mkdir");
+    let private = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(path.parent().expect("a directory"), private).expect("chmod");
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
+    let socket = socket.expect("a socket");
+    bind(socket.as_raw_fd(), &UnixAddr::new(path).expect("short")).expect("bind");
+    listen(&socket, Backlog::new(16).expect("few")).expect("listen");
+    socket
+}
+
+#[test]
+fn sockets_when_bound_by_the_manager_then_served_and_left_where_they_are() {
+    let mut manager = Manager::new(&[]);
+    let (path, admin) = (manager.socket(), manager.dir().join("fdbroker-admin/admin.sock"));
+    let sockets = [("client", bound(&path)), ("admin", bound(&admin))];
+    // Before anybody serves it.
+    let early = crate::support::raw::open(&path).expect("connect");
+    manager.start(&sockets);
+    let mut raw = Raw::of(early);
+    raw.request(
+        fdbroker_protocol::Kind::Hello,
+        |writer| writer.push(&crate::support::raw::hello()),
+        0,
+        &[],
+    );
+    crate::support::admin::Admin::connect(&admin).status();
+    manager.end(Signal::SIGTERM);
+    assert!(path.exists() && admin.exists());
+    manager.start(&sockets);
+    crate::support::admin::Admin::connect(&admin).status();
+    Raw::connect(&path);
+}
+
+#[test]
+fn manager_when_it_watches_then_it_is_told_that_the_loop_turns_and_of_a_reload() {
+    let mut manager = Manager::new(&[]);
+    manager.set("WATCHDOG_USEC", "40000");
+    manager.start(&[]);
+    eventually("the loop says so by itself", || manager.count("WATCHDOG=1") >= 5);
+    manager.signal(Signal::SIGHUP);
+    eventually("ready again", || manager.count("READY=1") == 2);
+    let said: Vec<String> =
+        manager.said().into_iter().filter(|line| !line.starts_with("WATCHDOG")).collect();
+    let at = said.iter().position(|line| line == "RELOADING=1").expect("it says so");
+    assert!(said[at + 1].starts_with("MONOTONIC_USEC="), "{said:?}");
+    assert_eq!(said[at + 2], "READY=1");
+    manager.end(Signal::SIGTERM);
+    assert_eq!(manager.count("STOPPING=1"), 1);
+}

@@ -1,0 +1,216 @@
+//! Stands in for the service manager: takes notifications and fds on a socket, keeps the fds, and starts the daemon with
+//! them. It is not systemd, whose part is tested in a virtual machine; it knows of its protocol what sd_notify(3) and
+//! sd_listen_fds(3) say.
+
+use super::wait::{PATIENCE, eventually, eventually_some};
+use fdbroker_scm::{ReceivedFds, RecvError};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, dup2_raw};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// First fd of a service (SD_LISTEN_FDS_START), and a place above all of them to move them from.
+const FIRST_FD: i32 = 3;
+const ASIDE_FD: i32 = 400;
+
+#[derive(Debug, Default)]
+struct Heard {
+    said: Vec<String>,
+    store: Vec<(String, OwnedFd)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Manager {
+    dir: tempfile::TempDir,
+    heard: Arc<Mutex<Heard>>,
+    is_over: Arc<AtomicBool>,
+    listener: Option<JoinHandle<()>>,
+    child: Option<Child>,
+    flags: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl Manager {
+    /// Of a private daemon with these further flags.
+    pub fn new(flags: &[&str]) -> Manager {
+        let dir = tempfile::Builder::new().prefix("fdb-").tempdir().expect("a directory");
+        let socket = UnixDatagram::bind(dir.path().join("notify")).expect("bind");
+        let (heard, is_over) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let (into, until) = (Arc::clone(&heard), Arc::clone(&is_over));
+        let listener = std::thread::spawn(move || listen(&socket, &into, &until));
+        Manager {
+            dir,
+            heard,
+            is_over,
+            listener: Some(listener),
+            child: None,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            environment: vec![("FDSTORE".into(), "4096".into())],
+        }
+    }
+
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.environment.push((name.into(), value.into()));
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir().join("fdbroker/broker.sock")
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
+    }
+
+    /// Starts the daemon with all that the store has and with `sockets`, and waits until it is ready.
+    pub fn start(&mut self, sockets: &[(&str, OwnedFd)]) {
+        let ready = self.count("READY=1");
+        let mut names = Vec::new();
+        let mut fds: Vec<OwnedFd> = Vec::new();
+        let aside = |fd: &OwnedFd| {
+            let moved = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(ASIDE_FD)).expect("dup");
+            // SAFETY: fcntl(2) has just made it, and nobody else knows it.
+            unsafe { OwnedFd::from_raw_fd(moved) }
+        };
+        for (name, fd) in sockets {
+            names.push((*name).to_owned());
+            fds.push(aside(fd));
+        }
+        for (name, fd) in &self.heard.lock().expect("no panic").store {
+            names.push(name.clone());
+            fds.push(aside(fd));
+        }
+        let log = File::options().create(true).append(true).open(self.dir().join("log"));
+        // The pid is known in the process alone.
+        let mut command = Command::new("sh");
+        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(super::broker::program());
+        command.arg("--private").arg(self.dir()).args(&self.flags).env_clear();
+        command.env("NOTIFY_SOCKET", self.dir().join("notify"));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if !fds.is_empty() {
+            command.env("LISTEN_FDS", fds.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
+        let numbers: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        // SAFETY: dup2(2) is async-signal-safe; the fds are open until the child has been started.
+        unsafe {
+            command.pre_exec(move || {
+                for (place, number) in (FIRST_FD..).zip(&numbers) {
+                    let source = std::os::fd::BorrowedFd::borrow_raw(*number);
+                    let _ = dup2_raw(source, place)?.into_raw_fd();
+                }
+                Ok(())
+            });
+        }
+        self.child = Some(command.spawn().expect("start fdbrokerd"));
+        eventually("the daemon is ready", || {
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().expect("wait"));
+            assert!(ended.is_none(), "{ended:?}: {}", self.log());
+            self.count("READY=1") > ready
+        });
+    }
+
+    /// How often this line was said.
+    pub fn count(&self, line: &str) -> usize {
+        let heard = self.heard.lock().expect("no panic");
+        heard.said.iter().filter(|said| said.starts_with(line)).count()
+    }
+
+    /// Lines said so far.
+    pub fn said(&self) -> Vec<String> {
+        self.heard.lock().expect("no panic").said.clone()
+    }
+
+    /// Names in the store.
+    pub fn stored(&self) -> Vec<String> {
+        let heard = self.heard.lock().expect("no panic");
+        heard.store.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Puts another fd into the place of a stored one.
+    pub fn replace(&self, name: &str, change: impl FnOnce(&OwnedFd) -> OwnedFd) {
+        let mut heard = self.heard.lock().expect("no panic");
+        let (_, fd) = heard.store.iter_mut().find(|(its, _)| its == name).expect("it is stored");
+        *fd = change(fd);
+    }
+
+    pub fn pid(&self) -> Pid {
+        let child = self.child.as_ref().expect("it runs");
+        Pid::from_raw(i32::try_from(child.id()).expect("a pid"))
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("kill");
+    }
+
+    /// Fds open in the daemon.
+    pub fn open_fds(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc").count()
+    }
+
+    /// Ends it by `signal` and waits until it has ended.
+    pub fn end(&mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        let mut child = self.child.take().expect("it runs");
+        eventually_some("the daemon has ended", || child.try_wait().expect("wait"))
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = self.listener.take().map(JoinHandle::join);
+        if std::thread::panicking() {
+            eprintln!("log of the daemon:\n{}", self.log());
+        } else {
+            assert!(!self.log().contains("panicked at"), "{}", self.log());
+        }
+    }
+}
+
+/// Between two looks at whether it is over.
+const LOOK: Duration = Duration::from_millis(20);
+const _: () = assert!(LOOK.as_millis() < PATIENCE.as_millis());
+
+fn listen(socket: &UnixDatagram, heard: &Mutex<Heard>, is_over: &AtomicBool) {
+    let (mut bytes, mut fds) = (vec![0; 4096], ReceivedFds::new());
+    while !is_over.load(Ordering::Relaxed) {
+        let message =
+            match fdbroker_scm::recv_timeout(socket.as_fd(), &mut bytes, &mut fds, Some(LOOK)) {
+                Ok(message) => message,
+                Err(RecvError::TimedOut) => continue,
+                Err(error) => panic!("{error}"),
+            };
+        let text = String::from_utf8(bytes[..message.len].to_vec()).expect("text");
+        let lines: Vec<&str> = text.lines().collect();
+        let name = lines.iter().find_map(|line| line.strip_prefix("FDNAME="));
+        let mut heard = heard.lock().expect("no panic");
+        for fd in fds.drain() {
+            if let (Some(name), true) = (name, lines.contains(&"FDSTORE=1")) {
+                assert!(lines.contains(&"FDPOLL=0"), "{text}");
+                heard.store.push((name.to_owned(), fd));
+            }
+        }
+        if lines.contains(&"FDSTOREREMOVE=1") {
+            heard.store.retain(|(its, _)| Some(its.as_str()) != name);
+        }
+        heard.said.extend(lines.into_iter().map(str::to_owned));
+    }
+}
