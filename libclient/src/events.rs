@@ -227,11 +227,12 @@ impl Server {
     }
 
     fn tell_of(&self, shared: &Shared, outcome: Outcome) {
+        // In the order in which they were named.
+        outcome.lost.iter().for_each(|one| lost(shared, one));
         for refused in outcome.refused {
             let (id, lease, code) = (refused.id, refused.number, refused.code);
             tell(shared, Notice::Revoked { id, lease, code });
         }
-        outcome.lost.iter().for_each(|one| lost(shared, one));
     }
 
     /// All is named and answered: every lease is known to the broker or refused. So the caches put away what was refused
