@@ -15,6 +15,7 @@ mod exports;
 mod flow;
 mod handles;
 mod isolation;
+mod keep;
 mod ledger;
 mod lifetime;
 mod local_limit;

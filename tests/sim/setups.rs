@@ -29,6 +29,8 @@ pub struct Setup {
     pub rogues: u64,
     /// Restarts in order, in a thousand doings of clients.
     pub restarts: u64,
+    /// Crashes of the broker, in a thousand doings of clients.
+    pub crashes: u64,
 }
 
 /// Names of every setup, in the order they run.
@@ -74,6 +76,7 @@ fn base() -> Setup {
         rest_every: 1_500,
         rogues: 350,
         restarts: 4,
+        crashes: 2,
     }
 }
 
@@ -215,7 +218,7 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
         open_leases: cap(rng, 1, 32),
         mapped_leases: cap(rng, 1, 32),
         allocations: cap(rng, 2, 64),
-        kept_allocations: u64::MAX,
+        kept_allocations: cap(rng, 0, 6),
     };
     setup.config.node = caps(rng);
     setup.config.domain = caps(rng);

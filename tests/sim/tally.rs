@@ -53,6 +53,7 @@ kinds! {
     Forged = "forged or stale handle",
     AddressReused = "address used again",
     Restart = "restart in order",
+    Crash = "broker killed",
 }
 
 kinds! {
