@@ -10,7 +10,6 @@ use crate::support::raw::{Raw, hello, open};
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Handle, Share};
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
-use std::os::fd::AsFd;
 
 /// The daemon's user: not root, so that the kernel's limits hold for it.
 const DAEMON: u32 = 65534;
@@ -26,6 +25,18 @@ fn service(test_name: &str, setup: Setup) -> Option<Broker> {
         return None;
     }
     Some(setup.service_of(DAEMON).start())
+}
+
+/// A group of both.
+const GROUP: u32 = 61_100;
+
+/// A rank of another user, group and further groups.
+fn rank_in(broker: &Broker, uid: u32, gid: u32, groups: &[u32]) -> Peer {
+    let groups: String = groups.iter().map(|group| format!(" {group}")).collect();
+    let mut rank = Peer::start("rank");
+    assert_eq!(rank.ask(&format!("user {uid} {gid}{groups}")), "OK");
+    assert_eq!(rank.ask(&format!("connect {}", broker.socket().display())), "OK");
+    rank
 }
 
 /// A rank of another user and group.
@@ -73,14 +84,22 @@ fn acquire_when_shared_with_any_then_another_uid_reads_the_bytes() {
 }
 
 #[test]
-fn register_when_shared_with_the_group_then_not_supported_rather_than_wider() {
-    let broker = Broker::start();
-    let owner = Owner::without(&broker, "owner", 1);
-    let mut deposit = owner.blocks.deposit(0);
-    deposit.share = Share::Gid;
-    let fd = owner.blocks.export(0);
-    let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");
-    assert_eq!(error.code, ErrorCode::NotSupported, "{error}");
+fn acquire_when_shared_with_the_group_then_its_members_alone_read_the_bytes() {
+    const NAME: &str = "acquire_when_shared_with_the_group_then_its_members_alone_read_the_bytes";
+    let Some(broker) = service(NAME, Setup::new()) else { return };
+    let mut alice = rank_of(&broker, ALICE, GROUP);
+    let handle = deposit_for(&mut alice, "gid");
+    let mut first_group = rank_of(&broker, BOB, GROUP);
+    assert_eq!(first_group.with_handles("check 0", &[handle]), "OK");
+    let mut further_group = rank_in(&broker, BOB, BOB, &[ALICE, GROUP, GROUP + 1]);
+    assert_eq!(further_group.with_handles("check 0", &[handle]), "OK");
+    // A group of the same number as a user is not that user's.
+    let mut stranger = rank_in(&broker, BOB, BOB, &[ALICE, GROUP + 1]);
+    assert_eq!(stranger.with_handles("check 0", &[handle]), "NOT_PERMITTED");
+    let mut other_alice = rank_of(&broker, ALICE, ALICE);
+    assert_eq!(other_alice.with_handles("check 0", &[handle]), "OK");
+    drop((alice, first_group, further_group, stranger, other_alice));
+    broker.assert_nothing_left();
 }
 
 #[test]

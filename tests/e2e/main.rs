@@ -16,6 +16,7 @@ mod fd_store;
 mod flow;
 mod handles;
 mod isolation;
+mod keep;
 mod ledger;
 mod lifetime;
 mod local_limit;

@@ -4,8 +4,8 @@
 use fdbroker_core::CapsOfLevels;
 use fdbroker_core::{ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
-    Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
-    Ticket, Wanted,
+    Declared, Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
+    RequestId, Supply, Ticket, Wanted,
 };
 use fdbroker_protocol::{AllocationId, Status};
 use std::fmt::Write;
@@ -77,6 +77,16 @@ pub enum Action {
     Closed {
         ticket: Ticket,
     },
+    Redeposit {
+        client: u32,
+        request: u64,
+        items: Vec<Redeposit>,
+    },
+    Declare {
+        client: u32,
+        request: u64,
+        items: Vec<Declared>,
+    },
     /// `Core::poll`.
     Poll,
     /// `Core::settle_parked`, before a restart in order.
@@ -141,6 +151,12 @@ impl Action {
             }
             Action::Closed { ticket } => Input::Closed { ticket },
             Action::SetCaps { ref caps } => Input::SetCaps { caps },
+            Action::Redeposit { client, request, ref items } => {
+                Input::Redeposit { client: ClientId(client), request: RequestId(request), items }
+            }
+            Action::Declare { client, request, ref items } => {
+                Input::Declare { client: ClientId(client), request: RequestId(request), items }
+            }
             Action::Poll | Action::Settle => return None,
         };
         Some(input)
@@ -151,7 +167,9 @@ impl Action {
         match self {
             Action::Register { client, request, .. }
             | Action::Unregister { client, request, .. }
-            | Action::Acquire { client, request, .. } => Some((*client, Some(*request))),
+            | Action::Acquire { client, request, .. }
+            | Action::Redeposit { client, request, .. }
+            | Action::Declare { client, request, .. } => Some((*client, Some(*request))),
             Action::Mapped { client, request, .. } | Action::Release { client, request, .. } => {
                 Some((*client, *request))
             }

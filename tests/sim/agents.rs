@@ -124,6 +124,9 @@ impl World {
             let request = self.draw_reply(client);
             return Some(Action::Release { client, request, leases });
         }
+        if self.rng.chance(if self.former.is_empty() { 10 } else { 300 }) {
+            return self.choose_return(client);
+        }
         let credits = self.model.clients.get(&client)?.credits;
         if credits > 0 && manners.only.is_none() && self.rng.chance(250) {
             return self.choose_register(client);
@@ -354,7 +357,7 @@ impl World {
             kind: kind[rng.below(3) as usize],
             share: if rng.chance(150) { Share::Gid } else { share[rng.below(3) as usize] },
             recallable: rng.chance(900),
-            keep: false,
+            keep: rng.chance(120),
             device: rng.below(2) as u32,
             size_bytes: rng.between(1, 8) * PAGE_BYTES,
             fd_offset: rng.below(16) * PAGE_BYTES,

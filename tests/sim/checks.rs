@@ -4,10 +4,11 @@
 use crate::action::Action;
 use crate::judge::{Grant, Step, ensure};
 use crate::model::{
-    Ask, Blocker, CAPPED, Check, Client, Drain, Holder, Ledger, Model, Phase, Request, Sums, cap_of,
+    Allocation, Ask, Blocker, CAPPED, Check, Client, Drain, Holder, Ledger, Model, Phase, Request,
+    Sums, cap_of,
 };
 use crate::tally::Promise;
-use fdbroker_core::{Account, Core, Now};
+use fdbroker_core::{Account, Core, Deposit, Now};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
@@ -279,9 +280,9 @@ fn caps(model: &Model, ledger: &Ledger, former: &Ledger) -> Check {
 }
 
 /// The lists of allocations and leases, record by record.
-fn records(model: &Model, core: &Core) -> Check {
+fn records(model: &Model, core_: &Core) -> Check {
     let mut seen = 0;
-    for view in core.allocations(0) {
+    for view in core_.allocations(0) {
         seen += 1;
         let id = view.id;
         let known = model.allocations.get(&id).ok_or_else(|| format!("{id} is nobody's"))?;
@@ -289,6 +290,9 @@ fn records(model: &Model, core: &Core) -> Check {
         let ended = view.state == AllocationState::Ended;
         ensure!(held == model.is_held(id), "{id} is {:?}", view.state);
         ensure!(ended == known.ended.is_some(), "{id} is {:?}, {:?}", view.state, known.ended);
+        let reserved = view.state == AllocationState::Reserved;
+        ensure!(reserved == (known.reserved && !ended), "{id} is {:?}", view.state);
+        kept(model, core_, id, known)?;
         let d = &known.deposit;
         let core = (view.size_bytes, view.fd_offset, view.owner_allocation_id, view.base);
         let model_ = (d.size_bytes, d.fd_offset, d.owner_allocation_id, d.base);
@@ -308,7 +312,7 @@ fn records(model: &Model, core: &Core) -> Check {
     model.proofs.count(Promise::OneFd, seen);
     ensure!(seen == all, "{seen} allocations are listed, there are {all}");
     let mut seen = 0;
-    for view in core.leases(0) {
+    for view in core_.leases(0) {
         seen += 1;
         let known = model.leases.get(&view.id.0).ok_or("a lease of nobody is listed")?;
         let (core, model) =
@@ -316,6 +320,19 @@ fn records(model: &Model, core: &Core) -> Check {
         ensure!(core == model, "lease {:#x} is {core:?}, not {model:?}", view.id.0);
     }
     ensure!(seen == model.leases.len(), "{seen} leases listed, there are {}", model.leases.len());
+    Ok(())
+}
+
+/// What is to be remembered of a kept allocation is what was registered; of no other is there anything.
+fn kept(model: &Model, core: &Core, id: AllocationId, known: &Allocation) -> Check {
+    let stored = model.kept_slots.contains(&id.slot) && model.is_held(id);
+    let is_kept = known.ended.is_none() && known.deposit.keep && model.is_held(id);
+    ensure!(stored == is_kept, "{id}: in the store {stored}, kept {is_kept}");
+    let told = core.kept(id.slot).filter(|kept| kept.id == id);
+    let Deposit { checked, lane, .. } = known.deposit;
+    let told = told.map(|kept| (kept.domain, kept.gid, Deposit { checked, lane, ..kept.deposit }));
+    let right = is_kept.then_some((known.domain, known.gid, known.deposit));
+    ensure!(told == right, "{id}: to be kept {told:?}, it is {right:?}");
     Ok(())
 }
 
@@ -354,7 +371,7 @@ fn stands_before(model: &Model, ledger: &Ledger, client: u32, request: &Request)
         Ask::Register { .. } => credit_blockers(model, ledger, client),
         _ => request
             .wanted()
-            .filter(|id| !model.recalling.contains_key(id))
+            .filter(|id| !model.is_awaited(*id))
             .filter_map(|id| model.blockers(ledger, client, id))
             .flatten()
             .collect(),
@@ -372,7 +389,7 @@ fn in_the_way(
     if let Ask::Register { .. } = request.ask {
         return Some(credit_blockers(model, ledger, client));
     }
-    if request.wanted().any(|id| model.recalling.contains_key(&id) || model.is_unanswered(id)) {
+    if request.wanted().any(|id| model.is_awaited(id) || model.is_unanswered(id)) {
         return None;
     }
     let mut all = Vec::new();
@@ -388,7 +405,7 @@ fn in_the_way(
 
 /// No room will help: it has ended, or is not permitted, or its owner does not answer.
 fn is_final(model: &Model, client: u32, id: AllocationId) -> bool {
-    let unanswered = model.is_unanswered(id) && !model.recalling.contains_key(&id);
+    let unanswered = model.is_unanswered(id) && !model.is_awaited(id);
     let open = |allocation| model.permitted(client, allocation) && !unanswered;
     !model.live(id).is_some_and(open)
 }
@@ -596,6 +613,11 @@ pub fn nothing_stuck(model: &Model) -> Check {
     let all = everybody(model, &without(&BTreeSet::new()));
     for one in &all {
         let (client, request) = (one.client, one.request);
+        let reserved = |id| model.live(id).is_some_and(|known| known.reserved);
+        if request.wanted().any(reserved) {
+            // Its owner has time to come back.
+            continue;
+        }
         // Of several, one may make room for another; the only one that is wanted may not go for itself.
         let mut wanted: BTreeSet<AllocationId> = request.wanted().collect();
         if wanted.len() > 1 {
@@ -623,6 +645,9 @@ pub fn settled(model: &Model, core: &Core) -> Check {
     ensure!(model.leases.is_empty(), "after a rest there are leases");
     ensure!(model.tickets.is_empty(), "after a rest fds are closing");
     ensure!(model.recalling.is_empty(), "after a rest recalls are under way");
+    let ownerless =
+        model.allocations.values().any(|known| known.reserved || model.is_orphan(known));
+    ensure!(!ownerless, "after a rest something lives without an owner");
     ensure!(model.silent.is_empty(), "after a rest clients are silent");
     for (id, allocation) in &model.allocations {
         let live = allocation.ended.is_none() && allocation.drain == Drain::No;

@@ -21,8 +21,11 @@ impl Model {
                 self.closed_arrived(step, usize::from(*index), ticket.0, *lane)
             }
             Effect::CloseHeld { slot, ticket } => self.closed_held(step, *slot, ticket.0),
-            Effect::Keep { .. } | Effect::Unkeep { .. } | Effect::Declared { .. } => {
-                Err(format!("{effect:?}, which nothing asked for"))
+            Effect::Keep { slot } => self.keep(*slot),
+            Effect::Unkeep { slot } => self.unkeep(*slot),
+            Effect::Declared { client, request, range } => {
+                let items = all.granted.get(range.clone()).ok_or("range out of bounds")?;
+                self.declared(step, (*client, request.0), items)
             }
             Effect::Publish { slot, generation: 0 } => self.unpublish(step, *slot),
             Effect::Publish { slot, generation } => self.publish(step, *slot, *generation),
@@ -92,6 +95,7 @@ impl Model {
     }
 
     fn closed_held(&mut self, step: &mut Step, slot: u32, ticket: u32) -> Check {
+        ensure!(!self.kept_slots.contains(&slot), "slot {slot} is closed and stays in the store");
         let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
         ensure!(state.full, "CloseHeld of slot {slot}, which has no fd");
         state.full = false;
@@ -126,8 +130,9 @@ impl Model {
         state.published = 0;
         ensure!(!step.events_seen, "{id} is taken off the page after its holders could be told");
         step.unpublished.insert(id);
-        if let Some(code) = step.due_end.get(&id) {
-            self.end_now(step, id, *code);
+        let due = step.due_end.get(&id).copied().or_else(|| self.timed_out(id));
+        if let Some(code) = due {
+            self.end_now(step, id, code);
         }
         Ok(())
     }
@@ -144,7 +149,7 @@ impl Model {
 
     // --- answers ------------------------------------------------------------------------------------
 
-    fn answer(&mut self, client: ClientId, request: u64) -> Check<Request> {
+    pub fn answer(&mut self, client: ClientId, request: u64) -> Check<Request> {
         let state = self.client_mut(client.0)?;
         ensure!(state.phase != Phase::Gone, "an answer to client {}, which is gone", client.0);
         state.requests.remove(&request).ok_or_else(|| {
@@ -175,6 +180,9 @@ impl Model {
         credits: u32,
     ) -> Check {
         let asked = self.answer(client, request)?;
+        if let Ask::Redeposit = asked.ask {
+            return self.redeposited(step, client, items, credits);
+        }
         let Ask::Register { deposits, credits_wanted, .. } = asked.ask else {
             return Err("a register reply to another request".into());
         };
@@ -241,7 +249,7 @@ impl Model {
             match fate {
                 Fate::Stored(slot) => ensure!(slot == id.slot, "new {id}: its fd is in {slot}"),
                 // Bytes are full: it begins its life evicted.
-                Fate::Closed(_) if deposit.recallable => step.not_kept.push(id),
+                Fate::Closed(_) if deposit.recallable && !deposit.keep => step.not_kept.push(id),
                 _ => return Err(format!("new {id}: its fd is {fate:?}")),
             }
             self.end_overlapped_now(step, client, deposit);
@@ -293,6 +301,8 @@ impl Model {
             recalled_at: None,
             refused: None,
             drain: Drain::No,
+            reserved: false,
+            orphaned_at: None,
         };
         let known = self.allocations.insert(id, allocation);
         ensure!(known.is_none(), "{id} is given to a second allocation");
@@ -522,6 +532,8 @@ impl Model {
         );
         match code {
             ErrorCode::NotPermitted | ErrorCode::Again => Ok(()),
+            // It is too late to name it again, and its turn to be ended comes.
+            ErrorCode::OwnerGone if allocation.reserved && self.grace_ending => Ok(()),
             ErrorCode::NoQuota => {
                 let resource = Resource::from_number(item.status.resource);
                 let place = matches!(
@@ -562,13 +574,18 @@ impl Model {
         let cause = self.ended.get(&id);
         self.proofs.count(Promise::Handles, 1);
         let right = match code {
-            ErrorCode::Stale => true,
+            // Of before the broker's time nobody can say that.
+            ErrorCode::Stale => {
+                id.generation >= self.config.first_generation
+                    || self.allocations.contains_key(&id)
+                    || cause.is_some()
+            }
             // Who asks after the owner's death is told what is true now.
             ErrorCode::OwnerGone => {
                 let owner_here = self.allocations.get(&id).is_some_and(|a| self.owner_here(a));
                 // So is who names one of before the broker's time.
                 let former = id.generation < self.config.first_generation;
-                (cause.is_some() || former) && !owner_here
+                former || cause.is_some() && !owner_here
             }
             ErrorCode::BadHandle => cause.is_none(),
             // One of another domain may be told that it is none of its business.

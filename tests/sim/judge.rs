@@ -3,6 +3,7 @@
 
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
+use crate::returns::Return;
 use crate::tally::Promise;
 use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
@@ -99,6 +100,8 @@ pub struct Step {
     /// Allocations registered and evicted at once, for want of bytes.
     pub not_kept: Vec<AllocationId>,
     pub new_allocations: u64,
+    /// What each item of a redeposit may come to.
+    pub returns: Vec<Return>,
 }
 
 /// A request of which something was granted.
@@ -200,7 +203,14 @@ impl Model {
                 let known = self.tickets.remove(&ticket.0).is_some();
                 ensure!(known, "the world closed {ticket:?} twice");
             }
-            Action::Poll => {}
+            Action::Redeposit { client, request, items } => {
+                self.ask(*client, *request, Ask::Redeposit)?;
+                self.begin_redeposit(&mut step, *client, items);
+            }
+            Action::Declare { client, request, items } => {
+                self.ask(*client, *request, Ask::Declare { items: items.clone() })?;
+            }
+            Action::Poll => self.grace_ending |= self.grace_until.is_some_and(|at| at <= now),
             Action::Settle => step.may_ask_again = true,
             Action::SetCaps { caps } => {
                 (self.config.node, self.config.domain) = (caps.node, caps.domain);
@@ -258,6 +268,7 @@ impl Model {
     }
 
     fn begin_gone(&mut self, step: &mut Step, client: u32) -> Check {
+        let now = self.now;
         let gone = self.client_mut(client)?;
         gone.phase = Phase::Gone;
         gone.requests.clear();
@@ -265,9 +276,16 @@ impl Model {
         gone.own = 0;
         let (owns, leases) = (std::mem::take(&mut gone.owns), std::mem::take(&mut gone.leases));
         for id in owns {
+            let kept = self.is_held(id) && self.live(id).is_some_and(|known| known.deposit.keep);
+            if kept {
+                let known = self.allocations.get_mut(&id);
+                known.into_iter().for_each(|known| known.orphaned_at = Some((now, None)));
+                continue;
+            }
             self.end(id, ErrorCode::OwnerGone);
             step.orphaned.insert(id);
         }
+        self.client_mut(client)?.owns.clear();
         for lease in leases {
             self.drop_lease(lease);
         }
@@ -560,7 +578,8 @@ impl Model {
         step.evicted.retain(|id| !step.ended.contains(id) && !step.unpublished.contains(id));
         for id in &step.evicted {
             let Some(allocation) = self.live(*id) else { continue };
-            ensure!(allocation.deposit.recallable, "{id} is evicted and cannot be recalled");
+            let evictable = allocation.deposit.recallable && !allocation.deposit.keep;
+            ensure!(evictable, "{id} is evicted and cannot be recalled, or is kept");
         }
         Ok(())
     }

@@ -4,11 +4,13 @@
 use crate::action::Action;
 use crate::checks;
 use crate::judge::{Step, ensure};
-use crate::model::Check;
+use crate::model::{Allocation, Check};
 use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
+use crate::watch::SlotWatch;
 use crate::world::World;
-use fdbroker_core::{Core, Now};
+use fdbroker_core::{Core, Declared, Deposit, Former, Kept, Now, Redeposit};
+use fdbroker_protocol::{AllocationId, ErrorCode};
 
 impl World {
     /// A restart in order: nothing but what is parked and what is being closed may show that there was one.
@@ -36,4 +38,123 @@ impl World {
         clients.into_iter().for_each(|client| self.events_are_due(client));
         Ok(())
     }
+
+    /// The broker is killed. The page and the fds in the service manager's store are left; its clients remember what
+    /// they had, and some of them come back and say so.
+    pub fn crash(&mut self) -> Check {
+        let highest = self.model.slots.iter().map(|slot| slot.highest).max().unwrap_or(0);
+        let first = highest.max(self.model.config.first_generation).saturating_add(1);
+        if first > u32::MAX - 4 {
+            // No generation is left to begin anew with.
+            return Ok(());
+        }
+        self.stats.fault(Fault::Crash);
+        self.trace.step(|| format!("{} -- crash --", self.now));
+        self.remember();
+        let kept: Vec<Kept> = self.stored.values().copied().collect();
+        let published = (0..).zip(&self.model.slots).filter(|(_, slot)| slot.published != 0);
+        let live: Vec<AllocationId> = published
+            .map(|(slot, state)| AllocationId { slot, generation: state.published })
+            .collect();
+        self.setup.config.first_generation = first;
+        let former = Former { live: &live, kept: &kept };
+        let core = Core::after_crash(self.setup.config.clone(), former, Now(self.now));
+        self.core = core.map_err(|error| error.to_string())?;
+        self.closing.clear();
+        self.agents.clear();
+        self.turns = Turns::default();
+        self.slot_watch = SlotWatch::default();
+        self.model.crash(&kept, first);
+        self.core.check_invariants();
+        self.ledger = self.model.ledger();
+        self.model.proofs.count(Promise::Lives, 1);
+        checks::sums(&self.model, &self.core, &self.ledger, &self.ledger)
+    }
+
+    /// What its clients had.
+    fn remember(&mut self) {
+        self.former.clear();
+        let model = &self.model;
+        for (id, known) in &model.allocations {
+            if known.ended.is_none() && !known.reserved {
+                let (id, domain, deposit) = (*id, known.domain, known.deposit);
+                let owned = Remembered::Owned(deposit);
+                self.former.extend((0..known.count.max(1)).map(|_| (id, domain, owned)));
+            }
+        }
+        for lease in model.leases.values() {
+            let Some(holder) = model.clients.get(&lease.client) else { continue };
+            self.former.push((lease.id, holder.domain, Remembered::Leased(!lease.mapped)));
+        }
+    }
+
+    /// A client names something of before the crash again: its own mostly; or it adopts what was kept.
+    pub fn choose_return(&mut self, client: u32) -> Option<Action> {
+        let domain = self.model.clients.get(&client)?.domain;
+        let (mut items, mut declared) = (Vec::new(), Vec::new());
+        for _ in 0..self.rng.between(1, 6) {
+            let Some(at) = self.rng.index(self.former.len()) else { break };
+            let (id, of, what) = self.former[at];
+            if of != domain && self.rng.chance(800) {
+                continue;
+            }
+            if self.rng.chance(800) {
+                self.former.swap_remove(at);
+            }
+            match what {
+                Remembered::Owned(deposit) => items.push(self.draw_redeposit(id, deposit)),
+                Remembered::Leased(open) => {
+                    declared.push(Declared { wanted: self.draw_returned(id), open });
+                }
+            }
+        }
+        let orphan = |(id, known): (&AllocationId, &Allocation)| {
+            self.model.is_orphan(known).then_some((*id, known.deposit))
+        };
+        let orphans: Vec<_> = self.model.allocations.iter().filter_map(orphan).collect();
+        if let Some((id, deposit)) = self.rng.pick(&orphans) {
+            items.push(self.draw_redeposit(id, deposit));
+        }
+        let request = self.next_request(client);
+        match () {
+            () if !declared.is_empty() && (items.is_empty() || self.rng.chance(500)) => {
+                Some(Action::Declare { client, request, items: declared })
+            }
+            () if !items.is_empty() => Some(Action::Redeposit { client, request, items }),
+            () => None,
+        }
+    }
+
+    fn draw_returned(&mut self, id: AllocationId) -> Result<AllocationId, ErrorCode> {
+        match self.rng.below(20) {
+            0 => Err(ErrorCode::BadHandle),
+            1 => Ok(self.rng.pick(&self.known).unwrap_or(id)),
+            _ => Ok(id),
+        }
+    }
+
+    fn draw_redeposit(&mut self, id: AllocationId, mut deposit: Deposit) -> Redeposit {
+        match self.rng.below(20) {
+            0 => deposit.recallable = false,
+            1 => {
+                deposit.size_bytes =
+                    [0, u64::MAX, deposit.size_bytes * 2][self.rng.below(3) as usize]
+            }
+            2 => deposit.base = 0x10_0000 + self.rng.below(self.setup.pages) * 4096,
+            _ => {}
+        }
+        // The daemon has compared the token: who has none is not let through.
+        let id = match self.rng.below(20) {
+            0 => Err(ErrorCode::NotPermitted),
+            _ => self.draw_returned(id),
+        };
+        Redeposit { id, deposit }
+    }
+}
+
+/// What a client remembers of before a crash: an allocation as deposited, or a lease and whether it is open.
+#[derive(Clone, Copy, Debug)]
+pub enum Remembered {
+    Owned(Deposit),
+    Leased(bool),
 }

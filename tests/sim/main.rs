@@ -14,6 +14,7 @@ mod model;
 mod quotas;
 mod report;
 mod rest;
+mod returns;
 mod rig;
 mod rng;
 mod runner;

@@ -3,7 +3,7 @@
 
 use crate::action::groups_of;
 use crate::tally::Proofs;
-use fdbroker_core::{Caps, Config, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits};
+use fdbroker_core::{Caps, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +32,8 @@ pub enum Ask {
     Unregister,
     Lease,
     Acquire { wanted: Vec<Wanted>, deadline: u64 },
+    Redeposit,
+    Declare { items: Vec<Declared> },
 }
 
 /// A request under way.
@@ -106,6 +108,10 @@ pub struct Allocation {
     /// The owner's last answer was a refusal with this code.
     pub refused: Option<ErrorCode>,
     pub drain: Drain,
+    /// Of before a crash, and nobody has named it again.
+    pub reserved: bool,
+    /// Kept, and its owner gone: since when, at the earliest and, once that is known, at the latest.
+    pub orphaned_at: Option<(u64, Option<u64>)>,
 }
 
 /// A lease.
@@ -156,6 +162,7 @@ pub struct Sums {
     pub allocations: u64,
     pub held_bytes: u128,
     pub pinned_bytes: u128,
+    pub kept: u64,
 }
 
 impl Sums {
@@ -180,6 +187,7 @@ impl Sums {
             Resource::Allocations => self.allocations.into(),
             Resource::OwnFds => self.own.into(),
             Resource::PinnedBytes => self.pinned_bytes,
+            Resource::KeptAllocations => self.kept.into(),
             _ => 0,
         }
     }
@@ -194,18 +202,20 @@ pub fn cap_of(caps: &Caps, resource: Resource) -> Option<u64> {
         Resource::OpenLeases => caps.open_leases,
         Resource::MappedLeases => caps.mapped_leases,
         Resource::Allocations => caps.allocations,
+        Resource::KeptAllocations => caps.kept_allocations,
         _ => return None,
     })
 }
 
 /// The capped resources.
-pub const CAPPED: [Resource; 6] = [
+pub const CAPPED: [Resource; 7] = [
     Resource::Fds,
     Resource::HeldFds,
     Resource::HeldBytes,
     Resource::OpenLeases,
     Resource::MappedLeases,
     Resource::Allocations,
+    Resource::KeptAllocations,
 ];
 
 /// Every account's sums.
@@ -302,6 +312,12 @@ pub struct Model {
     pub promised: BTreeMap<u32, u64>,
     /// Allocations of gone clients that the core has still to take off the page.
     pub to_unpublish: BTreeSet<AllocationId>,
+    /// Slots whose fd is in the service manager's store.
+    pub kept_slots: BTreeSet<u32>,
+    /// Until when those of before a crash may be named again.
+    pub grace_until: Option<u64>,
+    /// It is over, and the core has been told the time.
+    pub grace_ending: bool,
     /// Clients that miss a recall, as the core's view says.
     pub silent: BTreeSet<u32>,
     /// Arrivals so far.
@@ -332,6 +348,9 @@ impl Model {
             was_pinned: BTreeSet::new(),
             promised: BTreeMap::new(),
             to_unpublish: BTreeSet::new(),
+            kept_slots: BTreeSet::new(),
+            grace_until: None,
+            grace_ending: false,
             silent: BTreeSet::new(),
             orders: 0,
             exact,
@@ -362,6 +381,9 @@ impl Model {
     /// Whether the client may acquire it.
     pub fn permitted(&self, client: u32, allocation: &Allocation) -> bool {
         let Some(asking) = self.clients.get(&client) else { return false };
+        if allocation.domain == DomainKey::NOBODYS {
+            return true;
+        }
         match allocation.deposit.share {
             Share::Any => true,
             Share::Uid => asking.domain == allocation.domain,
@@ -384,6 +406,12 @@ impl Model {
     pub fn is_unanswered(&self, id: AllocationId) -> bool {
         let silent = |a: &Allocation| self.silent.contains(&a.owner);
         !self.is_held(id) && self.live(id).is_some_and(silent)
+    }
+
+    /// Whether who wants it waits for its owner alone: to give the fd, or to name it again.
+    pub fn is_awaited(&self, id: AllocationId) -> bool {
+        let reserved = self.live(id).is_some_and(|allocation| allocation.reserved);
+        self.recalling.contains_key(&id) || reserved
     }
 
     /// Ends an allocation: no grants, holders to be told.
@@ -487,6 +515,9 @@ impl Model {
     }
 
     fn charge_allocation(&self, ledger: &mut Ledger, id: AllocationId, allocation: &Allocation) {
+        if allocation.domain == DomainKey::NOBODYS {
+            return;
+        }
         let owner = self.owner_here(allocation).then_some(allocation.owner);
         let live = allocation.ended.is_none();
         let held = live && self.is_held(id);
@@ -497,6 +528,7 @@ impl Model {
             sums.held += u64::from(held);
             sums.held_bytes += if held || recalling { size } else { 0 };
             sums.recalls += u64::from(recalling);
+            sums.kept += u64::from(live && allocation.deposit.keep);
         });
     }
 
@@ -533,6 +565,7 @@ impl Model {
     pub fn is_evictable(&self, id: AllocationId, allocation: &Allocation) -> bool {
         allocation.ended.is_none()
             && allocation.deposit.recallable
+            && !allocation.deposit.keep
             && self.is_held(id)
             && !self.pinned.contains(&id)
             && !self.silent.contains(&allocation.owner)
@@ -560,7 +593,7 @@ impl Model {
     /// Every cap in the way of a grant of `id` to `client`; `None` when no room would help: it has ended, or
     /// is not permitted.
     pub fn blockers(&self, ledger: &Ledger, client: u32, id: AllocationId) -> Option<Vec<Blocker>> {
-        let allocation = self.live(id)?;
+        let allocation = self.live(id).filter(|allocation| !allocation.reserved)?;
         let asking = self.clients.get(&client)?;
         if !self.permitted(client, allocation) {
             return None;

@@ -33,6 +33,8 @@ pub struct Setup {
     pub cap_changes: u64,
     /// Share of clients, in a thousand, that do one thing only.
     pub specialists: u64,
+    /// Crashes of the broker, in a thousand doings of clients.
+    pub crashes: u64,
 }
 
 /// Names of every setup, in the order they run.
@@ -80,6 +82,7 @@ fn base() -> Setup {
         restarts: 4,
         cap_changes: 0,
         specialists: 0,
+        crashes: 2,
     }
 }
 
@@ -226,7 +229,7 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
         open_leases: cap(rng, 1, 32),
         mapped_leases: cap(rng, 1, 32),
         allocations: cap(rng, 2, 64),
-        kept_allocations: u64::MAX,
+        kept_allocations: cap(rng, 0, 6),
     };
     setup.config.node = caps(rng);
     setup.config.domain = caps(rng);

@@ -55,6 +55,7 @@ kinds! {
     Restart = "restart in order",
     CapsChanged = "caps changed at run time",
     Draining = "account above a lowered cap",
+    Crash = "broker killed",
 }
 
 kinds! {

@@ -64,7 +64,7 @@ impl Turns {
 }
 
 fn key(model: &Model, one: &Waiting<'_>) -> (DomainKey, u32, u64, bool) {
-    let recalled = one.request.wanted().any(|id| model.recalling.contains_key(&id));
+    let recalled = one.request.wanted().any(|id| model.is_awaited(id));
     (one.state.domain, one.client, one.request.order, recalled)
 }
 

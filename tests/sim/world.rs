@@ -6,6 +6,7 @@ use crate::agents::{Agent, Manners};
 use crate::checks;
 use crate::faults;
 use crate::judge::{Step, ensure};
+use crate::lives::Remembered;
 use crate::model::{Check, Ledger, Model, Phase};
 use crate::report::{Stats, Trace};
 use crate::rng::Rng;
@@ -14,7 +15,7 @@ use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
-    ClientId, Core, DomainKey, Effect, Effects, Events, Granted, JobKey, Lane, Now, Ticket,
+    ClientId, Core, DomainKey, Effect, Effects, Events, Granted, JobKey, Kept, Lane, Now, Ticket,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::cmp::Reverse;
@@ -64,6 +65,10 @@ pub struct World {
     pub old: Vec<AllocationId>,
     /// Answers, when they are kept.
     pub replies: Option<BTreeMap<(u32, u64), Reply>>,
+    /// What is remembered of before a crash, and of which domain's clients.
+    pub former: Vec<(AllocationId, DomainKey, Remembered)>,
+    /// What is in the service manager's store, by slot.
+    pub stored: BTreeMap<u32, Kept>,
     /// fds in the closers, each with the token of its Close.
     pub closing: BTreeMap<u32, u64>,
     /// Number of the grant sent last.
@@ -96,6 +101,8 @@ impl World {
             known: Vec::new(),
             old: Vec::new(),
             replies: None,
+            former: Vec::new(),
+            stored: BTreeMap::new(),
             closing: BTreeMap::new(),
             last_seq: 0,
             effects: Effects::default(),
@@ -137,6 +144,9 @@ impl World {
                 self.feed(Action::SetCaps { caps })?;
                 let draining = checks::is_draining(&self.model, &self.ledger);
                 self.stats.faults(Fault::Draining, usize::from(draining));
+            }
+            if self.rng.chance(self.setup.crashes) {
+                self.crash()?;
             }
             if self.stats.steps >= rest_at {
                 rest_at = self.stats.steps + self.setup.rest_every;
@@ -180,6 +190,7 @@ impl World {
         }
         self.now = self.now.max(time);
         self.model.now = self.now;
+        self.model.nothing_outstays()?;
         checks::nothing_overdue(&self.model, &self.core)
     }
 
@@ -552,7 +563,11 @@ impl World {
                     self.agents.remove(&client.0);
                 }
                 Effect::StoreArrived { .. } | Effect::Publish { .. } | Effect::Statuses { .. } => {}
-                Effect::Keep { .. } | Effect::Unkeep { .. } | Effect::Declared { .. } => {}
+                Effect::Keep { slot } => {
+                    self.stored.extend(self.core.kept(*slot).map(|kept| (*slot, kept)));
+                }
+                Effect::Unkeep { slot } => drop(self.stored.remove(slot)),
+                Effect::Declared { .. } => {}
             }
         }
         if let Action::Gone { client } = action {

@@ -53,13 +53,16 @@ impl Rank {
     fn act(&mut self, words: &mut SplitAsciiWhitespace<'_>) -> Result<String, Error> {
         let verb = words.next().expect("a verb");
         match verb {
-            "user" => become_user(number(words), number(words)),
+            "user" => become_user(number(words), number(words), words.map(group).collect()),
             "connect" => {
                 let path = words.next().expect("a path");
                 let builder = Client::builder().socket(path).name("rank").own_fds(2);
                 self.client = Some(builder.dispatch(words.next() == Some("dispatch")).connect()?);
             }
-            "deposit" => return self.deposit(words.next().expect("for whom")),
+            "deposit" => {
+                let whom = words.next().expect("for whom");
+                return self.deposit(whom, words.next() == Some("keep"));
+            }
             "share" => return self.share(number(words), number(words)),
             "hold" => {
                 for handle in from_words(words) {
@@ -111,11 +114,12 @@ impl Rank {
         Ok(to_line(&handles.into_iter().collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// One block of memory for these, resident, with the bytes `pattern(0)`.
-    fn deposit(&mut self, whom: &str) -> Result<String, Error> {
+    /// One block of memory for these, resident, with the bytes `pattern(0)`; kept or not.
+    fn deposit(&mut self, whom: &str, keep: bool) -> Result<String, Error> {
         let blocks = Blocks::new(1);
         let mut deposit = blocks.deposit(0);
         deposit.recallable = false;
+        deposit.keep = keep;
         let is_it = |share: &&Share| share.name() == whom;
         deposit.share = *Share::ALL.iter().find(is_it).expect("uid, gid or any");
         let fd = blocks.export(0);
@@ -183,10 +187,14 @@ fn number(words: &mut SplitAsciiWhitespace<'_>) -> u64 {
     words.next().and_then(|word| word.parse().ok()).expect("a number")
 }
 
+fn group(word: &str) -> nix::unistd::Gid {
+    word.parse::<u32>().expect("a gid").into()
+}
+
 /// Gives up root for good.
-fn become_user(uid: u64, gid: u64) {
+fn become_user(uid: u64, gid: u64, groups: Vec<nix::unistd::Gid>) {
     let (uid, gid) = (u32::try_from(uid).expect("a uid"), u32::try_from(gid).expect("a gid"));
-    nix::unistd::setgroups(&[]).expect("setgroups");
+    nix::unistd::setgroups(&groups).expect("setgroups");
     nix::unistd::setgid(gid.into()).expect("setgid");
     nix::unistd::setuid(uid.into()).expect("setuid");
 }

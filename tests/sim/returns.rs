@@ -1,0 +1,433 @@
+//! Judges what outlives an owner or a broker: kept allocations, what is reserved after a crash, re-deposit and
+//! declare. Must never look into the core: only at inputs, effects and the model.
+
+use crate::action::{groups_of, show_status};
+use crate::judge::{Quota, Step, ensure, overlaps};
+use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase};
+use crate::tally::Promise;
+use fdbroker_core::{
+    ClientId, Declared, Deposit, DomainKey, Granted, Kept, Lane, Redeposit, Registered,
+};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
+use std::collections::BTreeSet;
+
+/// Stands for no client.
+pub const NOBODY: u32 = u32::MAX;
+
+/// What an item of a redeposit may come to.
+#[derive(Debug)]
+pub struct Return {
+    /// OK, or NO_QUOTA: the allocation, and what it was before.
+    taken: Option<(AllocationId, Box<Allocation>)>,
+    /// Errors that it may answer.
+    codes: Vec<ErrorCode>,
+}
+
+impl Model {
+    // --- keep -----------------------------------------------------------------------------------
+
+    /// The fd of a slot goes to the store.
+    pub fn keep(&mut self, slot: u32) -> Check {
+        let full = self.slots.get(slot as usize).is_some_and(|state| state.full);
+        ensure!(full, "slot {slot} is kept, and has no fd");
+        self.proofs.count(Promise::Lives, 1);
+        ensure!(self.kept_slots.insert(slot), "slot {slot} is kept twice");
+        Ok(())
+    }
+
+    /// The fd of a slot leaves the store: before it is closed.
+    pub fn unkeep(&mut self, slot: u32) -> Check {
+        let full = self.slots.get(slot as usize).is_some_and(|state| state.full);
+        ensure!(full, "slot {slot} leaves the store, and was closed before");
+        ensure!(self.kept_slots.remove(&slot), "slot {slot} leaves the store, and is not in it");
+        Ok(())
+    }
+
+    /// Whether it lives without its owner.
+    pub fn is_orphan(&self, allocation: &Allocation) -> bool {
+        allocation.ended.is_none() && !allocation.reserved && !self.owner_here(allocation)
+    }
+
+    /// Why a slot may be taken off the page by time alone: its grace or its time to live is over.
+    pub fn timed_out(&self, id: AllocationId) -> Option<ErrorCode> {
+        let allocation = self.live(id)?;
+        let grace_over = allocation.reserved && self.grace_until.is_some_and(|at| at <= self.now);
+        let ttl = self.config.keep_ttl_us;
+        let ttl_over = self.is_orphan(allocation)
+            && allocation.orphaned_at.is_some_and(|at| at.0 + ttl <= self.now);
+        (grace_over || ttl_over).then_some(ErrorCode::OwnerGone)
+    }
+
+    /// After all polls that were due: what had its time is gone, and nothing else.
+    pub fn nothing_outstays(&mut self) -> Check {
+        let (now, ttl, grace) = (self.now, self.config.keep_ttl_us, self.grace_until);
+        let orders = &self.client_orders;
+        let clients = &self.clients;
+        for (id, allocation) in &mut self.allocations {
+            if allocation.ended.is_some() {
+                continue;
+            }
+            if allocation.reserved {
+                let over = grace.is_none_or(|at| at <= now);
+                ensure!(!over, "{id} is reserved, and its time is over");
+                continue;
+            }
+            let here = orders.get(&allocation.owner) == Some(&allocation.owner_order)
+                && clients.get(&allocation.owner).is_some_and(|c| c.phase != Phase::Gone);
+            if here {
+                continue;
+            }
+            let (since, latest) = allocation.orphaned_at.unwrap_or((now, None));
+            // By now it has been taken off its owner.
+            let latest = latest.unwrap_or(now);
+            allocation.orphaned_at = Some((since, Some(latest)));
+            ensure!(now < latest.saturating_add(ttl), "{id} is kept beyond its time to live");
+        }
+        Ok(())
+    }
+
+    // --- crash ----------------------------------------------------------------------------------
+
+    /// The broker was killed: what is left is the page, and the fds of the store.
+    pub fn crash(&mut self, kept: &[Kept], first_generation: u32) {
+        self.config.first_generation = first_generation;
+        self.clients.clear();
+        self.tickets.clear();
+        self.leases.clear();
+        self.lease_highest.clear();
+        self.allocations.clear();
+        self.recalling.clear();
+        self.pinned.clear();
+        self.was_pinned.clear();
+        self.promised.clear();
+        self.to_unpublish.clear();
+        self.silent.clear();
+        self.kept_slots = kept.iter().map(|kept| kept.id.slot).collect();
+        self.grace_until = Some(self.now + self.config.grace_us);
+        self.grace_ending = false;
+        for (slot, state) in (0..).zip(&mut self.slots) {
+            state.full = self.kept_slots.contains(&slot);
+            state.owner = Some(nobodys(DomainKey::NOBODYS));
+            if state.published == 0 {
+                continue;
+            }
+            let id = AllocationId { slot, generation: state.published };
+            self.ended.remove(&id);
+            self.allocations.insert(id, reserved());
+        }
+        for kept in kept {
+            let (id, domain, gid, deposit) = (kept.id, kept.domain, kept.gid, kept.deposit);
+            let orphaned_at = Some((self.now, Some(self.now)));
+            let known =
+                Allocation { domain, gid, deposit, orphaned_at, reserved: false, ..reserved() };
+            self.slots[id.slot as usize].owner = Some(nobodys(domain));
+            self.allocations.insert(id, known);
+        }
+    }
+
+    // --- redeposit ------------------------------------------------------------------------------
+
+    /// What each item may come to; what may be taken is taken, until the answer says otherwise.
+    pub fn begin_redeposit(&mut self, step: &mut Step, client: u32, items: &[Redeposit]) {
+        for item in items {
+            let found = self.redeposit_item(step, client, item);
+            step.returns.push(found);
+        }
+    }
+
+    fn redeposit_item(&mut self, step: &mut Step, client: u32, item: &Redeposit) -> Return {
+        let only = |codes: &[ErrorCode]| Return { taken: None, codes: codes.to_vec() };
+        let id = match item.id {
+            Ok(id) => id,
+            Err(code) => return only(&[code]),
+        };
+        let tearing = self.clients.values().any(|client| client.phase == Phase::Gone);
+        let absent = self.absent(id);
+        if let Some(code) = step.due_end.get(&id) {
+            return only(&[*code, absent]);
+        }
+        let Some(known) = self.allocations.get(&id).cloned() else {
+            let dying = [absent, ErrorCode::Again, ErrorCode::OwnerGone, ErrorCode::Stale];
+            return only(if tearing { &dying } else { &dying[..1] });
+        };
+        if let Some(code) = known.ended {
+            let gone = [code, ErrorCode::OwnerGone, ErrorCode::Again];
+            return only(if tearing { &gone } else { &gone[..2] });
+        }
+        let deposit = &item.deposit;
+        let overlapping = self.overlaps_own(client, deposit);
+        if known.reserved {
+            return match () {
+                () if self.grace_ending => only(&[ErrorCode::OwnerGone]),
+                () if !is_sound(deposit) => only(&[ErrorCode::Protocol]),
+                () if !deposit.recallable => self.lost(step, id, ErrorCode::OwnerGone),
+                () if overlapping => self.lost(step, id, ErrorCode::Stale),
+                () => self.take(client, id, known, *deposit, Vec::new()),
+            };
+        }
+        if self.is_orphan(&known) {
+            let dying = self.client_orders.get(&known.owner) == Some(&known.owner_order)
+                && self.clients.contains_key(&known.owner);
+            let again = if dying { vec![ErrorCode::Again] } else { Vec::new() };
+            let refused = match () {
+                () if self.clients[&client].domain != known.domain => ErrorCode::NotPermitted,
+                () if !is_sound(deposit) || deposit.size_bytes != known.deposit.size_bytes => {
+                    ErrorCode::Protocol
+                }
+                () if overlapping => ErrorCode::Stale,
+                () => {
+                    let adopted = Deposit {
+                        base: deposit.base,
+                        device: deposit.device,
+                        owner_allocation_id: deposit.owner_allocation_id,
+                        ..known.deposit
+                    };
+                    return self.take(client, id, known, adopted, again);
+                }
+            };
+            return Return { taken: None, codes: [again, vec![refused]].concat() };
+        }
+        if known.owner != client {
+            return only(&[ErrorCode::NotPermitted]);
+        }
+        if id.generation >= self.config.first_generation {
+            return only(&[ErrorCode::Stale]);
+        }
+        if let Some(known) = self.allocations.get_mut(&id) {
+            known.count += 1;
+        }
+        let taken = Some((id, Box::new(known)));
+        Return { taken, codes: Vec::new() }
+    }
+
+    fn lost(&self, step: &mut Step, id: AllocationId, code: ErrorCode) -> Return {
+        step.due_end.insert(id, code);
+        Return { taken: None, codes: vec![code] }
+    }
+
+    fn take(
+        &mut self,
+        client: u32,
+        id: AllocationId,
+        former: Allocation,
+        deposit: Deposit,
+        codes: Vec<ErrorCode>,
+    ) -> Return {
+        let owner_order = self.client_orders.get(&client).copied().unwrap_or(0);
+        let state = self.clients.get_mut(&client).expect("it sends");
+        state.owns.push(id);
+        let (domain, gid) = (state.domain, groups_of(state.pid).0);
+        let allocation = Allocation {
+            owner: client,
+            owner_order,
+            domain,
+            gid,
+            deposit,
+            count: 1,
+            reserved: false,
+            orphaned_at: None,
+            ..former.clone()
+        };
+        self.allocations.insert(id, allocation);
+        self.slots[id.slot as usize].owner =
+            Some(Closing { client, client_order: owner_order, ..nobodys(domain) });
+        Return { taken: Some((id, Box::new(former))), codes }
+    }
+
+    /// The answer to a redeposit.
+    pub fn redeposited(
+        &mut self,
+        step: &mut Step,
+        client: ClientId,
+        items: &[Registered],
+        credits: u32,
+    ) -> Check {
+        let returns = std::mem::take(&mut step.returns);
+        ensure!(items.len() == returns.len(), "{} of {} returns", items.len(), returns.len());
+        let has = self.client(client.0)?.credits;
+        ensure!(u64::from(credits) == has, "{credits} credits after a redeposit, it has {has}");
+        for (item, expected) in items.iter().zip(returns) {
+            self.proofs.count(Promise::Lives, 1);
+            let shown = show_status(&item.status);
+            let Err(code) = item.status.result() else {
+                let (id, _) = expected.taken.ok_or_else(|| {
+                    format!("{} comes back, it should say {:?}", item.id, expected.codes)
+                })?;
+                ensure!(id == item.id, "{id} comes back as {}", item.id);
+                self.drop_not_permitted(id);
+                continue;
+            };
+            let quota = code == ErrorCode::NoQuota && expected.taken.is_some();
+            ensure!(
+                quota || expected.codes.contains(&code),
+                "a return says {shown}, not {:?}",
+                expected.codes
+            );
+            let Some((id, former)) = expected.taken else { continue };
+            if quota {
+                let (status, owner, passing) = (item.status, None, true);
+                let need = former.deposit.size_bytes.max(1);
+                step.quotas.push(vec![Quota { status, client: client.0, owner, need, passing }]);
+            }
+            self.untake(client.0, id, *former);
+        }
+        Ok(())
+    }
+
+    fn untake(&mut self, client: u32, id: AllocationId, former: Allocation) {
+        let leases = self.allocations.get(&id).map(|now| now.leases.clone()).unwrap_or_default();
+        if let Some(state) = self.clients.get_mut(&client) {
+            state.owns.retain(|other| *other != id);
+        }
+        self.slots[id.slot as usize].owner = Some(Closing {
+            client: former.owner,
+            client_order: former.owner_order,
+            ..nobodys(former.domain)
+        });
+        self.allocations.insert(id, Allocation { leases, ..former });
+    }
+
+    fn drop_not_permitted(&mut self, id: AllocationId) {
+        let Some(known) = self.allocations.get(&id) else { return };
+        let holders =
+            known.leases.iter().filter_map(|lease| Some((*lease, self.leases.get(lease)?)));
+        let bad: Vec<u64> = holders
+            .filter(|(_, lease)| !self.permitted(lease.client, known))
+            .map(|(number, _)| number)
+            .collect();
+        for lease in bad {
+            self.drop_lease(lease);
+        }
+    }
+
+    fn overlaps_own(&self, client: u32, deposit: &Deposit) -> bool {
+        let owns = self.clients.get(&client).map(|state| state.owns.as_slice()).unwrap_or_default();
+        owns.iter().any(|id| self.live(*id).is_some_and(|own| overlaps(&own.deposit, deposit)))
+    }
+
+    /// What is said of one that is not there.
+    pub fn absent(&self, id: AllocationId) -> ErrorCode {
+        match id.generation < self.config.first_generation {
+            true => ErrorCode::OwnerGone,
+            false => ErrorCode::Stale,
+        }
+    }
+
+    // --- declare --------------------------------------------------------------------------------
+
+    /// The answer to a declare.
+    pub fn declared(
+        &mut self,
+        step: &mut Step,
+        (client, request): (ClientId, u64),
+        items: &[Granted],
+    ) -> Check {
+        let asked = self.answer(client, request)?;
+        let Ask::Declare { items: asked } = asked.ask else {
+            return Err("a reply to declare in answer to another request".into());
+        };
+        ensure!(asked.len() == items.len(), "{} of {} declared", items.len(), asked.len());
+        for (item, asked) in items.iter().zip(&asked) {
+            self.proofs.count(Promise::Lives, 1);
+            ensure!(item.wanted == asked.wanted, "the items are in another order");
+            self.declared_item(step, client.0, item, asked)?;
+        }
+        Ok(())
+    }
+
+    fn declared_item(
+        &mut self,
+        step: &mut Step,
+        client: u32,
+        item: &Granted,
+        asked: &Declared,
+    ) -> Check {
+        let shown = show_status(&item.status);
+        let expected = self.declare_error(client, asked);
+        if let Err(code) = item.status.result() {
+            if code == ErrorCode::NoQuota && expected.is_empty() {
+                let (status, owner, need, passing) = (item.status, None, 1, true);
+                step.quotas.push(vec![Quota { status, client, owner, need, passing }]);
+                return Ok(());
+            }
+            ensure!(expected.contains(&code), "declared {asked:?}: {shown}, not {expected:?}");
+            return Ok(());
+        }
+        let dying = expected.is_empty();
+        ensure!(dying, "declared {asked:?} is a lease, it should say {expected:?}");
+        let id = asked.wanted.map_err(|code| format!("{code:?} is a lease"))?;
+        let (number, mapped) = (item.lease.0, !asked.open);
+        let highest = self.lease_highest.entry(number as u32).or_insert(0);
+        let generation = (number >> 32) as u32;
+        ensure!(generation > *highest, "lease {number:#x} was given before");
+        *highest = generation;
+        self.leases.insert(number, Lease { client, id, mapped, revoked: false });
+        if let Some(known) = self.allocations.get_mut(&id) {
+            known.leases.insert(number);
+        }
+        self.client_mut(client)?.leases.push(number);
+        Ok(())
+    }
+
+    /// The errors that a declared lease may answer; empty = it is a lease.
+    fn declare_error(&self, client: u32, asked: &Declared) -> Vec<ErrorCode> {
+        let id = match asked.wanted {
+            Ok(id) => id,
+            Err(code) => return vec![code],
+        };
+        if id.generation >= self.config.first_generation {
+            return vec![ErrorCode::Stale];
+        }
+        let Some(known) = self.allocations.get(&id) else {
+            // One of a dying owner may still be in its records.
+            return vec![ErrorCode::OwnerGone, ErrorCode::Stale, ErrorCode::NotPermitted];
+        };
+        match known.ended {
+            Some(code) => vec![code, ErrorCode::OwnerGone, ErrorCode::NotPermitted],
+            None if known.reserved && self.grace_ending => vec![ErrorCode::OwnerGone],
+            None if !self.permitted(client, known) => vec![ErrorCode::NotPermitted],
+            None => Vec::new(),
+        }
+    }
+}
+
+fn is_sound(deposit: &Deposit) -> bool {
+    let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
+    deposit.size_bytes > 0 && !ends.contains(&None)
+}
+
+fn nobodys(domain: DomainKey) -> Closing {
+    Closing { client: NOBODY, client_order: 0, domain, refused: false, uninvited: false }
+}
+
+/// One that nobody has named again.
+fn reserved() -> Allocation {
+    Allocation {
+        owner: NOBODY,
+        owner_order: 0,
+        domain: DomainKey::NOBODYS,
+        gid: 0,
+        deposit: Deposit {
+            checked: Ok(()),
+            lane: Lane::Accepted,
+            kind: MemoryKind::Memfd,
+            share: Share::Any,
+            recallable: false,
+            keep: false,
+            device: 0,
+            size_bytes: 0,
+            fd_offset: 0,
+            owner_allocation_id: 0,
+            base: 0,
+            driver_data: None,
+        },
+        count: 0,
+        ended: None,
+        leases: BTreeSet::new(),
+        recalled_at: None,
+        refused: None,
+        drain: Drain::No,
+        reserved: true,
+        orphaned_at: None,
+    }
+}
