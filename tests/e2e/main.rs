@@ -11,6 +11,7 @@ mod death;
 mod deposits;
 mod dispatch;
 mod exports;
+mod fairness;
 mod flow;
 mod handles;
 mod isolation;

@@ -1,7 +1,7 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
-use fdbroker_core::{ClientId, JobKey, Now, Peer};
+use fdbroker_core::{CapsOfLevels, ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
     Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, RequestId, Supply,
     Ticket, Wanted,
@@ -76,6 +76,9 @@ pub enum Action {
     Closed {
         ticket: Ticket,
     },
+    SetCaps {
+        caps: Box<CapsOfLevels>,
+    },
     /// `Core::poll`.
     Poll,
     /// `Core::settle_parked`, before a restart in order.
@@ -91,6 +94,7 @@ impl Action {
                 let peer = Peer { domain, job, pid, gid, groups };
                 Input::Connect { client: ClientId(client), peer }
             }
+            Action::SetCaps { ref caps } => Input::SetCaps { caps },
             Action::Hello { client, request, own_fds } => {
                 Input::Hello { client: ClientId(client), request: RequestId(request), own_fds }
             }

@@ -60,6 +60,8 @@ pub struct Agent {
     pub recalls: Vec<RecallEvent>,
     /// A message that it has sent and that has not arrived, and how many of others had by then.
     pub on_its_way: Option<(u64, Action)>,
+    /// Leases that it will give back because it was asked to.
+    pub asked_back: Vec<LeaseId>,
     /// It will look at its events.
     pub events_due: bool,
     /// It will answer its recalls.
@@ -79,6 +81,7 @@ impl Agent {
             order,
             manners,
             recalls: Vec::new(),
+            asked_back: Vec::new(),
             on_its_way: None,
             events_due: false,
             supply_due: false,

@@ -240,17 +240,14 @@ fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -
 
 /// Invariants 1 and 2, by the model's own sums.
 fn caps(model: &Model, ledger: &Ledger) -> Check {
-    let clients = ledger.clients.iter().map(|(number, sums)| (Holder::Client(*number), sums));
-    let domains = ledger.domains.iter().map(|(key, sums)| (Holder::Domain(*key), sums));
-    let jobs = ledger.jobs.iter().map(|((key, job), sums)| (Holder::Job(*key, *job), sums));
-    let node = std::iter::once((Holder::Node, &ledger.node));
-    for (account, sums) in clients.chain(jobs).chain(domains).chain(node) {
+    for (account, sums) in ledger.accounts() {
         model.proofs.count(Promise::Caps, CAPPED.len());
         for resource in CAPPED {
             let cap = cap_of(model.caps(account), resource).unwrap_or(u64::MAX);
             let used = sums.usage(resource);
+            let above = model.above.get(&(account, resource)).copied().unwrap_or(0);
             ensure!(
-                used <= u128::from(cap),
+                used <= above.max(cap.into()),
                 "{resource} of {account:?} is {used}, above its cap {cap}: {sums:?}"
             );
         }

@@ -196,6 +196,7 @@ impl Model {
                 step.sender = Some(*client);
                 self.begin_supply(&mut step, *client, supplies)?;
             }
+            Action::SetCaps { caps } => self.set_caps(caps),
             Action::Closed { ticket } => {
                 let known = self.tickets.remove(&ticket.0).is_some();
                 ensure!(known, "the world closed {ticket:?} twice");

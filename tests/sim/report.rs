@@ -25,6 +25,7 @@ pub struct Stats {
     pub no_quota: u64,
     pub parked: u64,
     pub unsent: u64,
+    pub reclaims: u64,
     pub revoked: u64,
     pub drained: u64,
     pub retired: u64,
@@ -58,7 +59,7 @@ impl Stats {
         }
     }
 
-    fn fields_mut(&mut self) -> [(&'static str, &mut u64); 18] {
+    fn fields_mut(&mut self) -> [(&'static str, &mut u64); 19] {
         [
             ("steps", &mut self.steps),
             ("polls", &mut self.polls),
@@ -74,6 +75,7 @@ impl Stats {
             ("no_quota", &mut self.no_quota),
             ("parked", &mut self.parked),
             ("unsent", &mut self.unsent),
+            ("reclaims", &mut self.reclaims),
             ("revoked", &mut self.revoked),
             ("drained", &mut self.drained),
             ("retired", &mut self.retired),
@@ -81,7 +83,7 @@ impl Stats {
         ]
     }
 
-    fn fields(&self) -> [(&'static str, u64); 18] {
+    fn fields(&self) -> [(&'static str, u64); 19] {
         let mut copy = *self;
         copy.fields_mut().map(|(name, value)| (name, *value))
     }

@@ -29,6 +29,8 @@ pub struct Setup {
     pub rogues: u64,
     /// Restarts in order, in a thousand doings of clients.
     pub restarts: u64,
+    /// How often, in a thousand, caps change.
+    pub cap_changes: u64,
 }
 
 /// Names of every setup, in the order they run.
@@ -74,6 +76,7 @@ fn base() -> Setup {
         rest_every: 1_500,
         rogues: 350,
         restarts: 4,
+        cap_changes: 3,
     }
 }
 
@@ -252,6 +255,8 @@ fn large(setup: &mut Setup) {
     setup.pages = 4_096;
     setup.owned = 400;
     setup.check_every = 64;
+    // The model knows what is there only after a full check.
+    setup.cap_changes = 0;
     setup.rest_every = 40_000;
     setup.rogues = 150;
 }

@@ -53,6 +53,8 @@ kinds! {
     Forged = "forged or stale handle",
     AddressReused = "address used again",
     Restart = "restart in order",
+    CapsChanged = "caps changed at run time",
+    ReclaimIgnored = "reclaim ignored",
 }
 
 kinds! {
@@ -68,6 +70,7 @@ kinds! {
     NoHarm = "8 nobody harmed",
     Order = "order of service",
     Deadlines = "deadlines",
+    Reclaim = "reclaim, the most idle first",
     NoQuota = "NO_QUOTA true",
     Events = "events",
     Fds = "every fd accounted for",
