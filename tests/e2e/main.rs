@@ -12,6 +12,7 @@ mod death;
 mod deposits;
 mod dispatch;
 mod exports;
+mod fairness;
 mod fd_store;
 mod flow;
 mod handles;

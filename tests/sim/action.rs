@@ -1,8 +1,7 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
-use fdbroker_core::CapsOfLevels;
-use fdbroker_core::{ClientId, JobKey, Now, Peer};
+use fdbroker_core::{CapsOfLevels, ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
     Declared, Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
     RequestId, Supply, Ticket, Wanted,
@@ -87,13 +86,13 @@ pub enum Action {
         request: u64,
         items: Vec<Declared>,
     },
+    SetCaps {
+        caps: Box<CapsOfLevels>,
+    },
     /// `Core::poll`.
     Poll,
     /// `Core::settle_parked`, before a restart in order.
     Settle,
-    SetCaps {
-        caps: CapsOfLevels,
-    },
 }
 
 impl Action {

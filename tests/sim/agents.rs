@@ -68,10 +68,10 @@ pub struct Agent {
     pub manners: Manners,
     /// Recalls taken and not answered.
     pub recalls: Vec<RecallEvent>,
-    /// Leases that it was asked to give back.
-    pub asked_for: Vec<LeaseId>,
     /// A message that it has sent and that has not arrived, and how many of others had by then.
     pub on_its_way: Option<(u64, Action)>,
+    /// Leases that it will give back because it was asked to.
+    pub asked_back: Vec<LeaseId>,
     /// It will look at its events.
     pub events_due: bool,
     /// It will answer its recalls.
@@ -91,7 +91,7 @@ impl Agent {
             order,
             manners,
             recalls: Vec::new(),
-            asked_for: Vec::new(),
+            asked_back: Vec::new(),
             on_its_way: None,
             events_due: false,
             supply_due: false,
@@ -115,14 +115,6 @@ impl World {
         }
         if self.rng.chance(manners.abuse) {
             return self.choose_abuse(client);
-        }
-        let asked_for =
-            self.agents.get_mut(&client).map(|agent| std::mem::take(&mut agent.asked_for));
-        if let Some(leases) = asked_for.filter(|leases| !leases.is_empty())
-            && !self.rng.chance(manners.hoard.max(300))
-        {
-            let request = self.draw_reply(client);
-            return Some(Action::Release { client, request, leases });
         }
         if self.rng.chance(if self.former.is_empty() { 10 } else { 300 }) {
             return self.choose_return(client);

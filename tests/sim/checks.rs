@@ -172,8 +172,8 @@ fn tears_down(model: &Model, core: &Core) -> Check<bool> {
 }
 
 /// Caps hold by the model's own sums, and the core's sums and views are equal to them.
-pub fn sums(model: &Model, core: &Core, ledger: &Ledger, former: &Ledger) -> Check {
-    caps(model, ledger, former)?;
+pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
+    caps(model, ledger)?;
     if tears_down(model, core)? {
         return Ok(());
     }
@@ -239,34 +239,16 @@ fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -
     Ok(())
 }
 
-/// Whether an account is above a cap that was lowered.
-pub fn is_draining(model: &Model, ledger: &Ledger) -> bool {
-    let above = |account: Holder, sums: &Sums| {
-        CAPPED.iter().any(|resource| {
-            let cap = cap_of(model.caps(account), *resource).unwrap_or(u64::MAX);
-            sums.usage(*resource) > u128::from(cap)
-        })
-    };
-    above(Holder::Node, &ledger.node)
-        || ledger.domains.iter().any(|(key, sums)| above(Holder::Domain(*key), sums))
-        || ledger.clients.iter().any(|(number, sums)| above(Holder::Client(*number), sums))
-}
-
 /// Invariants 1 and 2, by the model's own sums.
-fn caps(model: &Model, ledger: &Ledger, former: &Ledger) -> Check {
-    let clients = ledger.clients.iter().map(|(number, sums)| (Holder::Client(*number), sums));
-    let domains = ledger.domains.iter().map(|(key, sums)| (Holder::Domain(*key), sums));
-    let jobs = ledger.jobs.iter().map(|((key, job), sums)| (Holder::Job(*key, *job), sums));
-    let node = std::iter::once((Holder::Node, &ledger.node));
-    for (account, sums) in clients.chain(jobs).chain(domains).chain(node) {
+fn caps(model: &Model, ledger: &Ledger) -> Check {
+    for (account, sums) in ledger.accounts() {
         model.proofs.count(Promise::Caps, CAPPED.len());
         for resource in CAPPED {
             let cap = cap_of(model.caps(account), resource).unwrap_or(u64::MAX);
             let used = sums.usage(resource);
-            // What was there when the cap was lowered may stay, and never grow.
-            let most = u128::from(cap).max(former.of(account).usage(resource));
+            let above = model.above.get(&(account, resource)).copied().unwrap_or(0);
             ensure!(
-                used <= most,
+                used <= above.max(cap.into()),
                 "{resource} of {account:?} is {used}, above its cap {cap}: {sums:?}"
             );
         }

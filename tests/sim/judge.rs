@@ -199,6 +199,7 @@ impl Model {
                 step.sender = Some(*client);
                 self.begin_supply(&mut step, *client, supplies)?;
             }
+            Action::SetCaps { caps } => self.set_caps(caps),
             Action::Closed { ticket } => {
                 let known = self.tickets.remove(&ticket.0).is_some();
                 ensure!(known, "the world closed {ticket:?} twice");
@@ -212,10 +213,6 @@ impl Model {
             }
             Action::Poll => self.grace_ending |= self.grace_until.is_some_and(|at| at <= now),
             Action::Settle => step.may_ask_again = true,
-            Action::SetCaps { caps } => {
-                (self.config.node, self.config.domain) = (caps.node, caps.domain);
-                (self.config.job, self.config.client) = (caps.job, caps.client);
-            }
         }
         Ok(step)
     }

@@ -12,6 +12,7 @@ mod judge;
 mod lives;
 mod model;
 mod quotas;
+mod reclaims;
 mod report;
 mod rest;
 mod returns;

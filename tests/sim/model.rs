@@ -3,7 +3,9 @@
 
 use crate::action::groups_of;
 use crate::tally::Proofs;
-use fdbroker_core::{Caps, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits};
+use fdbroker_core::{
+    Caps, CapsOfLevels, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits,
+};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,6 +77,12 @@ impl Client {
             Holder::Node => true,
         }
     }
+}
+
+/// The new caps of every level.
+pub fn set_caps(config: &mut Config, caps: &CapsOfLevels) {
+    let CapsOfLevels { node, domain, job, client } = *caps;
+    (config.node, config.domain, config.job, config.client) = (node, domain, job, client);
 }
 
 /// How an allocation ended.
@@ -241,6 +249,14 @@ impl Ledger {
         }
     }
 
+    /// Every account with its sums.
+    pub fn accounts(&self) -> impl Iterator<Item = (Holder, &Sums)> {
+        let clients = self.clients.iter().map(|(number, sums)| (Holder::Client(*number), sums));
+        let domains = self.domains.iter().map(|(key, sums)| (Holder::Domain(*key), sums));
+        let jobs = self.jobs.iter().map(|((key, job), sums)| (Holder::Job(*key, *job), sums));
+        clients.chain(jobs).chain(domains).chain([(Holder::Node, &self.node)])
+    }
+
     /// An account's sums; zero when it has none.
     pub fn of(&self, account: Holder) -> Sums {
         match account {
@@ -320,6 +336,8 @@ pub struct Model {
     pub grace_ending: bool,
     /// Clients that miss a recall, as the core's view says.
     pub silent: BTreeSet<u32>,
+    /// What was above its cap when that was lowered, and what is left of it.
+    pub above: BTreeMap<(Holder, Resource), u128>,
     /// Arrivals so far.
     pub orders: u64,
     /// The views are looked at after every step, not only now and then.
@@ -352,6 +370,7 @@ impl Model {
             grace_until: None,
             grace_ending: false,
             silent: BTreeSet::new(),
+            above: BTreeMap::new(),
             orders: 0,
             exact,
             proofs: Proofs::default(),
@@ -578,6 +597,33 @@ impl Model {
             Holder::Job(..) => &self.config.job,
             Holder::Domain(_) => &self.config.domain,
             Holder::Node => &self.config.node,
+        }
+    }
+
+    /// New caps: what is above them now may stay.
+    pub fn set_caps(&mut self, caps: &CapsOfLevels) {
+        set_caps(&mut self.config, caps);
+        self.note_what_is_above();
+    }
+
+    /// What is above its cap now may stay.
+    pub fn note_what_is_above(&mut self) {
+        let ledger = self.ledger();
+        self.above.clear();
+        for (account, sums) in ledger.accounts() {
+            for resource in CAPPED {
+                let cap = cap_of(self.caps(account), resource).unwrap_or(u64::MAX);
+                if sums.usage(resource) > cap.into() {
+                    self.above.insert((account, resource), sums.usage(resource));
+                }
+            }
+        }
+    }
+
+    /// What was above its cap and is less now never grows again.
+    pub fn drain(&mut self, ledger: &Ledger) {
+        for ((account, resource), above) in &mut self.above {
+            *above = (*above).min(ledger.of(*account).usage(*resource));
         }
     }
 

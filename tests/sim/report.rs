@@ -25,9 +25,9 @@ pub struct Stats {
     pub no_quota: u64,
     pub parked: u64,
     pub unsent: u64,
+    pub reclaims: u64,
     pub revoked: u64,
     pub drained: u64,
-    pub reclaims: u64,
     pub retired: u64,
     pub quiesced: u64,
     /// Faults by kind.
@@ -75,9 +75,9 @@ impl Stats {
             ("no_quota", &mut self.no_quota),
             ("parked", &mut self.parked),
             ("unsent", &mut self.unsent),
+            ("reclaims", &mut self.reclaims),
             ("revoked", &mut self.revoked),
             ("drained", &mut self.drained),
-            ("reclaims", &mut self.reclaims),
             ("retired", &mut self.retired),
             ("quiesced", &mut self.quiesced),
         ]

@@ -2,7 +2,7 @@
 //! live there. Must only hold numbers.
 
 use crate::rng::Rng;
-use fdbroker_core::{Caps, CapsOfLevels, Config, limits};
+use fdbroker_core::{Caps, Config, limits};
 
 /// A world to simulate.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ fn base() -> Setup {
         rest_every: 1_500,
         rogues: 350,
         restarts: 4,
-        cap_changes: 0,
+        cap_changes: 3,
         specialists: 0,
         crashes: 2,
     }
@@ -251,34 +251,6 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
     setup.rogues = rng.below(900);
 }
 
-impl Setup {
-    /// Other caps: each that there is from nothing to half as much again, or all as at first.
-    pub fn draw_caps(&self, rng: &mut Rng) -> CapsOfLevels {
-        let as_at_first = rng.chance(300);
-        let mut cap = |at_first: u64| match at_first {
-            u64::MAX => u64::MAX,
-            _ if as_at_first => at_first,
-            _ => at_first * rng.below(151) / 100,
-        };
-        let mut caps = |of: &Caps| Caps {
-            fds: cap(of.fds),
-            held_fds: cap(of.held_fds),
-            held_bytes: cap(of.held_bytes),
-            open_leases: cap(of.open_leases),
-            mapped_leases: cap(of.mapped_leases),
-            allocations: cap(of.allocations),
-            kept_allocations: cap(of.kept_allocations),
-        };
-        let config = &self.config;
-        CapsOfLevels {
-            node: caps(&config.node),
-            domain: caps(&config.domain),
-            job: caps(&config.job),
-            client: caps(&config.client),
-        }
-    }
-}
-
 /// Caps on everything, changed now and then.
 fn caps_that_change(setup: &mut Setup) {
     shares(setup);
@@ -359,6 +331,8 @@ fn large(setup: &mut Setup) {
     setup.pages = 4_096;
     setup.owned = 400;
     setup.check_every = 64;
+    // The model knows what is there only after a full check.
+    setup.cap_changes = 0;
     setup.rest_every = 40_000;
     setup.rogues = 150;
 }

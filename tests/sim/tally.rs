@@ -56,6 +56,7 @@ kinds! {
     CapsChanged = "caps changed at run time",
     Draining = "account above a lowered cap",
     Crash = "broker killed",
+    ReclaimIgnored = "reclaim ignored",
 }
 
 kinds! {
@@ -71,6 +72,7 @@ kinds! {
     NoHarm = "8 nobody harmed",
     Order = "order of service",
     Deadlines = "deadlines",
+    Reclaim = "reclaim, the most idle first",
     NoQuota = "NO_QUOTA true",
     Events = "events",
     Fds = "every fd accounted for",

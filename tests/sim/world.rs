@@ -7,7 +7,8 @@ use crate::checks;
 use crate::faults;
 use crate::judge::{Step, ensure};
 use crate::lives::Remembered;
-use crate::model::{Check, Ledger, Model, Phase};
+use crate::model::{Check, Ledger, Model, Phase, set_caps};
+use crate::reclaims::Reclaims;
 use crate::report::{Stats, Trace};
 use crate::rng::Rng;
 use crate::setups::Setup;
@@ -15,9 +16,10 @@ use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
-    ClientId, Core, DomainKey, Effect, Effects, Events, Granted, JobKey, Kept, Lane, Now, Ticket,
+    CapsOfLevels, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, JobKey,
+    Kept, Lane, LeaseId, Now, Ticket,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -33,6 +35,7 @@ enum Todo {
     Deliver { client: u32, order: u64 },
     TakeEvents { client: u32, order: u64 },
     Supply { client: u32, order: u64 },
+    GiveBack { client: u32, order: u64 },
     Sendable { client: u32, order: u64 },
     Gone { client: u32, order: u64 },
     Close { ticket: u32, token: u64 },
@@ -44,6 +47,11 @@ pub enum Reply {
     Granted(Vec<Granted>),
     Registered(Vec<fdbroker_core::Registered>),
     Failed(fdbroker_protocol::Status),
+}
+
+fn caps_of(config: &Config) -> CapsOfLevels {
+    let Config { node, domain, job, client, .. } = *config;
+    CapsOfLevels { node, domain, job, client }
 }
 
 /// The daemon, its clients, the model, the core.
@@ -82,6 +90,9 @@ pub struct World {
     messages: u64,
     pub ledger: Ledger,
     pub turns: Turns,
+    pub reclaims: Reclaims,
+    /// The caps that this world began with.
+    first_caps: CapsOfLevels,
     pub slot_watch: SlotWatch,
 }
 
@@ -112,6 +123,8 @@ impl World {
             messages: 0,
             ledger: Ledger::default(),
             turns: Turns::default(),
+            reclaims: Reclaims::default(),
+            first_caps: caps_of(&setup.config),
             slot_watch: SlotWatch::default(),
             setup,
         };
@@ -140,10 +153,8 @@ impl World {
                 self.restart()?;
             }
             if self.rng.chance(self.setup.cap_changes) {
-                let caps = self.setup.draw_caps(&mut self.rng);
-                self.feed(Action::SetCaps { caps })?;
-                let draining = checks::is_draining(&self.model, &self.ledger);
-                self.stats.faults(Fault::Draining, usize::from(draining));
+                self.change_caps()?;
+                self.stats.faults(Fault::Draining, usize::from(!self.model.above.is_empty()));
             }
             if self.rng.chance(self.setup.crashes) {
                 self.crash()?;
@@ -221,6 +232,9 @@ impl World {
                 self.look_at_events(client)
             }
             Todo::Supply { client, order } if self.is_active(client, order) => self.supply(client),
+            Todo::GiveBack { client, order } if self.is_active(client, order) => {
+                self.give_back(client)
+            }
             Todo::Sendable { client, order } if self.is_active(client, order) => {
                 self.feed(Action::Sendable { client, sendable: true })
             }
@@ -356,6 +370,10 @@ impl World {
         self.trace.step(|| format!("{} take_events c{client}: {}", self.now, show_events(&events)));
         self.model.now = self.now;
         self.model.took(client, &events)?;
+        if let Events::Reclaim(leases) = &events {
+            let leases: Vec<u64> = leases.iter().map(|lease| lease.0).collect();
+            self.reclaims.took(&self.model, client, &leases)?;
+        }
         match events {
             Events::Recall(list) => {
                 self.stats.recalls += list.len() as u64;
@@ -364,12 +382,7 @@ impl World {
                 }
                 self.supply_is_due(client);
             }
-            Events::Reclaim(list) => {
-                self.stats.reclaims += list.len() as u64;
-                if let Some(agent) = self.agents.get_mut(&client) {
-                    agent.asked_for = list;
-                }
-            }
+            Events::Reclaim(leases) => self.give_back_later(client, &leases),
             Events::Revoked(list) => self.stats.revoked += list.len() as u64,
             Events::Drained(list) => self.stats.drained += list.len() as u64,
         }
@@ -377,6 +390,54 @@ impl World {
             self.core.check_invariants();
         }
         Ok(true)
+    }
+
+    /// The leases that the client is asked for: most clients give most of them back, some none.
+    fn give_back_later(&mut self, client: u32, leases: &[LeaseId]) {
+        self.stats.reclaims += leases.len() as u64;
+        let Some(agent) = self.agents.get_mut(&client) else { return };
+        if self.rng.chance(agent.manners.hoard.max(150)) {
+            self.stats.faults(Fault::ReclaimIgnored, leases.len());
+            return;
+        }
+        agent.asked_back.extend(leases);
+        let order = agent.order;
+        let wait = self.rng.skewed(10, 5_000);
+        self.schedule(wait, Todo::GiveBack { client, order });
+    }
+
+    fn give_back(&mut self, client: u32) -> Check {
+        let Some(agent) = self.agents.get_mut(&client) else { return Ok(()) };
+        let mut leases = std::mem::take(&mut agent.asked_back);
+        leases.truncate(MAX_BATCH);
+        // Some are in use.
+        leases.retain(|_| !self.rng.chance(200));
+        if leases.is_empty() {
+            return Ok(());
+        }
+        self.feed(Action::Release { client, request: None, leases })
+    }
+
+    /// The administrator changes caps: of those that there are, some are lower now, some as at the beginning.
+    fn change_caps(&mut self) -> Check {
+        self.stats.fault(Fault::CapsChanged);
+        let mut caps = self.first_caps;
+        for level in [&mut caps.node, &mut caps.domain, &mut caps.job, &mut caps.client] {
+            for cap in [
+                &mut level.fds,
+                &mut level.held_fds,
+                &mut level.held_bytes,
+                &mut level.open_leases,
+                &mut level.mapped_leases,
+                &mut level.allocations,
+            ] {
+                if *cap != u64::MAX && self.rng.chance(400) {
+                    *cap = self.rng.below(*cap + 1);
+                }
+            }
+        }
+        set_caps(&mut self.setup.config, &caps);
+        self.feed(Action::SetCaps { caps: Box::new(caps) })
     }
 
     pub fn events_are_due(&mut self, client: u32) {
@@ -441,6 +502,7 @@ impl World {
         faults::of_action(&mut self.stats, &self.model, action);
         let mut step = self.model.begin(self.now, action)?;
         self.effects.clear();
+        self.reclaims.note(action);
         match action.input() {
             Some(input) => self.core.step(Now(self.now), input, &mut self.effects),
             None if matches!(action, Action::Settle) => self.core.settle_parked(&mut self.effects),
@@ -469,7 +531,7 @@ impl World {
         self.stats.silences += silences as u64;
         self.stats.faults(Fault::Silence, silences);
         let after = self.model.ledger();
-        checks::sums(&self.model, &self.core, &after, &self.ledger)?;
+        checks::sums(&self.model, &self.core, &after)?;
         if let Some(before) = before {
             for quotas in &step.quotas {
                 self.model.check_quotas(&step, quotas, &[&before, &after, &self.ledger])?;
@@ -482,9 +544,11 @@ impl World {
             let all = checks::everybody(&self.model, &after);
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;
+            self.reclaims.check(&self.model, &self.core, [&self.ledger, &after], &all)?;
             let new: Vec<AllocationId> = published(&self.effects).collect();
             self.slot_watch.look(&self.model, &self.core, &new)?;
         }
+        self.model.drain(&after);
         self.ledger = after;
         Ok(())
     }

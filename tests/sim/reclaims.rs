@@ -1,0 +1,174 @@
+//! Checks reclaim: who is asked, for which leases, and that somebody is when leases are all that is in the way. Must
+//! never look at more of the core than which leases it has marked.
+
+use crate::action::Action;
+use crate::checks::Waiting;
+use crate::judge::ensure;
+use crate::model::{Check, Client, Holder, Ledger, Model, Phase};
+use crate::tally::Promise;
+use fdbroker_core::{Core, limits};
+use fdbroker_protocol::Resource;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the check remembers from step to step.
+#[derive(Debug, Default)]
+pub struct Reclaims {
+    /// The number of each client's last activity.
+    active: BTreeMap<u32, u64>,
+    acts: u64,
+    /// Leases that their holders are asked for.
+    marked: BTreeSet<u64>,
+    /// When each was last told of, as open or as mapped.
+    told: BTreeMap<(u64, bool), u64>,
+    /// When a lease of an account was last marked.
+    last_mark: BTreeMap<Holder, u64>,
+    /// Requests that nothing but an account's open leases stand before, and since when.
+    since: BTreeMap<(u32, u64), (Holder, u64)>,
+}
+
+impl Reclaims {
+    /// Before each step.
+    pub fn note(&mut self, action: &Action) {
+        let client = match action {
+            Action::Connect { client, .. }
+            | Action::Hello { client, .. }
+            | Action::Register { client, .. }
+            | Action::Unregister { client, .. }
+            | Action::Acquire { client, .. } => *client,
+            _ => return,
+        };
+        self.acts += 1;
+        self.active.insert(client, self.acts);
+    }
+
+    /// A message that asks for these was taken.
+    pub fn took(&mut self, model: &Model, client: u32, leases: &[u64]) -> Check {
+        for lease in leases {
+            model.proofs.count(Promise::Reclaim, 1);
+            let known = model.leases.get(lease).filter(|known| known.client == client);
+            let known = known.ok_or_else(|| format!("client {client} is asked for {lease:#x}"))?;
+            ensure!(model.live(known.id).is_some(), "{lease:#x} is asked for, and has ended");
+            // Told as late as a client looks at its events.
+            let slack = 100_000;
+            let again = self.told.insert((*lease, known.mapped), model.now);
+            let early = |at: u64| model.now < at + limits::RECLAIM_AGAIN_US - slack;
+            ensure!(!again.is_some_and(early), "{lease:#x} is asked for again and again");
+        }
+        self.told.retain(|(lease, _), _| model.leases.contains_key(lease));
+        Ok(())
+    }
+
+    /// After each step: what it has marked.
+    pub fn check(
+        &mut self,
+        model: &Model,
+        core: &Core,
+        ledgers: [&Ledger; 2],
+        all: &[Waiting<'_>],
+    ) -> Check {
+        let views = core.leases(0).filter(|view| view.asked);
+        let marked: BTreeSet<u64> = views.map(|view| view.id.0).collect();
+        let new: Vec<u64> = marked.difference(&self.marked).copied().collect();
+        for lease in new {
+            model.proofs.count(Promise::Reclaim, 1);
+            self.check_mark(model, ledgers, &marked, lease)?;
+        }
+        self.marked = marked;
+        self.check_somebody_is_asked(model, ledgers[1], all)
+    }
+
+    fn check_mark(
+        &mut self,
+        model: &Model,
+        ledgers: [&Ledger; 2],
+        marked: &BTreeSet<u64>,
+        lease: u64,
+    ) -> Check {
+        let known = model.leases.get(&lease).ok_or("a lease of nobody is asked for")?;
+        ensure!(model.live(known.id).is_some(), "{lease:#x} is asked for, and has ended");
+        let (client, mapped) = (known.client, known.mapped);
+        let resources: &[Resource] = match mapped {
+            true => &[Resource::MappedLeases],
+            false => &[Resource::OpenLeases, Resource::Fds],
+        };
+        let accounts = model.accounts_of_client(client);
+        let mut full = accounts.iter().filter(|account| {
+            let full = |resource| {
+                ledgers.iter().any(|ledger| model.is_full(ledger, **account, resource, 2))
+            };
+            resources.iter().copied().any(full)
+        });
+        let fair = full.any(|account| {
+            model.clients.iter().all(|(other, state)| {
+                *other == client
+                    || !state.is_of(*other, *account)
+                    || !self.is_more_idle(*other, client)
+                    || !has_unasked(model, state, mapped, marked)
+                    // Those that keep what they were asked for come last.
+                    || state.leases.iter().any(|lease| marked.contains(lease))
+            })
+        });
+        ensure!(fair, "client {client} is asked for {lease:#x}, and another is more idle");
+        let state = model.client(client)?;
+        let older = state.leases.iter().take_while(|other| **other != lease);
+        let mut skipped = older.filter(|other| {
+            let other_one = model.leases.get(other);
+            let fits = |one: &crate::model::Lease| !one.mapped && model.live(one.id).is_some();
+            other_one.is_some_and(fits) && !marked.contains(other)
+        });
+        ensure!(mapped || skipped.next().is_none(), "{lease:#x} is asked for before older ones");
+        for account in accounts {
+            self.last_mark.insert(account, model.now);
+        }
+        Ok(())
+    }
+
+    fn is_more_idle(&self, one: u32, than: u32) -> bool {
+        let act = |client: u32| self.active.get(&client).copied().unwrap_or(0);
+        act(one) < act(than)
+    }
+
+    /// A request that waits for open leases of one account alone sees its clients asked.
+    fn check_somebody_is_asked(
+        &mut self,
+        model: &Model,
+        ledger: &Ledger,
+        all: &[Waiting<'_>],
+    ) -> Check {
+        let mut since = BTreeMap::new();
+        for one in all.iter().filter(|one| !one.request.unsent) {
+            let mut wanted = one.request.wanted();
+            let (Some(id), None) = (wanted.next(), wanted.next()) else { continue };
+            let blockers = model.blockers(ledger, one.client, id).unwrap_or_default();
+            let [blocker] = blockers.as_slice() else { continue };
+            if blocker.resource != Resource::OpenLeases || !model.is_held(id) {
+                continue;
+            }
+            let (key, account) = ((one.client, one.request.order), blocker.account);
+            let before = self.since.get(&key).filter(|(of, _)| *of == account);
+            let began = before.map_or(model.now, |(_, at)| *at);
+            since.insert(key, (account, began));
+            let last = self.last_mark.get(&account).copied().unwrap_or(0).max(began);
+            let late = model.now > last + 3 * limits::RECLAIM_PAUSE_US;
+            let somebody = model.clients.iter().any(|(number, state)| {
+                state.is_of(*number, account)
+                    && state.phase != Phase::Gone
+                    && has_unasked(model, state, false, &self.marked)
+            });
+            model.proofs.count(Promise::Reclaim, usize::from(somebody));
+            ensure!(!late || !somebody, "client {} waits, and nobody is asked", one.client);
+        }
+        self.since = since;
+        Ok(())
+    }
+}
+
+/// Whether a client has a lease of that kind that it could be asked for, and is not.
+fn has_unasked(model: &Model, state: &Client, mapped: bool, marked: &BTreeSet<u64>) -> bool {
+    state.phase != Phase::Gone
+        && state.leases.iter().any(|number| {
+            let lease = model.leases.get(number);
+            !marked.contains(number)
+                && lease.is_some_and(|one| one.mapped == mapped && model.live(one.id).is_some())
+        })
+}
