@@ -3,8 +3,9 @@
 
 use crate::action::Action;
 use crate::checks;
-use crate::judge::{Step, ensure};
+use crate::judge::{Step, ensure, overlaps};
 use crate::model::{Allocation, Check};
+use crate::reclaims::Reclaims;
 use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
 use crate::watch::SlotWatch;
@@ -64,7 +65,8 @@ impl World {
         self.closing.clear();
         self.agents.clear();
         self.turns = Turns::default();
-        self.slot_watch = SlotWatch::default();
+        self.slot_watch = SlotWatch::after_crash(&live);
+        self.reclaims = Reclaims::default();
         self.model.crash(&kept, first);
         // What was kept may be above caps that were lowered since.
         self.model.note_what_is_above();
@@ -118,6 +120,7 @@ impl World {
         if let Some((id, deposit)) = self.rng.pick(&orphans) {
             items.push(self.draw_redeposit(id, deposit));
         }
+        keep_apart(&mut items);
         let request = self.next_request(client);
         match () {
             () if !declared.is_empty() && (items.is_empty() || self.rng.chance(500)) => {
@@ -160,4 +163,18 @@ impl World {
 pub enum Remembered {
     Owned(Deposit),
     Leased(bool),
+}
+
+/// Leaves of items that depend on each other the first: what becomes of the others would depend on caps that the model
+/// learns of only by the answer. (In messages of their own they are judged.)
+fn keep_apart(items: &mut Vec<Redeposit>) {
+    let mut apart: Vec<Redeposit> = Vec::new();
+    for item in items.drain(..) {
+        let meets =
+            |other: &Redeposit| other.id == item.id || overlaps(&other.deposit, &item.deposit);
+        if !apart.iter().any(meets) {
+            apart.push(item);
+        }
+    }
+    *items = apart;
 }

@@ -34,6 +34,8 @@ impl Reclaims {
             | Action::Hello { client, .. }
             | Action::Register { client, .. }
             | Action::Unregister { client, .. }
+            | Action::Redeposit { client, .. }
+            | Action::Declare { client, .. }
             | Action::Acquire { client, .. } => *client,
             _ => return,
         };

@@ -6,7 +6,7 @@ use crate::judge::ensure;
 use crate::model::Check;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use crate::world::Reply;
-use fdbroker_core::{Caps, Config, Deposit, Lane, Supply, Wanted, limits};
+use fdbroker_core::{Caps, Config, Deposit, Lane, Now, Supply, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
 
 type Scenario = fn(&mut Rig) -> Check;
@@ -580,6 +580,10 @@ fn revoked_when_more_than_a_message_holds_then_several_messages(rig: &mut Rig) -
     }
     ensure!(rig.world.model.leases.len() == 300, "not all are granted");
     rig.world.feed(Action::Gone { client: owner })?;
+    // It is torn down in portions.
+    while rig.world.core.poll_timeout() == Some(Now(0)) {
+        rig.world.feed(Action::Poll)?;
+    }
     // No message may be longer than a batch, which is checked where they are taken.
     rig.take_all_events(consumer)?;
     ensure!(rig.world.stats.revoked == 300, "{} are revoked", rig.world.stats.revoked);

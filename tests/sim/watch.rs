@@ -20,6 +20,17 @@ pub struct SlotWatch {
 }
 
 impl SlotWatch {
+    /// After a crash that left these live, by slot: what lies between them is free from the beginning.
+    pub fn after_crash(live: &[AllocationId]) -> Self {
+        let slots = live.last().map_or(0, |id| id.slot as usize + 1);
+        let mut watch =
+            SlotWatch { free_since: vec![Some(0); slots], used_at: vec![0; slots], looks: 1 };
+        for id in live {
+            (watch.free_since[id.slot as usize], watch.used_at[id.slot as usize]) = (None, 1);
+        }
+        watch
+    }
+
     /// After a step that has given out `new` ids: none of them came before one that was free for longer.
     pub fn look(&mut self, model: &Model, core: &Core, new: &[AllocationId]) -> Check {
         self.free_since.resize(model.slots.len(), None);
