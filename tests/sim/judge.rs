@@ -370,7 +370,9 @@ impl Model {
                 ErrorCode::OwnerGone,
             ]);
         };
-        if allocation.owner != client {
+        // An orphan's owner may have had the number that is this client's now.
+        let order = self.client_orders.get(&client).copied();
+        if allocation.owner != client || Some(allocation.owner_order) != order {
             return Foretold::Exactly(Status::error(ErrorCode::NotPermitted));
         }
         allocation.count -= 1;

@@ -171,6 +171,11 @@ impl Model {
             let again = if dying { vec![ErrorCode::Again] } else { Vec::new() };
             let refused = match () {
                 () if self.clients[&client].domain != known.domain => ErrorCode::NotPermitted,
+                () if known.deposit.share == Share::Gid
+                    && groups_of(self.clients[&client].pid).0 != known.gid =>
+                {
+                    ErrorCode::NotPermitted
+                }
                 () if !is_sound(deposit) || deposit.size_bytes != known.deposit.size_bytes => {
                     ErrorCode::Protocol
                 }

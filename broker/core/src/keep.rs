@@ -117,7 +117,10 @@ impl Core {
     ) -> Result<(), Status> {
         let allocation = &self.allocations[slot];
         let (domain, size) = (allocation.domain, allocation.size_bytes);
-        if self.client_mut(client).domain != domain {
+        // Who may have it must not change under those who have it already.
+        let is_group_same = allocation.share != Share::Gid
+            || self.gid_of(slot) == Some(self.client_mut(client).gid);
+        if self.client_mut(client).domain != domain || !is_group_same {
             return Err(ErrorCode::NotPermitted.into());
         }
         if !deposit.has_sound_range() || deposit.size_bytes != size {

@@ -272,6 +272,11 @@ impl Core {
         self.unshelve_from(lease, Shelf::of(mapped, asked != 0));
         self.leases[lease].asked = 0;
         self.shelve(lease);
+        // When nothing is left that it was asked for, it keeps nothing back.
+        let client = self.client_mut(holder);
+        let asked_for = [Shelf::AskedOpen, Shelf::AskedMapped];
+        client.keeps_asked &=
+            asked_for.iter().any(|shelf| !client.leases[*shelf as usize].is_empty());
     }
 
     /// Any lease of a client.
