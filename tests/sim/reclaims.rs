@@ -16,6 +16,8 @@ pub struct Reclaims {
     /// The number of each client's last activity.
     active: BTreeMap<u32, u64>,
     acts: u64,
+    /// Fds that the step under way may be short of.
+    need: u64,
     /// Leases that their holders are asked for.
     marked: BTreeSet<u64>,
     /// When each was last told of, as open or as mapped.
@@ -29,6 +31,12 @@ pub struct Reclaims {
 impl Reclaims {
     /// Before each step.
     pub fn note(&mut self, action: &Action) {
+        // A grant with its recall takes two; credits and a client's own fds are asked for by the number.
+        self.need = match action {
+            Action::Hello { own_fds, .. } => u64::from(*own_fds).max(2),
+            Action::Register { credits_wanted, .. } => u64::from(*credits_wanted).max(2),
+            _ => 2,
+        };
         let client = match action {
             Action::Connect { client, .. }
             | Action::Hello { client, .. }
@@ -96,7 +104,7 @@ impl Reclaims {
         let accounts = model.accounts_of_client(client);
         let mut full = accounts.iter().filter(|account| {
             let full = |resource| {
-                ledgers.iter().any(|ledger| model.is_full(ledger, **account, resource, 2))
+                ledgers.iter().any(|ledger| model.is_full(ledger, **account, resource, self.need))
             };
             resources.iter().copied().any(full)
         });

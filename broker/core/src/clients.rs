@@ -97,7 +97,10 @@ impl Core {
             // A full cap is the normal state of a busy node: room is made, so that its next try succeeds.
             let coming = self.closing_in(blocked.account);
             let short_of = usize::try_from(own.saturating_sub(coming)).unwrap_or(usize::MAX);
-            self.evict_for(blocked, short_of, &[], fx);
+            // What can never fit is no reason to take from others.
+            if own <= status.value.get() {
+                self.evict_for(blocked, short_of, &[], fx);
+            }
             fx.list.push(Effect::Failed { client, request, status });
             fx.list.push(Effect::Disconnect { client, status });
             return;
