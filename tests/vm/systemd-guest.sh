@@ -1,7 +1,9 @@
 #!/bin/bash
 # Runs inside the virtual machine of tests/vm/systemd.sh, as root, where systemd is process 1: installs the broker and tries
 # it as a service. Each check is one line. Must never wait for a time: it waits for a condition, at most $patience_s.
+# With the argument `short` it leaves out what is the same under every systemd: reload, kill -9, watchdog.
 set -uo pipefail
+selection=${1-full}
 cd /t || exit 1
 tar -xf fdbroker.tar
 source_tree=/t/fdbroker
@@ -230,6 +232,7 @@ check "three users under load, resident memory" soon goes_on resident
 
 # ---- restart
 
+if [ "$selection" = full ]; then restarts=3; else restarts=1; fi
 owners="recallable resident keep orphan"
 everything_is_there() {
   local name n
@@ -240,64 +243,70 @@ everything_is_there() {
 }
 restart_under_load() {
   local before allocations i
-  for i in 1 2 3; do
+  for ((i = 0; i < restarts; i++)); do
     before=$(pid) allocations=$(number allocations)
     timeout 150 systemctl restart fdbrokerd.service || { journal -n 20; return 1; }
     is_new "$before" || { journal -n 20; return 1; }
-    say "$(journal -n 20 | grep 'taken over\|serving' | tail -n 2 | paste -sd ';'), store $(show NFileDescriptorStore)"
+    say "$(journal -n 20 | grep 'go on in' | tail -n 1), store $(show NFileDescriptorStore)"
     is "$(number allocations)" "$allocations" || return 1
     mark lasting; mark resident
     soon goes_on lasting && soon goes_on resident || { journal -n 20; return 1; }
     say "clients go on: $(report 1001 lasting)"
   done
 }
-check "systemctl restart under load, three times: a new process, the same ledger, clients go on" restart_under_load
+check "systemctl restart under load ($restarts): a new process, the same ledger, clients go on" restart_under_load
 check "no client saw an error, a disconnect or a lost lease" only_ok lasting
 check "nor those of resident memory" only_ok resident
 check "every handle works, a dead owner's included" everything_is_there
-store_holds_the_kept_only() {
-  journal -n 8
-  echo "in the store: $(show NFileDescriptorStore)"
-  # Six and six for each of three users, and the list of them.
-  [ "$(show NFileDescriptorStore)" -le 37 ]
+# Six and six for each of three users, and the list of them.
+store_holds_the_kept_only() { is "$(show NFileDescriptorStore)" 37; }
+check "the store has what is kept and the list of it, nothing else" soon store_holds_the_kept_only
+
+consumers_of_resident_end() {
+  stop_hammers resident
+  only_ok resident
 }
-check "nothing is left in the store but what is kept" soon store_holds_the_kept_only
 
 # ---- reload
 
-reload() { systemctl reload fdbrokerd.service; }
-allocations_cap() { sed -i "/^\[caps.client\]/,\$ s/^#\?allocations = .*/$1/" /etc/fdbroker/fdbrokerd.toml; }
-refuses_six() {
-  # The library waits for room until its deadline, 20 s.
-  as 1001 timeout 50 "$client" deposit resident 6 "$files/1001/late" > /tmp/late 2>&1
-  cat /tmp/late
-  grep -q 'NO_QUOTA.*allocations = 5' /tmp/late
+reload_checks() {
+  reload() { systemctl reload fdbrokerd.service; }
+  allocations_cap() { sed -i "/^\[caps.client\]/,\$ s/^#\?allocations = .*/$1/" /etc/fdbroker/fdbrokerd.toml; }
+  refuses_six() {
+    # The library waits for room until its deadline, 20 s.
+    as 1001 timeout 50 "$client" deposit resident 6 "$files/1001/late" > /tmp/late 2>&1
+    cat /tmp/late
+    grep -q 'NO_QUOTA.*allocations = 5' /tmp/late
+  }
+  before=$(pid)
+  allocations_cap 'allocations = 5'
+  check "systemctl reload, with a lower cap" reload
+  check "a client's sixth allocation is refused: NO_QUOTA, allocations = 5" soon refuses_six
+  check "who had more keeps it" everything_is_there
+  echo 'colour = 1' >> /etc/fdbroker/fdbrokerd.toml
+  reload
+  check "a configuration that cannot be read changes nothing, and is named" bash -c \
+    'for i in $(seq 100); do journalctl --no-pager -u fdbrokerd.service | grep -q colour && exit 0; sleep 0.1; done; exit 1'
+  sed -i '/^colour/d' /etc/fdbroker/fdbrokerd.toml
+  allocations_cap '#allocations = 524288'
+  reload
+  takes_six() {
+    local result=0
+    owner 1001 resident 6 late
+    soon has_deposited 1001 late || result=$?
+    kill -9 "${pid_of[1001/late]}"
+    wait "${pid_of[1001/late]}" 2> /dev/null
+    return $result
+  }
+  check "SIGHUP raises it again" takes_six
+  check "all that in one process" is "$(pid)" "$before"
+  check "and no client noticed" only_ok lasting
 }
-before=$(pid)
-allocations_cap 'allocations = 5'
-check "SIGHUP lowers a cap: a client's sixth allocation is refused" bash -c 'systemctl reload fdbrokerd.service'
-check "the cap is named: allocations = 5" soon refuses_six
-check "who had more keeps it" everything_is_there
-echo 'colour = 1' >> /etc/fdbroker/fdbrokerd.toml
-reload
-check "a configuration that cannot be read changes nothing, and is named" bash -c \
-  'for i in $(seq 100); do journalctl --no-pager -u fdbrokerd.service | grep -q colour && exit 0; sleep 0.1; done; exit 1'
-sed -i '/^colour/d' /etc/fdbroker/fdbrokerd.toml
-allocations_cap '#allocations = 524288'
-reload
-takes_six() {
-  rm -f "$files/1001/late"
-  as 1001 timeout 15 "$client" deposit resident 6 "$files/1001/late"
-  test -s "$files/1001/late"
-}
-check "SIGHUP raises it again" soon takes_six
-check "all that in one process" is "$(pid)" "$before"
-check "and no client noticed" only_ok lasting
+[ "$selection" != full ] || reload_checks
+check "consumers of resident memory end" consumers_of_resident_end
 
 # ---- crash
 
-stop_hammers resident
-check "consumers of resident memory end" only_ok resident
 # What a crash leaves, in the words of the documentation: what owners can give again, and what was kept.
 after_crash() {
   check "$1: a new process serves" soon is_new "$2"
@@ -308,28 +317,32 @@ after_crash() {
   check "$1: their leases are valid" soon all_good lasting
   check "$1: they saw nothing worse than NOT_CONNECTED" no_worse lasting NotConnected disconnected reconnected
   kill_owners resident
-  for uid in $uids; do rm "$files/$uid/resident"; owner "$uid" resident 10 resident; done
+  for uid in $uids; do mv "$files/$uid/resident" "$files/$uid/former"; owner "$uid" resident 10 resident; done
   check "$1: new deposits are taken" soon deposited resident
+  check "$1: no handle of before names any of them" everywhere former "OwnerGone=10"
 }
 lasting_are_there() { everywhere recallable ok=20 && everywhere keep ok=6 && everywhere orphan ok=6; }
-before=$(pid)
-kill -9 "$before"
-after_crash "kill -9" "$before"
+crash_checks() {
+  before=$(pid)
+  kill -9 "$before"
+  after_crash "kill -9" "$before"
 
-mkdir -p /etc/systemd/system/fdbrokerd.service.d
-printf '[Service]\nWatchdogSec=10s\n' > /etc/systemd/system/fdbrokerd.service.d/test.conf
-systemctl daemon-reload
-systemctl restart fdbrokerd.service
-mark lasting
-check "a shorter watchdog: it is answered" soon goes_on lasting
-before=$(pid)
-kill -STOP "$before"
-check "watchdog: systemd ends what stands still" soon is_new "$before"
-check "watchdog: its reason is in the journal" bash -c \
-  'journalctl --no-pager -u fdbrokerd.service | grep -q "[Ww]atchdog timeout"'
-after_crash "watchdog" "$before"
-rm /etc/systemd/system/fdbrokerd.service.d/test.conf
-systemctl daemon-reload
+  mkdir -p /etc/systemd/system/fdbrokerd.service.d
+  printf '[Service]\nWatchdogSec=10s\n' > /etc/systemd/system/fdbrokerd.service.d/test.conf
+  systemctl daemon-reload
+  systemctl restart fdbrokerd.service
+  mark lasting
+  check "a shorter watchdog: it is answered" soon goes_on lasting
+  before=$(pid)
+  kill -STOP "$before"
+  check "watchdog: systemd ends what stands still" soon is_new "$before"
+  check "watchdog: its reason is in the journal" bash -c \
+    'journalctl --no-pager -u fdbrokerd.service | grep -q "[Ww]atchdog timeout"'
+  after_crash "watchdog" "$before"
+  rm /etc/systemd/system/fdbrokerd.service.d/test.conf
+  systemctl daemon-reload
+}
+[ "$selection" != full ] || crash_checks
 
 # ---- stop and start
 

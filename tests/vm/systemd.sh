@@ -10,11 +10,13 @@ usage() {
   cat << 'HELP'
 usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS] [-n]
 
-Builds the programs here, boots Debian SUITE (bookworm: systemd 252, trixie: systemd 257; default: both, one after the
-other) and runs the checks of tests/vm/systemd-guest.sh in it. Needs what tests/vm/install.sh installs, and Debian 12
-here: the guests run the programs built here. Ends with the line `N passed, N failed`.
+Builds the programs here, boots Debian SUITE (bookworm: systemd 252, trixie: systemd 257) and runs the checks of
+tests/vm/systemd-guest.sh in it. Without -s: all of them in bookworm, then in trixie what depends on the version of systemd,
+so that it takes no longer than a few minutes: installation, start, one restart under load, stop and start with a store
+that outlives the stop. Needs what tests/vm/install.sh installs, and Debian 12 here: the guests run the programs built
+here. Ends with the line `N passed, N failed`.
 
-  -s SUITE     only this one
+  -s SUITE     all checks in this one only; may be repeated
   -t SECONDS   limit for each (900)
   -n           take the programs as they were built before
 
@@ -35,7 +37,8 @@ while getopts :s:t:nh option; do
 done
 shift $((OPTIND - 1))
 [ $# = 0 ] || { echo "systemd.sh: it takes no arguments (-h explains)" >&2; exit 2; }
-[ ${#suites[@]} -gt 0 ] || suites=(bookworm trixie)
+short=''
+[ ${#suites[@]} -gt 0 ] || { suites=(bookworm trixie); short=trixie; }
 if [ "$(id -u)" != 0 ]; then
   for tool in qemu-system-x86_64 busybox cpio xz zstd mmdebstrap; do
     command -v "$tool" > /dev/null || { echo "$tool is not installed; run: sudo tests/vm/install.sh"; exit 77; }
@@ -65,9 +68,10 @@ tar -c -C "$work" -f "$work/fdbroker.tar" fdbroker
 
 passed=0 failed=0
 for suite in "${suites[@]}"; do
-  echo "== Debian $suite"
+  if [ "$suite" = "$short" ]; then selection=short; else selection=full; fi
+  echo "== Debian $suite, $selection"
   status=0
-  "$here/run.sh" -s "$suite" -m 1536 -t "$limit" -f "$work/fdbroker.tar" "$here/systemd-guest.sh" 2>&1 |
+  "$here/run.sh" -s "$suite" -m 1536 -t "$limit" -f "$work/fdbroker.tar" "$here/systemd-guest.sh" "$selection" 2>&1 |
     tee "$work/log" || status=$?
   read -r p f < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$work/log" | tail -n 1)
   # Without its last line it died half-way.
