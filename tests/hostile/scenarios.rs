@@ -3,7 +3,7 @@
 
 use crate::attack::Attack;
 use crate::attacks::{
-    bytes, connects, floods, forged, heirs, hoards, hung, readers, sockets, stopped,
+    bytes, connects, floods, forged, heirs, hoards, hung, kept, readers, sockets, stopped,
 };
 use crate::users::User;
 
@@ -25,6 +25,16 @@ pub struct Scenario {
 const OTHER: &[User] = &[User::Attacker];
 const SAME: &[User] = &[User::Good];
 const BOTH: &[User] = &[User::Attacker, User::Good];
+
+/// Few kept allocations, and not for long.
+const KEPT_CAPS: &[&str] = &[
+    "--set",
+    "limits.keep_ttl_ms=1000",
+    "--set",
+    "caps.client.kept_allocations=48",
+    "--set",
+    "caps.domain.kept_allocations=128",
+];
 
 const fn scenario(
     name: &'static str,
@@ -161,12 +171,24 @@ pub const ALL: &[Scenario] = &[
         "dozens of forked heirs keep the socket of a dead client open",
     ),
     scenario("forged-handles", BOTH, forged::handles, "a million handles that nobody sealed"),
-    scenario(
-        "stolen-tokens",
-        BOTH,
-        forged::tokens,
-        "re-deposits and declares of what is not the sender's",
-    ),
+    Scenario {
+        daemon: &["--set", "limits.keep_ttl_ms=3000"],
+        ..scenario(
+            "stolen-tokens",
+            BOTH,
+            forged::tokens,
+            "re-deposits and declares of what is not the sender's, with tokens that nobody gave",
+        )
+    },
+    Scenario {
+        daemon: KEPT_CAPS,
+        ..scenario(
+            "kept-hoard",
+            BOTH,
+            kept::hoard,
+            "as much kept memory as there may be, of owners that leave it behind; broken shares and flags",
+        )
+    },
     scenario("supplies", BOTH, hoards::supplies, "supplies that nobody asked for, with fds"),
     scenario(
         "cancels",

@@ -2,6 +2,7 @@
 //! never hold an fd, a clock or an OS type. The core speaks of slots; the daemon's fd table maps a slot
 //! to the one fd the broker has of that allocation.
 
+use crate::limits::EFFECTS_KEPT;
 use fdbroker_protocol::{
     AllocationId, ErrorCode, MemoryKind, Share, Status, limits::DRIVER_DATA_BYTES,
 };
@@ -322,13 +323,18 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Forgets everything, keeps the memory.
+    /// Forgets everything; keeps the memory, but for what only a burst has needed.
     pub fn clear(&mut self) {
-        self.list.clear();
-        self.granted.clear();
-        self.registered.clear();
-        self.statuses.clear();
+        empty(&mut self.list);
+        empty(&mut self.granted);
+        empty(&mut self.registered);
+        empty(&mut self.statuses);
     }
+}
+
+fn empty<T>(list: &mut Vec<T>) {
+    list.clear();
+    list.shrink_to(EFFECTS_KEPT);
 }
 
 /// One message for a client's event socket.

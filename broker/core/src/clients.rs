@@ -119,7 +119,7 @@ impl Core {
         if sendable {
             self.room_appeared |= !self.rooms.is_empty() && !parked.is_empty();
             // What ended meanwhile needs no turn to be told.
-            self.something_ended |= !parked.is_empty();
+            self.reads_again = Some(client.0);
         } else {
             // Its turn may not come for long: it must not stand before others.
             parked.into_iter().for_each(|seq| self.wait_for_reader(seq));

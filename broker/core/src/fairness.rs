@@ -8,7 +8,7 @@ use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{Effects, Now};
 use crate::ledger::{Blocked, FOR_LEASE, Holder};
-use crate::limits::{LOOKS_PER_TURN, PARKED_SCAN_PER_STEP};
+use crate::limits::{LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP};
 use crate::state::{Wait, Wish};
 use fdbroker_protocol::Resource;
 
@@ -133,7 +133,7 @@ impl Core {
         let Some(mut scan) = self.scan_from.take() else { return };
         let mut looks = PARKED_SCAN_PER_STEP;
         while let Some(seq) = self.rooms.supplied.range(scan.supplied..).next().copied() {
-            if looks == 0 {
+            if looks == 0 || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 self.scan_from = Some(scan);
                 return;
             }
@@ -146,7 +146,7 @@ impl Core {
         // A domain that is served goes to the end, and so comes up again.
         while let Some((turn, number)) = self.rooms.turns.range(scan.at..).next().copied() {
             scan.at = (turn, number);
-            if looks == 0 {
+            if looks == 0 || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 self.scan_from = Some(scan);
                 return;
             }

@@ -97,6 +97,8 @@ pub struct Core {
     ended_from: Option<u64>,
     /// An allocation has ended, or an owner has turned silent, in this step.
     something_ended: bool,
+    /// This client reads again: what its requests wait for may have ended meanwhile.
+    reads_again: Option<u32>,
     /// The time of the step.
     now: Now,
     /// Clients, the one idle longest first.
@@ -161,6 +163,7 @@ impl Core {
             scan_full: Vec::new(),
             ended_from: None,
             something_ended: false,
+            reads_again: None,
             now: Now(0),
             idle: List::EMPTY,
             node_pauses: reclaim::Pauses::default(),
@@ -282,6 +285,11 @@ impl Core {
         }
         self.tear_down(now, fx);
         self.scan_if_room(now, fx);
+        if let Some(client) = self.reads_again.take()
+            && !self.rooms.is_empty()
+        {
+            self.answer_ended_of(client, fx);
+        }
         if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
             self.ended_from = Some(0);
         }

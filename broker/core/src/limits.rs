@@ -16,6 +16,14 @@ pub const TEARDOWN_PER_STEP: usize = 256;
 /// poll, which is then due at once.
 pub const PARKED_SCAN_PER_STEP: usize = 16;
 
+/// Most items of parked requests looked at, or granted, in one step, to which the request under way may add 253:
+/// a request of 253 costs as much as a hundred small ones. The daemon hands in what it could not send to one list of
+/// effects, so this bounds the list, too.
+pub const PARKED_ITEMS_PER_STEP: usize = 512;
+
+/// Items for which a list of effects keeps its memory: what a step of full batches needs, doubled.
+pub const EFFECTS_KEPT: usize = 2048;
+
 /// Most parked requests of one domain looked at in its turn: those that cannot be served, as many as they may
 /// be, then hold up the other domains no longer than a quarter of a step.
 pub const LOOKS_PER_TURN: usize = 64;

@@ -5,7 +5,7 @@ use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::ledger::{Charge, FOR_CREDIT, Holder};
-use crate::limits::{PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
+use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
 use crate::slots::NONE;
 use crate::state::{Grace, Parked, State, Timer, Wait, Wish};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
@@ -141,15 +141,45 @@ impl Core {
     /// Answers requests that wait for room and of which an item has come to an end, so that it needs none.
     pub(crate) fn answer_ended(&mut self, fx: &mut Effects) {
         let Some(mut cursor) = self.ended_from.take() else { return };
+        let mut items = 0;
         for _ in 0..PARKED_SCAN_PER_STEP {
+            if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+                break;
+            }
             let Some((seq, parked)) = self.parked.range(cursor..).next() else { return };
             let (seq, waits_here) = (*seq, parked.wait != Wait::Recall);
+            if let Wish::Acquire(wanted) = &parked.wish {
+                items += wanted.len();
+            }
             cursor = seq + 1;
             if waits_here && self.has_ended_item(seq) {
                 self.answer_ended_item(seq, fx);
             }
         }
         self.ended_from = Some(cursor);
+    }
+
+    /// The same for those of a client that reads again: what ended while an answer could not be sent.
+    pub(crate) fn answer_ended_of(&mut self, client: u32, fx: &mut Effects) {
+        let Some(record) = self.clients.get(client as usize).and_then(Option::as_deref) else {
+            return;
+        };
+        let mut items = 0;
+        for seq in record.parked.clone() {
+            let Some(parked) = self.parked.get(&seq) else { continue };
+            let waits_here = parked.wait != Wait::Recall;
+            if let Wish::Acquire(wanted) = &parked.wish {
+                items += wanted.len();
+            }
+            if items > PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+                // The rest with everybody else's, in portions.
+                self.ended_from = Some(self.ended_from.map_or(seq, |from| from.min(seq)));
+                return;
+            }
+            if waits_here && self.has_ended_item(seq) {
+                self.answer_ended_item(seq, fx);
+            }
+        }
     }
 
     // --- credits ----------------------------------------------------------------------------------
@@ -281,7 +311,7 @@ impl Core {
     pub(crate) fn expire(&mut self, now: Now, fx: &mut Effects) {
         for _ in 0..TIMERS_PER_STEP {
             let Some((at, timer)) = self.timers.first().copied() else { return };
-            if at > now {
+            if at > now || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
             self.timers.pop_first();

@@ -6,10 +6,12 @@ use crate::support::memory::{both_seals, memfd};
 use crate::users::{User, are_many};
 use crate::wire::{Conn, Push, block, stopped};
 use fdbroker_protocol::handle::HandlePrefix;
-use fdbroker_protocol::message::{DeclareItem, RedepositItem, RegisterReplyHead, Registered};
+use fdbroker_protocol::message::{
+    DeclareItem, RedepositItem, RegisterReplyHead, Registered, register_flags,
+};
 use fdbroker_protocol::{Handle, MAX_BATCH, Message};
 use nix::unistd::Uid;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Tries of each attacker and round, whatever the time: a million in all, with the five rounds of a run and the one before.
@@ -66,17 +68,27 @@ fn forge(own: Handle, kind: usize, rng: &mut crate::attack::Rng) -> Handle {
     handle
 }
 
-/// Re-deposits with guessed tokens, declares of leases that it never had.
+/// Re-deposits with tokens that are not the ones given, declares of leases that it never had. So that tokens are what it
+/// depends on, some are of kept memory whose owner has gone: whoever has its token is given it, and nobody else.
 pub fn tokens(attack: &mut Attack) {
+    let fd = memfd(c"orphan", 4096, both_seals());
+    let Some(mut orphan) = Orphan::leave(attack, fd.as_fd()) else { return };
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     attack.begin();
+    let mut rounds = 0;
     while !stopped() {
         let victim = attack.victims[attack.rng.below(attack.victims.len())];
-        let bytes = match attack.rng.below(2) {
+        let bytes = match attack.rng.below(3) {
             0 => {
                 let mut item = RedepositItem::new_zeroed();
                 (item.item, item.handle) = (block(1), victim);
                 attack.rng.fill(&mut item.token);
+                conn.redeposit(&vec![item; MAX_BATCH])
+            }
+            1 => {
+                let mut item = orphan.0;
+                let byte = attack.rng.below(item.token.len());
+                item.token[byte] ^= 1 << attack.rng.below(8);
                 conn.redeposit(&vec![item; MAX_BATCH])
             }
             _ => {
@@ -89,17 +101,67 @@ pub fn tokens(attack: &mut Attack) {
         let mut got = 0;
         let is_alive = conn.push(&bytes, &[]) != Push::Gone
             && conn.drain_some(&mut attack.inbox, |message| {
-                let registered = message.head_and_items::<RegisterReplyHead, Registered>();
-                got += registered
-                    .map_or(0, |(_, items)| items.iter().filter(|it| it.status.is_ok()).count());
-                got += usize::try_from(gained(message)).unwrap_or_default();
+                got += registered(message) + gained(message)
             });
-        attack.tally.gained += got as u64;
+        attack.tally.gained += got;
         if !is_alive {
             match Conn::welcome(&attack.socket, &mut attack.inbox) {
                 Some(next) => conn = next,
                 None => return,
             }
         }
+        rounds += 1;
+        if rounds % ROUNDS_PER_ORPHAN == 0 {
+            if !orphan.is_adopted(attack) {
+                return;
+            }
+            match Orphan::leave(attack, fd.as_fd()) {
+                Some(next) => orphan = next,
+                None => return,
+            }
+        }
+    }
+}
+
+/// Attacks on one orphan, before its heir shows that the token was what stood in their way.
+const ROUNDS_PER_ORPHAN: usize = 32;
+
+fn registered(message: &Message<'_>) -> u64 {
+    let registered = message.head_and_items::<RegisterReplyHead, Registered>();
+    registered.map_or(0, |(_, items)| items.iter().filter(|it| it.status.is_ok()).count() as u64)
+}
+
+/// A kept allocation whose owner has gone, as its heir names it.
+struct Orphan(RedepositItem);
+
+impl Orphan {
+    /// `None`: it is time to end.
+    fn leave(attack: &mut Attack, fd: BorrowedFd<'_>) -> Option<Orphan> {
+        let mut conn = Conn::welcome(&attack.socket, &mut attack.inbox)?;
+        let mut item = RedepositItem::new_zeroed();
+        item.item = block(1);
+        item.item.flags |= register_flags::KEEP;
+        let shared = conn.share(&mut attack.inbox, fd, &[item.item]);
+        let shared = shared.first()?;
+        (item.handle, item.token) = (shared.handle, shared.token);
+        Some(Orphan(item))
+    }
+
+    /// Whether its heir is given it, and ends it then; `false`: it is time to end. Its time is not over: it has three seconds,
+    /// and the attacks on it take milliseconds.
+    fn is_adopted(&self, attack: &mut Attack) -> bool {
+        let Some(mut heir) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return false };
+        let bytes = heir.redeposit(&[self.0]);
+        let mut got = 0;
+        let is_alive = heir.push(&bytes, &[]) == Push::Sent
+            && heir.drain_some(&mut attack.inbox, |message| got += registered(message));
+        if stopped() {
+            return false;
+        }
+        // If this fails, all the refusals have shown nothing.
+        attack.tally.gained += u64::from(!is_alive || got != 1);
+        let bytes = heir.unregister(&[self.0.handle.id()]);
+        heir.push(&bytes, &[]);
+        heir.drain_some(&mut attack.inbox, |_| {})
     }
 }

@@ -8,6 +8,7 @@ pub mod forged;
 pub mod heirs;
 pub mod hoards;
 pub mod hung;
+pub mod kept;
 pub mod readers;
 pub mod sockets;
 pub mod stopped;

@@ -142,6 +142,33 @@ fn release_when_one_domain_is_at_its_cap_then_another_behind_it_is_served() {
     world.release(USER, blocked);
 }
 
+#[test]
+fn sendable_when_whole_batches_wait_then_a_step_grants_some_and_the_next_polls_the_rest() {
+    let mut world = World::new(config());
+    let id = world.register(deposit(1)).id;
+    world.step(Input::Sendable { client: USER, sendable: false });
+    let requests = [0; 4].map(|_| world.acquire(USER, &[Ok(id); 253], 1000));
+    let effects = world.step(Input::Sendable { client: USER, sendable: true });
+    assert!(world.fx.granted.len() < limits::PARKED_ITEMS_PER_STEP + 253);
+    assert_eq!(answer(&world, &effects, requests[0]), Some(Status::OK));
+    assert_eq!(answer(&world, &effects, requests[3]), None);
+    assert_eq!(world.core.poll_timeout(), Some(Now(0)));
+    let effects = world.at(0);
+    assert_eq!(answer(&world, &effects, requests[3]), Some(Status::OK));
+}
+
+#[test]
+fn clear_when_a_burst_is_over_then_its_memory_is_given_back() {
+    let mut effects = Effects::default();
+    let item = Granted::refused(Err(ErrorCode::Stale), ErrorCode::Stale.into());
+    effects.granted.resize(100_000, item);
+    effects.clear();
+    assert!(effects.granted.capacity() <= limits::EFFECTS_KEPT);
+    effects.granted.resize(limits::EFFECTS_KEPT, item);
+    effects.clear();
+    assert_eq!(effects.granted.capacity(), limits::EFFECTS_KEPT, "what is used each time stays");
+}
+
 // --- reclaim ----------------------------------------------------------------------------------------
 
 fn reclaimed(world: &mut World, client: ClientId) -> Option<Vec<LeaseId>> {

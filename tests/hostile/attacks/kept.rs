@@ -1,0 +1,85 @@
+//! Kept memory, left behind. What it gets beyond the caps, or is told that is not so, it counts: it must be nothing. Must
+//! never keep more than a few dozen allocations of one connection.
+
+use crate::attack::Attack;
+use crate::support::memory::{both_seals, memfd};
+use crate::wire::{Conn, Push, block, stopped};
+use fdbroker_protocol::message::{RegisterItem, RegisterReplyHead, Registered, register_flags};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, Message, Resource, Share, Status};
+use std::os::fd::AsFd;
+
+/// Messages of each connection.
+const MESSAGES: usize = 3;
+
+/// Allocations that are to be kept, as many as one message takes; some with a share or flags that are none. Then the
+/// connection ends, and a new one comes.
+pub fn hoard(attack: &mut Attack) {
+    let fd = memfd(c"kept", 4096, both_seals());
+    attack.begin();
+    let mut named = false;
+    while !stopped() {
+        let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+        for message in 0..MESSAGES {
+            if !conn.want_credits(&mut attack.inbox) {
+                break;
+            }
+            let count = MAX_BATCH.min(conn.credits as usize);
+            let items: Vec<_> =
+                (0..count).map(|index| item(attack, message * MAX_BATCH + index)).collect();
+            let bytes = conn.register(&items, MAX_BATCH as u32);
+            if conn.push(&bytes, &vec![fd.as_fd(); count]) != Push::Sent {
+                break;
+            }
+            attack.tally.tries += count as u64;
+            let mut wrong = 0;
+            let is_alive = conn.drain_some(&mut attack.inbox, |message| {
+                wrong += judge(message, &items, &mut named);
+            });
+            attack.tally.gained += wrong;
+            if !is_alive {
+                break;
+            }
+        }
+    }
+    // A cap that nobody came to is no test of it.
+    attack.tally.gained += u64::from(!named);
+}
+
+/// To be kept, and one in four broken.
+fn item(attack: &mut Attack, index: usize) -> RegisterItem {
+    let shares = [Share::Uid, Share::Gid, Share::Any];
+    let mut item = block(index);
+    item.share = shares[attack.rng.below(shares.len())] as u8;
+    item.flags = match attack.rng.below(8) {
+        0 => item.flags | register_flags::KEEP | !register_flags::ALL,
+        1..=3 => register_flags::KEEP,
+        _ => register_flags::KEEP | register_flags::RECALLABLE,
+    };
+    if attack.rng.below(8) == 0 {
+        item.share = 3 + attack.rng.below(250) as u8;
+    }
+    item
+}
+
+fn is_broken(item: &RegisterItem) -> bool {
+    item.flags & !register_flags::ALL != 0 || Share::from_number(item.share).is_none()
+}
+
+/// How many answers are not as they must be. `named`: whether one has named the cap.
+fn judge(message: &Message<'_>, items: &[RegisterItem], named: &mut bool) -> u64 {
+    let Ok((_, answers)) = message.head_and_items::<RegisterReplyHead, Registered>() else {
+        return 0;
+    };
+    let mut is_wrong = |item: &RegisterItem, status: &Status| match status.result() {
+        Ok(()) => is_broken(item),
+        Err(ErrorCode::Protocol) => !is_broken(item),
+        Err(ErrorCode::NoQuota) => {
+            let is_it = Resource::from_number(status.resource) == Some(Resource::KeptAllocations);
+            *named |= is_it;
+            !is_it
+        }
+        Err(_) => true,
+    };
+    let pairs = items.iter().zip(answers);
+    pairs.filter(|(item, answer)| is_wrong(item, &answer.status)).count() as u64
+}
