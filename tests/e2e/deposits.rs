@@ -177,14 +177,3 @@ fn register_when_the_size_is_zero_then_refused() {
     let outcome = owner.client.register(&deposit, fd.as_fd(), patience());
     outcome.expect_err("an allocation of no bytes");
 }
-
-#[test]
-fn register_when_keep_is_asked_for_then_not_supported() {
-    let broker = Broker::start();
-    let owner = Owner::without(&broker, "depositor", 1);
-    let mut deposit = owner.blocks.deposit(0);
-    deposit.keep = true;
-    let fd = owner.blocks.export(0);
-    let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");
-    assert_eq!(error.code, ErrorCode::NotSupported, "{error}");
-}
