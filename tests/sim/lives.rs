@@ -67,6 +67,7 @@ impl World {
         self.turns = Turns::default();
         self.slot_watch = SlotWatch::after_crash(&live);
         self.reclaims = Reclaims::default();
+        self.model.now = self.now;
         self.model.crash(&kept, first);
         // What was kept may be above caps that were lowered since.
         self.model.note_what_is_above();
