@@ -6,6 +6,9 @@ use fdbroker_protocol::admin::{AllocationRecord, AllocationState, LeaseRecord, N
 use fdbroker_protocol::{AllocationId, MemoryKind, Share};
 use serde::Serialize;
 
+/// The owner's uid in the record of an allocation that no owner has named yet; no process has it.
+const NOBODYS_UID: u32 = u32::MAX;
+
 /// Use of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct UseView {
@@ -99,7 +102,7 @@ pub struct AllocationView {
     pub size_bytes: u64,
     pub fd_offset: u64,
     pub owner_pid: Option<u32>,
-    pub owner_uid: u32,
+    pub owner_uid: Option<u32>,
     pub owner_name: String,
     pub owner_allocation_id: u64,
     pub base: u64,
@@ -121,7 +124,8 @@ impl From<&AllocationRecord> for AllocationView {
             size_bytes: record.size_bytes.get(),
             fd_offset: record.fd_offset.get(),
             owner_pid: nonzero(record.owner_pid.get()).filter(|_| record.owner_gone == 0),
-            owner_uid: record.owner_uid.get(),
+            // Of before a crash of the broker, and not named again yet.
+            owner_uid: Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID),
             owner_name: name(&record.owner_name),
             owner_allocation_id: record.owner_allocation_id.get(),
             base: record.base.get(),
@@ -157,9 +161,9 @@ impl AllocationView {
             self.state.into(),
             self.kind.into(),
             human_size(self.size_bytes),
-            optional(self.owner_pid, "gone"),
+            optional(self.owner_pid, if self.owner_uid.is_some() { "gone" } else { "-" }),
             self.owner_name.clone(),
-            self.owner_uid.to_string(),
+            optional(self.owner_uid, "-"),
             self.open_leases.to_string(),
             self.mapped_leases.to_string(),
             self.waiters.to_string(),
@@ -259,11 +263,26 @@ fn name(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromZeros;
 
     #[test]
     fn name_when_it_holds_escape_sequences_then_they_are_shown_as_question_marks() {
         assert_eq!(name(b"a\x1b[2Jb\0xx"), "a?[2Jb");
         assert_eq!(name(b"sixteen_bytes_xx"), "sixteen_bytes_xx");
+    }
+
+    #[test]
+    fn allocation_when_nobody_has_named_it_again_then_no_uid() {
+        let mut record = AllocationRecord::new_zeroed();
+        record.state = (AllocationState::Reserved as u32).into();
+        record.owner_uid = NOBODYS_UID.into();
+        record.owner_gone = 1;
+        let view = AllocationView::from(&record);
+        assert_eq!((view.state, view.owner_uid), ("reserved", None));
+        assert_eq!(view.row()[4..7], ["-", "", "-"]);
+        record.owner_uid = 0.into();
+        let row = AllocationView::from(&record).row();
+        assert_eq!(row[4..7], ["gone", "", "0"]);
     }
 
     #[test]

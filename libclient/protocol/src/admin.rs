@@ -215,7 +215,7 @@ pub struct AllocationRecord {
     pub device: U32,
     /// The owner's pid as the broker sees it, 0 when gone.
     pub owner_pid: U32,
-    /// The owner's uid.
+    /// The owner's uid; 0xffffffff of a reserved one, whose owner is not known again yet.
     pub owner_uid: U32,
     /// Open leases of it.
     pub open_leases: U32,
