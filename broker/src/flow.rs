@@ -92,10 +92,10 @@ impl Server {
             self.block(client, Blocked::Unread);
             return Err(());
         }
-        let mut room = self.in_flight_room(client);
+        let mut room = self.in_flight_room(client, fds);
         if room < fds {
             self.refresh_in_flight();
-            room = self.in_flight_room(client);
+            room = self.in_flight_room(client, fds);
         }
         if room == 0 {
             self.block(client, Blocked::InFlight);
@@ -104,9 +104,14 @@ impl Server {
         Ok(room.min(fds))
     }
 
-    fn in_flight_room(&self, client: ClientId) -> usize {
-        let unread = self.connections.get(index(client)).map_or(0, |it| it.unread.fds);
-        usize::try_from(self.in_flight.room(unread)).unwrap_or(usize::MAX)
+    /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has read those sent
+    /// before is asked when that matters: who reads always has its share.
+    fn in_flight_room(&mut self, client: ClientId, fds: usize) -> usize {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return fds };
+        if self.in_flight.room(connection.unread.fds) < fds as u64 && connection.unread.fds > 0 {
+            forget_if_read(connection, &mut self.in_flight);
+        }
+        usize::try_from(self.in_flight.room(connection.unread.fds)).unwrap_or(usize::MAX)
     }
 
     /// Whether the client may be sent another message with fds. Asks the kernel only when the count
@@ -180,9 +185,9 @@ impl Server {
         if !self.has_room(client) {
             return;
         }
+        let is_in_flight_full = self.in_flight_room(client, 1) == 0;
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.socket.as_ref() else { return };
-        let is_in_flight_full = self.in_flight.room(connection.unread.fds) == 0;
         if connection.blocked == Some(Blocked::InFlight) && is_in_flight_full {
             return;
         }
