@@ -145,7 +145,7 @@ impl World {
             0 => deposit.recallable = false,
             1 => {
                 deposit.size_bytes =
-                    [0, u64::MAX, deposit.size_bytes * 2][self.rng.below(3) as usize]
+                    [0, u64::MAX, deposit.size_bytes.saturating_mul(2)][self.rng.below(3) as usize]
             }
             2 => deposit.base = 0x10_0000 + self.rng.below(self.setup.pages) * 4096,
             _ => {}
