@@ -315,8 +315,11 @@ impl World {
             15..=19 => deposit.base = old.base.saturating_add(PAGE_BYTES),
             // Same id, another size.
             20..=21 => {
-                deposit =
-                    Deposit { checked: Ok(()), size_bytes: old.size_bytes + PAGE_BYTES, ..old };
+                deposit = Deposit {
+                    checked: Ok(()),
+                    size_bytes: old.size_bytes.saturating_add(PAGE_BYTES),
+                    ..old
+                };
             }
             _ => {}
         }
