@@ -37,8 +37,9 @@ out_is() { printf '%s\n' "$1" | cmp - "$work/out"; }
 err_is() { printf '%s\n' "$1" | cmp - "$work/err"; }
 err_has() { grep -q -- "$1" "$work/err"; }
 
-# The image first, so that its one-time message is in none of the outputs below.
+# The images first, so that their one-time messages are in none of the outputs below.
 "$run" true
+"$run" -t 300 -s bookworm true
 
 vm ls -l /dev/udmabuf /dev/dma_heap/system
 check "the dma-buf devices are there, for everybody" is "$(grep -c '^crw-rw-rw-' "$work/out") $code" "2 0"
