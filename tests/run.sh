@@ -10,12 +10,13 @@ case ${1-} in
     cat << 'HELP'
 usage: tests/run.sh
 
-Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (a million
-steps at least), the C programs of the C ABI (tests/capi), the command's demo, the installation and its examples
-(tests/install), jobs under Open MPI, MPICH and Slurm (tests/mpi), the end-to-end tests and the demo on real dma-bufs in a
-virtual machine (tests/vm), and the Level Zero bindings and test driver under real loaders (tests/level_zero). No root
-needed, but without it, or without qemu, MPI or libze1, some tests are named as not run; with CI=true in the environment
-these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
+Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (five million
+steps, tests/sim) and its mutations, a short run of the fuzz targets (tests/fuzz), hostile clients (tests/hostile), ranks and
+daemons in namespaces (tests/container), the C programs of the C ABI (tests/capi), the command's demo, the installation and its
+examples (tests/install), jobs under Open MPI, MPICH and Slurm (tests/mpi), the end-to-end tests, the demo on real dma-bufs
+and the service under systemd in a virtual machine (tests/vm), and the Level Zero bindings and test driver under real
+loaders (tests/level_zero). No root needed, but without it, or without qemu, MPI or libze1, some tests are named as not run;
+with CI=true in the environment these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
 HELP
     exit 0 ;;
   *) echo "tests/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -73,7 +74,11 @@ fi
 fdbroker=${CARGO_TARGET_DIR:-target}/release/fdbroker
 
 counted "packages" cargo test --workspace --no-fail-fast --quiet
-counted "simulator" tests/sim/run.sh
+counted "simulator: five million steps" tests/sim/run.sh --steps 5000000
+counted "simulator: each promise of the core broken on purpose" tests/sim/mutations.sh
+counted "fuzz: every kept input, and a short run" tests/fuzz/run.sh --seconds 2
+counted "hostile clients beside a good one" tests/hostile/run.sh --quick
+counted "containers: ranks and daemons in namespaces" tests/container/run.sh
 counted "C ABI: C and C++ programs, and these under valgrind" tests/capi/run.sh
 part "demo: 4 ranks, every byte, below the cap" tests/demo.sh "$fdbroker" demo --json
 part "demo: 8 ranks, every byte, below the cap" \
@@ -90,8 +95,9 @@ if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
   counted "virtual machine: end to end on real dma-bufs" tests/vm/e2e.sh
   part "virtual machine: demo on real dma-bufs" tests/demo.sh \
     tests/vm/run.sh "$fdbroker" demo --memory udmabuf --ranks 4 --buffers 50 --max-fds 64 --json
+  counted "virtual machine: the broker as a service of systemd" tests/vm/systemd.sh
 else
-  not_run+=("virtual machine (3 parts): qemu is not installed; run: sudo tests/vm/install.sh")
+  not_run+=("virtual machine (4 parts): qemu is not installed; run: sudo tests/vm/install.sh")
 fi
 
 if [ -e /usr/lib/x86_64-linux-gnu/libze_loader.so.1 ] || [ "$(id -u)" = 0 ]; then

@@ -3,8 +3,8 @@
 
 use crate::connection::{Connection, Phase, client_id};
 use crate::kernel;
-use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_WAKE, PEER_GROUPS, TRIM_PAUSE};
-use crate::server::{Handshake, Server, register};
+use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, TRIM_PAUSE};
+use crate::server::{Handshake, Retiring, Server, register};
 use crate::tokens::Source;
 use fdbroker_core::{DomainKey, Input, NO_GROUP, Now, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
@@ -29,7 +29,7 @@ impl Server {
     }
 
     fn accept_from(&mut self, number: usize) {
-        for _ in 0..ACCEPTS_PER_WAKE {
+        for _ in 0..ACCEPTS_PER_CHORE {
             let state = &mut self.listeners[number];
             match kernel::accept(state.listener.as_fd()) {
                 Ok(socket) => {
@@ -65,7 +65,7 @@ impl Server {
             self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
             let bytes = self.writer.failed(0, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-            self.retiring.push((socket, uid));
+            self.retiring.push(Retiring { socket, uid, is_at_end: false });
             return;
         }
         let listener = u32::try_from(number).expect("at most 16 listeners");
@@ -153,7 +153,6 @@ impl Server {
             *count = count.saturating_sub(1);
             if *count == 0 {
                 self.clients_per_uid.remove(&uid);
-                self.ready.forget_user(uid);
             }
         }
         // There may be a place again.
@@ -179,7 +178,8 @@ impl Server {
 
     /// Disconnects clients that have not said hello in time.
     pub(crate) fn expire_handshakes(&mut self) {
-        while let Some(handshake) = self.handshakes.front() {
+        for _ in 0..EXPIRIES_PER_WAKE {
+            let Some(handshake) = self.handshakes.front() else { return };
             let client = handshake.client;
             let is_waiting = self.is_awaited(handshake);
             if is_waiting && handshake.until > self.now {

@@ -91,8 +91,8 @@ impl Server {
                 expect(self.fds.close_held(*slot, *ticket), "close", *slot);
             }
             Effect::Keep { slot } => {
-                if let (Some(kept), Some(fd)) = (self.core.kept(*slot), self.fds.held(*slot)) {
-                    self.keep_store.keep(*slot, &kept, fd);
+                if let Some(kept) = self.core.kept(*slot) {
+                    self.keep_store.keep(*slot, &kept, &self.fds);
                 }
             }
             Effect::Unkeep { slot } => self.keep_store.unkeep(*slot),

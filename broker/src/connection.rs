@@ -2,6 +2,7 @@
 //! state; must never talk to the core.
 
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
+use crate::turns::Who;
 use fdbroker_core::{ClientId, DomainKey, RequestId};
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
@@ -71,6 +72,8 @@ pub struct Connection {
     pub is_event_ready: bool,
     /// It is in the ready list.
     pub is_queued: bool,
+    /// The main socket is empty and its peer has closed it: nothing can come any more.
+    pub is_main_at_end: bool,
     /// Its process has died: its turn ends it. A thousand may die at once.
     pub has_died: bool,
     /// The core has events for it.
@@ -83,6 +86,8 @@ pub struct Connection {
     pub is_bad_input_logged: bool,
     /// What it has not read.
     pub unread: Unread,
+    /// Of that, the answer to its hello.
+    pub is_hello_unread: bool,
     /// Why it is not served.
     pub blocked: Option<Blocked>,
     /// Replies without fds that its socket did not take.
@@ -138,17 +143,24 @@ impl Connection {
             is_main_ready: false,
             is_event_ready: false,
             is_queued: false,
+            is_main_at_end: false,
             has_died: false,
             has_events: false,
             is_event_queued: false,
             is_in_flight_queued: false,
             is_bad_input_logged: false,
             unread: Unread::default(),
+            is_hello_unread: false,
             blocked: None,
             pending: VecDeque::new(),
             pending_event: None,
             hello_reply: None,
         }
+    }
+
+    /// Whose turns it has.
+    pub fn who(&self) -> Who {
+        Who { uid: self.domain.uid, pid: self.pid }
     }
 
     /// The main socket, until it is gone.

@@ -123,7 +123,7 @@ pub(crate) fn resolve_core(
     let base_credits = lines.pick("limits.base_credits", given.limit(|it| it.base_credits), base);
     // A message of so many takes some 40 us to look at, in which nobody else is served, and as long as
     // its round trip.
-    let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 32);
+    let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 16);
     // An export under load takes milliseconds; an owner in a debugger takes for ever.
     let recall = given.limit(|it| it.recall_timeout_ms);
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);

@@ -4,7 +4,7 @@
 use crate::connection::{Phase, index};
 use crate::fd_table::Reading;
 use crate::flow::forget_if_read;
-use crate::server::{Server, watch};
+use crate::server::{Retiring, Server, watch};
 use crate::tokens::Source;
 use fdbroker_core::ClientId;
 use fdbroker_protocol::message::GoingAway;
@@ -57,9 +57,10 @@ impl Server {
         connection.phase = Phase::Gone;
         let uid = connection.domain.uid;
         let is_read = connection.unread.fds == 0 || forget_if_read(connection, &mut self.in_flight);
+        let is_at_end = connection.is_main_at_end;
         if let Some(socket) = connection.socket.take() {
             match is_read {
-                true => self.retiring.push((socket, uid)),
+                true => self.retiring.push(Retiring { socket, uid, is_at_end }),
                 false => {
                     let socket = linger(&self.poll, client, socket);
                     self.empty(&socket, uid);
@@ -68,7 +69,8 @@ impl Server {
             }
         }
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        self.retiring.extend(connection.event.take().map(|socket| (socket, uid)));
+        let event = connection.event.take();
+        self.retiring.extend(event.map(|socket| Retiring { socket, uid, is_at_end: false }));
         connection.pidfd = None;
         connection.hello_reply = None;
         connection.pending.clear();
@@ -88,7 +90,8 @@ impl Server {
             return;
         }
         let uid = connection.domain.uid;
-        self.retiring.extend(connection.lingering.take().map(|socket| (socket, uid)));
+        let socket = connection.lingering.take();
+        self.retiring.extend(socket.map(|socket| Retiring { socket, uid, is_at_end: false }));
         if connection.is_forgotten {
             self.remove_record(index);
         }
@@ -96,8 +99,12 @@ impl Server {
 
     /// Closes the sockets of ended connections: here when nothing is left in them, else where it
     /// may take its time.
-    pub(crate) fn retire_sockets(&mut self) {
-        while let Some((socket, uid)) = self.retiring.pop() {
+    pub(crate) fn retire_sockets(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(Retiring { socket, uid, is_at_end }) = self.retiring.pop() else { return };
+            if is_at_end {
+                continue;
+            }
             // From here on the peer can add nothing.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
             if !self.read_to_end(&socket, uid) {

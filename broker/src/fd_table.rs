@@ -222,8 +222,10 @@ impl FdTable {
     fn count(&mut self, uid: u32, change: impl FnOnce(&mut Closing)) {
         let closing = self.closing.entry(uid).or_default();
         change(closing);
-        let is_full =
-            closing.refused >= REFUSED_FDS_PER_UID || closing.arrived >= ARRIVED_CLOSINGS_PER_UID;
+        // Full until half of them are closed: else each close would wake everybody who waits for it.
+        let share = if closing.full_since.is_some() { 2 } else { 1 };
+        let is_full = closing.refused >= REFUSED_FDS_PER_UID / share
+            || closing.arrived >= ARRIVED_CLOSINGS_PER_UID / share;
         closing.full_since = is_full.then(|| closing.full_since.unwrap_or(self.now));
         if closing.refused == 0 && closing.arrived == 0 {
             self.closing.remove(&uid);

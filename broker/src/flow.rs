@@ -5,14 +5,14 @@
 use crate::connection::{Blocked, Connection, index};
 use crate::in_flight::InFlight;
 use crate::limits::{
-    EVENT_TURNS_PER_WAKE, EVENTS_PER_TURN, IN_FLIGHT_LOOKS_PER_SWEEP, IN_FLIGHT_SWEEP,
-    LEAST_UNREAD_BYTES, PENDING_REPLIES_BESIDE_PARKED,
+    EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, IN_FLIGHT_LOOKS_PER_SWEEP,
+    IN_FLIGHT_SWEEP, LEAST_UNREAD_BYTES, PENDING_REPLIES_BESIDE_PARKED, RESUMED_PER_SWEEP,
 };
 use crate::replies;
-use crate::server::{Server, watch};
+use crate::server::{Server, is_readable, watch};
 use crate::tokens::Source;
-use fdbroker_core::{ClientId, Now};
-use fdbroker_protocol::ErrorCode;
+use fdbroker_core::{ClientId, Input, Now};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 use fdbroker_scm::SendError;
 use slab::Slab;
 use std::os::fd::AsFd;
@@ -75,6 +75,13 @@ impl Server {
     pub(crate) fn may_read(&mut self, client: ClientId) -> bool {
         if self.has_room(client) {
             return true;
+        }
+        if let Some(connection) = self.connections.get_mut(index(client))
+            && connection.socket().is_some_and(|socket| !is_readable(socket))
+        {
+            // It has sent nothing since: most likely it is about to read its last answer, and then sends more.
+            connection.is_main_ready = false;
+            return false;
         }
         self.block(client, Blocked::Unread);
         self.settle_queues();
@@ -171,7 +178,7 @@ impl Server {
     pub(crate) fn await_in_flight(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
-            self.waiting_in_flight.push(client);
+            self.waiting_in_flight.push_back(client);
         }
         self.next_sweep.get_or_insert(after_sweep(self.now));
     }
@@ -233,26 +240,49 @@ impl Server {
         }
         self.next_sweep = None;
         self.refresh_in_flight();
-        let looks = IN_FLIGHT_LOOKS_PER_SWEEP.min(self.waiting_in_flight.len());
-        let waiting: Vec<ClientId> = self.waiting_in_flight.drain(..looks).collect();
+        let mut resumed = 0;
+        for _ in 0..IN_FLIGHT_LOOKS_PER_SWEEP.min(self.waiting_in_flight.len()) {
+            let Some(client) = self.waiting_in_flight.pop_front() else { break };
+            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
+            connection.is_in_flight_queued = false;
+            if connection.blocked != Some(Blocked::InFlight) {
+                continue;
+            }
+            self.retry(client);
+            let connection = self.connections.get(index(client));
+            match connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight)) {
+                true => self.await_in_flight(client),
+                false => resumed += 1,
+            }
+            if resumed == RESUMED_PER_SWEEP {
+                break;
+            }
+        }
         if !self.waiting_in_flight.is_empty() {
             self.next_sweep = Some(after_sweep(self.now));
         }
-        for client in waiting {
-            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
-            connection.is_in_flight_queued = false;
-            if connection.blocked == Some(Blocked::InFlight) {
-                self.retry(client);
-            }
-            let connection = self.connections.get(index(client));
-            if connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight)) {
-                self.await_in_flight(client);
-            }
+    }
+
+    /// Tells the core how many fds a grant may have, when that has changed: what could not be sent would have to be
+    /// given back item by item, and a whole message of them takes long when others wait for their turns.
+    pub(crate) fn tell_most_granted(&mut self) {
+        let in_turn = if self.ready.has_several() { GRANT_IN_TURN } else { MAX_BATCH };
+        let fds = self.in_flight.most_in_a_grant().min(in_turn);
+        if std::mem::replace(&mut self.most_granted, fds) != fds {
+            self.step(Input::MostGranted { fds });
         }
     }
 
     /// Answers hello, or keeps the answer until it can be sent.
     pub(crate) fn send_hello_reply(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let who = connection.who();
+        if !self.in_flight.has_room_for_hello(who) {
+            self.refresh_in_flight();
+            if !self.in_flight.has_room_for_hello(who) {
+                return self.block(client, Blocked::InFlight);
+            }
+        }
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.socket.as_ref() else { return };
         let Some(reply) = connection.hello_reply.take() else { return };
@@ -270,6 +300,8 @@ impl Server {
             Ok(()) => {
                 self.in_flight.add(connection.unread.fds, fds.len() as u64);
                 connection.unread.add(fds.len());
+                connection.is_hello_unread = true;
+                self.in_flight.add_hello(who);
             }
             Err(SendError::WouldBlock | SendError::TooManyRefs) => {
                 connection.hello_reply = Some(reply);
@@ -290,7 +322,7 @@ impl Server {
 
     /// Sends the events of each client that has some, one turn each.
     pub(crate) fn send_events(&mut self) {
-        for _ in 0..self.eventful.len().min(EVENT_TURNS_PER_WAKE) {
+        for _ in 0..self.eventful.len().min(EVENT_TURNS_PER_CHORE) {
             let Some(client) = self.eventful.pop_front() else { break };
             let Some(connection) = self.connections.get_mut(index(client)) else { continue };
             connection.is_event_queued = false;
@@ -367,9 +399,17 @@ pub(crate) fn forget_if_read(connection: &mut Connection, in_flight: &mut InFlig
         Some(_) => false,
     };
     if is_read {
-        in_flight.remove(std::mem::take(&mut connection.unread).fds);
+        forget_unread(connection, in_flight);
     }
     is_read
+}
+
+/// Nothing is unread any more.
+pub(crate) fn forget_unread(connection: &mut Connection, in_flight: &mut InFlight) {
+    in_flight.remove(std::mem::take(&mut connection.unread).fds);
+    if std::mem::take(&mut connection.is_hello_unread) {
+        in_flight.remove_hello(connection.who());
+    }
 }
 
 fn after_sweep(now: Now) -> Now {

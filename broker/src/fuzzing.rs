@@ -103,7 +103,7 @@ impl Daemon {
 /// # Panics
 /// When it cannot be written.
 pub fn saved(core: &Core) -> Vec<u8> {
-    let state = State { core: core.save(), ..State::default() };
+    let state = State { core: Some(core.save()), ..State::default() };
     postcard::to_allocvec(&state).expect("plain data")
 }
 
@@ -114,7 +114,7 @@ pub fn saved(core: &Core) -> Vec<u8> {
 pub fn restored(body: &[u8], config: &Config, now: Now) -> Option<Core> {
     let memfd = ledger::sealed(body).expect("a memfd");
     let state = ledger::read(memfd).ok()?;
-    Core::restore(config.clone(), state.core, now).ok()
+    Core::restore(config.clone(), state.core?, now).ok()
 }
 
 /// The name of a process's job, from the text of its `/proc/PID/cgroup`.

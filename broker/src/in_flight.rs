@@ -3,8 +3,13 @@
 //! of every socket fails. So each connection has a share of its own, and the rest is a pool. Must
 //! never let one client's use touch another's share.
 
+use crate::limits::UNREAD_HELLOS_PER_PROCESS;
+use crate::turns::Who;
+use fdbroker_protocol::MAX_BATCH;
+use std::collections::HashMap;
+
 /// See the module.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct InFlight {
     /// Fds each connection may always leave unread.
     share: u64,
@@ -12,6 +17,8 @@ pub struct InFlight {
     pool: u64,
     /// Of these, those that are.
     pool_used: u64,
+    /// Answers to hello that are unread, by process; no entry = none.
+    hellos: HashMap<Who, u32>,
 }
 
 /// Hello's answer carries two fds, and must always be possible.
@@ -23,12 +30,37 @@ impl InFlight {
     pub fn new(most: u64, connections: u32) -> Self {
         let connections = u64::from(connections.max(1));
         let share = (most / 2 / connections).max(LEAST_SHARE);
-        InFlight { share, pool: most.saturating_sub(share * connections), pool_used: 0 }
+        let pool = most.saturating_sub(share * connections);
+        InFlight { share, pool, pool_used: 0, hellos: HashMap::new() }
     }
 
     /// Fds that a connection with `unread` of them may be sent now.
     pub fn room(&self, unread: u64) -> u64 {
         self.share.saturating_sub(unread) + self.pool.saturating_sub(self.pool_used)
+    }
+
+    /// Fds that a grant to who has read all may have: a whole message's, or what is left.
+    pub fn most_in_a_grant(&self) -> usize {
+        usize::try_from(self.room(0)).unwrap_or(MAX_BATCH).min(MAX_BATCH)
+    }
+
+    /// Whether a process may be sent another answer to hello.
+    pub fn has_room_for_hello(&self, who: Who) -> bool {
+        self.hellos.get(&who).is_none_or(|unread| *unread < UNREAD_HELLOS_PER_PROCESS)
+    }
+
+    /// It was sent one.
+    pub fn add_hello(&mut self, who: Who) {
+        *self.hellos.entry(who).or_default() += 1;
+    }
+
+    /// It has read one.
+    pub fn remove_hello(&mut self, who: Who) {
+        let Some(unread) = self.hellos.get_mut(&who) else { return };
+        *unread -= 1;
+        if *unread == 0 {
+            self.hellos.remove(&who);
+        }
     }
 
     /// A connection that had `unread` was sent `fds` more.
@@ -68,7 +100,7 @@ mod tests {
             in_flight.add(0, now);
             sent += now;
         }
-        assert_eq!(in_flight.room(0), 6);
+        assert_eq!((in_flight.room(0), in_flight.most_in_a_grant()), (6, 6));
         assert!(sent + 6 <= 600, "{sent}");
     }
 
@@ -83,6 +115,21 @@ mod tests {
         assert!(in_flight.is_pool_unused());
         in_flight.add(0, 5);
         assert_eq!(in_flight.room(5), 1 + 300);
+    }
+
+    #[test]
+    fn hello_when_a_process_has_not_read_many_then_it_waits_and_another_does_not() {
+        let mut in_flight = InFlight::new(600, 50);
+        let (one, other) = (Who { uid: 1000, pid: 1 }, Who { uid: 1000, pid: 2 });
+        for _ in 0..UNREAD_HELLOS_PER_PROCESS {
+            assert!(in_flight.has_room_for_hello(one));
+            in_flight.add_hello(one);
+        }
+        assert!(!in_flight.has_room_for_hello(one) && in_flight.has_room_for_hello(other));
+        in_flight.remove_hello(one);
+        assert!(in_flight.has_room_for_hello(one));
+        (1..UNREAD_HELLOS_PER_PROCESS).for_each(|_| in_flight.remove_hello(one));
+        assert!(in_flight.hellos.is_empty());
     }
 
     #[test]

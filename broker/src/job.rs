@@ -1,7 +1,7 @@
 //! Which job a client is of: from the names of its cgroups, that launchers and container runtimes choose. Must never
 //! be taken for a boundary between users: a user may place its own processes, its domain's caps hold in any case.
 
-use crate::limits::CGROUP_FILE_BYTES;
+use crate::limits::{CGROUP_BYTES_AT_ONCE, CGROUP_FILE_BYTES};
 use fdbroker_core::JobKey;
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
@@ -13,9 +13,9 @@ pub fn of_process(pid: u32) -> Option<JobKey> {
         return None;
     }
     let file = std::fs::File::open(format!("/proc/{pid}/cgroup")).ok()?;
-    let mut text = String::new();
-    file.take(CGROUP_FILE_BYTES).read_to_string(&mut text).ok()?;
-    name(&text).map(key)
+    let mut bytes = Vec::with_capacity(CGROUP_BYTES_AT_ONCE);
+    file.take(CGROUP_FILE_BYTES).read_to_end(&mut bytes).ok()?;
+    name(std::str::from_utf8(&bytes).ok()?).map(key)
 }
 
 /// The same number for the same name, in every version of the broker: saved state goes by it.

@@ -1,39 +1,35 @@
 //! Where fds of kept allocations outlive a broker that is killed: the service manager's store, one by
 //! one, and beside them the keep book, a memfd that says what each is and is kept up in place. Must
-//! never block, nor keep an fd that the core has given up. A planned restart needs none of it.
+//! never block, nor keep an fd that the core has given up, nor store the same open file twice: systemd
+//! drops the second one without a word, whatever its name. A planned restart needs none of it.
 
 use crate::fd_table::FdTable;
 use crate::inherited::names;
+use crate::keep_book::{Book, Entry};
+use crate::kernel::{self, KernelFeatures};
 use crate::limits::MANAGER_PATIENCE;
 use crate::notify::{Manager, StoreError};
-use fdbroker_core::{Deposit, DomainKey, Kept, Lane};
-use fdbroker_protocol::{AllocationId, MemoryKind, Share};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use serde::{Deserialize, Serialize};
-use siphasher::sip::SipHasher13;
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::hash::Hasher;
-use std::io;
+use fdbroker_core::Kept;
+use fdbroker_protocol::AllocationId;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Bytes of one entry of the book: length, checksum, and a [`Saved`] of at most 130 bytes.
-const RECORD_BYTES: usize = 256;
-/// Before the data of an entry: length (0 = none) and checksum.
-const RECORD_HEAD_BYTES: usize = 12;
-/// First entry of the book; another format of it is another magic.
-const MAGIC: [u8; 8] = *b"FDBKEEP1";
-
-/// The fds stored outside this process, by slot. Without a service manager there are none: kept
-/// allocations then outlive their owner, not the broker.
-#[derive(Debug, Default)]
+/// The fds stored outside this process. Without a service manager there are none: kept allocations
+/// then outlive their owner, not the broker.
+#[derive(Debug)]
 pub struct KeepStore {
     manager: Manager,
+    features: KernelFeatures,
     /// `None`: there is no store.
     book: Option<Book>,
+    /// By slot.
     stored: BTreeMap<u32, Stored>,
+    /// By whose name they are stored under.
+    files: BTreeMap<AllocationId, StoredFile>,
+    /// The files of one inode number: those that a new fd is compared with. Most have one of their own;
+    /// fds of a GPU driver's device share one, and then there are as many as may be kept.
+    by_inode: HashMap<u64, Vec<AllocationId>>,
     /// What the service manager had no room for. Bounded: one for each allocation that may be kept,
     /// and one for each that was and is in the store still.
     pending: VecDeque<Pending>,
@@ -41,13 +37,24 @@ pub struct KeepStore {
 
 #[derive(Debug)]
 struct Stored {
-    name: String,
+    file: AllocationId,
     record: u64,
+}
+
+/// One open file in the store, for all allocations whose fds are duplicates of each other (ranges of one
+/// memfd).
+#[derive(Debug)]
+struct StoredFile {
+    inode: u64,
+    /// Entries of the book that name it; at 0 it leaves the store.
+    users: usize,
+    /// Of these, those that are this broker's: any of their fds is the file.
+    slots: Vec<u32>,
 }
 
 #[derive(Debug)]
 enum Pending {
-    Store { slot: u32, name: String },
+    Store { file: AllocationId },
     Remove { name: String },
 }
 
@@ -59,7 +66,7 @@ pub struct Found {
     /// Its fd, from the store.
     pub fd: OwnedFd,
     record: u64,
-    name: String,
+    file: AllocationId,
 }
 
 impl KeepStore {
@@ -67,16 +74,17 @@ impl KeepStore {
     /// is known of leaves the store, and comes back second, to be closed.
     pub fn open(
         manager: Manager,
+        features: KernelFeatures,
         book: Option<OwnedFd>,
         fds: Vec<(String, OwnedFd)>,
     ) -> (Self, Vec<Found>, Vec<OwnedFd>) {
-        let mut this = KeepStore { manager, ..Self::default() };
+        let mut this = Self::new(manager, features);
         if !this.manager.has_store() {
             return (this, Vec::new(), fds.into_iter().map(|(_, fd)| fd).collect());
         }
         let former = book.and_then(Book::adopt);
         let is_new = former.is_none();
-        this.book = match former.map_or_else(Book::create, Ok) {
+        let mut book = match former.map_or_else(Book::create, Ok) {
             Ok(book) => Some(book),
             Err(error) => {
                 log::error!("kept allocations will not outlive a crash: {error}");
@@ -85,23 +93,18 @@ impl KeepStore {
         };
         let mut fds: BTreeMap<String, OwnedFd> = fds.into_iter().collect();
         let mut found = Vec::new();
-        if let Some(book) = &mut this.book {
+        if let Some(book) = &mut book {
             if is_new {
                 // One that was refused must not come back.
                 let _ = this.manager.remove(names::KEEP_BOOK, MANAGER_PATIENCE);
-                let fd = book.file.as_fd();
+                let fd = book.as_fd();
                 if let Err(error) = this.manager.store(names::KEEP_BOOK, fd, MANAGER_PATIENCE) {
                     log::error!("kept allocations will not outlive a crash: {error}");
                 }
             }
-            for (record, kept) in book.read() {
-                let name = name_of(kept.id);
-                match fds.remove(&name) {
-                    Some(fd) => found.push(Found { kept, fd, record, name }),
-                    None => book.clear(record),
-                }
-            }
+            found = this.find(book, &mut fds);
         }
+        this.book = book;
         let unknown = fds.into_iter();
         let unknown = unknown.map(|(name, fd)| {
             this.pending.push_back(Pending::Remove { name });
@@ -111,10 +114,62 @@ impl KeepStore {
         (this, found, unknown)
     }
 
+    fn new(manager: Manager, features: KernelFeatures) -> Self {
+        KeepStore {
+            manager,
+            features,
+            book: None,
+            stored: BTreeMap::new(),
+            files: BTreeMap::new(),
+            by_inode: HashMap::new(),
+            pending: VecDeque::new(),
+        }
+    }
+
+    /// What the book names and the store has: out of `fds`, with one fd for each entry.
+    fn find(&mut self, book: &mut Book, fds: &mut BTreeMap<String, OwnedFd>) -> Vec<Found> {
+        let mut by_file: BTreeMap<AllocationId, Vec<(u64, Kept)>> = BTreeMap::new();
+        for (record, Entry { kept, file }) in book.read() {
+            by_file.entry(file).or_default().push((record, kept));
+        }
+        let mut found = Vec::new();
+        for (file, entries) in by_file {
+            let Some(fd) = fds.remove(&name_of(file)) else {
+                entries.iter().for_each(|(record, _)| book.clear(*record));
+                continue;
+            };
+            let inode = kernel::stat(fd.as_fd()).map_or(0, |stat| stat.inode);
+            self.add_file(file, inode, entries.len());
+            let mut original = Some(fd);
+            for (left, (record, kept)) in (0..entries.len()).rev().zip(entries) {
+                // The last one has the fd itself.
+                let fd = match (left, &original) {
+                    (1.., Some(fd)) => fd.try_clone(),
+                    _ => Ok(original.take().expect("it is taken once")),
+                };
+                match fd {
+                    Ok(fd) => found.push(Found { kept, fd, record, file }),
+                    Err(error) => {
+                        log::error!("kept allocation {} is lost: {error}", kept.id);
+                        book.clear(record);
+                        self.drop_user(file, None);
+                    }
+                }
+            }
+        }
+        found
+    }
+
     /// What was found is this broker's from now on: it is in the store already.
     pub fn adopt(&mut self, found: &Found) {
-        let stored = Stored { name: found.name.clone(), record: found.record };
-        self.stored.insert(found.kept.id.slot, stored);
+        let Found { kept, record, file, .. } = *found;
+        let slot = kept.id.slot;
+        if let Some(stored) = self.files.get_mut(&file) {
+            stored.slots.push(slot);
+        }
+        if let Some(double) = self.stored.insert(slot, Stored { file, record }) {
+            self.leave(slot, &double);
+        }
     }
 
     /// What was found is of no use: it leaves the store.
@@ -122,7 +177,7 @@ impl KeepStore {
         if let Some(book) = &mut self.book {
             book.clear(found.record);
         }
-        self.pending.push_back(Pending::Remove { name: found.name.clone() });
+        self.drop_user(found.file, None);
     }
 
     /// Whether the fd of `slot` is stored, or on its way there.
@@ -131,9 +186,13 @@ impl KeepStore {
     }
 
     /// Stores a duplicate of the fd of a slot, with what to remember of it.
-    pub fn keep(&mut self, slot: u32, kept: &Kept, fd: BorrowedFd<'_>) {
+    pub fn keep(&mut self, slot: u32, kept: &Kept, fds: &FdTable) {
+        let Some(fd) = fds.held(slot) else { return };
+        let inode = fds.inode(slot);
+        let known = self.same_file(fd, inode, fds);
+        let file = known.unwrap_or(kept.id);
         let Some(book) = &mut self.book else { return };
-        let record = match book.write(kept) {
+        let record = match book.write(&Entry { kept: *kept, file }) {
             Ok(record) => record,
             Err(error) => {
                 return log::error!(
@@ -142,44 +201,98 @@ impl KeepStore {
                 );
             }
         };
-        let name = name_of(kept.id);
-        self.stored.insert(slot, Stored { name: name.clone(), record });
-        // In their order: a removal before it may be of the same name.
-        match self.pending.is_empty() {
-            true => self.store(slot, name, fd),
-            false => self.pending.push_back(Pending::Store { slot, name }),
+        self.stored.insert(slot, Stored { file, record });
+        if known.is_none() {
+            self.add_file(file, inode, 0);
+        }
+        if let Some(stored) = self.files.get_mut(&file) {
+            stored.users += 1;
+            stored.slots.push(slot);
+        }
+        // In their order: a removal before it may be of the same open file.
+        match (known, self.pending.is_empty()) {
+            (Some(_), _) => {}
+            (None, true) => self.store(file, fd),
+            (None, false) => self.pending.push_back(Pending::Store { file }),
         }
     }
 
-    fn store(&mut self, slot: u32, name: String, fd: BorrowedFd<'_>) {
+    /// The stored file that `fd` is a duplicate of. Where neither the kernel nor kcmp(2) says so there is
+    /// none.
+    fn same_file(&self, fd: BorrowedFd<'_>, inode: u64, fds: &FdTable) -> Option<AllocationId> {
+        let is_it = |file: &&AllocationId| {
+            let stored = self.fd_of(**file, fds);
+            stored.and_then(|stored| kernel::is_same_file(fd, stored, self.features)) == Some(true)
+        };
+        self.by_inode.get(&inode)?.iter().find(is_it).copied()
+    }
+
+    /// A stored file, by an fd of one of its slots.
+    fn fd_of<'a>(&self, file: AllocationId, fds: &'a FdTable) -> Option<BorrowedFd<'a>> {
+        self.files.get(&file)?.slots.iter().find_map(|slot| fds.held(*slot))
+    }
+
+    fn add_file(&mut self, file: AllocationId, inode: u64, users: usize) {
+        self.files.insert(file, StoredFile { inode, users, slots: Vec::new() });
+        self.by_inode.entry(inode).or_default().push(file);
+    }
+
+    fn store(&mut self, file: AllocationId, fd: BorrowedFd<'_>) {
+        let name = name_of(file);
         match self.manager.store(&name, fd, Duration::ZERO) {
             Ok(()) => {}
-            Err(StoreError::Busy) => self.pending.push_front(Pending::Store { slot, name }),
+            Err(StoreError::Busy) => self.pending.push_front(Pending::Store { file }),
             Err(error) => log::error!("`{name}` will not outlive a crash: {error}"),
         }
     }
 
     /// Forgets the fd of a slot, if it is stored: its allocation has ended.
     pub fn unkeep(&mut self, slot: u32) {
-        let Some(Stored { name, record }) = self.stored.remove(&slot) else { return };
-        if let Some(book) = &mut self.book {
-            book.clear(record);
+        if let Some(stored) = self.stored.remove(&slot) {
+            self.leave(slot, &stored);
         }
-        let is_it = |one: &Pending| matches!(one, Pending::Store { name: its, .. } if *its == name);
+    }
+
+    fn leave(&mut self, slot: u32, stored: &Stored) {
+        if let Some(book) = &mut self.book {
+            book.clear(stored.record);
+        }
+        self.drop_user(stored.file, Some(slot));
+    }
+
+    /// One user of a file less: `slot`, or one that was only found. With the last one it leaves the store.
+    fn drop_user(&mut self, file: AllocationId, slot: Option<u32>) {
+        let Some(stored) = self.files.get_mut(&file) else { return };
+        stored.users -= 1;
+        if let Some(place) = stored.slots.iter().position(|its| Some(*its) == slot) {
+            stored.slots.swap_remove(place);
+        }
+        if stored.users > 0 {
+            return;
+        }
+        if let Some(StoredFile { inode, .. }) = self.files.remove(&file)
+            && let Some(all) = self.by_inode.get_mut(&inode)
+        {
+            all.retain(|other| *other != file);
+            if all.is_empty() {
+                self.by_inode.remove(&inode);
+            }
+        }
+        let is_it = |one: &Pending| matches!(one, Pending::Store { file: its } if *its == file);
         match self.pending.iter().position(is_it) {
             Some(place) => drop(self.pending.remove(place)),
-            None => self.pending.push_back(Pending::Remove { name }),
+            None => self.pending.push_back(Pending::Remove { name: name_of(file) }),
         }
     }
 
     /// Tries again what the service manager had no room for. `true`: some of it is left.
     pub fn flush(&mut self, fds: &FdTable) -> bool {
-        let before = self.pending.len();
         while let Some(next) = self.pending.pop_front() {
+            let left = self.pending.len();
             match next {
-                Pending::Store { slot, name } => {
-                    if let Some(fd) = fds.held(slot) {
-                        self.store(slot, name, fd);
+                Pending::Store { file } => {
+                    if let Some(fd) = self.fd_of(file, fds) {
+                        self.store(file, fd);
                     }
                 }
                 Pending::Remove { name } => match self.manager.remove(&name, Duration::ZERO) {
@@ -190,7 +303,8 @@ impl KeepStore {
                     Err(error) => log::error!("the store keeps `{name}`: {error}"),
                 },
             }
-            if self.pending.len() >= before {
+            // It was put back: no other goes before it.
+            if self.pending.len() > left {
                 break;
             }
         }
@@ -203,222 +317,145 @@ fn name_of(id: AllocationId) -> String {
     format!("{}{}.{}", names::KEPT_PREFIX, id.slot, id.generation)
 }
 
-/// The memfd, shared with the service manager's store.
-#[derive(Debug)]
-struct Book {
-    file: File,
-    /// Entries that are free, lowest last, below `length`.
-    free: Vec<u64>,
-    length: u64,
-}
-
-impl Book {
-    fn create() -> io::Result<Self> {
-        let file = File::from(memfd_create("fdbroker-keep-book", MFdFlags::MFD_CLOEXEC)?);
-        let mut head = [0; RECORD_BYTES];
-        head[..8].copy_from_slice(&MAGIC);
-        file.write_all_at(&head, 0)?;
-        Ok(Book { file, free: Vec::new(), length: 1 })
-    }
-
-    /// One that another process has kept, if it is one.
-    fn adopt(fd: OwnedFd) -> Option<Self> {
-        let file = File::from(fd);
-        let bytes = file.metadata().ok()?.len();
-        let mut magic = [0; 8];
-        file.read_exact_at(&mut magic, 0).ok()?;
-        let length = bytes / RECORD_BYTES as u64;
-        (magic == MAGIC).then_some(Book { file, free: Vec::new(), length })
-    }
-
-    /// Every entry; those that are none, or damaged, become free.
-    fn read(&mut self) -> Vec<(u64, Kept)> {
-        let mut found = Vec::new();
-        self.free.clear();
-        for record in (1..self.length).rev() {
-            let mut bytes = [0; RECORD_BYTES];
-            let read = self.file.read_exact_at(&mut bytes, record * RECORD_BYTES as u64);
-            match read.ok().and_then(|()| decode(&bytes)) {
-                Some(kept) => found.push((record, kept)),
-                None => self.free.push(record),
-            }
-        }
-        found
-    }
-
-    fn write(&mut self, kept: &Kept) -> io::Result<u64> {
-        let record = self.free.last().copied().unwrap_or(self.length);
-        self.file.write_all_at(&encode(kept)?, record * RECORD_BYTES as u64)?;
-        match self.free.pop() {
-            Some(_) => {}
-            None => self.length += 1,
-        }
-        Ok(record)
-    }
-
-    fn clear(&mut self, record: u64) {
-        match self.file.write_all_at(&[0; RECORD_BYTES], record * RECORD_BYTES as u64) {
-            Ok(()) => self.free.push(record),
-            // Its fd leaves the store, so it counts for nothing.
-            Err(error) => log::error!("an entry of the keep book stays: {error}"),
-        }
-    }
-}
-
-fn encode(kept: &Kept) -> io::Result<[u8; RECORD_BYTES]> {
-    let mut bytes = [0; RECORD_BYTES];
-    let body = postcard::to_slice(&Saved::from(kept), &mut bytes[RECORD_HEAD_BYTES..]);
-    let body = body.map_err(io::Error::other)?;
-    let (length, sum) = (body.len() as u32, checksum(body));
-    bytes[..4].copy_from_slice(&length.to_le_bytes());
-    bytes[4..RECORD_HEAD_BYTES].copy_from_slice(&sum.to_le_bytes());
-    Ok(bytes)
-}
-
-fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Kept> {
-    let (head, rest) = bytes.split_at(RECORD_HEAD_BYTES);
-    let length = u32::from_le_bytes(head[..4].try_into().ok()?) as usize;
-    let sum = u64::from_le_bytes(head[4..].try_into().ok()?);
-    let body = rest.get(..length).filter(|body| !body.is_empty() && checksum(body) == sum)?;
-    postcard::from_bytes::<Saved>(body).ok()?.to_kept()
-}
-
-fn checksum(bytes: &[u8]) -> u64 {
-    let mut hasher = SipHasher13::new();
-    hasher.write(bytes);
-    hasher.finish()
-}
-
-/// A [`Kept`] as it is written.
-#[derive(Serialize, Deserialize)]
-struct Saved {
-    slot: u32,
-    generation: u32,
-    listener: u32,
-    uid: u32,
-    gid: u32,
-    kind: u8,
-    share: u8,
-    recallable: bool,
-    device: u32,
-    size_bytes: u64,
-    fd_offset: u64,
-    owner_allocation_id: u64,
-    base: u64,
-    driver_data: Vec<u8>,
-}
-
-impl From<&Kept> for Saved {
-    fn from(kept: &Kept) -> Self {
-        let Kept { id, domain, gid, deposit } = kept;
-        let data = deposit.driver_data.as_ref();
-        Saved {
-            slot: id.slot,
-            generation: id.generation,
-            listener: domain.listener,
-            uid: domain.uid,
-            gid: *gid,
-            kind: deposit.kind as u8,
-            share: deposit.share as u8,
-            recallable: deposit.recallable,
-            device: deposit.device,
-            size_bytes: deposit.size_bytes,
-            fd_offset: deposit.fd_offset,
-            owner_allocation_id: deposit.owner_allocation_id,
-            base: deposit.base,
-            driver_data: data.map_or(Vec::new(), |(length, it)| it[..usize::from(*length)].into()),
-        }
-    }
-}
-
-impl Saved {
-    fn to_kept(&self) -> Option<Kept> {
-        let driver_data = match self.driver_data.len() {
-            0 => None,
-            length => {
-                let mut data = [0; fdbroker_protocol::limits::DRIVER_DATA_BYTES];
-                data.get_mut(..length)?.copy_from_slice(&self.driver_data);
-                Some((u8::try_from(length).ok()?, data))
-            }
-        };
-        Some(Kept {
-            id: AllocationId { slot: self.slot, generation: self.generation },
-            domain: DomainKey { listener: self.listener, uid: self.uid },
-            gid: self.gid,
-            deposit: Deposit {
-                checked: Ok(()),
-                lane: Lane::Accepted,
-                kind: MemoryKind::from_number(self.kind)?,
-                share: Share::from_number(self.share)?,
-                recallable: self.recallable,
-                keep: true,
-                device: self.device,
-                size_bytes: self.size_bytes,
-                fd_offset: self.fd_offset,
-                owner_allocation_id: self.owner_allocation_id,
-                base: self.base,
-                driver_data,
-            },
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::closers::Closers;
+    use fdbroker_core::{Deposit, DomainKey, Lane};
+    use fdbroker_protocol::{MemoryKind, Share};
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::Arc;
 
-    fn kept(slot: u32, data: usize) -> Kept {
-        Saved {
-            slot,
-            generation: u32::MAX,
-            listener: 15,
-            uid: u32::MAX - 2,
-            gid: u32::MAX - 2,
-            kind: MemoryKind::Memfd as u8,
-            share: Share::Any as u8,
-            recallable: true,
-            device: u32::MAX,
-            size_bytes: u64::MAX,
-            fd_offset: u64::MAX,
-            owner_allocation_id: u64::MAX,
-            base: u64::MAX,
-            driver_data: vec![7; data],
+    /// A store with room for one message at a time: what is read here makes room.
+    fn full_manager() -> (Manager, UnixDatagram) {
+        let (manager, its) = Manager::pair();
+        while manager.remove("x", Duration::ZERO).is_ok() {}
+        (manager, its)
+    }
+
+    #[test]
+    fn flush_when_there_is_room_for_one_message_then_it_goes_and_the_rest_waits_without_a_spin() {
+        let (manager, its) = full_manager();
+        let names = ["k1.1", "k2.1", "k3.1"].map(str::to_owned);
+        let pending = names.map(|name| Pending::Remove { name }).into();
+        let mut store = KeepStore::new(manager, KernelFeatures::ALL);
+        store.pending = pending;
+        let fds = no_fds();
+        its.recv(&mut [0; 256]).unwrap();
+        let (done, end) = std::sync::mpsc::channel();
+        let is_left = std::thread::scope(|scope| {
+            scope.spawn(|| done.send(store.flush(&fds)));
+            let is_left = end.recv_timeout(Duration::from_secs(20));
+            // One that spins ends with the socket that it sends to.
+            drop(its);
+            is_left
+        });
+        assert_eq!(is_left, Ok(true));
+        assert_eq!(store.pending.len(), 2);
+    }
+
+    fn memfd() -> OwnedFd {
+        memfd_create("test", MFdFlags::MFD_CLOEXEC).unwrap()
+    }
+
+    fn kept(slot: u32) -> Kept {
+        let deposit = Deposit {
+            checked: Ok(()),
+            lane: Lane::Accepted,
+            kind: MemoryKind::Memfd,
+            share: Share::Uid,
+            recallable: false,
+            keep: true,
+            device: 0,
+            size_bytes: 4096,
+            fd_offset: 0,
+            owner_allocation_id: 0,
+            base: 0,
+            driver_data: None,
+        };
+        let domain = DomainKey { listener: 0, uid: 0 };
+        Kept { id: AllocationId { slot, generation: 7 }, domain, gid: 0, deposit }
+    }
+
+    /// What has been said of the store since, each by verb and name.
+    fn said(its: &UnixDatagram) -> Vec<String> {
+        its.set_nonblocking(true).unwrap();
+        let mut bytes = [0; 256];
+        let next = || its.recv(&mut bytes).ok().map(|length| bytes[..length].to_vec());
+        let text = std::iter::from_fn(next).map(|said| String::from_utf8(said).unwrap());
+        let short = |text: String| {
+            let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap();
+            format!("{}{name}", if text.contains("REMOVE") { "-" } else { "+" })
+        };
+        text.map(short).collect()
+    }
+
+    /// A store, and slots whose fds are given.
+    fn store_of(fds: Vec<OwnedFd>) -> (KeepStore, FdTable, UnixDatagram) {
+        let (manager, its) = Manager::pair();
+        let (store, ..) = KeepStore::open(manager, KernelFeatures::ALL, None, Vec::new());
+        assert_eq!(said(&its), ["-book", "+book"]);
+        let mut table = no_fds();
+        for (slot, fd) in (0..).zip(fds) {
+            assert!(table.put(slot, MemoryKind::Memfd, Some(fd)).is_none());
         }
-        .to_kept()
-        .unwrap()
+        (store, table, its)
     }
 
     #[test]
-    fn book_when_read_again_then_what_was_written_and_not_cleared() {
-        let mut book = Book::create().unwrap();
-        let records: Vec<u64> = (0..5).map(|n| book.write(&kept(n, 64)).unwrap()).collect();
-        book.clear(records[1]);
-        book.clear(records[3]);
-        let again = book.write(&kept(9, 0)).unwrap();
-        assert!(again == records[1] || again == records[3], "free entries are used again");
-        let mut book = Book::adopt(book.file.try_clone().unwrap().into()).unwrap();
-        let mut slots: Vec<u32> = book.read().iter().map(|(_, kept)| kept.id.slot).collect();
-        slots.sort_unstable();
-        assert_eq!(slots, [0, 2, 4, 9]);
-        assert_eq!(book.free.len(), 1);
-        assert_eq!(book.read()[3].1, kept(0, 64));
+    fn keep_when_fds_are_duplicates_then_stored_once_and_removed_with_the_last() {
+        let fd = memfd();
+        let (mut store, table, its) = store_of(vec![fd.try_clone().unwrap(), memfd(), fd]);
+        (0..3).for_each(|slot| store.keep(slot, &kept(slot), &table));
+        assert_eq!(said(&its), ["+k0.7", "+k1.7"]);
+        store.unkeep(0);
+        assert!(!store.flush(&table) && said(&its).is_empty());
+        store.keep(0, &kept(0), &table);
+        assert_eq!(said(&its), [""; 0], "by the name that it has");
+        store.unkeep(2);
+        store.unkeep(1);
+        store.unkeep(0);
+        assert!(!store.flush(&table));
+        assert_eq!(said(&its), ["-k1.7", "-k0.7"]);
+        assert!(store.files.is_empty() && store.by_inode.is_empty());
+        store.keep(2, &kept(2), &table);
+        assert_eq!(said(&its), ["+k2.7"], "nothing is known of the former one");
     }
 
     #[test]
-    fn decode_when_any_byte_is_changed_then_none() {
-        let good = encode(&kept(3, 64)).unwrap();
-        let used = RECORD_HEAD_BYTES + u32::from_le_bytes(good[..4].try_into().unwrap()) as usize;
-        for index in 0..used {
-            let mut bad = good;
-            bad[index] ^= 1;
-            assert!(decode(&bad).is_none(), "byte {index}");
-        }
-        assert_eq!(decode(&good), Some(kept(3, 64)));
+    fn keep_when_an_inode_is_opened_twice_then_two_files_are_stored() {
+        let fd = memfd();
+        let again = std::fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        let (mut store, table, its) = store_of(vec![fd, again.into()]);
+        (0..2).for_each(|slot| store.keep(slot, &kept(slot), &table));
+        assert_eq!(said(&its), ["+k0.7", "+k1.7"]);
     }
 
     #[test]
-    fn adopt_when_it_is_no_book_then_none() {
-        let other = memfd_create("test", MFdFlags::MFD_CLOEXEC).unwrap();
-        assert!(Book::adopt(other).is_none());
+    fn open_when_several_have_one_file_then_each_has_an_fd_and_the_last_given_up_removes_it() {
+        let fd = memfd();
+        let (mut store, table, _its) = store_of(vec![fd.try_clone().unwrap(), fd]);
+        (0..2).for_each(|slot| store.keep(slot, &kept(slot), &table));
+        let book = store.book.take().unwrap().as_fd().try_clone_to_owned().unwrap();
+        let stored = table.held(0).unwrap().try_clone_to_owned().unwrap();
+        let stored = vec![("k0.7".to_owned(), stored), ("k9.9".to_owned(), memfd())];
+        let (manager, its) = Manager::pair();
+        let (mut store, found, unknown) =
+            KeepStore::open(manager, KernelFeatures::ALL, Some(book), stored);
+        assert_eq!((found.len(), unknown.len()), (2, 1));
+        store.adopt(&found[0]);
+        store.give_up(&found[1]);
+        store.flush(&table);
+        assert_eq!(said(&its), ["-k9.9"]);
+        store.unkeep(found[0].kept.id.slot);
+        store.flush(&table);
+        assert_eq!(said(&its), ["-k0.7"]);
+    }
+
+    fn no_fds() -> FdTable {
+        let closers = Closers::start(Arc::new(drop), Arc::new(|| {})).unwrap();
+        FdTable::new(16, closers)
     }
 }

@@ -30,6 +30,7 @@ pub mod fuzzing;
 mod in_flight;
 mod inherited;
 mod job;
+mod keep_book;
 mod keep_store;
 mod log;
 mod notify;

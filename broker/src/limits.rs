@@ -7,32 +7,40 @@ use std::time::Duration;
 /// What a message costs before its first item, in items and fds (each some 0.5 us).
 pub const WORK_PER_MESSAGE: usize = 4;
 
-/// Work of one client's turn, in items and fds, before the next client has its turn: 8 single
-/// grants (some 30 us), or one message of more, whatever its size.
-pub const WORK_PER_TURN: usize = 8 * (WORK_PER_MESSAGE + 1);
-
-/// Work of one wake, before it is looked who has become ready meanwhile: those go first. Looking
-/// costs 1 us.
-pub const WORK_PER_WAKE: usize = 2 * WORK_PER_TURN;
+/// Work of one client's turn, in items and fds, before it is looked who has become ready meanwhile:
+/// 2 single grants (some 10 us), or one message of more, whatever its size. Those go first, so this
+/// is what a client that waits for its answer waits for others. Looking costs 1 us.
+pub const WORK_PER_TURN: usize = 2 * (WORK_PER_MESSAGE + 1);
 
 /// Turns of clients that have just become ready, before one that has work left has its turn.
 pub const FRESH_IN_A_ROW: usize = 16;
 
 /// Event messages sent to one client per turn, so that a turn is short.
-pub const EVENTS_PER_TURN: usize = 4;
+pub const EVENTS_PER_TURN: usize = 2;
 
-/// Clients that are sent events per wake, for the same reason.
-pub const EVENT_TURNS_PER_WAKE: usize = 4;
+/// Clients that are sent events in a chore, for the same reason.
+pub const EVENT_TURNS_PER_CHORE: usize = 2;
 
 /// Readiness events taken from the kernel per wake; the rest comes with the next wake.
 pub const READINESS_PER_WAKE: usize = 256;
 
-/// Connections accepted per wake, so that a storm of them does not stall the served ones: each costs
-/// some 15 us.
-pub const ACCEPTS_PER_WAKE: usize = 4;
+/// Connections of one listener accepted in a chore, so that a storm of them does not stall the served
+/// ones: each costs some 40 us.
+pub const ACCEPTS_PER_CHORE: usize = 1;
 
-/// Fds closed by the closers that are noted per wake, each a step of the core (some 0.5 us).
-pub const REPORTS_PER_WAKE: usize = 64;
+/// Connections without a hello whose time is looked at in a wake: ending one takes some 10 us, and thousands may have
+/// come at once.
+pub const EXPIRIES_PER_WAKE: usize = 2;
+
+/// Sockets of ended connections closed in a chore, each some 10 us.
+pub const SOCKETS_PER_CHORE: usize = 2;
+
+/// Fds that a grant may have while other clients wait for their turns, some 15 us: the rest is asked
+/// for again. Who is alone is granted a whole message.
+pub const GRANT_IN_TURN: usize = 32;
+
+/// Fds closed by the closers that are noted in a chore, each a step of the core (some 0.5 us).
+pub const REPORTS_PER_CHORE: usize = 16;
 
 /// Pause after accept(2) found no room (EMFILE, ENFILE, ENOMEM): the connection stays queued and
 /// the socket readable, so trying at once would spin.
@@ -65,11 +73,19 @@ pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 /// threads' replies.
 pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 
+/// Answers to hello that one process may leave unread before the next one waits: each has a socket in it, and
+/// while sockets are in flight the kernel's collector walks over all of them at every close of any socket, holding up
+/// every message with fds (net/unix/garbage.c). The library reads at once.
+pub const UNREAD_HELLOS_PER_PROCESS: u32 = 8;
+
 /// Fds a client may leave unread before its next one waits: one full message.
 pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = 253;
 
 /// Clients looked at in one such sweep, each some 0.5 us; the others with the next ones.
-pub const IN_FLIGHT_LOOKS_PER_SWEEP: usize = 64;
+pub const IN_FLIGHT_LOOKS_PER_SWEEP: usize = 16;
+
+/// Clients of those that go on in one sweep: each is sent what it waits for, a message of 253 fds maybe.
+pub const RESUMED_PER_SWEEP: usize = 2;
 
 /// Fewer bytes than this in a socket (SIOCOUTQ) are no message: the kernel counts a message with its
 /// own bookkeeping, at least 256 bytes of it, and tells that it has been read while a last byte of
@@ -100,6 +116,10 @@ pub const MIN_CORE_FDS: u64 = fdbroker_core::limits::TABLE_RESERVE + 64;
 /// of one uid. At this number the uid's messages wait until they are closed: long enough for
 /// mistakes, short against a whole message.
 pub const REFUSED_FDS_PER_UID: u32 = 64;
+
+/// Refused fds of one register message that are looked at, each some 5 us; what comes behind them says
+/// AGAIN. Mistakes are told a few at a time.
+pub const REFUSED_LOOKS_PER_MESSAGE: usize = 4;
 
 /// Fds of one uid that came with messages, were not kept and are not closed yet; at this number its
 /// messages wait until some are. One full message.
@@ -150,6 +170,9 @@ pub const MAX_CARRIERS: usize = 32;
 
 /// Most of /proc/PID/cgroup that is read: 13 hierarchies (v1) of paths of PATH_MAX are less.
 pub const CGROUP_FILE_BYTES: u64 = 64 * 1024;
+
+/// Room for the first read of it: nearly all are shorter, and each read(2) costs some microseconds.
+pub const CGROUP_BYTES_AT_ONCE: usize = 4096;
 
 /// Stack of the helper threads: they call close(2) or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;

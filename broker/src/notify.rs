@@ -18,6 +18,8 @@ pub struct Manager {
     socket: Option<OwnedFd>,
     has_store: bool,
     watchdog: Option<Duration>,
+    /// What it had no room for and must hear, in its order: a reload, and being ready.
+    owed: Vec<Vec<u8>>,
 }
 
 /// What a store could not be given.
@@ -52,7 +54,14 @@ impl Manager {
             Some(most) => most.trim().parse::<u32>().is_ok_and(|most| most > 0),
             None => main_pid.is_some(),
         };
-        Manager { socket, has_store, watchdog: sd_notify::watchdog_enabled() }
+        Manager { socket, has_store, watchdog: sd_notify::watchdog_enabled(), owed: Vec::new() }
+    }
+
+    /// One with a store, and the socket that it reads.
+    #[cfg(test)]
+    pub(crate) fn pair() -> (Self, std::os::unix::net::UnixDatagram) {
+        let (its, ours) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
+        (Manager { socket: Some(ours.into()), has_store: true, ..Manager::default() }, its)
     }
 
     /// A second way to say things to it.
@@ -61,7 +70,7 @@ impl Manager {
     /// When there is no fd for it.
     pub fn another(&self) -> std::io::Result<Self> {
         let socket = self.socket.as_ref().map(OwnedFd::try_clone).transpose()?;
-        Ok(Manager { socket, has_store: self.has_store, watchdog: None })
+        Ok(Manager { socket, has_store: self.has_store, ..Manager::default() })
     }
 
     /// Whether fds can be given to it, to be handed to the next start.
@@ -74,15 +83,36 @@ impl Manager {
         self.watchdog.map(|most| most / 2)
     }
 
-    /// Clients are served; `status` is one line for people.
-    pub fn say_ready(&self, status: &str) {
-        self.say(&[NotifyState::Ready, NotifyState::Status(status)]);
+    /// Clients are served; `status` is one line for people. The service manager ends a service whose
+    /// start or reload is not said to be over, so what it has no room for is [said later](Self::say_again).
+    pub fn say_ready(&mut self, status: &str) {
+        self.say_surely(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 
     /// The configuration is being read again; [`say_ready`](Self::say_ready) ends it.
-    pub fn say_reloading(&self) {
+    pub fn say_reloading(&mut self) {
+        // What was owed is of a start or a reload before: this one ends them, too.
+        self.owed.clear();
         let now = NotifyState::MonotonicUsec(kernel::monotonic_us().into());
-        self.say(&[NotifyState::Reloading, now]);
+        self.say_surely(&[NotifyState::Reloading, now]);
+    }
+
+    fn say_surely(&mut self, states: &[NotifyState<'_>]) {
+        self.owed.push(message(states));
+        self.say_again();
+    }
+
+    /// Says what the service manager had no room for. `true`: some of it is left.
+    pub fn say_again(&mut self) -> bool {
+        while let Some(first) = self.owed.first() {
+            match self.send(first, &[], Duration::ZERO) {
+                Ok(()) => {}
+                Err(StoreError::Busy) => return true,
+                Err(error) => log::warn!("it is not told of a start or a reload: {error}"),
+            }
+            self.owed.remove(0);
+        }
+        false
     }
 
     /// The end has begun.
@@ -95,11 +125,10 @@ impl Manager {
         self.say(&[NotifyState::Watchdog]);
     }
 
+    /// What may be lost.
     fn say(&self, states: &[NotifyState<'_>]) {
-        if let Some(socket) = &self.socket
-            && let Err(error) = fdbroker_scm::send(socket.as_fd(), &message(states), &[])
-        {
-            log::debug!("the service manager was not told {states:?}: {error}");
+        if let Err(error) = self.send(&message(states), &[], Duration::ZERO) {
+            log::debug!("it was not told {states:?}: {error}");
         }
     }
 
@@ -116,7 +145,7 @@ impl Manager {
         // A carrier looks ended to poll(2): the service manager must not drop it for that.
         let states =
             [NotifyState::FdStore, NotifyState::FdName(name), NotifyState::Custom("FDPOLL=0")];
-        self.tell_store(&states, &[fd], patience)
+        self.send(&message(&states), &[fd], patience)
     }
 
     /// Has the store close all that it has under `name`.
@@ -125,19 +154,18 @@ impl Manager {
     /// [`StoreError::Busy`]: later.
     pub fn remove(&self, name: &str, patience: Duration) -> Result<(), StoreError> {
         let states = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
-        self.tell_store(&states, &[], patience)
+        self.send(&message(&states), &[], patience)
     }
 
-    fn tell_store(
+    fn send(
         &self,
-        states: &[NotifyState<'_>],
+        message: &[u8],
         fds: &[BorrowedFd<'_>],
         patience: Duration,
     ) -> Result<(), StoreError> {
         use fdbroker_scm::SendError;
         let Some(socket) = &self.socket else { return Ok(()) };
-        let sent =
-            fdbroker_scm::send_timeout(socket.as_fd(), &message(states), fds, Some(patience));
+        let sent = fdbroker_scm::send_timeout(socket.as_fd(), message, fds, Some(patience));
         sent.map_err(|error| match error {
             SendError::WouldBlock | SendError::TooManyRefs | SendError::TimedOut => {
                 StoreError::Busy
@@ -189,11 +217,6 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixDatagram;
 
-    fn manager() -> (Manager, UnixDatagram) {
-        let (its, ours) = UnixDatagram::pair().unwrap();
-        (Manager { socket: Some(ours.into()), has_store: true, watchdog: None }, its)
-    }
-
     fn next(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 256];
         let length = socket.recv(&mut bytes).unwrap();
@@ -202,7 +225,7 @@ mod tests {
 
     #[test]
     fn say_when_reloading_then_with_the_time_of_the_monotonic_clock() {
-        let (manager, its) = manager();
+        let (mut manager, its) = Manager::pair();
         let before = kernel::monotonic_us();
         manager.say_reloading();
         let said = next(&its);
@@ -212,7 +235,7 @@ mod tests {
 
     #[test]
     fn store_when_the_manager_does_not_read_then_busy_and_no_wait() {
-        let (manager, its) = manager();
+        let (manager, its) = Manager::pair();
         let fd = nix::sys::eventfd::EventFd::new().unwrap();
         let refused =
             (0..100_000).find_map(|_| manager.store("x", fd.as_fd(), Duration::ZERO).err());
@@ -221,8 +244,29 @@ mod tests {
     }
 
     #[test]
+    fn say_when_the_manager_has_no_room_then_a_reload_and_its_end_are_said_in_order_later() {
+        let (mut manager, its) = Manager::pair();
+        manager.say_ready("first");
+        while manager.remove("x", Duration::ZERO).is_ok() {}
+        manager.say_ready("second");
+        manager.say_reloading();
+        manager.say_ready("third");
+        assert!(manager.say_again());
+        let mut heard = vec![next(&its)];
+        while heard.last().is_some_and(|last| last != "READY=1\nSTATUS=third\n") {
+            manager.say_again();
+            heard.push(next(&its));
+        }
+        assert!(!manager.say_again());
+        heard.retain(|said| !said.starts_with("FDSTOREREMOVE"));
+        let [first, reload, _third] = &heard[..] else { panic!("{heard:?}") };
+        assert_eq!(first, "READY=1\nSTATUS=first\n");
+        assert!(reload.starts_with("RELOADING=1\n"), "{reload}");
+    }
+
+    #[test]
     fn manager_when_there_is_none_then_silence() {
-        let manager = Manager::default();
+        let mut manager = Manager::default();
         manager.say_ready("x");
         manager.say_alive();
         assert!(manager.wait_until_heard() && !manager.has_store());

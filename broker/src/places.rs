@@ -6,7 +6,7 @@ use crate::derive::Given;
 use crate::limits::MAX_LISTENERS;
 use crate::settings::{Environment, Host, ListenerSettings, Mode, admin_socket_of};
 use crate::sources::{Lines, Sources, first};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// See the module.
 pub(crate) struct Places {
@@ -59,10 +59,10 @@ impl Places {
         // A private broker takes nothing from the environment's places: those are of the node's
         // broker.
         let (admin_socket, admin_origin) = first(admin, admin_default);
-        lines.push("admin_socket", &format!("{:?}", admin_socket), admin_origin);
+        lines.push("admin_socket", &quoted(&admin_socket), admin_origin);
         for (index, listener) in listeners.iter().enumerate() {
             let key = format!("listener{index}");
-            lines.push(&format!("{key}.path"), &format!("{:?}", listener.path), origin);
+            lines.push(&format!("{key}.path"), &quoted(&listener.path), origin);
             lines.push(&format!("{key}.mode"), &format!("0o{:o}", listener.mode), origin);
         }
         Ok(Places { mode, listeners, admin_socket })
@@ -85,5 +85,34 @@ fn default_place(
             (Mode::Private, dir.join("fdbroker/broker.sock"))
         }
         _ => (Mode::Service, node),
+    }
+}
+
+/// A path as a basic string of TOML (toml.io, 1.0), which escapes control characters otherwise than Rust.
+fn quoted(path: &Path) -> String {
+    let mut text = String::from('"');
+    for character in path.to_string_lossy().chars() {
+        match character {
+            '"' | '\\' => text.extend(['\\', character]),
+            control if control.is_control() => {
+                text.push_str(&format!("\\u{:04x}", u32::from(control)));
+            }
+            other => text.push(other),
+        }
+    }
+    text.push('"');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_when_a_path_has_strange_characters_then_toml_reads_it_back() {
+        for path in ["/run/a b/ä.sock", "/x/\"\\\u{19}\u{7f}\u{85}\n\t'"] {
+            let file: toml::Table = format!("path = {}", quoted(Path::new(path))).parse().unwrap();
+            assert_eq!(file["path"].as_str(), Some(path));
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::classify::Classifier;
 use crate::fd_table::FdTable;
+use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
 use fdbroker_core::{
     ClientId, Core, Declared, Deposit, Input, Lane, LeaseId, Now, Redeposit, RequestId, Supply,
     Wanted,
@@ -39,6 +40,14 @@ pub enum Breach {
     /// Before hello, or hello twice.
     #[error("a {0} message comes at the wrong time")]
     OutOfTurn(Kind),
+    /// Fds beyond the credit.
+    #[error("{fds} fds came with a message, and the client has credit for {credits}")]
+    NoCredit {
+        /// As the message says.
+        fds: u16,
+        /// At most this many were welcome.
+        credits: usize,
+    },
     /// Not a hello.
     #[error("the first message has not the magic of fdbroker")]
     Magic,
@@ -185,9 +194,18 @@ fn decode_register<'s>(
     let mut index = 0;
     // Beyond its credit nothing is kept: then the fds are not worth a look.
     let is_worth_it = items.len() as u64 <= context.core.deposit_credits(context.client);
+    let mut refused = 0;
     fill(&mut scratch.deposits, items, |item| {
         index += 1;
-        decode_deposit(item, is_worth_it.then_some(index - 1), context)
+        if refused == REFUSED_LOOKS_PER_MESSAGE {
+            let (mut deposit, _) = claimed_deposit(item);
+            deposit.checked = Err(ErrorCode::Again.into());
+            deposit.driver_data = None;
+            return deposit;
+        }
+        let deposit = decode_deposit(item, is_worth_it.then_some(index - 1), context);
+        refused += usize::from(is_worth_it && deposit.lane == Lane::Refused);
+        deposit
     });
     Ok(Input::Register {
         client: context.client,

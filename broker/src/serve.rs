@@ -4,13 +4,14 @@
 
 use crate::connection::{Connection, Phase, index};
 use crate::fd_table::{NOBODY, Reading};
+use crate::flow::forget_if_read;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_TURN};
 use crate::requests::{self, Breach, Context};
 use crate::server::Server;
 use fdbroker_core::{ClientId, Input, Now, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Scope, Status};
 use fdbroker_scm::RecvError;
 use std::os::fd::AsFd;
 
@@ -54,18 +55,22 @@ impl Server {
 
     /// Takes the client's turns away until fds of its uid are closed, or their time is over.
     fn pause(&mut self, client: ClientId, until: Now) {
-        if !self.paused.contains(&client) {
-            self.paused.push(client);
-        }
+        let Some(connection) = self.connections.get(index(client)) else { return };
+        self.paused.entry(connection.domain.uid).or_default().insert(client);
         self.paused_until = Some(self.paused_until.map_or(until, |former| former.min(until)));
     }
 
-    /// Gives paused clients their turns again: a close has been reported, or has been waited for
-    /// long enough.
+    /// Gives paused clients their turns again, if fds of their uid have been closed, or have been waited for long
+    /// enough.
     pub(crate) fn resume_paused(&mut self) {
         self.paused_until = None;
-        for client in std::mem::take(&mut self.paused) {
-            self.enqueue(client);
+        for (uid, clients) in std::mem::take(&mut self.paused) {
+            if let Reading::Wait(until) = self.fds.reading(uid) {
+                self.paused_until = Some(self.paused_until.map_or(until, |it| it.min(until)));
+                self.paused.insert(uid, clients);
+            } else {
+                clients.into_iter().for_each(|client| self.enqueue(client));
+            }
         }
     }
 
@@ -108,10 +113,18 @@ impl Server {
             self.pause(client, until);
             return Outcome::Paused;
         }
+        // More than it has credit for never comes into the table.
+        self.fd_room = match channel {
+            Channel::Main => {
+                usize::try_from(self.core.deposit_credits(client)).unwrap_or(MAX_BATCH)
+            }
+            Channel::Event => MAX_BATCH,
+        };
         let fds = match self.is_reading_fds {
             true => &mut self.received,
             false => &mut self.no_fds,
         };
+        fds.set_capacity(if self.is_reading_fds { self.fd_room } else { 0 });
         match fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, fds) {
             Ok(received) => self.take_message(client, channel, &received),
             Err(RecvError::WouldBlock) => {
@@ -122,7 +135,12 @@ impl Server {
                 self.fds.begin_message(&mut self.received, connection.domain.uid);
                 self.break_off(client, 0, &Breach::Empty);
             }
-            Err(RecvError::Eof) => self.lose(client),
+            Err(RecvError::Eof) => {
+                connection.is_main_at_end |= channel == Channel::Main;
+                self.lose(client);
+                // So does its end.
+                self.work += WORK_PER_TURN;
+            }
             Err(error) => {
                 log::debug!("client {}: {error}", client.0);
                 self.lose(client);
@@ -153,13 +171,23 @@ impl Server {
         let id = message.id;
         self.work += message.count;
         if received.fds_truncated {
+            let arrived = self.fds.arrived_count();
+            if self.is_reading_fds && arrived >= self.fd_room {
+                let breach = Breach::NoCredit { fds: message.fd_count, credits: self.fd_room };
+                return self.break_off(client, id, &breach);
+            }
             return self.answer_truncated(client, id);
         }
         if let Err(error) = message.check_fds(self.fds.arrived_count()) {
             return self.break_off(client, id, &Breach::Decode(error));
         }
-        if self.connections[index(client)].phase != Phase::Welcomed {
+        let connection = &mut self.connections[index(client)];
+        if connection.phase != Phase::Welcomed {
             return self.take_hello(client, received.len);
+        }
+        if connection.is_hello_unread {
+            // Most likely read by now: then another of its process may be answered.
+            forget_if_read(connection, &mut self.in_flight);
         }
         let mut context = Context {
             client,
@@ -219,6 +247,8 @@ impl Server {
         connection.phase = Phase::Greeted;
         connection.name = hello.name;
         let own_fds = hello.own_fds.get();
+        // The answer takes as long as a whole turn.
+        self.work += WORK_PER_TURN;
         self.step(Input::Hello { client, request: RequestId(id), own_fds });
         self.refuse_rest(client);
     }

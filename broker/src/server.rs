@@ -13,8 +13,8 @@ use crate::in_flight::InFlight;
 use crate::keep_store::KeepStore;
 use crate::kernel;
 use crate::limits::{
-    IN_FLIGHT_DIVISOR, KEEP_RETRY, READINESS_PER_WAKE, REPORTS_PER_WAKE, WORK_PER_MESSAGE,
-    WORK_PER_WAKE,
+    IN_FLIGHT_DIVISOR, KEEP_RETRY, READINESS_PER_WAKE, REPORTS_PER_CHORE, SOCKETS_PER_CHORE,
+    WORK_PER_TURN,
 };
 use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
@@ -33,7 +33,7 @@ use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll};
 use slab::Slab;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -55,11 +55,51 @@ pub(crate) struct Unsent {
     pub seq: u64,
 }
 
+/// A socket to close.
+pub(crate) struct Retiring {
+    pub socket: OwnedFd,
+    /// Whose fds may lie in it.
+    pub uid: u32,
+    /// It is known that nothing does, nor can any more.
+    pub is_at_end: bool,
+}
+
 /// A new connection's time for its hello.
 pub(crate) struct Handshake {
     pub client: ClientId,
     pub serial: u64,
     pub until: Now,
+}
+
+/// What the loop has to do beside the turns of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chore {
+    /// Noting what the closers have closed.
+    Reports,
+    /// What is due in the core, or was left for later.
+    Core,
+    /// Looking for clients that have read.
+    InFlight,
+    /// Sending events.
+    Events,
+    /// Answering administrators.
+    Admins,
+    /// Closing sockets of ended connections.
+    Sockets,
+    /// Accepting connections.
+    Accept,
+}
+
+impl Chore {
+    const ALL: [Chore; 7] = [
+        Chore::Reports,
+        Chore::Core,
+        Chore::InFlight,
+        Chore::Events,
+        Chore::Admins,
+        Chore::Sockets,
+        Chore::Accept,
+    ];
 }
 
 /// Why the loop ends.
@@ -120,18 +160,20 @@ pub(crate) struct Server {
     pub ready: Turns,
     /// Work of the turn at hand.
     pub work: usize,
-    /// Ready clients that wait until fds of their uid have been closed.
-    pub paused: Vec<ClientId>,
+    /// Ready clients that wait until fds of their uid have been closed, by uid.
+    pub paused: HashMap<u32, HashSet<ClientId>>,
     pub paused_until: Option<Now>,
     /// Clients with events to send.
     pub eventful: VecDeque<ClientId>,
     /// Clients that wait for fds in flight to be read by whomever.
-    pub waiting_in_flight: Vec<ClientId>,
+    pub waiting_in_flight: VecDeque<ClientId>,
     pub next_sweep: Option<Now>,
     pub last_refresh: Option<Now>,
     /// The number of the client last looked at for what it has read.
     pub last_refreshed: usize,
     pub in_flight: InFlight,
+    /// What the core knows of it.
+    pub most_granted: usize,
     /// When memory that ended clients have used goes back to the system.
     pub trim_at: Option<Now>,
     /// What the next pass hands to the core.
@@ -140,9 +182,13 @@ pub(crate) struct Server {
     /// Leases of grants that were cut to what may be in flight.
     pub cut: Vec<(ClientId, Vec<LeaseId>)>,
     pub sendable: Vec<(ClientId, bool)>,
-    /// Sockets to close at the end of the wake, with the uid that may have left fds in them.
-    pub retiring: Vec<(OwnedFd, u32)>,
+    /// Sockets to close.
+    pub retiring: Vec<Retiring>,
     pub reports: Vec<Report>,
+    /// The wake before left the chores.
+    is_chore_due: bool,
+    /// Which of [`Chore::ALL`] is next.
+    next_chore: usize,
     pub is_report_waiting: bool,
     pub bad_input: BadInput,
     /// Where the broker before served, until these places are this one's.
@@ -167,6 +213,8 @@ pub(crate) struct Server {
     pub no_fds: ReceivedFds,
     /// Whether the client whose turn it is may send fds.
     pub is_reading_fds: bool,
+    /// Fds that its next message may have.
+    pub fd_room: usize,
     /// Until when its messages with fds wait.
     pub no_fds_until: Option<Now>,
     pub scratch: Scratch,
@@ -218,13 +266,14 @@ impl Server {
             overflow_gid: crate::accept::overflow_gid(),
             ready: Turns::default(),
             work: 0,
-            paused: Vec::new(),
+            paused: HashMap::new(),
             paused_until: None,
             eventful: VecDeque::new(),
-            waiting_in_flight: Vec::new(),
+            waiting_in_flight: VecDeque::new(),
             next_sweep: None,
             last_refresh: None,
             last_refreshed: 0,
+            most_granted: fdbroker_protocol::MAX_BATCH,
             in_flight,
             trim_at: None,
             gone: Vec::new(),
@@ -233,6 +282,8 @@ impl Server {
             sendable: Vec::new(),
             retiring: Vec::new(),
             reports: Vec::new(),
+            is_chore_due: true,
+            next_chore: 0,
             is_report_waiting: false,
             bad_input: BadInput::default(),
             former_places: Vec::new(),
@@ -248,6 +299,7 @@ impl Server {
             received: ReceivedFds::new(),
             no_fds: ReceivedFds::with_capacity(0),
             is_reading_fds: true,
+            fd_room: 0,
             no_fds_until: None,
             scratch: Scratch::default(),
             writer: Writer::new(),
@@ -315,25 +367,23 @@ impl Server {
         Ok(())
     }
 
-    /// One wake's work. Accepting comes last: a number freed in this wake goes to no new client
-    /// before all events of its former one have been seen.
+    /// One wake's work: a turn of a client or a few short ones, and one chore. Who waits for an answer waits for no
+    /// more than these.
     fn wake(&mut self) {
         self.fds.set_now(self.now);
-        self.take_reports();
         if self.paused_until.is_some_and(|until| until <= self.now) {
             self.resume_paused();
         }
+        self.tell_most_granted();
         self.serve_ready();
-        if self.core.poll_timeout().is_some_and(|due| due <= self.now) {
-            self.poll_core();
+        // It takes as long as a turn: every other time, while clients wait for theirs.
+        if std::mem::replace(&mut self.is_chore_due, false) || self.ready.is_empty() {
+            self.do_a_chore();
+        } else {
+            self.is_chore_due = true;
         }
-        self.sweep_in_flight();
         self.trim_memory();
         self.expire_handshakes();
-        self.send_events();
-        self.serve_admins();
-        self.retire_sockets();
-        self.accept_clients();
         self.fds.flush();
         if let Some((index, format)) = self.takeover_asked.take() {
             self.hand_over(index, format);
@@ -342,8 +392,50 @@ impl Server {
         self.say_alive();
     }
 
+    /// One of the chores that have something to do, in turn.
+    fn do_a_chore(&mut self) {
+        for _ in Chore::ALL {
+            let chore = Chore::ALL[self.next_chore];
+            self.next_chore = (self.next_chore + 1) % Chore::ALL.len();
+            if self.is_waiting(chore) {
+                return self.do_chore(chore);
+            }
+        }
+    }
+
+    /// Whether there is something to do for it.
+    fn is_waiting(&self, chore: Chore) -> bool {
+        let is_due = |due: Option<Now>| due.is_some_and(|due| due <= self.now);
+        match chore {
+            Chore::Reports => self.is_report_waiting || !self.reports.is_empty(),
+            Chore::Core => is_due(self.core.poll_timeout()),
+            Chore::InFlight => is_due(self.next_sweep),
+            Chore::Events => !self.eventful.is_empty(),
+            Chore::Admins => self.admin.is_ready(),
+            Chore::Sockets => !self.retiring.is_empty(),
+            // The number of an ended client goes to no new one before its sockets are closed: their events name it.
+            Chore::Accept => {
+                let is_ready = self.listeners.iter().any(|state| state.is_ready);
+                let is_due = self.accept_paused_until.map_or(is_ready, |until| until <= self.now);
+                is_due && self.retiring.is_empty()
+            }
+        }
+    }
+
+    fn do_chore(&mut self, chore: Chore) {
+        match chore {
+            Chore::Reports => self.take_reports(),
+            Chore::Core => self.poll_core(),
+            Chore::InFlight => self.sweep_in_flight(),
+            Chore::Events => self.send_events(),
+            Chore::Admins => self.serve_admins(),
+            Chore::Sockets => self.retire_sockets(SOCKETS_PER_CHORE),
+            Chore::Accept => self.accept_clients(),
+        }
+    }
+
     fn flush_keep_store(&mut self) {
-        let is_left = self.keep_store.flush(&self.fds);
+        let is_left = self.manager.say_again() | self.keep_store.flush(&self.fds);
         let pause = u64::try_from(KEEP_RETRY.as_micros()).unwrap_or(u64::MAX / 2);
         self.next_keep = is_left.then(|| Now(self.now.0 + pause));
     }
@@ -380,7 +472,7 @@ impl Server {
             return;
         }
         let mut reports = std::mem::take(&mut self.reports);
-        for report in reports.drain(..REPORTS_PER_WAKE.min(reports.len())) {
+        for report in reports.drain(..REPORTS_PER_CHORE.min(reports.len())) {
             self.fds.note_closed(report);
             if let Report::Held(ticket) | Report::Arrived(ticket, _) = report {
                 self.step(Input::Closed { ticket });
@@ -390,14 +482,14 @@ impl Server {
         self.resume_paused();
     }
 
-    /// Turns of ready clients, as many as this wake has time for.
+    /// Turns of ready clients, as many as this wake has time for: one that has little to say leaves the rest to the
+    /// next.
     fn serve_ready(&mut self) {
-        let mut work = 0;
-        while work < WORK_PER_WAKE {
+        self.work = 0;
+        while self.work < WORK_PER_TURN {
             let Some(client) = self.ready.pop() else { return };
-            self.work = WORK_PER_MESSAGE;
+            self.work += 1;
             self.serve(client);
-            work += self.work;
         }
     }
 
@@ -439,8 +531,11 @@ impl Server {
             connection.is_main_ready = true;
         }
         match connection.blocked {
-            // Its requests are not read, so its end would not be seen.
-            Some(_) if event.is_write_closed() => self.lose(client_id(index)),
+            // Its requests are not read, so its end would not be seen. Its turn ends it: many may close at once.
+            Some(_) if event.is_write_closed() => {
+                connection.has_died = true;
+                self.enqueue(client_id(index));
+            }
             Some(Blocked::Unread) if event.is_writable() => self.retry(client_id(index)),
             // Its socket may well be writable: what it waits for only the sweep can tell, and
             // trying at each event would spin.
@@ -494,7 +589,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
         if connection.is_serviceable() && !connection.is_queued {
             connection.is_queued = true;
-            self.ready.push_fresh(connection.domain.uid, client);
+            self.ready.push_fresh(connection.who(), client);
         }
     }
 
@@ -503,7 +598,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
         if connection.is_serviceable() && !connection.is_queued {
             connection.is_queued = true;
-            self.ready.push_rest(connection.domain.uid, client);
+            self.ready.push_rest(connection.who(), client);
         }
     }
 
@@ -517,13 +612,9 @@ impl Server {
     }
 
     /// How long the wait may last; `None` = until something happens.
-    fn timeout(&self) -> Option<Duration> {
-        let is_work_left = !self.ready.is_empty()
-            || !self.reports.is_empty()
-            || !self.eventful.is_empty()
-            || self.admin.is_ready()
-            || (self.accept_paused_until.is_none()
-                && self.listeners.iter().any(|state| state.is_ready));
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        let is_work_left =
+            !self.ready.is_empty() || Chore::ALL.iter().any(|chore| self.is_waiting(*chore));
         if is_work_left || self.ending.is_some() {
             return Some(Duration::ZERO);
         }
@@ -564,8 +655,8 @@ pub(crate) fn watch(
     poll.registry().reregister(&mut SourceFd(&fd), source.token(), interest)
 }
 
-/// Whether an fd whose poll cannot block (a pidfd) is readable.
-fn is_readable(fd: BorrowedFd<'_>) -> bool {
+/// Whether an fd whose poll cannot block (a pidfd, a socket) is readable, or at its end.
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)

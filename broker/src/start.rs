@@ -168,7 +168,7 @@ pub(crate) fn prepare(
     let manager_too = manager.another().map_err(os("talk to the service manager"))?;
     let kept = std::mem::take(&mut inherited.kept);
     let (keep_store, mut found, unknown) =
-        KeepStore::open(manager_too, inherited.keep_book.take(), kept);
+        KeepStore::open(manager_too, settings.kernel, inherited.keep_book.take(), kept);
     unknown.into_iter().for_each(|fd| left.put_back(fd));
     let is_restored = restored.is_some();
     let (core, key, page) = match restored {

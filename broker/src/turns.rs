@@ -1,42 +1,44 @@
-//! Whose turn it is. Two rules keep a flood from delaying anybody else: users take turns, however many clients each
-//! has; and a client that has just become ready goes before those that still have work left from an earlier turn,
-//! because one request at a time is how a client behaves that waits for its answer. Must never let the latter starve.
+//! Whose turn it is. Two rules keep a flood from delaying anybody else: users take turns, and so do the processes of
+//! each, however many clients each has; and a client that has just become ready goes before those that still have work
+//! left from an earlier turn, because one request at a time is how a client behaves that waits for its answer. Must
+//! never let the latter starve.
 
 use crate::limits::FRESH_IN_A_ROW;
 use fdbroker_core::ClientId;
 use std::collections::{HashMap, VecDeque};
 
-/// One of the two classes, as a ring of users that have clients in it.
-#[derive(Debug, Default)]
-struct Class {
-    users: VecDeque<u32>,
-    clients: HashMap<u32, VecDeque<ClientId>>,
-    count: usize,
+/// Who a client is: its user, and its process as the broker sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Who {
+    /// Of the process.
+    pub uid: u32,
+    /// 0 when it is in another PID namespace: all such of a user count as one process.
+    pub pid: u32,
 }
 
 /// See the module. Each client is in it once at most: who puts them in sees to that.
 #[derive(Debug, Default)]
 pub struct Turns {
-    fresh: Class,
-    rest: Class,
+    fresh: Ring<Ring<VecDeque<ClientId>>>,
+    rest: Ring<Ring<VecDeque<ClientId>>>,
     /// Turns of fresh ones since the last one of the rest.
     in_a_row: usize,
 }
 
 impl Turns {
     /// A client that had nothing to do until now.
-    pub fn push_fresh(&mut self, uid: u32, client: ClientId) {
-        self.fresh.push(uid, client);
+    pub fn push_fresh(&mut self, who: Who, client: ClientId) {
+        push(&mut self.fresh, who, client);
     }
 
     /// A client whose turn has ended before its work has.
-    pub fn push_rest(&mut self, uid: u32, client: ClientId) {
-        self.rest.push(uid, client);
+    pub fn push_rest(&mut self, who: Who, client: ClientId) {
+        push(&mut self.rest, who, client);
     }
 
     /// The next one.
     pub fn pop(&mut self) -> Option<ClientId> {
-        let is_turn_of_fresh = self.in_a_row < FRESH_IN_A_ROW || self.rest.count == 0;
+        let is_turn_of_fresh = self.in_a_row < FRESH_IN_A_ROW || self.rest.is_empty();
         if is_turn_of_fresh && let Some(client) = self.fresh.pop() {
             self.in_a_row += 1;
             return Some(client);
@@ -47,50 +49,96 @@ impl Turns {
 
     /// Whether nobody waits for a turn.
     pub fn is_empty(&self) -> bool {
-        self.fresh.count + self.rest.count == 0
+        self.fresh.is_empty() && self.rest.is_empty()
+    }
+
+    /// Whether somebody waits behind another.
+    pub fn has_several(&self) -> bool {
+        self.fresh.has_several()
+            || self.rest.has_several()
+            || !(self.fresh.is_empty() || self.rest.is_empty())
     }
 
     /// Nobody waits any more.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
+}
 
-    /// Nobody of this user is left: nothing is kept for it.
-    pub fn forget_user(&mut self, uid: u32) {
-        for class in [&mut self.fresh, &mut self.rest] {
-            if class.clients.get(&uid).is_some_and(VecDeque::is_empty) {
-                class.clients.remove(&uid);
-            }
-        }
+fn push(users: &mut Ring<Ring<VecDeque<ClientId>>>, who: Who, client: ClientId) {
+    users.member(who.uid).member(who.pid).push_back(client);
+}
+
+/// What one is taken from at a time.
+trait Line: Default {
+    fn pop(&mut self) -> Option<ClientId>;
+    fn is_empty(&self) -> bool;
+    fn has_several(&self) -> bool;
+}
+
+impl Line for VecDeque<ClientId> {
+    fn pop(&mut self) -> Option<ClientId> {
+        self.pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.is_empty()
+    }
+
+    fn has_several(&self) -> bool {
+        self.len() > 1
     }
 }
 
-impl Class {
-    fn push(&mut self, uid: u32, client: ClientId) {
-        let clients = self.clients.entry(uid).or_default();
-        if clients.is_empty() {
-            self.users.push_back(uid);
+/// Lines by number that take turns. Only those are kept in which somebody waits; a few that are empty are kept for
+/// their memory.
+#[derive(Debug, Default)]
+struct Ring<L> {
+    order: VecDeque<u32>,
+    lines: HashMap<u32, L>,
+    spare: Option<L>,
+}
+
+impl<L: Line> Ring<L> {
+    /// The line of a number, at the end of the ring if nobody waits in it. The caller puts somebody in.
+    fn member(&mut self, number: u32) -> &mut L {
+        self.lines.entry(number).or_insert_with(|| {
+            self.order.push_back(number);
+            self.spare.take().unwrap_or_default()
+        })
+    }
+}
+
+impl<L: Line> Line for Ring<L> {
+    fn pop(&mut self) -> Option<ClientId> {
+        let number = self.order.pop_front()?;
+        let line = self.lines.get_mut(&number)?;
+        let client = line.pop();
+        if line.is_empty() {
+            self.spare = self.lines.remove(&number);
+        } else {
+            self.order.push_back(number);
         }
-        clients.push_back(client);
-        self.count += 1;
+        client
     }
 
-    fn pop(&mut self) -> Option<ClientId> {
-        let uid = self.users.pop_front()?;
-        let clients = self.clients.get_mut(&uid)?;
-        let client = clients.pop_front()?;
-        // An empty list stays for the user's next turn, until `forget_user`.
-        if !clients.is_empty() {
-            self.users.push_back(uid);
-        }
-        self.count -= 1;
-        Some(client)
+    fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    fn has_several(&self) -> bool {
+        let only = self.order.front().and_then(|number| self.lines.get(number));
+        self.order.len() > 1 || only.is_some_and(Line::has_several)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ONE: Who = Who { uid: 1000, pid: 1 };
+    const ANOTHER: Who = Who { uid: 1000, pid: 2 };
+    const OTHER_USER: Who = Who { uid: 1001, pid: 3 };
 
     fn order(turns: &mut Turns) -> Vec<u32> {
         std::iter::from_fn(|| turns.pop()).map(|client| client.0).collect()
@@ -99,18 +147,28 @@ mod tests {
     #[test]
     fn pop_when_a_user_has_many_clients_then_another_user_waits_for_one_of_them() {
         let mut turns = Turns::default();
-        (0..100).for_each(|client| turns.push_fresh(1000, ClientId(client)));
-        turns.push_fresh(1001, ClientId(100));
+        (0..100).for_each(|client| turns.push_fresh(Who { pid: client, ..ONE }, ClientId(client)));
+        turns.push_fresh(OTHER_USER, ClientId(100));
         assert_eq!(turns.pop(), Some(ClientId(0)));
         assert_eq!(turns.pop(), Some(ClientId(100)));
         assert_eq!(turns.pop(), Some(ClientId(1)));
     }
 
     #[test]
-    fn pop_when_clients_of_the_same_user_have_work_left_then_a_fresh_one_goes_first() {
+    fn pop_when_a_process_has_many_clients_then_another_of_its_user_waits_for_one_of_them() {
         let mut turns = Turns::default();
-        (0..10).for_each(|client| turns.push_rest(1000, ClientId(client)));
-        turns.push_fresh(1000, ClientId(10));
+        (0..100).for_each(|client| turns.push_fresh(ONE, ClientId(client)));
+        turns.push_fresh(ANOTHER, ClientId(100));
+        assert_eq!(turns.pop(), Some(ClientId(0)));
+        assert_eq!(turns.pop(), Some(ClientId(100)));
+        assert_eq!(turns.pop(), Some(ClientId(1)));
+    }
+
+    #[test]
+    fn pop_when_clients_of_the_same_process_have_work_left_then_a_fresh_one_goes_first() {
+        let mut turns = Turns::default();
+        (0..10).for_each(|client| turns.push_rest(ONE, ClientId(client)));
+        turns.push_fresh(ONE, ClientId(10));
         assert_eq!(turns.pop(), Some(ClientId(10)));
         assert_eq!(order(&mut turns), (0..10).collect::<Vec<_>>());
         assert!(turns.is_empty());
@@ -119,10 +177,10 @@ mod tests {
     #[test]
     fn pop_when_fresh_ones_never_end_then_the_rest_has_its_turns() {
         let mut turns = Turns::default();
-        turns.push_rest(1000, ClientId(7));
+        turns.push_rest(ONE, ClientId(7));
         let mut served = 0;
         loop {
-            turns.push_fresh(1000, ClientId(8));
+            turns.push_fresh(ONE, ClientId(8));
             served += 1;
             if turns.pop() == Some(ClientId(7)) {
                 break;
@@ -132,11 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn forget_user_when_it_has_nobody_left_then_nothing_is_kept() {
+    fn pop_when_all_have_had_their_turn_then_nothing_is_kept_of_who_they_were() {
         let mut turns = Turns::default();
-        turns.push_fresh(1000, ClientId(1));
-        turns.pop();
-        turns.forget_user(1000);
-        assert!(turns.fresh.clients.is_empty() && turns.fresh.users.is_empty());
+        for number in 0..100 {
+            turns.push_fresh(Who { uid: number, pid: number }, ClientId(number));
+        }
+        assert_eq!(order(&mut turns).len(), 100);
+        assert!(turns.fresh.lines.is_empty() && turns.fresh.order.is_empty());
     }
 }

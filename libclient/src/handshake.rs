@@ -6,7 +6,7 @@ use crate::poll::poll_one;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
-use fdbroker_scm::{ReceivedFds, RecvError};
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -66,6 +66,11 @@ impl Greeting {
     /// Connects and says hello. `None`: the listener's backlog is full.
     pub fn begin(path: &Path, name: &str, own_fds: u32) -> Result<Option<Greeting>, Error> {
         let Some(socket) = open(path)? else { return Ok(None) };
+        Greeting::over(socket, path, name, own_fds).map(Some)
+    }
+
+    /// Says hello over a connected socket.
+    fn over(socket: OwnedFd, path: &Path, name: &str, own_fds: u32) -> Result<Greeting, Error> {
         let hello = Hello {
             magic: HELLO_MAGIC,
             version_min: u16::from(PROTOCOL_VERSION).into(),
@@ -80,9 +85,11 @@ impl Greeting {
         writer.start(Kind::Hello, 1).push(&hello);
         let until = Instant::now() + CONNECT_TIMEOUT;
         let greeting = Greeting { socket: Some(socket), path: path.to_owned(), until };
-        fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[])
-            .map_err(|error| Error::not_connected(greeting.context(&error.to_string())))?;
-        Ok(Some(greeting))
+        match fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[]) {
+            // Refused before hello: why, it has left behind.
+            Ok(()) | Err(SendError::PeerGone) => Ok(greeting),
+            Err(error) => Err(Error::not_connected(greeting.context(&error.to_string()))),
+        }
     }
 
     /// Readable when the answer is there.
@@ -204,6 +211,17 @@ fn padded(name: &str) -> [u8; NAME_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hello_when_refused_at_connect_and_closed_then_the_reason_is_told() {
+        let (ours, theirs) = fdbroker_scm::seqpacket_pair().unwrap();
+        let status = ErrorCode::NotPermitted.into();
+        fdbroker_scm::send(theirs.as_fd(), Writer::new().failed(0, status), &[]).unwrap();
+        drop(theirs);
+        let mut greeting = Greeting::over(ours, Path::new("/run/x"), "late", 0).unwrap();
+        let Some(Err(error)) = greeting.look() else { panic!("it is welcome") };
+        assert_eq!(error.code, ErrorCode::NotPermitted);
+    }
 
     #[test]
     fn padded_when_name_too_long_then_cut_at_a_character() {

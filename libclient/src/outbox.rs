@@ -3,6 +3,7 @@
 
 use crate::common::Unregister;
 use crate::limits::MAX_QUEUED_ONE_WAY;
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, LeaseItem};
 use fdbroker_protocol::{Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;
@@ -101,7 +102,7 @@ impl Outbox {
     ) -> Result<(), SendError> {
         while !self.unregisters.is_empty() {
             let Some(id) = unregistering.begin() else { return Ok(()) };
-            let count = self.unregisters.len().min(MAX_BATCH);
+            let count = self.unregisters.len().min(ENDS_PER_MESSAGE);
             let items: Vec<Unregister> = self.unregisters.iter().take(count).copied().collect();
             self.writer.start(Kind::Unregister, id);
             for item in &items {

@@ -8,6 +8,7 @@ use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration};
 use crate::error::Error;
 use crate::limits::{ANSWER_TIMEOUT, MAX_CREDITS_WANTED, REPLY_GRACE};
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Status, Writer};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -86,29 +87,42 @@ fn register_some(
     }
 
     connection.common.holdings.supersede(sent.iter().map(|index| &batch.deposits[*index]));
+    let mut open: Vec<(usize, BorrowedFd<'_>)> =
+        sent.into_iter().zip(exports.iter().map(AsFd::as_fd)).collect();
     let follow = batch.deposits.len() - results.len();
-    let request = Request { deposits: batch.deposits, sent: &sent, follow, deadline };
-    let borrowed: Vec<BorrowedFd<'_>> = exports.iter().map(AsFd::as_fd).collect();
-    let answered = request.make(connection, &borrowed);
-    drop(borrowed);
+    let mut request = Request { deposits: batch.deposits, sent: &open, follow, deadline };
+    let outcome = loop {
+        match request.make(connection) {
+            Ok(answers) => {
+                for ((index, _), answer) in open.iter().zip(answers) {
+                    results[*index] = answer;
+                }
+            }
+            Err(error) => {
+                for (index, _) in &open {
+                    results[*index] = Err(error.clone());
+                }
+                break if is_final(error.code) { Err(error) } else { Ok(()) };
+            }
+        }
+        // Each overlaps more old allocations than one message ends: some of them are gone by now.
+        open.retain(|(index, _)| {
+            results[*index].as_ref().is_err_and(|error| error.code == ErrorCode::Again)
+        });
+        if open.is_empty() || deadline.has_passed() {
+            break Ok(());
+        }
+        let again = match claim(connection, open.len(), deadline) {
+            Ok(claimed) => claimed,
+            Err(error) => break Err(error),
+        };
+        request = Request { deposits: batch.deposits, sent: &open[..again], follow, deadline };
+    };
     // The exports are closed before their places are given to others.
+    drop(open);
     drop(exports);
     drop(places);
-
-    match answered {
-        Ok(answers) => {
-            for (index, answer) in sent.iter().zip(answers) {
-                results[*index] = answer;
-            }
-            Ok(())
-        }
-        Err(error) => {
-            for index in &sent {
-                results[*index] = Err(error.clone());
-            }
-            if is_final(error.code) { Err(error) } else { Ok(()) }
-        }
-    }
+    outcome
 }
 
 /// Claims 1 to `wanted` credits (at most one message's), asking the broker when there are none.
@@ -163,8 +177,8 @@ fn ask_for_credit(connection: &Connection, wanted: usize, deadline: Deadline) ->
 /// One register message.
 struct Request<'a> {
     deposits: &'a [Deposit],
-    /// Those in this message.
-    sent: &'a [usize],
+    /// Those in this message, and the fd of each.
+    sent: &'a [(usize, BorrowedFd<'a>)],
     /// How many follow it.
     follow: usize,
     deadline: Deadline,
@@ -185,38 +199,32 @@ impl Request<'_> {
         let wanted = u32::try_from(self.follow).unwrap_or(u32::MAX).min(MAX_CREDITS_WANTED);
         let deadline_ms = self.deadline.remaining_ms().into();
         writer.push(&RegisterHead { credits_wanted: wanted.into(), deadline_ms });
-        for index in self.sent {
+        for (index, _) in self.sent {
             writer.push(&self.deposits[*index].to_item());
         }
         self.sent.len()
     }
 
-    fn make(
-        &self,
-        connection: &Connection,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<Registrations, Error> {
+    fn make(&self, connection: &Connection) -> Result<Registrations, Error> {
         let call = self.call("register");
+        let fds: Vec<BorrowedFd<'_>> = self.sent.iter().map(|(_, fd)| *fd).collect();
         connection.call(
             call,
-            fds,
+            &fds,
             |writer| self.write(writer),
             |reply| {
                 let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
                 check_count(Kind::RegisterReply, items.len(), self.sent.len())?;
-                let answers = items.iter().zip(self.sent).map(|(item, index)| {
+                let answers = items.iter().zip(self.sent).map(|(item, (index, _))| {
                     if !item.status.is_ok() {
                         return Err(Error::from_status(item.status, "register"));
                     }
                     let Registered { handle, token, .. } = *item;
-                    let registration = Registration { handle, token, epoch: connection.epoch };
+                    let made = Registration { handle, token, epoch: connection.epoch };
                     let deposit = &self.deposits[*index];
-                    connection.common.holdings.enter_registration(
-                        connection,
-                        deposit,
-                        &registration,
-                    );
-                    Ok(registration)
+                    let holdings = &connection.common.holdings;
+                    let epoch = holdings.enter_registration(connection, deposit, &made);
+                    Ok(Registration { epoch, ..made })
                 });
                 Ok(answers.collect())
             },
@@ -230,7 +238,7 @@ pub(crate) fn unregister(
     ids: &[AllocationId],
 ) -> Vec<Result<Drained, Error>> {
     let mut results = Vec::with_capacity(ids.len());
-    for chunk in ids.chunks(connection.facts.max_batch) {
+    for chunk in ids.chunks(connection.facts.max_batch.min(ENDS_PER_MESSAGE)) {
         match unregister_some(connection, chunk) {
             Ok(statuses) => {
                 results.extend(chunk.iter().zip(statuses).map(

@@ -9,7 +9,7 @@ use fdbroker_client::{
     Access, Client, ClientBuilder, Deposit, ErrorCode, Grant, Lease, Notice, Registration,
 };
 use fdbroker_protocol::page::FUTEX_OWNER_DIED;
-use fdbroker_protocol::{AllocationId, Handle, Kind};
+use fdbroker_protocol::{AllocationId, Handle, Kind, Status};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -251,6 +251,74 @@ fn comeback_when_registered_twice_then_named_once_and_ended_by_the_second_unregi
         peer.unregistered(&peer.recv_kind(Kind::Unregister), true);
         assert!(call.join().unwrap().unwrap().0);
     });
+}
+
+#[test]
+fn comeback_when_what_was_to_replace_it_was_refused_and_it_is_registered_again_then_named() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    let [first, other] = [1, 2].map(|id| Deposit { base: 4096, ..recallable(id) });
+    register(&client, &peer, &[first], 100);
+    let refused = thread::scope(|scope| {
+        let call = scope.spawn(|| client.register(&other, memory(b"").as_fd(), soon()));
+        let request = peer.recv_kind(Kind::Register);
+        peer.fail(request.id, Status::error(ErrorCode::NoQuota));
+        call.join().unwrap()
+    });
+    assert_eq!(refused.unwrap_err().code, ErrorCode::NoQuota);
+    // As the broker has not ended it, it counts it again.
+    register(&client, &peer, &[first], 100);
+    lose(peer, &notices);
+    let peer = broker.accept(Terms::default());
+    let request = peer.recv_kind(Kind::Redeposit);
+    assert_eq!(request.redeposit()[0].handle.id(), id(100));
+    peer.named(&request, &[Ok(())]);
+    assert_reconnected(&notices);
+    // Replaced in fact, it is not named to the next one.
+    register(&client, &peer, &[other], 200);
+    lose(peer, &notices);
+    let peer = broker.accept(Terms::default());
+    let request = peer.recv_kind(Kind::Redeposit);
+    let named: Vec<_> = request.redeposit().iter().map(|item| item.handle.id()).collect();
+    assert_eq!(named, [id(200)]);
+    peer.named(&request, &[Ok(())]);
+    assert_reconnected(&notices);
+}
+
+#[test]
+fn comeback_when_registered_again_over_the_next_connection_then_the_last_unregister_ends_it() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    let deposit = Deposit { base: 4096, ..recallable(1) };
+    let first = register(&client, &peer, &[deposit], 100).remove(0);
+    let come_back = |peer: Peer| {
+        lose(peer, &notices);
+        let peer = broker.accept(Terms::default());
+        peer.named(&peer.recv_kind(Kind::Redeposit), &[Ok(())]);
+        assert_reconnected(&notices);
+        peer
+    };
+    // The broker is told of both ends: it counts as many.
+    let end = |peer: &Peer, one: &Registration| {
+        thread::scope(|scope| {
+            let call = scope.spawn(|| client.unregister(one));
+            let request = peer.recv_kind(Kind::Unregister);
+            assert_eq!(request.unregister(), [id(100)]);
+            peer.unregistered(&request, true);
+            call.join().unwrap().unwrap();
+        });
+    };
+    let peer = come_back(peer);
+    let second = register(&client, &peer, &[deposit], 100).remove(0);
+    end(&peer, &second);
+    let peer = come_back(peer);
+    end(&peer, &first);
+    lose(peer, &notices);
+    let peer = broker.accept(Terms::default());
+    assert_reconnected(&notices);
+    peer.assert_silent();
 }
 
 #[test]

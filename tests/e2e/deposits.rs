@@ -11,7 +11,7 @@ use fdbroker_client::{Client, Deposit, Error};
 use fdbroker_protocol::{ErrorCode, FdType, MemoryKind};
 use nix::fcntl::{OFlag, SealFlag};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
-use nix::sys::eventfd::EventFd;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::stat::Mode;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -58,7 +58,7 @@ fn register_when_the_brokers_own_connection_then_unsupported() {
 
 #[test]
 fn register_when_a_pipe_then_unsupported() {
-    let (reader, writer) = nix::unistd::pipe().expect("a pipe");
+    let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).expect("a pipe");
     assert_unsupported(reader, FdType::Pipe);
     assert_unsupported(writer, FdType::Pipe);
 }
@@ -71,7 +71,10 @@ fn register_when_an_epoll_then_unsupported() {
 
 #[test]
 fn register_when_an_eventfd_then_unsupported() {
-    assert_unsupported(EventFd::new().expect("eventfd").into(), FdType::Anonymous);
+    assert_unsupported(
+        EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("eventfd").into(),
+        FdType::Anonymous,
+    );
 }
 
 #[test]
@@ -176,4 +179,81 @@ fn register_when_the_size_is_zero_then_refused() {
     let fd = owner.blocks.export(0);
     let outcome = owner.client.register(&deposit, fd.as_fd(), patience());
     outcome.expect_err("an allocation of no bytes");
+}
+
+/// More old allocations than one message ends.
+const MANY: usize = 200;
+
+#[test]
+fn register_when_it_overlaps_many_then_all_of_them_end_and_it_is_there() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "owner", 1);
+    let piece = BLOCK_BYTES as u64 / MANY as u64;
+    let whole = owner.blocks.deposit(0);
+    let pieces: Vec<Deposit> = (0..MANY as u64)
+        .map(|index| {
+            let (base, id) = (whole.base + index * piece, 1000 + index);
+            Deposit { size_bytes: piece, base, owner_allocation_id: id, ..whole }
+        })
+        .collect();
+    let export = |_| Ok(owner.blocks.export(0));
+    let old = owner.client.register_with(&pieces, export, patience()).expect("connected");
+    let old: Vec<_> = old.into_iter().map(|one| one.expect("registered").handle).collect();
+
+    let export = |_| Ok(owner.blocks.export(0));
+    let registered = owner.client.register_with(&[whole], export, patience()).expect("connected");
+
+    let handle = registered[0].as_ref().expect("after several tries").handle;
+    let client = broker.client("consumer");
+    assert_bytes(client.acquire(&handle, patience()).expect("it lives"), 0);
+    let codes = old.iter().map(|handle| client.acquire(handle, patience()).expect_err("gone").code);
+    assert!(codes.into_iter().all(|code| code == ErrorCode::Stale));
+    drop((client, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn unregister_when_of_many_then_all_of_them_end() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", MANY);
+    let ids: Vec<_> = (0..MANY).map(|index| owner.id(index)).collect();
+    let ended = owner.client.unregister_many(ids).expect("connected");
+    assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+    assert_eq!(broker.status().allocations.now.get(), 0);
+    drop(owner);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn register_when_many_are_no_memory_then_each_says_so_and_the_others_are_kept() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "owner", 4);
+    let (pipe, _end) = nix::unistd::pipe2(OFlag::O_CLOEXEC).expect("a pipe");
+    let is_good = |index: usize| index % 6 == 5;
+    let deposits: Vec<Deposit> = (0..24).map(|index| owner.blocks.deposit(index / 6)).collect();
+    let deposits: Vec<Deposit> = (0..24)
+        .map(|index| Deposit {
+            base: if is_good(index) { deposits[index].base } else { 0 },
+            ..deposits[index]
+        })
+        .collect();
+    let export = |index: usize| match is_good(index) {
+        true => Ok(owner.blocks.export(index / 6)),
+        false => Ok(pipe.try_clone().expect("dup")),
+    };
+    let registered = owner.client.register_with(&deposits, export, patience()).expect("connected");
+    for (index, outcome) in registered.iter().enumerate() {
+        match outcome {
+            Ok(_) => assert!(is_good(index), "{index} is a pipe"),
+            Err(error) => {
+                assert_eq!(
+                    (error.code, is_good(index)),
+                    (ErrorCode::UnsupportedFd, false),
+                    "{index}"
+                );
+            }
+        }
+    }
+    drop(owner);
+    broker.assert_nothing_left();
 }

@@ -109,6 +109,33 @@ fn state_when_of_another_format_or_damaged_then_one_line_says_so_and_all_its_fds
     }
 }
 
+#[test]
+fn state_when_the_store_hands_it_out_twice_then_the_second_time_it_is_refused() {
+    let mut manager = Manager::new(&[]);
+    // The sockets are the manager's: an idle broker has nothing to send.
+    let (path, admin) = (manager.socket(), manager.dir().join("fdbroker-admin/admin.sock"));
+    let sockets = [("client", bound(&path)), ("admin", bound(&admin))];
+    manager.start(&sockets);
+    manager.end(Signal::SIGTERM);
+    let mut stale = manager.copy();
+    stale.retain(|(name, _)| name != "book");
+    manager.start(&sockets);
+    assert!(!manager.log().contains("is not gone on with"), "{}", manager.log());
+    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let register = || Raw::connect(&path).register(&[item(0)], &[block.as_fd()])[0].handle.id();
+    let before = register();
+    manager.end(Signal::SIGKILL);
+    // It was stuck, and what it was told to remove is there still.
+    eventually("it was told to", || manager.stored() == ["book"]);
+    manager.put_back(stale);
+
+    manager.start(&sockets);
+
+    assert_ne!(register(), before, "an old handle would reach this");
+    let log = manager.log();
+    assert_eq!(log.matches("is not gone on with").count(), 1, "{log}");
+}
+
 /// One block, kept when `flags` say so.
 fn item(flags: u8) -> RegisterItem {
     RegisterItem {
@@ -134,24 +161,21 @@ fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_thei
     let mut manager = Manager::new(&["--set", "limits.keep_ttl_ms=3000"]);
     manager.start(&[]);
     let mut owner = Raw::connect(&manager.socket());
-    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let blocks: Vec<OwnedFd> =
+        (0..20).map(|_| memfd(c"block", BLOCK_BYTES, both_seals())).collect();
     let mut handles = Vec::new();
-    for _ in 0..20 {
+    for block in &blocks {
         let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
         assert!(registered[0].status.is_ok(), "{}", registered[0].status);
         handles.push(registered[0].handle);
     }
     eventually("all are stored", || kept(&manager) == 20);
-    let id = |index: usize| fdbroker_protocol::AllocationId {
-        slot: handles[index].prefix.slot.get(),
-        generation: handles[index].prefix.generation.get(),
-    };
-    owner.unregister(&[id(0)]);
+    owner.unregister(&[handles[0].id()]);
     eventually("one is out of the store", || kept(&manager) == 19);
     // A planned restart leaves them as they are.
     manager.end(Signal::SIGTERM);
     manager.start(&[]);
-    owner.unregister(&[id(1)]);
+    owner.unregister(&[handles[1].id()]);
     eventually("another one is out of the store", || kept(&manager) == 18);
 
     manager.end(Signal::SIGKILL);
@@ -163,9 +187,55 @@ fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_thei
         assert!(item.status.is_ok(), "{}", item.status);
         assert_eq!(item.driver_data_len, 3);
     }
-    let inode = |fd: &OwnedFd| nix::sys::stat::fstat(fd).expect("fstat").st_ino;
-    assert!(fds.len() == 18 && fds.iter().all(|fd| inode(fd) == inode(&block)));
+    assert_eq!(fds.len(), 18);
+    for (fd, block) in fds.iter().zip(&blocks[2..]) {
+        assert_eq!(inode(fd), inode(block));
+    }
     eventually("their time is over", || kept(&manager) == 0);
+}
+
+fn inode(fd: &OwnedFd) -> u64 {
+    nix::sys::stat::fstat(fd).expect("fstat").st_ino
+}
+
+/// Two ranges of one memfd, deposited with the same fd; the store takes an open file once.
+#[test]
+fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_until_their_time_is_over()
+ {
+    for ended in [None, Some(0), Some(1)] {
+        let mut manager = Manager::new(&["--set", "limits.keep_ttl_ms=3000"]);
+        manager.start(&[]);
+        let mut owner = Raw::connect(&manager.socket());
+        let memory = memfd(c"ranges", 2 * BLOCK_BYTES, both_seals());
+        let mut range = |index: usize| {
+            let (fd_offset, base) = ((index * BLOCK_BYTES) as u64, (1 + index) * (1 << 20));
+            let item = RegisterItem {
+                fd_offset: fd_offset.into(),
+                base: (base as u64).into(),
+                ..item(register_flags::KEEP)
+            };
+            let registered = owner.register(&[item], &[memory.as_fd()])[0];
+            assert!(registered.status.is_ok(), "{}", registered.status);
+            registered.handle
+        };
+        let mut handles = vec![range(0), range(1)];
+        eventually("their file is stored", || kept(&manager) == 1);
+        if let Some(ended) = ended {
+            owner.unregister(&[handles.remove(ended).id()]);
+        }
+
+        // The second time with what the first one found.
+        for _ in 0..2 {
+            manager.end(Signal::SIGKILL);
+            manager.start(&[]);
+            let (items, fds) = Raw::connect(&manager.socket()).acquire(&handles);
+            let codes: Vec<_> = items.iter().map(|item| item.status.result().err()).collect();
+            assert_eq!(codes, vec![None; handles.len()], "{ended:?} has ended");
+            assert!(fds.len() == handles.len() && fds.iter().all(|fd| inode(fd) == inode(&memory)));
+        }
+        assert_eq!(kept(&manager), 1);
+        eventually("their time is over", || kept(&manager) == 0);
+    }
 }
 
 fn bound(path: &Path) -> OwnedFd {
@@ -217,4 +287,19 @@ fn manager_when_it_watches_then_it_is_told_that_the_loop_turns_and_of_a_reload()
     assert_eq!(said[at + 2], "READY=1");
     manager.end(Signal::SIGTERM);
     assert_eq!(manager.count("STOPPING=1"), 1);
+}
+
+#[test]
+fn manager_when_it_has_no_room_at_a_reload_then_it_is_told_once_it_has() {
+    let mut manager = Manager::new(&[]);
+    manager.start(&[]);
+    let pid = manager.pid();
+    manager.while_stuck(|manager| {
+        nix::sys::signal::kill(pid, Signal::SIGHUP).expect("kill");
+        eventually("it reads its configuration", || manager.log().contains("SIGHUP:"));
+        // Its loop turns on.
+        Raw::connect(&manager.socket());
+    });
+    eventually("it hears of the end of the reload", || manager.count("READY=1") == 2);
+    assert_eq!(manager.count("RELOADING=1"), 1);
 }

@@ -181,7 +181,9 @@ fn assert_refused_when_supplied(fd: impl Fn() -> OwnedFd + Send + Sync + 'static
 
 #[test]
 fn recall_when_answered_with_a_pipe_then_refused() {
-    assert_refused_when_supplied(|| nix::unistd::pipe().expect("a pipe").0);
+    assert_refused_when_supplied(|| {
+        nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).expect("a pipe").0
+    });
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn place(pid: u32, cpus: [usize; 2]) {
         let is_loop = thread == i32::try_from(pid).expect("a pid");
         pin_thread(Pid::from_raw(thread), if is_loop { cpus[0] } else { cpus[1] });
         if is_loop {
-            Rank::Measured.take(Pid::from_raw(thread));
+            Rank::Serving.take(Pid::from_raw(thread));
         }
     }
 }

@@ -7,6 +7,8 @@ use crate::support::peer::Link;
 use crate::support::wait::patience;
 use fdbroker_client::{Access, Arena, Client, Error, HostBuffer, HostMemory};
 use fdbroker_protocol::Handle;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,26 @@ struct Good {
     handles: Vec<Handle>,
     consumer: Client,
     next: usize,
+    waits: Waits,
+}
+
+/// How long this thread was ready to run and another had its processor: the attacker is on the same one, and the kernel
+/// may not let it be interrupted for milliseconds, which says nothing of the broker.
+struct Waits(File);
+
+impl Waits {
+    fn new() -> Waits {
+        Waits(File::open("/proc/thread-self/schedstat").expect("CONFIG_SCHED_INFO"))
+    }
+
+    /// So far; the second number of schedstat (Documentation/scheduler/sched-stats.rst), in ns.
+    fn so_far(&self) -> Duration {
+        let mut bytes = [0; 64];
+        let length = self.0.read_at(&mut bytes, 0).expect("schedstat can be read");
+        let text = std::str::from_utf8(&bytes[..length]).expect("numbers");
+        let second = text.split_whitespace().nth(1).expect("three numbers");
+        Duration::from_nanos(second.parse().expect("a number"))
+    }
 }
 
 /// Plays until the test ends it.
@@ -61,17 +83,20 @@ impl Good {
         let handles = arena.register(&buffers, patience())?;
         let handles = handles.into_iter().collect::<Result<Vec<_>, _>>()?;
         let (consumer, socket) = (connect("good")?, socket.to_owned());
-        Ok(Good { socket, _owner: owner, _buffers: buffers, handles, consumer, next: 0 })
+        let waits = Waits::new();
+        Ok(Good { socket, _owner: owner, _buffers: buffers, handles, consumer, next: 0, waits })
     }
 
-    /// One acquire and release, as long as both took together.
+    /// One acquire and release: how long both took together, less the waits for the processor.
     fn once(&mut self) -> Result<Duration, Error> {
         let handle = self.handles[self.next % BUFFERS];
         self.next += 1;
+        let waited = self.waits.so_far();
         let began = Instant::now();
         let grant = self.consumer.acquire(&handle, patience())?;
         drop(grant);
-        Ok(began.elapsed())
+        let took = began.elapsed();
+        Ok(took.saturating_sub(self.waits.so_far() - waited))
     }
 
     /// `count p99_ns errors text...`

@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 /// The good client's p99 under attack over its quiet one, at most.
 const MOST_RATIO: f64 = 3.0;
 
+/// How often a scenario is played, at most, when nothing but its times is wrong: with twice the rounds from the second
+/// time on.
+const PLAYS: usize = 3;
+
 /// How long the daemon may take to be as before: a hung close is waited for a second, and a hello ten.
 const TIME_TO_SETTLE: Duration = Duration::from_secs(20);
 
@@ -94,9 +98,11 @@ pub fn run(quick: bool, only: Option<&str>, rounds: Option<usize>) -> ExitCode {
             continue;
         }
         let mut outcome = play(scenario, user, plan);
-        if outcome.failures(false).is_empty() && !outcome.failures(true).is_empty() {
-            // The processors are not ours alone: only what is seen again counts.
-            outcome = play(scenario, user, Plan { rounds: plan.rounds * 2, ..plan });
+        // The processors are not ours alone: of the times, only what is seen again and again counts.
+        for _ in 1..PLAYS {
+            if outcome.failures(false).is_empty() && !outcome.failures(true).is_empty() {
+                outcome = play(scenario, user, Plan { rounds: plan.rounds * 2, ..plan });
+            }
         }
         print(scenario, user, &outcome, plan);
         let failures = outcome.failures(true);

@@ -2,6 +2,7 @@
 //! hoarding, abusive, mortal. Must only choose; the world hands the choice to the core.
 
 use crate::action::Action;
+use crate::model::Phase;
 use crate::rng::Rng;
 use crate::world::World;
 use fdbroker_core::{Deposit, Lane, LeaseId, RecallEvent, Supply, Wanted};
@@ -132,6 +133,18 @@ impl World {
             96..=97 => self.choose_cancel(client),
             _ => self.choose_credits(client),
         }
+    }
+
+    /// If the client has died and is not torn down yet: now and then another that was killed with it is gone before
+    /// the daemon does anything else.
+    pub fn choose_another_death(&mut self, client: u32) -> Option<Action> {
+        if self.phase(client) != Some(Phase::Gone) || !self.rng.chance(300) {
+            return None;
+        }
+        let clients = self.model.clients.iter();
+        let here = clients.filter(|(_, state)| state.phase != Phase::Gone);
+        let here: Vec<u32> = here.map(|(other, _)| *other).collect();
+        Some(Action::Gone { client: self.rng.pick(&here)? })
     }
 
     /// The number of the client's next request.

@@ -54,6 +54,7 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
     }
     model.recalling = recalling;
     model.was_pinned = std::mem::replace(&mut model.pinned, pinned);
+    model.still_leased = leases_of_gone_clients(model, core);
     sync_silence(model, core, step, action)?;
     for owner in step.said_silent.iter().filter(|_| model.exact) {
         let silent = step.silent_before.contains(owner) || model.silent.contains(owner);
@@ -61,6 +62,15 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
     }
     evictions(model, step, action)?;
     sync_promises(model, core)
+}
+
+/// What is leased until the teardown of a gone client, which is done in portions, has come to it.
+fn leases_of_gone_clients(model: &Model, core: &Core) -> BTreeSet<AllocationId> {
+    let gone = |client: u32| model.phase(client) == Some(Phase::Gone);
+    if !model.clients.keys().copied().any(gone) {
+        return BTreeSet::new();
+    }
+    core.leases(0).filter(|view| gone(view.client.0)).map(|view| view.allocation).collect()
 }
 
 /// Not evicted: what is waited for, and what its owner may not give again.
@@ -427,12 +437,19 @@ pub struct Waiting<'a> {
 /// Everybody who waits, by arrival.
 pub fn everybody<'a>(model: &'a Model, ledger: &Ledger) -> Vec<Waiting<'a>> {
     let all = waiting(model).into_iter();
-    all.map(|(client, state, request)| {
-        let stands = stands_before(model, ledger, client, request);
-        let needs = needs_of(model, client, request);
-        Waiting { client, state, request, stands, needs }
-    })
-    .collect()
+    all.map(|(client, state, request)| one_of(model, ledger, client, state, request)).collect()
+}
+
+fn one_of<'a>(
+    model: &'a Model,
+    ledger: &Ledger,
+    client: u32,
+    state: &'a Client,
+    request: &'a Request,
+) -> Waiting<'a> {
+    let stands = stands_before(model, ledger, client, request);
+    let needs = needs_of(model, client, request);
+    Waiting { client, state, request, stands, needs }
 }
 
 /// Whether one that may come before it waits for what it needs: one of its domain that came earlier, or any of
@@ -592,7 +609,18 @@ pub fn nothing_stuck(model: &Model) -> Check {
         let all: Vec<_> = all.map(|(_, c, d, bytes)| (*c, *d, *bytes)).collect();
         ledger.clone().without(&all)
     };
-    let all = everybody(model, &without(&BTreeSet::new()));
+    // Of several, one may make room for another; the only one that is wanted may not go for itself: who waits for
+    // a lease of it stands before a full cap, though there is nothing else to close.
+    let spared = |request: &Request| {
+        let wanted: BTreeSet<AllocationId> = request.wanted().collect();
+        if wanted.len() == 1 { wanted } else { BTreeSet::new() }
+    };
+    let all: Vec<Waiting<'_>> = waiting(model)
+        .into_iter()
+        .map(|(client, state, request)| {
+            one_of(model, &without(&spared(request)), client, state, request)
+        })
+        .collect();
     for one in &all {
         let (client, request) = (one.client, one.request);
         let reserved = |id| model.live(id).is_some_and(|known| known.reserved);
@@ -600,12 +628,7 @@ pub fn nothing_stuck(model: &Model) -> Check {
             // Its owner has time to come back.
             continue;
         }
-        // Of several, one may make room for another; the only one that is wanted may not go for itself.
-        let mut wanted: BTreeSet<AllocationId> = request.wanted().collect();
-        if wanted.len() > 1 {
-            wanted.clear();
-        }
-        let Some(blockers) = in_the_way(model, &without(&wanted), client, request) else {
+        let Some(blockers) = in_the_way(model, &without(&spared(request)), client, request) else {
             return Err(format!("at rest, client {client} waits for nothing: {:?}", request.ask));
         };
         ensure!(
@@ -626,11 +649,14 @@ pub fn settled(model: &Model, core: &Core) -> Check {
     }
     ensure!(model.leases.is_empty(), "after a rest there are leases");
     ensure!(model.tickets.is_empty(), "after a rest fds are closing");
-    ensure!(model.recalling.is_empty(), "after a rest recalls are under way");
+    // What the model knows of these may be as old as the last full check.
+    let mut allocations = core.allocations(0);
+    let recalling = allocations.any(|view| view.state == AllocationState::Recalling);
+    ensure!(!recalling, "after a rest recalls are under way");
+    ensure!(!core.clients(0).any(|view| view.silent), "after a rest clients are silent");
     let ownerless =
         model.allocations.values().any(|known| known.reserved || model.is_orphan(known));
     ensure!(!ownerless, "after a rest something lives without an owner");
-    ensure!(model.silent.is_empty(), "after a rest clients are silent");
     for (id, allocation) in &model.allocations {
         let live = allocation.ended.is_none() && allocation.drain == Drain::No;
         ensure!(live, "after a rest {id} is {:?}, {:?}", allocation.ended, allocation.drain);

@@ -9,6 +9,7 @@ use crate::tally::Promise;
 use fdbroker_core::{
     ClientId, Deposit, Effect, Effects, Granted, Lane, LeaseId, Registered, StatusReply,
 };
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use std::collections::BTreeSet;
 
@@ -228,6 +229,9 @@ impl Model {
             return self.registered_ok(step, client, (index, deposit), (item.id, fate));
         }
         ensure!(fate == Fate::Closed(deposit.lane), "refused deposit {index}: {fate:?}");
+        if item.status.result() == Err(ErrorCode::Again) {
+            return self.overlaps_too_many(step, client, deposit);
+        }
         let shown = show_status(&item.status);
         ensure!(item.status.result() == Err(ErrorCode::NoQuota), "deposit {index}: {shown}");
         // The address was reused, whether there is room for the new allocation or not.
@@ -266,6 +270,19 @@ impl Model {
         if let Some(known) = self.allocations.get_mut(&id) {
             known.count += 1;
         }
+        Ok(())
+    }
+
+    /// AGAIN: the message has ended as many as it may, and of what the deposit overlaps some is left.
+    fn overlaps_too_many(&mut self, step: &mut Step, client: u32, deposit: &Deposit) -> Check {
+        let ended = step.unpublished.len();
+        ensure!(ended == ENDS_PER_MESSAGE, "AGAIN, and the message has ended {ended}");
+        let owns = self.clients.get(&client).map(|c| c.owns.as_slice()).unwrap_or_default();
+        let overlapped =
+            |id: &&AllocationId| self.live(**id).is_some_and(|old| overlaps(&old.deposit, deposit));
+        let left: Vec<AllocationId> = owns.iter().filter(overlapped).copied().collect();
+        ensure!(!left.is_empty(), "AGAIN, and it overlaps nothing any more");
+        left.iter().for_each(|id| _ = step.due_end.remove(id));
         Ok(())
     }
 

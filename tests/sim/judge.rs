@@ -6,6 +6,7 @@ use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
 use crate::returns::Return;
 use crate::tally::Promise;
 use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply, limits};
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -374,6 +375,9 @@ impl Model {
         let order = self.client_orders.get(&client).copied();
         if allocation.owner != client || Some(allocation.owner_order) != order {
             return Foretold::Exactly(Status::error(ErrorCode::NotPermitted));
+        }
+        if allocation.count == 1 && step.due_end.len() == ENDS_PER_MESSAGE {
+            return Foretold::Exactly(Status::error(ErrorCode::Again));
         }
         allocation.count -= 1;
         if allocation.count > 0 {

@@ -328,6 +328,8 @@ pub struct Model {
     pub promised: BTreeMap<u32, u64>,
     /// Allocations of gone clients that the core has still to take off the page.
     pub to_unpublish: BTreeSet<AllocationId>,
+    /// Allocations that a gone client has leases of which the core has still to take down, as the view says.
+    pub still_leased: BTreeSet<AllocationId>,
     /// Slots whose fd is in the service manager's store.
     pub kept_slots: BTreeSet<u32>,
     /// Until when those of before a crash may be named again.
@@ -366,6 +368,7 @@ impl Model {
             was_pinned: BTreeSet::new(),
             promised: BTreeMap::new(),
             to_unpublish: BTreeSet::new(),
+            still_leased: BTreeSet::new(),
             kept_slots: BTreeSet::new(),
             grace_until: None,
             grace_ending: false,
@@ -467,6 +470,12 @@ impl Model {
             }
         }
         Some(lease)
+    }
+
+    /// Whether the owner is to be told that nobody has a lease of it any more: the last of them may be a gone
+    /// client's, which goes in portions.
+    pub fn is_drained(&self, id: AllocationId, allocation: &Allocation) -> bool {
+        allocation.drain == Drain::Due && !self.still_leased.contains(&id)
     }
 
     /// Forgets an ended allocation that nobody holds and nobody is to be told about.

@@ -146,9 +146,9 @@ build() {
 
 # One mutation, or none with -1. A run that takes ten times as long as it should, hangs.
 run_one() {
-    local at=$1 out=$work/out.$1
-    SIM_MUTATION=$at timeout 600 "$program" --steps "$steps" --threads 1 --fail-fast >"$out" 2>&1
-    echo $? >"$out.rc"
+    local at=$1 out=$work/out.$1 rc=0
+    SIM_MUTATION=$at timeout 600 "$program" --steps "$steps" --threads 1 --fail-fast >"$out" 2>&1 || rc=$?
+    echo "$rc" >"$out.rc"
 }
 
 report() {

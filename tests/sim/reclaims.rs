@@ -20,6 +20,8 @@ pub struct Reclaims {
     need: u64,
     /// Leases that their holders are asked for.
     marked: BTreeSet<u64>,
+    /// Leases that there were before the step under way.
+    before: BTreeSet<u64>,
     /// When each was last told of, as open or as mapped.
     told: BTreeMap<(u64, bool), u64>,
     /// When a lease of an account was last marked.
@@ -84,6 +86,7 @@ impl Reclaims {
             self.check_mark(model, ledgers, &marked, lease)?;
         }
         self.marked = marked;
+        self.before = model.leases.keys().copied().collect();
         self.check_somebody_is_asked(model, ledgers[1], all)
     }
 
@@ -108,12 +111,15 @@ impl Reclaims {
             };
             resources.iter().copied().any(full)
         });
+        // One that was granted in the same step was there too late, maybe: of two supplied fds, say, the second
+        // is granted when those who wait for a lease of the first have asked for leases already.
+        let could_not = |other: u64| marked.contains(&other) || !self.before.contains(&other);
         let fair = full.any(|account| {
             model.clients.iter().all(|(other, state)| {
                 *other == client
                     || !state.is_of(*other, *account)
                     || !self.is_more_idle(*other, client)
-                    || !has_unasked(model, state, mapped, marked)
+                    || !has_one(model, state, mapped, could_not)
                     // Those that keep what they were asked for come last.
                     || state.leases.iter().any(|lease| marked.contains(lease))
             })
@@ -163,7 +169,7 @@ impl Reclaims {
             let somebody = model.clients.iter().any(|(number, state)| {
                 state.is_of(*number, account)
                     && state.phase != Phase::Gone
-                    && has_unasked(model, state, false, &self.marked)
+                    && has_one(model, state, false, |lease| self.marked.contains(&lease))
             });
             model.proofs.count(Promise::Reclaim, usize::from(somebody));
             ensure!(!late || !somebody, "client {} waits, and nobody is asked", one.client);
@@ -173,12 +179,12 @@ impl Reclaims {
     }
 }
 
-/// Whether a client has a lease of that kind that it could be asked for, and is not.
-fn has_unasked(model: &Model, state: &Client, mapped: bool, marked: &BTreeSet<u64>) -> bool {
+/// Whether a client has a lease of that kind that it could be asked for; not one of those left out.
+fn has_one(model: &Model, state: &Client, mapped: bool, left_out: impl Fn(u64) -> bool) -> bool {
     state.phase != Phase::Gone
         && state.leases.iter().any(|number| {
             let lease = model.leases.get(number);
-            !marked.contains(number)
+            !left_out(*number)
                 && lease.is_some_and(|one| one.mapped == mapped && model.live(one.id).is_some())
         })
 }

@@ -42,6 +42,8 @@ impl Model {
         for lease in &state.leases {
             let known = self.leases.get(lease).ok_or("a lease of nobody")?;
             let ended = self.allocations.get(&known.id).is_some_and(|a| a.ended.is_some());
+            // Of a gone owner: the teardown, which goes in portions, has come to it.
+            let ended = ended && !self.to_unpublish.contains(&known.id);
             ensure!(!ended || known.revoked, "lease {lease:#x}: {} ended, not told", known.id);
         }
         let order = self.client_orders.get(&client).copied();
@@ -49,7 +51,8 @@ impl Model {
             if allocation.owner != client || Some(allocation.owner_order) != order {
                 continue;
             }
-            ensure!(allocation.drain != Drain::Due, "{id} is drained, and its owner is not told");
+            let drained = self.is_drained(*id, allocation);
+            ensure!(!drained, "{id} is drained, and its owner is not told");
             let asked = allocation.recalled_at.is_some();
             let recalling = self.recalling.contains_key(id);
             ensure!(asked || !recalling, "{id} is recalled, and its owner is not asked");

@@ -2,7 +2,7 @@
 //! oldest first. Must never look at more of the core than its public views.
 
 use crate::judge::ensure;
-use crate::model::{Check, Drain, Model, Phase};
+use crate::model::{Check, Model, Phase};
 use crate::tally::Promise;
 use crate::world::World;
 use fdbroker_core::Core;
@@ -85,8 +85,12 @@ impl World {
             if allocation.ended.is_none() {
                 continue;
             }
-            if allocation.drain == Drain::Due && self.model.owner_here(allocation) {
+            if self.model.is_drained(*id, allocation) && self.model.owner_here(allocation) {
                 self.is_told(allocation.owner, &format_args!("{id} is drained"))?;
+            }
+            if self.model.to_unpublish.contains(id) {
+                // Its owner is gone, and the teardown has not come to it.
+                continue;
             }
             for lease in &allocation.leases {
                 let Some(known) = self.model.leases.get(lease) else { continue };

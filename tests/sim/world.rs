@@ -7,7 +7,7 @@ use crate::checks;
 use crate::faults;
 use crate::judge::{Step, ensure};
 use crate::lives::Remembered;
-use crate::model::{Check, Ledger, Model, Phase, set_caps};
+use crate::model::{Check, Ledger, Model, Phase};
 use crate::reclaims::Reclaims;
 use crate::report::{Stats, Trace};
 use crate::rng::Rng;
@@ -17,9 +17,9 @@ use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
     CapsOfLevels, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, JobKey,
-    Kept, Lane, LeaseId, Now, Ticket,
+    Kept, Lane, Now, Ticket,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -28,7 +28,7 @@ const MAX_POLLS_AT_ONCE: u64 = 512;
 
 /// What is to happen at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Todo {
+pub enum Todo {
     Spawn,
     Hello { client: u32, order: u64 },
     Act { client: u32, order: u64 },
@@ -85,14 +85,14 @@ pub struct World {
     todos: BinaryHeap<Reverse<(u64, u64, Todo)>>,
     todo_count: u64,
     /// Until then every send of fds fails (ETOOMANYREFS).
-    refs_full_until: u64,
+    pub refs_full_until: u64,
     /// Messages of clients handed in: what tells which has overtaken another.
     messages: u64,
     pub ledger: Ledger,
     pub turns: Turns,
     pub reclaims: Reclaims,
     /// The caps that this world began with.
-    first_caps: CapsOfLevels,
+    pub first_caps: CapsOfLevels,
     pub slot_watch: SlotWatch,
 }
 
@@ -180,7 +180,8 @@ impl World {
         self.model.slots.iter().all(|slot| slot.highest == u32::MAX && slot.published == 0)
     }
 
-    fn schedule(&mut self, wait: u64, todo: Todo) {
+    /// Has something done after a while.
+    pub fn schedule(&mut self, wait: u64, todo: Todo) {
         self.todo_count += 1;
         self.todos.push(Reverse((self.now + wait, self.todo_count, todo)));
     }
@@ -239,7 +240,8 @@ impl World {
                 self.feed(Action::Sendable { client, sendable: true })
             }
             Todo::Gone { client, order } if self.is_current(client, order) => {
-                self.feed(Action::Gone { client })
+                self.feed(Action::Gone { client })?;
+                self.others_die(client)
             }
             Todo::Close { ticket, token } if self.closing.get(&ticket) == Some(&token) => {
                 self.close(ticket)
@@ -320,6 +322,7 @@ impl World {
         let Some(agent) = self.agents.get_mut(&client).filter(|_| delay) else {
             self.messages += 1;
             self.feed(action)?;
+            self.others_die(client)?;
             self.act_later(client, order);
             return Ok(());
         };
@@ -327,6 +330,13 @@ impl World {
         let wait = self.rng.skewed(20, 20_000);
         self.schedule(wait, Todo::Deliver { client, order });
         Ok(())
+    }
+
+    /// After a client's message, or its death.
+    fn others_die(&mut self, client: u32) -> Check {
+        let Some(death) = self.choose_another_death(client) else { return Ok(()) };
+        self.stats.deaths += 1;
+        self.feed(death)
     }
 
     fn act_later(&mut self, client: u32, order: u64) {
@@ -390,54 +400,6 @@ impl World {
             self.core.check_invariants();
         }
         Ok(true)
-    }
-
-    /// The leases that the client is asked for: most clients give most of them back, some none.
-    fn give_back_later(&mut self, client: u32, leases: &[LeaseId]) {
-        self.stats.reclaims += leases.len() as u64;
-        let Some(agent) = self.agents.get_mut(&client) else { return };
-        if self.rng.chance(agent.manners.hoard.max(150)) {
-            self.stats.faults(Fault::ReclaimIgnored, leases.len());
-            return;
-        }
-        agent.asked_back.extend(leases);
-        let order = agent.order;
-        let wait = self.rng.skewed(10, 5_000);
-        self.schedule(wait, Todo::GiveBack { client, order });
-    }
-
-    fn give_back(&mut self, client: u32) -> Check {
-        let Some(agent) = self.agents.get_mut(&client) else { return Ok(()) };
-        let mut leases = std::mem::take(&mut agent.asked_back);
-        leases.truncate(MAX_BATCH);
-        // Some are in use.
-        leases.retain(|_| !self.rng.chance(200));
-        if leases.is_empty() {
-            return Ok(());
-        }
-        self.feed(Action::Release { client, request: None, leases })
-    }
-
-    /// The administrator changes caps: of those that there are, some are lower now, some as at the beginning.
-    fn change_caps(&mut self) -> Check {
-        self.stats.fault(Fault::CapsChanged);
-        let mut caps = self.first_caps;
-        for level in [&mut caps.node, &mut caps.domain, &mut caps.job, &mut caps.client] {
-            for cap in [
-                &mut level.fds,
-                &mut level.held_fds,
-                &mut level.held_bytes,
-                &mut level.open_leases,
-                &mut level.mapped_leases,
-                &mut level.allocations,
-            ] {
-                if *cap != u64::MAX && self.rng.chance(400) {
-                    *cap = self.rng.below(*cap + 1);
-                }
-            }
-        }
-        set_caps(&mut self.setup.config, &caps);
-        self.feed(Action::SetCaps { caps: Box::new(caps) })
     }
 
     pub fn events_are_due(&mut self, client: u32) {
@@ -690,46 +652,6 @@ impl World {
         let Some(order) = self.agents.get(&client).map(|agent| agent.order) else { return };
         let wait = self.rng.skewed(0, 100);
         self.schedule(wait, Todo::Gone { client, order });
-    }
-
-    fn send_fails(&mut self, client: u32, grants: &[Granted]) -> bool {
-        if self.quiet || self.replies.is_some() {
-            return false;
-        }
-        if grants.iter().all(|grant| !grant.status.is_ok()) {
-            // Without fds it can be kept until the socket takes it.
-            return false;
-        }
-        if self.now > self.refs_full_until + 20_000 && self.rng.chance(5) {
-            self.refs_full_until = self.now + self.rng.between(100, 3_000);
-            self.stats.fault(Fault::NoReferences);
-        }
-        let slow = self.agents.get(&client).map_or(0, |agent| agent.manners.slow);
-        self.now < self.refs_full_until || self.rng.chance(slow / 2 + 5)
-    }
-
-    fn send_failed(&mut self, client: u32, unsent: Action, follow: &mut Vec<Action>) {
-        let unsendable = Action::Sendable { client, sendable: false };
-        match self.rng.below(4) {
-            0 => follow.extend([unsent, unsendable]),
-            _ => follow.extend([unsendable, unsent]),
-        }
-        self.sendable_later(client);
-    }
-
-    fn sent(&mut self, client: u32, grants: &[Granted], follow: &mut Vec<Action>) {
-        let slow = self.agents.get(&client).map_or(0, |agent| agent.manners.slow);
-        let carries = grants.iter().any(|grant| grant.status.is_ok());
-        if carries && !self.quiet && self.replies.is_none() && self.rng.chance(slow) {
-            follow.push(Action::Sendable { client, sendable: false });
-            self.sendable_later(client);
-        }
-    }
-
-    fn sendable_later(&mut self, client: u32) {
-        let Some(order) = self.agents.get(&client).map(|agent| agent.order) else { return };
-        let wait = self.rng.skewed(10, 30_000);
-        self.schedule(wait, Todo::Sendable { client, order });
     }
 
     /// Whether an allocation ended for that reason.

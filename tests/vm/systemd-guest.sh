@@ -353,6 +353,10 @@ if [ "$version" -ge 254 ]; then
     'systemctl show -P NFileDescriptorStore fdbrokerd.service; [ "$(systemctl show -P NFileDescriptorStore fdbrokerd.service)" -gt 0 ]'
   systemctl start fdbrokerd.service
   check "start: everything is there" everything_is_there
+  mark lasting
+  check "start: clients go on" soon goes_on lasting
+  # After a crash they have seen NOT_CONNECTED.
+  [ "$selection" = full ] || check "start: they saw no error, no disconnect and no lost lease" only_ok lasting
 else
   stop_all
   check "stop: it ends, the sockets with it" is "$(show ActiveState) $(systemctl is-active fdbrokerd.socket)" "inactive inactive"

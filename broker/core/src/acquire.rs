@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
-use crate::ledger::{Blocked, FOR_HELD, FOR_LEASE, Holder};
+use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE, Holder};
 use crate::state::{Parked, State, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
 
@@ -145,12 +145,24 @@ impl Core {
         let Attempt { client, wanted, turn, .. } = attempt;
         let begin = fx.granted.len();
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
-        let (mut any, mut short_of) = (false, 0);
+        let (mut any, mut short_of, mut fds) = (false, 0, 0);
+        let charged = if blocked.is_none() { self.charge_ready(client, wanted) } else { 0 };
         for item in wanted {
             let granted = match self.item(client, *item) {
                 Item::Final(code) => Granted::refused(*item, code.into()),
+                Item::Ready(_) if fds == self.most_granted => {
+                    Granted::refused(*item, ErrorCode::Again.into())
+                }
+                Item::Ready(slot) if fds < charged => {
+                    fds += 1;
+                    let lease = self.charged_lease(now, client.0, slot);
+                    self.granted(*item, slot, lease)
+                }
                 Item::Ready(slot) if blocked.is_none() => match self.lease(now, client.0, slot) {
-                    Ok(lease) => self.granted(*item, slot, lease),
+                    Ok(lease) => {
+                        fds += 1;
+                        self.granted(*item, slot, lease)
+                    }
                     Err(full) => {
                         blocked = Some(full);
                         Granted::refused(*item, ErrorCode::Again.into())
@@ -181,6 +193,18 @@ impl Core {
         let range = begin..fx.granted.len();
         fx.list.push(Effect::Granted { client, request, range, deadline, seq });
         None
+    }
+
+    /// Charges what is ready of a request of several, as far as it is granted now, in one go; how many. One by one costs
+    /// as much as all the rest of a grant. 0: not all of them fit.
+    fn charge_ready(&mut self, client: ClientId, wanted: &[Wanted]) -> usize {
+        if wanted.len() < 2 {
+            return 0;
+        }
+        let is_ready = |item: &&Wanted| matches!(self.item(client, **item), Item::Ready(_));
+        let ready = wanted.iter().filter(is_ready).count().min(self.most_granted);
+        let charge = Charge::Open(ready as u64);
+        if self.charge(client.0, charge).is_ok() { ready } else { 0 }
     }
 
     /// Recalls, from free room alone, what the client will ask for again.

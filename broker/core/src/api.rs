@@ -195,6 +195,9 @@ pub enum Input<'a> {
     /// Whether the client has room for another message with fds. While `false` its parked requests stay parked.
     /// Connected clients begin with `true`.
     Sendable { client: ClientId, sendable: bool },
+    /// From now on an answer has at most so many fds, at least one; its other items say AGAIN. Before the first of
+    /// these, as many as a message has.
+    MostGranted { fds: usize },
     /// Give up a parked request: answers CANCELLED. Not parked any more: nothing.
     Cancel { client: ClientId, request: RequestId },
     /// Leases whose memory is imported and whose fd is closed. `request` `None` = one-way.

@@ -34,11 +34,15 @@ impl Core {
         if allocation.owner != client.0 {
             return ErrorCode::NotPermitted.into();
         }
-        let allocation = &mut self.allocations[id.slot];
-        allocation.registrations -= 1;
-        if allocation.registrations > 0 {
+        let is_last = allocation.registrations == 1;
+        if is_last && self.ends_left == 0 {
+            return ErrorCode::Again.into();
+        }
+        self.allocations[id.slot].registrations -= 1;
+        if !is_last {
             return Status::OK;
         }
+        self.ends_left -= 1;
         self.end(id.slot, ErrorCode::Stale, fx);
         if !self.allocations[id.slot].leases.is_empty() {
             return Status::OK;

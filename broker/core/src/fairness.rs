@@ -8,7 +8,9 @@ use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{Effects, Now};
 use crate::ledger::{Blocked, FOR_LEASE, Holder};
-use crate::limits::{LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP};
+use crate::limits::{
+    LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, RESTARTS_OF_A_SCAN,
+};
 use crate::state::{Wait, Wish};
 use fdbroker_protocol::Resource;
 
@@ -54,20 +56,43 @@ impl Rooms {
 }
 
 /// How far a scan has come.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Scan {
     /// The next arrival number among the supplied ones.
     supplied: u64,
     /// The next domain, by its turn and number.
     at: (u64, u32),
+    /// How many requests of that domain it has looked at in this turn.
+    looked: usize,
+    /// How often it has begun anew.
+    restarts: u32,
+    /// Room has appeared behind it: it begins anew at its end.
+    again: bool,
+}
+
+/// Whether a scan has come to its end.
+enum Progress {
+    Done,
+    /// The next step goes on.
+    Cut,
 }
 
 /// What looking at a request came to.
 enum Look {
-    /// It has been answered, or the recall that it needs is under way.
+    /// It has been answered, or the recall that it needs has been begun.
     Served,
-    /// It waits on.
+    /// It waits on, for room or for a recall that took none.
     Passed,
+    /// Nobody behind it can be served.
+    Stop,
+}
+
+/// What the turn of a domain came to.
+enum Turns {
+    /// One of its requests was served, or none of them could be.
+    Over,
+    /// It has others that have not been looked at.
+    Unfinished,
     /// Nobody behind it can be served.
     Stop,
 }
@@ -122,76 +147,101 @@ impl Core {
 
     /// Room has appeared: everybody who waits is looked at, from the beginning.
     pub(crate) fn start_scan(&mut self) {
+        let restarts = match &mut self.scan_from {
+            Some(scan) if scan.restarts == RESTARTS_OF_A_SCAN => {
+                scan.again = true;
+                return;
+            }
+            Some(scan) => scan.restarts + 1,
+            None => 0,
+        };
         self.scans += 1;
         self.scan_full.clear();
-        self.scan_from = Some(Scan { supplied: 0, at: (0, 0) });
+        self.scan_from = Some(Scan { restarts, ..Scan::default() });
     }
 
     /// Serves parked requests in their order while there is room. A later one passes by those that wait for caps
     /// which it does not need itself.
     pub(crate) fn scan(&mut self, now: Now, fx: &mut Effects) {
         let Some(mut scan) = self.scan_from.take() else { return };
+        match self.scan_on(now, &mut scan, fx) {
+            Progress::Cut => self.scan_from = Some(scan),
+            Progress::Done if scan.again => self.start_scan(),
+            Progress::Done => {}
+        }
+    }
+
+    fn scan_on(&mut self, now: Now, scan: &mut Scan, fx: &mut Effects) -> Progress {
         let mut looks = PARKED_SCAN_PER_STEP;
         while let Some(seq) = self.rooms.supplied.range(scan.supplied..).next().copied() {
             if looks == 0 || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
-                self.scan_from = Some(scan);
-                return;
+                return Progress::Cut;
             }
             looks -= 1;
             scan.supplied = seq + 1;
             if let Look::Stop = self.look(now, seq, fx) {
-                return;
+                return Progress::Done;
             }
         }
         // A domain that is served goes to the end, and so comes up again.
         while let Some((turn, number)) = self.rooms.turns.range(scan.at..).next().copied() {
-            scan.at = (turn, number);
+            if scan.at != (turn, number) {
+                (scan.at, scan.looked) = ((turn, number), 0);
+            }
             if looks == 0 || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
-                self.scan_from = Some(scan);
-                return;
+                return Progress::Cut;
             }
-            let allowed = looks.min(LOOKS_PER_TURN);
-            match self.give_turn(now, number, allowed, fx) {
-                (_, Look::Stop) => return,
-                (looked, _) => looks -= looked,
+            let allowed = looks.min(LOOKS_PER_TURN - scan.looked);
+            let (looked, turns) = self.give_turn(now, number, allowed, fx);
+            looks -= looked;
+            scan.looked += looked;
+            match turns {
+                Turns::Stop => return Progress::Done,
+                // The step ends, and not the turn: the next step goes on with it.
+                Turns::Unfinished if scan.looked < LOOKS_PER_TURN => continue,
+                // Those that it cannot serve must not hold up the others.
+                Turns::Unfinished => self.end_turn(number),
+                Turns::Over => {}
             }
-            scan.at = (turn, number + 1);
+            (scan.at, scan.looked) = ((turn, number + 1), 0);
         }
+        Progress::Done
     }
 
-    /// Looks at the requests of a domain until one is served; how many it looked at. When it looked at as many as
-    /// allowed, the domain goes to the end: those that it cannot serve must not hold up the others.
+    /// Looks at the requests of a domain until one is served, or as many as allowed; how many it looked at.
     fn give_turn(
         &mut self,
         now: Now,
         number: u32,
         allowed: usize,
         fx: &mut Effects,
-    ) -> (usize, Look) {
+    ) -> (usize, Turns) {
         for looked in 1..=allowed {
             let (scan, from) = self.domains[number].looked;
             let from = if scan == self.scans { from } else { 0 };
             let next = self.domains[number].waiting.range(from..).next().copied();
-            let Some(seq) = next else { return (looked, Look::Passed) };
+            let Some(seq) = next else { return (looked, Turns::Over) };
             self.domains[number].looked = (self.scans, seq + 1);
             match self.look(now, seq, fx) {
-                Look::Stop => return (looked, Look::Stop),
+                Look::Stop => return (looked, Turns::Stop),
                 Look::Served => {
                     self.end_turn(number);
-                    return (looked, Look::Served);
+                    return (looked, Turns::Over);
                 }
                 Look::Passed => {}
             }
         }
-        self.end_turn(number);
-        (allowed, Look::Passed)
+        (allowed, Turns::Unfinished)
     }
 
     fn look(&mut self, now: Now, seq: u64, fx: &mut Effects) -> Look {
         if self.is_passed_over(seq) {
             return Look::Passed;
         }
+        let taken = self.taken();
         match self.retry(now, seq, Turn::Scanned, fx) {
+            // It joined a recall under way, or waits for an owner to come back: it had nothing of the room.
+            Some(Wait::Recall) if self.taken() == taken => Look::Passed,
             None | Some(Wait::Recall) => Look::Served,
             Some(Wait::Reader) => Look::Passed,
             Some(Wait::Room(Blocked { resource: Resource::Fds, account: Holder::Node })) => {
@@ -205,6 +255,11 @@ impl Core {
                 Look::Passed
             }
         }
+    }
+
+    /// What a request that goes on to wait for a recall has taken of the room: the recall's place, or a lease's.
+    fn taken(&self) -> (u64, u64) {
+        (self.counters.recalls, self.node.now(Resource::OpenLeases))
     }
 
     /// Whether it is plain without a closer look that a request cannot be served in this scan.

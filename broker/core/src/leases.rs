@@ -9,9 +9,8 @@ use fdbroker_protocol::Status;
 impl Core {
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
     pub(crate) fn lease(&mut self, now: Now, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
-        let lease = self.lease_as(now, client, slot, false)?;
-        self.counters.grants += 1;
-        Ok(lease)
+        self.charge(client, Charge::Open(1))?;
+        Ok(self.charged_lease(now, client, slot))
     }
 
     /// Makes a lease of an allocation, open or mapped; or says which cap is in the way.
@@ -23,6 +22,16 @@ impl Core {
         mapped: bool,
     ) -> Result<LeaseId, Blocked> {
         self.charge(client, if mapped { Charge::Mapped(1) } else { Charge::Open(1) })?;
+        Ok(self.enter_lease(now, client, slot, mapped))
+    }
+
+    /// Makes a lease that is granted, and for which an open one has been charged.
+    pub(crate) fn charged_lease(&mut self, now: Now, client: u32, slot: u32) -> LeaseId {
+        self.counters.grants += 1;
+        self.enter_lease(now, client, slot, false)
+    }
+
+    fn enter_lease(&mut self, now: Now, client: u32, slot: u32, mapped: bool) -> LeaseId {
         let links = Lease::UNLINKED;
         let asked = 0;
         let lease = Lease { since: now, allocation: slot, client, asked, mapped, links };
@@ -32,7 +41,7 @@ impl Core {
         self.allocations[slot].leases = list;
         self.allocations[slot].open += u32::from(!mapped);
         self.shelve(number);
-        Ok(LeaseId(u64::from(generation) << 32 | u64::from(number)))
+        LeaseId(u64::from(generation) << 32 | u64::from(number))
     }
 
     /// The cap in the way of another lease of the client.
@@ -90,15 +99,24 @@ impl Core {
         fx: &mut Effects,
     ) {
         let begin = fx.statuses.len();
+        let (mut open, mut mapped) = (0, 0);
         for lease in leases {
             let status = match self.lease_slot(client, *lease) {
                 None => ErrorCode::BadHandle.into(),
                 Some(slot) => {
-                    self.end_lease(slot);
+                    let count = if self.leases[slot].mapped { &mut mapped } else { &mut open };
+                    *count += 1;
+                    self.remove_lease(slot);
                     Status::OK
                 }
             };
             fx.statuses.push(status);
+        }
+        // In one go: one by one they cost as much as the rest.
+        for (charge, count) in [(Charge::Open(open), open), (Charge::Mapped(mapped), mapped)] {
+            if count > 0 {
+                self.release_charge(client.0, charge);
+            }
         }
         Self::lease_reply(client, request, begin, fx);
     }
@@ -117,6 +135,13 @@ impl Core {
 
     /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
     pub(crate) fn end_lease(&mut self, slot: u32) {
+        let Lease { client, mapped, .. } = self.leases[slot];
+        self.remove_lease(slot);
+        self.release_charge(client, if mapped { Charge::Mapped(1) } else { Charge::Open(1) });
+    }
+
+    /// The same, but for its charge: the caller takes that back.
+    fn remove_lease(&mut self, slot: u32) {
         let Lease { allocation, client, mapped, .. } = self.leases[slot];
         self.unask(slot);
         self.unshelve(slot);
@@ -124,13 +149,7 @@ impl Core {
         list.remove(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), slot);
         self.allocations[allocation].leases = list;
         self.leases.remove(slot);
-        match mapped {
-            true => self.release_charge(client, Charge::Mapped(1)),
-            false => {
-                self.allocations[allocation].open -= 1;
-                self.release_charge(client, Charge::Open(1));
-            }
-        }
+        self.allocations[allocation].open -= u32::from(!mapped);
         if let State::Ended(_) = self.allocations[allocation].state {
             let size = self.allocations[allocation].size_bytes;
             self.release_charge(client, Charge::Pinned(size));

@@ -47,7 +47,8 @@ pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseV
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairness::{Rooms, Scan};
-use fdbroker_protocol::{ErrorCode, limits::DRIVER_DATA_BYTES};
+use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use ledger::{Blocked, Table};
 use lists::List;
 use rustc_hash::FxHashMap;
@@ -99,6 +100,10 @@ pub struct Core {
     something_ended: bool,
     /// This client reads again: what its requests wait for may have ended meanwhile.
     reads_again: Option<u32>,
+    /// Allocations that the message at hand may still end.
+    ends_left: usize,
+    /// Most fds granted in one answer.
+    most_granted: usize,
     /// The time of the step.
     now: Now,
     /// Clients, the one idle longest first.
@@ -164,6 +169,8 @@ impl Core {
             ended_from: None,
             something_ended: false,
             reads_again: None,
+            ends_left: 0,
+            most_granted: fdbroker_protocol::MAX_BATCH,
             now: Now(0),
             idle: List::EMPTY,
             node_pauses: reclaim::Pauses::default(),
@@ -189,6 +196,7 @@ impl Core {
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
         let fx = effects;
         self.now = now;
+        self.ends_left = ENDS_PER_MESSAGE;
         self.touch_by(&input);
         match input {
             Input::Connect { client, peer } => self.connect(client, &peer, fx),
@@ -197,6 +205,7 @@ impl Core {
             Input::Closed { ticket } => self.closed(ticket),
             Input::Cancel { client, request } => self.cancel(client, request, fx),
             Input::Sendable { client, sendable } => self.sendable(client, sendable),
+            Input::MostGranted { fds } => self.most_granted = fds.max(1),
             Input::Unsent { client, request, grants, deadline, seq } => {
                 self.unsent(client, request, grants, deadline, seq, fx);
             }

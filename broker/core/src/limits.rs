@@ -8,9 +8,9 @@ pub const FDS_PER_CONNECTION: u64 = 4;
 /// Places in the table kept free for one inbound message: the kernel's most fds per message.
 pub const TABLE_RESERVE: u64 = 253;
 
-/// Most leases and allocations of gone clients torn down in one step: some 30 us, so that the death of a
+/// Most leases and allocations of gone clients torn down in one step: some 20 us, so that the death of a
 /// client with 100,000 leases stalls nobody.
-pub const TEARDOWN_PER_STEP: usize = 256;
+pub const TEARDOWN_PER_STEP: usize = 64;
 
 /// Most parked requests looked at in one step when room appears; the rest is looked at in the next
 /// poll, which is then due at once.
@@ -19,14 +19,18 @@ pub const PARKED_SCAN_PER_STEP: usize = 16;
 /// Most items of parked requests looked at, or granted, in one step, to which the request under way may add 253:
 /// a request of 253 costs as much as a hundred small ones. The daemon hands in what it could not send to one list of
 /// effects, so this bounds the list, too.
-pub const PARKED_ITEMS_PER_STEP: usize = 512;
+pub const PARKED_ITEMS_PER_STEP: usize = 64;
 
 /// Items for which a list of effects keeps its memory: what a step of full batches needs, doubled.
 pub const EFFECTS_KEPT: usize = 2048;
 
-/// Most parked requests of one domain looked at in its turn: those that cannot be served, as many as they may
-/// be, then hold up the other domains no longer than a quarter of a step.
+/// Most parked requests of one domain looked at in its turn, in several steps: those that cannot be served, as many as
+/// they may be, then hold up the other domains no longer.
 pub const LOOKS_PER_TURN: usize = 64;
+
+/// How often a scan that has not come to its end begins anew when room appears; after that it goes on first, so that
+/// whoever waits far behind is looked at, too, however often room appears.
+pub const RESTARTS_OF_A_SCAN: u32 = 4;
 
 /// Leases that a client is asked for at a time, if one is needed: enough that a burst of requests is not served
 /// one round trip each, few enough that a cache of thousands is not emptied for one request.
@@ -48,21 +52,17 @@ pub const DRAIN_PAUSE_US: u64 = 100_000;
 pub const EVICTIONS_PER_STEP: usize = 512;
 
 /// Most deadlines dealt with in one poll; further ones are due at once in the next.
-pub const TIMERS_PER_STEP: usize = 32;
+pub const TIMERS_PER_STEP: usize = 8;
 
-/// Most allocations of before a crash ended in one step when the time for naming them again is over: some 100 us,
+/// Most allocations of before a crash ended in one step when the time for naming them again is over: some 50 us,
 /// so that a million of them stalls nobody.
-pub const RESERVED_ENDS_PER_STEP: usize = 1024;
+pub const RESERVED_ENDS_PER_STEP: usize = 64;
 
-/// Most slots looked at for such allocations in one step: some 100 us.
-pub const RESERVED_SCAN_PER_STEP: u32 = 65_536;
+/// Most slots looked at for such allocations in one step: some 20 us.
+pub const RESERVED_SCAN_PER_STEP: u32 = 16_384;
 
 /// Client numbers that a predecessor may have given, whatever the new limit: 8 MiB of table.
 pub const CLIENT_NUMBERS: u32 = 1 << 20;
 
 /// Most groups of one client: the kernel's NGROUPS_MAX (include/uapi/linux/limits.h).
 pub const MOST_GROUPS: usize = 65_536;
-
-/// Most old allocations that one deposit may end by overlapping them; with more it answers AGAIN, and the
-/// next try goes on.
-pub const OVERLAPS_PER_DEPOSIT: usize = 1024;

@@ -83,9 +83,13 @@ impl Core {
 
     /// Marks an evictable allocation as used just now.
     pub(crate) fn lru_touch(&mut self, slot: u32) {
-        if self.allocations[slot].is_in(AllocationList::OwnerLru) {
-            self.lru_remove(slot);
-            self.lru_insert(slot);
+        let lists = [AllocationList::NodeLru, AllocationList::DomainLru, AllocationList::JobLru];
+        for list in lists.into_iter().chain([AllocationList::OwnerLru]) {
+            if self.allocations[slot].is_in(list) {
+                let mut head = *self.list_mut(slot, list);
+                head.touch(&mut AllocationLinks(&mut self.allocations, list), slot);
+                *self.list_mut(slot, list) = head;
+            }
         }
     }
 

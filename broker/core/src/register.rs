@@ -4,7 +4,6 @@
 use crate::Core;
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
 use crate::ledger::{Blocked, Charge, Holder};
-use crate::limits::OVERLAPS_PER_DEPOSIT;
 use crate::lists::List;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, State};
@@ -134,13 +133,13 @@ impl Core {
     }
 
     /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
-    /// there were more of them than one deposit may end.
+    /// there are more of them than a message may end.
     fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> bool {
         if deposit.base == 0 {
             return true;
         }
         let (begin, end) = (deposit.base, deposit.base + deposit.size_bytes);
-        for _ in 0..OVERLAPS_PER_DEPOSIT {
+        loop {
             // Live ranges do not overlap each other, so the last that begins before our end tells.
             let before = (deposit.device, 0)..(deposit.device, end);
             let last = self.client_mut(owner).by_base.range(before).next_back();
@@ -149,10 +148,13 @@ impl Core {
             if allocation.base + allocation.size_bytes <= begin {
                 return true;
             }
+            if self.ends_left == 0 {
+                return false;
+            }
+            self.ends_left -= 1;
             self.end(slot, ErrorCode::Stale, fx);
             self.drain_if_done(slot);
         }
-        false
     }
 
     fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {

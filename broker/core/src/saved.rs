@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Core;
-use crate::api::{DomainKey, Effect, Effects, JobKey, Now};
+use crate::api::{DomainKey, Effect, Effects, JobKey};
 use crate::lists::{Link, List};
 use crate::slots::{NONE, SavedSlots};
 use crate::state::{Allocation, AllocationList, Client, Grace, Job, Lease, LeaseList, State, Wish};
@@ -164,8 +164,8 @@ impl Core {
                 }
             }
         }
-        // Nothing waits, so that nothing is begun at whatever time.
-        self.after(Now(0), effects);
+        // The teardown of an owner goes on, and what it kept lives on from now.
+        self.after(self.now, effects);
     }
 
     /// What a successor goes on with. Not in it: fds in the closers, which the daemon closes or forgets.

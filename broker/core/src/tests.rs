@@ -6,6 +6,7 @@ use fdbroker_protocol::{
 };
 
 mod lives;
+mod portions;
 mod pressure;
 
 const MS: u64 = 1000;

@@ -10,6 +10,7 @@ use crate::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_i
 use crate::fd_table::{FdTable, NOBODY};
 use crate::generation_page::{self, GenerationPage, PageError};
 use crate::keep_store::Found;
+use crate::limits::MAX_TABLE_FDS;
 use crate::listeners::{DirectoryLock, Listener};
 use crate::server::{Handshake, Server, register, watch};
 use crate::settings::Settings;
@@ -19,7 +20,7 @@ use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{MemoryKind, NodeKey};
 use nix::sys::socket::{getsockopt, sockopt::AcceptConn};
 use slab::Slab;
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -28,6 +29,9 @@ const MOST_UNKNOWN: usize = 1 << 20;
 
 /// Numbers of connections: slab indices, which must not be taken for a reason to allocate much.
 const MOST_NUMBERS: usize = 1 << 20;
+
+/// Serial numbers of connections so far: at 10,000 a second, 29 million years.
+const MOST_SERIALS: u64 = u64::MAX / 2;
 
 /// A state with its fds, as they came.
 pub(crate) struct Arrived {
@@ -92,9 +96,11 @@ impl Arrived {
     ) -> Result<Self, RefusedState> {
         let state = ledger::read(ledger);
         let wanted = state.as_ref().map_or(0, |state| state.fds as usize);
-        let state = state.and_then(|state| match wanted as u64 > table_fds {
-            true => Err(RefusedState::TableFull { wanted }),
-            false => Ok(state),
+        let state = state.and_then(|state| match wanted as u64 {
+            // It would be complete as often as it is handed out.
+            0 => Err(RefusedState::Broken("it names no fd".into())),
+            wanted_fds if wanted_fds > table_fds => Err(RefusedState::TableFull { wanted }),
+            _ => Ok(state),
         });
         let state = match state {
             Ok(state) => state,
@@ -264,33 +270,35 @@ impl Server {
             if self.keep_store.has(slot) {
                 continue;
             }
-            if let (Some(kept), Some(fd)) = (self.core.kept(slot), self.fds.held(slot)) {
-                self.keep_store.keep(slot, &kept, fd);
+            if let Some(kept) = self.core.kept(slot) {
+                self.keep_store.keep(slot, &kept, &self.fds);
             }
         }
     }
 
     /// Takes over connections and fds. Nothing is read, written or told to anybody yet.
     pub(crate) fn go_on(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
+        self.check_numbers(&arrived.state)?;
         self.started = Now(arrived.state.started_us);
         self.next_serial = arrived.state.next_serial;
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.push(std::mem::take(&mut arrived.state.admin));
         self.fds.restore(arrived)?;
-        let mut connections = BTreeMap::new();
+        let mut result = Ok(());
+        let mut connections = Vec::new();
         for saved in std::mem::take(&mut arrived.state.connections) {
             let index = saved.index as usize;
-            let connection = restore_connection(saved, &mut arrived.fds)?;
-            if connections.insert(index, connection).is_some() {
-                return Err(broken("two connections with the number", index as u64));
+            let domain = DomainKey { listener: saved.listener, uid: saved.uid };
+            let mut connection = Connection::bare(saved.serial, domain, saved.pid);
+            result = connection.restore(saved, &mut arrived.fds);
+            connections.push((index, connection));
+            if result.is_err() {
+                break;
             }
         }
-        let (count, most) = (connections.len(), self.settings.most_connections as usize);
-        let highest = connections.last_key_value().map_or(0, |(index, _)| *index);
+        // In any case: what they have so far must not be closed on this thread.
         self.connections = connections.into_iter().collect::<Slab<_>>();
-        if count > most || highest >= MOST_NUMBERS {
-            return Err(RefusedState::Clients { found: count, most });
-        }
+        result?;
         self.check_against_core()?;
         self.handshakes = std::mem::take(&mut arrived.state.handshakes)
             .into_iter()
@@ -308,6 +316,34 @@ impl Server {
         Ok(())
     }
 
+    /// Numbers that much would be allocated for, or that are counted on: before anything else.
+    fn check_numbers(&self, state: &State) -> Result<(), RefusedState> {
+        let (found, most) = (state.connections.len(), self.settings.most_connections as usize);
+        if found > most {
+            return Err(RefusedState::Clients { found, most });
+        }
+        if state.next_serial > MOST_SERIALS {
+            return Err(broken("too large a serial number", state.next_serial));
+        }
+        let mut indices = HashSet::new();
+        for saved in &state.connections {
+            let index = saved.index as usize;
+            if index >= MOST_NUMBERS || !indices.insert(index) {
+                return Err(broken("too large a number or two connections with it:", index as u64));
+            }
+            if saved.serial > state.next_serial {
+                return Err(broken("too large a serial number", saved.serial));
+            }
+            if saved.unread_fds.max(saved.unread_messages.into()) > MAX_TABLE_FDS {
+                return Err(broken("too much is unread of client", saved.index.into()));
+            }
+        }
+        match state.slots.iter().find(|saved| saved.slot >= self.page.slots()) {
+            Some(saved) => Err(broken("no place in the page for slot", saved.slot.into())),
+            None => Ok(()),
+        }
+    }
+
     /// Core and daemon must agree on who is there and on what is held.
     fn check_against_core(&mut self) -> Result<(), RefusedState> {
         let known: Vec<_> = self.core.clients(0).map(|view| (view.id, view.gone)).collect();
@@ -322,7 +358,7 @@ impl Server {
                 return Err(broken("no connection of client", client.0.into()));
             }
         }
-        let known: std::collections::HashSet<_> = known.into_iter().map(|(id, _)| id).collect();
+        let known: HashSet<_> = known.into_iter().map(|(id, _)| id).collect();
         let mut left = Vec::new();
         for (index, connection) in &mut self.connections {
             if known.contains(&client_id(index)) || connection.is_forgotten {
@@ -395,39 +431,34 @@ impl Server {
     }
 }
 
-fn restore_connection(
-    saved: SavedConnection,
-    fds: &mut Arrivals,
-) -> Result<Connection, RefusedState> {
-    let domain = DomainKey { listener: saved.listener, uid: saved.uid };
-    let hello_reply = match saved.hello_reply {
-        None => None,
-        Some(reply) => Some(HelloReply {
-            request: RequestId(reply.request),
-            deposit_credits: reply.deposit_credits,
-            client_end: fds.take(reply.client_end)?,
-        }),
-    };
-    let is_gone = saved.phase == Phase::Gone;
-    if is_gone == saved.socket.is_some() || (!is_gone && saved.lingering.is_some()) {
-        return Err(broken("sockets and phase differ of client", saved.index.into()));
+impl Connection {
+    /// Puts in what another broker had. On an error it has some of it.
+    fn restore(&mut self, saved: SavedConnection, fds: &mut Arrivals) -> Result<(), RefusedState> {
+        let is_gone = saved.phase == Phase::Gone;
+        if is_gone == saved.socket.is_some() || (!is_gone && saved.lingering.is_some()) {
+            return Err(broken("sockets and phase differ of client", saved.index.into()));
+        }
+        if let Some(reply) = saved.hello_reply {
+            self.hello_reply = Some(HelloReply {
+                request: RequestId(reply.request),
+                deposit_credits: reply.deposit_credits,
+                client_end: fds.take(reply.client_end)?,
+            });
+        }
+        self.socket = fds.take_if(saved.socket)?;
+        self.lingering = fds.take_if(saved.lingering)?;
+        self.event = fds.take_if(saved.event)?;
+        self.pidfd = fds.take_if(saved.pidfd)?;
+        self.is_forgotten = saved.is_forgotten;
+        self.name = saved.name;
+        self.phase = saved.phase;
+        self.is_bad_input_logged = saved.is_bad_input_logged;
+        self.unread = Unread { messages: saved.unread_messages, fds: saved.unread_fds };
+        self.blocked = saved.blocked;
+        self.pending = saved.pending.into();
+        self.pending_event = saved.pending_event;
+        Ok(())
     }
-    Ok(Connection {
-        socket: fds.take_if(saved.socket)?,
-        lingering: fds.take_if(saved.lingering)?,
-        is_forgotten: saved.is_forgotten,
-        event: fds.take_if(saved.event)?,
-        pidfd: fds.take_if(saved.pidfd)?,
-        name: saved.name,
-        phase: saved.phase,
-        is_bad_input_logged: saved.is_bad_input_logged,
-        unread: Unread { messages: saved.unread_messages, fds: saved.unread_fds },
-        blocked: saved.blocked,
-        pending: saved.pending.into(),
-        pending_event: saved.pending_event,
-        hello_reply,
-        ..Connection::bare(saved.serial, domain, saved.pid)
-    })
 }
 
 fn broken(what: &str, number: u64) -> RefusedState {

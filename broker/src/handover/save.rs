@@ -7,10 +7,11 @@ use super::state::{
     Fd, SavedConnection, SavedHandshake, SavedHelloReply, SavedListener, SavedSlot, State,
 };
 use super::{HandoverError, ledger};
-use crate::connection::{Connection, Phase, client_id};
+use crate::connection::{Connection, Phase, client_id, index};
+use crate::flow::forget_unread;
 use crate::limits::HANDOVER_TRIES;
 use crate::listeners::Listener;
-use crate::server::Server;
+use crate::server::{Retiring, Server};
 use fdbroker_core::ClientId;
 use fdbroker_protocol::ErrorCode;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -98,15 +99,27 @@ impl Server {
             match self.try_pack(way)? {
                 Packed::Whole(parcel) => return Ok(parcel),
                 Packed::Without(clients) => {
-                    for client in clients {
-                        let text = "its connection is lost: the kernel does not send its socket";
-                        self.log_bad_client(client, &text);
-                        self.disconnect(client, ErrorCode::Internal.into());
-                    }
+                    clients.into_iter().for_each(|client| self.leave_behind(client));
                 }
             }
         }
         Err(HandoverError::InFlight { left: self.connections.len() })
+    }
+
+    /// Ends a connection one of whose sockets cannot be sent, and what lingers of it: else it would be
+    /// in the way of every further try.
+    pub(crate) fn leave_behind(&mut self, client: ClientId) {
+        let text = "its connection is lost: the kernel does not send its socket";
+        self.log_bad_client(client, &text);
+        self.disconnect(client, ErrorCode::Internal.into());
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.lingering.take() else { return };
+        forget_unread(connection, &mut self.in_flight);
+        let (uid, is_forgotten) = (connection.domain.uid, connection.is_forgotten);
+        self.retiring.push(Retiring { socket, uid, is_at_end: false });
+        if is_forgotten {
+            self.remove_record(index(client));
+        }
     }
 
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
@@ -116,7 +129,7 @@ impl Server {
             self.core.settle_parked(&mut effects);
             self.settle(effects);
             self.send_events();
-            self.retire_sockets();
+            self.retire_sockets(usize::MAX);
             self.fds.flush();
             if self.core.totals().parked == 0 {
                 return Ok(());
@@ -157,6 +170,9 @@ impl Server {
     }
 
     fn fill<'a>(&'a self, packing: &mut Packing<'a>, way: Way) -> Result<State, CarryError> {
+        // One that nobody claims: a carrier gives what is in it once, so no state is complete twice,
+        // should a store that is stuck hand it out again. An idle broker may have no other fd to send.
+        packing.add(self.page.reader(), Whose::Broker)?;
         let lock = match way {
             Way::Successor => Some(packing.add(self.lock.as_fd(), Whose::Broker)?),
             Way::Store => None,

@@ -18,6 +18,15 @@ const _: () = assert!(CONTROL_WORDS * 8 >= space_for(MAX_FDS * 4) + 32 + 24 + 25
 /// when the receiver has set `SO_PASSPIDFD`.
 const SCM_PIDFD: i32 = 0x04;
 
+/// Bytes of control buffer for `capacity` fds.
+fn room_for(capacity: usize) -> usize {
+    match capacity {
+        0 => 0,
+        1..MAX_FDS => space_for(capacity * 4),
+        _ => CONTROL_WORDS * 8,
+    }
+}
+
 /// The fds of the last message received, in the sender's order, owned and close-on-exec.
 ///
 /// One is made per connection (or per thread) and reused: receiving allocates nothing.
@@ -47,11 +56,13 @@ impl ReceivedFds {
     /// A socket with `SO_PASSCRED`, `SO_PASSSEC` or `SO_PASSPIDFD` needs [`new`](Self::new).
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        match capacity {
-            0 => Self::with_room(0, 0),
-            1..MAX_FDS => Self::with_room(capacity, space_for(capacity * 4)),
-            _ => Self::new(),
-        }
+        Self::with_room(capacity, room_for(capacity))
+    }
+
+    /// The same for the messages to come, as in [`with_capacity`](Self::with_capacity): a receiver may know how many
+    /// fds it is owed next. Allocates at most once.
+    pub fn set_capacity(&mut self, capacity: usize) {
+        self.room = room_for(capacity);
     }
 
     fn with_room(capacity: usize, room: usize) -> Self {

@@ -33,9 +33,18 @@ struct Named {
     count: u64,
     /// How many of these the broker counts: named again, it counts one.
     at_broker: u64,
-    /// Its owner has said that the memory is not there any more. It stays to be unregistered, or drained.
-    is_gone: bool,
+    memory: Memory,
     standing: Standing,
+}
+
+/// Whether what was registered is there still, by its owner's words. If not it stays to be unregistered, or drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    There,
+    /// Something else was about to be registered in its range.
+    Replaced,
+    /// A recall was answered so.
+    Gone,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +95,7 @@ impl Registrations {
         self.waiting.clear();
         let is_lost = |_: &AllocationId, named: &mut Named| {
             let can_be_named = named.deposit.recallable || named.deposit.keep;
-            !can_be_named || named.is_gone || named.count == 0
+            !can_be_named || named.is_gone() || named.count == 0
         };
         let lost: Vec<(AllocationId, Named)> = self.all.extract_if(is_lost).collect();
         for (id, named) in &mut self.all {
@@ -95,7 +104,7 @@ impl Registrations {
         }
         let ended = lost.into_iter().filter_map(|(id, named)| {
             self.vacate(&named, id);
-            (named.count > 0 && !named.is_gone).then(|| named.lost(id, ErrorCode::OwnerGone))
+            (named.count > 0 && !named.is_gone()).then(|| named.lost(id, ErrorCode::OwnerGone))
         });
         ended.collect()
     }
@@ -120,14 +129,26 @@ impl Registrations {
         for other in self.places.overlapping(place, deposit.size_bytes) {
             let id = *self.places.get(other).expect("just found");
             if self.all.get(&id).is_some_and(|named| !named.deposit.is_same(deposit)) {
-                self.note_gone(id);
+                self.note_gone(id, Memory::Replaced);
             }
         }
     }
 
-    fn note_gone(&mut self, id: AllocationId) {
+    /// The broker counts it again, so it lives there: what was about to replace it has not come to be.
+    fn note_living(&mut self, id: AllocationId) {
         let Some(named) = self.all.get_mut(&id) else { return };
-        named.is_gone = true;
+        let Some(place) = place_of(&named.deposit) else { return };
+        let size_bytes = named.deposit.size_bytes;
+        if named.memory == Memory::Replaced && self.places.overlapping(place, size_bytes).is_empty()
+        {
+            named.memory = Memory::There;
+            self.places.insert(place, size_bytes, id);
+        }
+    }
+
+    fn note_gone(&mut self, id: AllocationId, memory: Memory) {
+        let Some(named) = self.all.get_mut(&id) else { return };
+        named.memory = memory;
         let place = place_of(&named.deposit).filter(|place| self.places.get(*place) == Some(&id));
         place.and_then(|place| self.places.remove(place));
     }
@@ -137,7 +158,7 @@ impl Registrations {
         while naming.ids.len() < most {
             let Some(id) = self.waiting.pop_front() else { break };
             let Some(named) = self.all.get_mut(&id) else { continue };
-            if named.standing != Standing::Waiting || named.is_gone {
+            if named.standing != Standing::Waiting || named.is_gone() {
                 continue;
             }
             named.standing = Standing::Asked;
@@ -150,6 +171,10 @@ impl Registrations {
 }
 
 impl Named {
+    fn is_gone(&self) -> bool {
+        self.memory != Memory::There
+    }
+
     fn lost(&self, id: AllocationId, code: ErrorCode) -> LostRegistration {
         let Deposit { base, owner_allocation_id, .. } = self.deposit;
         LostRegistration { id, birth: self.birth, base, owner_allocation_id, code }
@@ -163,13 +188,14 @@ impl Holdings {
         deposits.for_each(|deposit| state.registrations.supersede(deposit));
     }
 
-    /// A registration just made over `connection`. Another broker's by now: it waits to be named.
+    /// A registration just made over `connection`; the epoch that it is known by from now on: that of its first one, if it
+    /// is counted again. Another broker's by now: it waits to be named.
     pub fn enter_registration(
         &self,
         connection: &Connection,
         deposit: &Deposit,
         registration: &Registration,
-    ) {
+    ) -> u64 {
         let id = registration.id();
         let mut state = lock(&self.state);
         let is_known = state.link.is_of(connection.epoch);
@@ -179,7 +205,9 @@ impl Holdings {
         {
             named.count += 1;
             named.at_broker += u64::from(is_known);
-            return;
+            let birth = named.birth;
+            registrations.note_living(id);
+            return birth;
         }
         // One of a directory that is gone.
         registrations.remove(id);
@@ -187,7 +215,7 @@ impl Holdings {
             registrations.supersede(deposit);
             // The same memory under another id: the former one has been ended.
             if let Some(former) = registrations.places.get(place).copied() {
-                registrations.note_gone(former);
+                registrations.note_gone(former, Memory::Replaced);
             }
             registrations.places.insert(place, deposit.size_bytes, id);
         }
@@ -201,7 +229,7 @@ impl Holdings {
             birth: epoch,
             count: 1,
             at_broker: 1,
-            is_gone: false,
+            memory: Memory::There,
             standing,
         };
         registrations.all.insert(id, named);
@@ -211,6 +239,7 @@ impl Holdings {
             // Who serves may have named all that there was.
             connection.common.kick();
         }
+        epoch
     }
 
     /// Whether a registration lasts: the broker knows it, or it is going to be named to the next.
@@ -247,7 +276,7 @@ impl Holdings {
 
     /// Its owner has answered a recall so.
     pub fn note_gone(&self, id: AllocationId) {
-        lock(&self.state).registrations.note_gone(id);
+        lock(&self.state).registrations.note_gone(id, Memory::Gone);
     }
 
     /// The broker has ended it, and nobody has a lease of it.
@@ -284,7 +313,7 @@ impl Holdings {
                 continue;
             };
             match answer {
-                Ok(()) if named.count == 0 || named.is_gone => {
+                Ok(()) if named.count == 0 || named.is_gone() => {
                     registrations.remove(*id);
                     ended.push(*id);
                 }
@@ -295,7 +324,7 @@ impl Holdings {
                 }
                 Err(code) => {
                     let named = registrations.remove(*id).expect("just found");
-                    let is_told = named.count > 0 && !named.is_gone;
+                    let is_told = named.count > 0 && !named.is_gone();
                     lost.extend(is_told.then(|| named.lost(*id, *code)));
                 }
             }

@@ -147,6 +147,30 @@ impl Manager {
         *fd = change(fd);
     }
 
+    /// A duplicate of all that it stores, in its order.
+    pub fn copy(&self) -> Vec<(String, OwnedFd)> {
+        let heard = self.heard.lock().expect("no panic");
+        let copy = |fd: &OwnedFd| fd.try_clone().expect("dup");
+        heard.store.iter().map(|(name, fd)| (name.clone(), copy(fd))).collect()
+    }
+
+    /// Puts these into the store, as if nobody had removed them.
+    pub fn put_back(&self, fds: Vec<(String, OwnedFd)>) {
+        self.heard.lock().expect("no panic").store.extend(fds);
+    }
+
+    /// Reads nothing, and has no room for a message, while this runs; of the manager it may ask for the log alone.
+    pub fn while_stuck(&self, run: impl FnOnce(&Manager)) {
+        let heard = self.heard.lock().expect("no panic");
+        let socket = UnixDatagram::unbound().expect("a socket");
+        socket.connect(self.dir().join("notify")).expect("connect");
+        // The one that it has read already may make room once more.
+        socket.set_write_timeout(Some(LOOK * 10)).expect("a timeout");
+        while socket.send(b"FILLED=1\n").is_ok() {}
+        run(self);
+        drop(heard);
+    }
+
     pub fn pid(&self) -> Pid {
         let child = self.child.as_ref().expect("it runs");
         Pid::from_raw(i32::try_from(child.id()).expect("a pid"))
@@ -205,7 +229,11 @@ fn listen(socket: &UnixDatagram, heard: &Mutex<Heard>, is_over: &AtomicBool) {
         for fd in fds.drain() {
             if let (Some(name), true) = (name, lines.contains(&"FDSTORE=1")) {
                 assert!(lines.contains(&"FDPOLL=0"), "{text}");
-                heard.store.push((name.to_owned(), fd));
+                // As systemd does (service_add_fd_store): one of the same open file is closed, whatever its name, and
+                // nobody is told.
+                if !heard.store.iter().any(|(_, stored)| is_same_file(stored, &fd)) {
+                    heard.store.push((name.to_owned(), fd));
+                }
             }
         }
         if lines.contains(&"FDSTOREREMOVE=1") {
@@ -213,4 +241,11 @@ fn listen(socket: &UnixDatagram, heard: &Mutex<Heard>, is_over: &AtomicBool) {
         }
         heard.said.extend(lines.into_iter().map(str::to_owned));
     }
+}
+
+/// Whether two fds are duplicates of each other.
+fn is_same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let features = fdbrokerd::kernel::KernelFeatures::ALL;
+    fdbrokerd::kernel::is_same_file(one.as_fd(), other.as_fd(), features)
+        .expect("the kernel says so")
 }

@@ -33,6 +33,9 @@ const PART_FDS: u64 = 40_000;
 pub enum Rank {
     /// Before all others: what is measured. Only as root (SCHED_RR); else it is as any other.
     Measured,
+    /// Before all usual ones (nice -20), but not before the kernel's threads, which the broker may have to wait for: a
+    /// loop that is always busy would starve them under SCHED_RR, and itself with them. Only as root.
+    Serving,
     /// As any other.
     Usual,
     /// Behind what is measured: as any other when that is before all, else it yields to everybody (SCHED_IDLE).
@@ -183,6 +186,7 @@ impl Rank {
     fn name(self) -> &'static str {
         match self {
             Rank::Measured => "measured",
+            Rank::Serving => "serving",
             Rank::Usual => "usual",
             Rank::Behind => "behind",
         }
@@ -190,7 +194,8 @@ impl Rank {
 
     fn of(name: &str) -> Rank {
         let is_it = |rank: &Rank| rank.name() == name;
-        [Rank::Measured, Rank::Usual, Rank::Behind].into_iter().find(is_it).expect("a rank")
+        let all = [Rank::Measured, Rank::Serving, Rank::Usual, Rank::Behind];
+        all.into_iter().find(is_it).expect("a rank")
     }
 
     /// Gives it to a thread (0 = this one); what that starts has it not.
@@ -198,6 +203,13 @@ impl Rank {
         let (policy, priority) = match (self, crate::users::are_many()) {
             (Rank::Measured, true) => (libc::SCHED_RR, 1),
             (Rank::Behind, false) => (libc::SCHED_IDLE, 0),
+            (Rank::Serving, true) => {
+                let id = libc::id_t::try_from(thread.as_raw()).expect("a thread");
+                // SAFETY: takes numbers, touches no memory.
+                let failed = unsafe { libc::setpriority(libc::PRIO_PROCESS, id, -20) };
+                assert_eq!(failed, 0, "{self:?}: {}", std::io::Error::last_os_error());
+                return;
+            }
             _ => return,
         };
         let param = libc::sched_param { sched_priority: priority };

@@ -143,18 +143,82 @@ fn release_when_one_domain_is_at_its_cap_then_another_behind_it_is_served() {
 }
 
 #[test]
+fn sendable_when_a_request_joins_a_recall_under_way_then_that_was_not_its_domains_turn() {
+    let (mut world, evicted) = one_evicted();
+    set_caps(&mut world, Caps { open_leases: 2, ..Caps::NONE });
+    let id = world.register(Deposit { share: Share::Any, ..deposit(4) }).id;
+    let stranger = ClientId(3);
+    world.connect(stranger, 2000);
+    // The cap is full: of one lease, and of the place for one that is promised with the recall.
+    world.acquire(USER, &[Ok(evicted)], 60_000);
+    assert_eq!(world.state(evicted), AllocationState::Recalling);
+    world.step(Input::Sendable { client: OTHER, sendable: false });
+    world.acquire(OTHER, &[Ok(evicted)], 60_000);
+    let lease = world.grant(OWNER, id);
+    let first = world.acquire(USER, &[Ok(id)], 60_000);
+    let second = world.acquire(stranger, &[Ok(id)], 60_000);
+    world.step(Input::Sendable { client: OTHER, sendable: true });
+    world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
+    let effects = world.fx.list.clone();
+    assert_eq!(answer(&world, &effects, first), Some(Status::OK));
+    assert_eq!(answer(&world, &effects, second), None);
+}
+
+/// One of domain 1000 with more requests than a step looks at, which its own cap holds up; behind them another of
+/// that domain and one of another, for whom there is room when the lease is given back.
+fn many_held_up(count: usize) -> (World, LeaseId, [RequestId; 2]) {
+    let client = Caps { open_leases: 1, ..Caps::NONE };
+    let node = Caps { open_leases: 2, ..Caps::NONE };
+    let mut world = World::new(Config { node, client, max_parked_per_client: 64, ..config() });
+    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
+    let stranger = ClientId(3);
+    world.connect(stranger, 2000);
+    world.grant(USER, id);
+    let lease = world.grant(OWNER, id);
+    for _ in 0..count {
+        world.acquire(USER, &[Ok(id)], 60_000);
+    }
+    let requests = [OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 60_000));
+    (world, lease, requests)
+}
+
+#[test]
+fn release_when_the_step_ends_within_a_domains_turn_then_the_next_goes_on_with_that_domain() {
+    let (mut world, lease, [same, other]) = many_held_up(limits::PARKED_SCAN_PER_STEP);
+    world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
+    assert_eq!(world.core.poll_timeout(), Some(Now(0)));
+    let effects = world.at(0);
+    assert_eq!(answer(&world, &effects, same), Some(Status::OK));
+    assert_eq!(answer(&world, &effects, other), None);
+}
+
+#[test]
+fn release_when_room_appears_in_every_step_then_those_behind_many_are_looked_at_all_the_same() {
+    let (mut world, lease, [same, _]) = many_held_up(2 * limits::PARKED_SCAN_PER_STEP);
+    world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
+    let served = (0..16).any(|_| {
+        // The look at all who wait begins anew.
+        let effects = world.step(Input::Sendable { client: USER, sendable: true });
+        answer(&world, &effects, same) == Some(Status::OK)
+    });
+    assert!(served);
+}
+
+#[test]
 fn sendable_when_whole_batches_wait_then_a_step_grants_some_and_the_next_polls_the_rest() {
     let mut world = World::new(config());
     let id = world.register(deposit(1)).id;
     world.step(Input::Sendable { client: USER, sendable: false });
     let requests = [0; 4].map(|_| world.acquire(USER, &[Ok(id); 253], 1000));
     let effects = world.step(Input::Sendable { client: USER, sendable: true });
-    assert!(world.fx.granted.len() < limits::PARKED_ITEMS_PER_STEP + 253);
     assert_eq!(answer(&world, &effects, requests[0]), Some(Status::OK));
     assert_eq!(answer(&world, &effects, requests[3]), None);
-    assert_eq!(world.core.poll_timeout(), Some(Now(0)));
-    let effects = world.at(0);
-    assert_eq!(answer(&world, &effects, requests[3]), Some(Status::OK));
+    for request in &requests[1..] {
+        assert_eq!(world.core.poll_timeout(), Some(Now(0)));
+        let effects = world.at(0);
+        assert!(world.fx.granted.len() < limits::PARKED_ITEMS_PER_STEP + 253);
+        assert_eq!(answer(&world, &effects, *request), Some(Status::OK));
+    }
 }
 
 #[test]
