@@ -32,7 +32,8 @@ trap 'rm -rf "$logs"' EXIT
 export FDBROKER_NOT_RUN_LOG=$logs/not-run
 : > "$FDBROKER_NOT_RUN_LOG"
 
-heading() { printf '\n== %s\n' "$*"; }
+heading() { printf '\n== %s\n' "$*"; began=$SECONDS; }
+took() { printf '%d s\n' $((SECONDS - began)); }
 
 # part NAME COMMAND...: one part that counts as one test.
 part() {
@@ -40,7 +41,7 @@ part() {
   heading "$name"
   "$@" > "$log" 2>&1 || status=$?
   if [ "$status" = 0 ]; then
-    passed=$((passed + 1)); tail -n 3 "$log"
+    passed=$((passed + 1)); tail -n 3 "$log"; took
   else
     failed=$((failed + 1)); echo "FAILED (exit $status): $*"; tail -n 80 "$log"
   fi
@@ -63,7 +64,7 @@ counted() {
   # A part that died, or that ran nothing, is a failure even when no test said so.
   if [ "$status" != 0 ] && [ "$f" = 0 ] || [ $((p + f)) = 0 ]; then f=$((f + 1)); fi
   passed=$((passed + p)) failed=$((failed + f))
-  echo "$p passed, $f failed"
+  echo "$p passed, $f failed, $(took)"
   [ "$f" = 0 ] || { grep -E '^(test .*FAILED|failures:|thread .* panicked|error)' "$log" | sort -u | head -40; tail -n 80 "$log"; }
 }
 
@@ -95,7 +96,7 @@ if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
   counted "virtual machine: end to end on real dma-bufs" tests/vm/e2e.sh
   part "virtual machine: demo on real dma-bufs" tests/demo.sh \
     tests/vm/run.sh "$fdbroker" demo --memory udmabuf --ranks 4 --buffers 50 --max-fds 64 --json
-  counted "virtual machine: the broker as a service of systemd" tests/vm/systemd.sh
+  counted "virtual machine: the broker as a service of systemd" tests/vm/systemd.sh -s bookworm
 else
   not_run+=("virtual machine (4 parts): qemu is not installed; run: sudo tests/vm/install.sh")
 fi

@@ -137,25 +137,29 @@ impl Rank {
         Ok(to_line(&handles.into_iter().collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Until the next line comes: imports one after the other, by the cache and past it, and compares every byte. What
-    /// failed otherwise than for want of a broker, and how often all went well.
-    fn storm(&mut self, seed: u64, handles: &[Handle], link: &Link) -> String {
+    /// Until the next line comes: imports one after the other, by the cache and past it, and compares every byte. Says
+    /// `going` when the first has gone well, and at the end what failed otherwise than for want of a broker.
+    fn storm(&mut self, seed: u64, handles: &[Handle], link: &mut Link) -> String {
         let mut failures = BTreeSet::new();
-        let mut good = 0;
+        let mut going = false;
         let mut places = (0..handles.len()).cycle();
         while !link.has_line() {
             let place = places.next().expect("a cycle");
             match self.look(seed + place as u64, &handles[place], place % 2 == 0) {
-                Ok(true) => good += 1,
+                Ok(true) if going => {}
+                Ok(true) => {
+                    link.say("going");
+                    going = true;
+                }
                 Ok(false) => drop(failures.insert("OTHER_BYTES".to_owned())),
                 Err(error) if error.code == ErrorCode::NotConnected => self.serve(),
                 Err(error) => drop(failures.insert(error.code.name().to_owned())),
             }
         }
-        let failures: Vec<String> = failures.into_iter().collect();
-        format!("{} {}", if good > 0 { "some" } else { "none" }, failures.join(" "))
-            .trim()
-            .to_owned()
+        match failures.is_empty() {
+            true => "OK".into(),
+            false => failures.into_iter().collect::<Vec<_>>().join(" "),
+        }
     }
 
     fn look(&self, seed: u64, handle: &Handle, cached: bool) -> Result<bool, Error> {
@@ -242,14 +246,15 @@ fn storm_over_crashes(setup: Setup, mode: &str, crashes: usize) {
     all_ok(&mut ranks, |rank| format!("map {}", few(rank)));
 
     for _ in 0..crashes {
-        ranks.iter_mut().for_each(|rank| rank.link.say(&format!("storm 0 {all}")));
+        let under_way = ask_all(&mut ranks, |_| format!("storm 0 {all}"));
+        assert!(under_way.iter().all(|answer| answer == "going"), "{under_way:?}");
         std::thread::sleep(Duration::from_millis(30));
         broker.kill();
         broker.restart();
         std::thread::sleep(Duration::from_millis(30));
         let stormed = ask_all(&mut ranks, |_| "await".into());
         // Each has answered its storm first.
-        assert!(stormed.iter().all(|answer| answer == "some"), "{stormed:?}");
+        assert!(stormed.iter().all(|answer| answer == "OK"), "{stormed:?}");
         let awaited: Vec<String> = ranks.iter_mut().map(Peer::hear).collect();
         assert!(awaited.iter().all(|answer| answer == "OK"), "{awaited:?}");
         all_ok(&mut ranks, |_| format!("check 0 {all}"));
