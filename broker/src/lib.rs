@@ -49,5 +49,6 @@ mod tokens;
 mod turns;
 
 pub use config::ConfigError;
+pub use job::name as job_name;
 pub use settings::{Environment, Host, Mode, Settings};
 pub use start::{RunError, run};

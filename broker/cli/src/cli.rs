@@ -28,8 +28,8 @@ Environment:
                           /run/fdbroker-admin/admin.sock
   NO_COLOR                no colour on the terminal
 
-Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied. `run` ends with the status of
-its command: 127 if there is no such command, 128 + N if signal N killed it.";
+Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 audit has findings. `run`
+ends with the status of its command: 127 if there is no such command, 128 + N if signal N killed it.";
 
 /// Share memory between the processes of a node without running out of file descriptors.
 ///
@@ -69,6 +69,19 @@ pub enum Command {
         subject: Option<Subject>,
         #[command(flatten)]
         list: ListArgs,
+    },
+    /// Compare the ledger with /proc: leaks, forgotten leases, orphans, drift
+    #[command(after_long_help = AUDIT_HELP)]
+    Audit {
+        /// Only what is about this process
+        #[arg(long, value_name = "N")]
+        pid: Option<u32>,
+        /// Notes too: what is worth to know and no fault
+        #[arg(short, long)]
+        verbose: bool,
+        /// One line of JSON, findings and notes
+        #[arg(short = 'J', long)]
+        json: bool,
     },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
@@ -225,6 +238,28 @@ Examples:
   fdbroker holders uid:1000 --json
 
 Exit status 4: the broker knows no such allocation, process or user.";
+
+const AUDIT_HELP: &str = "\
+Reads /proc of every process that it may read - all as root, one's own otherwise; what it could not look at is said.
+Fds are told by inode (dma-buf, memfd) or by kcmp(2) (CUDA), fds in flight by their socket, mappings from maps. Ranges
+of one memfd have one inode: there counts of fds and leases are compared. A finding holds in three looks.
+
+Findings:
+  leak           a client has more fds of a memory than open leases of it (an owner may have one more)
+  stray          a process that is no client has an fd of a client's memory: inherited by fork, or sent to it
+  stray_mapping  a process has memory mapped that it has no lease of
+  in_flight      fds lie unread in a socket of a client that is not its connection to the broker
+  forgotten      a lease, but its holder has neither fd nor mapping
+  orphan         kept after its owner's end, and nobody has a lease of it
+  pinned         ended memory, kept by the leases of a process that is stopped, or silent to the broker
+  drift          the broker's fds are not those of its ledger
+
+Examples:
+  fdbroker audit
+  fdbroker audit --pid 4711 --verbose
+  fdbroker audit --json
+
+Exit status: 0 nothing found, 5 findings.";
 
 /// Arguments of lists.
 #[derive(Clone, Copy, Debug, Args)]

@@ -2,6 +2,7 @@
 //! logic of its own.
 
 mod admin;
+mod audit;
 mod cli;
 mod demo;
 mod error;
@@ -45,6 +46,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(style(list)))?,
         Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
+        Command::Audit { pid, verbose, json } => audit::run(audit::Options { pid, verbose, json })?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {

@@ -124,8 +124,7 @@ impl From<&AllocationRecord> for AllocationView {
             size_bytes: record.size_bytes.get(),
             fd_offset: record.fd_offset.get(),
             owner_pid: nonzero(record.owner_pid.get()).filter(|_| record.owner_gone == 0),
-            // Of before a crash of the broker, and not named again yet.
-            owner_uid: Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID),
+            owner_uid: owner_uid(record),
             owner_name: name(&record.owner_name),
             owner_allocation_id: record.owner_allocation_id.get(),
             base: record.base.get(),
@@ -239,6 +238,11 @@ impl LeaseView {
     }
 }
 
+/// The owner's uid; `None` of one of before a crash that nobody has named again yet.
+pub fn owner_uid(record: &AllocationRecord) -> Option<u32> {
+    Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID)
+}
+
 fn id(slot: u32, generation: u32) -> String {
     AllocationId { slot, generation }.to_string()
 }
@@ -252,7 +256,7 @@ fn optional(value: Option<impl ToString>, none: &str) -> String {
 }
 
 /// A client's name as it may be shown: it chose it, so control characters must not reach a terminal.
-fn name(bytes: &[u8]) -> String {
+pub fn name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end])
         .chars()
