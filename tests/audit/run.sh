@@ -5,31 +5,41 @@ set -uo pipefail
 root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
 
 profile=release mode=all bin=
-case ${1-} in
-  '') ;;
+while [ $# -gt 0 ]; do case $1 in
   --debug) profile=debug ;;
-  --inside | --inside-user) mode=$1 bin=$2 ;;
+  --vm) mode=vm ;;
+  --inside | --inside-user) mode=$1 bin=$2; shift ;;
   -h | --help)
     cat << 'HELP'
-usage: tests/audit/run.sh [--debug]
+usage: tests/audit/run.sh [--debug] [--vm]
 
 Builds the command and the test client (release; --debug: as they are for development), starts a private broker and plants, one
 by one and all at once: a leaked duplicate, a second duplicate under one lease, an owner's copies, a duplicate in a child
 after fork, fds in the queue of a socket that nobody reads, a forgotten lease, a lease of what is not mapped any more, a
 mapping without a lease, a kept allocation without owner, ended memory of a stopped client. `fdbroker audit` must name
 each with its process and fd, and nothing else. As root it is done for another user, too. No root needed.
+
+--vm: the same on real dma-bufs, in a virtual machine (tests/vm/run.sh).
 HELP
     exit 0 ;;
   *) echo "tests/audit/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
-esac
+esac; shift; done
 
-if [ "$mode" = all ]; then
+if [ "$mode" = all ] || [ "$mode" = vm ]; then
   flags=(); [ "$profile" = debug ] || flags=(--release)
   (cd "$root" && cargo build --quiet ${flags[@]+"${flags[@]}"} -p fdbroker --bin fdbroker \
     && cargo build --quiet ${flags[@]+"${flags[@]}"} -p fdbroker-client --example audit-client) || exit 1
   target=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/$profile")
   place=$(mktemp -d /tmp/fdb-audit.XXXXXX)
   trap 'rm -rf "$place"' EXIT
+  if [ "$mode" = vm ]; then
+    # The guest has a busybox alone.
+    files=(-f "$target/examples/audit-client" -f "$(readlink -f "$0")" -f "$(readlink -f /bin/bash)")
+    while read -r library; do files+=(-f "$library"); done < <(ldd /bin/bash | awk '/=> \// { print $3 }' | grep tinfo)
+    "$root/tests/vm/run.sh" "${files[@]}" -e LD_LIBRARY_PATH=/t -e FDBROKER_TEST_MEMORY=udmabuf -e TMPDIR=/tmp \
+      "$target/fdbroker" run -- /t/bash /t/run.sh --inside /t
+    exit
+  fi
   # Where another user can read them: a checkout may be private.
   cp "$target/fdbroker" "$target/examples/audit-client" "$0" "$place/"
   chmod -R a+rX "$place"

@@ -205,6 +205,20 @@ impl<'a> Book<'a> {
         process.mapped.keys().any(|key| self.of(*key) == of)
     }
 
+    /// References to a dma-buf, and those of them that are fds and mappings seen; what is beyond is imports of drivers, in
+    /// flight, or of processes that were not read.
+    pub fn references(&self, key: MemoryKey) -> (u64, u64) {
+        let (mut references, mut seen) = (0, 0);
+        for process in self.look.scan.processes.values() {
+            for fd in process.fds.iter().filter(|fd| fd.key == key) {
+                seen += 1;
+                references = references.max(fd.references.unwrap_or(0));
+            }
+            seen += process.mapped.get(&key).map_or(0, |mapped| mapped.mappings);
+        }
+        (references, seen)
+    }
+
     fn of(&self, key: MemoryKey) -> Of {
         match self.memories.contains_key(&key) {
             true => Of::Known(key),

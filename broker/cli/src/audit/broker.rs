@@ -98,14 +98,7 @@ fn imports(book: &Book<'_>, found: &mut Vec<Finding>) {
         if key.kind != MemoryKind::DmaBuf {
             continue;
         }
-        let (mut references, mut seen) = (0, 0);
-        for process in book.look.scan.processes.values() {
-            for fd in process.fds.iter().filter(|fd| fd.key == *key) {
-                seen += 1;
-                references = references.max(fd.references.unwrap_or(0));
-            }
-            seen += process.mapped.get(key).map_or(0, |mapped| mapped.mappings);
-        }
+        let (references, seen) = book.references(*key);
         if references > seen {
             let what = format!("{references} references, {seen} of them are fds and mappings seen");
             let finding = Finding::new(Kind::Imports, what);

@@ -232,6 +232,16 @@ fn judge_when_mapped_lease_without_mapping_then_forgotten_only_where_a_mapping_c
 }
 
 #[test]
+fn judge_when_a_dma_buf_has_no_reference_for_an_import_then_its_mapped_lease_is_forgotten() {
+    let mut world = World::new(MemoryKind::DmaBuf);
+    world.lease(1, 0, true);
+    world.process(BROKER).fds[0].references = Some(2);
+    assert_eq!(world.found(), [(Kind::Imports, None, vec![])]);
+    world.process(BROKER).fds[0].references = Some(1);
+    assert_eq!(world.found(), [(Kind::Forgotten, Some(HOLDER), vec![])]);
+}
+
+#[test]
 fn judge_when_mapping_without_lease_then_stray_and_a_note_of_a_child_of_the_owner() {
     let mut world = World::new(MemoryKind::Memfd);
     world.map(STRANGER, MemoryKind::Memfd);

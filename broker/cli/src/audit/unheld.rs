@@ -74,8 +74,15 @@ fn mapped(
 ) {
     let fds = book.fds(process);
     for (of, leases) in &holder.sure_mapped {
-        // What a driver has imported is no mapping of the process: only memfds have to be there.
-        let is_visible = of.kind() == MemoryKind::Memfd;
+        // What a driver has imported is no mapping of the process. Memfds are mapped, if anything; a dma-buf says
+        // whether there can be an import of it anywhere.
+        let is_visible = match of {
+            Of::Known(key) if key.kind == MemoryKind::DmaBuf => {
+                let (references, seen) = book.references(*key);
+                references > 0 && references <= seen
+            }
+            of => of.kind() == MemoryKind::Memfd,
+        };
         if !is_visible || fds.contains_key(of) || book.has_mapped(process, *of) {
             continue;
         }
