@@ -95,6 +95,7 @@ counted "MPI: Slurm's srun, 4 ranks" tests/mpi/slurm.sh 4
 if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
   counted "virtual machine: the recipe itself" tests/vm/selftest.sh
   counted "virtual machine: end to end on real dma-bufs" tests/vm/e2e.sh
+  counted "virtual machine: audit of real dma-bufs" tests/audit/run.sh --vm
   part "virtual machine: demo on real dma-bufs" tests/demo.sh \
     tests/vm/run.sh "$fdbroker" demo --memory udmabuf --ranks 4 --buffers 50 --max-fds 64 --json
   counted "virtual machine: the broker as a service of systemd" tests/vm/systemd.sh -s bookworm

@@ -35,7 +35,7 @@ if [ "$mode" = all ] || [ "$mode" = vm ]; then
   if [ "$mode" = vm ]; then
     # The guest has a busybox alone.
     files=(-f "$target/examples/audit-client" -f "$(readlink -f "$0")" -f "$(readlink -f /bin/bash)")
-    while read -r library; do files+=(-f "$library"); done < <(ldd /bin/bash | awk '/=> \// { print $3 }' | grep tinfo)
+    files+=(-f "$(ldd /bin/bash | awk '/libtinfo/ { print $3 }')")
     "$root/tests/vm/run.sh" "${files[@]}" -e LD_LIBRARY_PATH=/t -e FDBROKER_TEST_MEMORY=udmabuf -e TMPDIR=/tmp \
       "$target/fdbroker" run -- /t/bash /t/run.sh --inside /t
     exit
@@ -226,6 +226,23 @@ only_of() { audit --pid "$1"; [ "$(count)" = 1 ] && [ "$status" = 5 ]; }
 check "only one process: its finding alone" only_of "${leak% *}"
 check "an honest process alone: no finding" exits 0 "$bin/fdbroker" audit --pid "$honest"
 check "the table says what to do" text_says "kill -CONT"
+if [ "$(id -u)" = 0 ] && unshare --pid --fork true 2> /dev/null; then
+  # Pids of a broker in another PID namespace are those of other processes here.
+  elsewhere() {
+    local got=0 out
+    mkdir "$work/elsewhere"
+    TMPDIR=$work/elsewhere unshare --pid --fork --kill-child --mount-proc --propagation private \
+      "$bin/fdbroker" run -- cat < "$work/never" {hold}>&- 2> "$work/elsewhere.log" &
+    clients+=("$!")
+    local socket
+    eventually compgen -G "$work/elsewhere/fdbroker-*/fdbroker-admin/admin.sock" || return 1
+    socket=$(compgen -G "$work/elsewhere/fdbroker-*/fdbroker-admin/admin.sock")
+    out=$(FDBROKER_ADMIN_SOCKET=$socket "$bin/fdbroker" audit 2>&1) || got=$?
+    echo "exit status $got: $out"
+    [ "$got" = 1 ] && [[ $out == *"PID namespace"* ]]
+  }
+  check "a broker in another PID namespace: said, and nothing compared" elsewhere
+fi
 check "no broker: exit status 3" exits 3 env FDBROKER_ADMIN_SOCKET="$work/none" "$bin/fdbroker" audit
 kill -0 "$producer" || failed=$((failed + 1))
 echo "$passed passed, $failed failed"

@@ -17,14 +17,17 @@ mod unheld;
 mod unleased;
 
 use crate::admin::Admin;
-use crate::error::{Result, exit};
+use crate::error::{Error, Result, exit};
 use book::{Book, Look};
 use finding::{Finding, Identity};
 use indicatif::{ProgressBar, ProgressStyle};
 use ledger::Ledger;
 use limits::{LOOK_INTERVAL, LOOKS, PROGRESS_FROM};
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use report::Report;
-use scan::MemfdLook;
+use scan::{MemfdLook, Process};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How to report.
@@ -43,6 +46,7 @@ pub fn run(options: Options) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     let memfds = MemfdLook::learn()?;
     let mut look = look(&mut admin, &memfds)?;
+    check_pids(&look, admin.inode()?)?;
     let mut found = judge(&look);
     let mut looks = 1;
     // Where nothing is wrong there is nothing to confirm.
@@ -84,7 +88,46 @@ fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
         scan.gap(format!("lists of Unix sockets: sock_diag(7) says {errno}"));
     }
     let after = Ledger::read(admin)?;
+    add_hidden(&mut scan, &after);
     Ok(Look { before, after, scan, peers })
+}
+
+/// Holders that /proc does not show to this user (hidepid, proc_pid(5)), so that they are not taken for gone.
+fn add_hidden(scan: &mut scan::Scan, ledger: &Ledger) {
+    let pids: BTreeSet<u32> = ledger.leases.values().map(|lease| lease.pid).collect();
+    for pid in pids {
+        if pid != 0 && !scan.processes.contains_key(&pid) && !is_gone(pid) {
+            let unread = Some("not shown in /proc to this user; run as root".into());
+            scan.processes.insert(pid, Process { unread, ..Process::default() });
+        }
+    }
+}
+
+fn is_gone(pid: u32) -> bool {
+    let pid = i32::try_from(pid).map_or(Pid::from_raw(i32::MAX), Pid::from_raw);
+    kill(pid, None) == Err(Errno::ESRCH)
+}
+
+/// The pids of the ledger are those of /proc here when the process that has the broker's pid has the other end of our
+/// connection.
+fn check_pids(look: &Look, own: u64) -> Result<()> {
+    let pid = look.after.broker;
+    let is_it = match look.scan.processes.get(&pid) {
+        // One that /proc shows and the look left out is a thread of the kernel.
+        None => !is_gone(pid) && !std::path::Path::new(&format!("/proc/{pid}")).exists(),
+        Some(process) if process.unread.is_some() => true,
+        Some(process) => match look.peers.get(&own) {
+            Some(Some(peer)) => process.sockets.contains(peer),
+            _ => true,
+        },
+    };
+    match is_it {
+        true => Ok(()),
+        false => Err(Error::Other(format!(
+            "process {pid} is not the broker here, so its ledger cannot be compared with this /proc; run audit in \
+             the broker's PID namespace (nsenter --pid --mount --target ITS_PID)"
+        ))),
+    }
 }
 
 fn style() -> ProgressStyle {
@@ -127,13 +170,7 @@ fn gaps(look: &Look) -> BTreeMap<String, u64> {
         add(format!("{whose}: {why}"), 1);
     }
     if !scan.processes.contains_key(&ledger.broker) {
-        add(
-            format!(
-                "the broker: no process {} is seen here; run it in the broker's PID namespace",
-                ledger.broker
-            ),
-            1,
-        );
+        add("the broker: not shown in /proc to this user; run as root".into(), 1);
     }
     add(
         "clients: the broker does not see their pids (another PID namespace)".into(),
