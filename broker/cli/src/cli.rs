@@ -1,6 +1,7 @@
 //! The command line: names, defaults and help. Must never do anything; [`crate::main`] does.
 
 use crate::demo::plan::{Memory, Way};
+use crate::doctor::probe::Driver;
 use crate::holders::Subject;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -28,7 +29,7 @@ Environment:
                           /run/fdbroker-admin/admin.sock
   NO_COLOR                no colour on the terminal
 
-Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied. `run` ends with the status of
+Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 findings. `run` ends with the status of
 its command: 127 if there is no such command, 128 + N if signal N killed it.";
 
 /// Share memory between the processes of a node without running out of file descriptors.
@@ -69,6 +70,19 @@ pub enum Command {
         subject: Option<Subject>,
         #[command(flatten)]
         list: ListArgs,
+    },
+    /// Find out why memory cannot be shared on this node, and what to do; works without a broker too
+    #[command(after_long_help = DOCTOR_HELP)]
+    Doctor {
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// Asks a GPU driver for `doctor`
+    #[command(hide = true)]
+    DoctorProbe {
+        /// Which
+        driver: Driver,
     },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
@@ -225,6 +239,22 @@ Examples:
   fdbroker holders uid:1000 --json
 
 Exit status 4: the broker knows no such allocation, process or user.";
+
+const DOCTOR_HELP: &str = "\
+Looks at the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel
+has and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers - each in a
+process of its own, since a driver may hang - and the service of systemd. Changes nothing.
+
+ok    as it should be, or of no account here
+warn  sharing works, and something near it does not, or will not for long
+fail  sharing does not work for this user here
+
+Examples:
+  fdbroker doctor
+  fdbroker run -- fdbroker doctor                    whether a job's own broker would work here
+  fdbroker doctor --json | jq '.checks[] | select(.verdict != \"ok\")'
+
+Exit status 5: something fails.";
 
 /// Arguments of lists.
 #[derive(Clone, Copy, Debug, Args)]

@@ -4,6 +4,7 @@
 mod admin;
 mod cli;
 mod demo;
+mod doctor;
 mod error;
 mod holders;
 mod join;
@@ -45,6 +46,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(style(list)))?,
         Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
+        Command::Doctor { json } => doctor::run(json)?,
+        Command::DoctorProbe { driver } => doctor::probe::main(driver),
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {
