@@ -1,8 +1,11 @@
 //! The command line: names, defaults and help. Must never do anything; [`crate::main`] does.
 
+use crate::completions::Shell;
+use crate::config::Action;
 use crate::demo::plan::{Memory, Way};
 use crate::doctor::probe::Driver;
 use crate::holders::Subject;
+use crate::table::{self, ListArgs};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -61,15 +64,41 @@ pub enum Command {
         json: bool,
     },
     /// List the allocations
+    #[command(after_long_help = table::after_help(LS_EXAMPLES))]
     Ls(ListArgs),
+    /// List the clients and what they are charged for
+    #[command(after_long_help = table::after_help(CLIENTS_EXAMPLES))]
+    Clients(ListArgs),
     /// List who has what open or mapped
-    #[command(after_long_help = HOLDERS_EXAMPLES)]
+    #[command(after_long_help = table::after_help(HOLDERS_EXAMPLES))]
     Holders {
         /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N
         #[arg(value_name = "WHAT")]
         subject: Option<Subject>,
         #[command(flatten)]
         list: ListArgs,
+    },
+    /// Show everything about one allocation, and its holders
+    #[command(after_long_help = SHOW_EXAMPLES)]
+    Show {
+        /// A handle (128 hex digits), or SLOT.GENERATION as `ls` shows it
+        #[arg(value_name = "WHAT")]
+        subject: Subject,
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// Check the daemon's configuration, or show it with the origin of each value
+    #[command(after_long_help = CONFIG_EXAMPLES)]
+    Config {
+        #[command(subcommand)]
+        action: Action,
+    },
+    /// Print the completions of a shell
+    #[command(after_long_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Of this shell
+        shell: Shell,
     },
     /// Find out why memory cannot be shared on this node, and what to do; works without a broker too
     #[command(after_long_help = DOCTOR_HELP)]
@@ -231,12 +260,48 @@ pub struct DemoArgs {
     pub json: bool,
 }
 
+const LS_EXAMPLES: &str = "\
+Examples:
+  fdbroker ls --sort SIZE:desc                     the largest first
+  fdbroker ls --filter 'OWNER == none or SIZE >= 1GiB'
+  fdbroker ls -o +BASE,SHARE --filter 'STATE == ended and MAPPED > 0'
+  fdbroker ls --json -o owner_pid,size_bytes | jq '.allocations[]'";
+
+const CLIENTS_EXAMPLES: &str = "\
+Examples:
+  fdbroker clients --sort FDS:desc                 who uses most fds
+  fdbroker clients --filter 'SILENT == yes or WAITING > 0'";
+
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  fdbroker show 12.3
+  fdbroker show 12.3 --json | jq .allocation.size_bytes
+
+Exit status 4: the broker knows no such allocation.";
+
+const CONFIG_EXAMPLES: &str = "\
+It is looked at as `fdbrokerd` would, started here: the environment counts too, and whether root asks.
+
+Examples:
+  fdbroker config check /etc/fdbroker/fdbrokerd.toml
+  fdbroker config show
+  fdbroker config show --json | jq '.settings[] | select(.from == \"file\")'
+
+Exit status 1: the daemon would not start; stderr says why.";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  fdbroker completions bash > ~/.local/share/bash-completion/completions/fdbroker
+  fdbroker completions zsh > ~/.zfunc/_fdbroker                 with ~/.zfunc in fpath
+  fdbroker completions fish > ~/.config/fish/completions/fdbroker.fish";
+
 const HOLDERS_EXAMPLES: &str = "\
 Examples:
   fdbroker holders                  everyone
   fdbroker holders 12.3             who has this allocation of `fdbroker ls`
   fdbroker holders pid:4711         what a process has
   fdbroker holders uid:1000 --json
+  fdbroker holders --filter 'STATE == open and AGE > 5m'
 
 Exit status 4: the broker knows no such allocation, process or user.";
 
@@ -255,17 +320,6 @@ Examples:
   fdbroker doctor --json | jq '.checks[] | select(.verdict != \"ok\")'
 
 Exit status 5: something fails.";
-
-/// Arguments of lists.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct ListArgs {
-    /// One line of JSON
-    #[arg(short = 'J', long)]
-    pub json: bool,
-    /// Leave out the headings
-    #[arg(short = 'n', long)]
-    pub no_headings: bool,
-}
 
 #[cfg(test)]
 mod tests {
