@@ -16,6 +16,7 @@ mod ls;
 mod output;
 mod private;
 mod records;
+mod report;
 mod run;
 mod show;
 mod signals;
@@ -47,7 +48,10 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) if args.join => {
             join::run(&args.command, args.max_fds, args.job.as_deref(), layers(&args)?)?
         }
-        Command::Run(args) => run::run(&args.command, args.max_fds, args.json, layers(&args)?)?,
+        Command::Run(args) => {
+            let report = args.report.as_deref();
+            run::run(&args.command, args.max_fds, args.json, report, layers(&args)?)?
+        }
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(&list))?,
