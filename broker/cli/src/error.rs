@@ -17,7 +17,7 @@ pub mod exit {
     pub const NO_BROKER: u8 = 3;
     /// Not found, or denied.
     pub const NOT_FOUND: u8 = 4;
-    /// Done, and something was found.
+    /// Something was looked for and found that should not be.
     pub const FINDINGS: u8 = 5;
 }
 

@@ -4,7 +4,7 @@
 use super::limits::MAX_RECORDS;
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
-use crate::records;
+use crate::records::NOBODYS_UID;
 use fdbroker_protocol::admin::{AllocationRecord, AllocationState, ClientRecord, LeaseRecord};
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{AllocationId, MemoryKind};
@@ -71,12 +71,10 @@ pub struct Lease {
 }
 
 /// One client.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
     /// It misses a recall.
     pub silent: bool,
-    /// What it calls itself.
-    pub name: String,
 }
 
 /// The broker's ledger.
@@ -140,7 +138,7 @@ impl Ledger {
             keep: record.flags & register_flags::KEEP != 0,
             owner_pid: if record.owner_gone == 0 { record.owner_pid.get() } else { 0 },
             owner_gone: record.owner_gone != 0,
-            owner_uid: records::owner_uid(record),
+            owner_uid: Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID),
             size_bytes: record.size_bytes.get(),
             leases: record.open_leases.get().saturating_add(record.mapped_leases.get()),
         };
@@ -168,9 +166,9 @@ impl Ledger {
             self.unseen_clients += 1;
             return;
         }
-        let (silent, name) = (record.silent.get() != 0, records::name(&record.name));
+        let silent = record.silent.get() != 0;
         // A process may be a client several times over.
-        let client = self.clients.entry(pid).or_insert(Client { silent, name });
+        let client = self.clients.entry(pid).or_insert(Client { silent });
         client.silent |= silent;
     }
 }

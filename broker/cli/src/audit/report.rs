@@ -95,7 +95,7 @@ impl Report {
             out.text(&format!("of each at most {MAX_REPORTED} are listed\n"))?;
         }
         for (what, count) in &self.not_looked_at {
-            out.text(&format!("not looked at: {} {what}\n", commas(*count)))?;
+            out.text(&format!("not looked at ({}): {what}\n", commas(*count)))?;
         }
         Ok(())
     }

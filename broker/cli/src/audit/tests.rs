@@ -59,7 +59,7 @@ impl World {
             ledger.held_now = 1;
             ledger.allocations.insert(id(0), allocation(kind));
             for pid in [OWNER, HOLDER] {
-                ledger.clients.insert(pid, Client { silent: false, name: "c".into() });
+                ledger.clients.insert(pid, Client { silent: false });
             }
         });
         world
