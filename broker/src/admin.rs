@@ -2,18 +2,20 @@
 //! query per connection and wake, a bounded number of records looked at for it.
 
 use crate::connection::Connection;
+use crate::job::JobName;
 use crate::kernel;
 use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_RECORDS_SCANNED, MAX_ADMIN_CONNECTIONS};
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
-use fdbroker_core::{AllocationView, ClientId, ClientView, LeaseView};
+use fdbroker_core::{AllocationView, ClientId, ClientView, JobKey, LeaseView};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query, Use,
+    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    Use,
 };
 use fdbroker_protocol::codec::Message;
-use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::message::register_flags;
+use fdbroker_protocol::limits::{JOB_NAME_BYTES, MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
+use fdbroker_protocol::message::{Header, register_flags};
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
@@ -21,13 +23,19 @@ use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{Immutable, IntoBytes};
 
-/// Records fit a page whatever their kind.
-const _: () = assert!(
-    16 + size_of::<Page>() + ADMIN_RECORDS_PER_PAGE * size_of::<AllocationRecord>()
-        <= MAX_ADMIN_MESSAGE_BYTES
-);
-const _: () = assert!(size_of::<ClientRecord>() <= size_of::<AllocationRecord>());
-const _: () = assert!(size_of::<LeaseRecord>() <= size_of::<AllocationRecord>());
+mod accounts;
+
+/// Records of a kind that one answer may have.
+const fn records_per_page<R>() -> usize {
+    let fit = (MAX_ADMIN_MESSAGE_BYTES - size_of::<Header>() - size_of::<Page>()) / size_of::<R>();
+    if fit < ADMIN_RECORDS_PER_PAGE { fit } else { ADMIN_RECORDS_PER_PAGE }
+}
+
+/// Pages are few: each costs the asker a round trip.
+const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
+const _: () = assert!(records_per_page::<ClientRecord>() >= 128);
+const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);
+const _: () = assert!(records_per_page::<AccountRecord>() >= 128);
 
 /// The administrator's listener and connections.
 pub(crate) struct AdminSide {
@@ -220,11 +228,12 @@ impl Server {
             }
             Kind::AdminAllocations => {
                 let all = self.core.allocations(cursor).map(|view| {
-                    let is_chosen = chosen.has(
-                        Some((view.id.slot, view.id.generation)),
-                        self.pid_of(view.owner),
-                        view.domain.uid,
-                    );
+                    let is_chosen = chosen.has(Traits {
+                        allocation: Some((view.id.slot, view.id.generation)),
+                        pid: self.pid_of(view.owner),
+                        uid: view.domain.uid,
+                        job: self.job_of(view.owner),
+                    });
                     (view.id.slot, is_chosen.then(|| self.allocation_record(&view)))
                 });
                 write_page(writer, Kind::AdminAllocationsReply, id, all)
@@ -232,8 +241,9 @@ impl Server {
             Kind::AdminLeases => {
                 let all = self.core.leases(cursor).map(|view| {
                     let (pid, uid) = self.pid_and_uid_of(view.client);
-                    let allocation = (view.allocation.slot, view.allocation.generation);
-                    let is_chosen = chosen.has(Some(allocation), pid, uid);
+                    let allocation = Some((view.allocation.slot, view.allocation.generation));
+                    let job = self.job_of(Some(view.client));
+                    let is_chosen = chosen.has(Traits { allocation, pid, uid, job });
                     // The low half of a lease's number is its slot.
                     let slot = (view.id.0 & u64::from(u32::MAX)) as u32;
                     (slot, is_chosen.then(|| self.lease_record(&view)))
@@ -242,11 +252,15 @@ impl Server {
             }
             Kind::AdminClients => {
                 let all = self.core.clients(cursor).map(|view| {
-                    let is_chosen = chosen.has(None, view.pid, view.domain.uid) && !view.gone;
+                    let (pid, uid, job) = (view.pid, view.domain.uid, view.job);
+                    let is_chosen =
+                        chosen.has(Traits { allocation: None, pid, uid, job }) && !view.gone;
                     (view.id.0, is_chosen.then(|| self.client_record(&view)))
                 });
                 write_page(writer, Kind::AdminClientsReply, id, all)
             }
+            Kind::AdminJobs => self.answer_jobs(writer, id, cursor, chosen),
+            Kind::AdminDomains => self.answer_domains(writer, id, cursor, chosen),
             _ => writer.failed(id, ErrorCode::NotSupported.into()),
         }
     }
@@ -284,6 +298,10 @@ impl Server {
             recalls_silent: counters.recalls_silent.into(),
             parkings: counters.parkings.into(),
             refusals: counters.refusals.into(),
+            kept_allocations: usage(Resource::KeptAllocations),
+            reclaims: counters.reclaims.into(),
+            jobs: totals.jobs.into(),
+            reserved: 0.into(),
         }
     }
 
@@ -310,6 +328,8 @@ impl Server {
             waiters: view.waiters.into(),
             inode: self.fds.inode(view.id.slot).into(),
             owner_name: self.name_of(view.owner),
+            job: self.job_of(view.owner).map_or(0, |job| job.0).into(),
+            job_name: self.job_name(self.job_of(view.owner)),
         }
     }
 
@@ -328,7 +348,8 @@ impl Server {
             size_bytes: view.size_bytes.into(),
             age_ms: (self.now.0.saturating_sub(view.since.0) / 1000).into(),
             name: self.name_of(Some(view.client)),
-            reserved: 0.into(),
+            job: self.job_of(Some(view.client)).map_or(0, |job| job.0).into(),
+            job_name: self.job_name(self.job_of(Some(view.client))),
         }
     }
 
@@ -348,7 +369,8 @@ impl Server {
             parked: view.parked.into(),
             listener: view.domain.listener.into(),
             name: self.name_of(Some(view.id)),
-            reserved: 0.into(),
+            job: view.job.map_or(0, |job| job.0).into(),
+            job_name: self.job_name(view.job),
         }
     }
 
@@ -368,6 +390,14 @@ impl Server {
     fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
         self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
     }
+
+    fn job_of(&self, client: Option<ClientId>) -> Option<JobKey> {
+        self.connection_of(client).and_then(|connection| connection.job)
+    }
+
+    fn job_name(&self, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
+        job.map_or(JobName::NONE, |job| self.job_names.get(job)).bytes()
+    }
 }
 
 /// What a query asks for.
@@ -377,15 +407,25 @@ struct Chosen {
     value: u64,
 }
 
+/// What a record can be chosen by; `None`, and pid 0, where it has no such.
+#[derive(Clone, Copy)]
+struct Traits {
+    allocation: Option<(u32, u32)>,
+    pid: u32,
+    uid: u32,
+    job: Option<JobKey>,
+}
+
 impl Chosen {
-    fn has(&self, allocation: Option<(u32, u32)>, pid: u32, uid: u32) -> bool {
+    fn has(&self, of: Traits) -> bool {
         match self.filter {
             Filter::None => true,
-            Filter::Allocation => allocation.is_some_and(|(slot, generation)| {
+            Filter::Allocation => of.allocation.is_some_and(|(slot, generation)| {
                 u64::from(slot) | u64::from(generation) << 32 == self.value
             }),
-            Filter::Pid => u64::from(pid) == self.value,
-            Filter::Uid => u64::from(uid) == self.value,
+            Filter::Pid => u64::from(of.pid) == self.value,
+            Filter::Uid => u64::from(of.uid) == self.value,
+            Filter::Job => of.job.is_some_and(|job| job.0 == self.value),
         }
     }
 }
@@ -400,7 +440,7 @@ fn write_page<R: IntoBytes + Immutable>(
     let mut records = Vec::new();
     let mut page = Page { next_cursor: 0.into(), done: 1.into() };
     for (scanned, (slot, record)) in all.enumerate() {
-        if records.len() == ADMIN_RECORDS_PER_PAGE || scanned == ADMIN_RECORDS_SCANNED {
+        if records.len() == records_per_page::<R>() || scanned == ADMIN_RECORDS_SCANNED {
             page = Page { next_cursor: slot.into(), done: 0.into() };
             break;
         }

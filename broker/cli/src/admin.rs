@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
 };
 use fdbroker_protocol::{Kind, Message, Status, Writer, limits::MAX_ADMIN_MESSAGE_BYTES};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
@@ -85,6 +85,29 @@ impl Selection {
     pub fn uid(uid: u32) -> Self {
         Selection { filter: Filter::Uid, value: uid.into() }
     }
+
+    /// Those of a job, by its key.
+    #[allow(dead_code)] // of lists that are filtered
+    pub fn job(key: u64) -> Self {
+        Selection { filter: Filter::Job, value: key }
+    }
+}
+
+/// What one query asks for: some records come in answer to more than one.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages {
+    /// The query.
+    pub query: Kind,
+    /// The page.
+    pub reply: Kind,
+}
+
+impl Pages {
+    /// Jobs, as [`AccountRecord`]s.
+    pub const JOBS: Pages = Pages { query: Kind::AdminJobs, reply: Kind::AdminJobsReply };
+    /// Domains, as [`AccountRecord`]s.
+    #[allow(dead_code)] // of metrics
+    pub const DOMAINS: Pages = Pages { query: Kind::AdminDomains, reply: Kind::AdminDomainsReply };
 }
 
 /// A record that comes in pages.
@@ -146,11 +169,30 @@ impl Admin {
     pub fn each_page<R: Record>(
         &mut self,
         selection: Selection,
+        each: impl FnMut(&[R]) -> Result<()>,
+    ) -> Result<()> {
+        self.each_page_of(Pages { query: R::QUERY, reply: R::REPLY }, selection, each)
+    }
+
+    /// Every job, or every domain.
+    pub fn accounts(&mut self, pages: Pages) -> Result<Vec<AccountRecord>> {
+        let mut records = Vec::new();
+        self.each_page_of(pages, Selection::ALL, |page: &[AccountRecord]| {
+            records.extend_from_slice(page);
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    fn each_page_of<R: FromBytes + KnownLayout + Immutable + Unaligned>(
+        &mut self,
+        Pages { query, reply }: Pages,
+        selection: Selection,
         mut each: impl FnMut(&[R]) -> Result<()>,
     ) -> Result<()> {
         let mut cursor = 0;
         loop {
-            let reply = self.ask(R::QUERY, R::REPLY, selection, cursor)?;
+            let reply = self.ask(query, reply, selection, cursor)?;
             let (page, records) = reply.head_and_items::<Page, R>()?;
             let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
             each(records)?;

@@ -70,6 +70,9 @@ pub enum Command {
         #[command(flatten)]
         list: ListArgs,
     },
+    /// List the jobs that use the broker, and what each is charged for
+    #[command(after_long_help = JOBS_EXAMPLES)]
+    Jobs(ListArgs),
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
     Broker(fdbrokerd::cli::Args),
@@ -225,6 +228,15 @@ Examples:
   fdbroker holders uid:1000 --json
 
 Exit status 4: the broker knows no such allocation, process or user.";
+
+const JOBS_EXAMPLES: &str = "\
+A job is the cgroup that its launcher made: slurm:ID, pbs:ID, k8s:UID of the pod; else unit:NAME of the nearest service
+or scope of systemd; job:KEY where the cgroup says none of these. Processes whose cgroup the broker cannot read, such as
+those of other PID namespaces, are of no job.
+
+Examples:
+  fdbroker jobs
+  fdbroker jobs --json";
 
 /// Arguments of lists.
 #[derive(Clone, Copy, Debug, Args)]

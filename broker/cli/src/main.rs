@@ -6,6 +6,7 @@ mod cli;
 mod demo;
 mod error;
 mod holders;
+mod jobs;
 mod join;
 mod level_zero;
 mod ls;
@@ -45,6 +46,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(style(list)))?,
         Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
+        Command::Jobs(list) => done(jobs::run(style(list)))?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {

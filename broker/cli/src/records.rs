@@ -37,6 +37,7 @@ pub struct StatusView {
     pub incarnation: String,
     pub clients: u32,
     pub domains: u32,
+    pub jobs: u32,
     pub parked: u32,
     pub fds: UseView,
     pub held_fds: UseView,
@@ -45,6 +46,7 @@ pub struct StatusView {
     pub held_bytes: UseView,
     pub mapped_leases: UseView,
     pub allocations: UseView,
+    pub kept_allocations: UseView,
     pub pinned_bytes: UseView,
     pub table_fds: UseView,
     pub held_now: u64,
@@ -56,6 +58,7 @@ pub struct StatusView {
     pub evictions: u64,
     pub parkings: u64,
     pub refusals: u64,
+    pub reclaims: u64,
 }
 
 impl From<&NodeStatus> for StatusView {
@@ -68,6 +71,7 @@ impl From<&NodeStatus> for StatusView {
             incarnation: format!("{:016x}", status.incarnation.get()),
             clients: status.clients.get(),
             domains: status.domains.get(),
+            jobs: status.jobs.get(),
             parked: status.parked.get(),
             fds: UseView::from(&status.fds),
             held_fds: UseView::from(&status.held_fds),
@@ -76,6 +80,7 @@ impl From<&NodeStatus> for StatusView {
             held_bytes: UseView::from(&status.held_bytes),
             mapped_leases: UseView::from(&status.mapped_leases),
             allocations: UseView::from(&status.allocations),
+            kept_allocations: UseView::from(&status.kept_allocations),
             pinned_bytes: UseView::from(&status.pinned_bytes),
             table_fds: UseView::from(&status.table_fds),
             held_now: status.held_now.get(),
@@ -87,6 +92,7 @@ impl From<&NodeStatus> for StatusView {
             evictions: status.evictions.get(),
             parkings: status.parkings.get(),
             refusals: status.refusals.get(),
+            reclaims: status.reclaims.get(),
         }
     }
 }
@@ -252,7 +258,7 @@ fn optional(value: Option<impl ToString>, none: &str) -> String {
 }
 
 /// A client's name as it may be shown: it chose it, so control characters must not reach a terminal.
-fn name(bytes: &[u8]) -> String {
+pub fn name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end])
         .chars()

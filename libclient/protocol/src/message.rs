@@ -83,6 +83,14 @@ wire_enum! {
         AdminTakeoverOffer = 0x89, "admin takeover offer";
         /// Either: [`crate::admin::TakeoverStep`].
         AdminTakeoverStep = 0x8a, "admin takeover step";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminJobs = 0xa0, "admin jobs";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per job of a domain.
+        AdminJobsReply = 0xa1, "admin jobs reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminDomains = 0xa2, "admin domains";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per domain.
+        AdminDomainsReply = 0xa3, "admin domains reply";
     }
 }
 
@@ -462,4 +470,5 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("admin::AllocationRecord", size_of::<crate::admin::AllocationRecord>()),
     ("admin::LeaseRecord", size_of::<crate::admin::LeaseRecord>()),
     ("admin::ClientRecord", size_of::<crate::admin::ClientRecord>()),
+    ("admin::AccountRecord", size_of::<crate::admin::AccountRecord>()),
 ];

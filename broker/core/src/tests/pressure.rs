@@ -14,7 +14,7 @@ fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
 }
 
 fn job_of(world: &World, key: JobKey) -> Option<JobView> {
-    world.core.jobs().find(|job| job.key == key)
+    world.core.jobs(0).find(|job| job.key == key)
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn gone_when_the_last_of_a_job_then_the_job_is_forgotten_and_its_closing_fds_are
     assert_eq!(job_of(&world, JOB).map(|job| job.clients), Some(1));
     world.step(Input::Gone { client });
     assert_eq!(job_of(&world, JOB), None);
-    let domain = world.core.domains().next().expect("the others' domain");
+    let domain = world.core.domains(0).next().expect("the others' domain");
     let credits: u64 = world.core.clients(0).map(|client| client.credits).sum();
     assert_eq!(domain.account.now(Resource::HeldFds), credits + 1);
     world.close_all();
