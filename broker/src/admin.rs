@@ -1,4 +1,4 @@
-//! The administrator's side: read-only queries, answered in pages. Must never hold up grants: one
+//! The administrator's side: queries, answered in pages, and caps changed. Must never hold up grants: one
 //! query per connection and wake, a bounded number of records looked at for it.
 
 use crate::connection::Connection;
@@ -11,9 +11,9 @@ use crate::tokens::Source;
 use fdbroker_core::{AllocationView, ClientId, ClientView, JobKey, LeaseView};
 use fdbroker_protocol::admin::{
     AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
-    Use,
+    SetLimit, Use,
 };
-use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::limits::{JOB_NAME_BYTES, MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{Header, register_flags};
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
@@ -24,6 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{Immutable, IntoBytes};
 
 mod accounts;
+mod limits;
 
 /// Records of a kind that one answer may have.
 const fn records_per_page<R>() -> usize {
@@ -168,13 +169,16 @@ impl Server {
             Err(_) => return false,
         };
         let bytes = &self.buffer[..received.len];
-        let answer = Message::parse(bytes).map_err(|error| (0, error)).and_then(|message| {
-            let query = message.body_as::<Query>().map_err(|error| (message.id, error))?;
-            Ok((message.kind, message.id, *query))
-        });
+        let asked = take_apart(bytes);
         let mut writer = std::mem::take(&mut self.writer);
-        let (kind, id, query) = match answer {
-            Ok(answer) => answer,
+        let (kind, id, query) = match asked {
+            Ok((kind, id, Body::Query(query))) => (kind, id, query),
+            Ok((_, id, Body::SetLimit(set))) => {
+                let bytes = self.set_limit(index, &mut writer, id, &set);
+                let is_open = self.send_admin(index, bytes);
+                self.writer = writer;
+                return is_open;
+            }
             Err((id, error)) => {
                 log::warn!("administrator: {error}");
                 let _ = self.send_admin(index, writer.failed(id, ErrorCode::Protocol.into()));
@@ -260,6 +264,11 @@ impl Server {
                 write_page(writer, Kind::AdminClientsReply, id, all)
             }
             Kind::AdminJobs => self.answer_jobs(writer, id, cursor, chosen),
+            Kind::AdminLimits => self.answer_limits(writer, id),
+            Kind::AdminMetrics => {
+                writer.start(Kind::AdminMetricsReply, id).push(&self.metrics.record());
+                writer.finish(0, 0)
+            }
             Kind::AdminDomains => self.answer_domains(writer, id, cursor, chosen),
             _ => writer.failed(id, ErrorCode::NotSupported.into()),
         }
@@ -398,6 +407,22 @@ impl Server {
     fn job_name(&self, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
         job.map_or(JobName::NONE, |job| self.job_names.get(job)).bytes()
     }
+}
+
+/// What an administrator has sent.
+enum Body {
+    Query(Query),
+    SetLimit(SetLimit),
+}
+
+/// Kind, id and body of a message; or the id, and what is wrong.
+fn take_apart(bytes: &[u8]) -> Result<(Kind, u64, Body), (u64, DecodeError)> {
+    let message = Message::parse(bytes).map_err(|error| (0, error))?;
+    let body = match message.kind {
+        Kind::AdminSetLimit => message.body_as().map(|set| Body::SetLimit(*set)),
+        _ => message.body_as().map(|query| Body::Query(*query)),
+    };
+    Ok((message.kind, message.id, body.map_err(|error| (message.id, error))?))
 }
 
 /// What a query asks for.

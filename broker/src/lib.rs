@@ -33,6 +33,7 @@ mod job;
 mod keep_book;
 mod keep_store;
 mod log;
+mod metrics;
 mod notify;
 mod places;
 mod reload;

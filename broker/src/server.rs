@@ -19,6 +19,7 @@ use crate::limits::{
 };
 use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
+use crate::metrics::{Asked, Metrics};
 use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::requests::Scratch;
@@ -149,6 +150,9 @@ pub(crate) struct Server {
     pub connections: Slab<Connection>,
     pub clients_per_uid: HashMap<u32, u32>,
     pub job_names: JobNames,
+    pub metrics: Metrics,
+    /// The acquire that is with the core.
+    pub asked: Option<(ClientId, Asked)>,
     pub next_serial: u64,
     pub handshakes: VecDeque<Handshake>,
     /// Until when nothing is accepted, because there was no room.
@@ -261,6 +265,8 @@ impl Server {
             connections: Slab::with_capacity(max_clients.min(4096)),
             clients_per_uid: HashMap::new(),
             job_names: JobNames::default(),
+            metrics: Metrics::default(),
+            asked: None,
             next_serial: 0,
             handshakes: VecDeque::new(),
             accept_paused_until: None,

@@ -9,7 +9,9 @@ mod holders;
 mod jobs;
 mod join;
 mod level_zero;
+mod limits;
 mod ls;
+mod metrics;
 mod output;
 mod private;
 mod records;
@@ -18,7 +20,7 @@ mod signals;
 mod status;
 
 use clap::Parser;
-use cli::{Cli, Command, ListArgs};
+use cli::{Cli, Command, LimitsAction, ListArgs};
 use error::{Error, Result, exit};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -46,6 +48,12 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(style(list)))?,
         Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
+        Command::Limits { action: None, json } => done(limits::show(json))?,
+        Command::Limits { action: Some(LimitsAction::Set(args)), json } => {
+            done(limits::set(&args.assignments, args.dry_run, json || args.json))?
+        }
+        Command::Metrics { listen: None } => done(metrics::print())?,
+        Command::Metrics { listen: Some(listen) } => done(metrics::serve(&listen))?,
         Command::Jobs(list) => done(jobs::run(style(list)))?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,

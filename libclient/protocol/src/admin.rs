@@ -9,8 +9,12 @@ use zerocopy::{
 };
 
 mod accounts;
+mod limits;
+mod metrics;
 
 pub use accounts::AccountRecord;
+pub use limits::{CAPPED, CapsRecord, LimitChange, Limits, SetLimit};
+pub use metrics::{BUCKET_BOUNDS_US, Histogram, Metrics};
 
 wire_enum! {
     /// Which records a query wants.
