@@ -1,4 +1,7 @@
-//! The administrator's queries about jobs, users, caps and times, against a real daemon.
+//! The administrator's queries about jobs, users, caps and times, against a real daemon. Must never
+//! depend on time.
+
+#![allow(clippy::unwrap_used)] // a helper of a test is not a `#[test]`
 
 mod common;
 

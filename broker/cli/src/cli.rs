@@ -285,7 +285,8 @@ Examples:
 const METRICS_EXAMPLES: &str = "\
 Counts, peaks and caps of the node, times of grants and recalls, and what the 20 users and jobs with most fds are charged
 for; the others are one, called other. Only loopback addresses are taken, and every user of the machine can read them
-there; a Unix socket is for this user alone. fdbroker_up is 0 while no broker answers. systemd/grafana.json is a dashboard.
+there; a Unix socket is for this user alone. fdbroker_up is 0 while no broker answers. A dashboard for Grafana is
+systemd/grafana.json in the sources, share/doc/fdbroker/examples/grafana.json when installed.
 
 Examples:
   fdbroker metrics

@@ -3,10 +3,15 @@
 mod common;
 
 use common::{Running, TestDir, end, fdbroker, run, run_script, wait_for};
-use fdbroker_client::{Access, Arena, Client, Deadline, Handle, HostMemory};
+use fdbroker_client::{
+    Access, Arena, Client, Deadline, Deposit, ErrorCode, Handle, HostMemory, MemoryKind,
+};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -38,6 +43,13 @@ impl Broker {
     fn client(&self) -> Client {
         let socket = self.dir.path().join("fdbroker/broker.sock");
         Client::builder().socket(socket).own_fds(2).connect().expect("a broker")
+    }
+
+    fn set_limits(&self, limits: &[&str]) {
+        let mut command = fdbroker(&["limits", "set"]);
+        let output =
+            command.args(limits).env("FDBROKER_ADMIN_SOCKET", self.admin_socket()).output();
+        assert_eq!(end(&output.expect("the command starts")).0, Some(0));
     }
 
     fn metrics(&self) -> Metrics {
@@ -72,6 +84,16 @@ impl Metrics {
         let of_it = self.0.iter().filter(|(series, _)| series.split('{').next() == Some(name));
         of_it.map(|(_, value)| value).sum()
     }
+}
+
+/// A page of memory that may be shared.
+fn memfd() -> OwnedFd {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let fd = memfd_create("test", flags).expect("a memfd");
+    nix::unistd::ftruncate(&fd, 4096).expect("its size");
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).expect("its seals");
+    fd
 }
 
 fn soon() -> Deadline {
@@ -158,6 +180,56 @@ fn metrics_when_ranks_share_memory_then_each_number_moves_by_what_they_did() {
     assert!(broker.metrics().get("fdbroker_pinned_peak_bytes") > 0.0);
     drop((open, imports));
     wait_for("its end", || (pinned() == 0.0).then_some(()));
+}
+
+#[test]
+fn metrics_when_refused_waiting_kept_silent_and_capped_then_each_is_counted() {
+    let set = ["caps.node.held_fds=2", "limits.base_credits=0", "limits.recall_timeout_ms=50"];
+    let broker = Broker::start("metrics-trouble", &set);
+    let before = broker.metrics();
+    // Serves no recall, since nobody dispatches.
+    let socket = broker.dir.path().join("fdbroker/broker.sock");
+    let owner = Client::builder().socket(socket).own_fds(2).dispatch(true).connect();
+    let owner = owner.expect("a broker");
+    let consumer = broker.client();
+    let mut handles = Vec::new();
+    for number in 1..=4 {
+        let mut deposit = Deposit::new(MemoryKind::Memfd, 4096);
+        (deposit.recallable, deposit.owner_allocation_id) = (true, number);
+        let registered = owner.register(&deposit, memfd().as_fd(), soon());
+        handles.push(registered.expect("registered").handle);
+    }
+    // The first is evicted, and its owner does not answer.
+    let error = consumer.acquire(&handles[0], soon()).expect_err("silent");
+    assert_eq!(error.code, ErrorCode::OwnerSilent);
+    assert_eq!(broker.metrics().get("fdbroker_recalls_unanswered_total"), 1.0);
+
+    // A cap that is full: another waits for it, and its holder is asked.
+    let held = consumer.acquire(&handles[3], soon()).expect("a grant");
+    assert_eq!(broker.metrics().get("fdbroker_cap_fds"), before.get("fdbroker_cap_fds"));
+    broker.set_limits(&["node.fds=100", "client.open_leases=1"]);
+    assert_eq!(broker.metrics().get("fdbroker_cap_fds"), 100.0);
+    let waiting = consumer.acquire_start(&handles[3..], soon()).expect("started");
+    let waits = || broker.metrics().get("fdbroker_requests_waiting");
+    wait_for("a waiting request", || (waits() == 1.0).then_some(()));
+    let reclaimed = || broker.metrics().get("fdbroker_leases_reclaimed_total");
+    wait_for("a reclaim", || (reclaimed() > 0.0).then_some(()));
+    let error = consumer.acquire(&handles[3], Deadline::from_ms(1)).expect_err("full");
+    assert_eq!(error.code, ErrorCode::NoQuota);
+    assert!(broker.metrics().get("fdbroker_requests_refused_total") > 0.0);
+    waiting.cancel();
+    wait_for("its end", || (waits() == 0.0).then_some(()));
+    drop(held);
+
+    let mut kept = Deposit::new(MemoryKind::Memfd, 4096);
+    kept.keep = true;
+    broker.set_limits(&["node.held_fds=none"]);
+    let kept = consumer.register(&kept, memfd().as_fd(), soon()).expect("registered");
+    let after = broker.metrics();
+    assert_eq!(after.get("fdbroker_kept_allocations"), 1.0);
+    assert_eq!(after.get("fdbroker_kept_peak_allocations"), 1.0);
+    assert!(!after.0.contains_key("fdbroker_held_cap_fds"), "there is none any more");
+    drop(kept);
 }
 
 #[test]

@@ -18,6 +18,24 @@ fn job_of(world: &World, key: JobKey) -> Option<JobView> {
 }
 
 #[test]
+fn view_when_a_client_is_of_a_job_then_says_which_and_the_caps_in_force() {
+    let job = Caps { open_leases: 1, ..Caps::NONE };
+    let mut world = World::new(Config { job, ..config() });
+    let client = ClientId(3);
+    connect_in_job(&mut world, client, JOB);
+    assert_eq!((world.core.job_of(client), world.core.job_of(USER)), (Some(JOB), None));
+    assert_eq!(world.core.job_of(ClientId(4)), None);
+    let number = job_of(&world, JOB).expect("in use").number;
+    assert_eq!(world.core.jobs(number + 1).count(), 0);
+    let mut caps = world.core.caps();
+    assert_eq!(caps.job, job);
+    *cap_of_mut(&mut caps.job, Resource::OpenLeases).expect("has a cap") = 9;
+    assert_eq!(cap_of_mut(&mut caps.job, Resource::OwnFds), None);
+    world.step(Input::SetCaps { caps: &caps });
+    assert_eq!(cap_of(&world.core.caps().job, Resource::OpenLeases), 9);
+}
+
+#[test]
 fn acquire_when_the_job_is_at_its_cap_then_no_quota_names_it_and_another_job_goes_on() {
     let job = Caps { open_leases: 1, ..Caps::NONE };
     let mut world = World::new(Config { job, ..config() });
