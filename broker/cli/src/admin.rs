@@ -95,22 +95,6 @@ impl Selection {
     }
 }
 
-/// What one query asks for: some records come in answer to more than one.
-#[derive(Clone, Copy, Debug)]
-pub struct Pages {
-    /// The query.
-    pub query: Kind,
-    /// The page.
-    pub reply: Kind,
-}
-
-impl Pages {
-    /// Jobs, as [`AccountRecord`]s.
-    pub const JOBS: Pages = Pages { query: Kind::AdminJobs, reply: Kind::AdminJobsReply };
-    /// Domains, as [`AccountRecord`]s.
-    pub const DOMAINS: Pages = Pages { query: Kind::AdminDomains, reply: Kind::AdminDomainsReply };
-}
-
 /// A record that comes in pages.
 pub trait Record: FromBytes + KnownLayout + Immutable + Unaligned {
     /// The query for it.
@@ -130,6 +114,12 @@ impl Record for LeaseRecord {
 impl Record for ClientRecord {
     const QUERY: Kind = Kind::AdminClients;
     const REPLY: Kind = Kind::AdminClientsReply;
+}
+
+/// Of jobs; those of domains come by [`Admin::domains`].
+impl Record for AccountRecord {
+    const QUERY: Kind = Kind::AdminJobs;
+    const REPLY: Kind = Kind::AdminJobsReply;
 }
 
 impl Admin {
@@ -198,22 +188,24 @@ impl Admin {
         selection: Selection,
         each: impl FnMut(&[R]) -> Result<()>,
     ) -> Result<()> {
-        self.each_page_of(Pages { query: R::QUERY, reply: R::REPLY }, selection, each)
+        self.each_page_of(R::QUERY, R::REPLY, selection, each)
     }
 
-    /// Every job, or every domain.
-    pub fn accounts(&mut self, pages: Pages) -> Result<Vec<AccountRecord>> {
+    /// What every domain is charged for.
+    pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
+        let (query, reply) = (Kind::AdminDomains, Kind::AdminDomainsReply);
         let mut records = Vec::new();
-        self.each_page_of(pages, Selection::ALL, |page: &[AccountRecord]| {
+        self.each_page_of(query, reply, Selection::ALL, |page: &[AccountRecord]| {
             records.extend_from_slice(page);
             Ok(())
         })?;
         Ok(records)
     }
 
-    fn each_page_of<R: FromBytes + KnownLayout + Immutable + Unaligned>(
+    fn each_page_of<R: Record>(
         &mut self,
-        Pages { query, reply }: Pages,
+        query: Kind,
+        reply: Kind,
         selection: Selection,
         mut each: impl FnMut(&[R]) -> Result<()>,
     ) -> Result<()> {

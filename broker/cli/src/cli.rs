@@ -1,9 +1,13 @@
 //! The command line: names, defaults and help. Must never do anything; [`crate::main`] does.
 
+use crate::completions::Shell;
+use crate::config::Action;
 use crate::demo::plan::{Memory, Way};
+use crate::doctor::probe::Driver;
 use crate::holders::Subject;
 use crate::limits::Assignment;
 use crate::metrics::listen::Listen;
+use crate::table::{self, ListArgs};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -30,7 +34,7 @@ Environment:
                           /run/fdbroker-admin/admin.sock
   NO_COLOR                no colour on the terminal
 
-Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied. `run` ends with the status of
+Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 findings. `run` ends with the status of
 its command: 127 if there is no such command, 128 + N if signal N killed it.";
 
 /// Share memory between the processes of a node without running out of file descriptors.
@@ -62,9 +66,13 @@ pub enum Command {
         json: bool,
     },
     /// List the allocations
+    #[command(after_long_help = table::after_help(LS_EXAMPLES))]
     Ls(ListArgs),
+    /// List the clients and what they are charged for
+    #[command(after_long_help = table::after_help(CLIENTS_EXAMPLES))]
+    Clients(ListArgs),
     /// List who has what open or mapped
-    #[command(after_long_help = HOLDERS_EXAMPLES)]
+    #[command(after_long_help = table::after_help(HOLDERS_EXAMPLES))]
     Holders {
         /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N
         #[arg(value_name = "WHAT")]
@@ -73,7 +81,7 @@ pub enum Command {
         list: ListArgs,
     },
     /// List the jobs that use the broker, and what each is charged for
-    #[command(after_long_help = JOBS_EXAMPLES)]
+    #[command(after_long_help = table::after_help(JOBS_EXAMPLES))]
     Jobs(ListArgs),
     /// Show the caps of every level, or change one at run time
     #[command(after_long_help = LIMITS_EXAMPLES)]
@@ -84,12 +92,47 @@ pub enum Command {
         #[arg(short = 'J', long)]
         json: bool,
     },
+    /// Show everything about one allocation, and its holders
+    #[command(after_long_help = SHOW_EXAMPLES)]
+    Show {
+        /// A handle (128 hex digits), or SLOT.GENERATION as `ls` shows it
+        #[arg(value_name = "WHAT")]
+        subject: Subject,
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
     /// Print the broker's numbers as OpenMetrics text, or serve them to Prometheus
     #[command(after_long_help = METRICS_EXAMPLES)]
     Metrics {
         /// Serve them by HTTP until a signal: unix:PATH (mode 0600), 127.0.0.1:PORT or [::1]:PORT
         #[arg(long, value_name = "ADDRESS")]
         listen: Option<Listen>,
+    },
+    /// Check the daemon's configuration, or show it with the origin of each value
+    #[command(after_long_help = CONFIG_EXAMPLES)]
+    Config {
+        #[command(subcommand)]
+        action: Action,
+    },
+    /// Print the completions of a shell
+    #[command(after_long_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Of this shell
+        shell: Shell,
+    },
+    /// Find out why memory cannot be shared on this node, and what to do; works without a broker too
+    #[command(after_long_help = DOCTOR_HELP)]
+    Doctor {
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// Asks a GPU driver for `doctor`
+    #[command(hide = true)]
+    DoctorProbe {
+        /// Which
+        driver: Driver,
     },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
@@ -238,12 +281,48 @@ pub struct DemoArgs {
     pub json: bool,
 }
 
+const LS_EXAMPLES: &str = "\
+Examples:
+  fdbroker ls --sort SIZE:desc                     the largest first
+  fdbroker ls --filter 'OWNER == none or SIZE >= 1GiB'
+  fdbroker ls -o +BASE,SHARE --filter 'STATE == ended and MAPPED > 0'
+  fdbroker ls --json -o owner_pid,size_bytes | jq '.allocations[]'";
+
+const CLIENTS_EXAMPLES: &str = "\
+Examples:
+  fdbroker clients --sort FDS:desc                 who uses most fds
+  fdbroker clients --filter 'SILENT == yes or WAITING > 0'";
+
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  fdbroker show 12.3
+  fdbroker show 12.3 --json | jq .allocation.size_bytes
+
+Exit status 4: the broker knows no such allocation.";
+
+const CONFIG_EXAMPLES: &str = "\
+It is looked at as `fdbrokerd` would, started here: the environment counts too, and whether root asks.
+
+Examples:
+  fdbroker config check /etc/fdbroker/fdbrokerd.toml
+  fdbroker config show
+  fdbroker config show --json | jq '.settings[] | select(.from == \"file\")'
+
+Exit status 1: the daemon would not start; stderr says why.";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  fdbroker completions bash > ~/.local/share/bash-completion/completions/fdbroker
+  fdbroker completions zsh > ~/.zfunc/_fdbroker                 with ~/.zfunc in fpath
+  fdbroker completions fish > ~/.config/fish/completions/fdbroker.fish";
+
 const HOLDERS_EXAMPLES: &str = "\
 Examples:
   fdbroker holders                  everyone
   fdbroker holders 12.3             who has this allocation of `fdbroker ls`
   fdbroker holders pid:4711         what a process has
   fdbroker holders uid:1000 --json
+  fdbroker holders --filter 'STATE == open and AGE > 5m'
 
 Exit status 4: the broker knows no such allocation, process or user.";
 
@@ -300,19 +379,25 @@ or scope of systemd; job:KEY where the cgroup says none of these. Processes whos
 those of other PID namespaces, are of no job.
 
 Examples:
-  fdbroker jobs
-  fdbroker jobs --json";
+  fdbroker jobs --sort FDS:desc
+  fdbroker clients --filter 'JOB == slurm:4711'
+  fdbroker ls -o +JOB";
 
-/// Arguments of lists.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct ListArgs {
-    /// One line of JSON
-    #[arg(short = 'J', long)]
-    pub json: bool,
-    /// Leave out the headings
-    #[arg(short = 'n', long)]
-    pub no_headings: bool,
-}
+const DOCTOR_HELP: &str = "\
+Looks at the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel
+has and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers - each in a
+process of its own, since a driver may hang - and the service of systemd. Changes nothing.
+
+ok    as it should be, or of no account here
+warn  sharing works, and something near it does not, or will not for long
+fail  sharing does not work for this user here
+
+Examples:
+  fdbroker doctor
+  fdbroker run -- fdbroker doctor                    whether a job's own broker would work here
+  fdbroker doctor --json | jq '.checks[] | select(.verdict != \"ok\")'
+
+Exit status 5: something fails.";
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,11 @@
 
 mod admin;
 mod cli;
+mod clients;
+mod completions;
+mod config;
 mod demo;
+mod doctor;
 mod error;
 mod holders;
 mod jobs;
@@ -16,11 +20,14 @@ mod output;
 mod private;
 mod records;
 mod run;
+mod show;
 mod signals;
 mod status;
+mod table;
+mod terminal;
 
 use clap::Parser;
-use cli::{Cli, Command, LimitsAction, ListArgs};
+use cli::{Cli, Command, LimitsAction};
 use error::{Error, Result, exit};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -46,15 +53,21 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) => run::run(&args.command, args.max_fds, args.json, layers(&args)?)?,
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
-        Command::Ls(list) => done(ls::run(style(list)))?,
-        Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
         Command::Limits { action: None, json } => done(limits::show(json))?,
         Command::Limits { action: Some(LimitsAction::Set(args)), json } => {
             done(limits::set(&args.assignments, args.dry_run, json || args.json))?
         }
         Command::Metrics { listen: None } => done(metrics::print())?,
         Command::Metrics { listen: Some(listen) } => done(metrics::serve(&listen))?,
-        Command::Jobs(list) => done(jobs::run(style(list)))?,
+        Command::Jobs(list) => done(jobs::run(&list))?,
+        Command::Ls(list) => done(ls::run(&list))?,
+        Command::Clients(list) => done(clients::run(&list))?,
+        Command::Holders { subject, list } => done(holders::run(subject, &list))?,
+        Command::Show { subject, json } => done(show::run(subject, json))?,
+        Command::Config { action } => done(config::run(action))?,
+        Command::Completions { shell } => done(completions::run(shell))?,
+        Command::Doctor { json } => doctor::run(json)?,
+        Command::DoctorProbe { driver } => doctor::probe::main(driver),
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {
@@ -83,10 +96,6 @@ fn layers(args: &cli::RunArgs) -> Result<Vec<(&'static str, OsString)>> {
 
 fn done(outcome: Result<()>) -> Result<u8> {
     outcome.map(|()| exit::OK)
-}
-
-fn style(list: ListArgs) -> ls::Style {
-    ls::Style { json: list.json, no_headings: list.no_headings }
 }
 
 fn options(args: &cli::DemoArgs) -> demo::Options {

@@ -1,8 +1,8 @@
 //! Asks the broker for everything that its metrics are made of. Must never keep anything from one time to the next.
 
-use crate::admin::{Admin, Pages};
+use crate::admin::{Admin, Selection};
 use crate::error::Result;
-use crate::jobs::job_label;
+use crate::records::job_label;
 use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
 use std::collections::BTreeMap;
 
@@ -64,11 +64,13 @@ pub struct Gathered {
 pub fn gather() -> Result<Gathered> {
     let mut admin = Admin::from_env()?;
     let (status, metrics) = (admin.status()?, admin.metrics()?);
-    let domains = admin.accounts(Pages::DOMAINS)?;
-    let jobs = admin.accounts(Pages::JOBS)?;
+    let domains = admin.domains()?;
+    let jobs = admin.all::<AccountRecord>(Selection::ALL)?;
     let uid = |record: &AccountRecord| record.uid.get().to_string();
     let user = |record: &AccountRecord| vec![uid(record)];
-    let job = |record: &AccountRecord| vec![job_label(record.key.get(), &record.name), uid(record)];
+    let job = |record: &AccountRecord| {
+        vec![job_label(record.key, &record.name).unwrap_or_default(), uid(record)]
+    };
     let (users, jobs) = (largest(&domains, user), largest(&jobs, job));
     Ok(Gathered { status, metrics, users, jobs })
 }
