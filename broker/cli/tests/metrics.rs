@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Running, TestDir, end, fdbroker, run, run_script, wait_for};
+use common::{Running, TestDir, end, fdbroker, one_json_line, run, run_script, wait_for};
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, ErrorCode, Handle, HostMemory, MemoryKind,
 };
@@ -50,6 +50,13 @@ impl Broker {
         let output =
             command.args(limits).env("FDBROKER_ADMIN_SOCKET", self.admin_socket()).output();
         assert_eq!(end(&output.expect("the command starts")).0, Some(0));
+    }
+
+    /// What a command says of this broker, as JSON.
+    fn ask(&self, arguments: &[&str]) -> serde_json::Value {
+        let mut command = fdbroker(arguments);
+        let output = command.env("FDBROKER_ADMIN_SOCKET", self.admin_socket()).output();
+        one_json_line(&output.expect("the command starts"))
     }
 
     fn metrics(&self) -> Metrics {
@@ -229,6 +236,31 @@ fn metrics_when_refused_waiting_kept_silent_and_capped_then_each_is_counted() {
     assert_eq!(after.get("fdbroker_kept_allocations"), 1.0);
     assert_eq!(after.get("fdbroker_kept_peak_allocations"), 1.0);
     assert!(!after.0.contains_key("fdbroker_held_cap_fds"), "there is none any more");
+}
+
+#[test]
+fn metrics_when_a_job_has_a_series_then_jobs_clients_and_ls_know_it_by_the_same_name() {
+    let broker = Broker::start("metrics-job", &["caps.job.fds=50"]);
+    let client = broker.client();
+    let deposit = Deposit::new(MemoryKind::Memfd, 4096);
+    client.register(&deposit, memfd().as_fd(), soon()).expect("registered");
+    let jobs = broker.ask(&["jobs", "--json"]);
+    let [job] = &jobs["jobs"].as_array().expect("a list")[..] else { panic!("{jobs}") };
+    assert_eq!((&job["clients"], &job["allocations"]), (&1.into(), &1.into()));
+    assert_eq!(job["fds_cap"], 50);
+    let (name, uid) = (job["job"].as_str().expect("a name"), &job["uid"]);
+    let series = format!("fdbroker_job_allocations{{job_name=\"{name}\",uid=\"{uid}\"}}");
+    assert_eq!(broker.metrics().get(&series), 1.0);
+    let filter = format!("JOB == '{name}'");
+    for list in ["clients", "ls"] {
+        let of_it = broker.ask(&[list, "--json", "--filter", &filter]);
+        let of_others = broker.ask(&[list, "--json", "--filter", "JOB == slurm:0"]);
+        let count = |answer: &serde_json::Value| {
+            let lists = answer.as_object().expect("an object").values();
+            lists.map(|list| list.as_array().expect("a list").len()).sum::<usize>()
+        };
+        assert_eq!((count(&of_it), count(&of_others)), (1, 0), "{list}");
+    }
 }
 
 #[test]

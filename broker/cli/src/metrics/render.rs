@@ -58,6 +58,9 @@ fn counts(page: &mut Page, status: &NodeStatus) {
     }
 }
 
+/// Resources that have no cap of their own.
+const UNCAPPED: [&str; 2] = ["own_", "pinned_"];
+
 /// Each resource: in use, most ever, cap. Units stand last in a name.
 fn resources(page: &mut Page, status: &NodeStatus) {
     let all = [
@@ -76,6 +79,9 @@ fn resources(page: &mut Page, status: &NodeStatus) {
         page.gauge(&format!("fdbroker_{what}{unit}"), help, now.get());
         let most = format!("The most since start: {}", lowercase(help));
         page.gauge(&format!("fdbroker_{what}peak_{unit}"), &most, peak.get());
+        if UNCAPPED.contains(&what) {
+            continue;
+        }
         let name = format!("fdbroker_{what}cap_{unit}");
         page.family(&name, "gauge", &format!("The cap, if there is one: {}", lowercase(help)));
         if cap.get() != NO_CAP {
