@@ -134,6 +134,11 @@ pub enum Command {
         /// Which
         driver: Driver,
     },
+    /// Write the manual pages into a directory
+    Man {
+        /// Such as /usr/local/share/man/man1
+        dir: PathBuf,
+    },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
     Broker(fdbrokerd::cli::Args),
@@ -194,6 +199,7 @@ Examples:
   fdbroker run --level-zero -- mpirun -n 4 ./app
   mpirun -n 64 fdbroker run --join --level-zero -- ./app
   fdbroker run --max-fds 4096 -- ./app
+  fdbroker run --report fds.svg -- ./app
   fdbroker run -- fdbroker demo --ranks 8
 
   mpirun -n 64 fdbroker run --join -- ./app                       Open MPI, MPICH, Intel MPI
@@ -218,6 +224,9 @@ pub struct RunArgs {
     /// With --join: which job this is, if its launcher cannot tell; the same NAME for all of its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
+    /// Draw the job's fds over time: the broker's, the ranks', the cap, and what it would be without a broker
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "join")]
+    pub report: Option<PathBuf>,
     /// Make the Level Zero IPC handles of COMMAND good by value, in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,
