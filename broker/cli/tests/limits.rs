@@ -1,9 +1,19 @@
 //! limits as its users meet it: shown, changed, and what is refused.
 
 mod common;
+#[path = "../../../tests/common/mod.rs"]
+mod shared;
 
-use common::{end, run, run_script};
+use common::{Running, TestDir, end, fdbroker, one_json_line, run, run_script, wait_for};
 use serde_json::{Value, json};
+use shared::not_run;
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// A user that owns nothing here.
+const NOBODY: u32 = 65534;
 
 fn lines(script: &str) -> Vec<Value> {
     let output = run_script(script);
@@ -67,4 +77,35 @@ fn limits_set_when_one_is_broken_then_exit_2_and_no_broker_is_asked() {
     assert_eq!(code, Some(3));
     let (code, _) = end(&run(&["limits", "set", "node.fds=1"]));
     assert_eq!(code, Some(3));
+}
+
+#[test]
+fn limits_set_when_neither_root_nor_the_brokers_user_then_exit_4_and_nothing_is_changed() {
+    if !nix::unistd::Uid::effective().is_root() {
+        return not_run("limits_set_when_neither_root_nor_the_brokers_user", "it needs root");
+    }
+    let dir = TestDir::new("limits-other");
+    let mut command = fdbroker(&["broker", "--private"]);
+    command.arg(dir.path());
+    let _broker = Running::start(command);
+    let socket = dir.path().join("fdbroker-admin/admin.sock");
+    wait_for("the broker's socket", || socket.exists().then_some(()));
+    // An administrator who lets everybody look does not let everybody change.
+    for (path, mode) in [(socket.parent().expect("a directory"), 0o755), (&socket, 0o666)] {
+        set_permissions(path, Permissions::from_mode(mode)).expect("own");
+    }
+    // The program itself may lie where that user may not look.
+    let program = dir.path().join("fdbroker-copy");
+    std::fs::copy(env!("CARGO_BIN_EXE_fdbroker"), &program).expect("a copy");
+    set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("own");
+    let ask = |arguments: &[&str], uid: u32| {
+        let mut command = Command::new(&program);
+        command.args(arguments).env("FDBROKER_ADMIN_SOCKET", &socket).uid(uid);
+        command.output().expect("the command starts")
+    };
+    let before = one_json_line(&ask(&["limits", "--json"], NOBODY));
+    let (code, stderr) = end(&ask(&["limits", "set", "node.fds=1"], NOBODY));
+    assert_eq!(code, Some(4), "{stderr}");
+    assert!(stderr.contains("as root"), "{stderr}");
+    assert_eq!(one_json_line(&ask(&["limits", "--json"], 0)), before);
 }
