@@ -1,19 +1,21 @@
-//! The administrator's side: read-only queries, answered in pages. Must never hold up grants: one
+//! The administrator's side: queries, answered in pages, and caps changed. Must never hold up grants: one
 //! query per connection and wake, a bounded number of records looked at for it.
 
 use crate::connection::Connection;
+use crate::job::JobName;
 use crate::kernel;
 use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_RECORDS_SCANNED, MAX_ADMIN_CONNECTIONS};
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
-use fdbroker_core::{AllocationView, ClientId, ClientView, LeaseView};
+use fdbroker_core::{AllocationView, ClientId, ClientView, JobKey, LeaseView};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query, Use,
+    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    SetLimit, Use,
 };
-use fdbroker_protocol::codec::Message;
-use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::message::register_flags;
+use fdbroker_protocol::codec::{DecodeError, Message};
+use fdbroker_protocol::limits::{JOB_NAME_BYTES, MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
+use fdbroker_protocol::message::{Header, register_flags};
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
@@ -21,13 +23,20 @@ use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{Immutable, IntoBytes};
 
-/// Records fit a page whatever their kind.
-const _: () = assert!(
-    16 + size_of::<Page>() + ADMIN_RECORDS_PER_PAGE * size_of::<AllocationRecord>()
-        <= MAX_ADMIN_MESSAGE_BYTES
-);
-const _: () = assert!(size_of::<ClientRecord>() <= size_of::<AllocationRecord>());
-const _: () = assert!(size_of::<LeaseRecord>() <= size_of::<AllocationRecord>());
+mod accounts;
+mod limits;
+
+/// Records of a kind that one answer may have.
+const fn records_per_page<R>() -> usize {
+    let fit = (MAX_ADMIN_MESSAGE_BYTES - size_of::<Header>() - size_of::<Page>()) / size_of::<R>();
+    if fit < ADMIN_RECORDS_PER_PAGE { fit } else { ADMIN_RECORDS_PER_PAGE }
+}
+
+/// Pages are few: each costs the asker a round trip.
+const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
+const _: () = assert!(records_per_page::<ClientRecord>() >= 128);
+const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);
+const _: () = assert!(records_per_page::<AccountRecord>() >= 128);
 
 /// The administrator's listener and connections.
 pub(crate) struct AdminSide {
@@ -160,13 +169,16 @@ impl Server {
             Err(_) => return false,
         };
         let bytes = &self.buffer[..received.len];
-        let answer = Message::parse(bytes).map_err(|error| (0, error)).and_then(|message| {
-            let query = message.body_as::<Query>().map_err(|error| (message.id, error))?;
-            Ok((message.kind, message.id, *query))
-        });
+        let asked = take_apart(bytes);
         let mut writer = std::mem::take(&mut self.writer);
-        let (kind, id, query) = match answer {
-            Ok(answer) => answer,
+        let (kind, id, query) = match asked {
+            Ok((kind, id, Body::Query(query))) => (kind, id, query),
+            Ok((_, id, Body::SetLimit(set))) => {
+                let bytes = self.set_limit(index, &mut writer, id, &set);
+                let is_open = self.send_admin(index, bytes);
+                self.writer = writer;
+                return is_open;
+            }
             Err((id, error)) => {
                 log::warn!("administrator: {error}");
                 let _ = self.send_admin(index, writer.failed(id, ErrorCode::Protocol.into()));
@@ -220,11 +232,12 @@ impl Server {
             }
             Kind::AdminAllocations => {
                 let all = self.core.allocations(cursor).map(|view| {
-                    let is_chosen = chosen.has(
-                        Some((view.id.slot, view.id.generation)),
-                        self.pid_of(view.owner),
-                        view.domain.uid,
-                    );
+                    let is_chosen = chosen.has(Traits {
+                        allocation: Some((view.id.slot, view.id.generation)),
+                        pid: self.pid_of(view.owner),
+                        uid: view.domain.uid,
+                        job: self.job_of(view.owner),
+                    });
                     (view.id.slot, is_chosen.then(|| self.allocation_record(&view)))
                 });
                 write_page(writer, Kind::AdminAllocationsReply, id, all)
@@ -232,8 +245,9 @@ impl Server {
             Kind::AdminLeases => {
                 let all = self.core.leases(cursor).map(|view| {
                     let (pid, uid) = self.pid_and_uid_of(view.client);
-                    let allocation = (view.allocation.slot, view.allocation.generation);
-                    let is_chosen = chosen.has(Some(allocation), pid, uid);
+                    let allocation = Some((view.allocation.slot, view.allocation.generation));
+                    let job = self.job_of(Some(view.client));
+                    let is_chosen = chosen.has(Traits { allocation, pid, uid, job });
                     // The low half of a lease's number is its slot.
                     let slot = (view.id.0 & u64::from(u32::MAX)) as u32;
                     (slot, is_chosen.then(|| self.lease_record(&view)))
@@ -242,11 +256,20 @@ impl Server {
             }
             Kind::AdminClients => {
                 let all = self.core.clients(cursor).map(|view| {
-                    let is_chosen = chosen.has(None, view.pid, view.domain.uid) && !view.gone;
+                    let (pid, uid, job) = (view.pid, view.domain.uid, view.job);
+                    let is_chosen =
+                        chosen.has(Traits { allocation: None, pid, uid, job }) && !view.gone;
                     (view.id.0, is_chosen.then(|| self.client_record(&view)))
                 });
                 write_page(writer, Kind::AdminClientsReply, id, all)
             }
+            Kind::AdminJobs => self.answer_jobs(writer, id, cursor, chosen),
+            Kind::AdminLimits => self.answer_limits(writer, id),
+            Kind::AdminMetrics => {
+                writer.start(Kind::AdminMetricsReply, id).push(&self.metrics.record());
+                writer.finish(0, 0)
+            }
+            Kind::AdminDomains => self.answer_domains(writer, id, cursor, chosen),
             _ => writer.failed(id, ErrorCode::NotSupported.into()),
         }
     }
@@ -284,6 +307,10 @@ impl Server {
             recalls_silent: counters.recalls_silent.into(),
             parkings: counters.parkings.into(),
             refusals: counters.refusals.into(),
+            kept_allocations: usage(Resource::KeptAllocations),
+            reclaims: counters.reclaims.into(),
+            jobs: totals.jobs.into(),
+            reserved: 0.into(),
         }
     }
 
@@ -310,6 +337,8 @@ impl Server {
             waiters: view.waiters.into(),
             inode: self.fds.inode(view.id.slot).into(),
             owner_name: self.name_of(view.owner),
+            job: self.job_of(view.owner).map_or(0, |job| job.0).into(),
+            job_name: self.job_name(self.job_of(view.owner)),
         }
     }
 
@@ -328,7 +357,8 @@ impl Server {
             size_bytes: view.size_bytes.into(),
             age_ms: (self.now.0.saturating_sub(view.since.0) / 1000).into(),
             name: self.name_of(Some(view.client)),
-            reserved: 0.into(),
+            job: self.job_of(Some(view.client)).map_or(0, |job| job.0).into(),
+            job_name: self.job_name(self.job_of(Some(view.client))),
         }
     }
 
@@ -348,7 +378,8 @@ impl Server {
             parked: view.parked.into(),
             listener: view.domain.listener.into(),
             name: self.name_of(Some(view.id)),
-            reserved: 0.into(),
+            job: view.job.map_or(0, |job| job.0).into(),
+            job_name: self.job_name(view.job),
         }
     }
 
@@ -368,6 +399,30 @@ impl Server {
     fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
         self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
     }
+
+    fn job_of(&self, client: Option<ClientId>) -> Option<JobKey> {
+        self.connection_of(client).and_then(|connection| connection.job)
+    }
+
+    fn job_name(&self, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
+        job.map_or(JobName::NONE, |job| self.job_names.get(job)).bytes()
+    }
+}
+
+/// What an administrator has sent.
+enum Body {
+    Query(Query),
+    SetLimit(SetLimit),
+}
+
+/// Kind, id and body of a message; or the id, and what is wrong.
+fn take_apart(bytes: &[u8]) -> Result<(Kind, u64, Body), (u64, DecodeError)> {
+    let message = Message::parse(bytes).map_err(|error| (0, error))?;
+    let body = match message.kind {
+        Kind::AdminSetLimit => message.body_as().map(|set| Body::SetLimit(*set)),
+        _ => message.body_as().map(|query| Body::Query(*query)),
+    };
+    Ok((message.kind, message.id, body.map_err(|error| (message.id, error))?))
 }
 
 /// What a query asks for.
@@ -377,15 +432,25 @@ struct Chosen {
     value: u64,
 }
 
+/// What a record can be chosen by; `None`, and pid 0, where it has no such.
+#[derive(Clone, Copy)]
+struct Traits {
+    allocation: Option<(u32, u32)>,
+    pid: u32,
+    uid: u32,
+    job: Option<JobKey>,
+}
+
 impl Chosen {
-    fn has(&self, allocation: Option<(u32, u32)>, pid: u32, uid: u32) -> bool {
+    fn has(&self, of: Traits) -> bool {
         match self.filter {
             Filter::None => true,
-            Filter::Allocation => allocation.is_some_and(|(slot, generation)| {
+            Filter::Allocation => of.allocation.is_some_and(|(slot, generation)| {
                 u64::from(slot) | u64::from(generation) << 32 == self.value
             }),
-            Filter::Pid => u64::from(pid) == self.value,
-            Filter::Uid => u64::from(uid) == self.value,
+            Filter::Pid => u64::from(of.pid) == self.value,
+            Filter::Uid => u64::from(of.uid) == self.value,
+            Filter::Job => of.job.is_some_and(|job| job.0 == self.value),
         }
     }
 }
@@ -400,7 +465,7 @@ fn write_page<R: IntoBytes + Immutable>(
     let mut records = Vec::new();
     let mut page = Page { next_cursor: 0.into(), done: 1.into() };
     for (scanned, (slot, record)) in all.enumerate() {
-        if records.len() == ADMIN_RECORDS_PER_PAGE || scanned == ADMIN_RECORDS_SCANNED {
+        if records.len() == records_per_page::<R>() || scanned == ADMIN_RECORDS_SCANNED {
             page = Page { next_cursor: slot.into(), done: 0.into() };
             break;
         }

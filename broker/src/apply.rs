@@ -20,6 +20,9 @@ impl Server {
             for effect in &effects.list {
                 self.apply(effect, &effects);
             }
+            for us in &effects.recalled_us {
+                self.metrics.recall_time.observe(*us);
+            }
             let mut next = std::mem::take(&mut self.spare_effects);
             self.hand_back(&effects, &mut next);
             effects.clear();
@@ -67,9 +70,12 @@ impl Server {
         match effect {
             Effect::Granted { client, request, range, deadline, seq } => {
                 let (client, request) = (*client, *request);
-                if self.send_granted(client, request, &all.granted[range.clone()]).is_err() {
-                    let (range, deadline, seq) = (range.clone(), *deadline, *seq);
-                    self.unsent.push(Unsent { client, request, range, deadline, seq });
+                match self.send_granted(client, request, &all.granted[range.clone()]) {
+                    Ok(fds) => self.note_answered(client, request, fds),
+                    Err(()) => {
+                        let (range, deadline, seq) = (range.clone(), *deadline, *seq);
+                        self.unsent.push(Unsent { client, request, range, deadline, seq });
+                    }
                 }
             }
             Effect::Statuses { client, request, reply, range } => {
@@ -136,22 +142,22 @@ impl Server {
         deposit.or(self.core.kind(slot)).unwrap_or(MemoryKind::Memfd)
     }
 
-    /// Sends a grant with its fds. `Err`: not now; the client is blocked until it has read, or
+    /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until it has read, or
     /// others have.
     fn send_granted(
         &mut self,
         client: ClientId,
         request: RequestId,
         grants: &[Granted],
-    ) -> Result<(), ()> {
+    ) -> Result<usize, ()> {
         let fds = grants.iter().filter(|grant| grant.status.is_ok()).count();
         if fds > 0 {
             let room = self.room_for_fds(client, fds)?;
             if room < fds {
-                return self.send_cut(client, request, grants, room);
+                return self.send_cut(client, request, grants, room).map(|()| room);
             }
         }
-        self.send_whole(client, request, grants, fds)
+        self.send_whole(client, request, grants, fds).map(|()| fds)
     }
 
     /// Sends a grant of which only `room` fds may be in flight: the other items answer AGAIN, and
@@ -244,6 +250,7 @@ impl Server {
 
     /// Answers that a request failed as a whole.
     pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
+        self.note_answered(client, request, 0);
         let bytes = self.writer.failed(request.0, status);
         let sent = send_to(&mut self.connections, client, bytes);
         self.after_send(client, sent);

@@ -33,6 +33,7 @@ mod job;
 mod keep_book;
 mod keep_store;
 mod log;
+mod metrics;
 mod notify;
 mod places;
 mod reload;
@@ -49,6 +50,6 @@ mod tokens;
 mod turns;
 
 pub use config::ConfigError;
-pub use job::name as job_name;
+pub use job::name_in as job_name;
 pub use settings::{Environment, Host, Mode, Settings};
 pub use start::{RunError, run};

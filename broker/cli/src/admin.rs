@@ -3,9 +3,11 @@
 
 use crate::error::{Context, Error, Result};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, LimitChange, Limits,
+    Metrics, NodeStatus, Page, Query, SetLimit,
 };
-use fdbroker_protocol::{Kind, Message, Status, Writer, limits::MAX_ADMIN_MESSAGE_BYTES};
+use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
+use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::ffi::OsString;
@@ -14,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest wait for one answer: a page is made in well under a millisecond, so this is a broker that hangs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -85,6 +87,12 @@ impl Selection {
     pub fn uid(uid: u32) -> Self {
         Selection { filter: Filter::Uid, value: uid.into() }
     }
+
+    /// Those of a job, by its key.
+    #[allow(dead_code)] // of lists that are filtered
+    pub fn job(key: u64) -> Self {
+        Selection { filter: Filter::Job, value: key }
+    }
 }
 
 /// A record that comes in pages.
@@ -106,6 +114,12 @@ impl Record for LeaseRecord {
 impl Record for ClientRecord {
     const QUERY: Kind = Kind::AdminClients;
     const REPLY: Kind = Kind::AdminClientsReply;
+}
+
+/// Of jobs; those of domains come by [`Admin::domains`].
+impl Record for AccountRecord {
+    const QUERY: Kind = Kind::AdminJobs;
+    const REPLY: Kind = Kind::AdminJobsReply;
 }
 
 impl Admin {
@@ -147,15 +161,62 @@ impl Admin {
         Ok(*reply.body_as::<NodeStatus>()?)
     }
 
+    /// The caps of every level.
+    pub fn limits(&mut self) -> Result<Limits> {
+        let reply = self.ask(Kind::AdminLimits, Kind::AdminLimitsReply, Selection::ALL, 0)?;
+        Ok(*reply.body_as::<Limits>()?)
+    }
+
+    /// Changes a cap, `u64::MAX` = none; gives the former one.
+    pub fn set_limit(&mut self, scope: Scope, resource: Resource, value: u64) -> Result<u64> {
+        let (scope, resource) = (scope as u8, resource as u8);
+        let set = SetLimit { scope, resource, reserved: [0; 6], value: value.into() };
+        let change = self
+            .exchange(Kind::AdminSetLimit, &set, Kind::AdminSetLimitReply)
+            .and_then(|reply| Ok(*reply.body_as::<LimitChange>()?));
+        match change {
+            Ok(change) => Ok(change.former.get()),
+            Err(Error::Refused(ErrorCode::NotPermitted)) => Err(refusal(&self.path)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How long the broker takes.
+    pub fn metrics(&mut self) -> Result<Metrics> {
+        let reply = self.ask(Kind::AdminMetrics, Kind::AdminMetricsReply, Selection::ALL, 0)?;
+        Ok(*reply.body_as::<Metrics>()?)
+    }
+
     /// Hands every record selected to `each`, a page at a time. Ends at its first error.
     pub fn each_page<R: Record>(
         &mut self,
+        selection: Selection,
+        each: impl FnMut(&[R]) -> Result<()>,
+    ) -> Result<()> {
+        self.each_page_of(R::QUERY, R::REPLY, selection, each)
+    }
+
+    /// What every domain is charged for.
+    pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
+        let (query, reply) = (Kind::AdminDomains, Kind::AdminDomainsReply);
+        let mut records = Vec::new();
+        self.each_page_of(query, reply, Selection::ALL, |page: &[AccountRecord]| {
+            records.extend_from_slice(page);
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    fn each_page_of<R: Record>(
+        &mut self,
+        query: Kind,
+        reply: Kind,
         selection: Selection,
         mut each: impl FnMut(&[R]) -> Result<()>,
     ) -> Result<()> {
         let mut cursor = 0;
         loop {
-            let reply = self.ask(R::QUERY, R::REPLY, selection, cursor)?;
+            let reply = self.ask(query, reply, selection, cursor)?;
             let (page, records) = reply.head_and_items::<Page, R>()?;
             let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
             each(records)?;
@@ -187,14 +248,24 @@ impl Admin {
         selection: Selection,
         cursor: u32,
     ) -> Result<Message<'_>> {
-        self.last_id += 1;
         let body = Query {
             cursor: U32::new(cursor),
             filter: U32::new(selection.filter as u32),
             value: U64::new(selection.value),
             reserved: U64::ZERO,
         };
-        self.writer.start(query, self.last_id).push(&body);
+        self.exchange(query, &body, reply)
+    }
+
+    /// One message, one answer.
+    fn exchange(
+        &mut self,
+        query: Kind,
+        body: &(impl IntoBytes + Immutable),
+        reply: Kind,
+    ) -> Result<Message<'_>> {
+        self.last_id += 1;
+        self.writer.start(query, self.last_id).push(body);
         let bytes = self.writer.finish(0, 0);
         let is_first = self.last_id == 1;
         let sent = fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], Some(ANSWER_LIMIT));
@@ -255,7 +326,6 @@ fn connect_error(path: &Path, cause: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fdbroker_protocol::ErrorCode;
 
     fn find(pairs: &[(&str, &str)]) -> PathBuf {
         find_socket(|name| {

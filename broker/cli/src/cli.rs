@@ -5,6 +5,8 @@ use crate::config::Action;
 use crate::demo::plan::{Memory, Way};
 use crate::doctor::probe::Driver;
 use crate::holders::Subject;
+use crate::limits::Assignment;
+use crate::metrics::listen::Listen;
 use crate::table::{self, ListArgs};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -91,6 +93,18 @@ pub enum Command {
         #[arg(short = 'J', long)]
         json: bool,
     },
+    /// List the jobs that use the broker, and what each is charged for
+    #[command(after_long_help = table::after_help(JOBS_EXAMPLES))]
+    Jobs(ListArgs),
+    /// Show the caps of every level, or change one at run time
+    #[command(after_long_help = LIMITS_EXAMPLES)]
+    Limits {
+        #[command(subcommand)]
+        action: Option<LimitsAction>,
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
     /// Show everything about one allocation, and its holders
     #[command(after_long_help = SHOW_EXAMPLES)]
     Show {
@@ -100,6 +114,13 @@ pub enum Command {
         /// One line of JSON
         #[arg(short = 'J', long)]
         json: bool,
+    },
+    /// Print the broker's numbers as OpenMetrics text, or serve them to Prometheus
+    #[command(after_long_help = METRICS_EXAMPLES)]
+    Metrics {
+        /// Serve them by HTTP until a signal: unix:PATH (mode 0600), 127.0.0.1:PORT or [::1]:PORT
+        #[arg(long, value_name = "ADDRESS")]
+        listen: Option<Listen>,
     },
     /// Check the daemon's configuration, or show it with the origin of each value
     #[command(after_long_help = CONFIG_EXAMPLES)]
@@ -348,6 +369,63 @@ Examples:
   fdbroker audit --json
 
 Exit status: 0 nothing found, 5 findings.";
+
+/// What to do with caps.
+#[derive(Debug, Subcommand)]
+pub enum LimitsAction {
+    /// Change caps until the broker restarts or reads its configuration again
+    #[command(after_long_help = LIMITS_EXAMPLES)]
+    Set(SetLimitsArgs),
+}
+
+/// Arguments of `limits set`.
+#[derive(Debug, Args)]
+pub struct SetLimitsArgs {
+    /// node, domain, job or client; fds, held_fds, held_bytes, open_leases, mapped_leases, allocations or
+    /// kept_allocations; a number, also with K, M, G, T, Ki, Mi, Gi or Ti, or none
+    #[arg(required = true, value_name = "LEVEL.RESOURCE=VALUE")]
+    pub assignments: Vec<Assignment>,
+    /// Only say what would change
+    #[arg(long)]
+    pub dry_run: bool,
+    /// One line of JSON
+    #[arg(short = 'J', long)]
+    pub json: bool,
+}
+
+const LIMITS_EXAMPLES: &str = "\
+A domain is a user on one listener; a job is a part of it (see `fdbroker jobs`); a client is one connection. A lowered cap
+takes nothing away by force: what is above it is evicted or asked for, and nothing is added until it is below.
+
+A change with `set` is in force at once, is logged with who made it, and is lost when the broker restarts or reads its
+configuration again. To keep it, write it into [caps.LEVEL] of the configuration. Only root and the broker's user may.
+
+Examples:
+  fdbroker limits
+  fdbroker limits set node.fds=4096 job.held_bytes=8Gi
+  fdbroker limits set --dry-run client.open_leases=none";
+
+const METRICS_EXAMPLES: &str = "\
+Counts, peaks and caps of the node, times of grants and recalls, and what the 20 users and jobs with most fds are charged
+for; the others are one, called other. Only loopback addresses are taken, and every user of the machine can read them
+there; a Unix socket is for this user alone. fdbroker_up is 0 while no broker answers. A dashboard for Grafana is
+systemd/grafana.json in the sources, share/doc/fdbroker/examples/grafana.json when installed.
+
+Examples:
+  fdbroker metrics
+  fdbroker metrics --listen 127.0.0.1:9400                      then http://127.0.0.1:9400/metrics
+  fdbroker metrics --listen unix:/run/fdbroker-metrics.sock &
+  curl --unix-socket /run/fdbroker-metrics.sock http://localhost/metrics";
+
+const JOBS_EXAMPLES: &str = "\
+A job is the cgroup that its launcher made: slurm:ID, pbs:ID, k8s:UID of the pod; else unit:NAME of the nearest service
+or scope of systemd; job:KEY where the cgroup says none of these. Processes whose cgroup the broker cannot read, such as
+those of other PID namespaces, are of no job.
+
+Examples:
+  fdbroker jobs --sort FDS:desc
+  fdbroker clients --filter 'JOB == slurm:4711'
+  fdbroker ls -o +JOB";
 
 const DOCTOR_HELP: &str = "\
 Looks at the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel

@@ -98,6 +98,9 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
     Column::new(Kind::Time, "AGE", "age_ms", "time since it was granted", |it| {
         Value::Time(it.age_ms.get())
     }),
+    Column::on_request(Kind::Text, "JOB", "job", "job of its holder", |it| {
+        records::job(it.job, &it.job_name)
+    }),
     Column::on_request(
         Kind::Number,
         "CLIENT",

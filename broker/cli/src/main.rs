@@ -11,10 +11,13 @@ mod demo;
 mod doctor;
 mod error;
 mod holders;
+mod jobs;
 mod join;
 mod level_zero;
+mod limits;
 mod ls;
 mod man;
+mod metrics;
 mod output;
 mod private;
 mod records;
@@ -27,7 +30,7 @@ mod table;
 mod terminal;
 
 use clap::Parser;
-use cli::{Cli, Command};
+use cli::{Cli, Command, LimitsAction};
 use error::{Error, Result, exit};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -56,6 +59,13 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         }
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
+        Command::Limits { action: None, json } => done(limits::show(json))?,
+        Command::Limits { action: Some(LimitsAction::Set(args)), json } => {
+            done(limits::set(&args.assignments, args.dry_run, json || args.json))?
+        }
+        Command::Metrics { listen: None } => done(metrics::print())?,
+        Command::Metrics { listen: Some(listen) } => done(metrics::serve(&listen))?,
+        Command::Jobs(list) => done(jobs::run(&list))?,
         Command::Ls(list) => done(ls::run(&list))?,
         Command::Clients(list) => done(clients::run(&list))?,
         Command::Holders { subject, list } => done(holders::run(subject, &list))?,

@@ -323,6 +323,8 @@ pub struct Effects {
     pub registered: Vec<Registered>,
     /// Items of [`Effect::Statuses`].
     pub statuses: Vec<Status>,
+    /// Of each fd supplied: the time since it was recalled, in microseconds.
+    pub recalled_us: Vec<u64>,
 }
 
 impl Effects {
@@ -332,6 +334,7 @@ impl Effects {
         empty(&mut self.granted);
         empty(&mut self.registered);
         empty(&mut self.statuses);
+        empty(&mut self.recalled_us);
     }
 }
 

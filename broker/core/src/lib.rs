@@ -39,7 +39,7 @@ mod view;
 
 pub use api::*;
 pub use config::ConfigError;
-pub use ledger::Account;
+pub use ledger::{Account, cap_of, cap_of_mut};
 pub use restore::RestoreError;
 pub use saved::Saved;
 pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseView, Totals};

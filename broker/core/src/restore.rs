@@ -379,7 +379,10 @@ impl Core {
     }
 
     fn restore_recall(&mut self, slot: u32, deadline: Option<Now>, overdue: bool) {
-        let recall = Recall { waiters: Vec::new(), promised_to: None, deadline, overdue };
+        // Of one that is overdue it is not known any more: counted from here on.
+        let timeout = self.config.recall_timeout_us;
+        let since = deadline.map_or(self.now, |at| Now(at.0.saturating_sub(timeout)));
+        let recall = Recall { since, waiters: Vec::new(), promised_to: None, deadline, overdue };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations[slot].recall = number;
         self.set_recall_timer(slot, deadline);

@@ -318,6 +318,18 @@ fn acquire_when_evicted_then_recalled_and_granted_on_supply() {
 }
 
 #[test]
+fn supply_when_awaited_then_says_how_long_it_took_and_otherwise_nothing() {
+    let (mut world, id) = one_evicted();
+    world.acquire(USER, &[Ok(id)], 1000);
+    world.close_all();
+    world.at(7);
+    world.supply(id, Ok(0), 1);
+    assert_eq!(world.fx.recalled_us, [7 * MS]);
+    world.supply(id, Ok(0), 1);
+    assert!(world.fx.recalled_us.is_empty());
+}
+
+#[test]
 fn acquire_when_only_held_fds_are_full_then_one_is_evicted_for_one() {
     let node = Caps { held_fds: 3, ..Caps::NONE };
     let mut world = World::new(Config { node, base_credits: 0, ..config() });

@@ -83,6 +83,26 @@ wire_enum! {
         AdminTakeoverOffer = 0x89, "admin takeover offer";
         /// Either: [`crate::admin::TakeoverStep`].
         AdminTakeoverStep = 0x8a, "admin takeover step";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminJobs = 0xa0, "admin jobs";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per job of a domain.
+        AdminJobsReply = 0xa1, "admin jobs reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminDomains = 0xa2, "admin domains";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per domain.
+        AdminDomainsReply = 0xa3, "admin domains reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Limits`].
+        AdminLimits = 0xa4, "admin limits";
+        /// Broker: [`crate::admin::Limits`].
+        AdminLimitsReply = 0xa5, "admin limits reply";
+        /// Administrator: change a cap. Body [`crate::admin::SetLimit`].
+        AdminSetLimit = 0xa6, "admin set limit";
+        /// Broker: [`crate::admin::LimitChange`].
+        AdminSetLimitReply = 0xa7, "admin set limit reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Metrics`].
+        AdminMetrics = 0xa8, "admin metrics";
+        /// Broker: [`crate::admin::Metrics`].
+        AdminMetricsReply = 0xa9, "admin metrics reply";
     }
 }
 
@@ -462,4 +482,9 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("admin::AllocationRecord", size_of::<crate::admin::AllocationRecord>()),
     ("admin::LeaseRecord", size_of::<crate::admin::LeaseRecord>()),
     ("admin::ClientRecord", size_of::<crate::admin::ClientRecord>()),
+    ("admin::AccountRecord", size_of::<crate::admin::AccountRecord>()),
+    ("admin::Limits", size_of::<crate::admin::Limits>()),
+    ("admin::SetLimit", size_of::<crate::admin::SetLimit>()),
+    ("admin::LimitChange", size_of::<crate::admin::LimitChange>()),
+    ("admin::Metrics", size_of::<crate::admin::Metrics>()),
 ];
