@@ -1,9 +1,9 @@
 //! The administrator's side: read-only queries, answered in pages. Must never hold up grants: one
-//! query per connection and wake, a bounded number of records looked at for it.
+//! query per wake, a bounded number of slots looked at for it.
 
 use crate::connection::Connection;
 use crate::kernel;
-use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_RECORDS_SCANNED, MAX_ADMIN_CONNECTIONS};
+use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNECTIONS};
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
@@ -36,6 +36,8 @@ pub(crate) struct AdminSide {
     /// A connection waits that there was no room for.
     is_accept_due: bool,
     connections: Slab<AdminConnection>,
+    /// Whose turn it is.
+    next: usize,
     /// Room for none: no query carries fds.
     received: ReceivedFds,
 }
@@ -54,6 +56,7 @@ impl AdminSide {
             is_listener_ready: false,
             is_accept_due: false,
             connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
+            next: 0,
             received: ReceivedFds::with_capacity(0),
         }
     }
@@ -101,7 +104,7 @@ impl AdminSide {
 }
 
 impl Server {
-    /// One query of each administrator.
+    /// One query of one administrator, in turn.
     pub(crate) fn serve_admins(&mut self) {
         if !self.admin.is_ready() {
             return;
@@ -109,13 +112,16 @@ impl Server {
         while self.admin.is_listener_ready && self.admin.connections.len() < MAX_ADMIN_CONNECTIONS {
             self.accept_admin();
         }
-        for index in 0..MAX_ADMIN_CONNECTIONS {
-            if self.admin.connections.get(index).is_some_and(|connection| connection.is_ready)
-                && !self.serve_admin(index)
-            {
-                // No fds can lie in it: the kernel refuses them, or drops them where they are not
-                // received.
-                self.admin.connections.remove(index);
+        for _ in 0..MAX_ADMIN_CONNECTIONS {
+            let index = self.admin.next;
+            self.admin.next = (index + 1) % MAX_ADMIN_CONNECTIONS;
+            if self.admin.connections.get(index).is_some_and(|connection| connection.is_ready) {
+                if !self.serve_admin(index) {
+                    // No fds can lie in it: the kernel refuses them, or drops them where they are not
+                    // received.
+                    self.admin.connections.remove(index);
+                }
+                return;
             }
         }
     }
@@ -213,13 +219,15 @@ impl Server {
         };
         let chosen = Chosen { filter, value: query.value.get() };
         let cursor = query.cursor.get();
+        let end = cursor.saturating_add(ADMIN_SLOTS_SCANNED);
+        let next = |slots: u32| (end < slots).then_some(end);
         match kind {
             Kind::AdminStatus => {
                 writer.start(Kind::AdminStatusReply, id).push(&self.node_status());
                 writer.finish(0, 0)
             }
             Kind::AdminAllocations => {
-                let all = self.core.allocations(cursor).map(|view| {
+                let all = self.core.allocations_within(cursor..end).map(|view| {
                     let is_chosen = chosen.has(
                         Some((view.id.slot, view.id.generation)),
                         self.pid_of(view.owner),
@@ -227,10 +235,11 @@ impl Server {
                     );
                     (view.id.slot, is_chosen.then(|| self.allocation_record(&view)))
                 });
-                write_page(writer, Kind::AdminAllocationsReply, id, all)
+                let next = next(self.core.allocation_slots());
+                write_page(writer, Kind::AdminAllocationsReply, id, all, next)
             }
             Kind::AdminLeases => {
-                let all = self.core.leases(cursor).map(|view| {
+                let all = self.core.leases_within(cursor..end).map(|view| {
                     let (pid, uid) = self.pid_and_uid_of(view.client);
                     let allocation = (view.allocation.slot, view.allocation.generation);
                     let is_chosen = chosen.has(Some(allocation), pid, uid);
@@ -238,14 +247,14 @@ impl Server {
                     let slot = (view.id.0 & u64::from(u32::MAX)) as u32;
                     (slot, is_chosen.then(|| self.lease_record(&view)))
                 });
-                write_page(writer, Kind::AdminLeasesReply, id, all)
+                write_page(writer, Kind::AdminLeasesReply, id, all, next(self.core.lease_slots()))
             }
             Kind::AdminClients => {
                 let all = self.core.clients(cursor).map(|view| {
                     let is_chosen = chosen.has(None, view.pid, view.domain.uid) && !view.gone;
                     (view.id.0, is_chosen.then(|| self.client_record(&view)))
                 });
-                write_page(writer, Kind::AdminClientsReply, id, all)
+                write_page(writer, Kind::AdminClientsReply, id, all, None)
             }
             _ => writer.failed(id, ErrorCode::NotSupported.into()),
         }
@@ -390,22 +399,25 @@ impl Chosen {
     }
 }
 
-/// One page of records: from each entry its slot and, if it is wanted, its record.
+/// One page of records: from each entry its slot and, if it is wanted, its record. `next`: where the next
+/// page begins when this one takes all; `None` = nowhere.
 fn write_page<R: IntoBytes + Immutable>(
     writer: &mut Writer,
     kind: Kind,
     id: u64,
     all: impl Iterator<Item = (u32, Option<R>)>,
+    mut next: Option<u32>,
 ) -> &[u8] {
-    let mut records = Vec::new();
-    let mut page = Page { next_cursor: 0.into(), done: 1.into() };
-    for (scanned, (slot, record)) in all.enumerate() {
-        if records.len() == ADMIN_RECORDS_PER_PAGE || scanned == ADMIN_RECORDS_SCANNED {
-            page = Page { next_cursor: slot.into(), done: 0.into() };
+    let mut records = Vec::with_capacity(ADMIN_RECORDS_PER_PAGE);
+    for (slot, record) in all {
+        if records.len() == ADMIN_RECORDS_PER_PAGE {
+            next = Some(slot);
             break;
         }
         records.extend(record);
     }
+    let page =
+        Page { next_cursor: next.unwrap_or(0).into(), done: u32::from(next.is_none()).into() };
     writer.start(kind, id).push(&page).push(&records[..]);
     writer.finish(records.len(), 0)
 }
