@@ -3,6 +3,7 @@
 use crate::completions::Shell;
 use crate::config::Action;
 use crate::demo::plan::{Memory, Way};
+use crate::doctor::probe::Driver;
 use crate::holders::Subject;
 use crate::table::{self, ListArgs};
 use clap::{Args, Parser, Subcommand};
@@ -31,7 +32,7 @@ Environment:
                           /run/fdbroker-admin/admin.sock
   NO_COLOR                no colour on the terminal
 
-Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied. `run` ends with the status of
+Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 findings. `run` ends with the status of
 its command: 127 if there is no such command, 128 + N if signal N killed it.";
 
 /// Share memory between the processes of a node without running out of file descriptors.
@@ -99,6 +100,24 @@ pub enum Command {
         /// Of this shell
         shell: Shell,
     },
+    /// Find out why memory cannot be shared on this node, and what to do; works without a broker too
+    #[command(after_long_help = DOCTOR_HELP)]
+    Doctor {
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// Asks a GPU driver for `doctor`
+    #[command(hide = true)]
+    DoctorProbe {
+        /// Which
+        driver: Driver,
+    },
+    /// Write the manual pages into a directory
+    Man {
+        /// Such as /usr/local/share/man/man1
+        dir: PathBuf,
+    },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
     Broker(fdbrokerd::cli::Args),
@@ -159,6 +178,7 @@ Examples:
   fdbroker run --level-zero -- mpirun -n 4 ./app
   mpirun -n 64 fdbroker run --join --level-zero -- ./app
   fdbroker run --max-fds 4096 -- ./app
+  fdbroker run --report fds.svg -- ./app
   fdbroker run -- fdbroker demo --ranks 8
 
   mpirun -n 64 fdbroker run --join -- ./app                       Open MPI, MPICH, Intel MPI
@@ -183,6 +203,9 @@ pub struct RunArgs {
     /// With --join: which job this is, if its launcher cannot tell; the same NAME for all of its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
+    /// Draw the job's fds over time: the broker's, the ranks', the cap, and what it would be without a broker
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "join")]
+    pub report: Option<PathBuf>,
     /// Make the Level Zero IPC handles of COMMAND good by value, in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,
@@ -290,6 +313,22 @@ Examples:
   fdbroker holders --filter 'STATE == open and AGE > 5m'
 
 Exit status 4: the broker knows no such allocation, process or user.";
+
+const DOCTOR_HELP: &str = "\
+Looks at the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel
+has and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers - each in a
+process of its own, since a driver may hang - and the service of systemd. Changes nothing.
+
+ok    as it should be, or of no account here
+warn  sharing works, and something near it does not, or will not for long
+fail  sharing does not work for this user here
+
+Examples:
+  fdbroker doctor
+  fdbroker run -- fdbroker doctor                    whether a job's own broker would work here
+  fdbroker doctor --json | jq '.checks[] | select(.verdict != \"ok\")'
+
+Exit status 5: something fails.";
 
 #[cfg(test)]
 mod tests {

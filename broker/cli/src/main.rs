@@ -7,14 +7,17 @@ mod clients;
 mod completions;
 mod config;
 mod demo;
+mod doctor;
 mod error;
 mod holders;
 mod join;
 mod level_zero;
 mod ls;
+mod man;
 mod output;
 mod private;
 mod records;
+mod report;
 mod run;
 mod show;
 mod signals;
@@ -46,7 +49,10 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) if args.join => {
             join::run(&args.command, args.max_fds, args.job.as_deref(), layers(&args)?)?
         }
-        Command::Run(args) => run::run(&args.command, args.max_fds, args.json, layers(&args)?)?,
+        Command::Run(args) => {
+            let report = args.report.as_deref();
+            run::run(&args.command, args.max_fds, args.json, report, layers(&args)?)?
+        }
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(&list))?,
@@ -55,6 +61,9 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Show { subject, json } => done(show::run(subject, json))?,
         Command::Config { action } => done(config::run(action))?,
         Command::Completions { shell } => done(completions::run(shell))?,
+        Command::Doctor { json } => doctor::run(json)?,
+        Command::DoctorProbe { driver } => doctor::probe::main(driver),
+        Command::Man { dir } => done(man::run(&dir))?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {
