@@ -1,10 +1,10 @@
 //! The administrator's side: queries, answered in pages, and caps changed. Must never hold up grants: one
-//! query per connection and wake, a bounded number of records looked at for it.
+//! query per wake, a bounded number of slots looked at for it.
 
 use crate::connection::Connection;
 use crate::job::JobName;
 use crate::kernel;
-use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_RECORDS_SCANNED, MAX_ADMIN_CONNECTIONS};
+use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNECTIONS};
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
@@ -45,6 +45,8 @@ pub(crate) struct AdminSide {
     /// A connection waits that there was no room for.
     is_accept_due: bool,
     connections: Slab<AdminConnection>,
+    /// Whose turn it is.
+    next: usize,
     /// Room for none: no query carries fds.
     received: ReceivedFds,
 }
@@ -63,6 +65,7 @@ impl AdminSide {
             is_listener_ready: false,
             is_accept_due: false,
             connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
+            next: 0,
             received: ReceivedFds::with_capacity(0),
         }
     }
@@ -110,7 +113,7 @@ impl AdminSide {
 }
 
 impl Server {
-    /// One query of each administrator.
+    /// One query of one administrator, in turn.
     pub(crate) fn serve_admins(&mut self) {
         if !self.admin.is_ready() {
             return;
@@ -118,13 +121,16 @@ impl Server {
         while self.admin.is_listener_ready && self.admin.connections.len() < MAX_ADMIN_CONNECTIONS {
             self.accept_admin();
         }
-        for index in 0..MAX_ADMIN_CONNECTIONS {
-            if self.admin.connections.get(index).is_some_and(|connection| connection.is_ready)
-                && !self.serve_admin(index)
-            {
-                // No fds can lie in it: the kernel refuses them, or drops them where they are not
-                // received.
-                self.admin.connections.remove(index);
+        for _ in 0..MAX_ADMIN_CONNECTIONS {
+            let index = self.admin.next;
+            self.admin.next = (index + 1) % MAX_ADMIN_CONNECTIONS;
+            if self.admin.connections.get(index).is_some_and(|connection| connection.is_ready) {
+                if !self.serve_admin(index) {
+                    // No fds can lie in it: the kernel refuses them, or drops them where they are not
+                    // received.
+                    self.admin.connections.remove(index);
+                }
+                return;
             }
         }
     }
@@ -225,13 +231,15 @@ impl Server {
         };
         let chosen = Chosen { filter, value: query.value.get() };
         let cursor = query.cursor.get();
+        let end = cursor.saturating_add(ADMIN_SLOTS_SCANNED);
+        let next = |slots: u32| (end < slots).then_some(end);
         match kind {
             Kind::AdminStatus => {
                 writer.start(Kind::AdminStatusReply, id).push(&self.node_status());
                 writer.finish(0, 0)
             }
             Kind::AdminAllocations => {
-                let all = self.core.allocations(cursor).map(|view| {
+                let all = self.core.allocations_within(cursor..end).map(|view| {
                     let is_chosen = chosen.has(Traits {
                         allocation: Some((view.id.slot, view.id.generation)),
                         pid: self.pid_of(view.owner),
@@ -240,10 +248,11 @@ impl Server {
                     });
                     (view.id.slot, is_chosen.then(|| self.allocation_record(&view)))
                 });
-                write_page(writer, Kind::AdminAllocationsReply, id, all)
+                let next = next(self.core.allocation_slots());
+                write_page(writer, Kind::AdminAllocationsReply, id, all, next)
             }
             Kind::AdminLeases => {
-                let all = self.core.leases(cursor).map(|view| {
+                let all = self.core.leases_within(cursor..end).map(|view| {
                     let (pid, uid) = self.pid_and_uid_of(view.client);
                     let allocation = Some((view.allocation.slot, view.allocation.generation));
                     let job = self.job_of(Some(view.client));
@@ -252,7 +261,7 @@ impl Server {
                     let slot = (view.id.0 & u64::from(u32::MAX)) as u32;
                     (slot, is_chosen.then(|| self.lease_record(&view)))
                 });
-                write_page(writer, Kind::AdminLeasesReply, id, all)
+                write_page(writer, Kind::AdminLeasesReply, id, all, next(self.core.lease_slots()))
             }
             Kind::AdminClients => {
                 let all = self.core.clients(cursor).map(|view| {
@@ -261,7 +270,7 @@ impl Server {
                         chosen.has(Traits { allocation: None, pid, uid, job }) && !view.gone;
                     (view.id.0, is_chosen.then(|| self.client_record(&view)))
                 });
-                write_page(writer, Kind::AdminClientsReply, id, all)
+                write_page(writer, Kind::AdminClientsReply, id, all, None)
             }
             Kind::AdminJobs => self.answer_jobs(writer, id, cursor, chosen),
             Kind::AdminLimits => self.answer_limits(writer, id),
@@ -455,22 +464,26 @@ impl Chosen {
     }
 }
 
-/// One page of records: from each entry its slot and, if it is wanted, its record.
+/// One page of records: from each entry its slot and, if it is wanted, its record. `next`: where the next
+/// page begins when this one takes all; `None` = nowhere.
 fn write_page<R: IntoBytes + Immutable>(
     writer: &mut Writer,
     kind: Kind,
     id: u64,
     all: impl Iterator<Item = (u32, Option<R>)>,
+    mut next: Option<u32>,
 ) -> &[u8] {
-    let mut records = Vec::new();
-    let mut page = Page { next_cursor: 0.into(), done: 1.into() };
-    for (scanned, (slot, record)) in all.enumerate() {
-        if records.len() == records_per_page::<R>() || scanned == ADMIN_RECORDS_SCANNED {
-            page = Page { next_cursor: slot.into(), done: 0.into() };
+    let most = records_per_page::<R>();
+    let mut records = Vec::with_capacity(most);
+    for (slot, record) in all {
+        if records.len() == most {
+            next = Some(slot);
             break;
         }
         records.extend(record);
     }
+    let page =
+        Page { next_cursor: next.unwrap_or(0).into(), done: u32::from(next.is_none()).into() };
     writer.start(kind, id).push(&page).push(&records[..]);
     writer.finish(records.len(), 0)
 }

@@ -200,7 +200,7 @@ impl Server {
             node: self.identity.node,
             key: &self.identity.key,
             core: &self.core,
-            fds: &self.fds,
+            fds: &mut self.fds,
             classifier: &mut self.classifier,
         };
         let decoded = match channel {

@@ -7,6 +7,7 @@ use crate::slots::NONE;
 use crate::state::State;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, MemoryKind, Resource, Share};
+use std::ops::Range;
 
 /// Counts since start, and of what is connected now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -209,9 +210,27 @@ impl Core {
         }
     }
 
+    /// Slots of allocations, those included that are free again.
+    pub fn allocation_slots(&self) -> u32 {
+        self.allocations.slots()
+    }
+
+    /// Slots of leases, those included that are free again.
+    pub fn lease_slots(&self) -> u32 {
+        self.leases.slots()
+    }
+
     /// Allocations from a slot on, in slot order.
     pub fn allocations(&self, cursor: u32) -> impl Iterator<Item = AllocationView> + '_ {
-        self.allocations.iter_from(cursor).map(|(slot, allocation)| AllocationView {
+        self.allocations_within(cursor..self.allocations.slots())
+    }
+
+    /// Allocations of some slots, in slot order.
+    pub fn allocations_within(
+        &self,
+        slots: Range<u32>,
+    ) -> impl Iterator<Item = AllocationView> + '_ {
+        self.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
             id: self.id_of(slot),
             state: match allocation.state {
                 State::Held => AllocationState::Held,
@@ -252,7 +271,12 @@ impl Core {
 
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
     pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
-        self.leases.iter_from(cursor).map(|(slot, lease)| {
+        self.leases_within(cursor..self.leases.slots())
+    }
+
+    /// Leases of some slots, in slot order.
+    pub fn leases_within(&self, slots: Range<u32>) -> impl Iterator<Item = LeaseView> + '_ {
+        self.leases.iter_within(slots).map(|(slot, lease)| {
             let allocation = &self.allocations[lease.allocation];
             LeaseView {
                 id: self.lease_id(slot),

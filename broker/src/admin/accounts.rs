@@ -31,7 +31,7 @@ impl Server {
             let (job, account, caps) = (Some(key), &account, &caps.job);
             (number, self.account_record(chosen, &Shown { job, domain, clients, account, caps }))
         });
-        write_page(writer, Kind::AdminJobsReply, id, all)
+        write_page(writer, Kind::AdminJobsReply, id, all, None)
     }
 
     /// One page of domains.
@@ -48,7 +48,7 @@ impl Server {
             let (job, account, caps) = (None, &account, &caps.domain);
             (number, self.account_record(chosen, &Shown { job, domain, clients, account, caps }))
         });
-        write_page(writer, Kind::AdminDomainsReply, id, all)
+        write_page(writer, Kind::AdminDomainsReply, id, all, None)
     }
 
     /// Its record, if it is chosen.
