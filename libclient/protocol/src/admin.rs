@@ -1,5 +1,11 @@
-//! Messages on the administrator's socket: read-only queries, answered in pages by slot cursor so
+//! Messages on the administrator's socket: queries, answered in pages by slot cursor so
 //! that none holds the daemon's loop for long. Same framing and header as the client's socket; no hello.
+
+mod acts;
+mod events;
+
+pub use acts::{Act, ActOutcome, ActRecord, act_flags};
+pub use events::{EventKind, EventRecord};
 
 use crate::error::wire_enum;
 use crate::limits::NAME_BYTES;
@@ -163,6 +169,8 @@ pub struct NodeStatus {
     pub parkings: U64,
     /// Requests refused with NO_QUOTA since start.
     pub refusals: U64,
+    /// 1 = it is being drained.
+    pub draining: U64,
 }
 
 wire_enum! {

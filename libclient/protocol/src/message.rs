@@ -83,6 +83,22 @@ wire_enum! {
         AdminTakeoverOffer = 0x89, "admin takeover offer";
         /// Either: [`crate::admin::TakeoverStep`].
         AdminTakeoverStep = 0x8a, "admin takeover step";
+        /// Administrator: close the fds of those chosen. Body [`crate::admin::Act`].
+        AdminEvict = 0xa0, "admin evict";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::ActRecord`]s, at most [`crate::limits::ENDS_PER_MESSAGE`].
+        AdminEvictReply = 0xa1, "admin evict reply";
+        /// Administrator: end those chosen. Body [`crate::admin::Act`].
+        AdminRevoke = 0xa2, "admin revoke";
+        /// Broker: as to an evict.
+        AdminRevokeReply = 0xa3, "admin revoke reply";
+        /// Administrator: take in nothing new and give up what can be. Body [`crate::admin::Act`].
+        AdminDrain = 0xa4, "admin drain";
+        /// Broker: one [`crate::admin::NodeStatus`].
+        AdminDrainReply = 0xa5, "admin drain reply";
+        /// Administrator: tell me what happens, until this connection ends. Body [`crate::admin::Act`].
+        AdminWatch = 0xa6, "admin watch";
+        /// Broker, at once without any, then as they happen: [`crate::admin::EventRecord`]s.
+        AdminEvents = 0xa7, "admin events";
     }
 }
 
@@ -462,4 +478,7 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("admin::AllocationRecord", size_of::<crate::admin::AllocationRecord>()),
     ("admin::LeaseRecord", size_of::<crate::admin::LeaseRecord>()),
     ("admin::ClientRecord", size_of::<crate::admin::ClientRecord>()),
+    ("admin::Act", size_of::<crate::admin::Act>()),
+    ("admin::ActRecord", size_of::<crate::admin::ActRecord>()),
+    ("admin::EventRecord", size_of::<crate::admin::EventRecord>()),
 ];
