@@ -1,20 +1,22 @@
-//! The administrator's side: read-only queries, answered in pages. Must never hold up grants: one
-//! query per connection and wake, a bounded number of records looked at for it.
+//! The administrator's side: queries, answered in pages; acts (`acts`) and watchers (`watch`). Must never hold up
+//! grants: one query per connection and wake, a bounded number of records looked at for it.
 
+use crate::acts::is_act;
 use crate::connection::Connection;
 use crate::kernel;
 use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_RECORDS_SCANNED, MAX_ADMIN_CONNECTIONS};
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
-use fdbroker_core::{AllocationView, ClientId, ClientView, LeaseView};
+use crate::watch::Watch;
+use fdbroker_core::{AllocationView, ClientId, ClientView, LeaseView, Note};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query, Use,
+    Act, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query, Use,
 };
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::register_flags;
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Resource, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use slab::Slab;
@@ -38,6 +40,10 @@ pub(crate) struct AdminSide {
     connections: Slab<AdminConnection>,
     /// Room for none: no query carries fds.
     received: ReceivedFds,
+    /// Some of them watch.
+    pub is_watched: bool,
+    /// For what the core has noted; reused.
+    pub notes: Vec<Note>,
 }
 
 struct AdminConnection {
@@ -45,6 +51,21 @@ struct AdminConnection {
     is_ready: bool,
     /// An answer that the socket did not take; no query is read before it has gone.
     pending: Option<Vec<u8>>,
+    /// What it is to be told, if it watches.
+    watch: Option<Box<Watch>>,
+}
+
+impl AdminConnection {
+    /// It has events to be sent, and room for them as far as is known.
+    fn is_watch_due(&self) -> bool {
+        self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
+    }
+}
+
+/// What came from an administrator.
+enum Asked {
+    Query(Query),
+    Act(Act),
 }
 
 impl AdminSide {
@@ -55,6 +76,8 @@ impl AdminSide {
             is_accept_due: false,
             connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
             received: ReceivedFds::with_capacity(0),
+            is_watched: false,
+            notes: Vec::new(),
         }
     }
 
@@ -96,7 +119,30 @@ impl AdminSide {
     /// Whether there is something to do at once.
     pub fn is_ready(&self) -> bool {
         (self.is_listener_ready && self.connections.len() < MAX_ADMIN_CONNECTIONS)
-            || self.connections.iter().any(|(_, connection)| connection.is_ready)
+            || self.connections.iter().any(|(_, it)| it.is_ready || it.is_watch_due())
+    }
+
+    /// A connection watches from now on.
+    pub fn set_watch(&mut self, index: usize, watch: Watch) {
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.watch = Some(Box::new(watch));
+        }
+    }
+
+    /// What a watcher is to be told.
+    pub fn watch(&mut self, index: usize) -> Option<&mut Watch> {
+        self.connections.get_mut(index)?.watch.as_deref_mut()
+    }
+
+    /// The same of all.
+    pub fn watches(&mut self) -> impl Iterator<Item = &mut Watch> {
+        self.connections.iter_mut().filter_map(|(_, connection)| connection.watch.as_deref_mut())
+    }
+
+    /// Notes whether there are watchers, and says so.
+    pub fn count_watches(&mut self) -> bool {
+        self.is_watched = self.connections.iter().any(|(_, it)| it.watch.is_some());
+        self.is_watched
     }
 }
 
@@ -116,7 +162,14 @@ impl Server {
                 // No fds can lie in it: the kernel refuses them, or drops them where they are not
                 // received.
                 self.admin.connections.remove(index);
+            } else if self.admin.connections.get(index).is_some_and(AdminConnection::is_watch_due)
+                && !self.send_events_to_watcher(index)
+            {
+                self.admin.connections.remove(index);
             }
+        }
+        if self.admin.is_watched {
+            self.note_watchers();
         }
     }
 
@@ -134,7 +187,7 @@ impl Server {
             }
         };
         kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
-        let connection = AdminConnection { socket, is_ready: true, pending: None };
+        let connection = AdminConnection { socket, is_ready: true, pending: None, watch: None };
         let index = self.admin.connections.insert(connection);
         let socket = self.admin.connections[index].socket.as_fd();
         if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
@@ -161,17 +214,29 @@ impl Server {
         };
         let bytes = &self.buffer[..received.len];
         let answer = Message::parse(bytes).map_err(|error| (0, error)).and_then(|message| {
-            let query = message.body_as::<Query>().map_err(|error| (message.id, error))?;
-            Ok((message.kind, message.id, *query))
+            let asked = match is_act(message.kind) {
+                true => message.body_as::<Act>().map(|act| Asked::Act(*act)),
+                false => message.body_as::<Query>().map(|query| Asked::Query(*query)),
+            };
+            Ok((message.kind, message.id, asked.map_err(|error| (message.id, error))?))
         });
         let mut writer = std::mem::take(&mut self.writer);
-        let (kind, id, query) = match answer {
+        let (kind, id, asked) = match answer {
             Ok(answer) => answer,
             Err((id, error)) => {
                 log::warn!("administrator: {error}");
                 let _ = self.send_admin(index, writer.failed(id, ErrorCode::Protocol.into()));
                 self.writer = writer;
                 return false;
+            }
+        };
+        let query = match asked {
+            Asked::Query(query) => query,
+            Asked::Act(act) => {
+                let bytes = self.answer_act(&mut writer, index, (kind, id), &act);
+                let is_open = self.send_admin(index, bytes);
+                self.writer = writer;
+                return is_open;
             }
         };
         if kind == Kind::AdminTakeover {
@@ -186,7 +251,7 @@ impl Server {
         is_open
     }
 
-    fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
+    pub(crate) fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
         let connection = &mut self.admin.connections[index];
         match fdbroker_scm::send(connection.socket.as_fd(), bytes, &[]) {
             Ok(()) => true,
@@ -208,10 +273,9 @@ impl Server {
     }
 
     fn answer<'w>(&self, writer: &'w mut Writer, kind: Kind, id: u64, query: &Query) -> &'w [u8] {
-        let Some(filter) = Filter::from_number(query.filter.get()) else {
+        let Some(chosen) = Chosen::of(query.filter.get(), query.value.get()) else {
             return writer.failed(id, ErrorCode::NotSupported.into());
         };
-        let chosen = Chosen { filter, value: query.value.get() };
         let cursor = query.cursor.get();
         match kind {
             Kind::AdminStatus => {
@@ -220,11 +284,7 @@ impl Server {
             }
             Kind::AdminAllocations => {
                 let all = self.core.allocations(cursor).map(|view| {
-                    let is_chosen = chosen.has(
-                        Some((view.id.slot, view.id.generation)),
-                        self.pid_of(view.owner),
-                        view.domain.uid,
-                    );
+                    let is_chosen = self.is_chosen(&chosen, &view);
                     (view.id.slot, is_chosen.then(|| self.allocation_record(&view)))
                 });
                 write_page(writer, Kind::AdminAllocationsReply, id, all)
@@ -251,7 +311,13 @@ impl Server {
         }
     }
 
-    fn node_status(&self) -> NodeStatus {
+    /// Whether an allocation is one of those.
+    pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
+        let id = (view.id.slot, view.id.generation);
+        chosen.has(Some(id), self.pid_of(view.owner), view.domain.uid)
+    }
+
+    pub(crate) fn node_status(&self) -> NodeStatus {
         let totals = self.core.totals();
         let usage = |resource| {
             let (now, peak, cap) = totals.usage(resource);
@@ -284,10 +350,11 @@ impl Server {
             recalls_silent: counters.recalls_silent.into(),
             parkings: counters.parkings.into(),
             refusals: counters.refusals.into(),
+            draining: u64::from(self.core.is_draining()).into(),
         }
     }
 
-    fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
+    pub(crate) fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
         let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
         let flags = recallable | if view.keep { register_flags::KEEP } else { 0 };
         AllocationRecord {
@@ -360,25 +427,36 @@ impl Server {
         self.connection_of(client).map_or(0, |connection| connection.pid)
     }
 
-    fn pid_and_uid_of(&self, client: ClientId) -> (u32, u32) {
+    pub(crate) fn pid_and_uid_of(&self, client: ClientId) -> (u32, u32) {
         let connection = self.connection_of(Some(client));
         connection.map_or((0, u32::MAX), |connection| (connection.pid, connection.domain.uid))
     }
 
-    fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
+    pub(crate) fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
         self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
     }
 }
 
 /// What a query asks for.
 #[derive(Clone, Copy)]
-struct Chosen {
-    filter: Filter,
-    value: u64,
+pub(crate) struct Chosen {
+    pub filter: Filter,
+    pub value: u64,
 }
 
 impl Chosen {
-    fn has(&self, allocation: Option<(u32, u32)>, pid: u32, uid: u32) -> bool {
+    /// `None`: there is no such filter.
+    pub fn of(filter: u32, value: u64) -> Option<Self> {
+        Some(Chosen { filter: Filter::from_number(filter)?, value })
+    }
+
+    /// The allocation that it names, if it is for one.
+    pub fn allocation(&self) -> Option<AllocationId> {
+        let (slot, generation) = (self.value as u32, (self.value >> 32) as u32);
+        (self.filter == Filter::Allocation).then_some(AllocationId { slot, generation })
+    }
+
+    pub fn has(&self, allocation: Option<(u32, u32)>, pid: u32, uid: u32) -> bool {
         match self.filter {
             Filter::None => true,
             Filter::Allocation => allocation.is_some_and(|(slot, generation)| {
