@@ -3,18 +3,18 @@
 
 use crate::error::{Error, Result};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
 };
 use fdbroker_protocol::{Kind, Message, Status, Writer, limits::MAX_ADMIN_MESSAGE_BYTES};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest wait for one answer: a page is made in well under a millisecond, so this is a broker that hangs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -84,6 +84,17 @@ impl Selection {
     /// Those of a user.
     pub fn uid(uid: u32) -> Self {
         Selection { filter: Filter::Uid, value: uid.into() }
+    }
+
+    /// An act upon these, from a cursor on.
+    pub fn act(self, cursor: u32, flags: u32) -> Act {
+        Act {
+            cursor: U32::new(cursor),
+            filter: U32::new(self.filter as u32),
+            value: U64::new(self.value),
+            flags: U32::new(flags),
+            reserved: U32::ZERO,
+        }
     }
 }
 
@@ -182,14 +193,38 @@ impl Admin {
         selection: Selection,
         cursor: u32,
     ) -> Result<Message<'_>> {
-        self.last_id += 1;
         let body = Query {
             cursor: U32::new(cursor),
             filter: U32::new(selection.filter as u32),
             value: U64::new(selection.value),
             reserved: U64::ZERO,
         };
-        self.writer.start(query, self.last_id).push(&body);
+        self.exchange(query, reply, &body)
+    }
+
+    /// Events that a watched broker has sent; `None`: none yet.
+    pub fn try_events(&mut self) -> Result<Option<Vec<EventRecord>>> {
+        let socket = self.socket.as_fd();
+        match fdbroker_scm::recv(socket, &mut self.buffer, &mut self.fds) {
+            Ok(received) => {
+                let message = Message::parse(&self.buffer[..received.len])?;
+                Ok(Some(message.items::<EventRecord>()?.to_vec()))
+            }
+            Err(RecvError::WouldBlock) => Ok(None),
+            Err(RecvError::Eof) => Err(Error::BrokerEnded { path: self.path.clone() }),
+            Err(cause) => Err(lost(&self.path, cause)),
+        }
+    }
+
+    /// Sends one message, and gives its answer.
+    pub fn exchange<B: IntoBytes + Immutable>(
+        &mut self,
+        query: Kind,
+        reply: Kind,
+        body: &B,
+    ) -> Result<Message<'_>> {
+        self.last_id += 1;
+        self.writer.start(query, self.last_id).push(body);
         let bytes = self.writer.finish(0, 0);
         let is_first = self.last_id == 1;
         let sent = fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], Some(ANSWER_LIMIT));
@@ -223,6 +258,12 @@ impl Admin {
 
     fn lost(&self, cause: String) -> Error {
         lost(&self.path, cause)
+    }
+}
+
+impl AsFd for Admin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

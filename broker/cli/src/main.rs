@@ -1,20 +1,26 @@
 //! The command `fdbroker`: picks what to do and turns its outcome into an exit status. Must never hold
 //! logic of its own.
 
+mod acts;
 mod admin;
 mod cli;
 mod demo;
+mod drain;
 mod error;
+mod evict;
 mod holders;
 mod join;
+mod left;
 mod level_zero;
 mod ls;
 mod output;
 mod private;
 mod records;
+mod revoke;
 mod run;
 mod signals;
 mod status;
+mod watch;
 
 use clap::Parser;
 use cli::{Cli, Command, ListArgs};
@@ -45,6 +51,10 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Status { json } => done(status::run(json))?,
         Command::Ls(list) => done(ls::run(style(list)))?,
         Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
+        Command::Evict(args) => evict::run(args.into())?,
+        Command::Revoke(args) => done(revoke::run(&args.into()))?,
+        Command::Drain(args) => drain::run(args.into())?,
+        Command::Watch { filter, json } => done(watch::run(filter, json))?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {

@@ -32,6 +32,7 @@ impl From<&Use> for UseView {
 #[allow(missing_docs)] // the protocol's names: see `NodeStatus`
 pub struct StatusView {
     pub pid: u32,
+    pub draining: bool,
     pub uptime_ms: u64,
     pub node: String,
     pub incarnation: String,
@@ -62,6 +63,7 @@ impl From<&NodeStatus> for StatusView {
     fn from(status: &NodeStatus) -> Self {
         StatusView {
             pid: status.pid.get(),
+            draining: status.draining.get() != 0,
             uptime_ms: status.uptime_ms.get(),
             // As text: JSON readers round numbers beyond 2^53.
             node: format!("{:016x}", status.node.get()),
@@ -249,6 +251,11 @@ fn nonzero(pid: u32) -> Option<u32> {
 
 fn optional(value: Option<impl ToString>, none: &str) -> String {
     value.map_or_else(|| none.to_owned(), |value| value.to_string())
+}
+
+/// The same, for events.
+pub fn client_name(bytes: &[u8]) -> String {
+    name(bytes)
 }
 
 /// A client's name as it may be shown: it chose it, so control characters must not reach a terminal.
