@@ -3,7 +3,7 @@
 //! all are safe on any fd.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
 
 /// `SO_PASSRIGHTS`, Linux 6.16 (include/uapi/asm-generic/socket.h).
@@ -35,6 +35,26 @@ impl KernelFeatures {
     /// Everything allowed.
     pub const ALL: KernelFeatures =
         KernelFeatures { peer_pidfd: true, pidfd_open: true, dupfd_query: true, pass_rights: true };
+
+    /// Those that this kernel has.
+    ///
+    /// # Errors
+    /// EMFILE and its like: there is no fd to try it with.
+    pub fn detect() -> io::Result<Self> {
+        let (one, other) = fdbroker_scm::seqpacket_pair()?;
+        let one = one.as_fd();
+        let duplicate = one.try_clone_to_owned()?;
+        let has_query = |a: BorrowedFd<'_>, b: BorrowedFd<'_>| {
+            // SAFETY: compares two fds of this process, touches no memory.
+            unsafe { libc::fcntl(a.as_raw_fd(), F_DUPFD_QUERY, b.as_raw_fd()) == 1 }
+        };
+        Ok(KernelFeatures {
+            peer_pidfd: peer_pidfd(one, 0, 0, Self { pidfd_open: false, ..Self::ALL }).is_some(),
+            pidfd_open: pidfd_open(std::process::id()).is_some(),
+            dupfd_query: has_query(one, duplicate.as_fd()),
+            pass_rights: set_pass_rights(other.as_fd(), false).is_ok(),
+        })
+    }
 
     /// All but those named in `list`, separated by commas; `Err` is the name that is none.
     pub fn without(list: &str) -> Result<Self, String> {
@@ -95,18 +115,23 @@ pub fn peer_pidfd(
     // The pid can be another process's by now, if the peer has died already and an heir holds its
     // socket. So the uid is compared after the pidfd fixed the process; what remains ends a dead
     // peer's connection at another time.
+    let pidfd = pidfd_open(pid)?;
+    is_owned_by(pid, uid).then_some(pidfd)
+}
+
+/// pidfd_open(2), close-on-exec; `None` when the kernel refuses.
+fn pidfd_open(pid: u32) -> Option<OwnedFd> {
     let pid = libc::pid_t::try_from(pid).ok()?;
     // SAFETY: takes two numbers, touches no memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: as above: a new fd, ours alone; pidfd_open(2) sets close-on-exec.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-    is_owned_by(pid, uid).then_some(pidfd)
+    // SAFETY: a new fd that nobody else knows; pidfd_open(2) sets close-on-exec.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Whether process `pid` is one of `uid`: the directory belongs to its effective uid, dumpable or
 /// not (proc(5)).
-fn is_owned_by(pid: libc::pid_t, uid: u32) -> bool {
+fn is_owned_by(pid: u32, uid: u32) -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|it| it.uid() == uid)
 }
@@ -143,17 +168,22 @@ pub fn refuse_rights(socket: BorrowedFd<'_>, features: KernelFeatures) {
     if !features.pass_rights {
         return;
     }
-    let off: libc::c_int = 0;
+    let _ = set_pass_rights(socket, false);
+}
+
+fn set_pass_rights(socket: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
+    let value = libc::c_int::from(is_on);
     // SAFETY: the pointer and the length are those of one int, which the call only reads.
-    let _ = unsafe {
+    let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             SO_PASSRIGHTS,
-            (&raw const off).cast(),
-            size_of_val(&off) as libc::socklen_t,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Gives free memory of the allocator back to the system, that between pieces in use included. Only

@@ -12,6 +12,10 @@ pub const WORK_PER_MESSAGE: usize = 4;
 /// is what a client that waits for its answer waits for others. Looking costs 1 us.
 pub const WORK_PER_TURN: usize = 2 * (WORK_PER_MESSAGE + 1);
 
+/// Wakes with long turns before one that has a chore and no turn: chores go on under any flood, at the
+/// rate of one for two turns.
+pub const MOST_WAKES_WITHOUT_CHORE: u32 = 2;
+
 /// Turns of clients that have just become ready, before one that has work left has its turn.
 pub const FRESH_IN_A_ROW: usize = 16;
 

@@ -13,8 +13,8 @@ use crate::in_flight::InFlight;
 use crate::keep_store::KeepStore;
 use crate::kernel;
 use crate::limits::{
-    IN_FLIGHT_DIVISOR, KEEP_RETRY, READINESS_PER_WAKE, REPORTS_PER_CHORE, SOCKETS_PER_CHORE,
-    WORK_PER_TURN,
+    IN_FLIGHT_DIVISOR, KEEP_RETRY, MOST_WAKES_WITHOUT_CHORE, READINESS_PER_WAKE, REPORTS_PER_CHORE,
+    SOCKETS_PER_CHORE, WORK_PER_TURN,
 };
 use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
@@ -185,8 +185,8 @@ pub(crate) struct Server {
     /// Sockets to close.
     pub retiring: Vec<Retiring>,
     pub reports: Vec<Report>,
-    /// The wake before left the chores.
-    is_chore_due: bool,
+    /// Wakes since the last that had time for a chore.
+    wakes_without_chore: u32,
     /// Which of [`Chore::ALL`] is next.
     next_chore: usize,
     pub is_report_waiting: bool,
@@ -282,7 +282,7 @@ impl Server {
             sendable: Vec::new(),
             retiring: Vec::new(),
             reports: Vec::new(),
-            is_chore_due: true,
+            wakes_without_chore: 0,
             next_chore: 0,
             is_report_waiting: false,
             bad_input: BadInput::default(),
@@ -367,20 +367,25 @@ impl Server {
         Ok(())
     }
 
-    /// One wake's work: a turn of a client or a few short ones, and one chore. Who waits for an answer waits for no
-    /// more than these.
+    /// One wake's work: a long turn of a client, or a chore, or a few short turns and a chore. Who waits for an answer
+    /// waits for no more than these.
     fn wake(&mut self) {
         self.fds.set_now(self.now);
         if self.paused_until.is_some_and(|until| until <= self.now) {
             self.resume_paused();
         }
         self.tell_most_granted();
-        self.serve_ready();
-        // It takes as long as a turn: every other time, while clients wait for theirs.
-        if std::mem::replace(&mut self.is_chore_due, false) || self.ready.is_empty() {
-            self.do_a_chore();
+        if self.wakes_without_chore < MOST_WAKES_WITHOUT_CHORE {
+            self.serve_ready();
+            self.wakes_without_chore += 1;
         } else {
-            self.is_chore_due = true;
+            self.work = 0;
+        }
+        // It takes as long as a turn: not after a long one, and every other time while clients wait for theirs.
+        let is_in_time = self.ready.is_empty() || self.wakes_without_chore > 1;
+        if self.work < WORK_PER_TURN && is_in_time {
+            self.wakes_without_chore = 0;
+            self.do_a_chore();
         }
         self.trim_memory();
         self.expire_handshakes();

@@ -241,6 +241,11 @@ impl Settings {
         })
     }
 
+    /// Each effective value, as a configuration file has it or `none`: key, value, origin.
+    pub fn effective(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        self.lines.iter().map(|(key, value, origin)| (key.as_str(), value.as_str(), *origin))
+    }
+
     /// What is served, in one line.
     pub fn summary(&self) -> String {
         let paths: Vec<_> = self.listeners.iter().map(|it| it.path.display().to_string()).collect();

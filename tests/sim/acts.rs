@@ -119,7 +119,7 @@ impl Model {
         Ok(())
     }
 
-    fn evicted(&self, step: &Step, id: AllocationId, outcome: ActOutcome, is_first: bool) -> Check {
+    fn evicted(&self, step: &Step, id: AllocationId, outcome: ActOutcome) -> Check {
         let Some(known) = self.live(id) else {
             let right = matches!(outcome, ActOutcome::Ended | ActOutcome::NotFound);
             ensure!(right, "evict of {id}, which has ended: {outcome}");

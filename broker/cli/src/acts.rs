@@ -4,8 +4,8 @@
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
 use crate::holders::Subject;
+use crate::left::owner;
 use crate::output::{Column, Columns, Output, Side, human_size};
-use crate::records::AllocationView;
 use fdbroker_protocol::admin::{ActOutcome, ActRecord, Page, act_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, Kind};
 use serde::Serialize;
@@ -205,9 +205,12 @@ pub fn allocations(count: u64) -> String {
 /// An allocation that an act was not done to, and why not.
 #[derive(Debug, Serialize)]
 pub struct Refused {
+    allocation: String,
     reason: &'static str,
-    #[serde(flatten)]
-    allocation: AllocationView,
+    size_bytes: u64,
+    owner_pid: Option<u32>,
+    owner_uid: Option<u32>,
+    owner_name: String,
 }
 
 impl Refused {
@@ -222,17 +225,19 @@ impl Refused {
 
     /// Of this outcome.
     pub fn new(outcome: ActOutcome, record: &ActRecord) -> Self {
-        Refused { reason: outcome.name(), allocation: AllocationView::from(&record.allocation) }
+        let (owner_pid, owner_uid, owner_name) = owner(&record.allocation);
+        let size_bytes = record.allocation.size_bytes.get();
+        let (allocation, reason) = (id_of(record).to_string(), outcome.name());
+        Refused { allocation, reason, size_bytes, owner_pid, owner_uid, owner_name }
     }
 
     fn row(&self) -> Vec<String> {
-        let Refused { reason, allocation } = self;
         vec![
-            allocation.allocation.clone(),
-            (*reason).to_owned(),
-            human_size(allocation.size_bytes),
-            allocation.owner_pid.map_or_else(|| "gone".to_owned(), |pid| pid.to_string()),
-            allocation.owner_name.clone(),
+            self.allocation.clone(),
+            self.reason.to_owned(),
+            human_size(self.size_bytes),
+            self.owner_pid.map_or_else(|| "gone".to_owned(), |pid| pid.to_string()),
+            self.owner_name.clone(),
         ]
     }
 }

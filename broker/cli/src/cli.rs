@@ -1,7 +1,12 @@
 //! The command line: names, defaults and help. Must never do anything; [`crate::main`] does.
 
+use crate::act_args;
+use crate::completions::Shell;
+use crate::config::Action;
 use crate::demo::plan::{Memory, Way};
+use crate::doctor::probe::Driver;
 use crate::holders::Subject;
+use crate::table::{self, ListArgs};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -30,7 +35,7 @@ Environment:
                           /run/fdbroker-admin/admin.sock
   NO_COLOR                no colour on the terminal
 
-Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied. `run` ends with the status of
+Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 findings. `run` ends with the status of
 its command: 127 if there is no such command, 128 + N if signal N killed it.";
 
 /// Share memory between the processes of a node without running out of file descriptors.
@@ -62,9 +67,13 @@ pub enum Command {
         json: bool,
     },
     /// List the allocations
+    #[command(after_long_help = table::after_help(LS_EXAMPLES))]
     Ls(ListArgs),
+    /// List the clients and what they are charged for
+    #[command(after_long_help = table::after_help(CLIENTS_EXAMPLES))]
+    Clients(ListArgs),
     /// List who has what open or mapped
-    #[command(after_long_help = HOLDERS_EXAMPLES)]
+    #[command(after_long_help = table::after_help(HOLDERS_EXAMPLES))]
     Holders {
         /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N
         #[arg(value_name = "WHAT")]
@@ -73,16 +82,16 @@ pub enum Command {
         list: ListArgs,
     },
     /// Have the broker close fds that it can get again when they are needed
-    #[command(after_long_help = EVICT_EXAMPLES)]
-    Evict(EvictArgs),
+    #[command(after_long_help = act_args::EVICT_EXAMPLES)]
+    Evict(act_args::EvictArgs),
     /// End allocations for everybody, and say who has duplicates of their fds still
-    #[command(after_long_help = REVOKE_EXAMPLES)]
-    Revoke(RevokeArgs),
+    #[command(after_long_help = act_args::REVOKE_EXAMPLES)]
+    Revoke(act_args::RevokeArgs),
     /// Empty the broker before maintenance, and wait until it is empty
-    #[command(after_long_help = DRAIN_EXAMPLES)]
-    Drain(DrainArgs),
+    #[command(after_long_help = act_args::DRAIN_EXAMPLES)]
+    Drain(act_args::DrainArgs),
     /// Show what happens as it happens, until Ctrl-C
-    #[command(after_long_help = WATCH_EXAMPLES)]
+    #[command(after_long_help = act_args::WATCH_EXAMPLES)]
     Watch {
         /// Only events of this: pid:N, uid:N or SLOT.GENERATION; and those of the node
         #[arg(long, value_name = "WHAT")]
@@ -90,6 +99,41 @@ pub enum Command {
         /// One JSON object a line
         #[arg(short = 'J', long)]
         json: bool,
+    },
+    /// Show everything about one allocation, and its holders
+    #[command(after_long_help = SHOW_EXAMPLES)]
+    Show {
+        /// A handle (128 hex digits), or SLOT.GENERATION as `ls` shows it
+        #[arg(value_name = "WHAT")]
+        subject: Subject,
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// Check the daemon's configuration, or show it with the origin of each value
+    #[command(after_long_help = CONFIG_EXAMPLES)]
+    Config {
+        #[command(subcommand)]
+        action: Action,
+    },
+    /// Print the completions of a shell
+    #[command(after_long_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Of this shell
+        shell: Shell,
+    },
+    /// Find out why memory cannot be shared on this node, and what to do; works without a broker too
+    #[command(after_long_help = DOCTOR_HELP)]
+    Doctor {
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// Asks a GPU driver for `doctor`
+    #[command(hide = true)]
+    DoctorProbe {
+        /// Which
+        driver: Driver,
     },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
@@ -151,6 +195,7 @@ Examples:
   fdbroker run --level-zero -- mpirun -n 4 ./app
   mpirun -n 64 fdbroker run --join --level-zero -- ./app
   fdbroker run --max-fds 4096 -- ./app
+  fdbroker run --report fds.svg -- ./app
   fdbroker run -- fdbroker demo --ranks 8
 
   mpirun -n 64 fdbroker run --join -- ./app                       Open MPI, MPICH, Intel MPI
@@ -175,6 +220,9 @@ pub struct RunArgs {
     /// With --join: which job this is, if its launcher cannot tell; the same NAME for all of its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
+    /// Draw the job's fds over time: the broker's, the ranks', the cap, and what it would be without a broker
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "join")]
+    pub report: Option<PathBuf>,
     /// Make the Level Zero IPC handles of COMMAND good by value, in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,
@@ -238,147 +286,66 @@ pub struct DemoArgs {
     pub json: bool,
 }
 
+const LS_EXAMPLES: &str = "\
+Examples:
+  fdbroker ls --sort SIZE:desc                     the largest first
+  fdbroker ls --filter 'OWNER == none or SIZE >= 1GiB'
+  fdbroker ls -o +BASE,SHARE --filter 'STATE == ended and MAPPED > 0'
+  fdbroker ls --json -o owner_pid,size_bytes | jq '.allocations[]'";
+
+const CLIENTS_EXAMPLES: &str = "\
+Examples:
+  fdbroker clients --sort FDS:desc                 who uses most fds
+  fdbroker clients --filter 'SILENT == yes or WAITING > 0'";
+
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  fdbroker show 12.3
+  fdbroker show 12.3 --json | jq .allocation.size_bytes
+
+Exit status 4: the broker knows no such allocation.";
+
+const CONFIG_EXAMPLES: &str = "\
+It is looked at as `fdbrokerd` would, started here: the environment counts too, and whether root asks.
+
+Examples:
+  fdbroker config check /etc/fdbroker/fdbrokerd.toml
+  fdbroker config show
+  fdbroker config show --json | jq '.settings[] | select(.from == \"file\")'
+
+Exit status 1: the daemon would not start; stderr says why.";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  fdbroker completions bash > ~/.local/share/bash-completion/completions/fdbroker
+  fdbroker completions zsh > ~/.zfunc/_fdbroker                 with ~/.zfunc in fpath
+  fdbroker completions fish > ~/.config/fish/completions/fdbroker.fish";
+
 const HOLDERS_EXAMPLES: &str = "\
 Examples:
   fdbroker holders                  everyone
   fdbroker holders 12.3             who has this allocation of `fdbroker ls`
   fdbroker holders pid:4711         what a process has
   fdbroker holders uid:1000 --json
+  fdbroker holders --filter 'STATE == open and AGE > 5m'
 
 Exit status 4: the broker knows no such allocation, process or user.";
 
-const EVICT_EXAMPLES: &str = "\
-Leases and handles stay good: the next acquire asks the owner for the fd again. What the owner cannot give again
-(resident, kept), what is being asked for, and what belongs to an owner that does not answer stays, and is named.
+const DOCTOR_HELP: &str = "\
+Looks at the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel
+has and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers - each in a
+process of its own, since a driver may hang - and the service of systemd. Changes nothing.
+
+ok    as it should be, or of no account here
+warn  sharing works, and something near it does not, or will not for long
+fail  sharing does not work for this user here
 
 Examples:
-  fdbroker evict 12.3               this allocation of `fdbroker ls`
-  fdbroker evict pid:4711 pid:4712  all that these processes own
-  fdbroker evict --all --dry-run    what could be closed now, and what not, and why
+  fdbroker doctor
+  fdbroker run -- fdbroker doctor                    whether a job's own broker would work here
+  fdbroker doctor --json | jq '.checks[] | select(.verdict != \"ok\")'
 
-Exit status: 1 when an allocation that was named by itself stays, 4 when there is none.";
-
-/// Arguments of `evict`.
-#[derive(Debug, Args)]
-pub struct EvictArgs {
-    /// A handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N of the owner
-    #[arg(value_name = "WHAT", required_unless_present = "all")]
-    pub subjects: Vec<Subject>,
-    /// Every allocation
-    #[arg(long, conflicts_with = "subjects")]
-    pub all: bool,
-    /// Say what would be done, and do nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// One line of JSON
-    #[arg(short = 'J', long)]
-    pub json: bool,
-}
-
-impl From<EvictArgs> for crate::evict::Options {
-    fn from(args: EvictArgs) -> Self {
-        let EvictArgs { subjects, dry_run, json, .. } = args;
-        crate::evict::Options { subjects, dry_run, json }
-    }
-}
-
-const REVOKE_EXAMPLES: &str = "\
-Nobody gets an fd of it any more: its handle says STALE. Holders are told, and the owner is when the last of them has
-given it back. A duplicate that was handed out already cannot be taken back: the memory stays until its holder closes
-it, or ends. Who that is, is printed.
-
-Examples:
-  fdbroker revoke 12.3 --dry-run    who would be hit
-  fdbroker revoke pid:4711          all that this process owns; asks first
-  fdbroker revoke uid:1000 --yes    does not ask, as scripts must
-
-Exit status 4: there is no such allocation.";
-
-/// Arguments of `revoke`.
-#[derive(Debug, Args)]
-pub struct RevokeArgs {
-    /// A handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N of the owner
-    #[arg(value_name = "WHAT", required = true)]
-    pub subjects: Vec<Subject>,
-    /// Say what would be done, and do nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Do not ask; needed when stdin is no terminal
-    #[arg(short, long)]
-    pub yes: bool,
-    /// One line of JSON
-    #[arg(short = 'J', long)]
-    pub json: bool,
-}
-
-impl From<RevokeArgs> for crate::revoke::Options {
-    fn from(args: RevokeArgs) -> Self {
-        let RevokeArgs { subjects, dry_run, yes, json } = args;
-        crate::revoke::Options { subjects, dry_run, yes, json }
-    }
-}
-
-const DRAIN_EXAMPLES: &str = "\
-From now on clients that connect may not register allocations (SHUTTING_DOWN); those that are there go on. The broker
-closes every fd that it can get again, and asks for all leases that are not in use, again and again. What is in use
-stays until its processes end or give it back. A restart or takeover of the broker goes on with the drain; a crash
-ends it.
-
-The command waits until nothing is held: no fd in the broker, no lease. Ctrl-C ends the waiting, not the drain.
-
-Examples:
-  fdbroker drain --dry-run          what there is, and who has it
-  fdbroker drain --wait 600         exit status 1 and who is left, if it takes longer
-  fdbroker drain --wait 0           begin it, and say who has something
-  fdbroker drain --undo             take new allocations again";
-
-/// Arguments of `drain`.
-#[derive(Debug, Args)]
-pub struct DrainArgs {
-    /// Longest time to wait [default: until nothing is held]
-    #[arg(long, value_name = "SECONDS")]
-    pub wait: Option<u64>,
-    /// Say what there is, and change nothing
-    #[arg(long, conflicts_with_all = ["wait", "undo"])]
-    pub dry_run: bool,
-    /// End the drain
-    #[arg(long, conflicts_with = "wait")]
-    pub undo: bool,
-    /// One line of JSON
-    #[arg(short = 'J', long)]
-    pub json: bool,
-}
-
-impl From<DrainArgs> for crate::drain::Options {
-    fn from(args: DrainArgs) -> Self {
-        let DrainArgs { wait, dry_run, undo, json } = args;
-        let wait = wait.map(std::time::Duration::from_secs);
-        crate::drain::Options { wait, dry_run, undo, json }
-    }
-}
-
-const WATCH_EXAMPLES: &str = "\
-Events: connected, gone (a client); deposit, grant, evict, recall, silent (a recall is not answered in time), end (of an
-allocation, with why); refusal (with the cap that is full); drain, undrain, caps (of the node); lost (events that this
-command was too slow for, and how many). Times are UTC.
-
-Examples:
-  fdbroker watch
-  fdbroker watch --filter pid:4711
-  fdbroker watch --json | jq -c 'select(.event == \"refusal\")'
-
-Exit status: 0 after Ctrl-C, 3 when the broker ends.";
-
-/// Arguments of lists.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct ListArgs {
-    /// One line of JSON
-    #[arg(short = 'J', long)]
-    pub json: bool,
-    /// Leave out the headings
-    #[arg(short = 'n', long)]
-    pub no_headings: bool,
-}
+Exit status 5: something fails.";
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,8 @@ pub mod exit {
     pub const NO_BROKER: u8 = 3;
     /// Not found, or denied.
     pub const NOT_FOUND: u8 = 4;
+    /// Something was looked for and found that should not be.
+    pub const FINDINGS: u8 = 5;
 }
 
 /// Why a command was not done. Each message names the cause and, after a semicolon, the remedy.

@@ -3,8 +3,8 @@
 
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
-use crate::ls::{List, Style};
-use crate::records::LeaseView;
+use crate::records;
+use crate::table::{Column, Kind, List, ListArgs, Value};
 use fdbroker_protocol::admin::{AllocationRecord, ClientRecord, LeaseRecord};
 use fdbroker_protocol::handle::{HANDLE_BYTES, HANDLE_MAGIC, HANDLE_VERSION};
 use fdbroker_protocol::{AllocationId, Handle};
@@ -59,24 +59,71 @@ fn handle(text: &str) -> std::result::Result<Handle, String> {
     }
 }
 
+/// Columns of leases.
+pub const COLUMNS: &[Column<LeaseRecord>] = &[
+    Column::new(Kind::Number, "HOLDER", "pid", "pid of its holder", |it| {
+        Value::Number(it.pid.get().into())
+    }),
+    Column::new(Kind::Text, "NAME", "name", "its holder's name for itself", |it| {
+        records::name(&it.name)
+    }),
+    Column::new(Kind::Number, "UID", "uid", "user of its holder", |it| {
+        Value::Number(it.uid.get().into())
+    }),
+    Column::new(Kind::Allocation, "ALLOCATION", "allocation", "what it is a lease of", |it| {
+        records::id(it.slot, it.generation)
+    }),
+    Column::new(
+        Kind::Text,
+        "STATE",
+        "state",
+        "open: the holder has the fd; mapped: it has imported it and closed the fd",
+        |it| {
+            Value::word(match it.state.get() {
+                1 => "open",
+                2 => "mapped",
+                _ => "unknown",
+            })
+        },
+    ),
+    Column::new(Kind::Flag, "ENDED", "ended", "its allocation has ended", |it| {
+        Value::Flag(it.ended.get() != 0)
+    }),
+    Column::new(Kind::Size, "SIZE", "size_bytes", "size of its allocation", |it| {
+        Value::Size(it.size_bytes.get())
+    }),
+    Column::new(Kind::Number, "OWNER", "owner_pid", "pid of the owner, none once gone", |it| {
+        Value::number_or(records::nonzero(it.owner_pid), "gone")
+    }),
+    Column::new(Kind::Time, "AGE", "age_ms", "time since it was granted", |it| {
+        Value::Time(it.age_ms.get())
+    }),
+    Column::on_request(
+        Kind::Number,
+        "CLIENT",
+        "client",
+        "number of its holder in the broker",
+        |it| Value::Number(it.client.get().into()),
+    ),
+    // As text: JSON readers round numbers beyond 2^53.
+    Column::on_request(Kind::Text, "LEASE", "lease", "its number, in hex", |it| {
+        Value::Text(format!("{:x}", it.lease.get()).into())
+    }),
+];
+
 /// Prints the leases of `subject`, or all.
-pub fn run(subject: Option<Subject>, style: Style) -> Result<()> {
+pub fn run(subject: Option<Subject>, args: &ListArgs) -> Result<()> {
+    let Some(list) = List::new("holders", COLUMNS, args)? else { return Ok(()) };
     let mut admin = Admin::from_env()?;
     let selection = match subject {
         None => Selection::ALL,
         Some(subject) => select(subject, &mut admin)?,
     };
-    let list = List { name: "holders", columns: LeaseView::COLUMNS, style };
-    list.print(
-        &mut admin,
-        selection,
-        |record: &LeaseRecord| LeaseView::from(record),
-        LeaseView::row,
-    )
+    list.run(&mut admin, selection)
 }
 
 /// What to ask for, once the broker has said that it exists.
-fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
+pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
     match subject {
         Subject::Handle(handle) => {
             let node = admin.status()?.node.get();

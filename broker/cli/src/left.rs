@@ -3,10 +3,13 @@
 
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side};
-use crate::records::{AllocationView, LeaseView};
+use crate::records::{client_name, nonzero};
 use fdbroker_protocol::admin::{AllocationRecord, LeaseRecord};
 use serde::Serialize;
 use std::collections::BTreeMap;
+
+/// The owner's uid in the record of an allocation that no owner has named yet; no process has it.
+const NOBODYS_UID: u32 = u32::MAX;
 
 /// What one process has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -46,8 +49,8 @@ impl Left {
 
     /// Counts a lease for its holder.
     pub fn add_lease(&mut self, record: &LeaseRecord) {
-        let lease = LeaseView::from(record);
-        let holding = self.of(Some(lease.pid), Some(lease.uid), lease.name);
+        let (pid, uid) = (record.pid.get(), record.uid.get());
+        let holding = self.of(Some(pid), Some(uid), client_name(&record.name));
         match record.state.get() {
             1 => holding.open_leases += 1,
             _ => holding.mapped_leases += 1,
@@ -56,8 +59,8 @@ impl Left {
 
     /// Counts an allocation whose fd the broker holds for its owner.
     pub fn add_held(&mut self, record: &AllocationRecord) {
-        let view = AllocationView::from(record);
-        self.of(view.owner_pid, view.owner_uid, view.owner_name).held_fds += 1;
+        let (pid, uid, name) = owner(record);
+        self.of(pid, uid, name).held_fds += 1;
     }
 
     /// How many there are.
@@ -87,4 +90,11 @@ impl Left {
         };
         Columns::new(Self::COLUMNS, true).write(self.0.values().map(row).collect(), out)
     }
+}
+
+/// The owner of an allocation: pid, uid and name, as far as there is one.
+pub fn owner(record: &AllocationRecord) -> (Option<u32>, Option<u32>, String) {
+    let pid = nonzero(record.owner_pid).filter(|_| record.owner_gone == 0);
+    let uid = Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID);
+    (pid, uid, client_name(&record.owner_name))
 }

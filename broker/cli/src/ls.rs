@@ -1,85 +1,130 @@
-//! `fdbroker ls`: every allocation, page by page. Must never hold all of them at once: there may be a
-//! million.
+//! `fdbroker ls`: every allocation. Must never decide how a list is printed: [`crate::table`] does.
 
-use crate::admin::{Admin, Record, Selection};
+use crate::admin::{Admin, Selection};
 use crate::error::Result;
-use crate::output::{Column, Columns, Output};
-use crate::records::AllocationView;
-use fdbroker_protocol::admin::AllocationRecord;
-use serde::Serialize;
+use crate::records::{self, NOBODYS_UID};
+use crate::table::{Column, Kind, List, ListArgs, Value};
+use fdbroker_protocol::admin::{AllocationRecord, AllocationState};
+use fdbroker_protocol::message::register_flags;
+use fdbroker_protocol::{MemoryKind, Share};
 
-/// How a list is printed.
-#[derive(Clone, Copy, Debug)]
-pub struct Style {
-    /// One line of JSON.
-    pub json: bool,
-    /// Leave out the heading of the table.
-    pub no_headings: bool,
-}
+/// Columns of allocations.
+pub const COLUMNS: &[Column<AllocationRecord>] = &[
+    Column::new(Kind::Allocation, "ALLOCATION", "allocation", "its id", |it| {
+        records::id(it.slot, it.generation)
+    }),
+    Column::new(
+        Kind::Text,
+        "STATE",
+        "state",
+        "where its fd is: held, resident, evicted, recalling, ended or reserved",
+        |it| {
+            let state = AllocationState::from_number(it.state.get());
+            Value::word(state.map_or("unknown", AllocationState::name))
+        },
+    ),
+    Column::new(Kind::Text, "KIND", "kind", "kind of memory", |it| {
+        Value::word(MemoryKind::from_number(it.kind).map_or("unknown", MemoryKind::name))
+    }),
+    Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| {
+        Value::Size(it.size_bytes.get())
+    }),
+    Column::new(Kind::Number, "OWNER", "owner_pid", "pid of its owner, none once gone", owner),
+    Column::new(Kind::Text, "NAME", "owner_name", "its owner's name for itself", |it| {
+        records::name(&it.owner_name)
+    }),
+    Column::new(
+        Kind::Number,
+        "UID",
+        "owner_uid",
+        "user of its owner, none before it is named again after a crash of the broker",
+        |it| Value::number_or(uid(it), "-"),
+    ),
+    Column::new(Kind::Number, "OPEN", "open_leases", "leases whose holder has the fd open", |it| {
+        Value::Number(it.open_leases.get().into())
+    }),
+    Column::new(
+        Kind::Number,
+        "MAPPED",
+        "mapped_leases",
+        "leases whose holder has imported it and closed the fd",
+        |it| Value::Number(it.mapped_leases.get().into()),
+    ),
+    Column::new(Kind::Number, "WAITING", "waiters", "requests that wait for it", |it| {
+        Value::Number(it.waiters.get().into())
+    }),
+    Column::new(Kind::Number, "INODE", "inode", "inode of the fd held, none if none is", |it| {
+        match it.inode.get() {
+            0 => Value::None("-"),
+            inode => Value::Number(inode),
+        }
+    }),
+    Column::on_request(Kind::Text, "SHARE", "share", "who may have it: uid, gid or any", |it| {
+        Value::word(Share::from_number(it.share).map_or("unknown", Share::name))
+    }),
+    Column::on_request(
+        Kind::Flag,
+        "RECALLABLE",
+        "recallable",
+        "its owner can give its fd again, so that it may be evicted",
+        |it| Value::Flag(it.flags & register_flags::RECALLABLE != 0),
+    ),
+    Column::on_request(Kind::Flag, "KEEP", "keep", "it outlives its owner", |it| {
+        Value::Flag(it.flags & register_flags::KEEP != 0)
+    }),
+    Column::on_request(
+        Kind::Number,
+        "ID",
+        "owner_allocation_id",
+        "its owner's number for it",
+        |it| Value::Number(it.owner_allocation_id.get()),
+    ),
+    Column::on_request(Kind::Number, "BASE", "base", "its address in the owner", |it| {
+        Value::Number(it.base.get())
+    }),
+    Column::on_request(Kind::Size, "OFFSET", "fd_offset", "where in the fd it begins", |it| {
+        Value::Size(it.fd_offset.get())
+    }),
+    Column::on_request(
+        Kind::Number,
+        "DEVICE",
+        "device",
+        "the owner's number of the device",
+        |it| Value::Number(it.device.get().into()),
+    ),
+];
 
 /// Prints the allocations of the broker that the environment names.
-pub fn run(style: Style) -> Result<()> {
-    let mut admin = Admin::from_env()?;
-    let list = List { name: "allocations", columns: AllocationView::COLUMNS, style };
-    list.print(
-        &mut admin,
-        Selection::ALL,
-        |record: &AllocationRecord| AllocationView::from(record),
-        AllocationView::row,
-    )
-}
-
-/// A list of records: its name in JSON, its columns, its style.
-pub struct List {
-    /// Key of the array in JSON.
-    pub name: &'static str,
-    /// Columns of the table.
-    pub columns: &'static [Column],
-    /// How it is printed.
-    pub style: Style,
-}
-
-impl List {
-    /// Prints the records selected, each page as it comes: `{"NAME":[{...},...]}` or a table.
-    pub fn print<R: Record, V: Serialize>(
-        &self,
-        admin: &mut Admin,
-        selection: Selection,
-        view: impl Fn(&R) -> V,
-        row: impl Fn(&V) -> Vec<String>,
-    ) -> Result<()> {
-        let mut out = Output::stdout();
-        match self.style.json {
-            true => self.print_json(admin, selection, view, &mut out)?,
-            false => {
-                let mut table = Columns::new(self.columns, !self.style.no_headings);
-                admin.each_page(selection, |page: &[R]| {
-                    let rows = page.iter().map(|record| row(&view(record))).collect();
-                    table.write(rows, &mut out)
-                })?;
-            }
-        }
-        out.finish()
+pub fn run(args: &ListArgs) -> Result<()> {
+    match List::new("allocations", COLUMNS, args)? {
+        Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),
+        None => Ok(()),
     }
+}
 
-    fn print_json<R: Record, V: Serialize>(
-        &self,
-        admin: &mut Admin,
-        selection: Selection,
-        view: impl Fn(&R) -> V,
-        out: &mut Output,
-    ) -> Result<()> {
-        out.text(&format!("{{\"{}\":[", self.name))?;
-        let mut first = true;
-        admin.each_page(selection, |page: &[R]| {
-            for record in page {
-                if !std::mem::take(&mut first) {
-                    out.text(",")?;
-                }
-                out.json(&view(record))?;
-            }
-            Ok(())
-        })?;
-        out.text("]}\n")
+fn owner(record: &AllocationRecord) -> Value {
+    let pid = records::nonzero(record.owner_pid).filter(|_| record.owner_gone == 0);
+    // One of before a crash of the broker has no owner yet.
+    Value::number_or(pid, if uid(record).is_some() { "gone" } else { "-" })
+}
+
+fn uid(record: &AllocationRecord) -> Option<u32> {
+    Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn allocation_when_nobody_has_named_it_again_then_no_owner_and_no_uid() {
+        let mut record = AllocationRecord::new_zeroed();
+        record.state = (AllocationState::Reserved as u32).into();
+        record.owner_uid = NOBODYS_UID.into();
+        record.owner_gone = 1;
+        assert_eq!((owner(&record), uid(&record)), (Value::None("-"), None));
+        record.owner_uid = 0.into();
+        assert_eq!((owner(&record), uid(&record)), (Value::None("gone"), Some(0)));
     }
 }

@@ -1,10 +1,15 @@
 //! The command `fdbroker`: picks what to do and turns its outcome into an exit status. Must never hold
 //! logic of its own.
 
+mod act_args;
 mod acts;
 mod admin;
 mod cli;
+mod clients;
+mod completions;
+mod config;
 mod demo;
+mod doctor;
 mod drain;
 mod error;
 mod evict;
@@ -16,14 +21,18 @@ mod ls;
 mod output;
 mod private;
 mod records;
+mod report;
 mod revoke;
 mod run;
+mod show;
 mod signals;
 mod status;
+mod table;
+mod terminal;
 mod watch;
 
 use clap::Parser;
-use cli::{Cli, Command, ListArgs};
+use cli::{Cli, Command};
 use error::{Error, Result, exit};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -46,15 +55,24 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) if args.join => {
             join::run(&args.command, args.max_fds, args.job.as_deref(), layers(&args)?)?
         }
-        Command::Run(args) => run::run(&args.command, args.max_fds, args.json, layers(&args)?)?,
+        Command::Run(args) => {
+            let report = args.report.as_deref();
+            run::run(&args.command, args.max_fds, args.json, report, layers(&args)?)?
+        }
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
-        Command::Ls(list) => done(ls::run(style(list)))?,
-        Command::Holders { subject, list } => done(holders::run(subject, style(list)))?,
         Command::Evict(args) => evict::run(args.into())?,
         Command::Revoke(args) => done(revoke::run(&args.into()))?,
         Command::Drain(args) => drain::run(args.into())?,
         Command::Watch { filter, json } => done(watch::run(filter, json))?,
+        Command::Ls(list) => done(ls::run(&list))?,
+        Command::Clients(list) => done(clients::run(&list))?,
+        Command::Holders { subject, list } => done(holders::run(subject, &list))?,
+        Command::Show { subject, json } => done(show::run(subject, json))?,
+        Command::Config { action } => done(config::run(action))?,
+        Command::Completions { shell } => done(completions::run(shell))?,
+        Command::Doctor { json } => doctor::run(json)?,
+        Command::DoctorProbe { driver } => doctor::probe::main(driver),
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {
@@ -83,10 +101,6 @@ fn layers(args: &cli::RunArgs) -> Result<Vec<(&'static str, OsString)>> {
 
 fn done(outcome: Result<()>) -> Result<u8> {
     outcome.map(|()| exit::OK)
-}
-
-fn style(list: ListArgs) -> ls::Style {
-    ls::Style { json: list.json, no_headings: list.no_headings }
 }
 
 fn options(args: &cli::DemoArgs) -> demo::Options {

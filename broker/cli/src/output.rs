@@ -2,6 +2,7 @@
 //! Must never write to stdout through `println!`, which panics when the reader is gone (`ls | head`).
 
 use crate::error::{Error, Result};
+use crate::terminal;
 use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 use serde::Serialize;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
@@ -63,7 +64,7 @@ fn write_error(cause: io::Error) -> Error {
     }
 }
 
-/// A column: its heading, and whether it holds numbers (set to the right).
+/// A column: its heading, and how its text is set.
 #[derive(Clone, Copy, Debug)]
 pub struct Column(pub &'static str, pub Side);
 
@@ -72,25 +73,40 @@ pub struct Column(pub &'static str, pub Side);
 pub enum Side {
     /// Text.
     Left,
+    /// Text that may be cut where a terminal is too narrow.
+    LeftOrCut,
     /// Numbers.
     Right,
 }
 
 /// Blanks between two columns.
 const GAP: u16 = 2;
+/// Narrowest that text is cut to; a terminal that has no room for that wraps its lines.
+const LEAST_CUT: usize = 8;
+/// Stands where text has been cut.
+const CUT: char = '…';
 
 /// A table that is written part by part, so that its length has no bound: the first part sets the
 /// columns' least widths, later ones may only widen them.
 pub struct Columns {
-    columns: &'static [Column],
+    columns: Vec<Column>,
     widths: Vec<u16>,
     heading_due: bool,
+    /// Most characters of a line.
+    room: Option<usize>,
 }
 
 impl Columns {
     /// A table with these columns.
-    pub fn new(columns: &'static [Column], headings: bool) -> Self {
-        Columns { columns, widths: vec![0; columns.len()], heading_due: headings }
+    pub fn new(columns: impl AsRef<[Column]>, headings: bool) -> Self {
+        let columns = columns.as_ref().to_vec();
+        Columns { widths: vec![0; columns.len()], columns, heading_due: headings, room: None }
+    }
+
+    /// The same, cut to the width of the terminal that it is printed on, if it is one.
+    pub fn within_the_terminal(mut self) -> Self {
+        self.room = terminal::width(io::stdout());
+        self
     }
 
     /// Writes the next rows.
@@ -109,9 +125,12 @@ impl Columns {
     }
 
     /// The next rows as text, with the heading if it is due.
-    fn format(&mut self, rows: Vec<Vec<String>>) -> String {
+    fn format(&mut self, mut rows: Vec<Vec<String>>) -> String {
         if rows.is_empty() && !self.heading_due {
             return String::new();
+        }
+        if let Some(room) = self.room {
+            self.cut(&mut rows, room);
         }
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
@@ -136,13 +155,66 @@ impl Columns {
         text.push('\n');
         text
     }
+
+    /// Cuts text, the widest columns most, until a line has `room`.
+    fn cut(&self, rows: &mut [Vec<String>], room: usize) {
+        let widest = |index: usize| {
+            let cells =
+                rows.iter().filter_map(|row| row.get(index)).map(|cell| display_width(cell));
+            let known = self.columns[index].0.len().max(self.widths[index].into());
+            cells.max().unwrap_or(0).max(known)
+        };
+        let mut widths: Vec<usize> = (0..self.columns.len()).map(widest).collect();
+        let gaps = usize::from(GAP) * widths.len().saturating_sub(1);
+        let mut excess = (widths.iter().sum::<usize>() + gaps).saturating_sub(room);
+        while excess > 0 {
+            let cuttable = self.columns.iter().zip(&mut widths).filter(|(column, width)| {
+                column.1 == Side::LeftOrCut && **width > LEAST_CUT.max(column.0.len())
+            });
+            let Some((_, width)) = cuttable.max_by_key(|(_, width)| **width) else { break };
+            *width -= 1;
+            excess -= 1;
+        }
+        for row in rows {
+            for ((cell, width), column) in row.iter_mut().zip(&widths).zip(&self.columns) {
+                if column.1 == Side::LeftOrCut && display_width(cell) > *width {
+                    *cell = cut_to(cell, *width);
+                }
+            }
+        }
+    }
+}
+
+/// Columns of a terminal that a text takes, at most: whatever may be wide counts twice.
+fn display_width(text: &str) -> usize {
+    text.chars().map(char_width).sum()
+}
+
+/// U+1100 is the first wide character (East Asian Width, Unicode Standard Annex 11).
+fn char_width(character: char) -> usize {
+    if character < '\u{1100}' || character == CUT { 1 } else { 2 }
+}
+
+/// The beginning of `text`, with a mark that there is more.
+fn cut_to(text: &str, width: usize) -> String {
+    let mut left = width.saturating_sub(1);
+    let fits = |character: &char| match left.checked_sub(char_width(*character)) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    let mut cut: String = text.chars().take_while(fits).collect();
+    cut.push(CUT);
+    cut
 }
 
 /// Sets a column's padding and side.
 fn align(column: &mut comfy_table::Column, side: Side) {
     column.set_padding((0, GAP));
     column.set_cell_alignment(match side {
-        Side::Left => CellAlignment::Left,
+        Side::Left | Side::LeftOrCut => CellAlignment::Left,
         Side::Right => CellAlignment::Right,
     });
 }
@@ -210,6 +282,30 @@ mod tests {
         assert_eq!(text, "NAME         COUNT\na long name      1\nb               22\n");
         assert_eq!(Columns::new(COLUMNS, false).format(vec![row("b", "2")]), "b  2\n");
         assert_eq!(Columns::new(COLUMNS, true).format(vec![]), "NAME  COUNT\n");
+    }
+
+    #[test]
+    fn columns_when_there_is_little_room_then_long_text_is_cut_and_nothing_else() {
+        const COLUMNS: &[Column] = &[
+            Column("NAME", Side::LeftOrCut),
+            Column("ID", Side::Left),
+            Column("JOB", Side::LeftOrCut),
+            Column("COUNT", Side::Right),
+        ];
+        let row = ["a name of its own", "1000000.1000000", "job 日本語 of somebody", "123456"];
+        let row: Vec<String> = row.map(str::to_owned).into();
+        let format = |room| {
+            let mut table = Columns::new(COLUMNS, false);
+            table.room = room;
+            table.format(vec![row.clone(), row.clone()])
+        };
+        let whole = "a name of its own  1000000.1000000  job 日本語 of somebody  123456\n";
+        assert_eq!(format(None), whole.repeat(2));
+        assert_eq!(format(Some(200)), whole.repeat(2));
+        let cut = "a name of i…  1000000.1000000  job 日本語 …  123456\n";
+        assert_eq!(format(Some(51)), cut.repeat(2));
+        let least = "a name …  1000000.1000000  job 日…  123456\n";
+        assert_eq!(format(Some(10)), least.repeat(2));
     }
 
     #[test]

@@ -88,6 +88,9 @@ pub struct Owner {
     recalls: Arc<AtomicU64>,
 }
 
+/// Blocks that are registered with one call, and so within its time: thousands of exports take an emulated machine longer.
+const PORTION: usize = 1000;
+
 impl Owner {
     /// Registers `count` blocks, recallable, the bytes of block `i` being `pattern(i)`.
     pub fn of(broker: &Broker, name: &str, count: usize) -> Owner {
@@ -128,14 +131,15 @@ impl Owner {
     /// Registers some blocks.
     #[track_caller]
     pub fn register(&mut self, range: std::ops::Range<usize>, change: impl Fn(Deposit) -> Deposit) {
-        let first = range.start;
         let deposits: Vec<Deposit> =
-            range.map(|index| change(self.blocks.deposit(index))).collect();
-        let export = |index: usize| Ok(self.blocks.export(first + index));
-        let registered =
-            self.client.register_with(&deposits, export, patience()).expect("connected");
-        let registered = registered.into_iter().map(|one| one.expect("registered"));
-        self.registrations.extend(registered);
+            range.clone().map(|index| change(self.blocks.deposit(index))).collect();
+        for (portion, first) in deposits.chunks(PORTION).zip(range.step_by(PORTION)) {
+            let export = |index: usize| Ok(self.blocks.export(first + index));
+            let registered =
+                self.client.register_with(portion, export, patience()).expect("connected");
+            let registered = registered.into_iter().map(|one| one.expect("registered"));
+            self.registrations.extend(registered);
+        }
     }
 
     pub fn handle(&self, index: usize) -> Handle {

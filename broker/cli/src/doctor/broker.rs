@@ -1,0 +1,125 @@
+//! Whether a broker answers at the places that the environment names, and serves this user: by sharing a page with it. Must
+//! never leave anything behind at the broker.
+
+use super::check::{Area, Check};
+use crate::admin::{Admin, find_socket};
+use crate::error::{Error, Result};
+use crate::output::commas;
+use crate::records::StatusView;
+use fdbroker_client::{Access, Arena, Client, Deadline, HostMemory, default_socket_path};
+use fdbroker_protocol::ErrorCode;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+const AREA: Area = Area("broker");
+
+/// A broker answers in a millisecond; one that takes so long is not well.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is shared, to try it.
+const PAGE_BYTES: usize = 4096;
+
+/// Share of a cap, in percent, from which on requests will soon wait or be refused.
+const NEARLY_ALL: u64 = 90;
+
+const START_ONE: &str = "start one: `fdbroker run -- CMD` for a job, systemd/install.sh for the node; or name its socket in FDBROKER_SOCKET";
+
+/// All of them.
+pub fn checks() -> Vec<Check> {
+    let path = default_socket_path();
+    let builder = Client::builder().socket(&path).name("doctor").own_fds(1).reconnect(false);
+    let mut checks = Vec::new();
+    match builder.connect() {
+        Ok(client) => {
+            checks.push(AREA.ok("client's socket", format!("{} answers", path.display())));
+            checks.push(sharing(share_a_page(&client)));
+        }
+        Err(error) => checks.push(unreachable(&path, &error)),
+    }
+    let path = find_socket(|name| std::env::var_os(name));
+    let status = Admin::connect(&path).and_then(|mut admin| admin.status());
+    checks.extend(administration(&path, status.map(|status| StatusView::from(&status))));
+    checks
+}
+
+/// Why nobody answers, by what is at the path.
+fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
+    let name = "client's socket";
+    let found = format!("{}: {error}", path.display());
+    let folder = path.parent().unwrap_or(path);
+    match (std::fs::metadata(folder), std::fs::metadata(path)) {
+        (Err(cause), _) if cause.kind() == std::io::ErrorKind::PermissionDenied => {
+            AREA.fail(name, found, format!("this user may not enter {}: see its mode and owner", folder.display()))
+        }
+        (_, Err(cause)) if cause.kind() == std::io::ErrorKind::PermissionDenied => {
+            AREA.fail(name, found, format!("this user may not enter {}: see its mode and owner", folder.display()))
+        }
+        (_, Err(_)) => AREA.warn(name, format!("{}: no broker here", path.display()), START_ONE),
+        (_, Ok(socket)) if error.code == ErrorCode::NotConnected => AREA.fail(
+            name,
+            found,
+            format!(
+                "it belongs to uid {} with mode {:o}: if this user may write to it, its broker is gone; start it again",
+                socket.uid(),
+                socket.mode() & 0o7777
+            ),
+        ),
+        (_, Ok(_)) => AREA.fail(name, found, error.code.remedy()),
+    }
+}
+
+/// A page of host memory, deposited, got back by its handle and read.
+fn share_a_page(client: &Client) -> std::result::Result<(), fdbroker_client::Error> {
+    let patience = || Deadline::after(PATIENCE);
+    let arena = Arena::new(client, HostMemory::Memfd, PAGE_BYTES)?;
+    let buffer = arena.alloc(PAGE_BYTES)?;
+    let written: Vec<u8> = (0..=u8::MAX).cycle().take(PAGE_BYTES).collect();
+    buffer.write_at(0, &written)?;
+    for handle in arena.register(std::slice::from_ref(&buffer), patience())? {
+        let import = client.acquire(&handle?, patience())?.import(Access::Read, 0)?;
+        let mut read = vec![0; PAGE_BYTES];
+        import.read_at(0, &mut read)?;
+        if read != written {
+            let context = "what was read through the broker is not what was written";
+            return Err(fdbroker_client::Error::new(ErrorCode::Internal, context));
+        }
+    }
+    Ok(())
+}
+
+fn sharing(outcome: std::result::Result<(), fdbroker_client::Error>) -> Check {
+    let name = "sharing a page";
+    match outcome {
+        Ok(()) => AREA.ok(name, "deposited, acquired by its handle, every byte right"),
+        Err(error) => AREA.fail(name, error.to_string(), error.code.remedy()),
+    }
+}
+
+/// The administrator's socket, and how near the caps are.
+fn administration(path: &Path, status: Result<StatusView>) -> Vec<Check> {
+    let name = "administrator's socket";
+    let status = match status {
+        Ok(status) => status,
+        // That there is no broker was said already.
+        Err(Error::NoBroker { .. }) => return Vec::new(),
+        Err(error @ Error::Denied { .. }) => {
+            let remedy = "status, ls and audit are for the broker's user and root: use sudo";
+            return vec![AREA.warn(name, error.to_string(), remedy)];
+        }
+        Err(error) => return vec![AREA.fail(name, error.to_string(), "see the broker's log")],
+    };
+    let found =
+        format!("{} answers: pid {}, {} clients", path.display(), status.pid, status.clients);
+    let uses =
+        [("fds", &status.fds), ("held_fds", &status.held_fds), ("table_fds", &status.table_fds)];
+    let near = uses.into_iter().filter_map(|(resource, used)| {
+        let cap = used.cap?;
+        let is_near = u128::from(used.now) * 100 >= u128::from(cap) * u128::from(NEARLY_ALL);
+        let found = format!("{} of {} {resource}", commas(used.now), commas(cap));
+        is_near.then(|| AREA.warn("caps", found, "see who has them with `fdbroker clients` and `fdbroker holders`; raise the cap, or wait"))
+    });
+    let mut checks = vec![AREA.ok(name, found)];
+    checks.extend(near);
+    checks
+}

@@ -1,0 +1,165 @@
+//! What the kernel has, and what it lets this process do. Every probe is on things of this process alone: must never touch
+//! another one.
+
+use super::check::{Area, Check};
+use fdbrokerd::kernel::KernelFeatures;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const AREA: Area = Area("kernel");
+
+/// All of them.
+pub fn checks() -> Vec<Check> {
+    let mut checks = features(KernelFeatures::detect());
+    checks.push(memfds());
+    checks.push(fd_fetching(fetch_own_fd(), number("/proc/sys/kernel/yama/ptrace_scope")));
+    checks.push(proc_visibility(&std::fs::read_to_string("/proc/self/mounts").unwrap_or_default()));
+    checks
+}
+
+fn number(path: &str) -> Option<u64> {
+    super::check::number_in(path)
+}
+
+fn features(detected: io::Result<KernelFeatures>) -> Vec<Check> {
+    let found = match detected {
+        Ok(found) => found,
+        Err(error) => {
+            let remedy = "free some fds, or raise `ulimit -n`";
+            return vec![AREA.fail("features", format!("cannot be asked for: {error}"), remedy)];
+        }
+    };
+    let one = |name, has: bool, since: &str, without: &str| match has {
+        true => AREA.ok(name, "yes"),
+        false => AREA.warn(
+            name,
+            format!("no: {without}"),
+            format!("Linux {since} has it; the broker works without"),
+        ),
+    };
+    vec![
+        one(
+            "SO_PEERPIDFD",
+            found.peer_pidfd,
+            "6.5",
+            "the death of a client whose socket has an heir is seen by its pid, or late",
+        ),
+        one("F_DUPFD_QUERY", found.dupfd_query, "6.10", "fds of one file are told by kcmp(2)"),
+        one(
+            "SO_PASSRIGHTS",
+            found.pass_rights,
+            "6.16",
+            "fds that nobody asked for are received and closed",
+        ),
+    ]
+}
+
+/// Sealed memfds are what host memory is shared by.
+fn memfds() -> Check {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    let name = "sealed memfd";
+    match memfd_create("doctor", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING) {
+        Ok(_) => AREA.ok(name, "yes"),
+        Err(error) => AREA.fail(
+            name,
+            format!("memfd_create(2) says {error}"),
+            "a seccomp profile forbids it: allow memfd_create for this container",
+        ),
+    }
+}
+
+/// pidfd_getfd(2) on this process itself: Yama allows that always, so what is refused is refused by seccomp.
+fn fetch_own_fd() -> io::Result<()> {
+    let any = std::fs::File::open("/proc/self/stat")?;
+    // SAFETY: takes two numbers, touches no memory.
+    let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
+    let pidfd =
+        i32::try_from(pidfd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the kernel has just made it, and nobody else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    // SAFETY: takes three numbers, touches no memory.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), any.as_raw_fd(), 0) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: as above.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// What libraries without a broker share by: fdbroker needs neither, so this is never in its way.
+fn fd_fetching(own: io::Result<()>, yama: Option<u64>) -> Check {
+    let name = "pidfd_getfd";
+    let remedy = "fdbroker needs no such right: share by its handles (`fdbroker run`), instead of drmfd or pidfd exchange";
+    match (own, yama) {
+        (Err(error), _) => {
+            AREA.warn(name, format!("refused by seccomp, or absent ({error}): direct exchange of fds fails"), remedy)
+        }
+        (Ok(()), None | Some(0)) => AREA.ok(name, "allowed between processes of one user"),
+        (Ok(()), Some(1)) => AREA.warn(
+            name,
+            "Yama allows it for one's own children only (kernel.yama.ptrace_scope = 1): direct exchange of fds fails",
+            remedy,
+        ),
+        (Ok(()), Some(scope)) => AREA.warn(
+            name,
+            format!("Yama allows it for root at most (kernel.yama.ptrace_scope = {scope}): direct exchange of fds fails"),
+            remedy,
+        ),
+    }
+}
+
+/// `audit` reads other processes' fds.
+fn proc_visibility(mounts: &str) -> Check {
+    let name = "/proc of others";
+    let options = mounts.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.nth(1) == Some("/proc")).then(|| words.nth(1)).flatten()
+    });
+    let hiding =
+        options.and_then(|options| options.split(',').find_map(|it| it.strip_prefix("hidepid=")));
+    match hiding {
+        None | Some("0" | "off") => AREA.ok(name, "visible"),
+        Some(value) => AREA.warn(
+            name,
+            format!("hidden (hidepid={value}): `fdbroker audit` sees processes of this user only"),
+            "run `fdbroker audit` as root, or be of the group of the mount option gid=",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict;
+    use super::*;
+
+    #[test]
+    fn fd_fetching_when_yama_or_seccomp_refuse_then_warn_and_each_is_named() {
+        let refused = || Err(io::Error::from_raw_os_error(libc::EPERM));
+        assert_eq!(fd_fetching(Ok(()), None).verdict, Verdict::Ok);
+        assert_eq!(fd_fetching(Ok(()), Some(0)).verdict, Verdict::Ok);
+        for (own, yama, word) in
+            [(refused(), None, "seccomp"), (Ok(()), Some(1), "children"), (Ok(()), Some(3), "root")]
+        {
+            let check = fd_fetching(own, yama);
+            assert_eq!(check.verdict, Verdict::Warn);
+            assert!(check.found.contains(word), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn proc_visibility_when_mounted_with_hidepid_then_warn() {
+        let mounts =
+            |options: &str| format!("sysfs /sys sysfs rw 0 0\nproc /proc proc {options} 0 0\n");
+        assert_eq!(proc_visibility(&mounts("rw,nosuid")).verdict, Verdict::Ok);
+        assert_eq!(proc_visibility(&mounts("rw,hidepid=invisible")).verdict, Verdict::Warn);
+        assert_eq!(proc_visibility("").verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn features_when_one_is_absent_then_warn_with_the_version_that_has_it() {
+        let found = KernelFeatures { pass_rights: false, ..KernelFeatures::ALL };
+        let checks = features(Ok(found));
+        let warned: Vec<_> = checks.iter().filter(|it| it.verdict == Verdict::Warn).collect();
+        assert_eq!(warned.len(), 1);
+        assert!(warned[0].remedy.as_ref().is_some_and(|it| it.contains("6.16")), "{warned:?}");
+    }
+}

@@ -1,0 +1,58 @@
+//! The flags that every list has, and their help. Must never read or print anything.
+
+use clap::Args;
+
+// A plain comment: a doc comment would become the help of the command that flattens this.
+#[allow(missing_docs)]
+#[derive(Clone, Debug, Default, Args)]
+pub struct ListArgs {
+    /// One line of JSON, with exact numbers; all columns unless -o is given
+    #[arg(short = 'J', long)]
+    pub json: bool,
+    /// Leave out the headings
+    #[arg(short = 'n', long)]
+    pub no_headings: bool,
+    /// Columns, separated by commas; +COLS adds to those shown by default
+    #[arg(short = 'o', long, value_name = "COLS")]
+    pub output: Option<String>,
+    /// List the columns and what they mean
+    #[arg(short = 'H', long)]
+    pub list_columns: bool,
+    /// Sort by these columns, such as SIZE:desc,UID
+    #[arg(long, value_name = "COL[:desc],...")]
+    pub sort: Option<String>,
+    /// Only these, such as 'SIZE >= 64KiB and NAME =~ rank'
+    #[arg(long, value_name = "EXPR")]
+    pub filter: Option<String>,
+}
+
+const LIST_HELP: &str = "\
+Columns are named by their heading in any case, or by their key in JSON (-H shows both).
+
+Filters compare a column with a value; `and`, `or` and parentheses join comparisons, and `and` binds closer.
+  == != < <= > >=   as usual; for flags only == and !=
+  =~                text that contains this
+  sizes             whole numbers with B, KiB, MiB, GiB, TiB or PiB; bytes if without
+  times             whole numbers with ms, s, m, h or d; seconds if without
+  flags             yes, no
+  none              what is missing, such as the pid of an owner that is gone
+Text with blanks or one of ()=!<>~ is put in quotation marks, '...' or \"...\".
+
+Without --sort the list is printed as it comes, page by page. With it at most 1048576 are kept, the first in order, and
+how many are left out is said on stderr.
+";
+
+/// Help of a list, with its own examples.
+pub fn after_help(examples: &str) -> String {
+    format!("{LIST_HELP}\n{examples}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_when_it_names_the_bound_then_the_one_in_force() {
+        assert!(LIST_HELP.contains(&super::super::sort::SORTED_RECORDS.to_string()));
+    }
+}

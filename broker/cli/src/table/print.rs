@@ -1,0 +1,189 @@
+//! Prints a list as its flags say. Must never hold more than a page without `--sort`, nor ask the broker
+//! anything before the flags have been found good.
+
+use super::filter::Filter;
+use super::sort::{Order, Sorter};
+use super::{Column, ListArgs, Value, choice};
+use crate::admin::{Admin, Record, Selection};
+use crate::error::Result;
+use crate::output::{self, Columns, Output, Side, commas};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// Rows that are set as one table; the first so many decide the widths.
+const ROWS_AT_ONCE: usize = 256;
+
+/// A list of records, with its flags understood.
+pub struct List<R: 'static> {
+    /// Key of the array in JSON.
+    name: &'static str,
+    columns: Vec<&'static Column<R>>,
+    filter: Option<Filter<R>>,
+    order: Option<Order<R>>,
+    is_json: bool,
+    no_headings: bool,
+}
+
+impl<R: Record + Copy> List<R> {
+    /// `None`: `-H` was given, and the columns have been listed.
+    pub fn new(
+        name: &'static str,
+        columns: &'static [Column<R>],
+        args: &ListArgs,
+    ) -> Result<Option<Self>> {
+        if args.list_columns {
+            list_columns(columns, args)?;
+            return Ok(None);
+        }
+        let chosen = match &args.output {
+            Some(list) => choice::choose(columns, list)?,
+            None if args.json => columns.iter().collect(),
+            None => choice::defaults(columns),
+        };
+        let filter = args.filter.as_deref().map(|text| Filter::parse(columns, text));
+        let order = args.sort.as_deref().map(|text| Order::parse(columns, text));
+        Ok(Some(List {
+            name,
+            columns: chosen,
+            filter: filter.transpose()?,
+            order: order.transpose()?,
+            is_json: args.json,
+            no_headings: args.no_headings,
+        }))
+    }
+
+    /// Prints those of the broker's records that are selected: `{"NAME":[{...},...]}` or a table.
+    pub fn run(self, admin: &mut Admin, selection: Selection) -> Result<()> {
+        let (mut out, is_json) = (Output::stdout(), self.is_json);
+        if is_json {
+            out.text("{")?;
+        }
+        self.write(admin, selection, &mut out)?;
+        if is_json {
+            out.text("}\n")?;
+        }
+        out.finish()
+    }
+
+    /// Writes them as a table, or in JSON as the member `"NAME":[{...},...]` of an object.
+    pub fn write(self, admin: &mut Admin, selection: Selection, out: &mut Output) -> Result<()> {
+        let List { name, columns, filter, order, is_json, no_headings } = self;
+        let mut rows = match is_json {
+            true => {
+                out.text(&format!("\"{name}\":["))?;
+                Rows::Json { columns, is_first: true }
+            }
+            false => {
+                let heading = |it: &&Column<R>| output::Column(it.name, it.kind.side());
+                let headings: Vec<_> = columns.iter().map(heading).collect();
+                let table = Columns::new(headings, !no_headings).within_the_terminal();
+                Rows::Table { columns, table, waiting: Vec::new() }
+            }
+        };
+        let is_wanted = |record: &R| filter.as_ref().is_none_or(|filter| filter.has(record));
+        let left_out = match order {
+            None => {
+                admin.each_page(selection, |page: &[R]| {
+                    let mut wanted = page.iter().filter(|record| is_wanted(record));
+                    wanted.try_for_each(|record| rows.push(record, out))
+                })?;
+                0
+            }
+            Some(order) => {
+                let mut sorter = Sorter::new(order);
+                admin.each_page(selection, |page: &[R]| {
+                    page.iter().filter(|it| is_wanted(it)).for_each(|it| sorter.push(*it));
+                    Ok(())
+                })?;
+                let (records, left_out) = sorter.finish();
+                records.iter().try_for_each(|record| rows.push(record, out))?;
+                left_out
+            }
+        };
+        rows.finish(out)?;
+        if left_out > 0 {
+            if is_json {
+                out.text(&format!(",\"left_out\":{left_out}"))?;
+            }
+            let left_out = commas(left_out);
+            eprintln!("fdbroker: {left_out} are left out, the last in this order; use --filter");
+        }
+        Ok(())
+    }
+}
+
+/// Where rows go.
+enum Rows<R: 'static> {
+    Json { columns: Vec<&'static Column<R>>, is_first: bool },
+    Table { columns: Vec<&'static Column<R>>, table: Columns, waiting: Vec<Vec<String>> },
+}
+
+impl<R> Rows<R> {
+    fn push(&mut self, record: &R, out: &mut Output) -> Result<()> {
+        match self {
+            Rows::Json { columns, is_first } => {
+                if !std::mem::take(is_first) {
+                    out.text(",")?;
+                }
+                out.json(&Fields { columns: &*columns, record })
+            }
+            Rows::Table { columns, table, waiting } => {
+                waiting.push(columns.iter().map(|it| (it.value)(record).shown()).collect());
+                match waiting.len() {
+                    ROWS_AT_ONCE => table.write(std::mem::take(waiting), out),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Writes what is left, or at least the headings.
+    fn finish(self, out: &mut Output) -> Result<()> {
+        match self {
+            Rows::Json { .. } => out.text("]"),
+            Rows::Table { mut table, waiting, .. } => table.write(waiting, out),
+        }
+    }
+}
+
+/// One record as an object of its columns' keys.
+pub struct Fields<'a, R: 'static> {
+    /// Those wanted.
+    pub columns: &'a [&'static Column<R>],
+    /// Whose values.
+    pub record: &'a R,
+}
+
+impl<R> Serialize for Fields<'_, R> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.columns.len()))?;
+        for column in self.columns {
+            map.serialize_entry(column.key, &(column.value)(self.record))?;
+        }
+        map.end()
+    }
+}
+
+/// What `-H` prints.
+fn list_columns<R>(columns: &[Column<R>], args: &ListArgs) -> Result<()> {
+    let mut out = Output::stdout();
+    if args.json {
+        let each = columns.iter().map(|it| {
+            let is_default = it.is_default;
+            let fields = [("column", it.name), ("key", it.key), ("type", it.kind.name())];
+            let mut object = serde_json::json!({ "default": is_default, "help": it.help });
+            fields.into_iter().for_each(|(key, value)| object[key] = value.into());
+            object
+        });
+        out.json(&serde_json::json!({ "columns": each.collect::<Vec<_>>() }))?;
+        out.text("\n")?;
+        return out.finish();
+    }
+    let headings = ["COLUMN", "KEY", "TYPE", "DEFAULT", "WHAT"];
+    let headings = headings.map(|name| output::Column(name, Side::Left));
+    let row = |it: &Column<R>| {
+        let is_default = Value::Flag(it.is_default).shown();
+        vec![it.name.into(), it.key.into(), it.kind.name().into(), is_default, it.help.into()]
+    };
+    Columns::new(headings, !args.no_headings).write(columns.iter().map(row).collect(), &mut out)?;
+    out.finish()
+}

@@ -1,0 +1,15 @@
+//! The terminal's width. Must never fail: where there is no terminal there is no width.
+
+use std::io::IsTerminal;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Columns of the terminal that `out` is; `None`: it is none, or does not say.
+pub fn width(out: impl AsFd + IsTerminal) -> Option<usize> {
+    if !out.is_terminal() {
+        return None;
+    }
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: TIOCGWINSZ writes one `winsize` (ioctl_tty(2)), and `size` is one.
+    let result = unsafe { libc::ioctl(out.as_fd().as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
+    (result == 0 && size.ws_col > 0).then_some(size.ws_col.into())
+}

@@ -1,0 +1,70 @@
+//! doctor as its users meet it: with a broker, without one, with one that is gone, and where a limit is in the way.
+
+mod common;
+
+use common::{TestDir, end, fdbroker, one_json_line, run_script};
+use serde_json::Value;
+use std::os::unix::net::UnixListener;
+
+/// The verdict of a check, and its remedy.
+#[track_caller]
+fn check<'r>(report: &'r Value, name: &str) -> (&'r str, Option<&'r str>) {
+    let checks = report["checks"].as_array().expect("checks");
+    let found = checks.iter().find(|check| check["name"] == name);
+    let found = found.unwrap_or_else(|| panic!("no check {name:?}: {report}"));
+    (found["verdict"].as_str().expect("a verdict"), found["remedy"].as_str())
+}
+
+#[test]
+fn doctor_when_a_broker_serves_then_a_page_is_shared_and_nothing_fails() {
+    let output = run_script("$F doctor --json && $F status --json");
+    let (code, stderr) = end(&output);
+    assert_eq!(code, Some(0), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+    let lines: Vec<Value> =
+        stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    for name in ["client's socket", "sharing a page", "administrator's socket", "sealed memfd"] {
+        assert_eq!(check(&lines[0], name), ("ok", None));
+    }
+    assert_eq!(lines[0]["fail"], 0);
+    // It did not leave anything there.
+    assert_eq!(lines[1]["open_leases"]["now"], 0);
+    assert_eq!(lines[1]["mapped_leases"]["now"], 0);
+}
+
+#[test]
+fn doctor_when_there_is_no_broker_then_warn_with_how_to_start_one() {
+    let output =
+        fdbroker(&["doctor", "--json"]).env("FDBROKER_SOCKET", "/nowhere/broker.sock").output();
+    let output = output.expect("the command starts");
+    assert_eq!(end(&output).0, Some(0));
+    let report = one_json_line(&output);
+    let (verdict, remedy) = check(&report, "client's socket");
+    assert_eq!(verdict, "warn");
+    assert!(remedy.is_some_and(|remedy| remedy.contains("fdbroker run")));
+}
+
+#[test]
+fn doctor_when_nobody_listens_at_the_socket_any_more_then_fail_and_exit_5() {
+    let dir = TestDir::new("doctor");
+    let path = dir.path().join("broker.sock");
+    drop(UnixListener::bind(&path).expect("bind"));
+    let output = fdbroker(&["doctor", "--json"]).env("FDBROKER_SOCKET", &path).output();
+    let output = output.expect("the command starts");
+    assert_eq!(end(&output).0, Some(5));
+    let report = one_json_line(&output);
+    let (verdict, remedy) = check(&report, "client's socket");
+    assert_eq!(verdict, "fail");
+    assert!(remedy.is_some_and(|remedy| remedy.contains("start it again")), "{remedy:?}");
+}
+
+#[test]
+fn doctor_when_few_fds_are_allowed_then_fail_with_the_limit_and_what_raises_it() {
+    let output = run_script("ulimit -n 100; $F doctor");
+    let (code, stderr) = end(&output);
+    assert_eq!(code, Some(5), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(stdout.contains("soft 100, hard 100"), "{stdout}");
+    assert!(stdout.contains("What to do:") && stdout.contains("LimitNOFILE="), "{stdout}");
+    assert!(!stdout.contains('\x1b'), "{stdout}");
+}
