@@ -135,6 +135,11 @@ pub enum Command {
         /// Which
         driver: Driver,
     },
+    /// Write the manual pages into a directory
+    Man {
+        /// Such as /usr/local/share/man/man1
+        dir: PathBuf,
+    },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
     Broker(fdbrokerd::cli::Args),

@@ -18,6 +18,7 @@ mod join;
 mod left;
 mod level_zero;
 mod ls;
+mod man;
 mod output;
 mod private;
 mod records;
@@ -73,6 +74,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Completions { shell } => done(completions::run(shell))?,
         Command::Doctor { json } => doctor::run(json)?,
         Command::DoctorProbe { driver } => doctor::probe::main(driver),
+        Command::Man { dir } => done(man::run(&dir))?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {
