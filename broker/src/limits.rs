@@ -145,7 +145,7 @@ pub const ADMIN_RECORDS_SCANNED: usize = 4096;
 /// busy node; what comes then is counted.
 pub const WATCH_EVENTS_KEPT: usize = 4096;
 
-/// Events in one message to a watcher: as many as a message on the administrator's socket has room for (32 KiB), but some.
+/// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's socket may have.
 pub const WATCH_EVENTS_PER_MESSAGE: usize = 256;
 
 /// Lines about bad input per uid and minute; the rest is counted and named in one line.

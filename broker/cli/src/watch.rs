@@ -81,6 +81,7 @@ impl EventView {
             Err(ErrorCode::NoQuota) => add(&status.to_string()),
             Err(code) => add(code.name()),
         }
+        line.truncate(line.trim_end().len());
         line.push('\n');
         line
     }
@@ -177,6 +178,11 @@ mod tests {
         record.size_bytes = 65536.into();
         record.name[..3].copy_from_slice(b"app");
         assert_eq!(line(&record), "23:59:58.007Z  grant      pid 77 app  12.3  64 KiB\n");
+    }
+
+    #[test]
+    fn line_when_of_the_node_then_no_blanks_at_its_end() {
+        assert_eq!(line(&record(EventKind::Drain)), "23:59:58.007Z  drain\n");
     }
 
     #[test]
