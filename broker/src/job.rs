@@ -27,7 +27,7 @@ fn key(name: &str) -> JobKey {
 
 /// What of `/proc/PID/cgroup` (cgroups(7): lines of `hierarchy:controllers:path`) names the job: the path down to the
 /// part of a launcher that is known, else the whole path of the unified hierarchy, else the longest path.
-pub(crate) fn name(text: &str) -> Option<&str> {
+pub fn name(text: &str) -> Option<&str> {
     let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let known = lines().find_map(|(_, path)| known_part(path));
     let unified = || {

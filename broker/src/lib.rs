@@ -51,5 +51,6 @@ mod turns;
 mod watch;
 
 pub use config::ConfigError;
+pub use job::name as job_name;
 pub use settings::{Environment, Host, Mode, Settings};
 pub use start::{RunError, run};

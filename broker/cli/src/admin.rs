@@ -1,7 +1,7 @@
 //! The administrator's side of the protocol: finds the broker's admin socket and reads its answers page
 //! by page. Must never hold more than one page, nor wait for an answer without a bound.
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use fdbroker_protocol::admin::{
     Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
 };
@@ -145,6 +145,11 @@ impl Admin {
             writer: Writer::new(),
             last_id: 0,
         }
+    }
+
+    /// Inode of our end of the connection.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(nix::sys::stat::fstat(&self.socket).context(|| "look at the own socket")?.st_ino)
     }
 
     /// The node at a glance.

@@ -4,6 +4,7 @@
 mod act_args;
 mod acts;
 mod admin;
+mod audit;
 mod cli;
 mod clients;
 mod completions;
@@ -75,6 +76,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Doctor { json } => doctor::run(json)?,
         Command::DoctorProbe { driver } => doctor::probe::main(driver),
         Command::Man { dir } => done(man::run(&dir))?,
+        Command::Audit { pid, verbose, json } => audit::run(audit::Options { pid, verbose, json })?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {
