@@ -1,6 +1,7 @@
-//! The administrator's side: queries, answered in pages, and caps changed. Must never hold up grants: one
-//! query per wake, a bounded number of slots looked at for it.
+//! The administrator's side: queries, answered in pages; caps changed; acts (`acts`) and watchers (`watch`). Must never
+//! hold up grants: one query per wake, a bounded number of slots looked at for it.
 
+use crate::acts::is_act;
 use crate::connection::Connection;
 use crate::job::JobName;
 use crate::kernel;
@@ -8,15 +9,16 @@ use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNE
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
-use fdbroker_core::{AllocationView, ClientId, ClientView, JobKey, LeaseView};
+use crate::watch::Watch;
+use fdbroker_core::{AllocationView, ClientId, ClientView, JobKey, LeaseView, Note};
 use fdbroker_protocol::admin::{
-    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
-    SetLimit, Use,
+    AccountRecord, Act, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page,
+    Query, SetLimit, Use,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::limits::{JOB_NAME_BYTES, MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{Header, register_flags};
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Resource, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use slab::Slab;
@@ -49,6 +51,10 @@ pub(crate) struct AdminSide {
     next: usize,
     /// Room for none: no query carries fds.
     received: ReceivedFds,
+    /// Some of them watch.
+    pub is_watched: bool,
+    /// For what the core has noted; reused.
+    pub notes: Vec<Note>,
 }
 
 struct AdminConnection {
@@ -56,6 +62,15 @@ struct AdminConnection {
     is_ready: bool,
     /// An answer that the socket did not take; no query is read before it has gone.
     pending: Option<Vec<u8>>,
+    /// What it is to be told, if it watches.
+    watch: Option<Box<Watch>>,
+}
+
+impl AdminConnection {
+    /// It has events to be sent, and room for them as far as is known.
+    fn is_watch_due(&self) -> bool {
+        self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
+    }
 }
 
 impl AdminSide {
@@ -67,6 +82,8 @@ impl AdminSide {
             connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
             next: 0,
             received: ReceivedFds::with_capacity(0),
+            is_watched: false,
+            notes: Vec::new(),
         }
     }
 
@@ -108,7 +125,30 @@ impl AdminSide {
     /// Whether there is something to do at once.
     pub fn is_ready(&self) -> bool {
         (self.is_listener_ready && self.connections.len() < MAX_ADMIN_CONNECTIONS)
-            || self.connections.iter().any(|(_, connection)| connection.is_ready)
+            || self.connections.iter().any(|(_, it)| it.is_ready || it.is_watch_due())
+    }
+
+    /// A connection watches from now on.
+    pub fn set_watch(&mut self, index: usize, watch: Watch) {
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.watch = Some(Box::new(watch));
+        }
+    }
+
+    /// What a watcher is to be told.
+    pub fn watch(&mut self, index: usize) -> Option<&mut Watch> {
+        self.connections.get_mut(index)?.watch.as_deref_mut()
+    }
+
+    /// The same of all.
+    pub fn watches(&mut self) -> impl Iterator<Item = &mut Watch> {
+        self.connections.iter_mut().filter_map(|(_, connection)| connection.watch.as_deref_mut())
+    }
+
+    /// Notes whether there are watchers, and says so.
+    pub fn count_watches(&mut self) -> bool {
+        self.is_watched = self.connections.iter().any(|(_, it)| it.watch.is_some());
+        self.is_watched
     }
 }
 
@@ -124,14 +164,23 @@ impl Server {
         for _ in 0..MAX_ADMIN_CONNECTIONS {
             let index = self.admin.next;
             self.admin.next = (index + 1) % MAX_ADMIN_CONNECTIONS;
-            if self.admin.connections.get(index).is_some_and(|connection| connection.is_ready) {
-                if !self.serve_admin(index) {
-                    // No fds can lie in it: the kernel refuses them, or drops them where they are not
-                    // received.
-                    self.admin.connections.remove(index);
-                }
-                return;
+            let Some(connection) = self.admin.connections.get(index) else { continue };
+            let is_open = if connection.is_ready {
+                self.serve_admin(index)
+            } else if connection.is_watch_due() {
+                self.send_events_to_watcher(index)
+            } else {
+                continue;
+            };
+            if !is_open {
+                // No fds can lie in it: the kernel refuses them, or drops them where they are not
+                // received.
+                self.admin.connections.remove(index);
             }
+            break;
+        }
+        if self.admin.is_watched {
+            self.note_watchers();
         }
     }
 
@@ -149,7 +198,7 @@ impl Server {
             }
         };
         kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
-        let connection = AdminConnection { socket, is_ready: true, pending: None };
+        let connection = AdminConnection { socket, is_ready: true, pending: None, watch: None };
         let index = self.admin.connections.insert(connection);
         let socket = self.admin.connections[index].socket.as_fd();
         if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
@@ -177,19 +226,28 @@ impl Server {
         let bytes = &self.buffer[..received.len];
         let asked = take_apart(bytes);
         let mut writer = std::mem::take(&mut self.writer);
-        let (kind, id, query) = match asked {
-            Ok((kind, id, Body::Query(query))) => (kind, id, query),
-            Ok((_, id, Body::SetLimit(set))) => {
-                let bytes = self.set_limit(index, &mut writer, id, &set);
-                let is_open = self.send_admin(index, bytes);
-                self.writer = writer;
-                return is_open;
-            }
+        let (kind, id, asked) = match asked {
+            Ok(asked) => asked,
             Err((id, error)) => {
                 log::warn!("administrator: {error}");
                 let _ = self.send_admin(index, writer.failed(id, ErrorCode::Protocol.into()));
                 self.writer = writer;
                 return false;
+            }
+        };
+        let query = match asked {
+            Body::Query(query) => query,
+            Body::SetLimit(set) => {
+                let bytes = self.set_limit(index, &mut writer, id, &set);
+                let is_open = self.send_admin(index, bytes);
+                self.writer = writer;
+                return is_open;
+            }
+            Body::Act(act) => {
+                let bytes = self.answer_act(&mut writer, index, (kind, id), &act);
+                let is_open = self.send_admin(index, bytes);
+                self.writer = writer;
+                return is_open;
             }
         };
         if kind == Kind::AdminTakeover {
@@ -204,7 +262,7 @@ impl Server {
         is_open
     }
 
-    fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
+    pub(crate) fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
         let connection = &mut self.admin.connections[index];
         match fdbroker_scm::send(connection.socket.as_fd(), bytes, &[]) {
             Ok(()) => true,
@@ -226,10 +284,9 @@ impl Server {
     }
 
     fn answer<'w>(&self, writer: &'w mut Writer, kind: Kind, id: u64, query: &Query) -> &'w [u8] {
-        let Some(filter) = Filter::from_number(query.filter.get()) else {
+        let Some(chosen) = Chosen::of(query.filter.get(), query.value.get()) else {
             return writer.failed(id, ErrorCode::NotSupported.into());
         };
-        let chosen = Chosen { filter, value: query.value.get() };
         let cursor = query.cursor.get();
         let end = cursor.saturating_add(ADMIN_SLOTS_SCANNED);
         let next = |slots: u32| (end < slots).then_some(end);
@@ -240,12 +297,7 @@ impl Server {
             }
             Kind::AdminAllocations => {
                 let all = self.core.allocations_within(cursor..end).map(|view| {
-                    let is_chosen = chosen.has(Traits {
-                        allocation: Some((view.id.slot, view.id.generation)),
-                        pid: self.pid_of(view.owner),
-                        uid: view.domain.uid,
-                        job: self.job_of(view.owner),
-                    });
+                    let is_chosen = self.is_chosen(&chosen, &view);
                     (view.id.slot, is_chosen.then(|| self.allocation_record(&view)))
                 });
                 let next = next(self.core.allocation_slots());
@@ -283,7 +335,17 @@ impl Server {
         }
     }
 
-    fn node_status(&self) -> NodeStatus {
+    /// Whether an allocation is one of those.
+    pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
+        chosen.has(Traits {
+            allocation: Some((view.id.slot, view.id.generation)),
+            pid: self.pid_of(view.owner),
+            uid: view.domain.uid,
+            job: self.job_of(view.owner),
+        })
+    }
+
+    pub(crate) fn node_status(&self) -> NodeStatus {
         let totals = self.core.totals();
         let usage = |resource| {
             let (now, peak, cap) = totals.usage(resource);
@@ -319,11 +381,11 @@ impl Server {
             kept_allocations: usage(Resource::KeptAllocations),
             reclaims: counters.reclaims.into(),
             jobs: totals.jobs.into(),
-            reserved: 0.into(),
+            draining: u32::from(self.core.is_draining()).into(),
         }
     }
 
-    fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
+    pub(crate) fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
         let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
         let flags = recallable | if view.keep { register_flags::KEEP } else { 0 };
         AllocationRecord {
@@ -400,16 +462,16 @@ impl Server {
         self.connection_of(client).map_or(0, |connection| connection.pid)
     }
 
-    fn pid_and_uid_of(&self, client: ClientId) -> (u32, u32) {
+    pub(crate) fn pid_and_uid_of(&self, client: ClientId) -> (u32, u32) {
         let connection = self.connection_of(Some(client));
         connection.map_or((0, u32::MAX), |connection| (connection.pid, connection.domain.uid))
     }
 
-    fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
+    pub(crate) fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
         self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
     }
 
-    fn job_of(&self, client: Option<ClientId>) -> Option<JobKey> {
+    pub(crate) fn job_of(&self, client: Option<ClientId>) -> Option<JobKey> {
         self.connection_of(client).and_then(|connection| connection.job)
     }
 
@@ -422,6 +484,7 @@ impl Server {
 enum Body {
     Query(Query),
     SetLimit(SetLimit),
+    Act(Act),
 }
 
 /// Kind, id and body of a message; or the id, and what is wrong.
@@ -429,6 +492,7 @@ fn take_apart(bytes: &[u8]) -> Result<(Kind, u64, Body), (u64, DecodeError)> {
     let message = Message::parse(bytes).map_err(|error| (0, error))?;
     let body = match message.kind {
         Kind::AdminSetLimit => message.body_as().map(|set| Body::SetLimit(*set)),
+        kind if is_act(kind) => message.body_as().map(|act| Body::Act(*act)),
         _ => message.body_as().map(|query| Body::Query(*query)),
     };
     Ok((message.kind, message.id, body.map_err(|error| (message.id, error))?))
@@ -436,22 +500,33 @@ fn take_apart(bytes: &[u8]) -> Result<(Kind, u64, Body), (u64, DecodeError)> {
 
 /// What a query asks for.
 #[derive(Clone, Copy)]
-struct Chosen {
-    filter: Filter,
-    value: u64,
+pub(crate) struct Chosen {
+    pub filter: Filter,
+    pub value: u64,
 }
 
 /// What a record can be chosen by; `None`, and pid 0, where it has no such.
 #[derive(Clone, Copy)]
-struct Traits {
-    allocation: Option<(u32, u32)>,
-    pid: u32,
-    uid: u32,
-    job: Option<JobKey>,
+pub(crate) struct Traits {
+    pub allocation: Option<(u32, u32)>,
+    pub pid: u32,
+    pub uid: u32,
+    pub job: Option<JobKey>,
 }
 
 impl Chosen {
-    fn has(&self, of: Traits) -> bool {
+    /// `None`: there is no such filter.
+    pub fn of(filter: u32, value: u64) -> Option<Self> {
+        Some(Chosen { filter: Filter::from_number(filter)?, value })
+    }
+
+    /// The allocation that it names, if it is for one.
+    pub fn allocation(&self) -> Option<AllocationId> {
+        let (slot, generation) = (self.value as u32, (self.value >> 32) as u32);
+        (self.filter == Filter::Allocation).then_some(AllocationId { slot, generation })
+    }
+
+    pub fn has(&self, of: Traits) -> bool {
         match self.filter {
             Filter::None => true,
             Filter::Allocation => of.allocation.is_some_and(|(slot, generation)| {

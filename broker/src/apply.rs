@@ -17,6 +17,9 @@ impl Server {
     /// and puts it back.
     pub(crate) fn settle(&mut self, mut effects: Effects) {
         loop {
+            if self.admin.is_watched {
+                self.take_notes();
+            }
             for effect in &effects.list {
                 self.apply(effect, &effects);
             }
@@ -28,6 +31,9 @@ impl Server {
             effects.clear();
             self.spare_effects = std::mem::replace(&mut effects, next);
             if effects.list.is_empty() {
+                if self.admin.is_watched {
+                    self.take_notes();
+                }
                 self.effects = effects;
                 return;
             }
@@ -203,6 +209,9 @@ impl Server {
             Ok(()) => {
                 self.in_flight.add(connection.unread.fds, fds as u64);
                 connection.unread.add(fds);
+                if self.admin.is_watched {
+                    self.note_grants(client, grants);
+                }
                 Ok(())
             }
             Err(SendError::WouldBlock) => {

@@ -17,6 +17,7 @@ pub mod listeners;
 pub mod settings;
 
 mod accept;
+mod acts;
 mod admin;
 mod apply;
 mod connection;
@@ -48,6 +49,7 @@ mod start;
 mod tests;
 mod tokens;
 mod turns;
+mod watch;
 
 pub use config::ConfigError;
 pub use job::name_in as job_name;

@@ -142,6 +142,13 @@ pub const REFUSED_FDS_RESERVE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
 /// time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
 
+/// Events kept for one watcher that does not read: 360 KiB, and 6 MiB for as many watchers as there can be. A second of a
+/// busy node; what comes then is counted.
+pub const WATCH_EVENTS_KEPT: usize = 4096;
+
+/// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's socket may have.
+pub const WATCH_EVENTS_PER_MESSAGE: usize = 256;
+
 /// Lines about bad input per uid and minute; the rest is counted and named in one line.
 pub const BAD_INPUT_LINES_PER_UID: u32 = 8;
 

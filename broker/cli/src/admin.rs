@@ -3,8 +3,8 @@
 
 use crate::error::{Context, Error, Result};
 use fdbroker_protocol::admin::{
-    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, LimitChange, Limits,
-    Metrics, NodeStatus, Page, Query, SetLimit,
+    AccountRecord, Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord,
+    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit,
 };
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
@@ -12,7 +12,7 @@ use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::little_endian::{U32, U64};
@@ -89,9 +89,19 @@ impl Selection {
     }
 
     /// Those of a job, by its key.
-    #[allow(dead_code)] // of lists that are filtered
     pub fn job(key: u64) -> Self {
         Selection { filter: Filter::Job, value: key }
+    }
+
+    /// An act upon these, from a cursor on.
+    pub fn act(self, cursor: u32, flags: u32) -> Act {
+        Act {
+            cursor: U32::new(cursor),
+            filter: U32::new(self.filter as u32),
+            value: U64::new(self.value),
+            flags: U32::new(flags),
+            reserved: U32::ZERO,
+        }
     }
 }
 
@@ -257,8 +267,22 @@ impl Admin {
         self.exchange(query, &body, reply)
     }
 
-    /// One message, one answer.
-    fn exchange(
+    /// Events that a watched broker has sent; `None`: none yet.
+    pub fn try_events(&mut self) -> Result<Option<Vec<EventRecord>>> {
+        let socket = self.socket.as_fd();
+        match fdbroker_scm::recv(socket, &mut self.buffer, &mut self.fds) {
+            Ok(received) => {
+                let message = Message::parse(&self.buffer[..received.len])?;
+                Ok(Some(message.items::<EventRecord>()?.to_vec()))
+            }
+            Err(RecvError::WouldBlock) => Ok(None),
+            Err(RecvError::Eof) => Err(Error::BrokerEnded { path: self.path.clone() }),
+            Err(cause) => Err(lost(&self.path, cause)),
+        }
+    }
+
+    /// Sends one message, and gives its answer.
+    pub fn exchange(
         &mut self,
         query: Kind,
         body: &(impl IntoBytes + Immutable),
@@ -299,6 +323,12 @@ impl Admin {
 
     fn lost(&self, cause: String) -> Error {
         lost(&self.path, cause)
+    }
+}
+
+impl AsFd for Admin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

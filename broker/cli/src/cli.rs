@@ -1,5 +1,6 @@
 //! The command line: names, defaults and help. Must never do anything; [`crate::main`] does.
 
+use crate::act_args;
 use crate::completions::Shell;
 use crate::config::Action;
 use crate::demo::plan::{Memory, Way};
@@ -26,10 +27,12 @@ Examples:
     fdbroker status
     fdbroker ls
     fdbroker holders 12.3
+  Before maintenance:
+    fdbroker drain --wait 600
 
 Environment:
   FDBROKER_SOCKET         socket of the broker for clients
-  FDBROKER_ADMIN_SOCKET   its socket for status, ls and holders; default: DIR-admin/admin.sock for a client's
+  FDBROKER_ADMIN_SOCKET   its socket for everything but run and demo; default: DIR-admin/admin.sock for a client's
                           socket DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists, else
                           /run/fdbroker-admin/admin.sock
   NO_COLOR                no colour on the terminal
@@ -74,11 +77,30 @@ pub enum Command {
     /// List who has what open or mapped
     #[command(after_long_help = table::after_help(HOLDERS_EXAMPLES))]
     Holders {
-        /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N
+        /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N, uid:N or job:NAME
         #[arg(value_name = "WHAT")]
         subject: Option<Subject>,
         #[command(flatten)]
         list: ListArgs,
+    },
+    /// Have the broker close fds that it can get again when they are needed
+    #[command(after_long_help = act_args::EVICT_EXAMPLES)]
+    Evict(act_args::EvictArgs),
+    /// End allocations for everybody, and say who has duplicates of their fds still
+    #[command(after_long_help = act_args::REVOKE_EXAMPLES)]
+    Revoke(act_args::RevokeArgs),
+    /// Empty the broker before maintenance, and wait until it is empty
+    #[command(after_long_help = act_args::DRAIN_EXAMPLES)]
+    Drain(act_args::DrainArgs),
+    /// Show what happens as it happens, until Ctrl-C
+    #[command(after_long_help = act_args::WATCH_EXAMPLES)]
+    Watch {
+        /// Only events of this: pid:N, uid:N or SLOT.GENERATION; and those of the node
+        #[arg(long, value_name = "WHAT")]
+        filter: Option<Subject>,
+        /// One JSON object a line
+        #[arg(short = 'J', long)]
+        json: bool,
     },
     /// Compare the ledger with /proc: leaks, forgotten leases, orphans, drift
     #[command(after_long_help = AUDIT_HELP)]

@@ -1,6 +1,8 @@
 //! The command `fdbroker`: picks what to do and turns its outcome into an exit status. Must never hold
 //! logic of its own.
 
+mod act_args;
+mod acts;
 mod admin;
 mod audit;
 mod cli;
@@ -9,10 +11,13 @@ mod completions;
 mod config;
 mod demo;
 mod doctor;
+mod drain;
 mod error;
+mod evict;
 mod holders;
 mod jobs;
 mod join;
+mod left;
 mod level_zero;
 mod limits;
 mod ls;
@@ -22,12 +27,14 @@ mod output;
 mod private;
 mod records;
 mod report;
+mod revoke;
 mod run;
 mod show;
 mod signals;
 mod status;
 mod table;
 mod terminal;
+mod watch;
 
 use clap::Parser;
 use cli::{Cli, Command, LimitsAction};
@@ -66,6 +73,10 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Metrics { listen: None } => done(metrics::print())?,
         Command::Metrics { listen: Some(listen) } => done(metrics::serve(&listen))?,
         Command::Jobs(list) => done(jobs::run(&list))?,
+        Command::Evict(args) => evict::run(args.into())?,
+        Command::Revoke(args) => done(revoke::run(&args.into()))?,
+        Command::Drain(args) => drain::run(args.into())?,
+        Command::Watch { filter, json } => done(watch::run(filter, json))?,
         Command::Ls(list) => done(ls::run(&list))?,
         Command::Clients(list) => done(clients::run(&list))?,
         Command::Holders { subject, list } => done(holders::run(subject, &list))?,

@@ -39,6 +39,11 @@ impl Output {
             .map_err(|cause| write_error(io::Error::from(cause)))
     }
 
+    /// Sends on what is buffered, before more comes.
+    pub fn flush(&mut self) -> Result<()> {
+        self.out.flush().map_err(write_error)
+    }
+
     /// Sends on what is buffered. Without it, what went wrong at the end would go unseen.
     pub fn finish(mut self) -> Result<()> {
         self.out.flush().map_err(write_error)

@@ -33,6 +33,7 @@ impl From<&Use> for UseView {
 #[allow(missing_docs)] // the protocol's names: see `NodeStatus`
 pub struct StatusView {
     pub pid: u32,
+    pub draining: bool,
     pub uptime_ms: u64,
     pub node: String,
     pub incarnation: String,
@@ -66,6 +67,7 @@ impl From<&NodeStatus> for StatusView {
     fn from(status: &NodeStatus) -> Self {
         StatusView {
             pid: status.pid.get(),
+            draining: status.draining.get() != 0,
             uptime_ms: status.uptime_ms.get(),
             // As text: JSON readers round numbers beyond 2^53.
             node: format!("{:016x}", status.node.get()),
@@ -110,10 +112,14 @@ pub fn nonzero(pid: U32) -> Option<u32> {
 
 /// A client's name as it may be shown: it chose it, so control characters must not reach a terminal.
 pub fn name(bytes: &[u8]) -> Value {
+    Value::Text(client_name(bytes).into())
+}
+
+/// The same as text.
+pub fn client_name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let name = String::from_utf8_lossy(&bytes[..end]);
-    let shown: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-    Value::Text(shown.into())
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// What a job is called: its name, or its key where it has none; `None` = no job.

@@ -37,6 +37,9 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
         status.jobs,
         status.parked,
     ))?;
+    if status.draining {
+        out.text("draining: nothing new is taken, and what can be is given up; `fdbroker drain --undo` ends it\n\n")?;
+    }
     let rows = vec![
         row("fds", &status.fds, commas, "all fds of shared memory on the node"),
         row("held_fds", &status.held_fds, commas, "in the broker, or promised a place there"),

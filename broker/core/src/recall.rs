@@ -7,6 +7,7 @@ use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply, Wanted};
 use crate::ledger::{Blocked, Charge};
 use crate::slots::NONE;
 use crate::state::{AllocationList, Recall, State, Timer};
+use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Status};
 
 impl Core {
@@ -40,6 +41,7 @@ impl Core {
         }
         self.link(slot, AllocationList::Event);
         self.counters.recalls += 1;
+        self.note_of_allocation(EventKind::Recall, slot);
         Ok(())
     }
 
@@ -301,6 +303,7 @@ impl Core {
         self.recalls[number].overdue = true;
         self.client_mut(owner).overdue += 1;
         self.counters.recalls_silent += 1;
+        self.note_of_allocation(EventKind::Silent, slot);
         self.set_silent(owner, true);
         self.free_promise(number);
         for seq in std::mem::take(&mut self.recalls[number].waiters) {

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::Core;
+use crate::acts::Draining;
 use crate::api::{Config, DomainKey, JobKey, Now};
 use crate::config::ConfigError;
 use crate::fairness::Rooms;
@@ -108,6 +109,7 @@ impl Core {
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
         core.restore_job_peaks(&saved.jobs)?;
         core.table.peak = saved.table_peak;
+        core.draining = saved.draining.map(|serials| Draining { serials, next: Now(0) });
         // The caps may be other ones.
         core.caps_changed();
         Ok(core)

@@ -5,6 +5,7 @@ use fdbroker_protocol::{
     AllocationId, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
+mod acts;
 mod lives;
 mod portions;
 mod pressure;

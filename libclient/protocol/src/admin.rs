@@ -1,5 +1,11 @@
-//! Messages on the administrator's socket: read-only queries, answered in pages by slot cursor so
+//! Messages on the administrator's socket: queries, answered in pages by slot cursor so
 //! that none holds the daemon's loop for long. Same framing and header as the client's socket; no hello.
+
+mod acts;
+mod events;
+
+pub use acts::{Act, ActOutcome, ActRecord, act_flags};
+pub use events::{EventKind, EventRecord};
 
 use crate::error::wire_enum;
 use crate::limits::{JOB_NAME_BYTES, NAME_BYTES};
@@ -179,8 +185,8 @@ pub struct NodeStatus {
     pub reclaims: U64,
     /// Jobs in use.
     pub jobs: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// 1 = it is being drained.
+    pub draining: U32,
 }
 
 wire_enum! {

@@ -103,6 +103,22 @@ wire_enum! {
         AdminMetrics = 0xa8, "admin metrics";
         /// Broker: [`crate::admin::Metrics`].
         AdminMetricsReply = 0xa9, "admin metrics reply";
+        /// Administrator: close the fds of those chosen. Body [`crate::admin::Act`].
+        AdminEvict = 0xb0, "admin evict";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::ActRecord`]s, at most [`crate::limits::ENDS_PER_MESSAGE`].
+        AdminEvictReply = 0xb1, "admin evict reply";
+        /// Administrator: end those chosen. Body [`crate::admin::Act`].
+        AdminRevoke = 0xb2, "admin revoke";
+        /// Broker: as to an evict.
+        AdminRevokeReply = 0xb3, "admin revoke reply";
+        /// Administrator: take in nothing new and give up what can be. Body [`crate::admin::Act`].
+        AdminDrain = 0xb4, "admin drain";
+        /// Broker: one [`crate::admin::NodeStatus`].
+        AdminDrainReply = 0xb5, "admin drain reply";
+        /// Administrator: tell me what happens, until this connection ends. Body [`crate::admin::Act`].
+        AdminWatch = 0xb6, "admin watch";
+        /// Broker, at once without any, then as they happen: [`crate::admin::EventRecord`]s.
+        AdminEvents = 0xb7, "admin events";
     }
 }
 
@@ -487,4 +503,7 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("admin::SetLimit", size_of::<crate::admin::SetLimit>()),
     ("admin::LimitChange", size_of::<crate::admin::LimitChange>()),
     ("admin::Metrics", size_of::<crate::admin::Metrics>()),
+    ("admin::Act", size_of::<crate::admin::Act>()),
+    ("admin::ActRecord", size_of::<crate::admin::ActRecord>()),
+    ("admin::EventRecord", size_of::<crate::admin::EventRecord>()),
 ];
