@@ -167,6 +167,16 @@ check "fg: top is back" on_screen '^fdbroker top: broker'
 press q
 restored "q after fg" 0
 
+# Another terminal, which goes away under it.
+tmux new-session -d -s gone -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" "bash --noprofile --rcfile $work/shell -i"
+tmux send-keys -t gone 'echo $$ > "$WORK/gone"; exec "$F" top' Enter
+until_true eval "tmux capture-pane -p -t gone | grep -q 'q quit  h help'"
+gone=$(cat "$work/gone")
+ended() { ! kill -0 "$1" 2> /dev/null; }
+check "with its terminal there, it runs" test -d "/proc/$gone"
+tmux kill-session -t gone
+check "its terminal goes away: it ends" ended "$gone"
+
 start
 exec 7>&-
 wait "$job"

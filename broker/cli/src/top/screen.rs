@@ -50,7 +50,10 @@ impl Screen {
     /// Empties it, so that the next frame is drawn whole.
     pub fn clear(&mut self) -> Result<()> {
         self.terminal.hide_cursor().context(|| "use the terminal")?;
-        self.terminal.clear().context(|| "clear the terminal")
+        // Not `Terminal::clear`: it asks the terminal where the cursor is, and waits on standard input for the answer,
+        // without end when the terminal is gone.
+        let size = self.terminal.size().context(|| "use the terminal")?;
+        self.terminal.resize(size.into()).context(|| "clear the terminal")
     }
 
     /// Draws one frame, as large as the terminal is now.
