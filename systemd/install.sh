@@ -23,6 +23,7 @@ Builds the release programs and libraries if needed and installs what exists:
   PREFIX/include           fdbroker.h, fdbroker_dl.h
   PREFIX/lib/systemd, lib/sysusers.d, lib/tmpfiles.d      units, which name PREFIX/bin
   PREFIX/share/man, PREFIX/share/doc/fdbroker             man pages; README, licences, examples
+  PREFIX/share/bash-completion, zsh, fish                 completions of shells
   PREFIX/share/fdbroker    the list of what was installed
   /etc/fdbroker            fdbrokerd.toml, every key with its default, unless there is one
 
@@ -231,13 +232,19 @@ fi
 for name in systemd/sysusers.d/*.conf; do place 0644 "$name" "$prefix/lib/sysusers.d/${name##*/}"; done
 for name in systemd/tmpfiles.d/*.conf; do place 0644 "$name" "$prefix/lib/tmpfiles.d/${name##*/}"; done
 
-while IFS= read -r page; do
-  place 0644 "$page" "$prefix/share/man/man${page##*.}/${page##*/}"
-done < <(find broker libclient systemd -name target -prune -o -type f -name 'fdbroker*.[1-8]' -print | sort)
+# From the command's own definition.
+"$built/fdbroker" man "$work/man" || die "$built/fdbroker cannot write its manual pages" "its message is above"
+for page in "$work"/man/*.[1-8]; do place 0644 "$page" "$prefix/share/man/man${page##*.}/${page##*/}"; done
+for shell in bash:bash-completion/completions/fdbroker zsh:zsh/site-functions/_fdbroker fish:fish/vendor_completions.d/fdbroker.fish; do
+  "$built/fdbroker" completions "${shell%%:*}" > "$work/completions" || die "$built/fdbroker makes no completions" "its message is above"
+  place 0644 "$work/completions" "$prefix/share/${shell#*:}"
+done
 
 doc=$prefix/share/doc/fdbroker
 place 0644 systemd/README.md "$doc/systemd.md"
 place 0644 systemd/fdbrokerd.toml "$doc/examples/fdbrokerd.toml"
+place 0755 systemd/slurm-epilog.sh "$doc/examples/slurm-epilog.sh"
+place 0644 systemd/grafana.json "$doc/examples/grafana.json"
 for text in README.md LICENSE-APACHE LICENSE-MIT libclient/SETTINGS.md libclient/protocol/PROTOCOL.md; do
   if [ -f "$text" ]; then place 0644 "$text" "$doc/${text##*/}"; fi
 done

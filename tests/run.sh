@@ -12,7 +12,7 @@ usage: tests/run.sh
 
 Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (five million
 steps, tests/sim) and its mutations, a short run of the fuzz targets (tests/fuzz), hostile clients (tests/hostile), ranks and
-daemons in namespaces (tests/container), the C programs of the C ABI (tests/capi), the command's demo and its live view (tests/top), the installation and its
+daemons in namespaces (tests/container), planted leaks (tests/audit), the C programs of the C ABI (tests/capi), the command's demo, its live view (tests/top), the installation and its
 examples (tests/install), jobs under Open MPI, MPICH and Slurm (tests/mpi), the end-to-end tests, the demo on real dma-bufs
 and the service under systemd in a virtual machine (tests/vm), and the Level Zero bindings and test driver under real
 loaders (tests/level_zero). No root needed, but without it, or without qemu, MPI or libze1, some tests are named as not run;
@@ -80,6 +80,7 @@ counted "simulator: each promise of the core broken on purpose" tests/sim/mutati
 counted "fuzz: every kept input, and a short run" tests/fuzz/run.sh --seconds 2
 counted "hostile clients beside a good one" tests/hostile/run.sh --quick
 counted "containers: ranks and daemons in namespaces" tests/container/run.sh
+counted "audit: leaks planted, each named" tests/audit/run.sh
 counted "C ABI: C and C++ programs, and these under valgrind" tests/capi/run.sh
 part "demo: 4 ranks, every byte, below the cap" tests/demo.sh "$fdbroker" demo --json
 part "demo: 8 ranks, every byte, below the cap" \
@@ -95,6 +96,7 @@ counted "MPI: Slurm's srun, 4 ranks" tests/mpi/slurm.sh 4
 if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
   counted "virtual machine: the recipe itself" tests/vm/selftest.sh
   counted "virtual machine: end to end on real dma-bufs" tests/vm/e2e.sh
+  counted "virtual machine: audit of real dma-bufs" tests/audit/run.sh --vm
   part "virtual machine: demo on real dma-bufs" tests/demo.sh \
     tests/vm/run.sh "$fdbroker" demo --memory udmabuf --ranks 4 --buffers 50 --max-fds 64 --json
   counted "virtual machine: the broker as a service of systemd" tests/vm/systemd.sh -s bookworm

@@ -17,14 +17,23 @@ impl Server {
     /// and puts it back.
     pub(crate) fn settle(&mut self, mut effects: Effects) {
         loop {
+            if self.admin.is_watched {
+                self.take_notes();
+            }
             for effect in &effects.list {
                 self.apply(effect, &effects);
+            }
+            for us in &effects.recalled_us {
+                self.metrics.recall_time.observe(*us);
             }
             let mut next = std::mem::take(&mut self.spare_effects);
             self.hand_back(&effects, &mut next);
             effects.clear();
             self.spare_effects = std::mem::replace(&mut effects, next);
             if effects.list.is_empty() {
+                if self.admin.is_watched {
+                    self.take_notes();
+                }
                 self.effects = effects;
                 return;
             }
@@ -67,9 +76,12 @@ impl Server {
         match effect {
             Effect::Granted { client, request, range, deadline, seq } => {
                 let (client, request) = (*client, *request);
-                if self.send_granted(client, request, &all.granted[range.clone()]).is_err() {
-                    let (range, deadline, seq) = (range.clone(), *deadline, *seq);
-                    self.unsent.push(Unsent { client, request, range, deadline, seq });
+                match self.send_granted(client, request, &all.granted[range.clone()]) {
+                    Ok(fds) => self.note_answered(client, request, fds),
+                    Err(()) => {
+                        let (range, deadline, seq) = (range.clone(), *deadline, *seq);
+                        self.unsent.push(Unsent { client, request, range, deadline, seq });
+                    }
                 }
             }
             Effect::Statuses { client, request, reply, range } => {
@@ -136,22 +148,22 @@ impl Server {
         deposit.or(self.core.kind(slot)).unwrap_or(MemoryKind::Memfd)
     }
 
-    /// Sends a grant with its fds. `Err`: not now; the client is blocked until it has read, or
+    /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until it has read, or
     /// others have.
     fn send_granted(
         &mut self,
         client: ClientId,
         request: RequestId,
         grants: &[Granted],
-    ) -> Result<(), ()> {
+    ) -> Result<usize, ()> {
         let fds = grants.iter().filter(|grant| grant.status.is_ok()).count();
         if fds > 0 {
             let room = self.room_for_fds(client, fds)?;
             if room < fds {
-                return self.send_cut(client, request, grants, room);
+                return self.send_cut(client, request, grants, room).map(|()| room);
             }
         }
-        self.send_whole(client, request, grants, fds)
+        self.send_whole(client, request, grants, fds).map(|()| fds)
     }
 
     /// Sends a grant of which only `room` fds may be in flight: the other items answer AGAIN, and
@@ -197,6 +209,9 @@ impl Server {
             Ok(()) => {
                 self.in_flight.add(connection.unread.fds, fds as u64);
                 connection.unread.add(fds);
+                if self.admin.is_watched {
+                    self.note_grants(client, grants);
+                }
                 Ok(())
             }
             Err(SendError::WouldBlock) => {
@@ -244,6 +259,7 @@ impl Server {
 
     /// Answers that a request failed as a whole.
     pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
+        self.note_answered(client, request, 0);
         let bytes = self.writer.failed(request.0, status);
         let sent = send_to(&mut self.connections, client, bytes);
         self.after_send(client, sent);

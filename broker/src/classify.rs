@@ -23,6 +23,8 @@ pub struct Found {
     pub fd_type: FdType,
     /// Bytes it holds, proved; `None` where only its producer knows.
     pub size_bytes: Option<u64>,
+    /// Its inode, 0 if the kernel does not say.
+    pub inode: u64,
 }
 
 /// The classifier: one directory fd and one buffer, reused.
@@ -47,12 +49,14 @@ impl Classifier {
 
     /// What `fd` is.
     pub fn classify(&mut self, fd: BorrowedFd<'_>) -> Found {
-        let plain = |fd_type| Found { fd_type, size_bytes: None };
-        let Ok(stat) = kernel::stat(fd) else { return plain(FdType::Unknown) };
+        let Ok(stat) = kernel::stat(fd) else {
+            return Found { fd_type: FdType::Unknown, size_bytes: None, inode: 0 };
+        };
+        let plain = |fd_type| Found { fd_type, size_bytes: None, inode: stat.inode };
         match stat.file_type {
             libc::S_IFREG => self.classify_regular(fd, &stat),
             // Anonymous inodes have no type in their mode; a dma-buf is one of them.
-            0 => plain(FdType::Anonymous).or(self.dmabuf(fd)),
+            0 => self.dmabuf_or(fd, plain(FdType::Anonymous)),
             libc::S_IFCHR if is_nvidia_control(&stat) => plain(FdType::CudaVmm),
             libc::S_IFCHR | libc::S_IFBLK => plain(FdType::Device),
             libc::S_IFSOCK => plain(FdType::Socket),
@@ -62,14 +66,14 @@ impl Classifier {
         }
     }
 
-    /// Checks `fd` against what its producer claims of it.
+    /// Checks `fd` against what its producer claims of it, and gives its inode.
     pub fn check(
         &mut self,
         fd: BorrowedFd<'_>,
         kind: MemoryKind,
         size_bytes: u64,
         fd_offset: u64,
-    ) -> Result<(), FdType> {
+    ) -> Result<u64, FdType> {
         let found = self.classify(fd);
         let Some(found_kind) = memory_kind(found.fd_type) else { return Err(found.fd_type) };
         if found_kind != kind {
@@ -78,15 +82,15 @@ impl Classifier {
         let end = fd_offset.checked_add(size_bytes).ok_or(FdType::TooSmall)?;
         match found.size_bytes {
             Some(size) if end > size => Err(FdType::TooSmall),
-            _ => Ok(()),
+            _ => Ok(found.inode),
         }
     }
 
     fn classify_regular(&mut self, fd: BorrowedFd<'_>, stat: &kernel::Stat) -> Found {
-        let file = Found { fd_type: FdType::File, size_bytes: None };
+        let file = Found { fd_type: FdType::File, size_bytes: None, inode: stat.inode };
         let Ok(seals) = fcntl(fd, FcntlArg::F_GET_SEALS) else {
             // Kernels from 6.16 on may give anonymous inodes the mode of a file.
-            return file.or(self.dmabuf(fd));
+            return self.dmabuf_or(fd, file);
         };
         // Every file of a tmpfs has seals; a memfd alone was born without a link.
         if stat.links != 0 {
@@ -94,15 +98,17 @@ impl Classifier {
         }
         let needed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
         match SealFlag::from_bits_retain(seals).contains(needed) {
-            true => Found { fd_type: FdType::Memfd, size_bytes: Some(stat.size_bytes) },
-            false => Found { fd_type: FdType::UnsealedMemfd, size_bytes: None },
+            true => Found { fd_type: FdType::Memfd, size_bytes: Some(stat.size_bytes), ..file },
+            false => Found { fd_type: FdType::UnsealedMemfd, ..file },
         }
     }
 
-    fn dmabuf(&mut self, fd: BorrowedFd<'_>) -> Option<Found> {
-        let text = self.read_fdinfo(fd)?;
-        let size_bytes = parse_dmabuf(text)?;
-        Some(Found { fd_type: FdType::DmaBuf, size_bytes: Some(size_bytes) })
+    /// A dma-buf, or else what it was found to be.
+    fn dmabuf_or(&mut self, fd: BorrowedFd<'_>, found: Found) -> Found {
+        match self.read_fdinfo(fd).and_then(parse_dmabuf) {
+            Some(size) => Found { fd_type: FdType::DmaBuf, size_bytes: Some(size), ..found },
+            None => found,
+        }
     }
 
     /// The first bytes of the fd's fdinfo, which the kernel makes up without asking a file system.
@@ -113,12 +119,6 @@ impl Classifier {
         let file = openat(&self.fdinfo, self.name.as_str(), flags, Mode::empty()).ok()?;
         let length = nix::unistd::read(&file, &mut self.buffer).ok()?;
         Some(&self.buffer[..length])
-    }
-}
-
-impl Found {
-    fn or(self, better: Option<Found>) -> Found {
-        better.unwrap_or(self)
     }
 }
 
@@ -226,8 +226,9 @@ mod tests {
         let mut classifier = Classifier::new().unwrap();
         let mut check =
             |size, offset| classifier.check(fd.as_fd(), MemoryKind::Memfd, size, offset);
-        assert_eq!(check(8192, 0), Ok(()));
-        assert_eq!(check(4096, 4096), Ok(()));
+        let inode = kernel::stat(fd.as_fd()).unwrap().inode;
+        assert_eq!(check(8192, 0), Ok(inode));
+        assert_eq!(check(4096, 4096), Ok(inode));
         for (size, offset) in [(8193, 0), (4096, 4097), (1, u64::MAX), (u64::MAX, 1)] {
             assert_eq!(check(size, offset), Err(FdType::TooSmall), "{size} at {offset}");
         }

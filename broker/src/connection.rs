@@ -2,8 +2,9 @@
 //! state; must never talk to the core.
 
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
+use crate::metrics::Asked;
 use crate::turns::Who;
-use fdbroker_core::{ClientId, DomainKey, RequestId};
+use fdbroker_core::{ClientId, DomainKey, JobKey, RequestId};
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -62,6 +63,8 @@ pub struct Connection {
     pub domain: DomainKey,
     /// As the broker sees it.
     pub pid: u32,
+    /// Its job; the name is in [`crate::job::JobNames`].
+    pub job: Option<JobKey>,
     /// For display, as it said in hello.
     pub name: [u8; NAME_BYTES],
     /// How far it is.
@@ -90,6 +93,8 @@ pub struct Connection {
     pub is_hello_unread: bool,
     /// Why it is not served.
     pub blocked: Option<Blocked>,
+    /// Its acquires that are parked, and since when; at most `max_parked_per_client`.
+    pub asked: Vec<Asked>,
     /// Replies without fds that its socket did not take.
     pub pending: VecDeque<Vec<u8>>,
     /// The event message that its event socket did not take.
@@ -138,6 +143,7 @@ impl Connection {
             pidfd: None,
             domain,
             pid,
+            job: None,
             name: [0; NAME_BYTES],
             phase: Phase::Silent,
             is_main_ready: false,
@@ -152,6 +158,7 @@ impl Connection {
             unread: Unread::default(),
             is_hello_unread: false,
             blocked: None,
+            asked: Vec::new(),
             pending: VecDeque::new(),
             pending_event: None,
             hello_reply: None,

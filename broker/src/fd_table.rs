@@ -9,6 +9,7 @@ use fdbroker_protocol::MemoryKind;
 use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
 pub const NOBODY: u32 = u32::MAX;
@@ -35,11 +36,21 @@ pub enum Reading {
     WithoutFds,
 }
 
-/// See the module. Memory: 5 bytes per slot up to the highest in use.
+/// An fd of the message at hand.
+struct Arrived {
+    fd: OwnedFd,
+    /// 0 = not known.
+    inode: u64,
+}
+
+/// See the module. Memory: 13 bytes per slot up to the highest in use.
 pub struct FdTable {
     held: Vec<Option<OwnedFd>>,
     kinds: Vec<Option<MemoryKind>>,
-    arrived: Vec<Option<OwnedFd>>,
+    /// Of the last fd of each slot; 0 = not known. Remembered, because a page of an administrator's list names
+    /// hundreds: to ask the kernel for each would hold up grants. Atomic, so that who only reads may remember.
+    inodes: Vec<AtomicU64>,
+    arrived: Vec<Option<Arrived>>,
     closers: Closers,
     /// Fds that came from a uid and are in the closers; no entry = none.
     closing: HashMap<u32, Closing>,
@@ -55,6 +66,7 @@ impl FdTable {
         FdTable {
             held: Vec::with_capacity(max_slots as usize),
             kinds: Vec::with_capacity(max_slots as usize),
+            inodes: Vec::with_capacity(max_slots as usize),
             arrived: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
             closers,
             closing: HashMap::new(),
@@ -73,7 +85,7 @@ impl FdTable {
     pub fn begin_message(&mut self, received: &mut ReceivedFds, uid: u32) {
         debug_assert!(self.arrived.is_empty(), "the message before has ended");
         self.uid = uid;
-        self.arrived.extend(received.drain().map(Some));
+        self.arrived.extend(received.drain().map(|fd| Some(Arrived { fd, inode: 0 })));
     }
 
     /// Fds of the message at hand.
@@ -83,16 +95,24 @@ impl FdTable {
 
     /// The fd at `index` of the message at hand, if nothing has taken it.
     pub fn arrived(&self, index: usize) -> Option<BorrowedFd<'_>> {
-        self.arrived.get(index)?.as_ref().map(AsFd::as_fd)
+        self.arrived.get(index)?.as_ref().map(|arrived| arrived.fd.as_fd())
+    }
+
+    /// Remembers the inode of the fd at `index` of the message at hand.
+    pub fn note_inode(&mut self, index: usize, inode: u64) {
+        if let Some(Some(arrived)) = self.arrived.get_mut(index) {
+            arrived.inode = inode;
+        }
     }
 
     /// Makes the fd at `index` of the message at hand the fd of `slot`. `false`: the core named
     /// what is not there.
     #[must_use]
     pub fn store_arrived(&mut self, index: u16, slot: u32, kind: MemoryKind) -> bool {
-        let Some(fd) = self.take_arrived(index) else { return false };
+        let Some(Arrived { fd, inode }) = self.take_arrived(index) else { return false };
         let slot = self.reach(slot);
         self.kinds[slot] = Some(kind);
+        *self.inodes[slot].get_mut() = inode;
         match self.held[slot].replace(fd) {
             None => true,
             Some(former) => {
@@ -106,7 +126,7 @@ impl FdTable {
     /// Gives the fd at `index` of the message at hand to a closer. `false`: it is not there.
     #[must_use]
     pub fn close_arrived(&mut self, index: u16, ticket: Ticket, lane: Lane) -> bool {
-        let Some(fd) = self.take_arrived(index) else { return false };
+        let Some(Arrived { fd, .. }) = self.take_arrived(index) else { return false };
         self.closers.close(fd, lane, Report::Arrived(ticket, self.uid));
         self.count(self.uid, |closing| closing.arrived += 1);
         true
@@ -129,7 +149,17 @@ impl FdTable {
 
     /// The inode of the fd of `slot`, 0 while none is held.
     pub fn inode(&self, slot: u32) -> u64 {
-        self.held(slot).and_then(|fd| kernel::stat(fd).ok()).map_or(0, |stat| stat.inode)
+        let Some(fd) = self.held(slot) else { return 0 };
+        let Some(known) = self.inodes.get(slot as usize) else { return 0 };
+        match known.load(Ordering::Relaxed) {
+            0 => {
+                // One of another broker: nobody has looked at it here.
+                let inode = kernel::stat(fd).map_or(0, |stat| stat.inode);
+                known.store(inode, Ordering::Relaxed);
+                inode
+            }
+            inode => inode,
+        }
     }
 
     /// Each slot that has had an fd: the kind of its last one, and the fd while it is held.
@@ -145,6 +175,7 @@ impl FdTable {
         match (&self.held[slot], fd) {
             (Some(_), fd) => fd,
             (None, fd) => {
+                *self.inodes[slot].get_mut() = 0;
                 self.held[slot] = fd;
                 None
             }
@@ -157,6 +188,7 @@ impl FdTable {
             self.closers.close(fd, Lane::Accepted, Report::Refused(NOBODY));
         }
         self.kinds.clear();
+        self.inodes.clear();
     }
 
     /// The closers, for what no client of this broker is charged with.
@@ -170,6 +202,7 @@ impl FdTable {
         if self.held.len() <= slot {
             self.held.resize_with(slot + 1, || None);
             self.kinds.resize(slot + 1, None);
+            self.inodes.resize_with(slot + 1, AtomicU64::default);
         }
         slot
     }
@@ -178,7 +211,7 @@ impl FdTable {
     /// against `uid`.
     pub fn refuse_rest(&mut self, uid: u32) {
         let mut refused = 0;
-        for fd in self.arrived.drain(..).flatten() {
+        for Arrived { fd, .. } in self.arrived.drain(..).flatten() {
             self.closers.close(fd, Lane::Refused, Report::Refused(uid));
             refused += 1;
         }
@@ -254,7 +287,7 @@ impl FdTable {
         self.closers.take_reports(closed);
     }
 
-    fn take_arrived(&mut self, index: u16) -> Option<OwnedFd> {
+    fn take_arrived(&mut self, index: u16) -> Option<Arrived> {
         self.arrived.get_mut(usize::from(index))?.take()
     }
 }

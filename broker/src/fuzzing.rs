@@ -117,7 +117,7 @@ pub fn restored(body: &[u8], config: &Config, now: Now) -> Option<Core> {
     Core::restore(config.clone(), state.core?, now).ok()
 }
 
-/// The name of a process's job, from the text of its `/proc/PID/cgroup`.
+/// The path that names a process's job, from the text of its `/proc/PID/cgroup`.
 pub fn job_name(cgroup: &str) -> Option<&str> {
-    crate::job::name(cgroup)
+    Some(crate::job::find(cgroup)?.path)
 }

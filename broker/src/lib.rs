@@ -17,6 +17,7 @@ pub mod listeners;
 pub mod settings;
 
 mod accept;
+mod acts;
 mod admin;
 mod apply;
 mod connection;
@@ -33,6 +34,7 @@ mod job;
 mod keep_book;
 mod keep_store;
 mod log;
+mod metrics;
 mod notify;
 mod places;
 mod reload;
@@ -47,7 +49,9 @@ mod start;
 mod tests;
 mod tokens;
 mod turns;
+mod watch;
 
 pub use config::ConfigError;
+pub use job::name_in as job_name;
 pub use settings::{Environment, Host, Mode, Settings};
 pub use start::{RunError, run};

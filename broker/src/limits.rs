@@ -68,8 +68,8 @@ pub const MAX_LISTENERS: usize = 16;
 /// Most connections of administrators at once; a further one waits in the queue.
 pub const MAX_ADMIN_CONNECTIONS: usize = 16;
 
-/// Records in one administrator's answer: each held fd costs a statx, and an answer must not hold
-/// up grants for more than some 100 us.
+/// Records in one administrator's answer: it must not hold up grants for more than some 100 us, and a
+/// message is 32 KiB at most.
 pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 
 /// Messages with fds a client may leave unread. An unread 1-fd message costs 5 KB of kernel memory
@@ -138,8 +138,16 @@ pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
 /// it.
 pub const REFUSED_FDS_RESERVE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
 
-/// Records looked at for one administrator's answer, those that the filter leaves out included.
-pub const ADMIN_RECORDS_SCANNED: usize = 4096;
+/// Slots looked at for one administrator's answer: those that are free, or that the filter leaves out, take
+/// time too.
+pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
+
+/// Events kept for one watcher that does not read: 360 KiB, and 6 MiB for as many watchers as there can be. A second of a
+/// busy node; what comes then is counted.
+pub const WATCH_EVENTS_KEPT: usize = 4096;
+
+/// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's socket may have.
+pub const WATCH_EVENTS_PER_MESSAGE: usize = 256;
 
 /// Lines about bad input per uid and minute; the rest is counted and named in one line.
 pub const BAD_INPUT_LINES_PER_UID: u32 = 8;

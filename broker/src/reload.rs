@@ -84,6 +84,9 @@ impl Server {
         };
         let Reloaded { settings, changed, after_restart } = reloaded;
         let caps = caps_of(&settings);
+        if self.core.caps() != caps_of(&self.settings) {
+            log::warn!("SIGHUP: caps that were set at run time are as configured again");
+        }
         self.settings = settings;
         // Shown at whichever of the two levels shows more.
         log::set_max_level(log::max_level().max(self.settings.log));

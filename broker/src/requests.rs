@@ -93,7 +93,7 @@ pub struct Context<'a> {
     /// Knows what is recalled, and what the client may send.
     pub core: &'a Core,
     /// With the fds of the message.
-    pub fds: &'a FdTable,
+    pub fds: &'a mut FdTable,
     /// For those fds.
     pub classifier: &'a mut Classifier,
 }
@@ -329,7 +329,10 @@ fn check_fd(
         return (unsupported(FdType::Unknown), Lane::Refused);
     };
     match context.classifier.check(fd, kind, size_bytes, fd_offset) {
-        Ok(()) => (Ok(()), Lane::Accepted),
+        Ok(inode) => {
+            context.fds.note_inode(index, inode);
+            (Ok(()), Lane::Accepted)
+        }
         Err(what @ (FdType::TooSmall | FdType::KindMismatch | FdType::UnsealedMemfd)) => {
             (unsupported(what), Lane::Accepted)
         }

@@ -6,6 +6,7 @@ use crate::connection::{Connection, Phase, index};
 use crate::fd_table::{NOBODY, Reading};
 use crate::flow::forget_if_read;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_TURN};
+use crate::metrics::Asked;
 use crate::requests::{self, Breach, Context};
 use crate::server::Server;
 use fdbroker_core::{ClientId, Input, Now, RequestId};
@@ -189,13 +190,17 @@ impl Server {
             // Most likely read by now: then another of its process may be answered.
             forget_if_read(connection, &mut self.in_flight);
         }
+        if message.kind == Kind::Acquire {
+            let at = self.clock.now();
+            self.asked = Some((client, Asked { request: RequestId(id), at }));
+        }
         let mut context = Context {
             client,
             now: self.now,
             node: self.identity.node,
             key: &self.identity.key,
             core: &self.core,
-            fds: &self.fds,
+            fds: &mut self.fds,
             classifier: &mut self.classifier,
         };
         let decoded = match channel {
@@ -207,6 +212,7 @@ impl Server {
                 let mut effects = std::mem::take(&mut self.effects);
                 self.core.step(self.now, input, &mut effects);
                 self.settle(effects);
+                self.keep_asked();
                 self.refuse_rest(client);
             }
             Err(breach) => self.break_off(client, id, &breach),

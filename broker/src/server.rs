@@ -10,6 +10,7 @@ use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
 use crate::handover::state::SavedListener;
 use crate::in_flight::InFlight;
+use crate::job::JobNames;
 use crate::keep_store::KeepStore;
 use crate::kernel;
 use crate::limits::{
@@ -18,6 +19,7 @@ use crate::limits::{
 };
 use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
+use crate::metrics::{Asked, Metrics};
 use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::requests::Scratch;
@@ -147,6 +149,10 @@ pub(crate) struct Server {
     pub admin: AdminSide,
     pub connections: Slab<Connection>,
     pub clients_per_uid: HashMap<u32, u32>,
+    pub job_names: JobNames,
+    pub metrics: Metrics,
+    /// The acquire that is with the core.
+    pub asked: Option<(ClientId, Asked)>,
     pub next_serial: u64,
     pub handshakes: VecDeque<Handshake>,
     /// Until when nothing is accepted, because there was no room.
@@ -258,6 +264,9 @@ impl Server {
             admin: AdminSide::new(parts.admin),
             connections: Slab::with_capacity(max_clients.min(4096)),
             clients_per_uid: HashMap::new(),
+            job_names: JobNames::default(),
+            metrics: Metrics::default(),
+            asked: None,
             next_serial: 0,
             handshakes: VecDeque::new(),
             accept_paused_until: None,

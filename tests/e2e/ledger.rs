@@ -5,7 +5,11 @@ use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
 use crate::support::rank::rank;
 use crate::support::wait::{eventually, patience};
-use fdbroker_protocol::admin::{AllocationState, ClientRecord, LeaseRecord};
+use fdbroker_protocol::Kind;
+use fdbroker_protocol::admin::{
+    AllocationRecord, AllocationState, ClientRecord, LeaseRecord, Page,
+};
+use fdbrokerd::limits::ADMIN_SLOTS_SCANNED;
 use std::collections::HashSet;
 
 /// The sum over all records.
@@ -54,6 +58,39 @@ fn ledger_when_clients_hold_this_and_that_then_every_sum_agrees() {
         .into_iter()
         .filter(|one| one.state.get() == AllocationState::Held as u32);
     assert_eq!(held.count() as u64, status.held_now.get());
+}
+
+#[test]
+fn allocations_when_most_slots_are_free_again_then_short_pages_and_none_is_missed() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 2 * ADMIN_SLOTS_SCANNED as usize + 2);
+    let (last, others) = owner.registrations.split_last().expect("some");
+    for ended in others.chunks(1000) {
+        let ended = owner.client.unregister_many(ended).expect("connected");
+        assert!(ended.iter().all(Result::is_ok));
+    }
+    let admin = broker.admin();
+    let answer = admin.ask(Kind::AdminAllocations, 0);
+    let (page, records) =
+        answer.message().head_and_items::<Page, AllocationRecord>().expect("a page");
+    assert_eq!((records.len(), page.done.get()), (0, 0));
+    assert_eq!(page.next_cursor.get(), ADMIN_SLOTS_SCANNED);
+    let found: Vec<u32> = admin.allocations().iter().map(|record| record.slot.get()).collect();
+    assert_eq!(found, [last.id().slot]);
+}
+
+#[test]
+fn allocations_when_held_then_each_with_the_inode_of_its_fd() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 3);
+    let client = broker.client("client");
+    let admin = broker.admin();
+    for index in 0..3 {
+        let grant = client.acquire(&owner.handle(index), patience()).expect("ready");
+        let inode = nix::sys::stat::fstat(&grant.fd).expect("a memfd").st_ino;
+        let record = admin.allocation(owner.id(index)).expect("registered");
+        assert_eq!(record.inode.get(), inode);
+    }
 }
 
 #[test]

@@ -31,8 +31,11 @@ if [ -z "${FDBROKER_TEST_SLURM-}" ]; then
     unshare --net --pid --fork --kill-child --mount-proc "$0" "$ranks"
 fi
 
+(cd "$root" && cargo build --release --quiet -p fdbroker -p fdbrokerd) || exit 1
+programs=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/release")
+
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'umount "$work/cgroup" 2> /dev/null; rm -rf "$work"' EXIT
 # Short paths for the sockets, and a place that can be seen to be empty.
 export TMPDIR=$work
 
@@ -64,7 +67,18 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 NodeName=$node NodeAddr=127.0.0.1 CPUs=$((2 * ranks)) State=UNKNOWN
 PartitionName=all Nodes=$node Default=YES State=UP
+Epilog=$work/epilog
 CONF
+# As a site has it, but for the broker's place.
+cat > "$work/epilog" << EPILOG
+#!/bin/bash
+export PATH="$programs:\$PATH" FDBROKER_ADMIN_SOCKET="$work/node/fdbroker-admin/admin.sock"
+"$root/systemd/slurm-epilog.sh" >> "$work/epilog.log" 2>&1
+status=\$?
+echo "\$SLURM_JOB_ID ended with \$status" >> "$work/epilogs"
+exit \$status
+EPILOG
+chmod +x "$work/epilog"
 export SLURM_CONF=$work/slurm.conf
 slurmctld > "$work/start" 2>&1 && slurmd >> "$work/start" 2>&1
 for _ in {1..100}; do
@@ -79,8 +93,7 @@ fi
 
 # ---- the prefix
 
-(cd "$root" && cargo build --release --quiet -p fdbroker) || exit 1
-PATH=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/release"):$PATH
+PATH=$programs:$PATH
 unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
 
 passed=0 failed=0
@@ -143,6 +156,45 @@ check "scancel --signal=TERM: they end as they like" $? "$work/out"
 check "and still have their broker" $? "$work/out"
 soon no_broker
 check "which has ended after them" $?
+
+# ---- the epilog
+
+unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
+grep -q ' ended with 0$' "$work/epilogs" && ! grep -qv ' ended with 0$' "$work/epilogs" && [ ! -s "$work/epilog.log" ]
+check "slurmd runs the epilog after each job; without a broker it is silent" $? "$work/epilogs"
+
+# A process that a job has left behind is known by its cgroup, which stays.
+mkdir "$work/cgroup" && mount -t cgroup2 none "$work/cgroup"
+job=4711 cgroup=$work/cgroup/fdbroker-test-$$/slurmstepd.scope
+mkdir -p "$cgroup/job_$job"
+fdbrokerd --private "$work/node" > "$work/node.log" 2>&1 &
+node_broker=$!
+soon test -S "$work/node/fdbroker/broker.sock"
+check "a broker of the node" $? "$work/node.log"
+admin() { FDBROKER_ADMIN_SOCKET=$work/node/fdbroker-admin/admin.sock fdbroker "$@"; }
+# shellcheck disable=SC2016
+FDBROKER_SOCKET=$work/node/fdbroker/broker.sock sh -c 'echo $$ > "$0/cgroup.procs"; exec fdbroker demo --ranks 2 --buffers 8 --hold 60' \
+  "$cgroup/job_$job" > "$work/left.log" 2>&1 &
+left=$!
+# shellcheck disable=SC2317
+has_all() { [ "$(admin ls --filter "JOB == slurm:$job" --json | grep -o '"allocation":' | wc -l)" = 16 ]; }
+soon has_all
+check "what it has registered is the job's" $? "$work/left.log"
+SLURM_JOB_ID=$((job + 1)) "$work/epilog"
+has_all && [ ! -s "$work/epilog.log" ]
+check "another job's epilog leaves it alone" $? "$work/epilog.log"
+SLURM_JOB_ID=$job "$work/epilog"
+[ "$(admin ls --filter 'STATE != ended' --json | grep -o '"allocation":' | wc -l)" = 0 ]
+check "the job's epilog revokes all of it" $? "$work/epilog.log"
+grep -q "job $job: 16 allocations .* revoked" "$work/epilog.log" && grep -q 'demo-rank' "$work/epilog.log"
+check "and logs how much, and who has duplicates" $? "$work/epilog.log"
+# shellcheck disable=SC2317
+is_idle() { sinfo -h -o %T | grep -q idle; }
+timeout -k 5 60 srun -n 1 true && soon is_idle
+check "the node takes the next job" $? "$work/slurmd.log"
+kill "$left" "$node_broker"
+wait "$left" "$node_broker" 2> /dev/null
+soon rmdir "$cgroup/job_$job" && rmdir "$cgroup" "${cgroup%/*}"
 
 # ---- real MPI under srun
 

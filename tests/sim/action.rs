@@ -89,6 +89,15 @@ pub enum Action {
     SetCaps {
         caps: Box<CapsOfLevels>,
     },
+    Evict {
+        ids: Vec<AllocationId>,
+    },
+    Revoke {
+        ids: Vec<AllocationId>,
+    },
+    SetDraining {
+        draining: bool,
+    },
     /// `Core::poll`.
     Poll,
     /// `Core::settle_parked`, before a restart in order.
@@ -150,6 +159,9 @@ impl Action {
             }
             Action::Closed { ticket } => Input::Closed { ticket },
             Action::SetCaps { ref caps } => Input::SetCaps { caps },
+            Action::Evict { ref ids } => Input::Evict { ids },
+            Action::Revoke { ref ids } => Input::Revoke { ids },
+            Action::SetDraining { draining } => Input::SetDraining { draining },
             Action::Redeposit { client, request, ref items } => {
                 Input::Redeposit { client: ClientId(client), request: RequestId(request), items }
             }

@@ -233,6 +233,11 @@ impl Model {
             return self.overlaps_too_many(step, client, deposit);
         }
         let shown = show_status(&item.status);
+        if item.status.result() == Err(ErrorCode::ShuttingDown) {
+            ensure!(self.is_late(client), "deposit {index}: {shown}");
+            self.end_overlapped_now(step, client, deposit);
+            return Ok(());
+        }
         ensure!(item.status.result() == Err(ErrorCode::NoQuota), "deposit {index}: {shown}");
         // The address was reused, whether there is room for the new allocation or not.
         self.end_overlapped_now(step, client, deposit);
@@ -250,6 +255,7 @@ impl Model {
         (id, fate): (AllocationId, Fate),
     ) -> Check {
         if step.published.remove(&id) {
+            ensure!(!self.is_late(client), "new {id} of a client that is too late");
             match fate {
                 Fate::Stored(slot) => ensure!(slot == id.slot, "new {id}: its fd is in {slot}"),
                 // Bytes are full: it begins its life evicted.
@@ -388,6 +394,11 @@ impl Model {
         }
         let shown = show_status(&status);
         if step.may_ask_again && code == ErrorCode::Again {
+            return Ok(());
+        }
+        if code == ErrorCode::ShuttingDown {
+            let waits = matches!(&asked.ask, Ask::Register { deposits, .. } if deposits.is_empty());
+            ensure!(waits && self.is_late(client.0), "{:?} failed with {shown}", asked.ask);
             return Ok(());
         }
         ensure!(code == ErrorCode::NoQuota, "{:?} failed with {shown}", asked.ask);

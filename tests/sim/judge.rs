@@ -201,6 +201,9 @@ impl Model {
                 self.begin_supply(&mut step, *client, supplies)?;
             }
             Action::SetCaps { caps } => self.set_caps(caps),
+            Action::Evict { .. } => {}
+            Action::Revoke { ids } => self.begin_revoke(&mut step, ids),
+            Action::SetDraining { draining } => self.set_draining(*draining),
             Action::Closed { ticket } => {
                 let known = self.tickets.remove(&ticket.0).is_some();
                 ensure!(known, "the world closed {ticket:?} twice");
@@ -260,6 +263,7 @@ impl Model {
             answered: BTreeMap::new(),
         };
         self.clients.insert(client, connected);
+        self.note_late(client);
         step.connecting = Some(client);
         step.disconnect = Some((client, false));
         Ok(())

@@ -3,6 +3,7 @@
 //! anything but the figure of its own speed.
 
 mod action;
+mod acts;
 mod agents;
 mod args;
 mod checks;

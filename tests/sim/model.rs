@@ -342,6 +342,8 @@ pub struct Model {
     pub above: BTreeMap<(Holder, Resource), u128>,
     /// Arrivals so far.
     pub orders: u64,
+    /// The administrator wants the broker empty.
+    pub draining: crate::acts::Draining,
     /// The views are looked at after every step, not only now and then.
     pub exact: bool,
     /// How often each promise was checked.
@@ -375,6 +377,7 @@ impl Model {
             silent: BTreeSet::new(),
             above: BTreeMap::new(),
             orders: 0,
+            draining: crate::acts::Draining::default(),
             exact,
             proofs: Proofs::default(),
         }

@@ -106,8 +106,13 @@ impl Reclaims {
         };
         let accounts = model.accounts_of_client(client);
         let mut full = accounts.iter().filter(|account| {
+            // A broker that is being drained asks all for all.
+            let drains = model.draining.is_on && **account == Holder::Node;
             let full = |resource| {
-                ledgers.iter().any(|ledger| model.is_full(ledger, **account, resource, self.need))
+                drains
+                    || ledgers
+                        .iter()
+                        .any(|ledger| model.is_full(ledger, **account, resource, self.need))
             };
             resources.iter().copied().any(full)
         });

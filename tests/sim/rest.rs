@@ -16,6 +16,9 @@ impl World {
     pub fn rest(&mut self) -> Check {
         self.trace.step(|| format!("{} -- rest --", self.now));
         self.quiet = true;
+        if self.model.draining.is_on {
+            self.feed(Action::SetDraining { draining: false })?;
+        }
         self.poll_until(self.now)?;
         let mut rounds = 0;
         while self.settle_round()? {

@@ -105,6 +105,7 @@ impl Model {
         self.kept_slots = kept.iter().map(|kept| kept.id.slot).collect();
         self.grace_until = Some(self.now + self.config.grace_us);
         self.grace_ending = false;
+        self.draining = Default::default();
         for (slot, state) in (0..).zip(&mut self.slots) {
             state.full = self.kept_slots.contains(&slot);
             state.owner = Some(nobodys(DomainKey::NOBODYS));

@@ -31,6 +31,8 @@ pub struct Setup {
     pub restarts: u64,
     /// Changes of the caps, in a thousand doings of clients.
     pub cap_changes: u64,
+    /// Acts of the administrator, in a thousand doings of clients.
+    pub acts: u64,
     /// Share of clients, in a thousand, that do one thing only.
     pub specialists: u64,
     /// Crashes of the broker, in a thousand doings of clients.
@@ -81,6 +83,7 @@ fn base() -> Setup {
         rogues: 350,
         restarts: 4,
         cap_changes: 3,
+        acts: 4,
         specialists: 0,
         crashes: 2,
     }

@@ -55,6 +55,7 @@ kinds! {
     Restart = "restart in order",
     CapsChanged = "caps changed at run time",
     Draining = "account above a lowered cap",
+    Administered = "act of the administrator",
     Crash = "broker killed",
     ReclaimIgnored = "reclaim ignored",
 }

@@ -156,6 +156,9 @@ impl World {
                 self.change_caps()?;
                 self.stats.faults(Fault::Draining, usize::from(!self.model.above.is_empty()));
             }
+            if self.rng.chance(self.setup.acts) {
+                self.administer()?;
+            }
             if self.rng.chance(self.setup.crashes) {
                 self.crash()?;
             }
@@ -480,6 +483,7 @@ impl World {
             self.model.effect(&mut step, effect, &self.effects)?;
         }
         self.model.finish(&mut step, action)?;
+        self.model.acted(&step, action, &self.effects.acted)?;
         self.check_driver_data()?;
         self.count(action, &step);
         faults::of_step(&mut self.stats, &self.model, &step, action, &self.effects.list);

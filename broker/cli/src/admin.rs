@@ -1,20 +1,22 @@
 //! The administrator's side of the protocol: finds the broker's admin socket and reads its answers page
 //! by page. Must never hold more than one page, nor wait for an answer without a bound.
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    AccountRecord, Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord,
+    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit,
 };
-use fdbroker_protocol::{Kind, Message, Status, Writer, limits::MAX_ADMIN_MESSAGE_BYTES};
+use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
+use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest wait for one answer: a page is made in well under a millisecond, so this is a broker that hangs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -85,6 +87,22 @@ impl Selection {
     pub fn uid(uid: u32) -> Self {
         Selection { filter: Filter::Uid, value: uid.into() }
     }
+
+    /// Those of a job, by its key.
+    pub fn job(key: u64) -> Self {
+        Selection { filter: Filter::Job, value: key }
+    }
+
+    /// An act upon these, from a cursor on.
+    pub fn act(self, cursor: u32, flags: u32) -> Act {
+        Act {
+            cursor: U32::new(cursor),
+            filter: U32::new(self.filter as u32),
+            value: U64::new(self.value),
+            flags: U32::new(flags),
+            reserved: U32::ZERO,
+        }
+    }
 }
 
 /// A record that comes in pages.
@@ -106,6 +124,12 @@ impl Record for LeaseRecord {
 impl Record for ClientRecord {
     const QUERY: Kind = Kind::AdminClients;
     const REPLY: Kind = Kind::AdminClientsReply;
+}
+
+/// Of jobs; those of domains come by [`Admin::domains`].
+impl Record for AccountRecord {
+    const QUERY: Kind = Kind::AdminJobs;
+    const REPLY: Kind = Kind::AdminJobsReply;
 }
 
 impl Admin {
@@ -136,21 +160,73 @@ impl Admin {
         }
     }
 
+    /// Inode of our end of the connection.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(nix::sys::stat::fstat(&self.socket).context(|| "look at the own socket")?.st_ino)
+    }
+
     /// The node at a glance.
     pub fn status(&mut self) -> Result<NodeStatus> {
         let reply = self.ask(Kind::AdminStatus, Kind::AdminStatusReply, Selection::ALL, 0)?;
         Ok(*reply.body_as::<NodeStatus>()?)
     }
 
+    /// The caps of every level.
+    pub fn limits(&mut self) -> Result<Limits> {
+        let reply = self.ask(Kind::AdminLimits, Kind::AdminLimitsReply, Selection::ALL, 0)?;
+        Ok(*reply.body_as::<Limits>()?)
+    }
+
+    /// Changes a cap, `u64::MAX` = none; gives the former one.
+    pub fn set_limit(&mut self, scope: Scope, resource: Resource, value: u64) -> Result<u64> {
+        let (scope, resource) = (scope as u8, resource as u8);
+        let set = SetLimit { scope, resource, reserved: [0; 6], value: value.into() };
+        let change = self
+            .exchange(Kind::AdminSetLimit, &set, Kind::AdminSetLimitReply)
+            .and_then(|reply| Ok(*reply.body_as::<LimitChange>()?));
+        match change {
+            Ok(change) => Ok(change.former.get()),
+            Err(Error::Refused(ErrorCode::NotPermitted)) => Err(refusal(&self.path)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How long the broker takes.
+    pub fn metrics(&mut self) -> Result<Metrics> {
+        let reply = self.ask(Kind::AdminMetrics, Kind::AdminMetricsReply, Selection::ALL, 0)?;
+        Ok(*reply.body_as::<Metrics>()?)
+    }
+
     /// Hands every record selected to `each`, a page at a time. Ends at its first error.
     pub fn each_page<R: Record>(
         &mut self,
+        selection: Selection,
+        each: impl FnMut(&[R]) -> Result<()>,
+    ) -> Result<()> {
+        self.each_page_of(R::QUERY, R::REPLY, selection, each)
+    }
+
+    /// What every domain is charged for.
+    pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
+        let (query, reply) = (Kind::AdminDomains, Kind::AdminDomainsReply);
+        let mut records = Vec::new();
+        self.each_page_of(query, reply, Selection::ALL, |page: &[AccountRecord]| {
+            records.extend_from_slice(page);
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    fn each_page_of<R: Record>(
+        &mut self,
+        query: Kind,
+        reply: Kind,
         selection: Selection,
         mut each: impl FnMut(&[R]) -> Result<()>,
     ) -> Result<()> {
         let mut cursor = 0;
         loop {
-            let reply = self.ask(R::QUERY, R::REPLY, selection, cursor)?;
+            let reply = self.ask(query, reply, selection, cursor)?;
             let (page, records) = reply.head_and_items::<Page, R>()?;
             let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
             each(records)?;
@@ -205,14 +281,38 @@ impl Admin {
         selection: Selection,
         cursor: u32,
     ) -> Result<Message<'_>> {
-        self.last_id += 1;
         let body = Query {
             cursor: U32::new(cursor),
             filter: U32::new(selection.filter as u32),
             value: U64::new(selection.value),
             reserved: U64::ZERO,
         };
-        self.writer.start(query, self.last_id).push(&body);
+        self.exchange(query, &body, reply)
+    }
+
+    /// Events that a watched broker has sent; `None`: none yet.
+    pub fn try_events(&mut self) -> Result<Option<Vec<EventRecord>>> {
+        let socket = self.socket.as_fd();
+        match fdbroker_scm::recv(socket, &mut self.buffer, &mut self.fds) {
+            Ok(received) => {
+                let message = Message::parse(&self.buffer[..received.len])?;
+                Ok(Some(message.items::<EventRecord>()?.to_vec()))
+            }
+            Err(RecvError::WouldBlock) => Ok(None),
+            Err(RecvError::Eof) => Err(Error::BrokerEnded { path: self.path.clone() }),
+            Err(cause) => Err(lost(&self.path, cause)),
+        }
+    }
+
+    /// Sends one message, and gives its answer.
+    pub fn exchange(
+        &mut self,
+        query: Kind,
+        body: &(impl IntoBytes + Immutable),
+        reply: Kind,
+    ) -> Result<Message<'_>> {
+        self.last_id += 1;
+        self.writer.start(query, self.last_id).push(body);
         let bytes = self.writer.finish(0, 0);
         let is_first = self.last_id == 1;
         let sent = fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], Some(ANSWER_LIMIT));
@@ -249,6 +349,12 @@ impl Admin {
     }
 }
 
+impl AsFd for Admin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 /// A broker closes at once what it does not let in.
 fn refusal(path: &Path) -> Error {
     let cause = io::Error::from(io::ErrorKind::PermissionDenied);
@@ -273,7 +379,6 @@ fn connect_error(path: &Path, cause: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fdbroker_protocol::ErrorCode;
 
     fn find(pairs: &[(&str, &str)]) -> PathBuf {
         find_socket(|name| {

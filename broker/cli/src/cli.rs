@@ -1,10 +1,13 @@
 //! The command line: names, defaults and help. Must never do anything; [`crate::main`] does.
 
+use crate::act_args;
 use crate::completions::Shell;
 use crate::config::Action;
 use crate::demo::plan::{Memory, Way};
 use crate::doctor::probe::Driver;
 use crate::holders::Subject;
+use crate::limits::Assignment;
+use crate::metrics::listen::Listen;
 use crate::table::{self, ListArgs};
 use crate::top;
 use clap::{Args, Parser, Subcommand};
@@ -26,10 +29,12 @@ Examples:
     fdbroker status
     fdbroker ls
     fdbroker holders 12.3
+  Before maintenance:
+    fdbroker drain --wait 600
 
 Environment:
   FDBROKER_SOCKET         socket of the broker for clients
-  FDBROKER_ADMIN_SOCKET   its socket for status, ls and holders; default: DIR-admin/admin.sock for a client's
+  FDBROKER_ADMIN_SOCKET   its socket for everything but run and demo; default: DIR-admin/admin.sock for a client's
                           socket DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists, else
                           /run/fdbroker-admin/admin.sock
   NO_COLOR                no colour on the terminal
@@ -74,11 +79,55 @@ pub enum Command {
     /// List who has what open or mapped
     #[command(after_long_help = table::after_help(HOLDERS_EXAMPLES))]
     Holders {
-        /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N or uid:N
+        /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N, uid:N or job:NAME
         #[arg(value_name = "WHAT")]
         subject: Option<Subject>,
         #[command(flatten)]
         list: ListArgs,
+    },
+    /// Have the broker close fds that it can get again when they are needed
+    #[command(after_long_help = act_args::EVICT_EXAMPLES)]
+    Evict(act_args::EvictArgs),
+    /// End allocations for everybody, and say who has duplicates of their fds still
+    #[command(after_long_help = act_args::REVOKE_EXAMPLES)]
+    Revoke(act_args::RevokeArgs),
+    /// Empty the broker before maintenance, and wait until it is empty
+    #[command(after_long_help = act_args::DRAIN_EXAMPLES)]
+    Drain(act_args::DrainArgs),
+    /// Show what happens as it happens, until Ctrl-C
+    #[command(after_long_help = act_args::WATCH_EXAMPLES)]
+    Watch {
+        /// Only events of this: pid:N, uid:N or SLOT.GENERATION; and those of the node
+        #[arg(long, value_name = "WHAT")]
+        filter: Option<Subject>,
+        /// One JSON object a line
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// Compare the ledger with /proc: leaks, forgotten leases, orphans, drift
+    #[command(after_long_help = AUDIT_HELP)]
+    Audit {
+        /// Only what is about this process
+        #[arg(long, value_name = "N")]
+        pid: Option<u32>,
+        /// Notes too: what is worth to know and no fault
+        #[arg(short, long)]
+        verbose: bool,
+        /// One line of JSON, findings and notes
+        #[arg(short = 'J', long)]
+        json: bool,
+    },
+    /// List the jobs that use the broker, and what each is charged for
+    #[command(after_long_help = table::after_help(JOBS_EXAMPLES))]
+    Jobs(ListArgs),
+    /// Show the caps of every level, or change one at run time
+    #[command(after_long_help = LIMITS_EXAMPLES)]
+    Limits {
+        #[command(subcommand)]
+        action: Option<LimitsAction>,
+        /// One line of JSON
+        #[arg(short = 'J', long)]
+        json: bool,
     },
     /// Show everything about one allocation, and its holders
     #[command(after_long_help = SHOW_EXAMPLES)]
@@ -99,6 +148,13 @@ pub enum Command {
         /// Time between two looks at the broker, at least 0.1
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = top::interval)]
         interval: Duration,
+    },
+    /// Print the broker's numbers as OpenMetrics text, or serve them to Prometheus
+    #[command(after_long_help = METRICS_EXAMPLES)]
+    Metrics {
+        /// Serve them by HTTP until a signal: unix:PATH (mode 0600), 127.0.0.1:PORT or [::1]:PORT
+        #[arg(long, value_name = "ADDRESS")]
+        listen: Option<Listen>,
     },
     /// Check the daemon's configuration, or show it with the origin of each value
     #[command(after_long_help = CONFIG_EXAMPLES)]
@@ -124,6 +180,11 @@ pub enum Command {
     DoctorProbe {
         /// Which
         driver: Driver,
+    },
+    /// Write the manual pages into a directory
+    Man {
+        /// Such as /usr/local/share/man/man1
+        dir: PathBuf,
     },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
@@ -185,6 +246,7 @@ Examples:
   fdbroker run --level-zero -- mpirun -n 4 ./app
   mpirun -n 64 fdbroker run --join --level-zero -- ./app
   fdbroker run --max-fds 4096 -- ./app
+  fdbroker run --report fds.svg -- ./app
   fdbroker run -- fdbroker demo --ranks 8
 
   mpirun -n 64 fdbroker run --join -- ./app                       Open MPI, MPICH, Intel MPI
@@ -209,6 +271,9 @@ pub struct RunArgs {
     /// With --join: which job this is, if its launcher cannot tell; the same NAME for all of its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
+    /// Draw the job's fds over time: the broker's, the ranks', the cap, and what it would be without a broker
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "join")]
+    pub report: Option<PathBuf>,
     /// Make the Level Zero IPC handles of COMMAND good by value, in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,
@@ -328,6 +393,85 @@ Examples:
   fdbroker holders --filter 'STATE == open and AGE > 5m'
 
 Exit status 4: the broker knows no such allocation, process or user.";
+
+const AUDIT_HELP: &str = "\
+Reads /proc of every process that it may read - all as root, one's own otherwise; what it could not look at is said.
+Fds are told by inode (dma-buf, memfd) or by kcmp(2) (CUDA), fds in flight by their socket, mappings from maps. Ranges
+of one memfd have one inode: there counts of fds and leases are compared. A finding holds in three looks.
+
+Findings:
+  leak           a client has more fds of a memory than open leases of it (an owner may have one more)
+  stray          a process that is no client has an fd of a client's memory: inherited by fork, or sent to it
+  stray_mapping  a process has memory mapped that it has no lease of
+  in_flight      fds lie unread in a socket of a client that is not its connection to the broker
+  forgotten      a lease, but its holder has neither fd nor mapping
+  orphan         kept after its owner's end, and nobody has a lease of it
+  pinned         ended memory, kept by the leases of a process that is stopped, or silent to the broker
+  drift          the broker's fds are not those of its ledger
+
+Examples:
+  fdbroker audit
+  fdbroker audit --pid 4711 --verbose
+  fdbroker audit --json
+
+Exit status: 0 nothing found, 5 findings.";
+
+/// What to do with caps.
+#[derive(Debug, Subcommand)]
+pub enum LimitsAction {
+    /// Change caps until the broker restarts or reads its configuration again
+    #[command(after_long_help = LIMITS_EXAMPLES)]
+    Set(SetLimitsArgs),
+}
+
+/// Arguments of `limits set`.
+#[derive(Debug, Args)]
+pub struct SetLimitsArgs {
+    /// node, domain, job or client; fds, held_fds, held_bytes, open_leases, mapped_leases, allocations or
+    /// kept_allocations; a number, also with K, M, G, T, Ki, Mi, Gi or Ti, or none
+    #[arg(required = true, value_name = "LEVEL.RESOURCE=VALUE")]
+    pub assignments: Vec<Assignment>,
+    /// Only say what would change
+    #[arg(long)]
+    pub dry_run: bool,
+    /// One line of JSON
+    #[arg(short = 'J', long)]
+    pub json: bool,
+}
+
+const LIMITS_EXAMPLES: &str = "\
+A domain is a user on one listener; a job is a part of it (see `fdbroker jobs`); a client is one connection. A lowered cap
+takes nothing away by force: what is above it is evicted or asked for, and nothing is added until it is below.
+
+A change with `set` is in force at once, is logged with who made it, and is lost when the broker restarts or reads its
+configuration again. To keep it, write it into [caps.LEVEL] of the configuration. Only root and the broker's user may.
+
+Examples:
+  fdbroker limits
+  fdbroker limits set node.fds=4096 job.held_bytes=8Gi
+  fdbroker limits set --dry-run client.open_leases=none";
+
+const METRICS_EXAMPLES: &str = "\
+Counts, peaks and caps of the node, times of grants and recalls, and what the 20 users and jobs with most fds are charged
+for; the others are one, called other. Only loopback addresses are taken, and every user of the machine can read them
+there; a Unix socket is for this user alone. fdbroker_up is 0 while no broker answers. A dashboard for Grafana is
+systemd/grafana.json in the sources, share/doc/fdbroker/examples/grafana.json when installed.
+
+Examples:
+  fdbroker metrics
+  fdbroker metrics --listen 127.0.0.1:9400                      then http://127.0.0.1:9400/metrics
+  fdbroker metrics --listen unix:/run/fdbroker-metrics.sock &
+  curl --unix-socket /run/fdbroker-metrics.sock http://localhost/metrics";
+
+const JOBS_EXAMPLES: &str = "\
+A job is the cgroup that its launcher made: slurm:ID, pbs:ID, k8s:UID of the pod; else unit:NAME of the nearest service
+or scope of systemd; job:KEY where the cgroup says none of these. Processes whose cgroup the broker cannot read, such as
+those of other PID namespaces, are of no job.
+
+Examples:
+  fdbroker jobs --sort FDS:desc
+  fdbroker clients --filter 'JOB == slurm:4711'
+  fdbroker ls -o +JOB";
 
 const DOCTOR_HELP: &str = "\
 Looks at the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel

@@ -12,6 +12,9 @@ pub const COLUMNS: &[Column<ClientRecord>] = &[
     Column::new(Kind::Number, "PID", "pid", "its process", |it| Value::Number(it.pid.get().into())),
     Column::new(Kind::Text, "NAME", "name", "its name for itself", |it| records::name(&it.name)),
     Column::new(Kind::Number, "UID", "uid", "its user", |it| Value::Number(it.uid.get().into())),
+    Column::new(Kind::Text, "JOB", "job", "its job, as `fdbroker jobs` names it", |it| {
+        records::job(it.job, &it.job_name)
+    }),
     Column::new(Kind::Number, "ALLOCATIONS", "allocations", "its allocations", |it| {
         Value::Number(it.allocations.get())
     }),

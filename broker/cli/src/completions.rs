@@ -33,7 +33,7 @@ pub fn run(shell: Shell) -> Result<()> {
 }
 
 /// The command without what is hidden in it: the generators would name it.
-fn visible() -> Command {
+pub fn visible() -> Command {
     let whole = Cli::command();
     let subcommands: Vec<Command> =
         whole.get_subcommands().filter(|it| !it.is_hide_set()).cloned().collect();

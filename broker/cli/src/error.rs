@@ -55,6 +55,17 @@ pub enum Error {
     /// The broker refused a query.
     #[error("the broker refused: {0}")]
     Refused(ErrorCode),
+    /// Not root, nor the broker's user.
+    #[error(
+        "not permitted to {0}: only root and the user of the broker are; run this as one of them"
+    )]
+    NotAdministrator(&'static str),
+    /// It ended while it was watched.
+    #[error("the broker at {} has ended", path.display())]
+    BrokerEnded {
+        /// The socket.
+        path: PathBuf,
+    },
     /// The broker's answer makes no sense.
     #[error("the broker's answer is broken ({0}); use a command and a broker of the same release")]
     Protocol(#[from] DecodeError),
@@ -93,8 +104,10 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage(_) => exit::USAGE,
-            Error::NoBroker { .. } => exit::NO_BROKER,
-            Error::Denied { .. } | Error::NotFound(_) => exit::NOT_FOUND,
+            Error::NoBroker { .. } | Error::BrokerEnded { .. } => exit::NO_BROKER,
+            Error::Denied { .. } | Error::NotFound(_) | Error::NotAdministrator(_) => {
+                exit::NOT_FOUND
+            }
             Error::Refused(code) => match code {
                 ErrorCode::NotConnected | ErrorCode::ShuttingDown => exit::NO_BROKER,
                 ErrorCode::NotPermitted | ErrorCode::Stale | ErrorCode::BadHandle => {

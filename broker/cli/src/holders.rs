@@ -5,13 +5,13 @@ use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
 use crate::records;
 use crate::table::{Column, Kind, List, ListArgs, Value};
-use fdbroker_protocol::admin::{AllocationRecord, ClientRecord, LeaseRecord};
+use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord, LeaseRecord};
 use fdbroker_protocol::handle::{HANDLE_BYTES, HANDLE_MAGIC, HANDLE_VERSION};
 use fdbroker_protocol::{AllocationId, Handle};
 use std::str::FromStr;
 
 /// What `holders` is asked about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// A handle, all 64 bytes.
     Handle(Handle),
@@ -21,7 +21,12 @@ pub enum Subject {
     Pid(u32),
     /// What a user's processes hold.
     Uid(u32),
+    /// What a job's processes hold, by the job's name as `jobs` shows it.
+    Job(String),
 }
+
+/// Names of jobs begin with their launcher, or with this.
+const JOB_PREFIX: &str = "job:";
 
 impl FromStr for Subject {
     type Err = String;
@@ -34,11 +39,15 @@ impl FromStr for Subject {
         if let Some(uid) = text.strip_prefix("uid:") {
             return number(uid).map(Subject::Uid);
         }
+        let is_job = ["slurm:", "pbs:", "k8s:", "unit:"].iter().any(|it| text.starts_with(it));
+        if is_job || text.starts_with(JOB_PREFIX) {
+            return Ok(Subject::Job(text.to_owned()));
+        }
         if text.len() == 2 * HANDLE_BYTES {
             return handle(text).map(Subject::Handle);
         }
         text.parse().map(Subject::Allocation).map_err(|_| {
-            format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, pid:N, uid:N")
+            format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, pid:N, uid:N, job:NAME")
         })
     }
 }
@@ -97,6 +106,9 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
     }),
     Column::new(Kind::Time, "AGE", "age_ms", "time since it was granted", |it| {
         Value::Time(it.age_ms.get())
+    }),
+    Column::on_request(Kind::Text, "JOB", "job", "job of its holder", |it| {
+        records::job(it.job, &it.job_name)
     }),
     Column::on_request(
         Kind::Number,
@@ -157,7 +169,22 @@ pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
                 format!("user {uid} has no client of this broker; `fdbroker holders` lists all")
             })
         }
+        Subject::Job(name) => job(&name, admin),
     }
+}
+
+/// The jobs of this name, as `jobs` shows it or with `job:` before it. The job of a cgroup is the same on every listener.
+pub fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
+    let is_meant = |label: &str| Some(label) == name.strip_prefix(JOB_PREFIX) || label == name;
+    let jobs = admin.all::<AccountRecord>(Selection::ALL)?;
+    let found = jobs
+        .iter()
+        .find(|it| records::job_label(it.key, &it.name).is_some_and(|label| is_meant(&label)));
+    found.map(|job| Selection::job(job.key.get())).ok_or_else(|| {
+        Error::NotFound(format!(
+            "no job {name} uses this broker; `fdbroker jobs` lists those that do"
+        ))
+    })
 }
 
 fn require(
@@ -176,6 +203,9 @@ mod tests {
     fn subject_when_each_form_then_parsed() {
         assert_eq!("pid:7".parse(), Ok(Subject::Pid(7)));
         assert_eq!("uid:1000".parse(), Ok(Subject::Uid(1000)));
+        for name in ["slurm:4711", "job:slurm:4711", "job:00000000000000ab", "unit:x.service"] {
+            assert_eq!(name.parse(), Ok(Subject::Job(name.to_owned())));
+        }
         let id = AllocationId { slot: 12, generation: 3 };
         assert_eq!("12.3".parse(), Ok(Subject::Allocation(id)));
         let hex = format!("46444248010300{}", "0".repeat(114));

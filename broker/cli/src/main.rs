@@ -1,21 +1,33 @@
 //! The command `fdbroker`: picks what to do and turns its outcome into an exit status. Must never hold
 //! logic of its own.
 
+mod act_args;
+mod acts;
 mod admin;
+mod audit;
 mod cli;
 mod clients;
 mod completions;
 mod config;
 mod demo;
 mod doctor;
+mod drain;
 mod error;
+mod evict;
 mod holders;
+mod jobs;
 mod join;
+mod left;
 mod level_zero;
+mod limits;
 mod ls;
+mod man;
+mod metrics;
 mod output;
 mod private;
 mod records;
+mod report;
+mod revoke;
 mod run;
 mod show;
 mod signals;
@@ -23,9 +35,10 @@ mod status;
 mod table;
 mod terminal;
 mod top;
+mod watch;
 
 use clap::Parser;
-use cli::{Cli, Command};
+use cli::{Cli, Command, LimitsAction};
 use error::{Error, Result, exit};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -48,9 +61,23 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) if args.join => {
             join::run(&args.command, args.max_fds, args.job.as_deref(), layers(&args)?)?
         }
-        Command::Run(args) => run::run(&args.command, args.max_fds, args.json, layers(&args)?)?,
+        Command::Run(args) => {
+            let report = args.report.as_deref();
+            run::run(&args.command, args.max_fds, args.json, report, layers(&args)?)?
+        }
         Command::Demo(args) => demo::run(options(&args))?,
         Command::Status { json } => done(status::run(json))?,
+        Command::Limits { action: None, json } => done(limits::show(json))?,
+        Command::Limits { action: Some(LimitsAction::Set(args)), json } => {
+            done(limits::set(&args.assignments, args.dry_run, json || args.json))?
+        }
+        Command::Metrics { listen: None } => done(metrics::print())?,
+        Command::Metrics { listen: Some(listen) } => done(metrics::serve(&listen))?,
+        Command::Jobs(list) => done(jobs::run(&list))?,
+        Command::Evict(args) => evict::run(args.into())?,
+        Command::Revoke(args) => done(revoke::run(&args.into()))?,
+        Command::Drain(args) => drain::run(args.into())?,
+        Command::Watch { filter, json } => done(watch::run(filter, json))?,
         Command::Ls(list) => done(ls::run(&list))?,
         Command::Clients(list) => done(clients::run(&list))?,
         Command::Holders { subject, list } => done(holders::run(subject, &list))?,
@@ -60,6 +87,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Completions { shell } => done(completions::run(shell))?,
         Command::Doctor { json } => doctor::run(json)?,
         Command::DoctorProbe { driver } => doctor::probe::main(driver),
+        Command::Man { dir } => done(man::run(&dir))?,
+        Command::Audit { pid, verbose, json } => audit::run(audit::Options { pid, verbose, json })?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => {

@@ -3,7 +3,6 @@
 
 use crate::error::{Error, Result};
 use crate::terminal;
-use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 use serde::Serialize;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 
@@ -38,6 +37,11 @@ impl Output {
     pub fn json<T: Serialize>(&mut self, value: &T) -> Result<()> {
         serde_json::to_writer(&mut self.out, value)
             .map_err(|cause| write_error(io::Error::from(cause)))
+    }
+
+    /// Sends on what is buffered, before more comes.
+    pub fn flush(&mut self) -> Result<()> {
+        self.out.flush().map_err(write_error)
     }
 
     /// Sends on what is buffered. Without it, what went wrong at the end would go unseen.
@@ -75,7 +79,7 @@ pub enum Side {
 }
 
 /// Blanks between two columns.
-const GAP: u16 = 2;
+const GAP: usize = 2;
 /// Narrowest that text is cut to; a terminal that has no room for that wraps its lines.
 const LEAST_CUT: usize = 8;
 /// Stands where text has been cut.
@@ -85,7 +89,7 @@ const CUT: char = '…';
 /// columns' least widths, later ones may only widen them.
 pub struct Columns {
     columns: Vec<Column>,
-    widths: Vec<u16>,
+    widths: Vec<usize>,
     heading_due: bool,
     /// Most characters of a line.
     room: Option<usize>,
@@ -127,28 +131,35 @@ impl Columns {
         if let Some(room) = self.room {
             self.cut(&mut rows, room);
         }
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        if std::mem::take(&mut self.heading_due) {
-            table.set_header(self.columns.iter().map(|column| column.0));
-        }
-        table.add_rows(rows);
-        table.discover_columns();
-        for (index, width) in table.column_max_content_widths().iter().enumerate() {
-            if let Some(known) = self.widths.get_mut(index) {
-                *known = (*known).max(*width);
+        let heading = std::mem::take(&mut self.heading_due)
+            .then(|| self.columns.iter().map(|column| column.0.to_owned()).collect::<Vec<_>>());
+        for row in heading.iter().chain(&rows) {
+            for (known, cell) in self.widths.iter_mut().zip(row) {
+                *known = (*known).max(display_width(cell));
             }
         }
-        for (index, column) in self.columns.iter().enumerate() {
-            if let Some(target) = table.column_mut(index) {
-                let least = self.widths[index] + GAP;
-                target.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
-                align(target, column.1);
-            }
+        let mut text = String::new();
+        for row in heading.iter().chain(&rows) {
+            self.push_line(row, &mut text);
         }
-        let mut text = table.trim_fmt();
-        text.push('\n');
         text
+    }
+
+    fn push_line(&self, row: &[String], text: &mut String) {
+        let mut blanks = 0;
+        for ((cell, width), column) in row.iter().zip(&self.widths).zip(&self.columns) {
+            let padding = width - display_width(cell);
+            let (before, after) = if column.1 == Side::Right { (padding, 0) } else { (0, padding) };
+            // Those of an empty cell, too, are written only before more text: no line ends with blanks.
+            blanks += before;
+            if !cell.is_empty() {
+                text.extend(std::iter::repeat_n(' ', blanks));
+                text.push_str(cell);
+                blanks = 0;
+            }
+            blanks += after + GAP;
+        }
+        text.push('\n');
     }
 
     /// Cuts text, the widest columns most, until a line has `room`.
@@ -156,11 +167,11 @@ impl Columns {
         let widest = |index: usize| {
             let cells =
                 rows.iter().filter_map(|row| row.get(index)).map(|cell| display_width(cell));
-            let known = self.columns[index].0.len().max(self.widths[index].into());
+            let known = self.columns[index].0.len().max(self.widths[index]);
             cells.max().unwrap_or(0).max(known)
         };
         let mut widths: Vec<usize> = (0..self.columns.len()).map(widest).collect();
-        let gaps = usize::from(GAP) * widths.len().saturating_sub(1);
+        let gaps = GAP * widths.len().saturating_sub(1);
         let mut excess = (widths.iter().sum::<usize>() + gaps).saturating_sub(room);
         while excess > 0 {
             let cuttable = self.columns.iter().zip(&mut widths).filter(|(column, width)| {
@@ -180,14 +191,31 @@ impl Columns {
     }
 }
 
-/// Columns of a terminal that a text takes, at most: whatever may be wide counts twice.
+/// Columns of a terminal that a text takes.
 fn display_width(text: &str) -> usize {
-    text.chars().map(char_width).sum()
+    match text.is_ascii() {
+        true => text.len(),
+        false => text.chars().map(char_width).sum(),
+    }
 }
 
-/// U+1100 is the first wide character (East Asian Width, Unicode Standard Annex 11).
+/// None for marks on the character before, two for the wide ones: the blocks that are wide as a whole in
+/// EastAsianWidth.txt of Unicode. Where it errs, a column stands one off.
 fn char_width(character: char) -> usize {
-    if character < '\u{1100}' || character == CUT { 1 } else { 2 }
+    match character {
+        '\u{300}'..='\u{36f}' | '\u{200b}'..='\u{200f}' | '\u{fe00}'..='\u{fe0f}' => 0,
+        '\u{1100}'..='\u{115f}'
+        | '\u{2e80}'..='\u{303e}'
+        | '\u{3041}'..='\u{a4cf}'
+        | '\u{ac00}'..='\u{d7a3}'
+        | '\u{f900}'..='\u{faff}'
+        | '\u{fe30}'..='\u{fe6f}'
+        | '\u{ff01}'..='\u{ff60}'
+        | '\u{ffe0}'..='\u{ffe6}'
+        | '\u{1f300}'..='\u{1faff}'
+        | '\u{20000}'..='\u{3fffd}' => 2,
+        _ => 1,
+    }
 }
 
 /// The beginning of `text`, with a mark that there is more.
@@ -203,15 +231,6 @@ fn cut_to(text: &str, width: usize) -> String {
     let mut cut: String = text.chars().take_while(fits).collect();
     cut.push(CUT);
     cut
-}
-
-/// Sets a column's padding and side.
-fn align(column: &mut comfy_table::Column, side: Side) {
-    column.set_padding((0, GAP));
-    column.set_cell_alignment(match side {
-        Side::Left | Side::LeftOrCut => CellAlignment::Left,
-        Side::Right => CellAlignment::Right,
-    });
 }
 
 /// A size for people: `64 KiB`, `1.5 MiB`; exact when it is no round number of a small unit.

@@ -6,12 +6,14 @@ use crate::error::{Context, Error, Result};
 use crate::output::{commas, human_time};
 use crate::private::{PrivateBroker, SELF, pid_of};
 use crate::records::StatusView;
+use crate::report::Report;
 use crate::signals::{self, Signals};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 
 /// Exit status for a command that does not exist, and for one that cannot be executed: the shell's.
@@ -24,15 +26,17 @@ const FOR_EVER: PollTimeout = PollTimeout::NONE;
 /// A variable for the command.
 pub type Variable = (&'static str, OsString);
 
-/// Runs `command` under a private broker, with `more` in its environment; returns the exit status to end with.
+/// Runs `command` under a private broker, with `more` in its environment and a `report` of it if wanted; returns the exit status to end with.
 pub fn run(
     command: &[OsString],
     max_fds: Option<u64>,
     json: bool,
+    report: Option<&Path>,
     more: Vec<Variable>,
 ) -> Result<u8> {
     let signals = Signals::take_over()?;
     let mut broker = PrivateBroker::start(max_fds)?;
+    let report = report.map(|path| Report::start(path, broker.admin_socket())).transpose()?;
     let mut job = Command::new(SELF)
         .arg("exec")
         .arg("--")
@@ -44,6 +48,13 @@ pub fn run(
         .context(|| "start the command")?;
     let status = wait(&mut job, &signals, &mut broker)?;
     summary(&broker, json);
+    if let Some(report) = report {
+        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        // The job's exit status counts, not the picture's.
+        if let Err(error) = report.finish(&words.join(" ")) {
+            eprintln!("fdbroker: no report: {error}");
+        }
+    }
     Ok(exit_status(status))
 }
 

@@ -29,18 +29,24 @@ pub fn run(json: bool) -> Result<()> {
 
 fn print(status: &StatusView, out: &mut Output) -> Result<()> {
     out.text(&format!(
-        "broker pid {}, up {}: {} clients, {} requests waiting\n\n",
+        "broker pid {}, up {}: {} clients, {} users, {} jobs, {} requests waiting\n\n",
         status.pid,
         human_time(status.uptime_ms),
         status.clients,
+        status.domains,
+        status.jobs,
         status.parked,
     ))?;
+    if status.draining {
+        out.text("draining: nothing new is taken, and what can be is given up; `fdbroker drain --undo` ends it\n\n")?;
+    }
     let rows = vec![
         row("fds", &status.fds, commas, "all fds of shared memory on the node"),
         row("held_fds", &status.held_fds, commas, "in the broker, or promised a place there"),
         row("open_leases", &status.open_leases, commas, "duplicates that clients have open"),
         row("own_fds", &status.own_fds, commas, "that clients keep for their own memory"),
         row("allocations", &status.allocations, commas, "registered, or ended and still leased"),
+        row("kept_allocations", &status.kept_allocations, commas, "that outlive their owner"),
         row("mapped_leases", &status.mapped_leases, commas, "memory imported, no fd kept"),
         row("held_bytes", &status.held_bytes, human_size, "memory whose fd the broker holds"),
         row("pinned_bytes", &status.pinned_bytes, human_size, "ended memory that leases still pin"),
@@ -48,7 +54,7 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
     ];
     Columns::new(COLUMNS, true).write(rows, out)?;
     out.text(&format!(
-        "\nsince start: {} registrations, {} grants, {} evictions, {} recalls ({} unanswered), {} waits, {} refusals\n",
+        "\nsince start: {} registrations, {} grants, {} evictions, {} recalls ({} unanswered), {} waits, {} refusals, {} leases asked for\n",
         commas(status.registrations),
         commas(status.grants),
         commas(status.evictions),
@@ -56,6 +62,7 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
         commas(status.recalls_silent),
         commas(status.parkings),
         commas(status.refusals),
+        commas(status.reclaims),
     ))
 }
 

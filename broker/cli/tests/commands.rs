@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 #[test]
 fn status_ls_and_holders_when_no_broker_then_exit_3_and_a_remedy() {
-    for command in ["status", "ls", "holders"] {
+    for command in ["status", "ls", "holders", "jobs"] {
         let (code, stderr) = end(&run(&[command]));
         assert_eq!(code, Some(3), "{stderr}");
         assert!(
@@ -40,18 +40,20 @@ fn any_command_when_used_wrongly_then_exit_2_and_what_is_right() {
 
 #[test]
 fn status_and_ls_when_asked_for_json_inside_run_then_one_line_each() {
-    let output = run_script("$F status --json && $F ls --json && $F holders --json");
+    let output =
+        run_script("$F status --json && $F ls --json && $F holders --json && $F jobs --json");
     let (code, stderr) = end(&output);
     assert_eq!(code, Some(0), "{stderr}");
     let stdout = String::from_utf8(output.stdout).expect("UTF-8");
     let lines: Vec<serde_json::Value> =
         stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    assert_eq!(lines.len(), 3, "{stdout}");
+    assert_eq!(lines.len(), 4, "{stdout}");
     assert!(lines[0]["pid"].as_u64().is_some_and(|pid| pid > 0));
     assert_eq!(lines[0]["fds"]["now"], 0);
     assert!(lines[0]["fds"]["cap"].as_u64().is_some_and(|cap| cap > 0));
     assert_eq!(lines[1], serde_json::json!({ "allocations": [] }));
     assert_eq!(lines[2], serde_json::json!({ "holders": [] }));
+    assert_eq!(lines[3], serde_json::json!({ "jobs": [] }));
 }
 
 #[test]
@@ -154,4 +156,33 @@ fn run_when_inside_another_run_then_the_inner_broker_serves() {
     let output = run_script("$F run -- $F status --json 2>/dev/null; $F status --json >&2");
     let inner = one_json_line(&output);
     assert!(!end(&output).1.contains(&format!("\"pid\":{}", inner["pid"])));
+}
+
+#[test]
+fn run_when_a_report_is_wanted_then_a_picture_of_what_the_ledger_had() {
+    let dir = TestDir::new("report");
+    let path = dir.path().join("fds.svg");
+    let path = path.to_str().expect("UTF-8");
+    let arguments = [
+        "run",
+        "--max-fds",
+        "64",
+        "--report",
+        path,
+        "--",
+        "sh",
+        "-c",
+        "$F demo --ranks 2 --buffers 40 --hold 1",
+    ];
+    let output = fdbroker(&arguments).env("F", env!("CARGO_BIN_EXE_fdbroker")).output();
+    let (code, stderr) = end(&output.expect("the command starts"));
+    assert_eq!(code, Some(0), "{stderr}");
+    let picture = std::fs::read_to_string(path).expect("the report");
+    // Every block is in both ranks at the end: 80 of the owners, 80 leases.
+    for text in ["direct way: max 160<", "cap: 64<", "sh -c $F demo --ranks 2"] {
+        assert!(picture.contains(text), "{text}: {picture}");
+    }
+    let (code, stderr) = end(&run(&["run", "--report", "/no/such/folder/x.svg", "--", "true"]));
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("cannot write /no/such/folder/x.svg"), "{stderr}");
 }

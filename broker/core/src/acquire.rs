@@ -76,7 +76,7 @@ impl Core {
         if self.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
             let status = Self::no_quota_limit(resource, scope, most.into());
-            self.counters.refusals += 1;
+            self.count_refusal(client.0, status);
             fx.list.push(Effect::Failed { client, request, status });
             self.leave_recalls(seq, wanted);
             return;
@@ -354,8 +354,9 @@ impl Core {
         let again = Status::error(ErrorCode::Again);
         let pending = match wait {
             Wait::Room(blocked) => {
-                self.counters.refusals += 1;
-                self.no_quota(blocked)
+                let status = self.no_quota(blocked);
+                self.count_refusal(client.0, status);
+                status
             }
             Wait::Recall | Wait::Reader => again,
         };

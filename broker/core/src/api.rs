@@ -3,6 +3,7 @@
 //! to the one fd the broker has of that allocation.
 
 use crate::limits::EFFECTS_KEPT;
+use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
     AllocationId, ErrorCode, MemoryKind, Share, Status, limits::DRIVER_DATA_BYTES,
 };
@@ -214,6 +215,15 @@ pub enum Input<'a> {
     Declare { client: ClientId, request: RequestId, items: &'a [Declared] },
     /// New caps. What is above a lowered one stays until it is given back; nothing is added to it.
     SetCaps { caps: &'a CapsOfLevels },
+    /// The administrator has the fds of these closed, as far as they can be had again and nobody waits for them. Answered
+    /// in [`Effects::acted`]; at most [`ENDS_PER_MESSAGE`](fdbroker_protocol::limits::ENDS_PER_MESSAGE), further ones are
+    /// left out.
+    Evict { ids: &'a [AllocationId] },
+    /// The administrator ends these: as if their owners had, but for what the owners are told. Answered as an evict, and
+    /// as many.
+    Revoke { ids: &'a [AllocationId] },
+    /// Whether clients that connect from now on may deposit nothing, and whatever can be given up is, again and again.
+    SetDraining { draining: bool },
 }
 
 /// The outcome of one handle of an acquire.
@@ -248,6 +258,15 @@ pub struct Registered {
     pub id: AllocationId,
     /// Index of the deposit in its message, for the handle's hints.
     pub index: u16,
+}
+
+/// What became of one allocation that an administrator's act was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acted {
+    /// The allocation.
+    pub id: AllocationId,
+    /// Done, or why not.
+    pub outcome: ActOutcome,
 }
 
 /// What the daemon is to do, in this order. Ranges are into the lists of [`Effects`].
@@ -323,6 +342,10 @@ pub struct Effects {
     pub registered: Vec<Registered>,
     /// Items of [`Effect::Statuses`].
     pub statuses: Vec<Status>,
+    /// Of each fd supplied: the time since it was recalled, in microseconds.
+    pub recalled_us: Vec<u64>,
+    /// The answer to [`Input::Evict`] or [`Input::Revoke`], in its order.
+    pub acted: Vec<Acted>,
 }
 
 impl Effects {
@@ -332,6 +355,8 @@ impl Effects {
         empty(&mut self.granted);
         empty(&mut self.registered);
         empty(&mut self.statuses);
+        empty(&mut self.recalled_us);
+        empty(&mut self.acted);
     }
 }
 

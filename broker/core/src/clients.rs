@@ -8,7 +8,8 @@ use crate::reclaim::ClientLinks;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Domain, Job, State};
 use crate::{Core, ErrorCode};
-use fdbroker_protocol::{Resource, Scope};
+use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Core {
     pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
@@ -93,7 +94,7 @@ impl Core {
         let own = u64::from(own);
         if let Err(blocked) = self.charge(client.0, Charge::Own(own)) {
             let status = self.no_quota(blocked);
-            self.counters.refusals += 1;
+            self.count_refusal(client.0, status);
             // A full cap is the normal state of a busy node: room is made, so that its next try succeeds.
             let coming = self.closing_in(blocked.account);
             let short_of = usize::try_from(own.saturating_sub(coming)).unwrap_or(usize::MAX);
@@ -108,6 +109,7 @@ impl Core {
         let record = self.client_mut(client.0);
         record.own_fds = own;
         record.welcome = true;
+        self.note_of_client(EventKind::Connected, client.0, Status::OK);
         let credits = self.adjust_credits(client.0, 0);
         fx.list.push(Effect::Welcome { client, request, deposit_credits: credits });
     }
@@ -128,12 +130,16 @@ impl Core {
 
     pub(crate) fn gone(&mut self, client: ClientId) {
         let Some(record) = self.client(client) else { return };
+        let was_welcome = record.welcome;
         record.gone = true;
         let parked = std::mem::take(&mut record.parked);
         let (own, credits) =
             (std::mem::take(&mut record.own_fds), std::mem::take(&mut record.credits));
         for seq in parked {
             self.unpark(seq);
+        }
+        if was_welcome {
+            self.note_of_client(EventKind::Gone, client.0, Status::OK);
         }
         self.release_charge(client.0, Charge::Own(own));
         self.release_charge(client.0, Charge::Held(credits));

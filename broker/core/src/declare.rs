@@ -47,8 +47,9 @@ impl Core {
         match self.lease_as(now, client.0, id.slot, !declared.open) {
             Ok(lease) => Ok(self.granted(declared.wanted, id.slot, lease)),
             Err(blocked) => {
-                self.counters.refusals += 1;
-                Err(self.no_quota(blocked))
+                let status = self.no_quota(blocked);
+                self.count_refusal(client.0, status);
+                Err(status)
             }
         }
     }

@@ -6,6 +6,7 @@ use crate::api::{CapsOfLevels, Effects, Now};
 use crate::ledger::{Account, Blocked, Holder, cap_of};
 use crate::limits::{DRAIN_PAUSE_US, EVICTIONS_PER_STEP};
 use fdbroker_protocol::Resource;
+use fdbroker_protocol::admin::EventKind;
 
 /// What eviction or reclaim brings down; the fds first, because evictions of those help both.
 const DRAINED: [Resource; 5] = [
@@ -22,6 +23,7 @@ impl Core {
         let CapsOfLevels { node, domain, job, client } = *caps;
         (self.config.node, self.config.domain) = (node, domain);
         (self.config.job, self.config.client) = (job, client);
+        self.note_of_node(EventKind::Caps);
         self.caps_changed();
     }
 

@@ -1,4 +1,4 @@
-//! The end of an allocation: unregister, its owner's death, a reused address. Must never let an ended one
+//! The end of an allocation: unregister, its owner's death, a reused address, a revoke. Must never let an ended one
 //! be granted again, nor free its slot while leases are out.
 
 use crate::Core;
@@ -58,6 +58,7 @@ impl Core {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let key = (allocation.device, allocation.base);
+        self.note_end(slot, code);
         if owner != NONE {
             self.forget_base(owner, key, slot);
         }

@@ -153,7 +153,7 @@ impl Core {
             for charge in &charges[..done] {
                 self.leave_to_domain(client, *charge);
             }
-            self.counters.refusals += 1;
+            self.count_refusal(client, status);
             return Err(status);
         }
         Ok(())

@@ -210,6 +210,20 @@ pub fn cap_of(caps: &Caps, resource: Resource) -> u64 {
     }
 }
 
+/// The place of a resource's cap; `None` where there is none.
+pub fn cap_of_mut(caps: &mut Caps, resource: Resource) -> Option<&mut u64> {
+    match resource {
+        Resource::Fds => Some(&mut caps.fds),
+        Resource::HeldFds => Some(&mut caps.held_fds),
+        Resource::HeldBytes => Some(&mut caps.held_bytes),
+        Resource::OpenLeases => Some(&mut caps.open_leases),
+        Resource::MappedLeases => Some(&mut caps.mapped_leases),
+        Resource::Allocations => Some(&mut caps.allocations),
+        Resource::KeptAllocations => Some(&mut caps.kept_allocations),
+        _ => None,
+    }
+}
+
 /// Which account a charge did not fit into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocked {

@@ -8,6 +8,7 @@
 
 mod accounts;
 mod acquire;
+mod acts;
 pub mod api;
 mod clients;
 mod config;
@@ -23,6 +24,7 @@ mod ledger;
 pub mod limits;
 mod lists;
 mod lru;
+mod notes;
 mod recall;
 mod reclaim;
 mod redeposit;
@@ -39,7 +41,8 @@ mod view;
 
 pub use api::*;
 pub use config::ConfigError;
-pub use ledger::Account;
+pub use ledger::{Account, cap_of, cap_of_mut};
+pub use notes::Note;
 pub use restore::RestoreError;
 pub use saved::Saved;
 pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseView, Totals};
@@ -115,6 +118,8 @@ pub struct Core {
     reclaim_from: Option<u64>,
     /// When accounts above a lowered cap are looked at again.
     drain_at: Option<Now>,
+    /// The administrator wants the broker empty.
+    draining: Option<acts::Draining>,
     /// A client has died in this step.
     owner_gone: bool,
     /// Room has appeared in this step.
@@ -133,6 +138,7 @@ pub struct Core {
     /// Fds in the closers that have a place and will be closed soon.
     coming: u64,
     counters: Counters,
+    notes: notes::Notes,
 }
 
 impl Core {
@@ -177,6 +183,7 @@ impl Core {
             reclaim_at: None,
             reclaim_from: None,
             drain_at: None,
+            draining: None,
             owner_gone: false,
             room_appeared: false,
             scanning: false,
@@ -188,6 +195,7 @@ impl Core {
             held_now: 0,
             coming: 0,
             counters: Counters::default(),
+            notes: notes::Notes::default(),
             config,
         })
     }
@@ -231,6 +239,9 @@ impl Core {
                 false => self.refuse_stranger(client, request, fx),
             },
             Input::SetCaps { caps } => self.set_caps(caps),
+            Input::Evict { ids } => self.evict_these(&ids[..ids.len().min(ENDS_PER_MESSAGE)], fx),
+            Input::Revoke { ids } => self.revoke_these(&ids[..ids.len().min(ENDS_PER_MESSAGE)], fx),
+            Input::SetDraining { draining } => self.set_draining(draining),
             Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
             Input::Unregister { client, request, ids } => match self.welcome(client) {
                 true => self.unregister(client, request, ids, fx),
@@ -272,7 +283,8 @@ impl Core {
             return Some(Now(0));
         }
         let timer = self.timers.first().map(|(at, _)| *at);
-        [timer, self.reclaim_at, self.drain_at].into_iter().flatten().min()
+        let draining = self.draining.map(|draining| draining.next);
+        [timer, self.reclaim_at, self.drain_at, draining].into_iter().flatten().min()
     }
 
     /// Driver data of a live allocation: bytes in use, and the bytes.
@@ -308,6 +320,7 @@ impl Core {
             self.scan_if_room(now, fx);
         }
         self.drain(fx);
+        self.give_up(fx);
         self.reclaim_again();
         // Last: a holder is told of an end only when the generation page shows it.
         for client in std::mem::take(&mut self.eventful) {

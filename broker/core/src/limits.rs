@@ -48,6 +48,13 @@ pub const RECLAIM_CLIENTS_PER_STEP: usize = 1024;
 /// Time between two looks at accounts that are above a lowered cap: each looks at every account.
 pub const DRAIN_PAUSE_US: u64 = 100_000;
 
+/// Most evictions in one step of a broker that is being drained: some 50 us, and the next poll goes on at once.
+pub const DRAINED_PER_STEP: usize = 64;
+
+/// Notes of what happened that are kept until the daemon takes them, which it does after each step: a step makes at
+/// most those of a full message with the evictions for it.
+pub const NOTES_KEPT: usize = 1024;
+
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 

@@ -9,6 +9,7 @@ use crate::lists::List;
 use crate::slots::NONE;
 use crate::state::{AllocationLinks, AllocationList, State};
 use fdbroker_protocol::Resource;
+use fdbroker_protocol::admin::EventKind;
 
 impl Core {
     /// The list and its links, taken out for the moment; the caller puts the list back.
@@ -138,7 +139,7 @@ impl Core {
     }
 
     /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
-    fn evict(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn evict(&mut self, slot: u32, fx: &mut Effects) {
         assert!(
             self.allocations[slot].state == State::Held,
             "invariant 5: only held fds are evicted"
@@ -146,6 +147,7 @@ impl Core {
         self.lru_remove(slot);
         self.allocations[slot].state = State::Evicted;
         self.counters.evictions += 1;
+        self.note_of_allocation(EventKind::Evict, slot);
         self.close_held(slot, fx);
     }
 

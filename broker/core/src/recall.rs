@@ -7,6 +7,7 @@ use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply, Wanted};
 use crate::ledger::{Blocked, Charge};
 use crate::slots::NONE;
 use crate::state::{AllocationList, Recall, State, Timer};
+use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Status};
 
 impl Core {
@@ -29,7 +30,8 @@ impl Core {
             return Err(blocked);
         }
         let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
-        let recall = Recall { waiters: Vec::new(), promised_to, deadline, overdue: false };
+        let (waiters, overdue) = (Vec::new(), false);
+        let recall = Recall { since: now, waiters, promised_to, deadline, overdue };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations[slot].recall = number;
         self.allocations[slot].state = State::Recalling;
@@ -39,6 +41,7 @@ impl Core {
         }
         self.link(slot, AllocationList::Event);
         self.counters.recalls += 1;
+        self.note_of_allocation(EventKind::Recall, slot);
         Ok(())
     }
 
@@ -242,6 +245,8 @@ impl Core {
     /// The fd takes the place that was reserved for it; who waited is served before anyone else.
     fn hold_supplied(&mut self, now: Now, slot: u32, index: u16, fd_offset: u64, fx: &mut Effects) {
         fx.list.push(Effect::StoreArrived { index, slot });
+        let since = self.recalls[self.allocations[slot].recall].since;
+        fx.recalled_us.push(now.0.saturating_sub(since.0));
         self.held_now += 1;
         self.allocations[slot].fd_offset = fd_offset;
         if self.allocations[slot].keep {
@@ -298,6 +303,7 @@ impl Core {
         self.recalls[number].overdue = true;
         self.client_mut(owner).overdue += 1;
         self.counters.recalls_silent += 1;
+        self.note_of_allocation(EventKind::Silent, slot);
         self.set_silent(owner, true);
         self.free_promise(number);
         for seq in std::mem::take(&mut self.recalls[number].waiters) {

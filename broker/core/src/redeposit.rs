@@ -96,8 +96,9 @@ impl Core {
             return Err(code.into());
         }
         if let Err(blocked) = self.charge_allocation(client, deposit.keep) {
-            self.counters.refusals += 1;
-            return Err(self.no_quota(blocked));
+            let status = self.no_quota(blocked);
+            self.count_refusal(client, status);
+            return Err(status);
         }
         let waiters = self.end_recall(slot);
         let domain = self.client_mut(client).domain;

@@ -7,6 +7,7 @@ use crate::ledger::{Blocked, Charge, Holder};
 use crate::lists::List;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, State};
+use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 /// What becomes of a deposit.
@@ -41,6 +42,11 @@ impl Core {
         }
         let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());
         if deposits.is_empty() && self.client_mut(client.0).credits == 0 && wanted > 0 {
+            if self.is_turned_away(client.0) {
+                let status = ErrorCode::ShuttingDown.into();
+                fx.list.push(Effect::Failed { client, request, status });
+                return;
+            }
             return self.wait_for_credits(now, client, request, wanted, deadline, fx);
         }
         let begin = fx.registered.len();
@@ -158,15 +164,18 @@ impl Core {
     }
 
     fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
+        if self.is_turned_away(owner) {
+            return Outcome::Refused(ErrorCode::ShuttingDown.into());
+        }
         if !self.allocations.has_room() {
             let blocked = Blocked { resource: Resource::Allocations, account: Holder::Node };
             let status =
                 Status { value: u64::from(self.config.max_slots).into(), ..self.no_quota(blocked) };
-            return self.refuse_deposit(status);
+            return self.refuse_deposit(owner, status);
         }
         if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
             let status = self.no_quota(blocked);
-            return self.refuse_deposit(status);
+            return self.refuse_deposit(owner, status);
         }
         let evictable = deposit.recallable && !deposit.keep;
         let fits = self.charge_bytes(owner, deposit.size_bytes, true, &[], fx);
@@ -176,7 +185,7 @@ impl Core {
             self.release_charge(owner, Charge::Allocations(1));
             self.release_charge(owner, Charge::Kept(deposit.keep.into()));
             let status = self.no_quota(blocked);
-            return self.refuse_deposit(status);
+            return self.refuse_deposit(owner, status);
         }
         let state = match (fits.is_ok(), evictable) {
             (true, true) => State::Held,
@@ -184,6 +193,7 @@ impl Core {
             (false, _) => State::Evicted,
         };
         let id = self.insert_allocation(owner, deposit, state);
+        self.note_of_allocation(EventKind::Deposit, id.slot);
         fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
             return Outcome::Closed(id);
@@ -194,8 +204,8 @@ impl Core {
         Outcome::Kept(id)
     }
 
-    fn refuse_deposit(&mut self, status: Status) -> Outcome {
-        self.counters.refusals += 1;
+    fn refuse_deposit(&mut self, owner: u32, status: Status) -> Outcome {
+        self.count_refusal(owner, status);
         Outcome::Refused(status)
     }
 

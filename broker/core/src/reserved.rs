@@ -116,8 +116,13 @@ impl Core {
     /// A request waits until a reserved slot is named again, or ends.
     pub(crate) fn wait_for_owner(&mut self, slot: u32, seq: u64) {
         if self.allocations[slot].recall == NONE {
-            let recall =
-                Recall { waiters: Vec::new(), promised_to: None, deadline: None, overdue: false };
+            let recall = Recall {
+                since: self.now,
+                waiters: Vec::new(),
+                promised_to: None,
+                deadline: None,
+                overdue: false,
+            };
             let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
             self.allocations[slot].recall = number;
         }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::Core;
+use crate::acts::Draining;
 use crate::api::{Config, DomainKey, JobKey, Now};
 use crate::config::ConfigError;
 use crate::fairness::Rooms;
@@ -108,6 +109,7 @@ impl Core {
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
         core.restore_job_peaks(&saved.jobs)?;
         core.table.peak = saved.table_peak;
+        core.draining = saved.draining.map(|serials| Draining { serials, next: Now(0) });
         // The caps may be other ones.
         core.caps_changed();
         Ok(core)
@@ -379,7 +381,10 @@ impl Core {
     }
 
     fn restore_recall(&mut self, slot: u32, deadline: Option<Now>, overdue: bool) {
-        let recall = Recall { waiters: Vec::new(), promised_to: None, deadline, overdue };
+        // Of one that is overdue it is not known any more: counted from here on.
+        let timeout = self.config.recall_timeout_us;
+        let since = deadline.map_or(self.now, |at| Now(at.0.saturating_sub(timeout)));
+        let recall = Recall { since, waiters: Vec::new(), promised_to: None, deadline, overdue };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations[slot].recall = number;
         self.set_recall_timer(slot, deadline);

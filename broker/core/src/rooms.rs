@@ -237,7 +237,7 @@ impl Core {
             self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
             return;
         };
-        self.counters.refusals += 1;
+        self.count_refusal(client.0, status);
         fx.list.push(Effect::Failed { client, request, status });
     }
 
@@ -347,7 +347,7 @@ impl Core {
                     return;
                 }
                 let status = self.no_credit(client);
-                self.counters.refusals += 1;
+                self.count_refusal(client.0, status);
                 fx.list.push(Effect::Failed { client, request, status });
             }
         }

@@ -33,6 +33,8 @@ pub struct Saved {
     pub(crate) turns: u64,
     /// Gone clients not yet torn down, in their turn.
     pub(crate) dying: Vec<u32>,
+    /// Being drained: clients ever connected when that began.
+    pub(crate) draining: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -209,6 +211,7 @@ impl Core {
             idle: self.idle_order(),
             turns: self.rooms.turns_given(),
             dying: self.dying.iter().copied().collect(),
+            draining: self.draining.map(|draining| draining.serials),
         }
     }
 

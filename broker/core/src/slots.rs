@@ -2,6 +2,7 @@
 //! used up is retired. Must never give out the same (slot, generation) twice.
 
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// No slot.
 pub const NONE: u32 = u32::MAX;
@@ -239,9 +240,16 @@ impl<T> Slots<T> {
 
     /// Full slots from `from` on, in order.
     pub fn iter_from(&self, from: u32) -> impl Iterator<Item = (u32, &T)> {
-        (from..self.slots()).filter_map(|slot| match &self.entries[slot as usize].content {
-            Content::Full(value) => Some((slot, value)),
-            Content::Free { .. } => None,
+        self.iter_within(from..self.slots())
+    }
+
+    /// Full slots of a range, in order. However few are full, the time is that of the range.
+    pub fn iter_within(&self, slots: Range<u32>) -> impl Iterator<Item = (u32, &T)> {
+        (slots.start..slots.end.min(self.slots())).filter_map(|slot| {
+            match &self.entries[slot as usize].content {
+                Content::Full(value) => Some((slot, value)),
+                Content::Free { .. } => None,
+            }
         })
     }
 }

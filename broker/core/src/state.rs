@@ -178,6 +178,8 @@ impl Nodes for LeaseLinks<'_> {
 /// the allocation is not evictable.
 #[derive(Debug)]
 pub struct Recall {
+    /// When it was asked for.
+    pub since: Now,
     /// Parked requests that wait for it, by arrival; at most those of all clients.
     pub waiters: Vec<u64>,
     /// The client charged for the lease place that goes with it.

@@ -5,6 +5,7 @@ use fdbroker_protocol::{
     AllocationId, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
+mod acts;
 mod lives;
 mod portions;
 mod pressure;
@@ -315,6 +316,18 @@ fn acquire_when_evicted_then_recalled_and_granted_on_supply() {
     let effects = world.supply(id, Ok(0), 1);
     assert!(effects.contains(&Effect::StoreArrived { index: 0, slot: id.slot }));
     assert_eq!(answer(&world, &effects, request), Some(Status::OK));
+}
+
+#[test]
+fn supply_when_awaited_then_says_how_long_it_took_and_otherwise_nothing() {
+    let (mut world, id) = one_evicted();
+    world.acquire(USER, &[Ok(id)], 1000);
+    world.close_all();
+    world.at(7);
+    world.supply(id, Ok(0), 1);
+    assert_eq!(world.fx.recalled_us, [7 * MS]);
+    world.supply(id, Ok(0), 1);
+    assert!(world.fx.recalled_us.is_empty());
 }
 
 #[test]

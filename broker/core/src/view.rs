@@ -1,12 +1,13 @@
 //! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
 
 use crate::Core;
-use crate::api::{ClientId, DomainKey, JobKey, LeaseId, Now};
+use crate::api::{CapsOfLevels, ClientId, Config, DomainKey, JobKey, LeaseId, Now};
 use crate::ledger::{Account, cap_of};
 use crate::slots::NONE;
 use crate::state::State;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, MemoryKind, Resource, Share};
+use std::ops::Range;
 
 /// Counts since start, and of what is connected now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct Totals {
     pub closing_now: u64,
     /// Domains.
     pub domains: u32,
+    /// Jobs.
+    pub jobs: u32,
     /// Parked requests.
     pub parked: u32,
     /// Counts.
@@ -152,6 +155,10 @@ pub struct ClientView {
 /// One domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DomainView {
+    /// Its number.
+    pub number: u32,
+    /// Its clients, those being torn down included.
+    pub clients: u32,
     /// Listener and uid.
     pub key: DomainKey,
     /// What it is charged for.
@@ -163,6 +170,8 @@ pub struct DomainView {
 /// One job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobView {
+    /// Its number.
+    pub number: u32,
     /// Its domain.
     pub domain: DomainKey,
     /// Its own key.
@@ -195,14 +204,33 @@ impl Core {
             held_now: self.held_now,
             closing_now: self.closings.len() as u64,
             domains: u32::try_from(self.domains.len()).expect("at most max_domains"),
+            jobs: u32::try_from(self.jobs.len()).unwrap_or(u32::MAX),
             parked: u32::try_from(self.parked.len()).unwrap_or(u32::MAX),
             counters: self.counters,
         }
     }
 
+    /// Slots of allocations, those included that are free again.
+    pub fn allocation_slots(&self) -> u32 {
+        self.allocations.slots()
+    }
+
+    /// Slots of leases, those included that are free again.
+    pub fn lease_slots(&self) -> u32 {
+        self.leases.slots()
+    }
+
     /// Allocations from a slot on, in slot order.
     pub fn allocations(&self, cursor: u32) -> impl Iterator<Item = AllocationView> + '_ {
-        self.allocations.iter_from(cursor).map(|(slot, allocation)| AllocationView {
+        self.allocations_within(cursor..self.allocations.slots())
+    }
+
+    /// Allocations of some slots, in slot order.
+    pub fn allocations_within(
+        &self,
+        slots: Range<u32>,
+    ) -> impl Iterator<Item = AllocationView> + '_ {
+        self.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
             id: self.id_of(slot),
             state: match allocation.state {
                 State::Held => AllocationState::Held,
@@ -243,7 +271,12 @@ impl Core {
 
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
     pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
-        self.leases.iter_from(cursor).map(|(slot, lease)| {
+        self.leases_within(cursor..self.leases.slots())
+    }
+
+    /// Leases of some slots, in slot order.
+    pub fn leases_within(&self, slots: Range<u32>) -> impl Iterator<Item = LeaseView> + '_ {
+        self.leases.iter_within(slots).map(|(slot, lease)| {
             let allocation = &self.allocations[lease.allocation];
             LeaseView {
                 id: self.lease_id(slot),
@@ -280,9 +313,22 @@ impl Core {
         })
     }
 
-    /// Jobs in use.
-    pub fn jobs(&self) -> impl Iterator<Item = JobView> + '_ {
-        self.jobs.iter_from(0).map(|(_, job)| JobView {
+    /// The caps in force.
+    pub fn caps(&self) -> CapsOfLevels {
+        let Config { node, domain, job, client, .. } = self.config;
+        CapsOfLevels { node, domain, job, client }
+    }
+
+    /// The job of a client, if it is of one.
+    pub fn job_of(&self, client: ClientId) -> Option<JobKey> {
+        let client = self.clients.get(client.0 as usize)?.as_deref()?;
+        client.job.map(|job| self.jobs[job].key.1)
+    }
+
+    /// Jobs in use from a number on, in order.
+    pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = JobView> + '_ {
+        self.jobs.iter_from(cursor).map(|(number, job)| JobView {
+            number,
             domain: job.key.0,
             key: job.key.1,
             account: job.account,
@@ -290,9 +336,11 @@ impl Core {
         })
     }
 
-    /// Domains in use.
-    pub fn domains(&self) -> impl Iterator<Item = DomainView> + '_ {
-        self.domains.iter_from(0).map(|(_, domain)| DomainView {
+    /// Domains in use from a number on, in order.
+    pub fn domains(&self, cursor: u32) -> impl Iterator<Item = DomainView> + '_ {
+        self.domains.iter_from(cursor).map(|(number, domain)| DomainView {
+            number,
+            clients: domain.clients,
             key: domain.key,
             account: domain.account,
             refused: domain.refused,

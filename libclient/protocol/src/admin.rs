@@ -1,12 +1,26 @@
-//! Messages on the administrator's socket: read-only queries, answered in pages by slot cursor so
+//! Messages on the administrator's socket: queries, answered in pages by slot cursor so
 //! that none holds the daemon's loop for long. Same framing and header as the client's socket; no hello.
 
+mod acts;
+mod events;
+
+pub use acts::{Act, ActOutcome, ActRecord, act_flags};
+pub use events::{EventKind, EventRecord};
+
 use crate::error::wire_enum;
-use crate::limits::NAME_BYTES;
+use crate::limits::{JOB_NAME_BYTES, NAME_BYTES};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
 };
+
+mod accounts;
+mod limits;
+mod metrics;
+
+pub use accounts::AccountRecord;
+pub use limits::{CAPPED, CapsRecord, LimitChange, Limits, SetLimit};
+pub use metrics::{BUCKET_BOUNDS_US, Histogram, Metrics};
 
 wire_enum! {
     /// Which records a query wants.
@@ -19,6 +33,8 @@ wire_enum! {
         Pid = 2, "pid";
         /// Those of the uid `value`.
         Uid = 3, "uid";
+        /// Those of the job with the key `value` (the owner's for allocations, the holder's for leases).
+        Job = 4, "job";
     }
 }
 
@@ -163,6 +179,14 @@ pub struct NodeStatus {
     pub parkings: U64,
     /// Requests refused with NO_QUOTA since start.
     pub refusals: U64,
+    /// Allocations registered to outlive their owner.
+    pub kept_allocations: Use,
+    /// Leases asked for since start.
+    pub reclaims: U64,
+    /// Jobs in use.
+    pub jobs: U32,
+    /// 1 = it is being drained.
+    pub draining: U32,
 }
 
 wire_enum! {
@@ -183,7 +207,7 @@ wire_enum! {
     }
 }
 
-/// One allocation, 96 bytes.
+/// One allocation, 152 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -227,9 +251,13 @@ pub struct AllocationRecord {
     pub inode: U64,
     /// The owner's name.
     pub owner_name: [u8; NAME_BYTES],
+    /// Key of the owner's job; 0 = none, or the owner is gone.
+    pub job: U64,
+    /// Its name, see [`AccountRecord::name`].
+    pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One lease, 80 bytes.
+/// One lease, 128 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -259,11 +287,13 @@ pub struct LeaseRecord {
     pub age_ms: U64,
     /// The holder's name.
     pub name: [u8; NAME_BYTES],
-    /// Reserved, 0.
-    pub reserved: U64,
+    /// Key of the holder's job; 0 = none.
+    pub job: U64,
+    /// Its name, see [`AccountRecord::name`].
+    pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One client, 96 bytes.
+/// One client, 144 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -295,6 +325,8 @@ pub struct ClientRecord {
     pub listener: U32,
     /// Its name.
     pub name: [u8; NAME_BYTES],
-    /// Reserved, 0.
-    pub reserved: U64,
+    /// Key of its job; 0 = none.
+    pub job: U64,
+    /// Its name, see [`AccountRecord::name`].
+    pub job_name: [u8; JOB_NAME_BYTES],
 }

@@ -25,6 +25,9 @@ pub const MAX_ADMIN_MESSAGE_BYTES: usize = 32 * 1024;
 /// Bytes of a client's name: the kernel's `TASK_COMM_LEN` (include/linux/sched.h).
 pub const NAME_BYTES: usize = 16;
 
+/// Bytes of a job's name: `k8s:` and a pod's UID are 40; a unit's name that is longer is cut.
+pub const JOB_NAME_BYTES: usize = 48;
+
 /// Longest wait a client may ask for, in ms: one hour. A longer one is cut to this, so that every
 /// parked request has an end.
 pub const MAX_DEADLINE_MS: u32 = 3_600_000;

@@ -83,6 +83,42 @@ wire_enum! {
         AdminTakeoverOffer = 0x89, "admin takeover offer";
         /// Either: [`crate::admin::TakeoverStep`].
         AdminTakeoverStep = 0x8a, "admin takeover step";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminJobs = 0xa0, "admin jobs";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per job of a domain.
+        AdminJobsReply = 0xa1, "admin jobs reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminDomains = 0xa2, "admin domains";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per domain.
+        AdminDomainsReply = 0xa3, "admin domains reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Limits`].
+        AdminLimits = 0xa4, "admin limits";
+        /// Broker: [`crate::admin::Limits`].
+        AdminLimitsReply = 0xa5, "admin limits reply";
+        /// Administrator: change a cap. Body [`crate::admin::SetLimit`].
+        AdminSetLimit = 0xa6, "admin set limit";
+        /// Broker: [`crate::admin::LimitChange`].
+        AdminSetLimitReply = 0xa7, "admin set limit reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Metrics`].
+        AdminMetrics = 0xa8, "admin metrics";
+        /// Broker: [`crate::admin::Metrics`].
+        AdminMetricsReply = 0xa9, "admin metrics reply";
+        /// Administrator: close the fds of those chosen. Body [`crate::admin::Act`].
+        AdminEvict = 0xb0, "admin evict";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::ActRecord`]s, at most [`crate::limits::ENDS_PER_MESSAGE`].
+        AdminEvictReply = 0xb1, "admin evict reply";
+        /// Administrator: end those chosen. Body [`crate::admin::Act`].
+        AdminRevoke = 0xb2, "admin revoke";
+        /// Broker: as to an evict.
+        AdminRevokeReply = 0xb3, "admin revoke reply";
+        /// Administrator: take in nothing new and give up what can be. Body [`crate::admin::Act`].
+        AdminDrain = 0xb4, "admin drain";
+        /// Broker: one [`crate::admin::NodeStatus`].
+        AdminDrainReply = 0xb5, "admin drain reply";
+        /// Administrator: tell me what happens, until this connection ends. Body [`crate::admin::Act`].
+        AdminWatch = 0xb6, "admin watch";
+        /// Broker, at once without any, then as they happen: [`crate::admin::EventRecord`]s.
+        AdminEvents = 0xb7, "admin events";
     }
 }
 
@@ -462,4 +498,12 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("admin::AllocationRecord", size_of::<crate::admin::AllocationRecord>()),
     ("admin::LeaseRecord", size_of::<crate::admin::LeaseRecord>()),
     ("admin::ClientRecord", size_of::<crate::admin::ClientRecord>()),
+    ("admin::AccountRecord", size_of::<crate::admin::AccountRecord>()),
+    ("admin::Limits", size_of::<crate::admin::Limits>()),
+    ("admin::SetLimit", size_of::<crate::admin::SetLimit>()),
+    ("admin::LimitChange", size_of::<crate::admin::LimitChange>()),
+    ("admin::Metrics", size_of::<crate::admin::Metrics>()),
+    ("admin::Act", size_of::<crate::admin::Act>()),
+    ("admin::ActRecord", size_of::<crate::admin::ActRecord>()),
+    ("admin::EventRecord", size_of::<crate::admin::EventRecord>()),
 ];

@@ -2,13 +2,16 @@
 //! of it in the daemon, and what both do to the grants of a client. Prints; must never assert a time.
 //!
 //! `cargo bench -p fdbroker [-- --allocations N] [-- --grants N]`. Three processes work at once (the daemon, the
-//! client here, `ls`): with fewer cores they wait for each other, which the line "beside a busy process" shows.
+//! client here, `ls`): with fewer cores they wait for each other, which the line "beside a busy process" shows; CPU times
+//! do not depend on that.
 
 mod page;
 
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Client, Deadline};
 use fdbroker_protocol::Handle;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,6 +25,8 @@ const GRANTS: usize = 50_000;
 const ALLOCATION_BYTES: usize = 4096;
 /// Grants go over the youngest so many, which the broker still holds.
 const GRANTED: usize = 2000;
+/// Allocations whose pages are measured by themselves.
+const PAGES_HELD: usize = 10_000;
 /// Runs of each `ls`.
 const RUNS: usize = 10;
 
@@ -36,6 +41,8 @@ fn main() {
     let broker = Broker::start();
     let began = Instant::now();
     let owner = connect(&broker.socket, "bench-owner");
+    // Before the table is full of deposits.
+    let consumer = connect(&broker.socket, "bench-consumer");
     let (_arena, _buffers, handles) = deposit(&owner, allocations);
     let took = began.elapsed().as_secs_f64();
     println!("{allocations} allocations deposited in {took:.1} s; all times in ms unless said");
@@ -47,23 +54,28 @@ fn main() {
         &["ls", "--sort", "NAME"],
         &["ls", "--filter", "MAPPED > 0 and NAME =~ x"],
     ] {
+        let before = cpu_of_children_ms();
         let mut times: Vec<Duration> = (0..RUNS).map(|_| broker.list(arguments)).collect();
         println!(
-            "{:<44} median {:>7.1}  worst {:>7.1}",
+            "{:<46} median {:>7.1}  worst {:>7.1}  its CPU time {:>6.1}",
             format!("fdbroker {}", arguments.join(" ")),
             quantile_us(&mut times, 500) / 1000.0,
             quantile_us(&mut times, 1000) / 1000.0,
+            (cpu_of_children_ms() - before) / RUNS as f64,
         );
     }
-    let mut times = page::round_trips(&broker.admin_socket);
-    println!(
-        "one page, query sent to answer received, us: p50 {:.0}  p99 {:.0}  worst {:.0}",
-        quantile_us(&mut times, 500),
-        quantile_us(&mut times, 990),
-        quantile_us(&mut times, 1000)
-    );
-
-    let consumer = connect(&broker.socket, "bench-consumer");
+    // The youngest are those that the broker holds.
+    for (what, first) in [("all", 0), ("held", allocations.saturating_sub(PAGES_HELD))] {
+        let before = broker.cpu();
+        let mut times = page::round_trips(&broker.admin_socket, first);
+        let cpu = (broker.cpu() - before).as_nanos() as f64 / 1000.0 / times.len() as f64;
+        println!(
+            "{:>4} pages of {what:<4} us: p50 {:>6.1}  p99 {:>6.1}  CPU time of the broker's loop each {cpu:>6.1}",
+            times.len(),
+            quantile_us(&mut times, 500),
+            quantile_us(&mut times, 990),
+        );
+    }
     let handles = &handles[handles.len().saturating_sub(GRANTED)..];
     measure_grants(&consumer, handles, grants / 5);
     report("grants, quiet", &mut measure_grants(&consumer, handles, grants));
@@ -139,6 +151,13 @@ fn quantile_us(times: &mut [Duration], per_mille: usize) -> f64 {
     times[(times.len() - 1) * per_mille / 1000].as_nanos() as f64 / 1000.0
 }
 
+/// CPU time of all children that have ended.
+fn cpu_of_children_ms() -> f64 {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("getrusage");
+    let ms = |time: TimeVal| time.tv_sec() as f64 * 1000.0 + time.tv_usec() as f64 / 1000.0;
+    ms(usage.user_time()) + ms(usage.system_time())
+}
+
 /// A private broker, ended with this.
 struct Broker {
     child: Child,
@@ -155,6 +174,18 @@ impl Broker {
         let lines = BufReader::new(child.stdout.as_mut().expect("piped")).lines();
         let places: Vec<PathBuf> = lines.take(2).map(|it| it.expect("readable").into()).collect();
         Broker { child, socket: places[0].clone(), admin_socket: places[1].clone() }
+    }
+
+    /// CPU time of its main thread, which is its loop.
+    fn cpu(&self) -> Duration {
+        let mut command = Command::new(FDBROKER);
+        command.args(["status", "--json"]).env("FDBROKER_ADMIN_SOCKET", &self.admin_socket);
+        let output = command.output().expect("it starts");
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let path = format!("/proc/{0}/task/{0}/schedstat", status["pid"]);
+        let text = std::fs::read_to_string(path).expect("CONFIG_SCHED_INFO, as everywhere");
+        let nanos = text.split_whitespace().next().expect("time on the CPU, in ns");
+        Duration::from_nanos(nanos.parse().expect("a number"))
     }
 
     /// Runs a command to its end.

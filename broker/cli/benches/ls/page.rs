@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
 
-/// The round trips of all pages of allocations.
-pub fn round_trips(admin_socket: &Path) -> Vec<Duration> {
+/// The round trips of all pages of allocations from slot `first` on.
+pub fn round_trips(admin_socket: &Path, first: usize) -> Vec<Duration> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let admin = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
     let address = UnixAddr::new(admin_socket).expect("a short path");
     connect(admin.as_raw_fd(), &address).expect("the broker listens");
     let mut buffer = vec![0; MAX_ADMIN_MESSAGE_BYTES];
     let mut fds = ReceivedFds::with_capacity(0);
-    let (mut times, mut writer, mut cursor) = (Vec::new(), Writer::new(), 0);
+    let mut cursor = u32::try_from(first).expect("a slot");
+    let (mut times, mut writer) = (Vec::new(), Writer::new());
     loop {
         writer.start(Kind::AdminAllocations, 1).push(&Query {
             cursor: cursor.into(),

@@ -58,7 +58,7 @@ pub fn run(once: bool, interval: Duration) -> Result<()> {
     }
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Error::Usage(
-            "top needs a terminal for its keys and its screen; `fdbroker top --once` prints one frame anywhere".into(),
+            "top needs a terminal for its keys and its screen; elsewhere use `fdbroker top --once`, which prints one frame, or `fdbroker watch`".into(),
         ));
     }
     let mut admin = Admin::from_env()?;

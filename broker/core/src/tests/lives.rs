@@ -398,7 +398,7 @@ fn keep_when_its_owner_dies_then_it_lives_for_the_ttl_charged_to_the_domain() {
     let effects = world.gone(OWNER);
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Publish { .. })), "{effects:?}");
     let lease = world.grant(USER, kept);
-    let domain = world.core.domains().next().expect("one").account;
+    let domain = world.core.domains(0).next().expect("one").account;
     assert_eq!(domain.now(Resource::KeptAllocations), 1);
     assert_eq!(world.client(USER).account.now(Resource::KeptAllocations), 0);
     world.at(999);

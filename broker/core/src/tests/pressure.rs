@@ -14,7 +14,25 @@ fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
 }
 
 fn job_of(world: &World, key: JobKey) -> Option<JobView> {
-    world.core.jobs().find(|job| job.key == key)
+    world.core.jobs(0).find(|job| job.key == key)
+}
+
+#[test]
+fn view_when_a_client_is_of_a_job_then_says_which_and_the_caps_in_force() {
+    let job = Caps { open_leases: 1, ..Caps::NONE };
+    let mut world = World::new(Config { job, ..config() });
+    let client = ClientId(3);
+    connect_in_job(&mut world, client, JOB);
+    assert_eq!((world.core.job_of(client), world.core.job_of(USER)), (Some(JOB), None));
+    assert_eq!(world.core.job_of(ClientId(4)), None);
+    let number = job_of(&world, JOB).expect("in use").number;
+    assert_eq!(world.core.jobs(number + 1).count(), 0);
+    let mut caps = world.core.caps();
+    assert_eq!(caps.job, job);
+    *cap_of_mut(&mut caps.job, Resource::OpenLeases).expect("has a cap") = 9;
+    assert_eq!(cap_of_mut(&mut caps.job, Resource::OwnFds), None);
+    world.step(Input::SetCaps { caps: &caps });
+    assert_eq!(cap_of(&world.core.caps().job, Resource::OpenLeases), 9);
 }
 
 #[test]
@@ -62,7 +80,7 @@ fn gone_when_the_last_of_a_job_then_the_job_is_forgotten_and_its_closing_fds_are
     assert_eq!(job_of(&world, JOB).map(|job| job.clients), Some(1));
     world.step(Input::Gone { client });
     assert_eq!(job_of(&world, JOB), None);
-    let domain = world.core.domains().next().expect("the others' domain");
+    let domain = world.core.domains(0).next().expect("the others' domain");
     let credits: u64 = world.core.clients(0).map(|client| client.credits).sum();
     assert_eq!(domain.account.now(Resource::HeldFds), credits + 1);
     world.close_all();

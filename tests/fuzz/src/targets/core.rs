@@ -12,6 +12,9 @@ use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MemoryKind, Share, Stat
 use fdbrokerd::fuzzing;
 use std::collections::BTreeSet;
 
+/// Choices from here on are the administrator's: the last of a byte, so that the others keep their meaning.
+const ACTS_FROM: u8 = 247;
+
 const CLIENTS: u32 = 6;
 const SLOTS: u32 = 12;
 /// Steps between two looks at every sum and list.
@@ -143,6 +146,9 @@ impl World {
         let choice = bytes.u8();
         let client = ClientId(bytes.below(CLIENTS as usize) as u32);
         let Client { is_connected, is_gone, .. } = *self.of(client);
+        if choice >= ACTS_FROM {
+            return self.administer(bytes);
+        }
         match choice % 19 {
             18 => self.restart(),
             17 => self.set_caps(bytes),
@@ -171,6 +177,17 @@ impl World {
             11 | 12 => self.supply(client, bytes),
             13 => self.take_events(client),
             _ => self.after_crash(client, bytes),
+        }
+    }
+
+    /// An act of the administrator.
+    fn administer(&mut self, bytes: &mut Bytes<'_>) {
+        let what = bytes.u8();
+        let ids = self.some(bytes, Self::id);
+        match what & 3 {
+            0 => self.step(Input::Evict { ids: &ids }, 0),
+            1 => self.step(Input::Revoke { ids: &ids }, 0),
+            _ => self.step(Input::SetDraining { draining: what & 1 != 0 }, 0),
         }
     }
 

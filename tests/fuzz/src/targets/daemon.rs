@@ -264,14 +264,20 @@ impl Bench {
         let raw;
         let message = match what & 64 {
             0 => {
-                let kind = [0x80, 0x82, 0x84, 0x86][usize::from(what & 3)];
+                let kinds = match what & 48 {
+                    0 => [0x80, 0x82, 0x84, 0x86],
+                    16 => [0xa0, 0xa2, 0xa4, 0xa8],
+                    _ => [0xb0, 0xb2, 0xb4, 0xb6],
+                };
+                let kind = kinds[usize::from(what & 3)];
                 let kind = Kind::from_number(kind).expect("a query");
                 let (cursor, filter, value) = (bytes.u8(), bytes.u8(), bytes.u16());
                 let query = Query {
                     cursor: u32::from(cursor).into(),
                     filter: u32::from(filter).into(),
                     value: u64::from(value).into(),
-                    reserved: 0.into(),
+                    // The flags of an act.
+                    reserved: u64::from(what >> 2 & 3).into(),
                 };
                 self.writer.start(kind, 7).push(&query);
                 self.writer.finish(0, 0)

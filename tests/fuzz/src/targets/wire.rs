@@ -2,7 +2,8 @@
 //! bytes. Must never read past the input, whatever its counts say.
 
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, LeaseRecord, NodeStatus, Page, Query,
+    AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, LimitChange, Limits, Metrics,
+    NodeStatus, Page, Query, SetLimit,
 };
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::{
@@ -48,13 +49,25 @@ fn by_kind(message: &Message<'_>) {
         Kind::Revoked => items::<RevokedItem>(message),
         Kind::Drained => items::<DrainedItem>(message),
         Kind::GoingAway => body::<GoingAway>(message),
-        Kind::AdminStatus | Kind::AdminAllocations | Kind::AdminLeases | Kind::AdminClients => {
-            body::<Query>(message);
-        }
+        Kind::AdminStatus
+        | Kind::AdminAllocations
+        | Kind::AdminLeases
+        | Kind::AdminClients
+        | Kind::AdminJobs
+        | Kind::AdminDomains
+        | Kind::AdminLimits
+        | Kind::AdminMetrics => body::<Query>(message),
         Kind::AdminStatusReply => body::<NodeStatus>(message),
         Kind::AdminAllocationsReply => head_and_items::<Page, AllocationRecord>(message),
         Kind::AdminLeasesReply => head_and_items::<Page, LeaseRecord>(message),
         Kind::AdminClientsReply => head_and_items::<Page, ClientRecord>(message),
+        Kind::AdminLimitsReply => body::<Limits>(message),
+        Kind::AdminSetLimit => body::<SetLimit>(message),
+        Kind::AdminSetLimitReply => body::<LimitChange>(message),
+        Kind::AdminMetricsReply => body::<Metrics>(message),
+        Kind::AdminJobsReply | Kind::AdminDomainsReply => {
+            head_and_items::<Page, AccountRecord>(message);
+        }
         // Kinds that come later are read as all the others are, in `run`.
         #[allow(unreachable_patterns)]
         _ => {}

@@ -1,0 +1,278 @@
+//! What evict and revoke have in common: what they are for, and how a broker is made to do it, a portion a message. Must
+//! never say that something is done which the broker has not said.
+
+use crate::admin::{Admin, Selection};
+use crate::error::{Error, Result};
+use crate::holders::{self, Subject};
+use crate::left::owner;
+use crate::output::{Column, Columns, Output, Side, human_size};
+use fdbroker_protocol::admin::{ActOutcome, ActRecord, Page, act_flags};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use zerocopy::little_endian::U32;
+
+/// Which act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Close the broker's fd.
+    Evict,
+    /// End the allocation.
+    Revoke,
+}
+
+impl Verb {
+    fn kinds(self) -> (Kind, Kind) {
+        match self {
+            Verb::Evict => (Kind::AdminEvict, Kind::AdminEvictReply),
+            Verb::Revoke => (Kind::AdminRevoke, Kind::AdminRevokeReply),
+        }
+    }
+
+    /// As the command is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Evict => "evict",
+            Verb::Revoke => "revoke",
+        }
+    }
+
+    /// `evicted`, `revoked`.
+    pub fn done(self) -> &'static str {
+        match self {
+            Verb::Evict => "evicted",
+            Verb::Revoke => "revoked",
+        }
+    }
+}
+
+/// What an act is for, with the words it was named by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    words: String,
+    selection: Selection,
+    /// It names one allocation.
+    pub is_one: bool,
+}
+
+impl Target {
+    /// Everything.
+    pub fn all() -> Self {
+        Target { words: "anybody".into(), selection: Selection::ALL, is_one: false }
+    }
+
+    /// What `subject` names on the broker's node.
+    pub fn of(subject: Subject, admin: &mut Admin) -> Result<Self> {
+        let (words, selection, is_one) = match subject {
+            Subject::Handle(handle) => {
+                if handle.prefix.node.get() != admin.status()?.node.get() {
+                    return Err(Error::NotFound(
+                        "this is a handle of another node, or of this one before a reboot; handles are good on their own node only".into(),
+                    ));
+                }
+                return Self::of(Subject::Allocation(handle.id()), admin);
+            }
+            Subject::Allocation(id) => (id.to_string(), Selection::allocation(id), true),
+            Subject::Pid(pid) => (format!("process {pid}"), Selection::pid(pid), false),
+            Subject::Uid(uid) => (format!("user {uid}"), Selection::uid(uid), false),
+            Subject::Job(name) => {
+                let selection = holders::job(&name, admin)?;
+                (format!("job {name}"), selection, false)
+            }
+        };
+        Ok(Target { words, selection, is_one })
+    }
+
+    fn not_found(&self) -> Error {
+        Error::NotFound(match self.is_one {
+            true => format!(
+                "no allocation {}: it has ended, or never was; `fdbroker ls` lists those that are",
+                self.words
+            ),
+            false => format!("no allocation is of {}; `fdbroker ls` lists all", self.words),
+        })
+    }
+}
+
+/// Those that `subjects` name, or all.
+pub fn targets(subjects: Vec<Subject>, admin: &mut Admin) -> Result<Vec<Target>> {
+    if subjects.is_empty() {
+        return Ok(vec![Target::all()]);
+    }
+    subjects.into_iter().map(|subject| Target::of(subject, admin)).collect()
+}
+
+/// Has the broker do it, or say what it would, and hands each allocation with what became of it to `each`.
+///
+/// # Errors
+/// NOT_FOUND when nothing is of the target; and that of `each`, at once.
+pub fn act(
+    admin: &mut Admin,
+    verb: Verb,
+    target: &Target,
+    is_dry: bool,
+    mut each: impl FnMut(ActOutcome, &ActRecord) -> Result<()>,
+) -> Result<()> {
+    let (query, reply) = verb.kinds();
+    let mut cursor = 0;
+    let mut found = false;
+    loop {
+        let flags = if is_dry { act_flags::DRY_RUN } else { 0 };
+        let body = target.selection.act(cursor, flags);
+        let message =
+            admin.exchange(query, &body, reply).map_err(|error| denied(error, verb.name()))?;
+        let (page, records) = message.head_and_items::<Page, ActRecord>()?;
+        let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
+        for record in records {
+            let outcome = ActOutcome::from_number(record.outcome.get());
+            let outcome = outcome.ok_or_else(|| Error::Other(unknown(record.outcome)))?;
+            if outcome == ActOutcome::NotFound {
+                return Err(target.not_found());
+            }
+            found = true;
+            each(outcome, record)?;
+        }
+        if done {
+            // To act upon nothing of everybody's is done when there is nothing.
+            return if found || target.words == Target::all().words {
+                Ok(())
+            } else {
+                Err(target.not_found())
+            };
+        }
+        // Growing cursors are what bounds this loop.
+        if next <= cursor {
+            return Err(Error::Other(format!(
+                "the broker's answer is broken: cursor {next} follows {cursor}"
+            )));
+        }
+        cursor = next;
+    }
+}
+
+fn unknown(outcome: U32) -> String {
+    format!(
+        "the broker answers with the unknown outcome {outcome}; use a command and a broker of the same release"
+    )
+}
+
+/// The broker's refusal of an act, as it is meant.
+pub fn denied(error: Error, what: &'static str) -> Error {
+    match error {
+        Error::Refused(ErrorCode::NotPermitted) => Error::NotAdministrator(what),
+        error => error,
+    }
+}
+
+/// The id of an allocation acted upon.
+pub fn id_of(record: &ActRecord) -> AllocationId {
+    let allocation = &record.allocation;
+    AllocationId { slot: allocation.slot.get(), generation: allocation.generation.get() }
+}
+
+/// Counts of what became of many.
+#[derive(Debug, Default)]
+pub struct Tally {
+    by_outcome: BTreeMap<ActOutcome, u64>,
+    /// Bytes of those done.
+    pub done_bytes: u64,
+}
+
+impl Tally {
+    /// One more.
+    pub fn add(&mut self, outcome: ActOutcome, record: &ActRecord) {
+        *self.by_outcome.entry(outcome).or_default() += 1;
+        if outcome == ActOutcome::Done {
+            self.done_bytes += record.allocation.size_bytes.get();
+        }
+    }
+
+    /// How many came to this.
+    pub fn of(&self, outcome: ActOutcome) -> u64 {
+        self.by_outcome.get(&outcome).copied().unwrap_or(0)
+    }
+
+    /// `3 resident, 1 recalling`: those that it was not done to.
+    pub fn others(&self) -> String {
+        let others = self.by_outcome.iter().filter(|(outcome, _)| **outcome != ActOutcome::Done);
+        let words: Vec<String> =
+            others.map(|(outcome, count)| format!("{count} {outcome}")).collect();
+        words.join(", ")
+    }
+}
+
+/// `1 allocation`, `12 allocations`.
+pub fn allocations(count: u64) -> String {
+    format!("{} allocation{}", crate::output::commas(count), if count == 1 { "" } else { "s" })
+}
+
+/// An allocation that an act was not done to, and why not.
+#[derive(Debug, Serialize)]
+pub struct Refused {
+    allocation: String,
+    reason: &'static str,
+    size_bytes: u64,
+    owner_pid: Option<u32>,
+    owner_uid: Option<u32>,
+    owner_name: String,
+}
+
+impl Refused {
+    /// Columns of the table.
+    pub const COLUMNS: &'static [Column] = &[
+        Column("ALLOCATION", Side::Left),
+        Column("STAYS", Side::Left),
+        Column("SIZE", Side::Right),
+        Column("OWNER", Side::Right),
+        Column("NAME", Side::Left),
+    ];
+
+    /// Of this outcome.
+    pub fn new(outcome: ActOutcome, record: &ActRecord) -> Self {
+        let (owner_pid, owner_uid, owner_name) = owner(&record.allocation);
+        let size_bytes = record.allocation.size_bytes.get();
+        let (allocation, reason) = (id_of(record).to_string(), outcome.name());
+        Refused { allocation, reason, size_bytes, owner_pid, owner_uid, owner_name }
+    }
+
+    fn row(&self) -> Vec<String> {
+        vec![
+            self.allocation.clone(),
+            self.reason.to_owned(),
+            human_size(self.size_bytes),
+            self.owner_pid.map_or_else(|| "gone".to_owned(), |pid| pid.to_string()),
+            self.owner_name.clone(),
+        ]
+    }
+}
+
+/// Those refused, as they come: rows of a table, or elements of a JSON array that the caller opens and closes.
+pub struct RefusedList {
+    is_json: bool,
+    table: Columns,
+    is_first: bool,
+}
+
+impl RefusedList {
+    /// An empty one.
+    pub fn new(is_json: bool) -> Self {
+        RefusedList { is_json, table: Columns::new(Refused::COLUMNS, true), is_first: true }
+    }
+
+    /// One more.
+    pub fn write(&mut self, refused: &Refused, out: &mut Output) -> Result<()> {
+        let is_first = std::mem::take(&mut self.is_first);
+        if !self.is_json {
+            return self.table.write(vec![refused.row()], out);
+        }
+        if !is_first {
+            out.text(",")?;
+        }
+        out.json(refused)
+    }
+
+    /// Whether there was none.
+    pub fn is_empty(&self) -> bool {
+        self.is_first
+    }
+}

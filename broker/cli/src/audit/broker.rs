@@ -1,0 +1,108 @@
+//! The broker itself: its fds against its ledger, allocations that nobody owns or holds, references to dma-bufs. Must
+//! never call an fd that is on its way in or out a drift.
+
+use super::book::{Book, Of};
+use super::finding::{Finding, Kind, count, list};
+use super::ledger::{Allocation, Ledger};
+use fdbroker_protocol::MemoryKind;
+use fdbroker_protocol::admin::AllocationState;
+
+/// Everything wrong with the broker's own fds, and orphans.
+pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
+    table(book, found);
+    sums(book, found);
+    orphans(book, found);
+    imports(book, found);
+}
+
+fn table(book: &Book<'_>, found: &mut Vec<Finding>) {
+    let (pid, look) = (book.broker(), book.look);
+    let Some(broker) = look.scan.processes.get(&pid).filter(|it| it.unread.is_none()) else {
+        return;
+    };
+    let fds = book.fds(broker);
+    let mut beyond = Vec::new();
+    for (of, fds) in &fds {
+        let may_hold = match of {
+            Of::Known(key) => book.memories.get(key).map_or(0, |memory| memory.records.0),
+            Of::Unknown(_) => 0,
+        };
+        let more = fds.len().saturating_sub(usize::try_from(may_hold).unwrap_or(usize::MAX));
+        beyond.extend(&fds[fds.len() - more..]);
+    }
+    let closing = look.before.closing_now.max(look.after.closing_now);
+    if beyond.len() as u64 > closing {
+        let numbers: Vec<u64> = beyond.iter().filter_map(|fd| u64::try_from(*fd).ok()).collect();
+        let what = format!(
+            "{} ({}) of memory that it does not count, {closing} closing",
+            count(beyond.len() as u64, "fd"),
+            list(&numbers),
+        );
+        found.push(Finding::of(Kind::Drift, pid, broker, what).fds(&beyond));
+    }
+    for (key, memory) in &book.memories {
+        let there = fds.get(&Of::Known(*key)).map_or(0, |fds| fds.len() as u64);
+        if there < memory.records.1 {
+            let counted = count(memory.records.1, "fd");
+            let what = format!("its ledger counts {counted} of this memory, it has {there}");
+            let finding = Finding::of(Kind::Drift, pid, broker, what);
+            found.push(finding.memory(Some(*key), Some(memory.first), memory.size_bytes));
+        }
+    }
+}
+
+/// The sum of what the broker holds, when it is the same before and after.
+fn sums(book: &Book<'_>, found: &mut Vec<Finding>) {
+    let held = |ledger: &Ledger| {
+        let all = ledger.allocations.values();
+        all.filter(|allocation| allocation.key.is_some()).count() as u64
+    };
+    let (before, after) = (&book.look.before, &book.look.after);
+    let is_steady = before.held_now == after.held_now && held(before) == held(after);
+    if is_steady && held(after) != after.held_now {
+        let what = format!(
+            "it counts {} held, and lists {}",
+            count(after.held_now, "fd"),
+            count(held(after), "allocation"),
+        );
+        let mut finding = Finding::new(Kind::Drift, what);
+        finding.pid = Some(book.broker());
+        found.push(finding);
+    }
+}
+
+fn orphans(book: &Book<'_>, found: &mut Vec<Finding>) {
+    let is_one = |allocation: &Allocation| {
+        use AllocationState::{Evicted, Held, Recalling, Resident};
+        let lives = matches!(allocation.state, Held | Resident | Evicted | Recalling);
+        lives && allocation.owner_gone && allocation.leases == 0
+    };
+    let mut all: Vec<_> = book.look.after.allocations.iter().collect();
+    all.retain(|(id, after)| {
+        is_one(after) && book.look.before.allocations.get(id).is_some_and(is_one)
+    });
+    all.sort_unstable_by_key(|(id, _)| **id);
+    for (id, allocation) in all {
+        let state = allocation.state.name();
+        let what = format!("{state}; its owner is gone, and nobody has a lease of it");
+        let mut finding = Finding::new(Kind::Orphan, what);
+        finding.uid = allocation.owner_uid;
+        finding = finding.memory(allocation.key, Some(*id), allocation.size_bytes);
+        found.push(finding);
+    }
+}
+
+/// What a dma-buf says of its references against what was seen of them.
+fn imports(book: &Book<'_>, found: &mut Vec<Finding>) {
+    for (key, memory) in &book.memories {
+        if key.kind != MemoryKind::DmaBuf {
+            continue;
+        }
+        let (references, seen) = book.references(*key);
+        if references > seen {
+            let what = format!("{references} references, {seen} of them are fds and mappings seen");
+            let finding = Finding::new(Kind::Imports, what);
+            found.push(finding.memory(Some(*key), Some(memory.first), memory.size_bytes));
+        }
+    }
+}

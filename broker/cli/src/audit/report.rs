@@ -1,0 +1,166 @@
+//! How findings look: a table and what to do for people, one line of JSON for programs. Must never leave unsaid what was
+//! not looked at.
+
+use super::finding::{Finding, Kind};
+use super::limits::MAX_REPORTED;
+use crate::error::Result;
+use crate::output::{Column, Columns, Output, Side, commas, human_size, human_time};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+const COLUMNS: &[Column] = &[
+    Column("FINDING", Side::Left),
+    Column("PID", Side::Right),
+    Column("FD", Side::Left),
+    Column("COMMAND", Side::Left),
+    Column("JOB", Side::Left),
+    Column("ALLOCATION", Side::Left),
+    Column("SIZE", Side::Right),
+    Column("AGE", Side::Right),
+    Column("WHAT", Side::Left),
+];
+
+/// Longest job shown in the table, in characters; paths of cgroups differ at their end.
+const JOB_CHARS: usize = 32;
+
+/// What audit has to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+    /// Findings beyond those listed.
+    pub more_findings: u64,
+    /// What is worth to know.
+    pub notes: Vec<Finding>,
+    /// Notes beyond those listed.
+    pub more_notes: u64,
+    /// Processes looked at.
+    pub processes: u64,
+    /// Fds read.
+    pub fds: u64,
+    /// What was not looked at: why, and how many.
+    pub not_looked_at: BTreeMap<String, u64>,
+    /// Looks in which the findings held.
+    pub looks: u64,
+}
+
+impl Report {
+    /// Sorts findings from notes, both by kind and process.
+    pub fn add(&mut self, mut all: Vec<Finding>) {
+        all.sort_by(|a, b| (a.kind, a.pid, &a.fds).cmp(&(b.kind, b.pid, &b.fds)));
+        let (notes, findings): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|finding| finding.kind.is_note());
+        (self.findings, self.more_findings) = cut(findings);
+        (self.notes, self.more_notes) = cut(notes);
+    }
+
+    /// Prints it.
+    pub fn print(&self, json: bool, verbose: bool) -> Result<()> {
+        let mut out = Output::stdout();
+        match json {
+            true => {
+                out.json(self)?;
+                out.text("\n")?;
+            }
+            false => self.print_text(verbose, &mut out)?,
+        }
+        out.finish()
+    }
+
+    fn print_text(&self, verbose: bool, out: &mut Output) -> Result<()> {
+        let shown_notes = if verbose { self.notes.as_slice() } else { &[] };
+        let shown = || self.findings.iter().chain(shown_notes);
+        if shown().next().is_some() {
+            Columns::new(COLUMNS, true).write(shown().map(row).collect(), out)?;
+            out.text("\n")?;
+        }
+        let kinds: BTreeSet<Kind> = shown().map(|finding| finding.kind).collect();
+        for kind in &kinds {
+            out.text(&format!("{}: {}\n", kind.name(), kind.remedy()))?;
+        }
+        if !kinds.is_empty() {
+            out.text("\n")?;
+        }
+        let findings = self.findings.len() as u64 + self.more_findings;
+        let notes = self.notes.len() as u64 + self.more_notes;
+        let hint = if notes > 0 && !verbose { " (--verbose shows them)" } else { "" };
+        out.text(&format!(
+            "{} findings, {} notes{hint}; {} processes with {} fds looked at\n",
+            commas(findings),
+            commas(notes),
+            commas(self.processes),
+            commas(self.fds),
+        ))?;
+        if self.more_findings > 0 || verbose && self.more_notes > 0 {
+            out.text(&format!("of each at most {MAX_REPORTED} are listed\n"))?;
+        }
+        for (what, count) in &self.not_looked_at {
+            out.text(&format!("not looked at ({}): {what}\n", commas(*count)))?;
+        }
+        Ok(())
+    }
+}
+
+fn cut(mut all: Vec<Finding>) -> (Vec<Finding>, u64) {
+    let more = all.len().saturating_sub(MAX_REPORTED) as u64;
+    all.truncate(MAX_REPORTED);
+    (all, more)
+}
+
+fn row(finding: &Finding) -> Vec<String> {
+    let optional = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let text = |text: &str| if text.is_empty() { "-".into() } else { text.to_owned() };
+    let fds: Vec<String> = finding.fds.iter().map(i32::to_string).collect();
+    vec![
+        finding.kind.name().into(),
+        optional(finding.pid.map(|pid| pid.to_string())),
+        text(&fds.join(",")),
+        text(&finding.command),
+        text(&short(&finding.job)),
+        optional(finding.allocation.clone()),
+        optional(finding.size_bytes.map(human_size)),
+        optional(finding.age_ms.map(human_time)),
+        finding.what.clone(),
+    ]
+}
+
+/// The end of a job's path.
+fn short(job: &str) -> String {
+    let clean: Vec<char> = job.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    match clean.len() <= JOB_CHARS {
+        true => clean.into_iter().collect(),
+        false => format!("...{}", clean[clean.len() + 3 - JOB_CHARS..].iter().collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn add_when_findings_and_notes_then_apart_sorted_and_bounded() {
+        let mut report = Report::default();
+        let mut all = vec![Finding::new(Kind::Orphan, "o"), Finding::new(Kind::Ended, "e")];
+        all.extend((0..=MAX_REPORTED).map(|_| Finding::new(Kind::Leak, "l")));
+        report.add(all);
+        assert_eq!((report.findings.len(), report.more_findings), (MAX_REPORTED, 2));
+        assert_eq!(report.findings[0].kind, Kind::Leak);
+        assert_eq!((report.notes.len(), report.more_notes), (1, 0));
+    }
+
+    #[test]
+    fn short_when_long_then_the_end_of_it() {
+        assert_eq!(short("/a/b"), "/a/b");
+        let long = short(&format!("/{}/job_7", "x".repeat(50)));
+        assert!(long.starts_with("...x") && long.ends_with("/job_7"), "{long}");
+        assert_eq!(long.len(), JOB_CHARS);
+        assert_eq!(short("a\x1bb"), "a?b");
+    }
+
+    #[test]
+    fn row_when_little_is_known_then_dashes() {
+        let row = row(&Finding::new(Kind::Drift, "what"));
+        assert_eq!(row.len(), COLUMNS.len());
+        assert_eq!(row[1..8], ["-", "-", "-", "-", "-", "-", "-"]);
+    }
+}

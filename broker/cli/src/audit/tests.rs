@@ -1,0 +1,344 @@
+//! Judging looks that are made up: each kind of finding, and its innocent neighbours.
+
+use super::book::Look;
+use super::finding::{Finding, Kind};
+use super::ledger::{Allocation, Client, Lease, Ledger, MemoryKey};
+use super::scan::{Mapped, MemoryFd, Process, Queue};
+use super::{confirmed, judge};
+use fdbroker_protocol::admin::AllocationState;
+use fdbroker_protocol::{AllocationId, MemoryKind};
+
+const BROKER: u32 = 10;
+const OWNER: u32 = 20;
+const HOLDER: u32 = 30;
+const STRANGER: u32 = 40;
+/// Inode of the memory.
+const INODE: u64 = 7;
+
+fn key(kind: MemoryKind) -> MemoryKey {
+    MemoryKey::new(kind, INODE)
+}
+
+fn id(slot: u32) -> AllocationId {
+    AllocationId { slot, generation: 1 }
+}
+
+fn allocation(kind: MemoryKind) -> Allocation {
+    Allocation {
+        state: AllocationState::Held,
+        kind,
+        key: Some(key(kind)),
+        keep: false,
+        owner_pid: OWNER,
+        owner_gone: false,
+        owner_uid: Some(1000),
+        size_bytes: 4096,
+        leases: 0,
+    }
+}
+
+fn fd(fd: i32, kind: MemoryKind) -> MemoryFd {
+    MemoryFd { fd, key: key(kind), references: None }
+}
+
+/// A broker that holds allocation 0, its owner, a client and a process that is none.
+struct World(Look);
+
+impl World {
+    fn new(kind: MemoryKind) -> Self {
+        let mut look = Look::default();
+        look.scan.cuda_seen = true;
+        for pid in [BROKER, OWNER, HOLDER, STRANGER] {
+            let process = Process { command: format!("p{pid}"), state: 'S', ..Process::default() };
+            look.scan.processes.insert(pid, process);
+        }
+        let mut world = World(look);
+        world.process(BROKER).fds.push(fd(5, kind));
+        world.both(|ledger| {
+            ledger.broker = BROKER;
+            ledger.held_now = 1;
+            ledger.allocations.insert(id(0), allocation(kind));
+            for pid in [OWNER, HOLDER] {
+                ledger.clients.insert(pid, Client { silent: false });
+            }
+        });
+        world
+    }
+
+    fn both(&mut self, change: impl Fn(&mut Ledger)) {
+        change(&mut self.0.before);
+        change(&mut self.0.after);
+    }
+
+    fn process(&mut self, pid: u32) -> &mut Process {
+        self.0.scan.processes.get_mut(&pid).expect("one of the world's")
+    }
+
+    fn lease(&mut self, number: u64, slot: u32, mapped: bool) {
+        let lease = lease(slot, mapped);
+        self.both(|ledger| {
+            ledger.leases.insert(number, lease);
+        });
+    }
+
+    /// The broker holds no fd of allocation 0.
+    fn evict(&mut self) {
+        self.process(BROKER).fds.clear();
+        self.both(|ledger| {
+            ledger.held_now = 0;
+            let allocation = ledger.allocations.get_mut(&id(0)).expect("there");
+            allocation.key = None;
+            allocation.state = AllocationState::Evicted;
+        });
+    }
+
+    fn map(&mut self, pid: u32, kind: MemoryKind) {
+        let mapped = Mapped { mappings: 1, bytes: 4096 };
+        self.process(pid).mapped.insert(key(kind), mapped);
+    }
+
+    /// Kind, process and fds of each.
+    fn found(&self) -> Vec<(Kind, Option<u32>, Vec<i32>)> {
+        let found = judge(&self.0).into_iter();
+        found.map(|finding| (finding.kind, finding.pid, finding.fds)).collect()
+    }
+}
+
+fn lease(slot: u32, mapped: bool) -> Lease {
+    Lease {
+        allocation: id(slot),
+        pid: HOLDER,
+        uid: 1000,
+        mapped,
+        ended: false,
+        age_ms: 500,
+        size_bytes: 4096,
+    }
+}
+
+#[test]
+fn judge_when_owner_and_holder_have_what_is_theirs_then_nothing() {
+    for kind in MemoryKind::ALL {
+        let mut world = World::new(*kind);
+        world.process(OWNER).fds.push(fd(3, *kind));
+        world.map(OWNER, *kind);
+        world.lease(1, 0, false);
+        world.process(HOLDER).fds.push(fd(4, *kind));
+        assert_eq!(world.found(), [], "{kind:?}");
+    }
+}
+
+#[test]
+fn judge_when_fd_without_lease_then_leak_of_a_client_and_stray_of_another() {
+    for kind in MemoryKind::ALL {
+        let mut world = World::new(*kind);
+        world.process(HOLDER).fds.push(fd(4, *kind));
+        world.process(STRANGER).fds.push(fd(6, *kind));
+        let expected =
+            [(Kind::Leak, Some(HOLDER), vec![4]), (Kind::Stray, Some(STRANGER), vec![6])];
+        assert_eq!(world.found(), expected, "{kind:?}");
+    }
+}
+
+#[test]
+fn judge_when_the_lease_is_in_one_ledger_only_then_neither_leak_nor_forgotten() {
+    for is_before in [true, false] {
+        let mut world = World::new(MemoryKind::Memfd);
+        let ledger = if is_before { &mut world.0.before } else { &mut world.0.after };
+        ledger.leases.insert(1, lease(0, false));
+        assert_eq!(world.found(), []);
+        world.process(HOLDER).fds.push(fd(4, MemoryKind::Memfd));
+        assert_eq!(world.found(), []);
+    }
+}
+
+#[test]
+fn judge_when_more_fds_than_leases_then_all_that_may_be_the_one_too_many() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.lease(1, 0, false);
+    world.process(HOLDER).fds.extend([fd(4, MemoryKind::Memfd), fd(8, MemoryKind::Memfd)]);
+    assert_eq!(world.found(), [(Kind::Leak, Some(HOLDER), vec![4, 8])]);
+    // Another range of the same memfd.
+    world.both(|ledger| {
+        ledger.held_now = 2;
+        ledger.allocations.insert(id(1), allocation(MemoryKind::Memfd));
+    });
+    world.process(BROKER).fds.push(fd(9, MemoryKind::Memfd));
+    world.lease(2, 1, false);
+    assert_eq!(world.found(), []);
+}
+
+#[test]
+fn judge_when_a_lease_is_of_memory_that_cannot_be_told_then_any_fd_of_the_kind_may_be_its() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.both(|ledger| {
+        let evicted = Allocation { key: None, ..allocation(MemoryKind::Memfd) };
+        ledger.allocations.insert(id(1), evicted);
+    });
+    world.lease(1, 1, false);
+    world.process(HOLDER).fds.push(fd(4, MemoryKind::Memfd));
+    let kinds: Vec<Kind> = judge(&world.0).iter().map(|finding| finding.kind).collect();
+    assert!(!kinds.contains(&Kind::Leak), "{kinds:?}");
+    world.process(HOLDER).fds.push(fd(5, MemoryKind::Memfd));
+    assert!(world.found().contains(&(Kind::Leak, Some(HOLDER), vec![4, 5])));
+}
+
+#[test]
+fn judge_when_lease_without_fd_then_forgotten_unless_in_flight_or_mapped() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.lease(1, 0, false);
+    assert_eq!(world.found(), [(Kind::Forgotten, Some(HOLDER), vec![])]);
+    // A grant that is not read yet, in its connection to the broker.
+    world.process(BROKER).sockets.push(100);
+    world.process(HOLDER).queues.push(Queue { fd: 3, inode: 101, in_flight: 1 });
+    world.0.peers.insert(101, Some(100));
+    assert_eq!(world.found(), [(Kind::Unread, Some(HOLDER), vec![3])]);
+    world.process(HOLDER).queues.clear();
+    world.map(HOLDER, MemoryKind::Memfd);
+    assert_eq!(world.found(), [(Kind::Unreported, Some(HOLDER), vec![])]);
+}
+
+#[test]
+fn judge_when_evicted_and_the_holder_has_no_fd_of_the_kind_then_forgotten_but_not_of_cuda() {
+    for (kind, count) in [(MemoryKind::Memfd, 1), (MemoryKind::DmaBuf, 1), (MemoryKind::CudaVmm, 0)]
+    {
+        let mut world = World::new(kind);
+        world.evict();
+        world.lease(1, 0, false);
+        let found = world.found();
+        assert_eq!(found.len(), count, "{found:?}");
+        assert!(found.iter().all(|(kind, ..)| *kind == Kind::Forgotten));
+    }
+}
+
+#[test]
+fn judge_when_cuda_fds_cannot_be_compared_then_no_lease_is_forgotten() {
+    let mut world = World::new(MemoryKind::CudaVmm);
+    world.lease(1, 0, false);
+    world.0.scan.cuda_seen = false;
+    assert_eq!(world.found(), []);
+}
+
+#[test]
+fn judge_when_mapped_lease_without_mapping_then_forgotten_only_where_a_mapping_can_be_seen() {
+    for kind in MemoryKind::ALL {
+        let mut world = World::new(*kind);
+        world.lease(1, 0, true);
+        let expected = if *kind == MemoryKind::Memfd { 1 } else { 0 };
+        assert_eq!(world.found().len(), expected, "{kind:?}");
+        world.map(HOLDER, *kind);
+        assert_eq!(world.found(), [], "{kind:?}");
+    }
+}
+
+#[test]
+fn judge_when_a_dma_buf_has_no_reference_for_an_import_then_its_mapped_lease_is_forgotten() {
+    let mut world = World::new(MemoryKind::DmaBuf);
+    world.lease(1, 0, true);
+    world.process(BROKER).fds[0].references = Some(2);
+    assert_eq!(world.found(), [(Kind::Imports, None, vec![])]);
+    world.process(BROKER).fds[0].references = Some(1);
+    assert_eq!(world.found(), [(Kind::Forgotten, Some(HOLDER), vec![])]);
+}
+
+#[test]
+fn judge_when_mapping_without_lease_then_stray_and_a_note_of_a_child_of_the_owner() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.map(STRANGER, MemoryKind::Memfd);
+    assert_eq!(world.found(), [(Kind::StrayMapping, Some(STRANGER), vec![])]);
+    world.process(STRANGER).parent = OWNER;
+    assert_eq!(world.found(), [(Kind::Inherited, Some(STRANGER), vec![])]);
+}
+
+#[test]
+fn judge_when_fds_in_flight_then_a_finding_where_no_grant_can_be() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.process(BROKER).sockets.push(100);
+    world.process(HOLDER).queues.push(Queue { fd: 3, inode: 101, in_flight: 2 });
+    // The other end cannot be seen, and no lease accounts for them.
+    assert_eq!(world.found(), [(Kind::InFlight, Some(HOLDER), vec![3])]);
+    world.0.peers.insert(101, None);
+    assert_eq!(world.found(), [(Kind::InFlight, Some(HOLDER), vec![3])]);
+    // A process that has nothing to do with the broker may do as it likes.
+    let queues = std::mem::take(&mut world.process(HOLDER).queues);
+    world.process(STRANGER).queues = queues;
+    assert_eq!(world.found(), []);
+}
+
+#[test]
+fn judge_when_a_process_could_not_be_read_then_nothing_of_it() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.lease(1, 0, false);
+    world.lease(2, 0, true);
+    world.process(HOLDER).unread = Some("no".into());
+    world.process(BROKER).unread = Some("no".into());
+    assert_eq!(world.found(), []);
+}
+
+#[test]
+fn judge_when_ended_memory_then_pinned_by_the_stopped_and_the_silent_and_a_note_else() {
+    let mut world = World::new(MemoryKind::DmaBuf);
+    let ended = Lease { ended: true, ..lease(0, true) };
+    world.both(|ledger| {
+        ledger.leases.insert(1, ended);
+    });
+    assert_eq!(world.found(), [(Kind::Ended, Some(HOLDER), vec![])]);
+    world.process(HOLDER).state = 'T';
+    assert_eq!(world.found(), [(Kind::Pinned, Some(HOLDER), vec![])]);
+    world.process(HOLDER).state = 'S';
+    world.both(|ledger| ledger.clients.get_mut(&HOLDER).expect("a client").silent = true);
+    assert_eq!(world.found(), [(Kind::Pinned, Some(HOLDER), vec![])]);
+}
+
+#[test]
+fn judge_when_the_owner_is_gone_then_orphan_until_somebody_has_a_lease() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.both(|ledger| {
+        let allocation = ledger.allocations.get_mut(&id(0)).expect("there");
+        (allocation.owner_gone, allocation.owner_pid, allocation.keep) = (true, 0, true);
+    });
+    assert_eq!(world.found(), [(Kind::Orphan, None, vec![])]);
+    // The service manager's copy, for the time after a crash.
+    world.process(BROKER).parent = STRANGER;
+    world.process(STRANGER).fds.push(fd(6, MemoryKind::Memfd));
+    assert!(world.found().contains(&(Kind::Kept, Some(STRANGER), vec![6])));
+    world.both(|ledger| ledger.allocations.get_mut(&id(0)).expect("there").leases = 1);
+    assert_eq!(world.found(), [(Kind::Kept, Some(STRANGER), vec![6])]);
+}
+
+#[test]
+fn judge_when_the_brokers_fds_are_not_its_ledgers_then_drift_unless_closing() {
+    let mut world = World::new(MemoryKind::Memfd);
+    let other = MemoryKey::new(MemoryKind::Memfd, INODE + 1);
+    world.process(BROKER).fds.push(MemoryFd { fd: 9, key: other, references: None });
+    assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![9])]);
+    world.0.before.closing_now = 1;
+    assert_eq!(world.found(), []);
+    world.process(BROKER).fds.clear();
+    assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![])]);
+    let mut world = World::new(MemoryKind::Memfd);
+    world.both(|ledger| ledger.held_now = 2);
+    assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![])]);
+}
+
+#[test]
+fn judge_when_a_dma_buf_has_more_references_than_were_seen_then_a_note() {
+    let mut world = World::new(MemoryKind::DmaBuf);
+    world.process(BROKER).fds[0].references = Some(2);
+    assert_eq!(world.found(), [(Kind::Imports, None, vec![])]);
+    world.map(OWNER, MemoryKind::DmaBuf);
+    assert_eq!(world.found(), []);
+}
+
+#[test]
+fn confirmed_when_another_process_or_memory_then_not_the_same_finding() {
+    let of = |pid, inode| {
+        let mut finding = Finding::new(Kind::Leak, "x");
+        (finding.pid, finding.inode) = (Some(pid), Some(inode));
+        finding
+    };
+    let before = [of(1, 7), of(2, 7)];
+    // Which of several fds it is may change.
+    let now = vec![of(1, 7).fds(&[3]), of(1, 8), of(3, 7)];
+    assert_eq!(confirmed(now, &before), [of(1, 7).fds(&[3])]);
+}

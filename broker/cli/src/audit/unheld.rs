@@ -1,0 +1,143 @@
+//! What the ledger has and processes do not: forgotten leases, ended memory that is not given back. Must never call a
+//! lease forgotten when its fd may be in flight, its memory imported by a driver, or its holder was not looked at.
+
+use super::book::{Book, Holder, Of};
+use super::finding::{Finding, Kind, count};
+use super::ledger::Lease;
+use super::scan::Process;
+use super::unleased::{self, InFlight};
+use fdbroker_protocol::{AllocationId, MemoryKind};
+use std::collections::BTreeMap;
+
+/// Leases by number.
+type Leases<'a> = [(u64, &'a Lease)];
+
+/// Every lease without anything behind it, and fds in flight, which are behind some of them.
+pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
+    let none = Holder::default();
+    for (pid, process) in book.others() {
+        let holder = book.holders.get(&pid).unwrap_or(&none);
+        let mut in_flight = InFlight::of(book, process).leased();
+        let before = in_flight;
+        open(book, (pid, process), holder, &mut in_flight, found);
+        mapped(book, (pid, process), holder, found);
+        unleased::find_in_flight(book, pid, process, before - in_flight, found);
+    }
+    for (pid, holder) in &book.holders {
+        match book.look.scan.processes.get(pid) {
+            None => gone(*pid, holder, found),
+            Some(process) => ended(book, (*pid, process), holder, found),
+        }
+    }
+}
+
+fn open(
+    book: &Book<'_>,
+    (pid, process): (u32, &Process),
+    holder: &Holder<'_>,
+    in_flight: &mut u64,
+    found: &mut Vec<Finding>,
+) {
+    let fds = book.fds(process);
+    for (of, leases) in &holder.sure_open {
+        // An evicted CUDA export cannot be told from the driver's own fds.
+        let is_blind = matches!(of, Of::Unknown(MemoryKind::CudaVmm));
+        if is_blind || of.kind() == MemoryKind::CudaVmm && !book.look.scan.cuda_seen {
+            continue;
+        }
+        let there = fds.get(of).map_or(0, Vec::len);
+        let mut missing = (leases.len().saturating_sub(there)) as u64;
+        let taken = missing.min(*in_flight);
+        *in_flight -= taken;
+        missing -= taken;
+        if missing == 0 {
+            continue;
+        }
+        let numbers: Vec<u64> = leases.iter().map(|(number, _)| *number).collect();
+        let which = match missing == leases.len() as u64 {
+            true => unleased::leases(&numbers),
+            false => format!("{missing} of {}", unleased::leases(&numbers)),
+        };
+        let (kind, what) = match book.has_mapped(process, *of) {
+            true => (Kind::Unreported, format!("{which}: open, but mapped and no fd")),
+            false => (Kind::Forgotten, format!("{which}: open, but no fd")),
+        };
+        found.push(about(Finding::of(kind, pid, process, what), *of, leases));
+    }
+}
+
+fn mapped(
+    book: &Book<'_>,
+    (pid, process): (u32, &Process),
+    holder: &Holder<'_>,
+    found: &mut Vec<Finding>,
+) {
+    let fds = book.fds(process);
+    for (of, leases) in &holder.sure_mapped {
+        // What a driver has imported is no mapping of the process. Memfds are mapped, if anything; a dma-buf says
+        // whether there can be an import of it anywhere.
+        let is_visible = match of {
+            Of::Known(key) if key.kind == MemoryKind::DmaBuf => {
+                let (references, seen) = book.references(*key);
+                references > 0 && references <= seen
+            }
+            of => of.kind() == MemoryKind::Memfd,
+        };
+        if !is_visible || fds.contains_key(of) || book.has_mapped(process, *of) {
+            continue;
+        }
+        let numbers: Vec<u64> = leases.iter().map(|(number, _)| *number).collect();
+        let what = format!("{}: mapped, but no mapping", unleased::leases(&numbers));
+        found.push(about(Finding::of(Kind::Forgotten, pid, process, what), *of, leases));
+    }
+}
+
+/// The broker ends the leases of a process that it sees die.
+fn gone(pid: u32, holder: &Holder<'_>, found: &mut Vec<Finding>) {
+    for (of, leases) in holder.sure_open.iter().chain(&holder.sure_mapped) {
+        let what = format!("{}: no such process", count(leases.len() as u64, "lease"));
+        let mut finding = about(Finding::new(Kind::Forgotten, what), *of, leases);
+        finding.pid = Some(pid);
+        finding.uid = leases.first().map(|(_, lease)| lease.uid);
+        found.push(finding);
+    }
+}
+
+fn ended(
+    book: &Book<'_>,
+    (pid, process): (u32, &Process),
+    holder: &Holder<'_>,
+    found: &mut Vec<Finding>,
+) {
+    let mut by_allocation: BTreeMap<AllocationId, Vec<(u64, &Lease)>> = BTreeMap::new();
+    for (number, lease) in holder.sure_open.values().chain(holder.sure_mapped.values()).flatten() {
+        if lease.ended {
+            by_allocation.entry(lease.allocation).or_default().push((*number, lease));
+        }
+    }
+    let client = book.look.after.clients.get(&pid);
+    let why = match process.state {
+        'T' | 't' => Some("stopped"),
+        'Z' | 'X' => Some("dead"),
+        _ if client.is_some_and(|client| client.silent) => Some("silent"),
+        _ => None,
+    };
+    for (id, leases) in by_allocation {
+        let (kind, state) = match why {
+            Some(why) => (Kind::Pinned, why),
+            None => (Kind::Ended, "alive"),
+        };
+        let leased = count(leases.len() as u64, "lease");
+        let what = format!("the allocation has ended, {leased}; the process is {state}");
+        let size = leases.iter().map(|(_, lease)| lease.size_bytes).max().unwrap_or(0);
+        let finding = Finding::of(kind, pid, process, what).memory(None, Some(id), size);
+        found.push(finding.age(leases.iter().map(|(_, lease)| *lease)));
+    }
+}
+
+fn about(finding: Finding, of: Of, leases: &Leases<'_>) -> Finding {
+    let key = if let Of::Known(key) = of { Some(key) } else { None };
+    let first = leases.first().map(|(_, lease)| lease.allocation);
+    let size = leases.iter().map(|(_, lease)| lease.size_bytes).fold(0, u64::saturating_add);
+    finding.memory(key, first, size).age(leases.iter().map(|(_, lease)| *lease))
+}

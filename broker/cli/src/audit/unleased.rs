@@ -1,0 +1,168 @@
+//! What processes have and the ledger does not know: fds and mappings without a lease, fds in flight. Must never name as
+//! a leak what a lease in either ledger of the look, or a memory that cannot be told, might account for.
+
+use super::book::{Book, Of};
+use super::finding::{Finding, Kind, count, list};
+use super::ledger::MemoryKey;
+use super::scan::{Process, Queue};
+use fdbroker_protocol::MemoryKind;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Every fd and mapping that no lease accounts for.
+pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
+    for (pid, process) in book.others() {
+        fds(book, pid, process, found);
+        mappings(book, pid, process, found);
+    }
+}
+
+fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
+    let holder = book.holders.get(&pid);
+    let open = |of: Of| holder.and_then(|holder| holder.open.get(&of)).copied().unwrap_or(0);
+    // Leases of memory that the broker has no fd of just now: any fd of the kind may be theirs.
+    let mut slack: BTreeMap<MemoryKind, u64> =
+        MemoryKind::ALL.iter().map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
+    for (of, fds) in book.fds(process) {
+        let Of::Known(key) = of else { continue };
+        let Some(memory) = book.memories.get(&key) else { continue };
+        let own = own_fds(key, memory.owners.get(&pid).copied());
+        let mut excess = (fds.len() as u64).saturating_sub(own + open(of));
+        if let Some(slack) = slack.get_mut(&key.kind) {
+            let taken = excess.min(*slack);
+            *slack -= taken;
+            excess -= taken;
+        }
+        if excess == 0 {
+            continue;
+        }
+        let is_client = book.is_client(pid);
+        let kind = match () {
+            () if book.is_manager(pid) && memory.keep => Kind::Kept,
+            () if is_client => Kind::Leak,
+            () => Kind::Stray,
+        };
+        let has = count(fds.len() as u64, "fd");
+        let what = match is_client {
+            true => format!("{has}, {}", rights(own, open(of))),
+            false => match book.ancestor(pid, |pid| book.is_client(pid)) {
+                Some(parent) => format!("{has}; no client, a child of client {parent}"),
+                None => format!("{has}; no client"),
+            },
+        };
+        let finding = Finding::of(kind, pid, process, what).fds(&fds);
+        found.push(finding.memory(Some(key), Some(memory.first), memory.size_bytes));
+    }
+}
+
+/// Fds that an owner may keep of its own memory: the one it deposited; of CUDA memory, where each export is another
+/// file, one of each.
+fn own_fds(key: MemoryKey, allocations: Option<u64>) -> u64 {
+    match (key.kind, allocations) {
+        (_, None) => 0,
+        (MemoryKind::CudaVmm, Some(allocations)) => allocations,
+        (_, Some(_)) => 1,
+    }
+}
+
+fn rights(own: u64, leases: u64) -> String {
+    match (own, leases) {
+        (0, 0) => "no lease".into(),
+        (0, leases) => count(leases, "open lease"),
+        (own, 0) => format!("{own} its own"),
+        (own, leases) => format!("{own} its own, {}", count(leases, "open lease")),
+    }
+}
+
+fn mappings(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
+    let holder = book.holders.get(&pid);
+    let has_lease = |of| holder.is_some_and(|holder| holder.any.contains_key(&of));
+    for (key, mapped) in &process.mapped {
+        let Some(memory) = book.memories.get(key) else { continue };
+        let is_its_own = memory.owners.contains_key(&pid);
+        if is_its_own || has_lease(Of::Known(*key)) || has_lease(Of::Unknown(key.kind)) {
+            continue;
+        }
+        let owner = book.ancestor(pid, |pid| memory.owners.contains_key(&pid));
+        let what = count(mapped.mappings, "mapping");
+        let (kind, what) = match owner {
+            Some(owner) => (Kind::Inherited, format!("{what}; a child of the owner {owner}")),
+            None => (Kind::StrayMapping, format!("{what}, no lease")),
+        };
+        let finding = Finding::of(kind, pid, process, what);
+        let size = mapped.bytes;
+        found.push(finding.memory(Some(*key), Some(memory.first), size));
+    }
+}
+
+/// What lies in the sockets of a process.
+#[derive(Debug, Default)]
+pub struct InFlight<'a> {
+    /// In its connection to the broker: each has a lease.
+    pub granted: Vec<&'a Queue>,
+    /// In other sockets.
+    pub others: Vec<&'a Queue>,
+    /// It is not known whose the other end is: another network namespace.
+    pub unknown: Vec<&'a Queue>,
+}
+
+impl<'a> InFlight<'a> {
+    /// Sorts the queues of a process by who sent into them.
+    pub fn of(book: &Book<'_>, process: &'a Process) -> Self {
+        let broker = book.look.scan.processes.get(&book.broker());
+        let sockets: BTreeSet<u64> =
+            broker.map(|broker| broker.sockets.iter().copied().collect()).unwrap_or_default();
+        let mut sorted = InFlight::default();
+        for queue in &process.queues {
+            match book.look.peers.get(&queue.inode) {
+                _ if sockets.is_empty() => sorted.unknown.push(queue),
+                Some(Some(peer)) if sockets.contains(peer) => sorted.granted.push(queue),
+                Some(_) => sorted.others.push(queue),
+                None => sorted.unknown.push(queue),
+            }
+        }
+        sorted
+    }
+
+    /// Fds that leases may be of.
+    pub fn leased(&self) -> u64 {
+        self.granted.iter().chain(&self.unknown).map(|queue| queue.in_flight).sum()
+    }
+}
+
+/// Fds in flight to a process, of which `accounted` are of its leases that nothing else of it is of.
+pub fn find_in_flight(
+    book: &Book<'_>,
+    pid: u32,
+    process: &Process,
+    accounted: u64,
+    found: &mut Vec<Finding>,
+) {
+    let in_flight = InFlight::of(book, process);
+    let has_memory = process.fds.iter().map(|fd| &fd.key).chain(process.mapped.keys());
+    let is_near =
+        book.is_client(pid) || has_memory.into_iter().any(|key| book.memories.contains_key(key));
+    if !is_near {
+        return;
+    }
+    let mut note = |kind, queues: &[&Queue], said: &str| {
+        for queue in queues {
+            let what = format!("{} in the queue of {said}", count(queue.in_flight, "fd"));
+            let mut finding = Finding::of(kind, pid, process, what).fds(&[queue.fd]);
+            finding.inode = Some(queue.inode);
+            found.push(finding);
+        }
+    };
+    note(Kind::Unread, &in_flight.granted, "its connection to the broker");
+    note(Kind::InFlight, &in_flight.others, "a socket");
+    // Where the other end cannot be seen, as many as leases account for are taken to be grants.
+    let unknown = &in_flight.unknown;
+    let sum: u64 = unknown.iter().map(|queue| queue.in_flight).sum();
+    let kind = if sum <= accounted { Kind::Unread } else { Kind::InFlight };
+    note(kind, unknown, "a socket whose other end cannot be seen");
+}
+
+/// Leases as text.
+pub fn leases(numbers: &[u64]) -> String {
+    let noun = if numbers.len() == 1 { "lease" } else { "leases" };
+    format!("{noun} {}", list(numbers))
+}

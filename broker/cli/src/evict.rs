@@ -1,0 +1,79 @@
+//! `fdbroker evict`: the broker closes fds that it can have again. Must never leave unsaid what it could not close, and
+//! why.
+
+use crate::acts::{Refused, RefusedList, Tally, Verb, act, allocations, targets};
+use crate::admin::Admin;
+use crate::error::{Result, exit};
+use crate::holders::Subject;
+use crate::output::{Output, human_size};
+use fdbroker_protocol::admin::ActOutcome;
+use serde::Serialize;
+
+/// What is evicted, and how that is shown.
+#[derive(Debug)]
+pub struct Options {
+    /// None: all.
+    pub subjects: Vec<Subject>,
+    /// Change nothing.
+    pub dry_run: bool,
+    /// One line of JSON.
+    pub json: bool,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    dry_run: bool,
+    evicted: u64,
+    evicted_bytes: u64,
+    evicted_already: u64,
+}
+
+/// Evicts. The exit status: 1 when one named by itself stays.
+pub fn run(options: Options) -> Result<u8> {
+    let mut admin = Admin::from_env()?;
+    let mut out = Output::stdout();
+    let (mut tally, mut list) = (Tally::default(), RefusedList::new(options.json));
+    let mut status = exit::OK;
+    let targets = targets(options.subjects, &mut admin)?;
+    if options.json {
+        out.text("{\"refused\":[")?;
+    }
+    for target in &targets {
+        act(&mut admin, Verb::Evict, target, options.dry_run, |outcome, record| {
+            tally.add(outcome, record);
+            // The broker has no fd of these: nothing stays.
+            let has_none =
+                matches!(outcome, ActOutcome::Evicted | ActOutcome::Ended | ActOutcome::Reserved);
+            if outcome == ActOutcome::Done || has_none {
+                return Ok(());
+            }
+            if target.is_one {
+                status = exit::ERROR;
+            }
+            list.write(&Refused::new(outcome, record), &mut out)
+        })?;
+    }
+    let evicted = tally.of(ActOutcome::Done);
+    if options.json {
+        let summary = Summary {
+            dry_run: options.dry_run,
+            evicted,
+            evicted_bytes: tally.done_bytes,
+            evicted_already: tally.of(ActOutcome::Evicted),
+        };
+        out.text("],\"summary\":")?;
+        out.json(&summary)?;
+        out.text("}\n")?;
+    } else {
+        let blank = if list.is_empty() { "" } else { "\n" };
+        let would = if options.dry_run { "would be " } else { "" };
+        let (count, size) = (allocations(evicted), human_size(tally.done_bytes));
+        let others = match tally.others() {
+            others if others.is_empty() => others,
+            others => format!("; {others}"),
+        };
+        out.text(&format!("{blank}{count} ({size}) {would}evicted{others}\n"))?;
+    }
+    out.finish()?;
+    Ok(status)
+}

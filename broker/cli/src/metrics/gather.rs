@@ -1,0 +1,125 @@
+//! Asks the broker for everything that its metrics are made of. Must never keep anything from one time to the next.
+
+use crate::admin::{Admin, Selection};
+use crate::error::Result;
+use crate::records::job_label;
+use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
+use std::collections::BTreeMap;
+
+/// Users, and jobs, that have series of their own: those with most fds. A dashboard shows no more, and a scraper keeps
+/// each for weeks; the others are one series, [`OTHER`].
+pub const MOST_ACCOUNTS: usize = 20;
+
+/// What the others are called; no uid, and no job, is.
+pub const OTHER: &str = "other";
+
+/// What one user or one job is charged for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    pub clients: u64,
+    pub fds: u64,
+    pub held_bytes: u64,
+    pub open_leases: u64,
+    pub mapped_leases: u64,
+    pub allocations: u64,
+}
+
+impl Sums {
+    fn of(record: &AccountRecord) -> Self {
+        Sums {
+            clients: record.clients.get().into(),
+            fds: record.fds.now.get(),
+            held_bytes: record.held_bytes.now.get(),
+            open_leases: record.open_leases.now.get(),
+            mapped_leases: record.mapped_leases.now.get(),
+            allocations: record.allocations.now.get(),
+        }
+    }
+
+    fn add(&mut self, more: &Sums) {
+        let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
+        add(&mut self.clients, more.clients);
+        add(&mut self.fds, more.fds);
+        add(&mut self.held_bytes, more.held_bytes);
+        add(&mut self.open_leases, more.open_leases);
+        add(&mut self.mapped_leases, more.mapped_leases);
+        add(&mut self.allocations, more.allocations);
+    }
+}
+
+/// Values of labels, in the order of the metric's labels, with what they are charged for.
+pub type Accounts = Vec<(Vec<String>, Sums)>;
+
+/// Everything, as it was at about one time.
+pub struct Gathered {
+    pub status: NodeStatus,
+    pub metrics: Metrics,
+    /// By uid.
+    pub users: Accounts,
+    /// By job and uid.
+    pub jobs: Accounts,
+}
+
+/// Asks the broker that the environment names.
+pub fn gather() -> Result<Gathered> {
+    let mut admin = Admin::from_env()?;
+    let (status, metrics) = (admin.status()?, admin.metrics()?);
+    let domains = admin.domains()?;
+    let jobs = admin.all::<AccountRecord>(Selection::ALL)?;
+    let uid = |record: &AccountRecord| record.uid.get().to_string();
+    let user = |record: &AccountRecord| vec![uid(record)];
+    let job = |record: &AccountRecord| {
+        vec![job_label(record.key, &record.name).unwrap_or_default(), uid(record)]
+    };
+    let (users, jobs) = (largest(&domains, user), largest(&jobs, job));
+    Ok(Gathered { status, metrics, users, jobs })
+}
+
+/// The sums by labels of those with most fds, and of the rest in one. Records of the same labels are one: series must
+/// not be there twice.
+fn largest(records: &[AccountRecord], labels: impl Fn(&AccountRecord) -> Vec<String>) -> Accounts {
+    let mut by_labels: BTreeMap<Vec<String>, Sums> = BTreeMap::new();
+    for record in records {
+        by_labels.entry(labels(record)).or_default().add(&Sums::of(record));
+    }
+    let mut accounts: Accounts = by_labels.into_iter().collect();
+    // Stable: of those with as many fds the same ones stay.
+    accounts.sort_by_key(|(_, sums)| std::cmp::Reverse((sums.fds, sums.mapped_leases)));
+    if accounts.len() > MOST_ACCOUNTS {
+        let mut other = Sums::default();
+        let rest = accounts.split_off(MOST_ACCOUNTS);
+        let labels = vec![OTHER.to_owned(); rest[0].0.len()];
+        rest.iter().for_each(|(_, sums)| other.add(sums));
+        accounts.push((labels, other));
+    }
+    accounts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn record(uid: u32, fds: u64) -> AccountRecord {
+        let mut record = AccountRecord::new_zeroed();
+        (record.uid, record.fds.now) = (uid.into(), fds.into());
+        record
+    }
+
+    #[test]
+    fn largest_when_more_than_have_series_then_the_rest_is_one_and_nothing_is_lost() {
+        let records: Vec<_> = (0..100).map(|uid| record(uid, uid.into())).collect();
+        let accounts = largest(&records, |record| vec![record.uid.get().to_string()]);
+        assert_eq!(accounts.len(), MOST_ACCOUNTS + 1);
+        assert_eq!(accounts[0], (vec!["99".to_owned()], Sums { fds: 99, ..Sums::default() }));
+        assert_eq!(accounts[MOST_ACCOUNTS].0, [OTHER]);
+        assert_eq!(accounts.iter().map(|(_, sums)| sums.fds).sum::<u64>(), 4950);
+    }
+
+    #[test]
+    fn largest_when_two_have_the_same_labels_then_they_are_one() {
+        let accounts = largest(&[record(7, 1), record(7, 2)], |_| vec!["7".to_owned()]);
+        assert_eq!(accounts, [(vec!["7".to_owned()], Sums { fds: 3, ..Sums::default() })]);
+        assert!(largest(&[], |_| vec![]).is_empty());
+    }
+}

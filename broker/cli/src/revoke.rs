@@ -1,0 +1,133 @@
+//! `fdbroker revoke`: ends allocations for everybody, and says who has duplicates still. Must never end anything that its
+//! user has not agreed to.
+
+use crate::acts::{Tally, Target, Verb, act, allocations, id_of, targets};
+use crate::admin::{Admin, Selection};
+use crate::error::{Context, Error, Result};
+use crate::holders::Subject;
+use crate::left::{Holding, Left};
+use crate::output::{Output, human_size};
+use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::admin::{ActOutcome, LeaseRecord};
+use serde::Serialize;
+use std::collections::HashSet;
+use std::io::{IsTerminal, Write};
+
+/// What is revoked, and how.
+#[derive(Debug)]
+pub struct Options {
+    /// At least one.
+    pub subjects: Vec<Subject>,
+    /// Change nothing.
+    pub dry_run: bool,
+    /// Do not ask.
+    pub yes: bool,
+    /// One line of JSON.
+    pub json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    dry_run: bool,
+    revoked: u64,
+    revoked_bytes: u64,
+    ended_already: u64,
+    holders: Vec<Holding>,
+}
+
+/// What came of one pass over the targets.
+struct Pass {
+    tally: Tally,
+    /// Ended now, or before: whose leases count.
+    ids: HashSet<AllocationId>,
+}
+
+/// Revokes.
+pub fn run(options: &Options) -> Result<()> {
+    let is_asking = !options.yes && !options.dry_run;
+    if is_asking && !std::io::stdin().is_terminal() {
+        let what = "revoke ends allocations for everybody, and cannot be undone";
+        return Err(Error::Usage(format!(
+            "{what}; add --yes, or --dry-run to see what it would end"
+        )));
+    }
+    let mut admin = Admin::from_env()?;
+    let targets = targets(options.subjects.clone(), &mut admin)?;
+    if is_asking {
+        let pass = pass(&mut admin, &targets, true)?;
+        if !agrees(&pass, holders(&mut admin, &pass.ids)?.count())? {
+            return Err(Error::Other("nothing was revoked".into()));
+        }
+    }
+    let pass = pass(&mut admin, &targets, options.dry_run)?;
+    let left = holders(&mut admin, &pass.ids)?;
+    show(options, &pass, left)
+}
+
+fn pass(admin: &mut Admin, targets: &[Target], is_dry: bool) -> Result<Pass> {
+    let mut pass = Pass { tally: Tally::default(), ids: HashSet::new() };
+    for target in targets {
+        act(admin, Verb::Revoke, target, is_dry, |outcome, record| {
+            pass.tally.add(outcome, record);
+            pass.ids.insert(id_of(record));
+            Ok(())
+        })?;
+    }
+    Ok(pass)
+}
+
+/// Who has leases of these.
+fn holders(admin: &mut Admin, ids: &HashSet<AllocationId>) -> Result<Left> {
+    let mut left = Left::default();
+    let selection = match ids.iter().next() {
+        Some(id) if ids.len() == 1 => Selection::allocation(*id),
+        _ => Selection::ALL,
+    };
+    admin.each_page(selection, |page: &[LeaseRecord]| {
+        for lease in page {
+            let id = AllocationId { slot: lease.slot.get(), generation: lease.generation.get() };
+            if ids.contains(&id) {
+                left.add_lease(lease);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(left)
+}
+
+fn agrees(pass: &Pass, holders: usize) -> Result<bool> {
+    let count = allocations(pass.tally.of(ActOutcome::Done));
+    let size = human_size(pass.tally.done_bytes);
+    let question = format!("end {count} ({size}) for everybody, {holders} holders? [y/N] ");
+    std::io::stderr().write_all(question.as_bytes()).context(|| "write to the terminal")?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).context(|| "read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn show(options: &Options, pass: &Pass, left: Left) -> Result<()> {
+    let (revoked, ended) = (pass.tally.of(ActOutcome::Done), pass.tally.of(ActOutcome::Ended));
+    let mut out = Output::stdout();
+    if options.json {
+        out.json(&Report {
+            dry_run: options.dry_run,
+            revoked,
+            revoked_bytes: pass.tally.done_bytes,
+            ended_already: ended,
+            holders: left.into_sorted(),
+        })?;
+        out.text("\n")?;
+        return out.finish();
+    }
+    let would = if options.dry_run { "would be " } else { "" };
+    let (count, size) = (allocations(revoked), human_size(pass.tally.done_bytes));
+    let already = if ended > 0 { format!("; {ended} ended already") } else { String::new() };
+    out.text(&format!("{count} ({size}) {would}{}{already}\n", Verb::Revoke.done()))?;
+    if left.count() == 0 {
+        out.text("nobody holds a lease of it\n")?;
+    } else {
+        out.text("what was handed out cannot be taken back; these hold it until they give it back or end:\n\n")?;
+        left.write(&mut out)?;
+    }
+    out.finish()
+}

@@ -1,0 +1,210 @@
+//! `fdbroker watch`: what happens in the broker, as it happens, a line each. Must never hold what it has read back, nor end
+//! without a word when the broker does.
+
+use crate::admin::{Admin, Selection};
+use crate::error::{Context, Error, Result};
+use crate::holders::{self, Subject};
+use crate::output::{Output, commas, human_size};
+use crate::records::client_name;
+use crate::signals::Signals;
+use fdbroker_protocol::admin::{EventKind, EventRecord};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Resource, Scope, Status};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::Serialize;
+use std::os::fd::AsFd;
+
+/// One event as programs see it.
+#[derive(Debug, Serialize)]
+struct EventView {
+    time_us: u64,
+    event: &'static str,
+    pid: Option<u32>,
+    uid: Option<u32>,
+    name: Option<String>,
+    client: Option<u32>,
+    allocation: Option<String>,
+    size_bytes: Option<u64>,
+    error: Option<&'static str>,
+    resource: Option<&'static str>,
+    scope: Option<&'static str>,
+    cap: Option<u64>,
+    largest_pid: Option<u32>,
+    lost: Option<u64>,
+}
+
+impl EventView {
+    fn new(record: &EventRecord) -> Self {
+        let is_client = record.client.get() != u32::MAX;
+        let (slot, generation) = (record.slot.get(), record.generation.get());
+        let is_allocation = slot != u32::MAX;
+        let status = &record.status;
+        let is_quota = status.result() == Err(ErrorCode::NoQuota);
+        EventView {
+            time_us: record.unix_us.get(),
+            event: kind_of(record).map_or("unknown", EventKind::name),
+            pid: Some(record.pid.get()).filter(|_| is_client),
+            uid: Some(record.uid.get()).filter(|uid| *uid != u32::MAX),
+            name: is_client.then(|| client_name(&record.name)),
+            client: Some(record.client.get()).filter(|_| is_client),
+            allocation: is_allocation.then(|| AllocationId { slot, generation }.to_string()),
+            size_bytes: is_allocation.then(|| record.size_bytes.get()),
+            error: status.result().err().map(ErrorCode::name),
+            resource: Resource::from_number(status.resource).map(Resource::name),
+            scope: Scope::from_number(status.scope).map(Scope::name),
+            cap: is_quota.then(|| status.value.get()),
+            largest_pid: Some(status.pid.get()).filter(|pid| *pid != 0),
+            lost: Some(record.lost.get()).filter(|lost| *lost != 0),
+        }
+    }
+
+    /// As people see it: time (UTC), what, who, allocation, size, and why.
+    fn line(&self, status: &Status) -> String {
+        let mut line = format!("{}  {:<9}", clock(self.time_us), self.event);
+        let mut add = |text: &str| {
+            line.push_str("  ");
+            line.push_str(text);
+        };
+        if let Some(lost) = self.lost {
+            add(&format!("{} events: this reader is too slow", commas(lost)));
+        }
+        match (self.pid, &self.name, self.uid) {
+            (Some(pid), Some(name), _) => add(&format!("pid {pid} {name}")),
+            (_, _, Some(uid)) => add(&format!("uid {uid}")),
+            _ => {}
+        }
+        if let (Some(allocation), Some(size)) = (&self.allocation, self.size_bytes) {
+            add(&format!("{allocation}  {}", human_size(size)));
+        }
+        match status.result() {
+            Ok(()) => {}
+            Err(ErrorCode::NoQuota) => add(&status.to_string()),
+            Err(code) => add(code.name()),
+        }
+        line.truncate(line.trim_end().len());
+        line.push('\n');
+        line
+    }
+}
+
+fn kind_of(record: &EventRecord) -> Option<EventKind> {
+    EventKind::from_number(record.kind.get())
+}
+
+/// `12:03:04.567Z`.
+fn clock(unix_us: u64) -> String {
+    let (seconds, ms) = (unix_us / 1_000_000, unix_us / 1000 % 1000);
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{ms:03}Z", seconds % 60)
+}
+
+/// The events that `filter` is for.
+fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
+    match filter {
+        None => Ok(Selection::ALL),
+        Some(Subject::Pid(pid)) => Ok(Selection::pid(pid)),
+        Some(Subject::Uid(uid)) => Ok(Selection::uid(uid)),
+        Some(Subject::Allocation(id)) => Ok(Selection::allocation(id)),
+        Some(Subject::Job(name)) => holders::job(&name, admin),
+        Some(Subject::Handle(_)) => {
+            Err(Error::Usage("--filter takes pid:N, uid:N, job:NAME or SLOT.GENERATION".into()))
+        }
+    }
+}
+
+/// Prints events until it is told to end, or the broker ends.
+pub fn run(filter: Option<Subject>, json: bool) -> Result<()> {
+    let signals = Signals::take_over()?;
+    let mut admin = Admin::from_env()?;
+    let selection = selection(filter, &mut admin)?;
+    let body = selection.act(0, 0);
+    admin.exchange(Kind::AdminWatch, &body, Kind::AdminEvents)?;
+    let mut out = Output::stdout();
+    loop {
+        if signals.next_end().is_some() {
+            return out.finish();
+        }
+        wait(&admin, &signals)?;
+        // Only what the broker has sent already: a signal is not to wait for an event.
+        let Some(events) = admin.try_events()? else { continue };
+        for record in &events {
+            let view = EventView::new(record);
+            match json {
+                true => {
+                    out.json(&view)?;
+                    out.text("\n")?;
+                }
+                false => out.text(&view.line(&record.status))?,
+            }
+        }
+        out.flush()?;
+    }
+}
+
+/// Until there is something to read, or a signal.
+fn wait(admin: &Admin, signals: &Signals) -> Result<()> {
+    let mut fds = [
+        PollFd::new(admin.as_fd(), PollFlags::POLLIN),
+        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+    ];
+    match poll(&mut fds, PollTimeout::NONE) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(errno).context(|| "wait for events"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn record(kind: EventKind) -> EventRecord {
+        let mut record = EventRecord::new_zeroed();
+        record.kind = (kind as u32).into();
+        record.unix_us = (((23 * 60 + 59) * 60 + 58) * 1_000_000 + 7_000).into();
+        (record.client, record.slot, record.uid) =
+            (u32::MAX.into(), u32::MAX.into(), u32::MAX.into());
+        record
+    }
+
+    fn line(record: &EventRecord) -> String {
+        EventView::new(record).line(&record.status)
+    }
+
+    #[test]
+    fn line_when_a_grant_then_time_what_who_id_and_size() {
+        let mut record = record(EventKind::Grant);
+        (record.client, record.pid, record.uid) = (3.into(), 77.into(), 1000.into());
+        (record.slot, record.generation) = (12.into(), 3.into());
+        record.size_bytes = 65536.into();
+        record.name[..3].copy_from_slice(b"app");
+        assert_eq!(line(&record), "23:59:58.007Z  grant      pid 77 app  12.3  64 KiB\n");
+    }
+
+    #[test]
+    fn line_when_of_the_node_then_no_blanks_at_its_end() {
+        assert_eq!(line(&record(EventKind::Drain)), "23:59:58.007Z  drain\n");
+    }
+
+    #[test]
+    fn line_when_refused_then_the_cap_and_its_largest_holder() {
+        let mut record = record(EventKind::Refusal);
+        (record.client, record.pid) = (3.into(), 77.into());
+        record.status = Status::no_quota(Resource::Fds, Scope::Node, 64, 99);
+        let line = line(&record);
+        assert!(
+            line.contains("the node cap fds = 64 is full, most of it held by pid 99"),
+            "{line}"
+        );
+        let json = serde_json::to_value(EventView::new(&record)).expect("plain data");
+        assert_eq!((&json["cap"], &json["scope"]), (&64.into(), &"node".into()));
+    }
+
+    #[test]
+    fn line_when_events_were_lost_then_how_many() {
+        let mut record = record(EventKind::Lost);
+        record.lost = 1234.into();
+        let line = line(&record);
+        assert_eq!(line, "23:59:58.007Z  lost       1,234 events: this reader is too slow\n");
+    }
+}

@@ -1,0 +1,124 @@
+//! The administrator's acts: evict, revoke, and draining the whole broker. Must never evict what cannot be had again,
+//! nor end more in one step than a client's message may.
+
+use crate::Core;
+use crate::api::{Acted, Effects, Now};
+use crate::ledger::{Blocked, Holder};
+use crate::limits::{DRAIN_PAUSE_US, DRAINED_PER_STEP, RECLAIM_PAUSE_US};
+use crate::slots::NONE;
+use crate::state::State;
+use fdbroker_protocol::admin::{ActOutcome, EventKind};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource};
+
+/// A broker that is being drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draining {
+    /// Clients ever connected when it began: later ones deposit nothing.
+    pub serials: u64,
+    /// When it is looked again at what can be given up.
+    pub next: Now,
+}
+
+impl Core {
+    /// Whether the broker is being drained.
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_some()
+    }
+
+    /// What an evict of this allocation would come to now.
+    pub fn evict_outcome(&self, id: AllocationId) -> ActOutcome {
+        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+            return ActOutcome::NotFound;
+        };
+        match allocation.state {
+            State::Held if allocation.recall != NONE => ActOutcome::Waited,
+            State::Held if self.is_silent(allocation.owner) => ActOutcome::OwnerSilent,
+            State::Held => ActOutcome::Done,
+            State::Resident if allocation.keep => ActOutcome::Kept,
+            State::Resident => ActOutcome::Resident,
+            State::Evicted => ActOutcome::Evicted,
+            State::Recalling => ActOutcome::Recalling,
+            State::Reserved => ActOutcome::Reserved,
+            State::Ended(_) => ActOutcome::Ended,
+        }
+    }
+
+    /// What a revoke of this allocation would come to now.
+    pub fn revoke_outcome(&self, id: AllocationId) -> ActOutcome {
+        match self.allocations.get(id.slot, id.generation) {
+            None => ActOutcome::NotFound,
+            Some(allocation) if allocation.is_live() => ActOutcome::Done,
+            Some(_) => ActOutcome::Ended,
+        }
+    }
+
+    fn is_silent(&self, client: u32) -> bool {
+        let client = self.clients.get(client as usize).and_then(Option::as_deref);
+        client.is_some_and(|client| client.silent)
+    }
+
+    /// Closes the fds of those that can be had again and that nobody waits for.
+    pub(crate) fn evict_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
+        for id in ids {
+            let outcome = self.evict_outcome(*id);
+            if outcome == ActOutcome::Done {
+                self.evict(id.slot, fx);
+            }
+            fx.acted.push(Acted { id: *id, outcome });
+        }
+    }
+
+    /// Ends these for everybody.
+    pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
+        for id in ids {
+            let outcome = self.revoke_outcome(*id);
+            if outcome == ActOutcome::Done {
+                self.end(id.slot, ErrorCode::Stale, fx);
+                self.drain_if_done(id.slot);
+                self.stop_grace_if_done();
+            }
+            fx.acted.push(Acted { id: *id, outcome });
+        }
+    }
+
+    pub(crate) fn set_draining(&mut self, draining: bool) {
+        if draining == self.is_draining() {
+            return;
+        }
+        self.draining = draining.then_some(Draining { serials: self.serials, next: Now(0) });
+        self.note_of_node(if draining { EventKind::Drain } else { EventKind::Undrain });
+    }
+
+    /// Whether the client has come too late to deposit anything.
+    pub(crate) fn is_turned_away(&mut self, client: u32) -> bool {
+        let Some(draining) = self.draining else { return false };
+        self.client_mut(client).serial > draining.serials
+    }
+
+    /// While the broker is being drained: evicts what can be had again, and asks for leases; a portion at a time.
+    pub(crate) fn give_up(&mut self, fx: &mut Effects) {
+        let Some(draining) = self.draining.filter(|draining| draining.next <= self.now) else {
+            return;
+        };
+        let mut evicted = 0;
+        while evicted < DRAINED_PER_STEP
+            && let Some(slot) = self.lru.first()
+        {
+            self.evict(slot, fx);
+            evicted += 1;
+        }
+        let asked_before = self.counters.reclaims;
+        for resource in [Resource::OpenLeases, Resource::MappedLeases] {
+            if self.node.now(resource) > 0 {
+                self.reclaim(Blocked { resource, account: Holder::Node }, MAX_BATCH);
+            }
+        }
+        let pause = match (evicted, self.counters.reclaims - asked_before) {
+            (0, 0) => DRAIN_PAUSE_US,
+            (DRAINED_PER_STEP, _) => 0,
+            _ => RECLAIM_PAUSE_US,
+        };
+        let next = Now(self.now.0.saturating_add(pause));
+        self.draining = Some(Draining { next, ..draining });
+    }
+}

@@ -1,0 +1,123 @@
+//! What happens, for whoever watches: noted as it happens, taken by the daemon after each step. Must cost nothing while
+//! nobody watches, and never keep more than a step can make.
+
+use crate::Core;
+use crate::api::ClientId;
+use crate::limits::NOTES_KEPT;
+use crate::slots::NONE;
+use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// What.
+    pub kind: EventKind,
+    /// To whom; `None`: to the node, or an allocation without an owner.
+    pub client: Option<ClientId>,
+    /// The client's pid, or 0.
+    pub pid: u32,
+    /// The client's uid, or that of the allocation's domain, or `u32::MAX`.
+    pub uid: u32,
+    /// To which allocation.
+    pub id: Option<AllocationId>,
+    /// Its size in bytes, or 0.
+    pub size_bytes: u64,
+    /// Why.
+    pub status: Status,
+}
+
+impl Note {
+    /// One of the node.
+    pub fn of_node(kind: EventKind) -> Self {
+        let (client, pid, uid) = (None, 0, u32::MAX);
+        Note { kind, client, pid, uid, id: None, size_bytes: 0, status: Status::OK }
+    }
+}
+
+/// Notes not taken yet.
+#[derive(Debug, Default)]
+pub struct Notes {
+    is_on: bool,
+    list: Vec<Note>,
+    lost: u64,
+}
+
+impl Core {
+    /// Whether to note what happens from now on. Off in the beginning.
+    pub fn set_watched(&mut self, watched: bool) {
+        if self.notes.is_on != watched {
+            self.notes = Notes { is_on: watched, ..Notes::default() };
+        }
+    }
+
+    /// Moves what has been noted to `notes`, in order; how many were lost before or among them, because nobody took
+    /// them.
+    pub fn take_notes(&mut self, notes: &mut Vec<Note>) -> u64 {
+        notes.append(&mut self.notes.list);
+        std::mem::take(&mut self.notes.lost)
+    }
+
+    fn note(&mut self, note: Note) {
+        if self.notes.list.len() < NOTES_KEPT {
+            self.notes.list.push(note);
+        } else {
+            self.notes.lost += 1;
+        }
+    }
+
+    pub(crate) fn note_of_node(&mut self, kind: EventKind) {
+        if self.notes.is_on {
+            self.note(Note::of_node(kind));
+        }
+    }
+
+    pub(crate) fn note_of_client(&mut self, kind: EventKind, client: u32, status: Status) {
+        if !self.notes.is_on {
+            return;
+        }
+        let note = self.clients[client as usize].as_deref().map(|record| Note {
+            client: Some(ClientId(client)),
+            pid: record.pid,
+            uid: self.domains[record.domain].key.uid,
+            status,
+            ..Note::of_node(kind)
+        });
+        note.into_iter().for_each(|note| self.note(note));
+    }
+
+    /// A request or deposit of the client is refused for a cap.
+    pub(crate) fn count_refusal(&mut self, client: u32, status: Status) {
+        self.counters.refusals += 1;
+        self.note_of_client(EventKind::Refusal, client, status);
+    }
+
+    pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {
+        if self.notes.is_on {
+            self.note(self.allocation_note(kind, slot, Status::OK));
+        }
+    }
+
+    pub(crate) fn note_end(&mut self, slot: u32, code: ErrorCode) {
+        if self.notes.is_on {
+            self.note(self.allocation_note(EventKind::End, slot, code.into()));
+        }
+    }
+
+    fn allocation_note(&self, kind: EventKind, slot: u32, status: Status) -> Note {
+        let allocation = &self.allocations[slot];
+        let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
+        Note {
+            client: owner.map(|_| ClientId(allocation.owner)),
+            pid: owner.map_or(0, |owner| owner.pid),
+            uid: match allocation.domain {
+                NONE => u32::MAX,
+                domain => self.domains[domain].key.uid,
+            },
+            id: Some(self.id_of(slot)),
+            size_bytes: allocation.size_bytes,
+            status,
+            ..Note::of_node(kind)
+        }
+    }
+}

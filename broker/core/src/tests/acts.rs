@@ -1,0 +1,304 @@
+//! Unit tests of what an administrator may do: evict, revoke, drain; and of what is noted for whoever watches.
+
+use super::*;
+use crate::limits::DRAINED_PER_STEP;
+use fdbroker_protocol::admin::{ActOutcome, EventKind};
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
+
+const LATE: ClientId = ClientId(5);
+
+impl World {
+    fn evict(&mut self, ids: &[AllocationId]) -> Vec<ActOutcome> {
+        self.step(Input::Evict { ids });
+        self.fx.acted.iter().map(|acted| acted.outcome).collect()
+    }
+
+    fn revoke(&mut self, ids: &[AllocationId]) -> Vec<ActOutcome> {
+        self.step(Input::Revoke { ids });
+        self.fx.acted.iter().map(|acted| acted.outcome).collect()
+    }
+
+    fn notes(&mut self) -> Vec<EventKind> {
+        let mut notes = Vec::new();
+        assert_eq!(self.core.take_notes(&mut notes), 0);
+        notes.iter().map(|note| note.kind).collect()
+    }
+
+    /// Its deposit, by another client than the owner.
+    fn deposit_of(&mut self, client: ClientId, base: u64) -> Status {
+        let (request, deadline) = (self.request(), Now(0));
+        let deposits = &[deposit(base)];
+        self.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+        self.fx.registered[0].status
+    }
+}
+
+#[test]
+fn evict_when_held_and_leased_then_the_lease_stays_and_the_next_acquire_recalls() {
+    let mut world = World::new(config());
+    let id = world.register(deposit(1)).id;
+    let lease = world.grant(USER, id);
+    assert_eq!(world.core.evict_outcome(id), ActOutcome::Done);
+    assert_eq!(world.state(id), AllocationState::Held);
+    assert_eq!(world.evict(&[id]), [ActOutcome::Done]);
+    assert_eq!(world.state(id), AllocationState::Evicted);
+    assert_eq!(world.core.take_events(USER), None);
+    assert_eq!(world.evict(&[id]), [ActOutcome::Evicted]);
+    let request = world.acquire(OTHER, &[Ok(id)], 1000);
+    let effects = world.supply(id, Ok(0), 1);
+    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
+    assert!(world.release(USER, lease).is_ok());
+}
+
+#[test]
+fn evict_when_it_cannot_be_then_the_reason_and_its_fd_stays() {
+    let mut world = World::new(config());
+    let resident = world.register(Deposit { recallable: false, ..deposit(1) }).id;
+    let kept = world.register(Deposit { keep: true, ..deposit(2) }).id;
+    let ended = world.register(deposit(3)).id;
+    world.grant(USER, ended);
+    world.unregister(OWNER, ended);
+    let absent = AllocationId { slot: 77, generation: 1 };
+    let before = world.core.totals().held_now;
+    let ids = [resident, kept, ended, absent];
+    let expected =
+        [ActOutcome::Resident, ActOutcome::Kept, ActOutcome::Ended, ActOutcome::NotFound];
+    assert_eq!(world.evict(&ids), expected);
+    assert_eq!(ids.map(|id| world.core.evict_outcome(id)), expected);
+    assert_eq!(world.core.totals().held_now, before);
+}
+
+#[test]
+fn evict_when_recalled_or_waited_for_then_left_to_those_who_wait() {
+    let (mut world, id) = one_evicted();
+    world.acquire(USER, &[Ok(id)], 1000);
+    let second = world.acquire(OTHER, &[Ok(id)], 1000);
+    world.close_all();
+    assert_eq!(world.evict(&[id]), [ActOutcome::Recalling]);
+    // There is room for one lease beside the fd: the second has to wait.
+    world.supply(id, Ok(0), 1);
+    let lease = world.fx.granted[0].lease;
+    assert_eq!(world.evict(&[id]), [ActOutcome::Waited]);
+    world.release(USER, lease);
+    let effects = world.fx.list.clone();
+    assert_eq!(answer(&world, &effects, second), Some(Status::OK));
+    assert_eq!(world.evict(&[id]), [ActOutcome::Done]);
+}
+
+#[test]
+fn evict_when_its_owner_is_silent_then_its_fd_stays() {
+    let mut world = World::new(config());
+    let [held, evicted] = [1, 2].map(|base| world.register(deposit(base)).id);
+    assert_eq!(world.evict(&[evicted]), [ActOutcome::Done]);
+    world.acquire(USER, &[Ok(evicted)], 1000);
+    world.at(200);
+    assert!(world.client(OWNER).silent);
+    assert_eq!(world.evict(&[held]), [ActOutcome::OwnerSilent]);
+    assert_eq!(world.state(held), AllocationState::Held);
+}
+
+#[test]
+fn revoke_when_leased_then_stale_and_holders_and_owner_are_told() {
+    let mut world = World::new(config());
+    let id = world.register(deposit(1)).id;
+    let lease = world.grant(USER, id);
+    assert_eq!(world.core.revoke_outcome(id), ActOutcome::Done);
+    assert_eq!(world.revoke(&[id, id]), [ActOutcome::Done, ActOutcome::Ended]);
+    assert!(world.fx.list.contains(&Effect::Publish { slot: id.slot, generation: 0 }));
+    let told = RevokedEvent { id, lease, code: ErrorCode::Stale };
+    assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
+    world.acquire(OTHER, &[Ok(id)], 0);
+    assert_eq!(world.fx.granted[0].status.result(), Err(ErrorCode::Stale));
+    assert_eq!(world.unregister(OWNER, id).result(), Err(ErrorCode::Stale));
+    assert_eq!(world.core.take_events(OWNER), None);
+    world.release(USER, lease);
+    assert!(matches!(world.core.take_events(OWNER), Some(Events::Drained(all)) if all[0].id == id));
+    assert_eq!(world.revoke(&[id]), [ActOutcome::NotFound]);
+    assert_eq!(world.now_of(Resource::Allocations), 0);
+}
+
+#[test]
+fn revoke_when_recalled_then_who_waits_is_told_and_the_fd_that_comes_is_closed() {
+    let (mut world, id) = one_evicted();
+    let request = world.acquire(USER, &[Ok(id)], 1000);
+    world.close_all();
+    world.core.take_events(OWNER);
+    assert_eq!(world.revoke(&[id]), [ActOutcome::Done]);
+    let effects = world.fx.list.clone();
+    assert_eq!(answer(&world, &effects, request), Some(ErrorCode::Stale.into()));
+    let effects = world.supply(id, Ok(0), 1);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::CloseArrived { .. })));
+}
+
+#[test]
+fn revoke_when_kept_and_its_owner_is_gone_then_nothing_is_left_of_it() {
+    let mut world = World::new(config());
+    let id = world.register(Deposit { keep: true, ..deposit(1) }).id;
+    world.step(Input::Gone { client: OWNER });
+    assert_eq!(world.revoke(&[id]), [ActOutcome::Done]);
+    assert!(world.fx.list.contains(&Effect::Unkeep { slot: id.slot }));
+    world.close_all();
+    for resource in [Resource::Allocations, Resource::HeldBytes, Resource::KeptAllocations] {
+        assert_eq!(world.now_of(resource), 0, "{resource}");
+    }
+}
+
+#[test]
+fn revoke_when_of_before_a_crash_then_it_cannot_be_named_again() {
+    let id = AllocationId { slot: 3, generation: 1 };
+    let config = Config { first_generation: 100, ..config() };
+    let former = Former { live: &[id], kept: &[] };
+    let core = Core::after_crash(config, former, Now(0)).expect("it fits");
+    let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
+    assert_eq!(world.evict(&[id]), [ActOutcome::Reserved]);
+    assert_eq!(world.revoke(&[id]), [ActOutcome::Done]);
+    assert_eq!(world.core.reserved(), 0);
+    assert_eq!(world.core.poll_timeout(), None);
+}
+
+#[test]
+fn acts_when_of_more_than_a_message_may_name_then_the_rest_is_left_out() {
+    let mut world = World::new(config());
+    let count = ENDS_PER_MESSAGE as u64 + 2;
+    let ids: Vec<AllocationId> = (1..=count).map(|base| world.register(deposit(base)).id).collect();
+    assert_eq!(world.evict(&ids), [ActOutcome::Done; ENDS_PER_MESSAGE]);
+    assert_eq!(world.revoke(&ids), [ActOutcome::Done; ENDS_PER_MESSAGE]);
+    let is_live = |view: &AllocationView| view.state != AllocationState::Ended;
+    assert_eq!(world.core.allocations(0).filter(is_live).count(), 2);
+}
+
+#[test]
+fn drain_when_begun_then_all_that_can_be_is_evicted_in_portions_and_leases_are_asked_for() {
+    let mut world = World::new(config());
+    let count = 2 * DRAINED_PER_STEP + 1;
+    let ids: Vec<AllocationId> =
+        (1..=count as u64).map(|base| world.register(deposit(base)).id).collect();
+    let resident = world.register(Deposit { recallable: false, ..deposit(9_999) }).id;
+    let [open, mapped] = [ids[0], ids[1]].map(|id| world.grant(USER, id));
+    world.step(Input::Mapped { client: USER, request: None, leases: &[mapped] });
+    world.step(Input::SetDraining { draining: true });
+    assert!(world.core.is_draining());
+    for left in [count - DRAINED_PER_STEP, 1, 0] {
+        assert_eq!(world.core.totals().held_now, left as u64 + 1);
+        assert!(world.core.poll_timeout().is_some_and(|at| left == 0 || at <= world.now));
+        world.at(0);
+    }
+    assert_eq!(world.state(resident), AllocationState::Resident);
+    let asked = [world.core.take_events(USER), world.core.take_events(USER)];
+    assert_eq!(asked, [Some(Events::Reclaim(vec![open, mapped])), None]);
+    // A recall is answered as ever, and what came goes again.
+    let request = world.acquire(OTHER, &[Ok(ids[5])], 1000);
+    let effects = world.supply(ids[5], Ok(0), 6);
+    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
+    world.at(1000);
+    assert_eq!(world.state(ids[5]), AllocationState::Evicted);
+}
+
+#[test]
+fn drain_when_begun_then_whoever_comes_late_deposits_nothing_until_it_is_undone() {
+    let mut world = World::new(config());
+    let id = world.register(deposit(1)).id;
+    world.step(Input::SetDraining { draining: true });
+    world.connect(LATE, 1000);
+    assert_eq!(world.deposit_of(LATE, 2).result(), Err(ErrorCode::ShuttingDown));
+    assert!(matches!(world.fx.list[0], Effect::CloseArrived { .. }));
+    assert!(world.deposit_of(USER, 3).is_ok());
+    // Consumers of what is there are served.
+    let request = world.acquire(LATE, &[Ok(id)], 1000);
+    let effects = world.supply(id, Ok(0), 1);
+    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
+    world.restart_now();
+    assert!(world.core.is_draining());
+    assert_eq!(world.deposit_of(LATE, 2).result(), Err(ErrorCode::ShuttingDown));
+    // Beginning it again does not let them in.
+    world.step(Input::SetDraining { draining: true });
+    assert_eq!(world.deposit_of(LATE, 2).result(), Err(ErrorCode::ShuttingDown));
+    world.step(Input::SetDraining { draining: false });
+    assert!(!world.core.is_draining());
+    assert!(world.deposit_of(LATE, 2).is_ok());
+    world.at(1000);
+    assert_eq!(world.core.poll_timeout(), None);
+}
+
+impl World {
+    fn restart_now(&mut self) {
+        self.fx.clear();
+        self.core.settle_parked(&mut self.fx);
+        let saved = self.core.save();
+        self.core = Core::restore(config(), saved, self.now).expect("it is sound");
+        self.core.check_invariants();
+    }
+}
+
+#[test]
+fn drain_when_a_late_client_has_no_credit_then_it_is_told_so_and_waits_for_nothing() {
+    let mut world = World::new(Config { base_credits: 0, ..config() });
+    world.step(Input::SetDraining { draining: true });
+    world.connect(LATE, 1000);
+    let (client, request, deadline) = (LATE, world.request(), Now(u64::MAX));
+    let effects =
+        world.step(Input::Register { client, request, deposits: &[], credits_wanted: 1, deadline });
+    assert_eq!(answer(&world, &effects, request), Some(ErrorCode::ShuttingDown.into()));
+}
+
+#[test]
+fn notes_when_watched_then_each_thing_once_and_in_order() {
+    let mut world = World::new(config());
+    world.register(deposit(8));
+    assert_eq!(world.notes(), []);
+    world.core.set_watched(true);
+    world.connect(LATE, 1000);
+    let id = world.register(deposit(1)).id;
+    world.evict(&[id]);
+    world.close_all();
+    world.acquire(USER, &[Ok(id)], 1000);
+    world.at(200);
+    world.revoke(&[id]);
+    world.step(Input::SetDraining { draining: true });
+    world.step(Input::SetDraining { draining: false });
+    world.step(Input::Gone { client: LATE });
+    let all = world.notes();
+    let of = |kind| all.iter().filter(|other| **other == kind).count();
+    assert_eq!(all[..2], [EventKind::Connected, EventKind::Deposit], "{all:?}");
+    for kind in [
+        EventKind::Recall,
+        EventKind::Silent,
+        EventKind::End,
+        EventKind::Drain,
+        EventKind::Undrain,
+        EventKind::Gone,
+    ] {
+        assert_eq!(of(kind), 1, "{kind}: {all:?}");
+    }
+    assert_eq!(world.notes(), []);
+}
+
+#[test]
+fn notes_when_a_cap_is_full_then_the_refusal_says_which_and_whose() {
+    let mut world =
+        World::new(Config { client: Caps { allocations: 1, ..Caps::NONE }, ..config() });
+    world.core.set_watched(true);
+    world.register(deposit(1));
+    let status = world.register(deposit(2)).status;
+    let mut notes = Vec::new();
+    world.core.take_notes(&mut notes);
+    let refusal = notes.last().expect("noted");
+    assert_eq!((refusal.kind, refusal.status), (EventKind::Refusal, status));
+    assert_eq!((refusal.client, refusal.pid, refusal.uid), (Some(OWNER), 4000, 1000));
+    world.core.set_watched(false);
+    world.register(deposit(3));
+    assert_eq!(world.notes(), []);
+}
+
+#[test]
+fn notes_when_nobody_takes_them_then_bounded_and_the_rest_counted() {
+    let mut world = World::new(config());
+    world.core.set_watched(true);
+    let extra = 3;
+    for at in 0..crate::limits::NOTES_KEPT + extra {
+        world.step(Input::SetDraining { draining: at % 2 == 0 });
+    }
+    let mut notes = Vec::new();
+    assert_eq!(world.core.take_notes(&mut notes), extra as u64);
+    assert_eq!(notes.len(), crate::limits::NOTES_KEPT);
+}

@@ -1,0 +1,83 @@
+//! What jobs and domains are charged for, for administrators. Must never change anything.
+
+use super::{Chosen, Traits, write_page};
+use crate::job::JobName;
+use crate::server::Server;
+use fdbroker_core::{Account, Caps, DomainKey, DomainView, JobKey, JobView, cap_of};
+use fdbroker_protocol::admin::{AccountRecord, Use};
+use fdbroker_protocol::{Kind, Resource, Writer};
+
+/// An account with what is needed to show it.
+struct Shown<'a> {
+    job: Option<JobKey>,
+    domain: DomainKey,
+    clients: u32,
+    account: &'a Account,
+    caps: &'a Caps,
+}
+
+impl Server {
+    /// One page of jobs.
+    pub(super) fn answer_jobs<'w>(
+        &self,
+        writer: &'w mut Writer,
+        id: u64,
+        cursor: u32,
+        chosen: Chosen,
+    ) -> &'w [u8] {
+        let caps = self.core.caps();
+        let all = self.core.jobs(cursor).map(|view| {
+            let JobView { number, domain, key, account, clients } = view;
+            let (job, account, caps) = (Some(key), &account, &caps.job);
+            (number, self.account_record(chosen, &Shown { job, domain, clients, account, caps }))
+        });
+        write_page(writer, Kind::AdminJobsReply, id, all, None)
+    }
+
+    /// One page of domains.
+    pub(super) fn answer_domains<'w>(
+        &self,
+        writer: &'w mut Writer,
+        id: u64,
+        cursor: u32,
+        chosen: Chosen,
+    ) -> &'w [u8] {
+        let caps = self.core.caps();
+        let all = self.core.domains(cursor).map(|view| {
+            let DomainView { number, key: domain, account, clients, .. } = view;
+            let (job, account, caps) = (None, &account, &caps.domain);
+            (number, self.account_record(chosen, &Shown { job, domain, clients, account, caps }))
+        });
+        write_page(writer, Kind::AdminDomainsReply, id, all, None)
+    }
+
+    /// Its record, if it is chosen.
+    fn account_record(&self, chosen: Chosen, shown: &Shown<'_>) -> Option<AccountRecord> {
+        let Shown { job, domain, clients, account, caps } = *shown;
+        let traits = Traits { allocation: None, pid: 0, uid: domain.uid, job };
+        if !chosen.has(traits) {
+            return None;
+        }
+        let usage = |resource| Use {
+            now: account.now(resource).into(),
+            peak: account.peak(resource).into(),
+            cap: cap_of(caps, resource).into(),
+        };
+        let name = job.map_or(JobName::NONE, |job| self.job_names.get(job));
+        Some(AccountRecord {
+            key: job.map_or(0, |job| job.0).into(),
+            uid: domain.uid.into(),
+            listener: domain.listener.into(),
+            clients: clients.into(),
+            reserved: 0.into(),
+            fds: usage(Resource::Fds),
+            held_fds: usage(Resource::HeldFds),
+            held_bytes: usage(Resource::HeldBytes),
+            open_leases: usage(Resource::OpenLeases),
+            mapped_leases: usage(Resource::MappedLeases),
+            allocations: usage(Resource::Allocations),
+            kept_allocations: usage(Resource::KeptAllocations),
+            name: name.bytes(),
+        })
+    }
+}

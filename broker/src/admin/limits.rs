@@ -1,0 +1,96 @@
+//! Caps shown and changed at run time, by administrators. Must never change one for somebody who is neither root nor the
+//! broker's user, nor without saying so in the log.
+
+use crate::server::Server;
+use fdbroker_core::{Caps, CapsOfLevels, Input, cap_of, cap_of_mut};
+use fdbroker_protocol::admin::{CAPPED, CapsRecord, LimitChange, Limits, SetLimit};
+use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Writer};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use std::fmt;
+
+/// A cap for the log.
+struct Shown(u64);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => f.write_str("none"),
+            cap => cap.fmt(f),
+        }
+    }
+}
+
+impl Server {
+    /// The caps in force.
+    pub(super) fn answer_limits<'w>(&self, writer: &'w mut Writer, id: u64) -> &'w [u8] {
+        let CapsOfLevels { node, domain, job, client } = self.core.caps();
+        let record = |caps: Caps| CapsRecord { caps: CAPPED.map(|it| cap_of(&caps, it).into()) };
+        let (node, domain) = (record(node), record(domain));
+        let (job, client) = (record(job), record(client));
+        writer.start(Kind::AdminLimitsReply, id).push(&Limits { node, domain, job, client });
+        writer.finish(0, 0)
+    }
+
+    /// Changes one cap, if the administrator of connection `index` may.
+    pub(super) fn set_limit<'w>(
+        &mut self,
+        index: usize,
+        writer: &'w mut Writer,
+        id: u64,
+        set: &SetLimit,
+    ) -> &'w [u8] {
+        match self.try_set_limit(index, set) {
+            Ok(former) => {
+                let change = LimitChange { former: former.into(), value: set.value };
+                writer.start(Kind::AdminSetLimitReply, id).push(&change);
+                writer.finish(0, 0)
+            }
+            Err(code) => writer.failed(id, code.into()),
+        }
+    }
+
+    fn try_set_limit(&mut self, index: usize, set: &SetLimit) -> Result<u64, ErrorCode> {
+        let peer = self.admin.socket(index).and_then(|it| getsockopt(&it, PeerCredentials).ok());
+        let peer = peer.ok_or(ErrorCode::NotPermitted)?;
+        let (uid, pid) = (peer.uid(), peer.pid());
+        let scope = Scope::from_number(set.scope).ok_or(ErrorCode::NotSupported)?;
+        let resource = Resource::from_number(set.resource).ok_or(ErrorCode::NotSupported)?;
+        let value = set.value.get();
+        let mut caps = self.core.caps();
+        let level = match scope {
+            Scope::Node => &mut caps.node,
+            Scope::Domain => &mut caps.domain,
+            Scope::Job => &mut caps.job,
+            Scope::Client => &mut caps.client,
+        };
+        let cap = cap_of_mut(level, resource).ok_or(ErrorCode::NotSupported)?;
+        if !may_set(uid, nix::unistd::geteuid().as_raw()) {
+            log::warn!("pid {pid} (uid {uid}) may not set limit {scope}.{resource}");
+            return Err(ErrorCode::NotPermitted);
+        }
+        let former = std::mem::replace(cap, value);
+        self.step(Input::SetCaps { caps: &caps });
+        log::info!(
+            "limit {scope}.{resource} {} -> {}, set by pid {pid} (uid {uid}) until the next reload or restart",
+            Shown(former),
+            Shown(value)
+        );
+        Ok(former)
+    }
+}
+
+/// Whether an administrator with this uid may change what the broker with that uid does.
+fn may_set(uid: u32, brokers: u32) -> bool {
+    uid == 0 || uid == brokers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn may_set_when_neither_root_nor_the_brokers_user_then_not() {
+        assert!(may_set(0, 990) && may_set(990, 990));
+        assert!(!may_set(1000, 990) && !may_set(1000, 0));
+    }
+}

@@ -1,0 +1,77 @@
+//! What an administrator may do to a running broker: evict, revoke, drain. Layouts only; must never name more
+//! allocations in one message than the broker ends in one ([`ENDS_PER_MESSAGE`](crate::limits::ENDS_PER_MESSAGE)).
+
+use super::AllocationRecord;
+use crate::error::wire_enum;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+/// Bits of [`Act::flags`].
+pub mod act_flags {
+    /// Say what would become of each, and change nothing.
+    pub const DRY_RUN: u32 = 1;
+    /// Of a drain: go on as before it.
+    pub const UNDO: u32 = 2;
+}
+
+/// Body of [`Kind::AdminEvict`](crate::Kind::AdminEvict), [`Kind::AdminRevoke`](crate::Kind::AdminRevoke),
+/// [`Kind::AdminDrain`](crate::Kind::AdminDrain) and [`Kind::AdminWatch`](crate::Kind::AdminWatch), 24 bytes. The last
+/// two have no cursor, and a drain has no filter.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Act {
+    /// Slot to begin at: 0, then each answer's `next_cursor`.
+    pub cursor: U32,
+    /// A [`Filter`](super::Filter).
+    pub filter: U32,
+    /// What to filter by.
+    pub value: U64,
+    /// [`act_flags`].
+    pub flags: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+}
+
+wire_enum! {
+    /// What became of one allocation that an act was for, or would have in a dry run.
+    ActOutcome: u32 {
+        /// It is done.
+        Done = 1, "done";
+        /// Evict: the broker has no fd of it already.
+        Evicted = 2, "evicted already";
+        /// Evict: its owner cannot give the fd again.
+        Resident = 3, "resident";
+        /// Evict: it is kept for when its owner is gone.
+        Kept = 4, "kept";
+        /// Evict: its fd is on its way, because somebody waits for it.
+        Recalling = 5, "recalling";
+        /// Evict: its fd has come, and those who wait for it have not all been served.
+        Waited = 6, "waited for";
+        /// Evict: its owner does not answer, so that the fd could not be had again.
+        OwnerSilent = 7, "owner silent";
+        /// Evict: of before a crash of the broker, not named again yet; the broker has no fd of it.
+        Reserved = 8, "reserved";
+        /// It has ended already; leases of it are still out.
+        Ended = 9, "ended already";
+        /// There is none of this id (any more).
+        NotFound = 10, "not found";
+    }
+}
+
+/// One allocation that an act was for, 160 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ActRecord {
+    /// An [`ActOutcome`].
+    pub outcome: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+    /// As it was before.
+    pub allocation: AllocationRecord,
+}

@@ -1,0 +1,72 @@
+//! What a broker tells an administrator who watches: one record for each thing that happened. Layouts only.
+
+use crate::error::{Status, wire_enum};
+use crate::limits::NAME_BYTES;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+wire_enum! {
+    /// What happened. The client of the record is whom it happened to: the holder of a grant, the owner otherwise.
+    EventKind: u32 {
+        /// A client has said hello and is welcome.
+        Connected = 1, "connected";
+        /// A client's process or connection has ended.
+        Gone = 2, "gone";
+        /// A new allocation; its owner is the client.
+        Deposit = 3, "deposit";
+        /// A duplicate of its fd was sent to the client.
+        Grant = 4, "grant";
+        /// The broker has closed its fd.
+        Evict = 5, "evict";
+        /// The owner is asked for its fd again.
+        Recall = 6, "recall";
+        /// The owner has not answered in time.
+        Silent = 7, "silent";
+        /// The allocation has ended; the status says why.
+        End = 8, "end";
+        /// A request or deposit of the client was refused; the status names the cap.
+        Refusal = 9, "refusal";
+        /// The broker is being drained.
+        Drain = 10, "drain";
+        /// It is not any more.
+        Undrain = 11, "undrain";
+        /// Caps have changed.
+        Caps = 12, "caps";
+        /// Events that this watcher was too slow for; `lost` says how many. Those before and after it are whole.
+        Lost = 13, "lost";
+    }
+}
+
+/// One event, 88 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct EventRecord {
+    /// When the broker noted it: microseconds since 1970, UTC.
+    pub unix_us: U64,
+    /// An [`EventKind`].
+    pub kind: U32,
+    /// The client's number; `u32::MAX` when it is of none.
+    pub client: U32,
+    /// The client's pid as the broker sees it, or 0.
+    pub pid: U32,
+    /// The client's uid, or `u32::MAX`.
+    pub uid: U32,
+    /// The allocation's slot; `u32::MAX` when it is of none.
+    pub slot: U32,
+    /// The allocation's generation.
+    pub generation: U32,
+    /// The allocation's size in bytes, or 0.
+    pub size_bytes: U64,
+    /// Of [`EventKind::Lost`]: how many.
+    pub lost: U64,
+    /// Of an end or a refusal: why.
+    pub status: Status,
+    /// The client's name.
+    pub name: [u8; NAME_BYTES],
+    /// Reserved, 0.
+    pub reserved: U64,
+}

@@ -1,0 +1,200 @@
+//! One client of a broker for tests/audit/run.sh: an honest one, or one that plants a fault on purpose, says with which fd, and
+//! waits until its input ends. FDBROKER_TEST_MEMORY=udmabuf: its memory is real dma-bufs.
+
+use fdbroker_client::{
+    Access, Arena, Client, Deadline, Deposit, Grant, Handle, HostMemory, IsolatedBuffer,
+    IsolatedMemory, MemoryKind, Share,
+};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::unistd::{ForkResult, fork, ftruncate};
+use std::io::{Read, Write};
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+const USAGE: &str = "usage: audit-client produce COUNT
+       audit-client orphan
+       audit-client ROLE HANDLE...
+COUNT buffers, half of them ranges of one arena; their handles on stdout. ROLE: honest, leak, copy, own, stray,
+in-flight, forgotten, unmapped, mapped, hold. Each says `ready PID FD` and then waits for the end of its input.";
+
+const BYTES: usize = 64 << 10;
+
+/// The arena's, and one for exports.
+const OWN_FDS: u32 = 4;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let client = Client::builder().name("audit-client").own_fds(OWN_FDS).connect()?;
+    match arguments.as_slice() {
+        ["produce", count] => produce(&client, count.parse()?),
+        ["orphan"] => orphan(&client),
+        ["own"] => own(&client),
+        [role, handles @ ..] if !handles.is_empty() => {
+            let handles: Option<Vec<Handle>> = handles.iter().map(|text| parse(text)).collect();
+            consume(&client, role, &handles.ok_or("a handle is 128 hexadecimal digits")?)
+        }
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn deadline() -> Deadline {
+    Deadline::from_ms(10_000)
+}
+
+/// Says that it is done, and keeps everything until the input ends.
+fn wait(pid: u32, fd: i32) -> Outcome<()> {
+    println!("ready {pid} {fd}");
+    std::io::stdout().flush()?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+// ---- owners
+
+fn produce(client: &Client, count: usize) -> Outcome<()> {
+    let is_real = std::env::var("FDBROKER_TEST_MEMORY").as_deref() == Ok("udmabuf");
+    let memory = if is_real { HostMemory::Udmabuf } else { HostMemory::Memfd };
+    let arena = Arena::new(client, memory, BYTES * count)?;
+    let (mut ranges, mut alone) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        // Every second one is a memory of its own.
+        let handle = if index % 2 == 0 {
+            let buffer = arena.alloc(BYTES)?;
+            let handle = buffer.register(deadline())?;
+            ranges.push(buffer);
+            handle
+        } else {
+            let kind = if is_real { IsolatedMemory::DmaHeap } else { IsolatedMemory::Memfd };
+            let buffer = IsolatedBuffer::new(client, kind, BYTES, Share::Uid, deadline())?;
+            let handle = buffer.handle().ok_or("not shared")?;
+            alone.push(buffer);
+            handle
+        };
+        println!("{}", handle.to_bytes().map(|byte| format!("{byte:02x}")).concat());
+    }
+    wait(std::process::id(), -1)
+}
+
+/// A memfd that a broker takes.
+fn sealed() -> Outcome<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let memfd = memfd_create(c"audit", flags)?;
+    ftruncate(&memfd, i64::try_from(BYTES)?)?;
+    fcntl(&memfd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL))?;
+    Ok(memfd)
+}
+
+/// Deposits a memfd that outlives its owner, and ends.
+fn orphan(client: &Client) -> Outcome<()> {
+    let mut deposit = Deposit::new(MemoryKind::Memfd, BYTES as u64);
+    deposit.keep = true;
+    let registration = client.register(&deposit, sealed()?.as_fd(), deadline())?;
+    println!("kept {}", registration.handle.id());
+    Ok(())
+}
+
+/// An owner that keeps two more fds of what it has deposited.
+fn own(client: &Client) -> Outcome<()> {
+    let memfd = sealed()?;
+    let deposit = Deposit::new(MemoryKind::Memfd, BYTES as u64);
+    let _registration = client.register(&deposit, memfd.as_fd(), deadline())?;
+    let copies = [memfd.try_clone()?, memfd.try_clone()?];
+    wait(std::process::id(), copies[0].as_raw_fd())
+}
+
+// ---- consumers
+
+fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
+    let own = std::process::id();
+    let grant = client.acquire(&handles[0], deadline())?;
+    let fd = grant.fd.as_raw_fd();
+    match role {
+        "honest" => honest(client, grant, &handles[1..]),
+        "hold" => {
+            let _grant = grant;
+            wait(own, fd)
+        }
+        // The fd outlives the lease.
+        "leak" => {
+            let copy = grant.fd.try_clone()?;
+            drop(grant);
+            wait(own, copy.as_raw_fd())
+        }
+        // One lease, two fds.
+        "copy" => {
+            let _copy = grant.fd.try_clone()?;
+            wait(own, fd)
+        }
+        "stray" => stray(grant),
+        // Nobody reads it, and no lease is of it any more.
+        "in-flight" => {
+            let (from, to) = fdbroker_scm::seqpacket_pair()?;
+            fdbroker_scm::send(from.as_fd(), b"x", &[grant.fd.as_fd()])?;
+            drop(grant);
+            wait(own, to.as_raw_fd())
+        }
+        // As a program does that closes fds it does not own.
+        "forgotten" => {
+            let Grant { fd, lease, .. } = grant;
+            drop(fd);
+            let result = wait(own, -1);
+            drop(lease);
+            result
+        }
+        // Unmapped by hand: the lease says mapped.
+        "unmapped" => {
+            let import = std::mem::ManuallyDrop::new(grant.import(Access::Read, 0)?);
+            let address = NonNull::new(import.as_ptr().cast()).ok_or("no address")?;
+            // SAFETY: the mapping is this import's, which is neither used nor dropped any more.
+            unsafe { munmap(address, import.len())? };
+            wait(own, -1)
+        }
+        // Mapped by hand, and the lease given back.
+        "mapped" => {
+            let length = NonZeroUsize::new(BYTES).ok_or("no bytes")?;
+            let offset = i64::try_from(grant.info.fd_offset)?;
+            let (protection, flags) = (ProtFlags::PROT_READ, MapFlags::MAP_SHARED);
+            // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it.
+            unsafe { mmap(None, length, protection, flags, grant.fd.as_fd(), offset)? };
+            drop(grant);
+            wait(own, -1)
+        }
+        _ => Err(USAGE.into()),
+    }
+}
+
+/// One fd open, everything else mapped, as it should be; and fds of its own that are no business of the broker's.
+fn honest(client: &Client, grant: Grant, handles: &[Handle]) -> Outcome<()> {
+    let mut imports = Vec::new();
+    for handle in handles {
+        imports.push(client.acquire(handle, deadline())?.import(Access::Read, 0)?);
+    }
+    let _not_shared = (sealed()?, sealed()?);
+    wait(std::process::id(), grant.fd.as_raw_fd())
+}
+
+/// A child has the fd that its parent has a lease of.
+fn stray(grant: Grant) -> Outcome<()> {
+    // SAFETY: the child makes only calls that are safe after fork in a process of several threads.
+    match unsafe { fork()? } {
+        ForkResult::Child => {
+            let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+            loop {
+                nix::unistd::pause();
+            }
+        }
+        ForkResult::Parent { child } => wait(u32::try_from(child.as_raw())?, grant.fd.as_raw_fd()),
+    }
+}
+
+fn parse(text: &str) -> Option<Handle> {
+    let byte = |at: usize| text.get(at..at + 2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
+    Handle::from_slice(&bytes?).ok()
+}

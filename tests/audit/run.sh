@@ -1,0 +1,253 @@
+#!/bin/bash
+# `fdbroker audit` against faults planted on purpose: a private broker, real clients, each kind of fault named with its
+# process and fd, and nothing named on a clean node. Must never end a process that it has not started.
+set -uo pipefail
+root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
+
+profile=release mode=all bin=
+while [ $# -gt 0 ]; do case $1 in
+  --debug) profile=debug ;;
+  --vm) mode=vm ;;
+  --inside | --inside-user) mode=$1 bin=$2; shift ;;
+  -h | --help)
+    cat << 'HELP'
+usage: tests/audit/run.sh [--debug] [--vm]
+
+Builds the command and the test client (release; --debug: as they are for development), starts a private broker and plants, one
+by one and all at once: a leaked duplicate, a second duplicate under one lease, an owner's copies, a duplicate in a child
+after fork, fds in the queue of a socket that nobody reads, a forgotten lease, a lease of what is not mapped any more, a
+mapping without a lease, a kept allocation without owner, ended memory of a stopped client. `fdbroker audit` must name
+each with its process and fd, and nothing else. As root it is done for another user, too. No root needed.
+
+--vm: the same on real dma-bufs, in a virtual machine (tests/vm/run.sh).
+HELP
+    exit 0 ;;
+  *) echo "tests/audit/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac; shift; done
+
+if [ "$mode" = all ] || [ "$mode" = vm ]; then
+  flags=(); [ "$profile" = debug ] || flags=(--release)
+  (cd "$root" && cargo build --quiet ${flags[@]+"${flags[@]}"} -p fdbroker --bin fdbroker \
+    && cargo build --quiet ${flags[@]+"${flags[@]}"} -p fdbroker-client --example audit-client) || exit 1
+  target=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/$profile")
+  place=$(mktemp -d /tmp/fdb-audit.XXXXXX)
+  trap 'rm -rf "$place"' EXIT
+  if [ "$mode" = vm ]; then
+    # The guest has a busybox alone.
+    files=(-f "$target/examples/audit-client" -f "$(readlink -f "$0")" -f "$(readlink -f /bin/bash)")
+    files+=(-f "$(ldd /bin/bash | awk '/libtinfo/ { print $3 }')")
+    "$root/tests/vm/run.sh" "${files[@]}" -e LD_LIBRARY_PATH=/t -e FDBROKER_TEST_MEMORY=udmabuf -e TMPDIR=/tmp \
+      "$target/fdbroker" run -- /t/bash /t/run.sh --inside /t
+    exit
+  fi
+  # Where another user can read them: a checkout may be private.
+  cp "$target/fdbroker" "$target/examples/audit-client" "$0" "$place/"
+  chmod -R a+rX "$place"
+  unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET FDBROKER_CONFIG XDG_RUNTIME_DIR
+  log=$place/log passed=0 failed=0
+  part() { # part COMMAND...: prints what it checks; its last line counts.
+    "$@" 2>&1 | tee "$log"
+    local p f
+    read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$log")
+    [ $((p + f)) -gt 0 ] || f=1
+    passed=$((passed + p)) failed=$((failed + f))
+  }
+  part "$place/fdbroker" run -- "$place/run.sh" --inside "$place"
+  if [ "$(id -u)" = 0 ]; then
+    # Nobody's on any machine.
+    part setpriv --reuid 61002 --regid 61002 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all -- \
+      "$place/fdbroker" run -- "$place/run.sh" --inside-user "$place"
+  else
+    echo "not run audit by a user beside root: needs root"
+    [ -z "${FDBROKER_NOT_RUN_LOG-}" ] || echo "audit: by a user beside root: needs root" >> "$FDBROKER_NOT_RUN_LOG"
+    [ -z "${CI-}" ] || failed=$((failed + 1))
+  fi
+  echo "$passed passed, $failed failed"
+  [ "$failed" = 0 ]; exit
+fi
+
+# ---- inside a private broker
+
+# A condition that has not come about by then never will.
+limit_s=30
+work=$(mktemp -d /tmp/fdb-audit-inside.XXXXXX)
+log=$work/log clients=() passed=0 failed=0
+# A pipe that this script holds open, and never writes to: the clients' input.
+mkfifo "$work/never"
+exec {hold}<> "$work/never"
+cleanup() {
+  local pid
+  for pid in ${clients[@]+"${clients[@]}"}; do kill -9 "$pid" 2> /dev/null; done
+  wait 2> /dev/null
+  rm -rf "$work"
+}
+trap cleanup EXIT
+
+check() {
+  local name=$1; shift
+  if "$@" > "$log" 2>&1; then
+    passed=$((passed + 1)); echo "ok      $name"
+  else
+    failed=$((failed + 1)); echo "FAILED  $name"; tail -n 30 "$log" | sed 's/^/        /'
+  fi
+}
+eventually() {
+  local end=$((SECONDS + limit_s))
+  until "$@"; do
+    [ "$SECONDS" -lt "$end" ] || { echo "never: $*"; return 1; }
+    sleep 0.05
+  done
+}
+
+is_ready() { grep -qs '^ready ' "$1"; }
+is_ready_or_gone() { is_ready "$1" || ! kill -0 "$started" 2> /dev/null; }
+# client ARGUMENTS...: starts one; `said` is what it prints, `pid` and `fd` what its last line names.
+number=0
+client() {
+  number=$((number + 1))
+  local out=$work/out.$number
+  "$bin/audit-client" "$@" < "$work/never" > "$out" {hold}>&- &
+  started=$!
+  clients+=("$started")
+  eventually is_ready_or_gone "$out" && is_ready "$out" || {
+    # Nothing of what follows could hold.
+    echo "FAILED  client $* did not get ready"
+    echo "$passed passed, $((failed + 1)) failed"; exit 1
+  }
+  read -r _ pid fd < <(grep '^ready ' "$out")
+  said=$(grep -v '^ready ' "$out")
+}
+end() { # end PID: of a client, and the ledger knows.
+  kill -9 "$1" 2> /dev/null
+  wait "$1" 2> /dev/null
+  eventually forgot "$1"
+}
+forgot() { ! "$bin/fdbroker" holders "pid:$1" > /dev/null 2>&1; }
+
+# audit ARGUMENTS...: what it says in $report, its exit status in $status, only the findings in $findings.
+audit() {
+  status=0
+  report=$("$bin/fdbroker" audit --json "$@") || status=$?
+  findings=$(sed 's/.*"findings":\[\(.*\)\],"more_findings".*/\1/' <<< "$report")
+  echo "exit status $status: $report"
+}
+count() { grep -o '"kind":"' <<< "$findings" | wc -l; }
+clean() { audit; [ "$status" = 0 ] && [ -z "$findings" ]; }
+has() { # has KIND PID FD: FD empty: none.
+  [[ $findings == *"{\"kind\":\"$1\",\"pid\":$2,\"fds\":[$3],"* ]] || { echo "not there: $1 pid $2 fd $3"; return 1; }
+}
+only() { # only KIND PID FD: this, and nothing else.
+  audit
+  [ "$status" = 5 ] && has "$@" && [ "$(count)" = 1 ]
+}
+# plant NAME KIND ROLE: a client of this role alone is named as this; gone, the node is clean.
+plant() {
+  local name=$1 kind=$2 role=$3; shift 3
+  client "$role" "$@"
+  local planted=$started
+  # Where there are two fds, one is as good as the other.
+  case $role in
+    copy | own) check "$name" excess "$kind" "$pid" ;;
+    forgotten | unmapped | mapped) check "$name" only "$kind" "$pid" "" ;;
+    *) check "$name" only "$kind" "$pid" "$fd" ;;
+  esac
+  end "$planted"
+  check "  and nothing when it is gone" clean
+}
+excess() { # excess KIND PID: named with every fd that may be the one too many.
+  audit
+  [ "$status" = 5 ] && [ "$(count)" = 1 ] && [[ $findings =~ \{\"kind\":\"$1\",\"pid\":$2,\"fds\":\[[0-9]+(,[0-9]+)+\], ]]
+}
+text_says() { # text_says TEXT ARGUMENTS...: the table.
+  local text=$1 out; shift
+  out=$("$bin/fdbroker" audit "$@")
+  echo "$out"
+  [[ $out == *"$text"* ]]
+}
+exits() { local expected=$1 got=0; shift; "$@" || got=$?; echo "exit status $got"; [ "$got" = "$expected" ]; }
+
+check "a node without clients: no finding" clean
+client produce 8
+producer=$started
+mapfile -t handles <<< "$said"
+client honest "${handles[@]}"
+honest=$started
+check "an owner, and a client with fds and mappings: no finding" clean
+
+if [ "$mode" = --inside-user ]; then
+  plant "a user's own process: its leak" leak leak "${handles[0]}"
+  check "what the user may not read is said" text_says "not readable for this user; run as root"
+  end "$honest"
+  echo "$passed passed, $failed failed"
+  [ "$failed" = 0 ]; exit
+fi
+
+# Handles 0, 2, ... are ranges of one arena, 1, 3, ... memories of their own.
+for which in 1 0; do
+  what="a memory of its own"; [ "$which" = 1 ] || what="a range of an arena"
+  handle=${handles[$which]}
+  plant "$what: a duplicate that outlives its lease" leak leak "$handle"
+  plant "$what: two duplicates, one lease" leak copy "$handle"
+  plant "$what: a duplicate in a child after fork" stray stray "$handle"
+  plant "$what: an fd in a socket that nobody reads" in_flight in-flight "$handle"
+  plant "$what: an fd closed, its lease not given back" forgotten forgotten "$handle"
+  plant "$what: unmapped, its lease not given back" forgotten unmapped "$handle"
+  plant "$what: mapped without a lease" stray_mapping mapped "$handle"
+done
+plant "an owner's copies of its own fd" leak own
+
+# ---- all at once; what stays behind comes last
+
+client leak "${handles[1]}"; leak="$pid $fd"
+client stray "${handles[3]}"; stray="$pid $fd"
+client in-flight "${handles[5]}"; flight="$pid $fd"
+client forgotten "${handles[2]}"; forgotten=$pid
+client mapped "${handles[4]}"; mapped=$pid
+client produce 2; doomed=$started
+mapfile -t ending <<< "$said"
+client hold "${ending[1]}"; stopped=$pid
+kill -STOP "$stopped"
+end "$doomed"
+kept=$("$bin/audit-client" orphan < /dev/null)
+kept=${kept#kept }
+audit > "$work/all"
+all() { cat "$work/all"; has "$@"; }
+check "all at once: the leak" all leak ${leak}
+check "all at once: the stray duplicate" all stray ${stray}
+check "all at once: the fd in flight" all in_flight ${flight}
+check "all at once: the forgotten lease" all forgotten "$forgotten" ""
+check "all at once: the mapping" all stray_mapping "$mapped" ""
+check "all at once: ended memory of a stopped client" all pinned "$stopped" ""
+orphan_is_named() { cat "$work/all"; [[ $findings == *"{\"kind\":\"orphan\",\"pid\":null,"*"\"allocation\":\"$kept\""* ]]; }
+check "all at once: the orphan" orphan_is_named
+nothing_else() { cat "$work/all"; [ "$(count)" = 7 ] && [ "$status" = 5 ]; }
+check "all at once: and nothing else" nothing_else
+only_of() { audit --pid "$1"; [ "$(count)" = 1 ] && [ "$status" = 5 ]; }
+check "only one process: its finding alone" only_of "${leak% *}"
+check "an honest process alone: no finding" exits 0 "$bin/fdbroker" audit --pid "$honest"
+check "the table says what to do" text_says "kill -CONT"
+separate=(unshare --pid --fork --kill-child --mount-proc --propagation private)
+if ! "${separate[@]}" true 2> /dev/null; then
+  # In a guest of tests/vm it is not for want of root: this is no test of dma-bufs.
+  echo "not run a broker in another PID namespace: needs root, and util-linux's unshare(1)"
+else
+  # Pids of a broker in another PID namespace are those of other processes here.
+  elsewhere() {
+    local got=0 out
+    mkdir "$work/elsewhere"
+    TMPDIR=$work/elsewhere "${separate[@]}" \
+      "$bin/fdbroker" run -- cat < "$work/never" {hold}>&- 2> "$work/elsewhere.log" &
+    clients+=("$!")
+    local socket
+    eventually compgen -G "$work/elsewhere/fdbroker-*/fdbroker-admin/admin.sock" || return 1
+    socket=$(compgen -G "$work/elsewhere/fdbroker-*/fdbroker-admin/admin.sock")
+    out=$(FDBROKER_ADMIN_SOCKET=$socket "$bin/fdbroker" audit 2>&1) || got=$?
+    echo "exit status $got: $out"
+    [ "$got" = 1 ] && [[ $out == *"PID namespace"* ]]
+  }
+  check "a broker in another PID namespace: said, and nothing compared" elsewhere
+fi
+check "no broker: exit status 3" exits 3 env FDBROKER_ADMIN_SOCKET="$work/none" "$bin/fdbroker" audit
+kill -0 "$producer" || failed=$((failed + 1))
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
