@@ -12,7 +12,7 @@ usage: tests/run.sh
 
 Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (five million
 steps, tests/sim) and its mutations, a short run of the fuzz targets (tests/fuzz), hostile clients (tests/hostile), ranks and
-daemons in namespaces (tests/container), planted leaks (tests/audit), the C programs of the C ABI (tests/capi), the command's demo, the installation and its
+daemons in namespaces (tests/container), planted leaks (tests/audit), the C programs of the C ABI (tests/capi), the command's demo, its live view (tests/top), the installation and its
 examples (tests/install), jobs under Open MPI, MPICH and Slurm (tests/mpi), the end-to-end tests, the demo on real dma-bufs
 and the service under systemd in a virtual machine (tests/vm), and the Level Zero bindings and test driver under real
 loaders (tests/level_zero). No root needed, but without it, or without qemu, MPI or libze1, some tests are named as not run;
@@ -87,6 +87,7 @@ part "demo: 8 ranks, every byte, below the cap" \
   tests/demo.sh "$fdbroker" demo --ranks 8 --buffers 200 --max-fds 256 --json
 
 counted "CUDA: library, broker and demo, without a GPU against a stand-in for the driver" tests/cuda_stub/run.sh
+counted "top: a real terminal (tmux)" tests/top/run.sh
 counted "installation, pkg-config, examples" tests/install/run.sh
 counted "MPI: Open MPI, 4 ranks" tests/mpi/run.sh openmpi 4
 counted "MPI: MPICH, 4 ranks" tests/mpi/run.sh mpich 4

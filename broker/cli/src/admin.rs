@@ -241,6 +241,29 @@ impl Admin {
         }
     }
 
+    /// The first records selected, pages until there are `enough`, and whether there are more.
+    pub fn first<R: Record + Copy>(
+        &mut self,
+        selection: Selection,
+        enough: usize,
+    ) -> Result<(Vec<R>, bool)> {
+        let (mut records, mut cursor) = (Vec::new(), 0);
+        loop {
+            let reply = self.ask(R::QUERY, R::REPLY, selection, cursor)?;
+            let (page, items) = reply.head_and_items::<Page, R>()?;
+            let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
+            records.extend_from_slice(items);
+            if done || records.len() >= enough {
+                return Ok((records, !done));
+            }
+            // Growing cursors are what bounds this loop.
+            if next <= cursor {
+                return Err(self.lost(format!("cursor {next} follows {cursor}")));
+            }
+            cursor = next;
+        }
+    }
+
     /// Every record selected, for selections that are known to be small.
     pub fn all<R: Record + Copy>(&mut self, selection: Selection) -> Result<Vec<R>> {
         let mut records = Vec::new();
@@ -427,6 +450,21 @@ mod tests {
         let mut admin =
             scripted(vec![page(1, 10, 0, &[1, 2]), page(2, 20, 0, &[]), page(3, 30, 1, &[3])]);
         assert_eq!(clients(&mut admin).expect("pages"), [1, 2, 3]);
+    }
+
+    #[test]
+    fn first_when_enough_have_come_then_no_further_page_is_asked_for() {
+        let first = |enough, pages| {
+            let (records, is_cut) =
+                scripted(pages).first::<ClientRecord>(Selection::ALL, enough).expect("pages");
+            (records.len(), is_cut)
+        };
+        let pages = || vec![page(1, 10, 0, &[1, 2]), page(2, 20, 1, &[3])];
+        assert_eq!(first(2, pages()), (2, true));
+        assert_eq!(first(3, pages()), (3, false));
+        assert_eq!(first(9, pages()), (3, false));
+        let still = vec![page(1, 10, 0, &[1]), page(2, 10, 0, &[2])];
+        assert!(scripted(still).first::<ClientRecord>(Selection::ALL, 9).is_err());
     }
 
     #[test]

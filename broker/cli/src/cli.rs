@@ -9,9 +9,11 @@ use crate::holders::Subject;
 use crate::limits::Assignment;
 use crate::metrics::listen::Listen;
 use crate::table::{self, ListArgs};
+use crate::top;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -136,6 +138,16 @@ pub enum Command {
         /// One line of JSON
         #[arg(short = 'J', long)]
         json: bool,
+    },
+    /// Watch the node live: caps as bars, rates, the biggest holders, the oldest leases, events
+    #[command(after_long_help = TOP_HELP)]
+    Top {
+        /// Print one frame as text and end
+        #[arg(long)]
+        once: bool,
+        /// Time between two looks at the broker, at least 0.1
+        #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = top::interval)]
+        interval: Duration,
     },
     /// Print the broker's numbers as OpenMetrics text, or serve them to Prometheus
     #[command(after_long_help = METRICS_EXAMPLES)]
@@ -343,6 +355,18 @@ Examples:
   fdbroker show 12.3 --json | jq .allocation.size_bytes
 
 Exit status 4: the broker knows no such allocation.";
+
+const TOP_HELP: &str = "\
+In it the key h shows all keys: q quit, p pause, s sort, r reverse, / filter, arrows scroll, + and - the interval.
+
+With --once two looks are taken, an interval apart, so that there are rates. The frame is as large as the terminal, else
+80x24; colours on a terminal only, and not with NO_COLOR. For each refresh at most some 4,096 clients and 8,192 leases
+are read; where there are more, the frame says so.
+
+Examples:
+  fdbroker top
+  fdbroker top --interval 0.2
+  fdbroker top --once > frame.txt";
 
 const CONFIG_EXAMPLES: &str = "\
 It is looked at as `fdbrokerd` would, started here: the environment counts too, and whether root asks.

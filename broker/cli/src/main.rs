@@ -34,6 +34,7 @@ mod signals;
 mod status;
 mod table;
 mod terminal;
+mod top;
 mod watch;
 
 use clap::Parser;
@@ -81,6 +82,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Clients(list) => done(clients::run(&list))?,
         Command::Holders { subject, list } => done(holders::run(subject, &list))?,
         Command::Show { subject, json } => done(show::run(subject, json))?,
+        Command::Top { once, interval } => done(top::run(once, interval))?,
         Command::Config { action } => done(config::run(action))?,
         Command::Completions { shell } => done(completions::run(shell))?,
         Command::Doctor { json } => doctor::run(json)?,

@@ -19,17 +19,21 @@ pub struct Received {
     pub by_terminal: bool,
 }
 
-/// SIGINT, SIGTERM, SIGHUP and SIGCHLD, blocked and read from here.
+/// SIGINT, SIGTERM, SIGHUP and SIGCHLD (or others), blocked and read from here.
 #[derive(Debug)]
 pub struct Signals(SignalFd);
 
 impl Signals {
     /// Blocks them in this thread (and in the threads and children it starts from now on).
     pub fn take_over() -> Result<Self> {
+        Self::take_over_with(&[Signal::SIGCHLD])
+    }
+
+    /// The same for those that end a command and `others`.
+    pub fn take_over_with(others: &[Signal]) -> Result<Self> {
         let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD] {
-            set.add(signal);
-        }
+        let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+        ends.iter().chain(others).for_each(|signal| set.add(*signal));
         set.thread_block().context(|| "block signals")?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let fd = SignalFd::with_flags(&set, flags).context(|| "open a signalfd")?;

@@ -1,15 +1,20 @@
-//! The terminal's width. Must never fail: where there is no terminal there is no width.
+//! The terminal's size. Must never fail: where there is no terminal there is no size.
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// Columns of the terminal that `out` is; `None`: it is none, or does not say.
 pub fn width(out: impl AsFd + IsTerminal) -> Option<usize> {
+    size(out).map(|(columns, _)| columns.into())
+}
+
+/// Columns and rows of the terminal that `out` is; `None`: it is none, or does not say.
+pub fn size(out: impl AsFd + IsTerminal) -> Option<(u16, u16)> {
     if !out.is_terminal() {
         return None;
     }
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCGWINSZ writes one `winsize` (ioctl_tty(2)), and `size` is one.
     let result = unsafe { libc::ioctl(out.as_fd().as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
-    (result == 0 && size.ws_col > 0).then_some(size.ws_col.into())
+    (result == 0 && size.ws_col > 0).then_some((size.ws_col, size.ws_row))
 }

@@ -1,0 +1,352 @@
+//! Keys: from a terminal's bytes to what the user has chosen. Must never read the terminal itself, nor wait.
+
+use super::model::{Filter, Order};
+use std::time::Duration;
+
+/// A key that means something here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// A character.
+    Char(char),
+    Enter,
+    Escape,
+    Backspace,
+    Up,
+    Down,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+    /// Ctrl-C.
+    Interrupt,
+    /// Ctrl-Z.
+    Suspend,
+    /// Ctrl-L.
+    Repaint,
+}
+
+const ESCAPE: u8 = 0x1b;
+/// Longest sequence of a key; a longer one is none.
+const SEQUENCE_BYTES: usize = 16;
+/// How long the rest of a sequence may take; without it, it was the key Esc.
+pub const SEQUENCE_WAIT: Duration = Duration::from_millis(50);
+
+/// Makes keys of the bytes that a terminal sends (console_codes(4); xterm's cursor and editing keys).
+#[derive(Debug, Default)]
+pub struct Decoder {
+    /// Of a sequence that is not complete yet.
+    pending: Vec<u8>,
+}
+
+impl Decoder {
+    /// The keys of these bytes. What is unknown is left out.
+    pub fn decode(&mut self, bytes: &[u8]) -> Vec<Key> {
+        let mut all = std::mem::take(&mut self.pending);
+        all.extend_from_slice(bytes);
+        let (mut keys, mut rest) = (Vec::new(), all.as_slice());
+        while !rest.is_empty() {
+            let Some((key, length)) = first(rest) else {
+                self.pending = rest.to_vec();
+                break;
+            };
+            keys.extend(key);
+            rest = &rest[length..];
+        }
+        keys
+    }
+
+    /// Waits for the rest of a sequence.
+    pub fn is_waiting(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// No more has come in [`SEQUENCE_WAIT`].
+    pub fn give_up(&mut self) -> Option<Key> {
+        let pending = std::mem::take(&mut self.pending);
+        (pending == [ESCAPE]).then_some(Key::Escape)
+    }
+}
+
+/// The first key of `bytes`, if they are one that means something, and its length. `None`: more must come.
+fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
+    match bytes[0] {
+        ESCAPE => sequence(bytes),
+        b'\r' | b'\n' => Some((Some(Key::Enter), 1)),
+        0x7f | 0x08 => Some((Some(Key::Backspace), 1)),
+        0x03 => Some((Some(Key::Interrupt), 1)),
+        0x1a => Some((Some(Key::Suspend), 1)),
+        0x0c => Some((Some(Key::Repaint), 1)),
+        byte if byte < 0x20 => Some((None, 1)),
+        byte if byte.is_ascii() => Some((Some(Key::Char(byte.into())), 1)),
+        byte => {
+            // The first byte of UTF-8 says how many there are.
+            let length = match byte {
+                0xc0..0xe0 => 2,
+                0xe0..0xf0 => 3,
+                0xf0..0xf8 => 4,
+                _ => return Some((None, 1)),
+            };
+            let text = std::str::from_utf8(bytes.get(..length)?).ok();
+            Some(match text.and_then(|text| text.chars().next()) {
+                Some(character) => (Some(Key::Char(character)), length),
+                None => (None, 1),
+            })
+        }
+    }
+}
+
+fn sequence(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
+    let introducer = *bytes.get(1)?;
+    if !matches!(introducer, b'[' | b'O') {
+        return Some((Some(Key::Escape), 1));
+    }
+    let end = bytes.iter().skip(2).position(|byte| (0x40..0x7f).contains(byte));
+    let end = match end.map(|index| index + 2) {
+        None if bytes.len() < SEQUENCE_BYTES => return None,
+        None => return Some((None, bytes.len())),
+        Some(end) => end,
+    };
+    let key = match &bytes[2..=end] {
+        b"A" => Some(Key::Up),
+        b"B" => Some(Key::Down),
+        b"H" | b"1~" | b"7~" => Some(Key::Home),
+        b"F" | b"4~" | b"8~" => Some(Key::End),
+        b"5~" => Some(Key::PageUp),
+        b"6~" => Some(Key::PageDown),
+        _ => None,
+    };
+    Some((key, end + 1))
+}
+
+/// Characters of a filter: more than the longest name.
+const FILTER_CHARACTERS: usize = 40;
+
+/// Intervals that + and - step through, ms.
+const INTERVALS_MS: [u64; 9] = [100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000];
+
+/// What was on the screen last, for keys that move in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Clients in all that the filter has.
+    pub clients: usize,
+    /// Of these on the screen at once.
+    pub page: usize,
+}
+
+/// What the user has chosen.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    pub order: Order,
+    pub filter: Filter,
+    /// The filter as it was before the user began to type.
+    pub typing_over: Option<Filter>,
+    pub is_paused: bool,
+    pub helps: bool,
+    /// Clients above the screen.
+    pub scroll: usize,
+    pub interval: Duration,
+    pub shown: Shown,
+}
+
+/// What a key asks of the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// To show the choice.
+    Draw,
+    /// The same, on an empty screen.
+    Repaint,
+    Suspend,
+    Quit,
+}
+
+impl Choice {
+    /// One key was pressed.
+    pub fn press(&mut self, key: Key) -> Act {
+        match key {
+            Key::Interrupt => return Act::Quit,
+            Key::Suspend => return Act::Suspend,
+            Key::Repaint => return Act::Repaint,
+            _ if self.helps => self.helps = false,
+            _ if self.typing_over.is_some() => self.type_filter(key),
+            Key::Char('q') => return Act::Quit,
+            Key::Char('h' | '?') => self.helps = true,
+            Key::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            Key::Char('s') => self.order = self.order.next(),
+            Key::Char('r') => self.order.reversed = !self.order.reversed,
+            Key::Char('/') => self.typing_over = Some(std::mem::take(&mut self.filter)),
+            Key::Char('+') => self.interval = step(self.interval, true),
+            Key::Char('-') => self.interval = step(self.interval, false),
+            Key::Escape => self.filter = Filter::default(),
+            _ => self.move_by(key),
+        }
+        Act::Draw
+    }
+
+    /// The last client can be the only one on the screen, no less.
+    fn move_by(&mut self, key: Key) {
+        let (page, last) = (self.shown.page.max(1), self.shown.clients.saturating_sub(1));
+        let wanted = match key {
+            Key::Up => self.scroll.saturating_sub(1),
+            Key::Down => self.scroll + 1,
+            Key::PageUp => self.scroll.saturating_sub(page),
+            Key::PageDown => self.scroll + page,
+            Key::Home => 0,
+            Key::End => (last + 1).saturating_sub(page),
+            _ => self.scroll,
+        };
+        self.scroll = wanted.min(last);
+    }
+
+    fn type_filter(&mut self, key: Key) {
+        let text = &mut self.filter.0;
+        match key {
+            Key::Char(character) if text.chars().count() < FILTER_CHARACTERS => {
+                text.push(character)
+            }
+            Key::Backspace => drop(text.pop()),
+            Key::Enter => self.typing_over = None,
+            Key::Escape => self.filter = self.typing_over.take().unwrap_or_default(),
+            _ => {}
+        }
+        self.scroll = 0;
+    }
+}
+
+/// The next longer or shorter interval.
+fn step(interval: Duration, longer: bool) -> Duration {
+    let mut steps = INTERVALS_MS.map(Duration::from_millis);
+    if !longer {
+        steps.reverse();
+    }
+    let is_next = |it: &Duration| if longer { *it > interval } else { *it < interval };
+    steps.into_iter().find(is_next).unwrap_or(interval)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(choice: &mut Choice, text: &str) {
+        for character in text.chars() {
+            choice.press(Key::Char(character));
+        }
+    }
+
+    #[test]
+    fn decode_when_keys_come_together_then_each_in_its_order() {
+        let mut decoder = Decoder::default();
+        let keys = decoder.decode("q\x1b[A\x1bOB\x1b[5~é\r\x7f\x03\x1b[24~\x01x".as_bytes());
+        let expected = [
+            Key::Char('q'),
+            Key::Up,
+            Key::Down,
+            Key::PageUp,
+            Key::Char('é'),
+            Key::Enter,
+            Key::Backspace,
+            Key::Interrupt,
+            Key::Char('x'),
+        ];
+        assert_eq!(keys, expected);
+        assert!(!decoder.is_waiting());
+    }
+
+    #[test]
+    fn decode_when_a_sequence_comes_in_parts_then_one_key() {
+        let mut decoder = Decoder::default();
+        for (part, keys) in [("\x1b", &[][..]), ("[", &[]), ("6", &[]), ("~", &[Key::PageDown])] {
+            assert_eq!(decoder.decode(part.as_bytes()), keys);
+        }
+        assert_eq!(decoder.decode(&[0xc3]), []);
+        assert_eq!(decoder.decode(&[0xa9]), [Key::Char('é')]);
+    }
+
+    #[test]
+    fn decode_when_only_escape_then_the_key_once_nothing_follows() {
+        let mut decoder = Decoder::default();
+        assert_eq!(decoder.decode(b"\x1b"), []);
+        assert!(decoder.is_waiting());
+        assert_eq!(decoder.give_up(), Some(Key::Escape));
+        assert_eq!(decoder.decode(b"\x1b["), []);
+        assert_eq!(decoder.give_up(), None);
+        assert!(!decoder.is_waiting());
+    }
+
+    #[test]
+    fn decode_when_nonsense_then_left_out_and_nothing_grows() {
+        let mut decoder = Decoder::default();
+        assert_eq!(decoder.decode(&[0xff, 0xfe, b'a']), [Key::Char('a')]);
+        for _ in 0..100 {
+            decoder.decode(b"\x1b[;");
+            decoder.decode(b";;;;;;");
+            assert!(decoder.pending.len() < 2 * SEQUENCE_BYTES);
+        }
+    }
+
+    #[test]
+    fn press_when_each_key_then_its_choice() {
+        let mut choice = Choice { interval: Duration::from_secs(1), ..Choice::default() };
+        assert_eq!(choice.press(Key::Char('q')), Act::Quit);
+        assert_eq!(choice.press(Key::Interrupt), Act::Quit);
+        assert_eq!(choice.press(Key::Suspend), Act::Suspend);
+        typed(&mut choice, "psr+");
+        assert!(choice.is_paused && choice.order.reversed);
+        assert_eq!(choice.order.column, Order::default().column + 1);
+        assert_eq!(choice.interval, Duration::from_secs(2));
+        typed(&mut choice, " --");
+        assert!(!choice.is_paused);
+        assert_eq!(choice.interval, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn press_when_help_is_shown_then_any_key_ends_it_and_does_nothing_else() {
+        let mut choice = Choice::default();
+        choice.press(Key::Char('?'));
+        assert!(choice.helps);
+        assert_eq!(choice.press(Key::Char('q')), Act::Draw);
+        assert!(!choice.helps);
+    }
+
+    #[test]
+    fn press_when_a_filter_is_typed_then_it_counts_at_once_and_escape_brings_back_the_old() {
+        let mut choice = Choice::default();
+        typed(&mut choice, "/qa");
+        choice.press(Key::Backspace);
+        assert_eq!(choice.filter.0, "q");
+        choice.press(Key::Enter);
+        typed(&mut choice, "/other");
+        choice.press(Key::Escape);
+        assert_eq!(choice.filter.0, "q");
+        assert_eq!(choice.typing_over, None);
+        choice.press(Key::Escape);
+        assert_eq!(choice.filter.0, "");
+        typed(&mut choice, "/");
+        typed(&mut choice, &"x".repeat(1000));
+        assert_eq!(choice.filter.0.len(), FILTER_CHARACTERS);
+    }
+
+    #[test]
+    fn press_when_moved_then_never_beyond_the_last() {
+        let shown = Shown { clients: 25, page: 10 };
+        let mut choice = Choice { shown, ..Choice::default() };
+        let expected =
+            [(Key::Up, 0), (Key::Down, 1), (Key::PageDown, 11), (Key::PageUp, 1), (Key::End, 15)];
+        for (key, scroll) in expected {
+            choice.press(key);
+            assert_eq!(choice.scroll, scroll, "{key:?}");
+        }
+        for _ in 0..100 {
+            choice.press(Key::PageDown);
+        }
+        assert_eq!(choice.scroll, 24);
+        choice.press(Key::Home);
+        assert_eq!(choice.scroll, 0);
+    }
+
+    #[test]
+    fn step_when_at_an_end_then_stays() {
+        assert_eq!(step(Duration::from_secs(3600), true), Duration::from_secs(3600));
+        assert_eq!(step(Duration::from_secs(3600), false), Duration::from_secs(60));
+        assert_eq!(step(Duration::from_millis(100), false), Duration::from_millis(100));
+    }
+}

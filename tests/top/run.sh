@@ -1,0 +1,193 @@
+#!/bin/bash
+# Tests `fdbroker top` in a real terminal, one of tmux with 80x24: what is on its screen, what keys do, and that the
+# terminal is as before however top ends. Must never touch a tmux server of anybody else, nor judge by time.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/../.."
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    echo "usage: tests/top/run.sh      (FDBROKER_BIN_DIR: a directory with fdbroker; else it is built. Status 77: no tmux)"; exit 0 ;;
+  *) echo "tests/top/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+command -v tmux > /dev/null || { echo "tmux is not installed; run: sudo apt-get install tmux"; exit 77; }
+
+if [ -z "${FDBROKER_BIN_DIR-}" ]; then
+  cargo build --release --quiet -p fdbroker --bins || exit 1
+  FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
+fi
+fdbroker=$(readlink -f "$FDBROKER_BIN_DIR")/fdbroker
+work=$(mktemp -d)
+unset TMUX FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
+# The C locale of a bare machine would have tmux show what is not ASCII as underscores.
+export LC_ALL=C.UTF-8
+# A server of its own, with no configuration: its socket is in the work directory.
+# It must not keep the job alive, hence 7.
+tmux() { command tmux -S "$work/tmux" -f /dev/null "$@" 7>&-; }
+clean() {
+  exec 7>&-
+  tmux kill-server 2> /dev/null
+  [ -z "${job-}" ] || wait "$job"
+  rm -rf "$work"
+}
+trap clean EXIT
+
+# Longest wait for anything, in tenths of a second.
+limit=300
+passed=0 failed=0
+screen() { tmux capture-pane -p -t top 2> /dev/null; }
+ok() { passed=$((passed + 1)); echo "ok      $1"; }
+bad() {
+  failed=$((failed + 1)); echo "FAILED  $1"; screen | sed 's/^/        | /'
+  tmux has-session -t top 2> /dev/null || { echo "the terminal is gone"; echo "$passed passed, $failed failed"; exit 1; }
+}
+# until_true COMMAND...: waits until it succeeds.
+until_true() {
+  local n
+  for ((n = 0; n < limit; n++)); do "$@" && return; sleep 0.1; done
+  return 1
+}
+on_screen() { screen | grep -qE -- "$1"; }
+not_on_screen() { ! on_screen "$1"; }
+check() { local name=$1; shift; if until_true "$@"; then ok "$name"; else bad "$name"; fi; }
+press() { tmux send-keys -t top "$@"; }
+
+# A broker, and a demo that keeps its buffers open. It ends when its stdin does: fd 7.
+cat > "$work/job" << 'JOB'
+echo "$FDBROKER_ADMIN_SOCKET" > "$1/socket.new"
+"$2" demo --ranks 3 --buffers 10 --hold 3600 > /dev/null 2>&1 &
+demo=$!
+mv "$1/socket.new" "$1/socket"
+read -r _
+kill "$demo" 2> /dev/null
+wait "$demo"
+JOB
+mkfifo "$work/life"
+"$fdbroker" run -- bash "$work/job" "$work" "$fdbroker" < "$work/life" 2> "$work/run.log" &
+job=$!
+exec 7> "$work/life"
+until_true test -e "$work/socket" || { cat "$work/run.log"; echo "0 passed, 1 failed"; exit 1; }
+
+# A shell in the terminal, an interactive one for Ctrl-Z. It notes the terminal's modes and how each command ended.
+cat > "$work/shell" << 'SHELL'
+export FDBROKER_ADMIN_SOCKET=$(cat "$WORK/socket")
+stty -a > "$WORK/modes.before"
+PROMPT_COMMAND='echo "ended with $?"; stty -a > "$WORK/modes.after"'
+PS1='ready> '
+SHELL
+tmux new-session -d -s top -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" "bash --noprofile --rcfile $work/shell -i" ||
+  { echo "tmux does not start"; echo "0 passed, 1 failed"; exit 1; }
+until_true on_screen 'ready>'
+alternate() { [ "$(tmux display-message -p -t top '#{alternate_on}')" = "$1" ]; }
+cursor_shown() { [ "$(tmux display-message -p -t top '#{cursor_flag}')" = 1 ]; }
+same_modes() { [ -e "$work/modes.after" ] && cmp -s "$work/modes.before" "$work/modes.after"; }
+# restored NAME STATUS: top has ended so, and the terminal is as it was.
+restored() {
+  check "$1: the shell is back with status $2" on_screen "ended with $2"
+  check "$1: not on the alternate screen" alternate 0
+  check "$1: the cursor is shown" cursor_shown
+  check "$1: the terminal's modes are as before" same_modes
+}
+# start ARGUMENTS: a new top on an empty screen.
+start() {
+  rm -f "$work/modes.after"
+  press C-l; press 'clear; "$F" top '"$*" Enter
+  until_true on_screen 'q quit  h help'
+}
+pane_pid() { tmux display-message -p -t top '#{pane_pid}'; }
+top_pid() { pgrep -P "$(pane_pid)" -x fdbroker; }
+
+start --interval 0.2
+check "the header names the broker" on_screen '^fdbroker top: broker [0-9]+, up .*, 3 clients'
+check "it is on the alternate screen" alternate 1
+check "caps are bars" on_screen '^fds +\[[#-]+ *\] +[0-9]+ of [0-9,]+ +[0-9]+%  peak'
+check "rates" on_screen '^per s: .*grants'
+check "the demo's ranks are listed" on_screen '^ *[0-9]+ demo-rank-2 '
+check "the oldest leases" on_screen '^OLDEST LEASES, open ones first: [0-9]+ open of 60'
+check "events" on_screen '^EVENTS'
+screen > "$work/frame"
+check "24 lines, the last that of the keys" test "$(wc -l < "$work/frame")" = 24 -a \
+  "$(sed -n 24p "$work/frame" | cut -c1-6)" = "q quit"
+
+press h
+check "h: help" on_screen 'pause and go on'
+press x
+check "any key: help ends" not_on_screen 'pause and go on'
+press p
+check "p: paused" on_screen '^PAUSED'
+press p
+check "p again: goes on" not_on_screen '^PAUSED'
+check "clients by fds first" on_screen 'by FDS descending'
+press s
+check "s: by the next column" on_screen 'by HELD descending'
+press r
+check "r: the other way round" on_screen 'by HELD ascending'
+press +
+check "+: a longer interval" on_screen 'every 0.5 s'
+press -
+check "-: a shorter one" on_screen 'every 0.2 s'
+press /; press -l nobody
+check "/: what is typed counts at once" on_screen 'CLIENTS 0 of 3, .*filter: nobody'
+press Enter
+check "Enter: the filter stays" on_screen '^q quit'
+check "and counts" on_screen 'CLIENTS 0 of 3'
+press Escape
+check "Esc: no filter" on_screen 'CLIENTS 3, by'
+press Down
+check "arrow down: scrolls" on_screen 'from the 2\.'
+press Up
+check "arrow up: back" not_on_screen 'from the 2\.'
+press End; press PPage
+check "PgUp after End: at the first" not_on_screen 'from the'
+tmux resize-window -t top -x 120 -y 40
+check "a larger terminal: all caps and columns" on_screen '^pinned_bytes'
+tmux resize-window -t top -x 30 -y 6
+check "a tiny one" on_screen '^CLIENTS 3'
+tmux resize-window -t top -x 80 -y 24
+check "as before again" on_screen '^q quit  h help .* interval'
+press q
+restored "q" 0
+
+start
+press C-c
+restored "Ctrl-C" 0
+for pair in TERM:143 INT:130 HUP:129; do
+  start
+  kill "-${pair%:*}" "$(top_pid)"
+  restored "SIG${pair%:*}" "${pair#*:}"
+done
+
+start
+press C-z
+check "Ctrl-Z: the shell is back" on_screen 'ended with 148'
+check "Ctrl-Z: not on the alternate screen" alternate 0
+check "Ctrl-Z: the terminal's modes are as before" same_modes
+press 'fg' Enter
+check "fg: top is back" on_screen '^fdbroker top: broker'
+press q
+restored "q after fg" 0
+
+# Another terminal, which goes away under it.
+tmux new-session -d -s gone -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" "bash --noprofile --rcfile $work/shell -i"
+tmux send-keys -t gone 'echo $$ > "$WORK/gone"; exec "$F" top' Enter
+until_true eval "tmux capture-pane -p -t gone | grep -q 'q quit  h help'"
+gone=$(cat "$work/gone")
+ended() { ! kill -0 "$1" 2> /dev/null; }
+check "with its terminal there, it runs" test -d "/proc/$gone"
+tmux kill-session -t gone
+check "its terminal goes away: it ends" ended "$gone"
+
+start
+exec 7>&-
+wait "$job"
+job=
+check "the broker ends: the header says so" on_screen '^fdbroker top: NO BROKER'
+check "and an event does" on_screen 'the broker does not answer any more'
+check "the last clients stay on the screen" on_screen 'CLIENTS [0-3], by'
+press q
+restored "q without a broker" 0
+press 'clear; "$F" top' Enter
+check "no broker at the start: status 3" on_screen 'ended with 3'
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
