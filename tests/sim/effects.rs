@@ -153,6 +153,8 @@ impl Model {
     pub fn answer(&mut self, client: ClientId, request: u64) -> Check<Request> {
         let state = self.client_mut(client.0)?;
         ensure!(state.phase != Phase::Gone, "an answer to client {}, which is gone", client.0);
+        self.heard.insert(client.0);
+        let state = self.client_mut(client.0)?;
         state.requests.remove(&request).ok_or_else(|| {
             format!("request {request} of client {} is answered, and is not under way", client.0)
         })

@@ -138,6 +138,7 @@ impl Model {
             silent_before: self.silent.clone(),
             ..Step::default()
         };
+        self.heard.clear();
         if !matches!(action, Action::Unsent { .. } | Action::Sendable { .. }) {
             self.clients.values_mut().for_each(|client| client.answered.clear());
         }

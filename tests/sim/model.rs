@@ -344,6 +344,8 @@ pub struct Model {
     pub orders: u64,
     /// The administrator wants the broker empty.
     pub draining: crate::acts::Draining,
+    /// Clients of which a request was answered in this step: until then it may have waited before others.
+    pub heard: BTreeSet<u32>,
     /// The views are looked at after every step, not only now and then.
     pub exact: bool,
     /// How often each promise was checked.
@@ -378,6 +380,7 @@ impl Model {
             above: BTreeMap::new(),
             orders: 0,
             draining: crate::acts::Draining::default(),
+            heard: BTreeSet::new(),
             exact,
             proofs: Proofs::default(),
         }

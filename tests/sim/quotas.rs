@@ -54,12 +54,19 @@ impl Model {
             other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
         };
         ensure!(cap == value, "{shown} names another cap: it is {cap}");
-        // Full for this one, or waited for by one before it that needs more.
-        let full = accounts.iter().any(|account| {
-            ledgers.iter().any(|ledger| {
-                self.is_full(ledger, *account, resource, quota.need)
-                    || crate::checks::is_waited_for(self, ledger, *account, resource)
+        // Full for this one, or waited for by one before it that needs more, or that was answered in this very step.
+        let heard_of = |account: Holder| {
+            let mut others = self.heard.iter().filter(|client| **client != quota.client);
+            others.any(|client| {
+                self.clients.get(client).is_some_and(|state| state.is_of(*client, account))
             })
+        };
+        let full = accounts.iter().any(|account| {
+            heard_of(*account)
+                || ledgers.iter().any(|ledger| {
+                    self.is_full(ledger, *account, resource, quota.need)
+                        || crate::checks::is_waited_for(self, ledger, *account, resource)
+                })
         });
         ensure!(
             full || quota.passing,
