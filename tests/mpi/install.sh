@@ -1,5 +1,6 @@
 #!/bin/bash
-# Installs what tests/mpi and tests/install need on a Debian 12 host: both MPIs, mpi4py, Slurm, pkg-config, a C compiler.
+# Installs what tests/mpi, tests/install and tests/top need on a Debian 12 host: both MPIs, mpi4py, Slurm, pkg-config, a C
+# compiler, tmux.
 # It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
 # Needs root, unless everything is already there: then it only says so.
 set -euo pipefail
@@ -10,7 +11,7 @@ die() { say "$1"; shift; for line in "$@"; do echo "  $line" >&2; done; exit 1; 
 case ${1-} in
   "") ;;
   -h | --help)
-    sed -n '2,4s/^# //p' "$0"
+    sed -n '2,5s/^# //p' "$0"
     echo "usage: tests/mpi/install.sh      (no options; running it again is harmless)"
     exit 0 ;;
   *) say "unknown argument '$1' (it takes none; --help explains)"; exit 2 ;;
@@ -21,7 +22,7 @@ needs="gcc:gcc g++:g++ pkg-config:pkg-config valgrind:valgrind
   mpirun.openmpi:openmpi-bin /usr/lib/*/openmpi/include/mpi.h:libopenmpi-dev
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev
   slurmctld:slurmctld slurmd:slurmd srun:slurm-client /usr/lib/*/slurm*/auth_none.so:slurm-wlm-basic-plugins ip:iproute2
-  /usr/bin/python3:python3 /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py"
+  tmux:tmux /usr/bin/python3:python3 /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py"
 
 missing_packages() {
   local pair thing pairs

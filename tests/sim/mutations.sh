@@ -4,14 +4,14 @@
 #
 # All mutations go into one build, each behind a switch that is read once (SIM_MUTATION=N), so that a build is paid
 # for once and each costs a run. Format of mutations/*.txt, as often as wanted:
-#   mutation: NAME / breaks: THE PROMISE / file: PATH
+#   mutation: NAME / breaks: THE PROMISE / file: PATH / run: ARGUMENTS (of the simulator, for what shows too rarely)
 #   --- original (whole statements or one expression; must be there exactly once)
 #   --- changed  (instead; or, where it says $ON, the whole text with that as the condition)
 #   --- end
 set -euo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)
-steps=${SIM_MUTATION_STEPS:-2000000}
+steps=${SIM_MUTATION_STEPS:-150000}
 jobs=$(nproc)
 only=''
 
@@ -21,7 +21,7 @@ usage: tests/sim/mutations.sh [--only NAME] [--list] [--keep DIR]
   --only NAME  those whose name contains it
   --list       names and what they break
   --keep DIR   build there, and leave it: the next time is faster
-Ends with "N passed, N failed". SIM_MUTATION_STEPS: most steps of one (default 2000000: the rarest shows after 1.5 million).
+Ends with "N passed, N failed". SIM_MUTATION_STEPS: most steps of one (default 150000).
 END
 }
 
@@ -36,17 +36,17 @@ while (($#)); do
     esac
 done
 
-names=() breaks=() files=() originals=() changes=()
+names=() breaks=() files=() runs=() originals=() changes=()
 read_list() {
-    local line part='' original='' changed='' name='' promise='' file=''
+    local line part='' original='' changed='' name='' promise='' file='' run=''
     while IFS= read -r line; do
         case $line in
             '--- original') part=original original='' changed='' ;;
             '--- changed') part=changed ;;
             '--- end')
-                names+=("$name") breaks+=("$promise") files+=("$file")
+                names+=("$name") breaks+=("$promise") files+=("$file") runs+=("$run")
                 originals+=("${original%$'\n'}") changes+=("${changed%$'\n'}")
-                part=''
+                part='' run=''
                 ;;
             *)
                 case $part in
@@ -57,6 +57,7 @@ read_list() {
                             'mutation: '*) name=${line#mutation: } ;;
                             'breaks: '*) promise=${line#breaks: } ;;
                             'file: '*) file=${line#file: } ;;
+                            'run: '*) run=${line#run: } ;;
                         esac
                         ;;
                 esac
@@ -146,8 +147,9 @@ build() {
 
 # One mutation, or none with -1. A run that takes ten times as long as it should, hangs.
 run_one() {
-    local at=$1 out=$work/out.$1 rc=0
-    SIM_MUTATION=$at timeout 600 "$program" --steps "$steps" --threads 1 --fail-fast >"$out" 2>&1 || rc=$?
+    local at=$1 out=$work/out.$1 rc=0 run=(--steps "$steps")
+    [[ $at == -1 || -z ${runs[at]} ]] || read -ra run <<<"${runs[at]}"
+    SIM_MUTATION=$at timeout 600 "$program" "${run[@]}" --threads 1 --fail-fast >"$out" 2>&1 || rc=$?
     echo "$rc" >"$out.rc"
 }
 

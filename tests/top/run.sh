@@ -10,7 +10,7 @@ case ${1-} in
     echo "usage: tests/top/run.sh      (FDBROKER_BIN_DIR: a directory with fdbroker; else it is built. Status 77: no tmux)"; exit 0 ;;
   *) echo "tests/top/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
-command -v tmux > /dev/null || { echo "tmux is not installed; run: sudo apt-get install tmux"; exit 77; }
+command -v tmux > /dev/null || { echo "tmux is not installed; run: sudo tests/mpi/install.sh"; exit 77; }
 
 if [ -z "${FDBROKER_BIN_DIR-}" ]; then
   cargo build --release --quiet -p fdbroker --bins || exit 1
