@@ -248,6 +248,7 @@ place 0644 systemd/grafana.json "$doc/examples/grafana.json"
 for text in README.md LICENSE-APACHE LICENSE-MIT libclient/SETTINGS.md libclient/protocol/PROTOCOL.md; do
   if [ -f "$text" ]; then place 0644 "$text" "$doc/${text##*/}"; fi
 done
+for text in docs/*; do place 0644 "$text" "$doc/$text"; done
 for example in "$capi"/examples/*.c libclient/examples/*.rs; do
   place 0644 "$example" "$doc/examples/${example##*/}"
 done

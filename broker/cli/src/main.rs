@@ -91,14 +91,10 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Audit { pid, verbose, json } => audit::run(audit::Options { pid, verbose, json })?,
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
-        Command::DemoRank { number, way, plan } => {
-            signals::wake_when_orphaned();
-            done(demo::rank::main(number, way, &plan))?
-        }
+        Command::DemoRank { number, way, plan } => done(demo::rank::main(number, way, &plan))?,
         Command::Broker(args) => {
             // The parent has blocked signals that the daemon waits for.
             signals::restore();
-            signals::wake_when_orphaned();
             // As `ps` shows it; it would be "exe". Nothing depends on it.
             let _ = nix::sys::prctl::set_name(c"fdbroker-broker");
             return Ok(fdbrokerd::cli::run(&args));

@@ -262,6 +262,12 @@ pub fn commas(number: u64) -> String {
     text
 }
 
+/// So many of a thing: `1 job`, `2 jobs`.
+pub fn counted(number: u64, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {thing}{ending}", commas(number))
+}
+
 /// A time span for people: `850 ms`, `12.3 s`, `4 min 5 s`, `3 h 2 min`.
 pub fn human_time(ms: u64) -> String {
     match ms {
@@ -328,6 +334,12 @@ mod tests {
         assert_eq!(commas(999), "999");
         assert_eq!(commas(11_200), "11,200");
         assert_eq!(commas(157_286_400), "157,286,400");
+    }
+
+    #[test]
+    fn counted_when_one_then_no_plural() {
+        assert_eq!(counted(1, "job"), "1 job");
+        assert_eq!(counted(0, "job") + &counted(2000, "x"), "0 jobs2,000 xs");
     }
 
     #[test]

@@ -114,6 +114,7 @@ impl PrivateBroker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         // Out of the terminal's foreground group: Ctrl-C must not end it before its clients.
         command.process_group(0);
+        crate::signals::wake_when_orphaned(&mut command);
         let mut child = command.spawn().context(|| "start the broker")?;
         let lifeline = child.stdin.take();
         let ready = child.stdout.take();

@@ -5,6 +5,8 @@ use crate::error::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// `ssi_code` of a signal that the kernel itself sent, such as for Ctrl-C (`SI_KERNEL`,
 /// asm-generic/siginfo.h): the whole foreground process group has got it.
@@ -60,11 +62,17 @@ impl AsFd for Signals {
     }
 }
 
-/// Has this process wake up (SIGCONT) when the thread that started it ends: killed while it had everything stopped to
-/// count fds, it could not do so itself, and what it started would stay stopped for ever.
-pub fn wake_when_orphaned() {
-    // A kernel that refuses leaves things as they were.
-    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
+/// Has the process of `command` wake up (SIGCONT) when the thread that starts it ends: killed while it had everything
+/// stopped to count fds, it could not do so itself, and what it started would stay stopped for ever. Arranged before its
+/// program begins, which may be stopped at once.
+pub fn wake_when_orphaned(command: &mut Command) {
+    let arrange = || {
+        // A kernel that refuses leaves things as they were.
+        let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
+        Ok(())
+    };
+    // SAFETY: between fork and exec, it makes one system call and touches no memory of the parent.
+    unsafe { command.pre_exec(arrange) };
 }
 
 /// Unblocks every signal: the first thing in a child that inherited the mask.

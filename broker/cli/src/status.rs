@@ -2,7 +2,7 @@
 
 use crate::admin::Admin;
 use crate::error::Result;
-use crate::output::{Column, Columns, Output, Side, commas, human_size, human_time};
+use crate::output::{Column, Columns, Output, Side, commas, counted, human_size, human_time};
 use crate::records::{StatusView, UseView};
 
 const COLUMNS: &[Column] = &[
@@ -29,13 +29,13 @@ pub fn run(json: bool) -> Result<()> {
 
 fn print(status: &StatusView, out: &mut Output) -> Result<()> {
     out.text(&format!(
-        "broker pid {}, up {}: {} clients, {} users, {} jobs, {} requests waiting\n\n",
+        "broker pid {}, up {}: {}, {}, {}, {} waiting\n\n",
         status.pid,
         human_time(status.uptime_ms),
-        status.clients,
-        status.domains,
-        status.jobs,
-        status.parked,
+        counted(status.clients.into(), "client"),
+        counted(status.domains.into(), "user"),
+        counted(status.jobs.into(), "job"),
+        counted(status.parked.into(), "request"),
     ))?;
     if status.draining {
         out.text("draining: nothing new is taken, and what can be is given up; `fdbroker drain --undo` ends it\n\n")?;

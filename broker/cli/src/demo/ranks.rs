@@ -132,6 +132,7 @@ impl Rank {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         // Out of the terminal's foreground group: on Ctrl-C the parent ends them in order.
         command.process_group(0);
+        crate::signals::wake_when_orphaned(&mut command);
         let mut child = command.spawn().context(|| format!("start rank {number}"))?;
         let commands = child.stdin.take();
         let reports = child.stdout.take();
