@@ -98,6 +98,7 @@ fn shared(seen: &mut Seen) {
     let granted = [
         ("fdbroker_grants_total", 3),
         ("fdbroker_grant_latency_seconds_count", 3),
+        ("fdbroker_recall_time_seconds_count", 0),
         ("fdbroker_open_leases", 3),
         ("fdbroker_open_peak_leases", 3),
         ("fdbroker_mapped_leases", 0),
