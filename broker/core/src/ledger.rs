@@ -348,9 +348,9 @@ impl Accounts<'_> {
         self.node.take(charge);
     }
 
-    /// Takes the charge back from the client and its job: their domain alone keeps it. The job too, though what its
-    /// clients have left is still listed as its own: where a cap of a job is in the way, its clients are asked for room,
-    /// and whoever is charged must be able to give it. (The domain's cap of kept allocations bounds what is left.)
+    /// Takes the charge back from the client and its job: their domain alone keeps it. Not the job, though
+    /// what its clients have left is listed as its own: where a cap of a job is in the way its clients are asked for
+    /// room, and these cannot give what they do not own. The domain's caps bound what is left.
     pub fn leave_to_domain(self, charge: Charge) {
         for (_, account) in self.client.into_iter().chain(self.job) {
             account.take(charge);

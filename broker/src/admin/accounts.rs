@@ -47,7 +47,7 @@ impl Server {
         let caps = self.core.caps();
         let all = self.core.domains(cursor).map(|view| {
             let DomainView { number, key: domain, account, clients, .. } = view;
-            // They are charged to it, whose ever they were.
+            // Its own account has them.
             let (job, orphans, account, caps) = (None, 0, &account, &caps.domain);
             let shown = Shown { job, domain, clients, orphans, account, caps };
             (number, account_record(chosen, &shown))
