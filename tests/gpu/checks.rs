@@ -416,7 +416,7 @@ pub fn audit(setup: &Setup) -> Outcome {
     node.evict(&ids[1])?;
     node.until_vmm_fds(3)?;
     expect("the second evicted", &[leak])?;
-    ranks[1].order(&Command::CloseKept)?;
+    ranks[1].ask(&Command::CloseKept)?;
     expect("the second fd of the third closed", &[])?;
     Ok(Ran::Whole)
 }

@@ -3,6 +3,7 @@
 //! only as sure.
 
 use super::ledger::{Allocation, Lease, Ledger, MemoryKey};
+use super::same_memory::SameMemory;
 use super::scan::{MemoryFd, Process, Scan};
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::{BTreeMap, HashMap};
@@ -81,46 +82,6 @@ pub struct Book<'a> {
     /// of drivers, in flight, or of processes that were not read.
     pub references: BTreeMap<MemoryKey, (u64, u64)>,
     files: SameMemory,
-}
-
-/// Which files are of one memory: a union-find forest, the smallest key on top.
-#[derive(Debug, Default)]
-struct SameMemory(BTreeMap<MemoryKey, MemoryKey>);
-
-impl SameMemory {
-    /// The file that stands for the memory of this one; `None`: no allocation's.
-    fn top(&self, mut key: MemoryKey) -> Option<MemoryKey> {
-        // Ends: every step goes to a smaller key, but the last.
-        loop {
-            let above = *self.0.get(&key)?;
-            if above == key {
-                return Some(key);
-            }
-            key = above;
-        }
-    }
-
-    fn join(&mut self, keys: impl Iterator<Item = MemoryKey>) {
-        let mut joined: Option<MemoryKey> = None;
-        for key in keys {
-            let top = self.top(key).unwrap_or(key);
-            let low = joined.map_or(top, |joined| joined.min(top));
-            let high = joined.map_or(top, |joined| joined.max(top));
-            self.0.insert(high, low);
-            self.0.insert(low, low);
-            joined = Some(low);
-        }
-    }
-
-    /// One step to the top from everywhere.
-    fn flatten(&mut self) {
-        let keys: Vec<MemoryKey> = self.0.keys().copied().collect();
-        for key in keys {
-            if let Some(top) = self.top(key) {
-                self.0.insert(key, top);
-            }
-        }
-    }
 }
 
 impl<'a> Book<'a> {

@@ -10,6 +10,7 @@ mod limits;
 mod parse;
 mod peers;
 mod report;
+mod same_memory;
 mod scan;
 #[cfg(test)]
 mod tests;

@@ -278,6 +278,11 @@ fn judge_when_two_cuda_files_then_each_with_its_own_leases() {
     let allocations: Vec<_> =
         judge(&world.0).into_iter().map(|it| (it.allocation, it.inode)).collect();
     assert_eq!(allocations, [(Some("1.1".into()), None), (Some("0.1".into()), None)]);
+    // An open lease of the other one does not account for it, evicted or not.
+    world.evict();
+    world.process(BROKER).fds.push(file(6, INODE + 1));
+    world.both(|ledger| ledger.held_now = 1);
+    assert_eq!(world.found(), [(Kind::Leak, Some(HOLDER), vec![7])]);
 }
 
 #[test]

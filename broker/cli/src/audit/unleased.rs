@@ -18,9 +18,11 @@ pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
 fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
     let holder = book.holders.get(&pid);
     let open = |of: Of| holder.and_then(|holder| holder.open.get(&of)).copied().unwrap_or(0);
-    // Leases of memory of which no file is known: any fd of the kind may be theirs.
+    // Leases of memory of which no file is known: any fd of the kind may be theirs. Not of CUDA, where no two allocations
+    // have a file in common, and what is known is what the broker has just now.
+    let kinds = MemoryKind::ALL.iter().filter(|kind| **kind != MemoryKind::CudaVmm);
     let mut slack: BTreeMap<MemoryKind, u64> =
-        MemoryKind::ALL.iter().map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
+        kinds.map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
     for (of, fds) in book.fds(process) {
         let Some(memory) = book.memory(of) else { continue };
         // An owner may keep the fd that it has deposited.
