@@ -5,8 +5,8 @@
 use crate::bytes::Bytes;
 use fdbroker_core::{
     Caps, CapsOfLevels, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
-    Events, Former, Granted, Input, JobKey, JobName, Lane, LeaseId, Now, Peer, Redeposit, RequestId, Supply,
-    Ticket, Wanted,
+    Events, Former, Granted, Input, JobKey, JobName, Lane, LeaseId, Now, Peer, Redeposit,
+    RequestId, Supply, Ticket, Wanted,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MemoryKind, Share, Status};
 use fdbrokerd::fuzzing;
