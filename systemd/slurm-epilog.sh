@@ -1,7 +1,8 @@
 #!/bin/bash
-# Epilog= of slurm.conf(5): what processes of the job have left running and registered at this node's broker is revoked,
-# and logged with who has duplicates still. What ended with its processes is gone by itself. Must never fail: a status
-# other than 0 would take the node out of service.
+# Epilog= of slurm.conf(5): what the job has left at this node's broker is revoked, and logged with who has duplicates
+# still: what processes that run on have registered, and what was registered with `keep` and outlives its process.
+# What ended with its processes is gone by itself. Must never fail: a status other than 0 would take the node out of
+# service.
 set -u
 PATH=${PATH:-/usr/bin:/bin}:/usr/local/bin
 # A broker that hangs must not keep the node from its next job.

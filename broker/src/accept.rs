@@ -91,11 +91,7 @@ impl Server {
         let until = Now(self.now.0.saturating_add(timeout.unwrap_or(u64::MAX)));
         self.handshakes.push_back(Handshake { client, serial, until });
         self.prune_handshakes();
-        let job = crate::job::of_process(pid).map(|(key, name)| {
-            self.job_names.add(key, name);
-            key
-        });
-        self.connections[index].job = job;
+        let job = crate::job::of_process(pid);
         let peer = Peer { domain, job, pid, gid, groups: &groups };
         self.step(Input::Connect { client, peer });
         if let Err(error) = registered {
@@ -151,9 +147,6 @@ impl Server {
     pub(crate) fn remove_record(&mut self, index: usize) {
         let Some(connection) = self.connections.try_remove(index) else { return };
         let uid = connection.domain.uid;
-        if let Some(job) = connection.job {
-            self.job_names.remove(job);
-        }
         let pause = u64::try_from(TRIM_PAUSE.as_micros()).unwrap_or(u64::MAX / 2);
         self.trim_at.get_or_insert(Now(self.now.0 + pause));
         if let Some(count) = self.clients_per_uid.get_mut(&uid) {

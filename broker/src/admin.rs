@@ -3,14 +3,15 @@
 
 use crate::acts::is_act;
 use crate::connection::Connection;
-use crate::job::JobName;
 use crate::kernel;
 use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNECTIONS};
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
 use crate::watch::Watch;
-use fdbroker_core::{AllocationView, ClientId, ClientView, JobKey, LeaseView, Note};
+use fdbroker_core::{
+    AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView, Note,
+};
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, Filter, LeaseRecord, NO_OWN_FD, NodeStatus,
     Page, Query, SetLimit, Use,
@@ -307,7 +308,7 @@ impl Server {
                 let all = self.core.leases_within(cursor..end).map(|view| {
                     let (pid, uid) = self.pid_and_uid_of(view.client);
                     let allocation = Some((view.allocation.slot, view.allocation.generation));
-                    let job = self.job_of(Some(view.client));
+                    let job = self.core.job_of(view.client);
                     let is_chosen = chosen.has(Traits { allocation, pid, uid, job });
                     // The low half of a lease's number is its slot.
                     let slot = (view.id.0 & u64::from(u32::MAX)) as u32;
@@ -341,7 +342,7 @@ impl Server {
             allocation: Some((view.id.slot, view.id.generation)),
             pid: self.pid_of(view.owner),
             uid: view.domain.uid,
-            job: self.job_of(view.owner),
+            job: view.job,
         })
     }
 
@@ -414,8 +415,8 @@ impl Server {
             waiters: view.waiters.into(),
             inode: files.inode.into(),
             owner_name: self.name_of(view.owner),
-            job: self.job_of(view.owner).map_or(0, |job| job.0).into(),
-            job_name: self.job_name(self.job_of(view.owner)),
+            job: view.job.map_or(0, |job| job.0).into(),
+            job_name: self.job_name(view.domain, view.job),
             fd: fd.unwrap_or(NO_OWN_FD).into(),
             reserved: 0.into(),
             files_ms: files_ms.into(),
@@ -425,6 +426,8 @@ impl Server {
 
     fn lease_record(&self, view: &LeaseView) -> LeaseRecord {
         let (pid, uid) = self.pid_and_uid_of(view.client);
+        let job = self.core.job_of(view.client);
+        let domain = self.connection_of(Some(view.client)).map(|connection| connection.domain);
         LeaseRecord {
             lease: view.id.0.into(),
             slot: view.allocation.slot.into(),
@@ -438,8 +441,8 @@ impl Server {
             size_bytes: view.size_bytes.into(),
             age_ms: (self.now.0.saturating_sub(view.since.0) / 1000).into(),
             name: self.name_of(Some(view.client)),
-            job: self.job_of(Some(view.client)).map_or(0, |job| job.0).into(),
-            job_name: self.job_name(self.job_of(Some(view.client))),
+            job: job.map_or(0, |job| job.0).into(),
+            job_name: self.job_name(domain.unwrap_or(DomainKey::NOBODYS), job),
         }
     }
 
@@ -460,7 +463,7 @@ impl Server {
             listener: view.domain.listener.into(),
             name: self.name_of(Some(view.id)),
             job: view.job.map_or(0, |job| job.0).into(),
-            job_name: self.job_name(view.job),
+            job_name: self.job_name(view.domain, view.job),
         }
     }
 
@@ -481,12 +484,8 @@ impl Server {
         self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
     }
 
-    pub(crate) fn job_of(&self, client: Option<ClientId>) -> Option<JobKey> {
-        self.connection_of(client).and_then(|connection| connection.job)
-    }
-
-    fn job_name(&self, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
-        job.map_or(JobName::NONE, |job| self.job_names.get(job)).bytes()
+    fn job_name(&self, domain: DomainKey, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
+        job.map_or(JobName::NONE, |job| self.core.job_name(domain, job)).bytes()
     }
 }
 

@@ -111,6 +111,11 @@ impl Server {
                     self.keep_store.keep(*slot, &kept, &self.fds);
                 }
             }
+            Effect::KeptChanged { slot } => {
+                if let Some(kept) = self.core.kept(*slot) {
+                    self.keep_store.change(*slot, &kept);
+                }
+            }
             Effect::Unkeep { slot } => self.keep_store.unkeep(*slot),
             Effect::Declared { client, request, range } => {
                 let declared = &all.granted[range.clone()];

@@ -4,7 +4,7 @@
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
 use crate::metrics::Asked;
 use crate::turns::Who;
-use fdbroker_core::{ClientId, DomainKey, JobKey, RequestId};
+use fdbroker_core::{ClientId, DomainKey, RequestId};
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -63,8 +63,6 @@ pub struct Connection {
     pub domain: DomainKey,
     /// As the broker sees it.
     pub pid: u32,
-    /// Its job; the name is in [`crate::job::JobNames`].
-    pub job: Option<JobKey>,
     /// For display, as it said in hello.
     pub name: [u8; NAME_BYTES],
     /// How far it is.
@@ -143,7 +141,6 @@ impl Connection {
             pidfd: None,
             domain,
             pid,
-            job: None,
             name: [0; NAME_BYTES],
             phase: Phase::Silent,
             is_main_ready: false,

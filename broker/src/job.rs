@@ -2,78 +2,10 @@
 //! be taken for a boundary between users: a user may place its own processes, its domain's caps hold in any case.
 
 use crate::limits::{CGROUP_BYTES_AT_ONCE, CGROUP_FILE_BYTES};
-use fdbroker_core::JobKey;
-use fdbroker_protocol::limits::JOB_NAME_BYTES;
+use fdbroker_core::{JobKey, JobName};
 use siphasher::sip::SipHasher24;
-use std::collections::HashMap;
 use std::hash::Hasher;
 use std::io::Read;
-
-/// A job's name for people, in printable ASCII and padded with zeros; all zeros when its cgroup says none. Two jobs may
-/// have the same name: their keys tell them apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobName([u8; JOB_NAME_BYTES]);
-
-impl JobName {
-    /// None.
-    pub const NONE: JobName = JobName([0; JOB_NAME_BYTES]);
-
-    /// What does not fit is cut, what cannot be printed is a question mark.
-    fn new(launcher: &str, id: &str) -> Self {
-        let mut name = Self::NONE;
-        for (place, byte) in name.0.iter_mut().zip(launcher.bytes().chain(id.bytes())) {
-            *place = if byte.is_ascii_graphic() { byte } else { b'?' };
-        }
-        name
-    }
-
-    /// As [`as_str`](Self::as_str) gave it.
-    pub fn from_saved(text: &str) -> Self {
-        Self::new(text, "")
-    }
-
-    /// Without the padding.
-    pub fn as_str(&self) -> &str {
-        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(JOB_NAME_BYTES);
-        std::str::from_utf8(&self.0[..end]).expect("only ASCII is put in")
-    }
-
-    /// With the padding.
-    pub fn bytes(self) -> [u8; JOB_NAME_BYTES] {
-        self.0
-    }
-}
-
-/// The names of the jobs that have connections, by key. At most one per connection.
-#[derive(Debug, Default)]
-pub struct JobNames(HashMap<JobKey, (u32, JobName)>);
-
-impl JobNames {
-    /// One more connection of a job.
-    pub fn add(&mut self, key: JobKey, name: JobName) {
-        self.0.entry(key).or_insert((0, name)).0 += 1;
-    }
-
-    /// One less.
-    pub fn remove(&mut self, key: JobKey) {
-        if let Some((connections, _)) = self.0.get_mut(&key) {
-            *connections -= 1;
-            if *connections == 0 {
-                self.0.remove(&key);
-            }
-        }
-    }
-
-    /// The name of a job.
-    pub fn get(&self, key: JobKey) -> JobName {
-        self.0.get(&key).map_or(JobName::NONE, |(_, name)| *name)
-    }
-
-    /// Forgets all.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-}
 
 /// The job of a process; `None` when its cgroups cannot be read: it is in another PID namespace, or gone.
 pub fn of_process(pid: u32) -> Option<(JobKey, JobName)> {
@@ -118,9 +50,9 @@ impl Cgroup<'_> {
         };
         match self.launcher {
             // The names of slices cannot have the dashes of a UID.
-            Some((K8S, uid)) => JobName::new(K8S, &uid.replace('_', "-")),
-            Some((launcher, id)) => JobName::new(launcher, id),
-            None => unit().map_or(JobName::NONE, |unit| JobName::new("unit:", unit)),
+            Some((K8S, uid)) => JobName::new(&format!("{K8S}{}", uid.replace('_', "-"))),
+            Some((launcher, id)) => JobName::new(&format!("{launcher}{id}")),
+            None => unit().map_or(JobName::NONE, |unit| JobName::new(&format!("unit:{unit}"))),
         }
     }
 }
@@ -192,6 +124,7 @@ fn is_slurm_root(part: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_protocol::limits::JOB_NAME_BYTES;
 
     fn path_and_name(text: &str) -> Option<(&str, String)> {
         let cgroup = find(text)?;
@@ -298,7 +231,7 @@ mod tests {
         assert_eq!(name.as_str(), &format!("unit:{unit}")[..JOB_NAME_BYTES]);
         let name = find("0::/a\u{1b}[2Jb\u{e4}.scope").expect("a path").name();
         assert_eq!(name.as_str(), "unit:a?[2Jb??.scope");
-        assert_eq!(JobName::from_saved(name.as_str()), name);
+        assert_eq!(JobName::new(name.as_str()), name);
     }
 
     #[test]
@@ -320,18 +253,5 @@ mod tests {
     fn key_when_the_same_path_then_the_same_number_for_ever() {
         assert_eq!(key("/slurm/uid_1000/job_81"), key("/slurm/uid_1000/job_81"));
         assert_ne!(key("/slurm/uid_1000/job_81"), key("/slurm/uid_1000/job_82"));
-    }
-
-    #[test]
-    fn job_names_when_the_last_connection_is_gone_then_forgotten() {
-        let (key, name) = (JobKey(3), JobName::from_saved("slurm:3"));
-        let mut names = JobNames::default();
-        names.add(key, name);
-        names.add(key, name);
-        names.remove(key);
-        assert_eq!(names.get(key), name);
-        names.remove(key);
-        assert_eq!(names.get(key), JobName::NONE);
-        names.remove(key);
     }
 }

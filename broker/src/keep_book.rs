@@ -2,7 +2,7 @@
 //! kept up in place. It outlives a broker that is killed, in the middle of a write as well: must never
 //! be believed, so each entry has its checksum.
 
-use fdbroker_core::{Deposit, DomainKey, Kept, Lane};
+use fdbroker_core::{Deposit, DomainKey, JobKey, JobName, Kept, Lane};
 use fdbroker_protocol::{AllocationId, MemoryKind, Share};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -13,12 +13,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-/// Bytes of one entry of the book: length, checksum, and a [`Saved`] of at most 140 bytes.
+/// Bytes of one entry of the book: length, checksum, and a [`Saved`] of at most 208 bytes.
 const RECORD_BYTES: usize = 256;
 /// Before the data of an entry: length (0 = none) and checksum.
 const RECORD_HEAD_BYTES: usize = 12;
 /// First entry of the book; another format of it is another magic.
-const MAGIC: [u8; 8] = *b"FDBKEEP2";
+const MAGIC: [u8; 8] = *b"FDBKEEP3";
 
 /// What the book says of one kept allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +90,14 @@ impl Book {
         Ok(record)
     }
 
+    /// Puts another one in the place of one. The record lies within a page, so that a kill comes before or after it.
+    ///
+    /// # Errors
+    /// When it cannot be written: the former one stays.
+    pub fn rewrite(&self, record: u64, entry: &Entry) -> io::Result<()> {
+        self.file.write_all_at(&encode(entry)?, record * RECORD_BYTES as u64)
+    }
+
     /// Takes one out.
     pub fn clear(&mut self, record: u64) {
         match self.file.write_all_at(&[0; RECORD_BYTES], record * RECORD_BYTES as u64) {
@@ -149,11 +157,13 @@ struct Saved {
     driver_data: Vec<u8>,
     file_slot: u32,
     file_generation: u32,
+    /// Key and name.
+    job: Option<(u64, String)>,
 }
 
 impl From<&Entry> for Saved {
     fn from(entry: &Entry) -> Self {
-        let Entry { kept: Kept { id, domain, gid, deposit }, file } = entry;
+        let Entry { kept: Kept { id, domain, gid, job, deposit }, file } = entry;
         let data = deposit.driver_data.as_ref();
         Saved {
             slot: id.slot,
@@ -172,6 +182,7 @@ impl From<&Entry> for Saved {
             driver_data: data.map_or(Vec::new(), |(length, it)| it[..usize::from(*length)].into()),
             file_slot: file.slot,
             file_generation: file.generation,
+            job: job.map(|(key, name)| (key.0, name.as_str().to_owned())),
         }
     }
 }
@@ -190,6 +201,7 @@ impl Saved {
             id: AllocationId { slot: self.slot, generation: self.generation },
             domain: DomainKey { listener: self.listener, uid: self.uid },
             gid: self.gid,
+            job: self.job.as_ref().map(|(key, name)| (JobKey(*key), JobName::new(name))),
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
@@ -213,6 +225,7 @@ impl Saved {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_protocol::limits::JOB_NAME_BYTES;
 
     fn entry(slot: u32, data: usize) -> Entry {
         Saved {
@@ -232,6 +245,7 @@ mod tests {
             driver_data: vec![7; data],
             file_slot: u32::MAX,
             file_generation: u32::MAX,
+            job: Some((u64::MAX, "j".repeat(JOB_NAME_BYTES))),
         }
         .to_entry()
         .unwrap()
@@ -251,6 +265,17 @@ mod tests {
         assert_eq!(slots, [0, 2, 4, 9]);
         assert_eq!(book.free.len(), 1);
         assert_eq!(book.read()[3].1, entry(0, 64));
+    }
+
+    #[test]
+    fn rewrite_when_read_again_then_the_new_one_in_its_place_alone() {
+        let mut book = Book::create().unwrap();
+        let records: Vec<u64> = (0..3).map(|n| book.write(&entry(n, 64)).unwrap()).collect();
+        let mut other = entry(1, 0);
+        other.kept.job = None;
+        book.rewrite(records[1], &other).unwrap();
+        let found: Vec<Entry> = book.read().into_iter().rev().map(|(_, entry)| entry).collect();
+        assert_eq!(found, [entry(0, 64), other, entry(2, 64)]);
     }
 
     #[test]

@@ -217,6 +217,17 @@ impl KeepStore {
         }
     }
 
+    /// What is to be remembered of a stored fd is something else now. As long as that cannot be written, what was.
+    pub fn change(&mut self, slot: u32, kept: &Kept) {
+        let (Some(Stored { file, record }), Some(book)) = (self.stored.get(&slot), &mut self.book)
+        else {
+            return;
+        };
+        if let Err(error) = book.rewrite(*record, &Entry { kept: *kept, file: *file }) {
+            log::error!("who has adopted kept allocation {} is not remembered: {error}", kept.id);
+        }
+    }
+
     /// The stored file that `fd` is a duplicate of. Where neither the kernel nor kcmp(2) says so there is
     /// none.
     fn same_file(&self, fd: BorrowedFd<'_>, inode: u64, fds: &FdTable) -> Option<AllocationId> {
@@ -377,7 +388,7 @@ mod tests {
             driver_data: None,
         };
         let domain = DomainKey { listener: 0, uid: 0 };
-        Kept { id: AllocationId { slot, generation: 7 }, domain, gid: 0, deposit }
+        Kept { id: AllocationId { slot, generation: 7 }, domain, gid: 0, job: None, deposit }
     }
 
     /// What has been said of the store since, each by verb and name.

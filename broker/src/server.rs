@@ -10,7 +10,6 @@ use crate::fd_table::FdTable;
 use crate::generation_page::GenerationPage;
 use crate::handover::state::SavedListener;
 use crate::in_flight::InFlight;
-use crate::job::JobNames;
 use crate::keep_store::KeepStore;
 use crate::kernel;
 use crate::limits::{
@@ -149,7 +148,6 @@ pub(crate) struct Server {
     pub admin: AdminSide,
     pub connections: Slab<Connection>,
     pub clients_per_uid: HashMap<u32, u32>,
-    pub job_names: JobNames,
     pub metrics: Metrics,
     /// The acquire that is with the core.
     pub asked: Option<(ClientId, Asked)>,
@@ -264,7 +262,6 @@ impl Server {
             admin: AdminSide::new(parts.admin),
             connections: Slab::with_capacity(max_clients.min(4096)),
             clients_per_uid: HashMap::new(),
-            job_names: JobNames::default(),
             metrics: Metrics::default(),
             asked: None,
             next_serial: 0,

@@ -40,7 +40,7 @@ impl Watch {
         is_of_node || self.chosen.has(Traits { allocation, pid, uid, job })
     }
 
-    /// `job`: the client's.
+    /// `job`: the client's, or that which has left the allocation.
     fn offer(&mut self, event: &EventRecord, job: Option<JobKey>) {
         if !self.wants(event, job) {
             return;
@@ -121,10 +121,10 @@ impl Server {
             let unix_us = unix_us();
             for note in notes.drain(..) {
                 let name = self.name_of(note.client);
-                self.tell(&EventRecord { name, ..event(&note, unix_us) });
+                self.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
             }
             if lost > 0 {
-                self.tell(&lost_event(lost, unix_us));
+                self.tell(&lost_event(lost, unix_us), None);
             }
         }
         self.admin.notes = notes;
@@ -134,23 +134,23 @@ impl Server {
     pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
         let (pid, uid) = self.pid_and_uid_of(client);
         let (name, unix_us) = (self.name_of(Some(client)), unix_us());
+        let job = self.core.job_of(client);
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
             let note = Note {
                 kind: EventKind::Grant,
                 client: Some(client),
                 pid,
                 uid,
+                job,
                 id: grant.wanted.ok(),
                 size_bytes: grant.size_bytes,
                 status: Status::OK,
             };
-            self.tell(&EventRecord { name, ..event(&note, unix_us) });
+            self.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
         }
     }
 
-    fn tell(&mut self, event: &EventRecord) {
-        let client = event.client.get();
-        let job = self.job_of((client != u32::MAX).then_some(ClientId(client)));
+    fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
         self.admin.watches().for_each(|watch| watch.offer(event, job));
     }
 

@@ -1,6 +1,7 @@
 //! The daemon under a service manager that stores fds (a stand-in for systemd): a restart that clients do not notice, a
 //! state that is refused, kept allocations over kill -9, sockets bound by the manager, and what it is told.
 
+use crate::support::admin::Admin;
 use crate::support::manager::Manager;
 use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, both_seals, memfd};
 use crate::support::owner::notices;
@@ -192,6 +193,40 @@ fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_thei
         assert_eq!(inode(fd), inode(block));
     }
     eventually("their time is over", || kept(&manager) == 0);
+}
+
+#[test]
+fn kept_allocations_when_their_job_has_ended_then_its_still_over_a_restart_and_a_crash() {
+    let mut manager = Manager::new(&["--set", "limits.keep_ttl_ms=600000"]);
+    manager.start(&[]);
+    let mut owner = Raw::connect(&manager.socket());
+    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
+    assert!(registered[0].status.is_ok(), "{}", registered[0].status);
+    let admin_of =
+        |manager: &Manager| Admin::connect(&manager.dir().join("fdbroker-admin/admin.sock"));
+    let admin = admin_of(&manager);
+    // Whatever the cgroup of this test is, it is one.
+    let [job] = admin.jobs()[..] else { panic!("one job") };
+    let named = (job.key, job.name);
+    assert_eq!((job.clients.get(), job.left_allocations.get()), (1, 0));
+    drop(owner);
+    eventually("it is noticed", || admin.status().clients.get() == 0);
+    eventually("it is stored", || kept(&manager) == 1);
+    let left = |manager: &Manager| {
+        let admin = admin_of(manager);
+        let [job] = admin.jobs()[..] else { panic!("one job") };
+        assert_eq!((job.clients.get(), job.left_allocations.get()), (0, 1));
+        let [record] = admin.allocations()[..] else { panic!("one allocation") };
+        assert_eq!((record.job, record.job_name), (job.key, job.name));
+        (job.key, job.name)
+    };
+    assert_eq!(left(&manager), named);
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        manager.end(signal);
+        manager.start(&[]);
+        assert_eq!(left(&manager), named, "{signal}");
+    }
 }
 
 fn inode(fd: &OwnedFd) -> u64 {

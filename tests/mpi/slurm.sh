@@ -11,7 +11,7 @@ case ${1-} in
 usage: tests/mpi/slurm.sh [RANKS]
 
 Starts Slurm in namespaces of its own, then runs with its srun: the prefix `fdbroker run --join` (one broker per step, its
-end, signals of scancel), and `tests/mpi/run.sh srun RANKS` (default 4). Needs root for the namespaces and the packages slurmctld slurmd
+end, signals of scancel), the epilog, and `tests/mpi/run.sh srun RANKS` (default 4). Needs root for the namespaces and the packages slurmctld slurmd
 slurm-client slurm-wlm-basic-plugins iproute2 (tests/mpi/install.sh). Ends with `N passed, N failed`. Exit status: 0 all
 passed, 1 not, 77 when it cannot run here.
 HELP
@@ -21,7 +21,7 @@ ranks=${1:-4}
 
 cannot() { echo "$1"; exit 77; }
 [ "$(id -u)" = 0 ] || cannot "Slurm: its namespaces need root; run: sudo tests/mpi/slurm.sh"
-for tool in slurmctld slurmd srun ip unshare; do
+for tool in slurmctld slurmd srun ip unshare gcc; do
   command -v "$tool" > /dev/null || cannot "$tool is not installed; run: sudo tests/mpi/install.sh"
 done
 
@@ -31,7 +31,7 @@ if [ -z "${FDBROKER_TEST_SLURM-}" ]; then
     unshare --net --pid --fork --kill-child --mount-proc "$0" "$ranks"
 fi
 
-(cd "$root" && cargo build --release --quiet -p fdbroker -p fdbrokerd) || exit 1
+(cd "$root" && cargo build --release --quiet -p fdbroker -p fdbrokerd -p fdbroker-capi) || exit 1
 programs=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/release")
 
 work=$(mktemp -d)
@@ -167,7 +167,7 @@ check "slurmd runs the epilog after each job; without a broker it is silent" $? 
 mkdir "$work/cgroup" && mount -t cgroup2 none "$work/cgroup"
 job=4711 cgroup=$work/cgroup/fdbroker-test-$$/slurmstepd.scope
 mkdir -p "$cgroup/job_$job"
-fdbrokerd --private "$work/node" > "$work/node.log" 2>&1 &
+fdbrokerd --private "$work/node" --set limits.keep_ttl_ms=3600000 > "$work/node.log" 2>&1 &
 node_broker=$!
 soon test -S "$work/node/fdbroker/broker.sock"
 check "a broker of the node" $? "$work/node.log"
@@ -188,13 +188,30 @@ SLURM_JOB_ID=$job "$work/epilog"
 check "the job's epilog revokes all of it" $? "$work/epilog.log"
 grep -q "job $job: 16 allocations .* revoked" "$work/epilog.log" && grep -q 'demo-rank' "$work/epilog.log"
 check "and logs how much, and who has duplicates" $? "$work/epilog.log"
+
+# What was kept outlives the processes of the job, and is the job's still.
+kept=$((job + 2))
+mkdir "$cgroup/job_$kept" "$work/lib" && ln -s "$programs/libfdbroker.so" "$work/lib/libfdbroker.so.0"
+gcc -O2 -Wall -Wextra -Werror "$here/leave.c" -o "$work/leave" -I "$root/libclient/capi/include" -L "$programs" -lfdbroker &&
+  LD_LIBRARY_PATH=$work/lib FDBROKER_SOCKET=$work/node/fdbroker/broker.sock \
+    sh -c 'echo $$ > "$0/cgroup.procs"; exec "$1"' "$cgroup/job_$kept" "$work/leave" > "$work/leave.log" 2>&1
+check "a process of a job keeps memory in the broker, and ends" $? "$work/leave.log"
+# shellcheck disable=SC2317
+has_left() { admin jobs --json | grep -q "\"job\":\"slurm:$kept\",[^}]*\"clients\":0,[^}]*\"left_allocations\":1[,}]"; }
+soon has_left
+check "the job has no process any more, and is listed with what it has left" $? "$work/node.log"
+SLURM_JOB_ID=$kept "$work/epilog"
+grep -q "job $kept: 1 allocation .* revoked" "$work/epilog.log" && [ "$(admin ls --filter 'STATE != ended' --json | grep -o '"allocation":' | wc -l)" = 0 ]
+check "its epilog revokes that too" $? "$work/epilog.log"
+! admin jobs --json | grep -q "slurm:$kept"
+check "and nothing is left of the job" $? "$work/node.log"
 # shellcheck disable=SC2317
 is_idle() { sinfo -h -o %T | grep -q idle; }
 timeout -k 5 60 srun -n 1 true && soon is_idle
 check "the node takes the next job" $? "$work/slurmd.log"
 kill "$left" "$node_broker"
 wait "$left" "$node_broker" 2> /dev/null
-soon rmdir "$cgroup/job_$job" && rmdir "$cgroup" "${cgroup%/*}"
+soon rmdir "$cgroup/job_$job" && rmdir "$cgroup/job_$kept" "$cgroup" "${cgroup%/*}"
 
 # ---- real MPI under srun
 

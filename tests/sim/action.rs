@@ -1,6 +1,7 @@
 //! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
 //! Must say no more than the core's API says: it is what a replay prints.
 
+use crate::jobs;
 use fdbroker_core::{CapsOfLevels, ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
     Declared, Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
@@ -110,6 +111,7 @@ impl Action {
         let input = match *self {
             Action::Connect { client, domain, job, pid } => {
                 let (gid, groups) = groups_of(pid);
+                let job = job.map(jobs::named);
                 let peer = Peer { domain, job, pid, gid, groups };
                 Input::Connect { client: ClientId(client), peer }
             }

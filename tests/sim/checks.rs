@@ -2,6 +2,7 @@
 //! service, nobody forgotten, and that all comes to rest. Must never change what it checks.
 
 use crate::action::Action;
+use crate::jobs;
 use crate::judge::{Grant, Step, ensure};
 use crate::model::{
     Allocation, Ask, Blocker, CAPPED, Check, Client, Drain, Holder, Ledger, Model, Phase, Request,
@@ -216,14 +217,10 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
         same(&view.key, &view.account, &ledger.of(account))?;
         model.proofs.count(Promise::Ledger, COUNTED.len());
     }
-    let mut jobs = BTreeSet::new();
+    jobs::listed(model, core)?;
     for view in core.jobs(0) {
-        jobs.insert((view.domain, view.key));
         let account = Holder::Job(view.domain, view.key);
         same(&format!("{account:?}"), &view.account, &ledger.of(account))?;
-    }
-    for (key, sums) in &ledger.jobs {
-        ensure!(jobs.contains(key) || *sums == Sums::default(), "{key:?} is charged and gone");
     }
     let domains: BTreeSet<_> = core.domains(0).map(|view| view.key).collect();
     for (key, sums) in &ledger.domains {
@@ -285,6 +282,7 @@ fn records(model: &Model, core_: &Core) -> Check {
         let reserved = view.state == AllocationState::Reserved;
         ensure!(reserved == (known.reserved && !ended), "{id} is {:?}", view.state);
         kept(model, core_, id, known)?;
+        jobs::of_allocation(model, id, known, view.job)?;
         let d = &known.deposit;
         let core = (view.size_bytes, view.fd_offset, view.owner_allocation_id, view.base);
         let model_ = (d.size_bytes, d.fd_offset, d.owner_allocation_id, d.base);
@@ -322,8 +320,10 @@ fn kept(model: &Model, core: &Core, id: AllocationId, known: &Allocation) -> Che
     ensure!(stored == is_kept, "{id}: in the store {stored}, kept {is_kept}");
     let told = core.kept(id.slot).filter(|kept| kept.id == id);
     let Deposit { checked, lane, .. } = known.deposit;
-    let told = told.map(|kept| (kept.domain, kept.gid, Deposit { checked, lane, ..kept.deposit }));
-    let right = is_kept.then_some((known.domain, known.gid, known.deposit));
+    let told = told
+        .map(|kept| (kept.domain, kept.gid, kept.job, Deposit { checked, lane, ..kept.deposit }));
+    let job = known.job.map(jobs::named);
+    let right = is_kept.then_some((known.domain, known.gid, job, known.deposit));
     ensure!(told == right, "{id}: to be kept {told:?}, it is {right:?}");
     Ok(())
 }

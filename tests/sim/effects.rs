@@ -23,6 +23,7 @@ impl Model {
             }
             Effect::CloseHeld { slot, ticket } => self.closed_held(step, *slot, ticket.0),
             Effect::Keep { slot } => self.keep(*slot),
+            Effect::KeptChanged { slot } => self.kept_changed(*slot),
             Effect::Unkeep { slot } => self.unkeep(*slot),
             Effect::Declared { client, request, range } => {
                 let items = all.granted.get(range.clone()).ok_or("range out of bounds")?;
@@ -319,6 +320,7 @@ impl Model {
             owner_order,
             domain: state.domain,
             gid: groups_of(state.pid).0,
+            job: state.job,
             deposit: *deposit,
             count: 1,
             ended: None,

@@ -52,6 +52,10 @@ impl World {
         }
         self.stats.fault(Fault::Crash);
         self.trace.step(|| format!("{} -- crash --", self.now));
+        for (slot, stored) in &self.stored {
+            let right = self.core.kept(*slot);
+            ensure!(right == Some(*stored), "{stored:?} is stored, it is {right:?}");
+        }
         self.remember();
         let kept: Vec<Kept> = self.stored.values().copied().collect();
         let published = (0..).zip(&self.model.slots).filter(|(_, slot)| slot.published != 0);

@@ -10,6 +10,7 @@ mod checks;
 mod demands;
 mod effects;
 mod faults;
+mod jobs;
 mod judge;
 mod lives;
 mod model;

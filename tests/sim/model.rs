@@ -105,6 +105,8 @@ pub struct Allocation {
     pub domain: DomainKey,
     /// Its owner's group.
     pub gid: u32,
+    /// Its owner's job; it stays that of what outlives the owner.
+    pub job: Option<JobKey>,
     pub deposit: Deposit,
     /// Registrations of it.
     pub count: u64,

@@ -43,6 +43,15 @@ impl Model {
         Ok(())
     }
 
+    /// What the store has is something else now.
+    pub fn kept_changed(&self, slot: u32) -> Check {
+        ensure!(
+            self.kept_slots.contains(&slot),
+            "slot {slot} is changed in the store, and not there"
+        );
+        Ok(())
+    }
+
     /// Whether it lives without its owner.
     pub fn is_orphan(&self, allocation: &Allocation) -> bool {
         allocation.ended.is_none() && !allocation.reserved && !self.owner_here(allocation)
@@ -119,8 +128,16 @@ impl Model {
         for kept in kept {
             let (id, domain, gid, deposit) = (kept.id, kept.domain, kept.gid, kept.deposit);
             let orphaned_at = Some((self.now, Some(self.now)));
-            let known =
-                Allocation { domain, gid, deposit, orphaned_at, reserved: false, ..reserved() };
+            let job = kept.job.map(|(job, _)| job);
+            let known = Allocation {
+                domain,
+                gid,
+                job,
+                deposit,
+                orphaned_at,
+                reserved: false,
+                ..reserved()
+            };
             self.slots[id.slot as usize].owner = Some(nobodys(domain));
             self.allocations.insert(id, known);
         }
@@ -222,12 +239,13 @@ impl Model {
         let owner_order = self.client_orders.get(&client).copied().unwrap_or(0);
         let state = self.clients.get_mut(&client).expect("it sends");
         state.owns.push(id);
-        let (domain, gid) = (state.domain, groups_of(state.pid).0);
+        let (domain, gid, job) = (state.domain, groups_of(state.pid).0, state.job);
         let allocation = Allocation {
             owner: client,
             owner_order,
             domain,
             gid,
+            job,
             deposit,
             count: 1,
             reserved: false,
@@ -413,6 +431,7 @@ fn reserved() -> Allocation {
         owner_order: 0,
         domain: DomainKey::NOBODYS,
         gid: 0,
+        job: None,
         deposit: Deposit {
             checked: Ok(()),
             lane: Lane::Accepted,

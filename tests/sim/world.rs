@@ -593,7 +593,7 @@ impl World {
                     self.agents.remove(&client.0);
                 }
                 Effect::StoreArrived { .. } | Effect::Publish { .. } | Effect::Statuses { .. } => {}
-                Effect::Keep { slot } => {
+                Effect::Keep { slot } | Effect::KeptChanged { slot } => {
                     self.stored.extend(self.core.kept(*slot).map(|kept| (*slot, kept)));
                 }
                 Effect::Unkeep { slot } => drop(self.stored.remove(slot)),

@@ -58,6 +58,7 @@ it, or ends. Who that is, is printed.
 Examples:
   fdbroker revoke 12.3 --dry-run    who would be hit
   fdbroker revoke pid:4711          all that this process owns; asks first
+  fdbroker revoke --job slurm:81    all that this job owns, and what it has left that is kept
   fdbroker revoke uid:1000 --yes    does not ask, as scripts must
 
 Exit status 4: there is no such allocation.";

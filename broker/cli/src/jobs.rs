@@ -55,6 +55,13 @@ pub const COLUMNS: &[Column<AccountRecord>] = &[
         "those that outlive their owner",
         |it| Value::Number(it.kept_allocations.now.get()),
     ),
+    Column::new(
+        Kind::Number,
+        "LEFT",
+        "left_allocations",
+        "kept ones whose owner is gone: charged to its user alone",
+        |it| Value::Number(it.left_allocations.get().into()),
+    ),
     Column::on_request(
         Kind::Number,
         "LISTENER",

@@ -73,9 +73,13 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
             fd => Value::Number(fd.into()),
         },
     ),
-    Column::on_request(Kind::Text, "JOB", "owner_job", "its owner's job, none once gone", |it| {
-        records::job(it.job, &it.job_name)
-    }),
+    Column::on_request(
+        Kind::Text,
+        "JOB",
+        "owner_job",
+        "job of its owner, or that has left it",
+        |it| records::job(it.job, &it.job_name),
+    ),
     Column::on_request(Kind::Text, "SHARE", "share", "who may have it: uid, gid or any", |it| {
         Value::word(Share::from_number(it.share).map_or("unknown", Share::name))
     }),

@@ -102,6 +102,16 @@ impl Owner {
     }
 }
 
+/// Memory that a deposit takes.
+fn shareable(name: &str) -> std::fs::File {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let memory = std::fs::File::from(memfd_create(name, flags).expect("memory"));
+    memory.set_len(SIZE as u64).expect("room");
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    fcntl(&memory, FcntlArg::F_ADD_SEALS(seals)).expect("sealed");
+    memory
+}
+
 fn pid() -> String {
     format!("pid:{}", std::process::id())
 }
@@ -133,11 +143,7 @@ fn evict_when_named_each_way_then_evicted_and_the_next_import_recalls() {
 fn evict_when_it_cannot_be_then_named_with_the_reason_and_exit_1_when_by_itself() {
     let broker = Broker::start();
     let client = broker.client("owner");
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let memory = std::fs::File::from(memfd_create("resident", flags).expect("memory"));
-    memory.set_len(SIZE as u64).expect("room");
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-    fcntl(&memory, FcntlArg::F_ADD_SEALS(seals)).expect("sealed");
+    let memory = shareable("resident");
     let deposit = Deposit::new(MemoryKind::Memfd, SIZE as u64);
     let registration = client.register(&deposit, memory.as_fd(), soon()).expect("registered");
     let id = registration.id().to_string();
@@ -295,6 +301,47 @@ fn watch_when_the_broker_ends_then_said_and_exit_3() {
     let (code, stderr) = end(&watch.end());
     assert_eq!(code, Some(3), "{stderr}");
     assert!(stderr.contains("has ended"), "{stderr}");
+}
+
+/// Of a job whose last process is gone: what was kept is the job's still.
+#[test]
+fn acts_when_a_job_has_left_kept_memory_then_found_by_the_job_until_revoked() {
+    let broker = Broker::start();
+    let client = broker.client("owner");
+    let memory = shareable("kept");
+    let mut deposit = Deposit::new(MemoryKind::Memfd, SIZE as u64);
+    deposit.keep = true;
+    let kept = client.register(&deposit, memory.as_fd(), soon()).expect("registered");
+    let jobs = broker.json(&["jobs", "--json"]);
+    let job =
+        jobs["jobs"][0]["job"].as_str().expect("whatever the cgroup of this test is").to_owned();
+    drop(client);
+    wait_for("end of the job", || {
+        (broker.json(&["status", "--json"])["clients"] == 0).then_some(())
+    });
+
+    let jobs = broker.json(&["jobs", "--json"]);
+    let [left] = &jobs["jobs"].as_array().expect("an array")[..] else { panic!("{jobs}") };
+    assert_eq!(left["job"], job);
+    let numbers = ["clients", "left_allocations", "held_fds"].map(|name| left[name].as_u64());
+    assert_eq!(numbers, [Some(0), Some(1), Some(0)], "{left}");
+    let list = broker.json(&["ls", "--json", "--filter", &format!("JOB == '{job}'")]);
+    let id = Value::from(kept.id().to_string());
+    assert_eq!(list["allocations"][0]["allocation"], id);
+    assert_eq!(list["allocations"][0]["owner_pid"], Value::Null);
+    for arguments in [&["--json"][..], &["--json", "--dry-run"]] {
+        let stays = broker.json(&[&["evict", "--job", &job][..], arguments].concat());
+        let stays = &stays["refused"][0];
+        assert_eq!((&stays["allocation"], &stays["reason"]), (&id, &"kept".into()));
+    }
+    let dry = broker.json(&["revoke", "--job", &job, "--dry-run", "--json"]);
+    assert_eq!((&dry["revoked"], broker.states().len()), (&1.into(), 1));
+
+    let done = broker.json(&["revoke", "--job", &job, "--yes", "--json"]);
+    assert_eq!((&done["revoked"], &done["revoked_bytes"]), (&1.into(), &SIZE.into()));
+    assert_eq!(broker.states(), [""; 0]);
+    assert_eq!(broker.json(&["jobs", "--json"])["jobs"], serde_json::json!([]));
+    assert_eq!(end(&broker.run(&["revoke", "--job", &job, "--yes"])).0, Some(4));
 }
 
 /// Who may look at a broker may not act for that reason.

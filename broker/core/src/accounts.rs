@@ -282,7 +282,7 @@ impl Core {
     /// Drops a job that nothing is left of, requests of others that wait for its room included.
     pub(crate) fn forget_job_if_unused(&mut self, number: u32) {
         let job = &self.jobs[number];
-        if job.clients > 0 || !job.blocked.is_empty() {
+        if job.clients > 0 || job.orphans > 0 || !job.blocked.is_empty() {
             return;
         }
         assert!(job.account.is_zero(), "invariant 3: a job without clients has zero: {job:?}");

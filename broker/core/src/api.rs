@@ -2,6 +2,7 @@
 //! never hold an fd, a clock or an OS type. The core speaks of slots; the daemon's fd table maps a slot
 //! to the one fd the broker has of that allocation.
 
+use crate::job_name::JobName;
 use crate::limits::EFFECTS_KEPT;
 use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
@@ -55,8 +56,8 @@ pub const NO_GROUP: u32 = u32::MAX;
 pub struct Peer<'a> {
     /// Listener and uid.
     pub domain: DomainKey,
-    /// `None`: of no job; its domain alone is charged.
-    pub job: Option<JobKey>,
+    /// With its name for people. `None`: of no job; its domain alone is charged.
+    pub job: Option<(JobKey, JobName)>,
     /// Process, for display.
     pub pid: u32,
     /// Its group (SO_PEERCRED): that of what it registers. [`NO_GROUP`]: one that nobody else has.
@@ -149,6 +150,8 @@ pub struct Kept {
     pub domain: DomainKey,
     /// Its owner's group.
     pub gid: u32,
+    /// Its owner's job, with its name for people.
+    pub job: Option<(JobKey, JobName)>,
     /// As deposited; `checked` and `lane` mean nothing here.
     pub deposit: Deposit,
 }
@@ -292,6 +295,8 @@ pub enum Effect {
     },
     /// The fd of `slot` goes to the service manager's store too: [`crate::Core::kept`] says what to remember with it.
     Keep { slot: u32 },
+    /// The fd of `slot` stays in the store, and [`crate::Core::kept`] says something else of it now: it is adopted.
+    KeptChanged { slot: u32 },
     /// The fd of `slot` leaves the service manager's store. Before its [`Effect::CloseHeld`].
     Unkeep { slot: u32 },
     /// Answer declare: [`Effects::granted`], without fds.

@@ -2,6 +2,7 @@
 //! never leave a charge behind.
 
 use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer, RequestId};
+use crate::job_name::JobName;
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::reclaim::ClientLinks;
@@ -29,7 +30,7 @@ impl Core {
             }
             assert!(self.clients[number].is_none(), "client {number} is connected already");
             self.serials += 1;
-            let job = peer.job.map(|job| self.job((key, job)));
+            let job = peer.job.map(|(job, name)| self.job((key, job), name));
             let mut record = Client::new(self.serials, domain, job, pid);
             record.gid = peer.gid;
             record.groups = peer.groups.into();
@@ -71,11 +72,11 @@ impl Core {
         Some(number)
     }
 
-    pub(crate) fn job(&mut self, key: (DomainKey, JobKey)) -> u32 {
+    pub(crate) fn job(&mut self, key: (DomainKey, JobKey), name: JobName) -> u32 {
         if let Some(number) = self.job_by_key.get(&key) {
             return *number;
         }
-        let (number, _) = self.jobs.insert(Job::new(key)).expect("jobs are fewer than slots");
+        let (number, _) = self.jobs.insert(Job::new(key, name)).expect("jobs are fewer than slots");
         self.job_by_key.insert(key, number);
         number
     }

@@ -130,6 +130,9 @@ impl Core {
             let generation = self.allocations.generation(slot);
             let timer = (orphan.until, Timer::Keep(slot, generation));
             assert!(allocation.keep && allocation.state == State::Resident, "kept slot {slot}");
+            let domain = self.domains[allocation.domain].key;
+            let is_its = orphan.job.is_none_or(|job| self.jobs[job].key.0 == domain);
+            assert!(is_its, "slot {slot} was left by a job of another domain");
             assert!(self.timers.contains(&timer), "slot {slot} is kept for ever");
             orphans += 1;
         }
@@ -141,7 +144,7 @@ impl Core {
         }
     }
 
-    /// A job's account is the sum of its clients'.
+    /// A job's account is the sum of its clients', and what these have left is counted.
     fn check_jobs(&self, clients: &[Account]) {
         for (number, job) in self.jobs.iter_from(0) {
             let of = |client: &&Client| client.job == Some(number);
@@ -157,7 +160,10 @@ impl Core {
             let key = &job.key;
             assert!(job.account.same_now(&all), "invariant 3: job {key:?}");
             assert_eq!((job.clients, job.coming), (count, coming), "invariant 3: job {key:?}");
-            assert!(count > 0 || !job.blocked.is_empty(), "job {key:?} of nobody");
+            let left = self.orphans.values().filter(|orphan| orphan.job == Some(number)).count();
+            assert_eq!(job.orphans as usize, left, "what is left of job {key:?}");
+            let is_used = count > 0 || left > 0 || !job.blocked.is_empty();
+            assert!(is_used, "job {key:?} of nobody");
             assert_eq!(self.job_by_key.get(key), Some(&number));
             job.account.assert_within(&self.config.job, key);
         }

@@ -22,6 +22,7 @@ impl Core {
             id: self.id_of(slot),
             domain: self.domains[allocation.domain].key,
             gid: self.gid_of(slot)?,
+            job: self.job_of_slot(slot).map(|job| (self.jobs[job].key.1, self.jobs[job].name)),
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
@@ -56,9 +57,7 @@ impl Core {
         if self.allocations[slot].keep {
             fx.list.push(Effect::Unkeep { slot });
         }
-        if let Some(Orphan { until, .. }) = self.orphans.remove(&slot) {
-            self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
-        }
+        self.remove_orphan(slot);
     }
 
     /// The owner of a kept allocation has given its fd again, after a crash: from now on it stays.
@@ -71,12 +70,13 @@ impl Core {
         }
     }
 
-    /// The owner of a kept allocation is gone: its domain alone is charged for it from now on.
+    /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is
+    /// that of its owner still.
     pub(crate) fn orphan(&mut self, now: Now, slot: u32) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let key = (allocation.device, allocation.base);
-        let gid = self.client_mut(owner).gid;
+        let (gid, job) = (self.client_mut(owner).gid, self.client_mut(owner).job);
         self.forget_base(owner, key, slot);
         self.unlink(slot, AllocationList::Owned);
         for charge in Self::charges_of_kept(size) {
@@ -84,13 +84,26 @@ impl Core {
         }
         self.allocations[slot].owner = NONE;
         let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
-        self.add_orphan(slot, Orphan { until, gid });
+        self.add_orphan(slot, Orphan { until, gid, job });
     }
 
     pub(crate) fn add_orphan(&mut self, slot: u32, orphan: Orphan) {
         self.orphans.insert(slot, orphan);
         let timer = Timer::Keep(slot, self.allocations.generation(slot));
         self.timers.insert((orphan.until, timer));
+        if let Some(job) = orphan.job {
+            self.jobs[job].orphans += 1;
+        }
+    }
+
+    /// It has an owner again, or has ended; or it was no orphan.
+    fn remove_orphan(&mut self, slot: u32) {
+        let Some(Orphan { until, job, .. }) = self.orphans.remove(&slot) else { return };
+        self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
+        if let Some(job) = job {
+            self.jobs[job].orphans -= 1;
+            self.forget_job_if_unused(job);
+        }
     }
 
     /// What a kept allocation with its fd is charged with.
@@ -108,12 +121,13 @@ impl Core {
     }
 
     /// A kept allocation without an owner gets one: of its domain, with its handle and token. The address is the
-    /// new owner's.
+    /// new owner's, and so is the job.
     pub(crate) fn adopt(
         &mut self,
         client: u32,
         slot: u32,
         deposit: &Deposit,
+        fx: &mut Effects,
     ) -> Result<(), Status> {
         let allocation = &self.allocations[slot];
         let (domain, size) = (allocation.domain, allocation.size_bytes);
@@ -131,15 +145,14 @@ impl Core {
             return Err(ErrorCode::Stale.into());
         }
         self.take_over_charges(client, domain, size)?;
-        if let Some(Orphan { until, .. }) = self.orphans.remove(&slot) {
-            self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
-        }
+        self.remove_orphan(slot);
         let allocation = &mut self.allocations[slot];
         allocation.owner = client;
         allocation.registrations = 1;
         (allocation.device, allocation.base) = (deposit.device, deposit.base);
         allocation.owner_allocation_id = deposit.owner_allocation_id;
         self.own(client, slot, &Deposit { driver_data: None, ..*deposit });
+        fx.list.push(Effect::KeptChanged { slot });
         Ok(())
     }
 
@@ -187,6 +200,14 @@ impl Core {
         let owner = self.clients.get(self.allocations[slot].owner as usize);
         let gid = owner.and_then(Option::as_deref).map(|owner| owner.gid);
         gid.or_else(|| self.orphans.get(&slot).map(|orphan| orphan.gid))
+    }
+
+    /// The number of its owner's job; when that is gone and it is kept, of the job that has left it.
+    pub(crate) fn job_of_slot(&self, slot: u32) -> Option<u32> {
+        match self.allocations[slot].owner {
+            NONE => self.orphans.get(&slot)?.job,
+            owner => self.clients.get(owner as usize)?.as_deref()?.job,
+        }
     }
 }
 

@@ -348,7 +348,9 @@ impl Accounts<'_> {
         self.node.take(charge);
     }
 
-    /// Takes the charge back from the client and its job: their domain alone keeps it.
+    /// Takes the charge back from the client and its job: their domain alone keeps it. Not the job, though
+    /// what its clients have left is listed as its own: where a cap of a job is in the way its clients are asked for
+    /// room, and these cannot give what they do not own. The domain's caps bound what is left.
     pub fn leave_to_domain(self, charge: Charge) {
         for (_, account) in self.client.into_iter().chain(self.job) {
             account.take(charge);

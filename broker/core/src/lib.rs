@@ -18,6 +18,7 @@ mod end;
 mod events;
 mod fairness;
 mod invariants;
+mod job_name;
 mod keep;
 mod leases;
 mod ledger;
@@ -41,6 +42,7 @@ mod view;
 
 pub use api::*;
 pub use config::ConfigError;
+pub use job_name::JobName;
 pub use ledger::{Account, cap_of, cap_of_mut};
 pub use notes::Note;
 pub use restore::RestoreError;
@@ -68,7 +70,8 @@ pub struct Core {
     table: Table,
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
-    /// At most one per client, and those that requests wait for room of.
+    /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`), and per parked
+    /// request that waits for room of it.
     jobs: Slots<Job>,
     job_by_key: FxHashMap<(DomainKey, JobKey), u32>,
     /// By client number; at most `max_clients`.
@@ -76,7 +79,7 @@ pub struct Core {
     allocations: Slots<Allocation>,
     /// Driver data of the allocations that have some, by slot.
     driver_data: FxHashMap<u32, (u8, [u8; DRIVER_DATA_BYTES])>,
-    /// Kept allocations without an owner, by slot.
+    /// Kept allocations without an owner, by slot; each counted by the job that has left it.
     orphans: BTreeMap<u32, Orphan>,
     grace: Grace,
     /// Slots in [`state::State::Reserved`].

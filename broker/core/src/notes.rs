@@ -2,7 +2,7 @@
 //! nobody watches, and never keep more than a step can make.
 
 use crate::Core;
-use crate::api::ClientId;
+use crate::api::{ClientId, JobKey};
 use crate::limits::NOTES_KEPT;
 use crate::slots::NONE;
 use fdbroker_protocol::admin::EventKind;
@@ -19,6 +19,8 @@ pub struct Note {
     pub pid: u32,
     /// The client's uid, or that of the allocation's domain, or `u32::MAX`.
     pub uid: u32,
+    /// The client's job, or the one that has left the allocation.
+    pub job: Option<JobKey>,
     /// To which allocation.
     pub id: Option<AllocationId>,
     /// Its size in bytes, or 0.
@@ -30,8 +32,8 @@ pub struct Note {
 impl Note {
     /// One of the node.
     pub fn of_node(kind: EventKind) -> Self {
-        let (client, pid, uid) = (None, 0, u32::MAX);
-        Note { kind, client, pid, uid, id: None, size_bytes: 0, status: Status::OK }
+        let (client, pid, uid, job) = (None, 0, u32::MAX, None);
+        Note { kind, client, pid, uid, job, id: None, size_bytes: 0, status: Status::OK }
     }
 }
 
@@ -80,6 +82,7 @@ impl Core {
             client: Some(ClientId(client)),
             pid: record.pid,
             uid: self.domains[record.domain].key.uid,
+            job: record.job.map(|job| self.jobs[job].key.1),
             status,
             ..Note::of_node(kind)
         });
@@ -114,6 +117,7 @@ impl Core {
                 NONE => u32::MAX,
                 domain => self.domains[domain].key.uid,
             },
+            job: self.job_of_slot(slot).map(|job| self.jobs[job].key.1),
             id: Some(self.id_of(slot)),
             size_bytes: allocation.size_bytes,
             status,

@@ -49,7 +49,7 @@ impl Core {
             State::Ended(code) => Err(code.into()),
             State::Reserved if self.is_grace_over() => Err(ErrorCode::OwnerGone.into()),
             State::Reserved => self.take_back(now, client, id, &item.deposit, fx),
-            _ if owner == NONE => self.adopt(client, id.slot, &item.deposit).map(|()| id),
+            _ if owner == NONE => self.adopt(client, id.slot, &item.deposit, fx).map(|()| id),
             _ if owner != client && self.client(ClientId(owner)).is_none() => {
                 // Its owner has just died, and it is about to be without one.
                 Err(ErrorCode::Again.into())

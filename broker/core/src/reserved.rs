@@ -66,7 +66,7 @@ impl Core {
 
     /// The fd of a slot has outlived the crash: it lives on without its owner.
     fn keep_former(&mut self, kept: &Kept, now: Now) -> Result<(), ConfigError> {
-        let Kept { id, domain, gid, deposit } = kept;
+        let Kept { id, domain: key, gid, job, deposit } = kept;
         let found = self.allocations.get(id.slot, id.generation);
         let is_reserved = found.is_some_and(|found| found.state == State::Reserved);
         let wrong = |why| ConfigError::new(format!("the kept allocation {id} {why}"));
@@ -76,7 +76,7 @@ impl Core {
         if self.table_room() == 0 {
             return Err(wrong("does not fit table_fds: raise RLIMIT_NOFILE"));
         }
-        let Some(domain) = self.domain(*domain) else {
+        let Some(domain) = self.domain(*key) else {
             return Err(wrong("is of one domain too many: raise max_domains"));
         };
         let allocation = Allocation::new(deposit, NONE, domain, State::Resident);
@@ -91,7 +91,8 @@ impl Core {
         }
         self.table.peak = self.table.peak.max(self.table_now());
         let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
-        self.add_orphan(id.slot, Orphan { until, gid: *gid });
+        let job = job.map(|(job, name)| self.job((*key, job), name));
+        self.add_orphan(id.slot, Orphan { until, gid: *gid, job });
         Ok(())
     }
 

@@ -8,13 +8,14 @@ use crate::acts::Draining;
 use crate::api::{Config, DomainKey, JobKey, Now};
 use crate::config::ConfigError;
 use crate::fairness::Rooms;
+use crate::job_name::JobName;
 use crate::ledger::{Account, Charge};
 use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
 use crate::lists::List;
 use crate::reclaim::{ClientLinks, Shelf};
 use crate::saved::{
     Saved, SavedAllocation, SavedClient, SavedCounters, SavedDomain, SavedGrace, SavedJob,
-    SavedLease, SavedState,
+    SavedLease, SavedOrphan, SavedState,
 };
 use crate::slots::{NONE, Slots};
 use crate::state::{
@@ -87,7 +88,6 @@ impl Core {
         for client in &saved.clients {
             core.restore_client(client)?;
         }
-        ensure(core.jobs.len() == saved.jobs.len(), "jobs", saved.jobs.len() as u64)?;
         let (most, mut beside) = (core.config.max_slots, Vec::new());
         core.allocations = Slots::restore(most, saved.allocations, |slot, allocation| {
             beside.push((slot, Beside::of(&allocation)));
@@ -107,7 +107,7 @@ impl Core {
         core.check_links()?;
         core.restore_sums()?;
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
-        core.restore_job_peaks(&saved.jobs)?;
+        core.restore_jobs(&saved.jobs)?;
         core.table.peak = saved.table_peak.max(core.table_now());
         core.draining = saved.draining.map(|serials| Draining { serials, next: Now(0) });
         // The caps may be other ones.
@@ -143,7 +143,7 @@ impl Core {
         ensure(few, "client's number of places", number)?;
         ensure((1..=self.serials).contains(&saved.serial), "client's serial", number)?;
         let key = self.domains[saved.domain].key;
-        let job = saved.job.map(|job| self.job((key, JobKey(job))));
+        let job = saved.job.map(|job| self.job((key, JobKey(job)), JobName::NONE));
         let mut client = Client::new(saved.serial, saved.domain, job, saved.pid);
         client.gid = saved.gid;
         client.groups = saved.groups.as_slice().into();
@@ -364,8 +364,11 @@ impl Core {
             let length = u8::try_from(driver_data.len()).expect("at most 64");
             self.driver_data.insert(slot, (length, bytes));
         }
-        if let Some((until, gid)) = orphan {
-            self.add_orphan(slot, Orphan { until: Now(until), gid });
+        if let Some(SavedOrphan { until, gid, job }) = orphan {
+            // It has a domain: that was checked with its record.
+            let key = self.domains[self.allocations[slot].domain].key;
+            let job = job.map(|job| self.job((key, JobKey(job)), JobName::NONE));
+            self.add_orphan(slot, Orphan { until: Now(until), gid, job });
         }
         if let Some((deadline, overdue)) = recall {
             self.restore_recall(slot, deadline.map(Now), overdue);
@@ -543,14 +546,16 @@ impl Core {
         Ok(())
     }
 
-    /// Of every job, once.
-    fn restore_job_peaks(&mut self, jobs: &[SavedJob]) -> Check {
+    /// Names and peaks of the jobs that clients and kept allocations are of: each is there, once.
+    fn restore_jobs(&mut self, jobs: &[SavedJob]) -> Check {
+        ensure(self.jobs.len() == jobs.len(), "jobs", jobs.len() as u64)?;
         let mut seen = BTreeSet::new();
         for job in jobs {
             let key = (DomainKey { listener: job.listener, uid: job.uid }, JobKey(job.key));
             let number = self.job_by_key.get(&key).copied().filter(|_| seen.insert(key));
-            let account = &mut self.jobs[number.ok_or(("job", job.key))?].account;
-            ensure(account.raise_peaks(&job.peaks), "job's peaks", job.key)?;
+            let found = &mut self.jobs[number.ok_or(("job", job.key))?];
+            found.name = JobName::new(&job.name);
+            ensure(found.account.raise_peaks(&job.peaks), "job's peaks", job.key)?;
         }
         Ok(())
     }
@@ -580,7 +585,7 @@ impl Saved {
 /// What of a saved allocation is not in its record.
 struct Beside {
     driver_data: Vec<u8>,
-    orphan: Option<(u64, u32)>,
+    orphan: Option<SavedOrphan>,
     recall: Option<(Option<u64>, bool)>,
     leases: Vec<u32>,
 }

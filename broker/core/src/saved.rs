@@ -66,12 +66,13 @@ pub(crate) struct SavedDomain {
     pub(crate) peaks: Vec<u128>,
 }
 
-/// A job that clients of a domain are of; they name it by its key.
+/// A job that clients of a domain are of, or have left kept allocations of; they name it by its key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedJob {
     pub(crate) listener: u32,
     pub(crate) uid: u32,
     pub(crate) key: u64,
+    pub(crate) name: String,
     pub(crate) peaks: Vec<u128>,
 }
 
@@ -136,10 +137,17 @@ pub(crate) struct SavedAllocation {
     pub(crate) drained: bool,
     /// Empty = none.
     pub(crate) driver_data: Vec<u8>,
-    /// Without an owner: until when, and of which group.
-    pub(crate) orphan: Option<(u64, u32)>,
+    /// Kept, and without an owner.
+    pub(crate) orphan: Option<SavedOrphan>,
     /// Slots of its leases, in their order.
     pub(crate) leases: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedOrphan {
+    pub(crate) until: u64,
+    pub(crate) gid: u32,
+    pub(crate) job: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -246,7 +254,8 @@ impl Core {
         jobs.into_iter()
             .map(|job| {
                 let (DomainKey { listener, uid }, JobKey(key)) = job.key;
-                SavedJob { listener, uid, key, peaks: job.account.peaks() }
+                let name = job.name.as_str().to_owned();
+                SavedJob { listener, uid, key, name, peaks: job.account.peaks() }
             })
             .collect()
     }
@@ -305,7 +314,11 @@ impl Core {
             driver_data: data
                 .map(|(length, bytes)| bytes[..usize::from(*length)].to_vec())
                 .unwrap_or_default(),
-            orphan: orphan.map(|orphan| (orphan.until.0, orphan.gid)),
+            orphan: orphan.map(|orphan| SavedOrphan {
+                until: orphan.until.0,
+                gid: orphan.gid,
+                job: orphan.job.map(|job| self.jobs[job].key.1.0),
+            }),
             leases: self.leases_of(allocation.leases, LeaseList::Allocation),
         }
     }

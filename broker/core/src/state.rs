@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
+use crate::job_name::JobName;
 use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
 use crate::reclaim::{Pauses, Shelf};
@@ -367,13 +368,18 @@ impl Domain {
     }
 }
 
-/// One job of a domain. Kept while it has clients: what those leave is their domain's alone.
+/// One job of a domain. Stays while it has clients, or these have left kept allocations: whoever cleans up after it must
+/// find them.
 #[derive(Debug)]
 pub struct Job {
     /// Its domain's and its own.
     pub key: (DomainKey, JobKey),
+    /// For people.
+    pub name: JobName,
     /// Clients connected or being torn down.
     pub clients: u32,
+    /// Kept allocations whose owner was one of its clients, and is gone.
+    pub orphans: u32,
     /// Its clients' fds in the closers that will be closed soon.
     pub coming: u64,
     /// Requests that wait for room in the job's own account.
@@ -388,10 +394,10 @@ pub struct Job {
 
 impl Job {
     /// One that nothing is charged to.
-    pub fn new(key: (DomainKey, JobKey)) -> Self {
-        let (clients, coming, blocked) = (0, 0, Queued::default());
+    pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
+        let (clients, orphans, coming, blocked) = (0, 0, 0, Queued::default());
         let (account, lru, pauses) = (Account::default(), List::EMPTY, Pauses::default());
-        Job { key, clients, coming, blocked, pauses, account, lru }
+        Job { key, name, clients, orphans, coming, blocked, pauses, account, lru }
     }
 }
 
@@ -464,6 +470,8 @@ pub struct Orphan {
     pub until: Now,
     /// Its owner's group.
     pub gid: u32,
+    /// Its owner's job, by number.
+    pub job: Option<u32>,
 }
 
 /// What becomes of the allocations of before a crash that nobody has named again.

@@ -6,6 +6,7 @@ use fdbroker_protocol::{
 };
 
 mod acts;
+mod left;
 mod lives;
 mod portions;
 mod pressure;

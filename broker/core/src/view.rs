@@ -2,6 +2,7 @@
 
 use crate::Core;
 use crate::api::{CapsOfLevels, ClientId, Config, DomainKey, JobKey, LeaseId, Now};
+use crate::job_name::JobName;
 use crate::ledger::{Account, cap_of};
 use crate::slots::NONE;
 use crate::state::State;
@@ -98,6 +99,8 @@ pub struct AllocationView {
     pub mapped_leases: u32,
     /// Requests that wait for it.
     pub waiters: u32,
+    /// Its owner's job; of a kept one whose owner is gone, the job that has left it.
+    pub job: Option<JobKey>,
     /// Its owner's domain; [`DomainKey::NOBODYS`] of one of before a crash that nobody has named again.
     pub domain: DomainKey,
 }
@@ -176,10 +179,14 @@ pub struct JobView {
     pub domain: DomainKey,
     /// Its own key.
     pub key: JobKey,
+    /// For people.
+    pub name: JobName,
     /// What it is charged for.
     pub account: Account,
     /// Its clients, those being torn down included.
     pub clients: u32,
+    /// Kept allocations that its clients have left: their domain is charged for them, it is not.
+    pub orphans: u32,
 }
 
 impl Core {
@@ -257,6 +264,7 @@ impl Core {
                 NONE => 0,
                 recall => u32::try_from(self.recalls[recall].waiters.len()).unwrap_or(u32::MAX),
             },
+            job: self.job_of_slot(slot).map(|job| self.jobs[job].key.1),
             domain: match allocation.domain {
                 NONE => DomainKey::NOBODYS,
                 domain => self.domains[domain].key,
@@ -325,14 +333,22 @@ impl Core {
         client.job.map(|job| self.jobs[job].key.1)
     }
 
+    /// The name of a job; none when it is not known (any more).
+    pub fn job_name(&self, domain: DomainKey, job: JobKey) -> JobName {
+        let number = self.job_by_key.get(&(domain, job));
+        number.map_or(JobName::NONE, |number| self.jobs[*number].name)
+    }
+
     /// Jobs in use from a number on, in order.
     pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = JobView> + '_ {
         self.jobs.iter_from(cursor).map(|(number, job)| JobView {
             number,
             domain: job.key.0,
             key: job.key.1,
+            name: job.name,
             account: job.account,
             clients: job.clients,
+            orphans: job.orphans,
         })
     }
 

@@ -1,17 +1,18 @@
 //! What jobs and domains are charged for, for administrators. Must never change anything.
 
 use super::{Chosen, Traits, write_page};
-use crate::job::JobName;
 use crate::server::Server;
-use fdbroker_core::{Account, Caps, DomainKey, DomainView, JobKey, JobView, cap_of};
+use fdbroker_core::{Account, Caps, DomainKey, DomainView, JobKey, JobName, JobView, cap_of};
 use fdbroker_protocol::admin::{AccountRecord, Use};
 use fdbroker_protocol::{Kind, Resource, Writer};
 
 /// An account with what is needed to show it.
 struct Shown<'a> {
-    job: Option<JobKey>,
+    job: Option<(JobKey, JobName)>,
     domain: DomainKey,
     clients: u32,
+    /// Kept allocations that its clients have left.
+    orphans: u32,
     account: &'a Account,
     caps: &'a Caps,
 }
@@ -27,9 +28,10 @@ impl Server {
     ) -> &'w [u8] {
         let caps = self.core.caps();
         let all = self.core.jobs(cursor).map(|view| {
-            let JobView { number, domain, key, account, clients } = view;
-            let (job, account, caps) = (Some(key), &account, &caps.job);
-            (number, self.account_record(chosen, &Shown { job, domain, clients, account, caps }))
+            let JobView { number, domain, key, name, account, clients, orphans } = view;
+            let (job, account, caps) = (Some((key, name)), &account, &caps.job);
+            let shown = Shown { job, domain, clients, orphans, account, caps };
+            (number, account_record(chosen, &shown))
         });
         write_page(writer, Kind::AdminJobsReply, id, all, None)
     }
@@ -45,39 +47,41 @@ impl Server {
         let caps = self.core.caps();
         let all = self.core.domains(cursor).map(|view| {
             let DomainView { number, key: domain, account, clients, .. } = view;
-            let (job, account, caps) = (None, &account, &caps.domain);
-            (number, self.account_record(chosen, &Shown { job, domain, clients, account, caps }))
+            // Its own account has them.
+            let (job, orphans, account, caps) = (None, 0, &account, &caps.domain);
+            let shown = Shown { job, domain, clients, orphans, account, caps };
+            (number, account_record(chosen, &shown))
         });
         write_page(writer, Kind::AdminDomainsReply, id, all, None)
     }
+}
 
-    /// Its record, if it is chosen.
-    fn account_record(&self, chosen: Chosen, shown: &Shown<'_>) -> Option<AccountRecord> {
-        let Shown { job, domain, clients, account, caps } = *shown;
-        let traits = Traits { allocation: None, pid: 0, uid: domain.uid, job };
-        if !chosen.has(traits) {
-            return None;
-        }
-        let usage = |resource| Use {
-            now: account.now(resource).into(),
-            peak: account.peak(resource).into(),
-            cap: cap_of(caps, resource).into(),
-        };
-        let name = job.map_or(JobName::NONE, |job| self.job_names.get(job));
-        Some(AccountRecord {
-            key: job.map_or(0, |job| job.0).into(),
-            uid: domain.uid.into(),
-            listener: domain.listener.into(),
-            clients: clients.into(),
-            reserved: 0.into(),
-            fds: usage(Resource::Fds),
-            held_fds: usage(Resource::HeldFds),
-            held_bytes: usage(Resource::HeldBytes),
-            open_leases: usage(Resource::OpenLeases),
-            mapped_leases: usage(Resource::MappedLeases),
-            allocations: usage(Resource::Allocations),
-            kept_allocations: usage(Resource::KeptAllocations),
-            name: name.bytes(),
-        })
+/// Its record, if it is chosen.
+fn account_record(chosen: Chosen, shown: &Shown<'_>) -> Option<AccountRecord> {
+    let Shown { job, domain, clients, orphans, account, caps } = *shown;
+    let traits = Traits { allocation: None, pid: 0, uid: domain.uid, job: job.map(|(key, _)| key) };
+    if !chosen.has(traits) {
+        return None;
     }
+    let usage = |resource| Use {
+        now: account.now(resource).into(),
+        peak: account.peak(resource).into(),
+        cap: cap_of(caps, resource).into(),
+    };
+    let (key, name) = job.unwrap_or((JobKey(0), JobName::NONE));
+    Some(AccountRecord {
+        key: key.0.into(),
+        uid: domain.uid.into(),
+        listener: domain.listener.into(),
+        clients: clients.into(),
+        left_allocations: orphans.into(),
+        fds: usage(Resource::Fds),
+        held_fds: usage(Resource::HeldFds),
+        held_bytes: usage(Resource::HeldBytes),
+        open_leases: usage(Resource::OpenLeases),
+        mapped_leases: usage(Resource::MappedLeases),
+        allocations: usage(Resource::Allocations),
+        kept_allocations: usage(Resource::KeptAllocations),
+        name: name.bytes(),
+    })
 }

@@ -10,7 +10,6 @@ use crate::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_i
 use crate::fd_table::{FdTable, NOBODY};
 use crate::files::Files;
 use crate::generation_page::{self, GenerationPage, PageError};
-use crate::job::JobName;
 use crate::keep_store::Found;
 use crate::limits::MAX_TABLE_FDS;
 use crate::listeners::{DirectoryLock, Listener};
@@ -239,7 +238,6 @@ impl Server {
             }
         }
         self.clients_per_uid.clear();
-        self.job_names.clear();
         self.handshakes.clear();
         self.ready.clear();
         self.eventful.clear();
@@ -296,10 +294,6 @@ impl Server {
             let index = saved.index as usize;
             let domain = DomainKey { listener: saved.listener, uid: saved.uid };
             let mut connection = Connection::bare(saved.serial, domain, saved.pid);
-            connection.job = self.core.job_of(client_id(index));
-            if let Some(job) = connection.job {
-                self.job_names.add(job, JobName::from_saved(&saved.job_name));
-            }
             result = connection.restore(saved, &mut arrived.fds);
             connections.push((index, connection));
             if result.is_err() {
@@ -384,9 +378,7 @@ impl Server {
             }
         }
         for index in left {
-            if let Some(job) = self.connections.remove(index).job {
-                self.job_names.remove(job);
-            }
+            self.connections.remove(index);
         }
         let is_held = |state| matches!(state, AllocationState::Held | AllocationState::Resident);
         let held = self.core.allocations(0).filter(|view| is_held(view.state));

@@ -9,7 +9,6 @@ use super::state::{
 use super::{HandoverError, ledger};
 use crate::connection::{Connection, Phase, client_id, index};
 use crate::flow::forget_unread;
-use crate::job::JobName;
 use crate::limits::HANDOVER_TRIES;
 use crate::listeners::Listener;
 use crate::server::{Retiring, Server};
@@ -186,11 +185,7 @@ impl Server {
         let listeners = listeners.collect::<Result<_, _>>()?;
         let mut connections = Vec::with_capacity(self.connections.len());
         for (index, connection) in &self.connections {
-            let job_name = connection.job.map_or(JobName::NONE, |job| self.job_names.get(job));
-            connections.push(SavedConnection {
-                job_name: job_name.as_str().to_owned(),
-                ..save_connection(packing, client_id(index), connection)?
-            });
+            connections.push(save_connection(packing, client_id(index), connection)?);
         }
         let mut slots = Vec::new();
         for (slot, kind, fd) in self.fds.slots() {
@@ -255,7 +250,6 @@ fn save_connection<'a>(
         uid: connection.domain.uid,
         pid: connection.pid,
         name: connection.name,
-        job_name: String::new(),
         phase: connection.phase,
         socket: packing.add_if(connection.socket.as_ref(), client)?,
         lingering: packing.add_if(connection.lingering.as_ref(), client)?,

@@ -60,8 +60,6 @@ pub(crate) struct SavedConnection {
     pub uid: u32,
     pub pid: u32,
     pub name: [u8; NAME_BYTES],
-    /// Of its job, whose key the core has.
-    pub job_name: String,
     pub phase: Phase,
     pub socket: Option<Fd>,
     pub lingering: Option<Fd>,

@@ -59,21 +59,13 @@ fn state_when_it_has_times_then_they_go_on_with_the_counters_or_begin_anew_with_
 }
 
 #[test]
-fn state_when_a_job_has_a_name_then_its_key_and_name_go_on_and_nothing_unprintable_comes_in() {
-    let named = |name: &str| {
-        let (bench, _clients) = gone_on_with(Arc::new(drop), |state| {
-            state.connections.iter_mut().for_each(|saved| saved.job_name = name.to_owned());
-        });
-        let server = &bench.server;
-        let jobs: Vec<_> = server.connections.iter().map(|(_, it)| it.job).collect();
-        let known = crate::job::of_process(std::process::id()).map(|(key, _)| key);
-        assert_eq!(jobs, [known; 2]);
-        known.map(|key| server.job_names.get(key).as_str().to_owned())
-    };
-    let name = named("slurm:4711").expect("/proc is mounted where this is tested");
-    assert_eq!(name, "slurm:4711");
-    let name = named(&"\u{1b}".repeat(1000)).expect("as before");
-    assert_eq!(name, "?".repeat(48));
+fn state_when_clients_are_of_a_job_then_its_key_and_name_go_on() {
+    let (bench, _clients) = gone_on_with(Arc::new(drop), |_| {});
+    let (key, name) = crate::job::of_process(std::process::id()).expect("/proc is mounted");
+    let jobs: Vec<_> = bench.server.core.clients(0).map(|view| view.job).collect();
+    assert_eq!(jobs, [Some(key); 2]);
+    let jobs: Vec<_> = bench.server.core.jobs(0).map(|view| (view.key, view.name)).collect();
+    assert_eq!(jobs, [(key, name)]);
 }
 
 #[test]

@@ -84,7 +84,7 @@ typedef int32_t fdbroker_code_t;
 #define FDBROKER_UNSUPPORTED_FD 13      /* This fd cannot be shared; fdbroker_last_error() says what it is. */
 #define FDBROKER_NOT_SUPPORTED 14       /* Absent here; or a call that waits, made inside a callback. */
 #define FDBROKER_PROTOCOL 15            /* Library and broker are not of the same release. */
-#define FDBROKER_SHUTTING_DOWN 16       /* The broker is going away; the library reconnects when it is back. */
+#define FDBROKER_SHUTTING_DOWN 16       /* The broker is going away (the library reconnects), or is being drained. */
 #define FDBROKER_INTERNAL 17            /* A fault in the library or the broker, or an exhausted system. */
 #define FDBROKER_INVALID_ARGUMENT 64    /* Of this ABI alone: a NULL, struct_size, flag or value that cannot be. */
 

@@ -41,7 +41,7 @@ pub const FDBROKER_UNSUPPORTED_FD: fdbroker_code_t = 13;
 pub const FDBROKER_NOT_SUPPORTED: fdbroker_code_t = 14;
 /// Library and broker are not of the same release.
 pub const FDBROKER_PROTOCOL: fdbroker_code_t = 15;
-/// The broker is going away; the library reconnects when it is back.
+/// The broker is going away (the library reconnects), or is being drained.
 pub const FDBROKER_SHUTTING_DOWN: fdbroker_code_t = 16;
 /// A fault in the library or the broker, or an exhausted system.
 pub const FDBROKER_INTERNAL: fdbroker_code_t = 17;

@@ -251,7 +251,7 @@ pub struct AllocationRecord {
     pub inode: U64,
     /// The owner's name.
     pub owner_name: [u8; NAME_BYTES],
-    /// Key of the owner's job; 0 = none, or the owner is gone.
+    /// Key of the owner's job, or of the job that has left a kept one; 0 = none.
     pub job: U64,
     /// Its name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],

@@ -66,8 +66,8 @@ error_codes! {
     NotSupported = 14, "NOT_SUPPORTED", "this backend or feature is absent here; see the message for what is missing";
     /// The peer broke the protocol, or speaks another version.
     Protocol = 15, "PROTOCOL", "the peer broke the protocol or speaks another version; use a library and a broker of the same release";
-    /// The broker is going away.
-    ShuttingDown = 16, "SHUTTING_DOWN", "the broker is going away; the library reconnects when it is back";
+    /// The broker is going away, or is being drained and takes nothing new.
+    ShuttingDown = 16, "SHUTTING_DOWN", "the broker is going away, and the library reconnects when it is back; or it is being drained (`fdbroker drain`) and takes nothing new: try again when that is undone";
     /// A bug or an exhausted resource of the broker itself.
     Internal = 17, "INTERNAL", "a fault in the broker; see its log";
 }

@@ -4,7 +4,7 @@
 use super::raw::{Incoming, open, receive_from};
 use super::wait::PATIENCE;
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
 };
 use fdbroker_protocol::{AllocationId, Kind, Writer};
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,6 +61,10 @@ impl Admin {
 
     pub fn clients(&self) -> Vec<ClientRecord> {
         self.all(Kind::AdminClients)
+    }
+
+    pub fn jobs(&self) -> Vec<AccountRecord> {
+        self.all(Kind::AdminJobs)
     }
 
     fn all<T>(&self, kind: Kind) -> Vec<T>

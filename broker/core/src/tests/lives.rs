@@ -7,12 +7,12 @@ fn id(slot: u32, generation: u32) -> AllocationId {
     AllocationId { slot, generation }
 }
 
-fn kept_deposit(base: u64) -> Deposit {
+pub(super) fn kept_deposit(base: u64) -> Deposit {
     Deposit { keep: true, driver_data: Some((3, [7; 64])), ..deposit(base) }
 }
 
 /// After a crash in which these were live.
-fn crashed(config: Config, live: &[AllocationId], kept: &[Kept]) -> World {
+pub(super) fn crashed(config: Config, live: &[AllocationId], kept: &[Kept]) -> World {
     let config = Config { first_generation: 100, ..config };
     let core = Core::after_crash(config, Former { live, kept }, Now(0)).expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
@@ -23,7 +23,12 @@ fn crashed(config: Config, live: &[AllocationId], kept: &[Kept]) -> World {
 }
 
 impl World {
-    fn redeposit(&mut self, client: ClientId, id: AllocationId, deposit: Deposit) -> Status {
+    pub(super) fn redeposit(
+        &mut self,
+        client: ClientId,
+        id: AllocationId,
+        deposit: Deposit,
+    ) -> Status {
         let request = self.request();
         let items = &[Redeposit { id: Ok(id), deposit }];
         self.step(Input::Redeposit { client, request, items });
@@ -43,7 +48,7 @@ impl World {
         if granted.status.is_ok() { Ok(granted.lease) } else { Err(granted.status) }
     }
 
-    fn gone(&mut self, client: ClientId) -> Vec<Effect> {
+    pub(super) fn gone(&mut self, client: ClientId) -> Vec<Effect> {
         self.step(Input::Gone { client })
     }
 

@@ -2,18 +2,19 @@
 
 use super::*;
 
-const JOB: JobKey = JobKey(7);
+pub(super) const JOB: JobKey = JobKey(7);
 
 /// A client of uid 1000 and of a job.
-fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
+pub(super) fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
     let domain = DomainKey { listener: 0, uid: 1000 };
     let pid = 4000 + client.0;
-    let peer = Peer { domain, job: Some(job), pid, gid: 100, groups: &[] };
+    let job = Some((job, JobName::new(&format!("job:{}", job.0))));
+    let peer = Peer { domain, job, pid, gid: 100, groups: &[] };
     world.step(Input::Connect { client, peer });
     world.step(Input::Hello { client, request: RequestId(1), own_fds: 0 });
 }
 
-fn job_of(world: &World, key: JobKey) -> Option<JobView> {
+pub(super) fn job_of(world: &World, key: JobKey) -> Option<JobView> {
     world.core.jobs(0).find(|job| job.key == key)
 }
 

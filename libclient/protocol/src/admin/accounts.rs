@@ -21,8 +21,8 @@ pub struct AccountRecord {
     pub listener: U32,
     /// Its clients, those being torn down included.
     pub clients: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// Kept allocations that clients of the job have left: the domain is charged for them, the job is not. 0 of a domain.
+    pub left_allocations: U32,
     /// Fds charged to it.
     pub fds: Use,
     /// Fds of its allocations in the broker.

@@ -5,8 +5,8 @@
 use crate::bytes::Bytes;
 use fdbroker_core::{
     Caps, CapsOfLevels, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
-    Events, Former, Granted, Input, JobKey, Lane, LeaseId, Now, Peer, Redeposit, RequestId, Supply,
-    Ticket, Wanted,
+    Events, Former, Granted, Input, JobKey, JobName, Lane, LeaseId, Now, Peer, Redeposit,
+    RequestId, Supply, Ticket, Wanted,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MemoryKind, Share, Status};
 use fdbrokerd::fuzzing;
@@ -195,7 +195,7 @@ impl World {
         let what = bytes.u8();
         let domain = DomainKey { listener: u32::from(what & 1), uid: u32::from(what >> 1 & 3) };
         let groups: &[u32] = if what & 64 != 0 { &[1, 2] } else { &[] };
-        let job = (what & 8 != 0).then_some(JobKey(u64::from(what >> 4 & 3)));
+        let job = (what & 8 != 0).then_some((JobKey(u64::from(what >> 4 & 3)), JobName::NONE));
         let peer = Peer { domain, job, pid: client.0 + 100, gid: u32::from(what >> 7), groups };
         *self.of(client) = Client { is_connected: true, ..Client::default() };
         self.step(Input::Connect { client, peer }, 0);
@@ -445,6 +445,7 @@ impl World {
                 Effect::Forget { client } => *self.of(*client) = Client::default(),
                 Effect::Statuses { range, .. } => assert!(range.end <= self.fx.statuses.len()),
                 Effect::Keep { .. }
+                | Effect::KeptChanged { .. }
                 | Effect::Unkeep { .. }
                 | Effect::Welcome { .. }
                 | Effect::Failed { .. }

@@ -1,0 +1,45 @@
+//! What people call a job. Must never be what the core goes by: that is the job's key, which two of a name do not share.
+
+use fdbroker_protocol::limits::JOB_NAME_BYTES;
+
+/// A job's name for people, in printable ASCII and padded with zeros; all zeros when its cgroup says none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobName([u8; JOB_NAME_BYTES]);
+
+impl JobName {
+    /// None.
+    pub const NONE: JobName = JobName([0; JOB_NAME_BYTES]);
+
+    /// What does not fit is cut, what cannot be printed is a question mark: it may come from anywhere.
+    pub fn new(text: &str) -> Self {
+        let mut name = Self::NONE;
+        for (place, byte) in name.0.iter_mut().zip(text.bytes()) {
+            *place = if byte.is_ascii_graphic() { byte } else { b'?' };
+        }
+        name
+    }
+
+    /// Without the padding.
+    pub fn as_str(&self) -> &str {
+        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(JOB_NAME_BYTES);
+        std::str::from_utf8(&self.0[..end]).expect("only ASCII is put in")
+    }
+
+    /// With the padding.
+    pub fn bytes(self) -> [u8; JOB_NAME_BYTES] {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_when_too_long_or_unprintable_then_cut_and_marked() {
+        assert_eq!(JobName::new("slurm:4711").as_str(), "slurm:4711");
+        assert_eq!(JobName::new("a\u{1b} b").as_str(), "a??b");
+        assert_eq!(JobName::new(&"x".repeat(1000)).as_str(), "x".repeat(JOB_NAME_BYTES));
+        assert_eq!(JobName::new(""), JobName::NONE);
+    }
+}

@@ -1,0 +1,156 @@
+//! Unit tests of what a job leaves behind: kept allocations whose owner is gone are their job's still.
+
+use super::lives::{crashed, kept_deposit};
+use super::pressure::{JOB, connect_in_job, job_of};
+use super::*;
+use crate::saved::SavedOrphan;
+use fdbroker_protocol::admin::ActOutcome;
+
+const FIRST: ClientId = ClientId(3);
+const SECOND: ClientId = ClientId(4);
+
+/// The first client of the job has kept something, and is gone.
+fn left_in(config: Config) -> (World, AllocationId) {
+    let mut world = World::new(config);
+    connect_in_job(&mut world, FIRST, JOB);
+    let (request, deadline) = (world.request(), Now(u64::MAX));
+    let deposits = &[kept_deposit(1)];
+    world.step(Input::Register { client: FIRST, request, deposits, credits_wanted: 0, deadline });
+    let id = world.fx.registered[0].id;
+    world.gone(FIRST);
+    (world, id)
+}
+
+fn left() -> (World, AllocationId) {
+    left_in(config())
+}
+
+/// The job that an allocation is listed with.
+fn job_told(world: &World, id: AllocationId) -> Option<JobKey> {
+    world.core.allocations(id.slot).next().filter(|view| view.id == id)?.job
+}
+
+#[test]
+fn left_when_its_owner_is_gone_then_its_jobs_still_and_charged_to_the_domain_alone() {
+    let (world, id) = left();
+    let view = job_of(&world, JOB).expect("it has left something");
+    assert_eq!((view.clients, view.orphans, view.account.is_zero()), (0, 1, true));
+    assert_eq!(view.name.as_str(), "job:7");
+    assert_eq!(job_told(&world, id), Some(JOB));
+    assert_eq!(world.core.kept(id.slot).and_then(|kept| kept.job), Some((JOB, view.name)));
+    assert_eq!(world.core.totals().jobs, 1);
+}
+
+#[test]
+fn left_when_the_job_comes_again_then_one_job_and_when_its_client_goes_then_not_forgotten() {
+    let (mut world, id) = left();
+    connect_in_job(&mut world, SECOND, JOB);
+    let view = job_of(&world, JOB).expect("in use");
+    assert_eq!((view.clients, view.orphans, world.core.jobs(0).count()), (1, 1, 1));
+    world.gone(SECOND);
+    assert_eq!(job_told(&world, id), Some(JOB));
+}
+
+#[test]
+fn left_when_its_time_is_over_then_the_job_is_forgotten() {
+    let (mut world, _id) = left();
+    world.at(1000);
+    assert!(job_of(&world, JOB).is_none());
+    assert_eq!(world.core.job_name(DomainKey { listener: 0, uid: 1000 }, JOB), JobName::NONE);
+}
+
+#[test]
+fn left_when_revoked_then_the_job_is_forgotten_though_a_duplicate_is_out() {
+    let (mut world, id) = left();
+    let lease = world.grant(USER, id);
+    world.core.set_watched(true);
+    world.step(Input::Evict { ids: &[id] });
+    assert_eq!(world.fx.acted[0].outcome, ActOutcome::Kept);
+    world.step(Input::Revoke { ids: &[id] });
+    assert_eq!(world.fx.acted[0].outcome, ActOutcome::Done);
+    assert!(job_of(&world, JOB).is_none());
+    assert_eq!((job_told(&world, id), world.state(id)), (None, AllocationState::Ended));
+    let mut notes = Vec::new();
+    world.core.take_notes(&mut notes);
+    assert_eq!(notes.iter().map(|note| note.job).collect::<Vec<_>>(), [Some(JOB)]);
+    assert!(world.release(USER, lease).is_ok());
+    world.close_all();
+}
+
+#[test]
+fn left_when_adopted_then_the_adopters_jobs_and_the_store_is_told() {
+    let (mut world, id) = left();
+    connect_in_job(&mut world, SECOND, JobKey(8));
+    assert!(world.redeposit(SECOND, id, kept_deposit(9)).is_ok());
+    assert!(world.fx.list.contains(&Effect::KeptChanged { slot: id.slot }));
+    assert!(job_of(&world, JOB).is_none());
+    assert_eq!(job_told(&world, id), Some(JobKey(8)));
+    world.gone(SECOND);
+    assert_eq!(job_of(&world, JobKey(8)).map(|view| view.orphans), Some(1));
+    // By a client of no job it is of none.
+    assert!(world.redeposit(USER, id, kept_deposit(9)).is_ok());
+    assert_eq!((job_told(&world, id), world.core.jobs(0).count()), (None, 0));
+    world.gone(USER);
+    assert_eq!((job_told(&world, id), world.core.jobs(0).count()), (None, 0));
+}
+
+#[test]
+fn left_when_an_adoption_is_refused_then_its_jobs_still() {
+    let job = Caps { kept_allocations: 1, ..Caps::NONE };
+    let (mut world, id) = left_in(Config { job, ..config() });
+    connect_in_job(&mut world, SECOND, JobKey(8));
+    let (request, deadline) = (world.request(), Now(u64::MAX));
+    let deposits = &[kept_deposit(1)];
+    let client = SECOND;
+    world.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+    let refused = world.redeposit(SECOND, id, kept_deposit(9));
+    assert_eq!(refused, Status::no_quota(Resource::KeptAllocations, Scope::Job, 1, 4004));
+    assert_eq!(job_told(&world, id), Some(JOB));
+}
+
+#[test]
+fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
+    let (mut world, id) = left();
+    world.core.settle_parked(&mut world.fx);
+    let mut saved = world.core.save();
+    let restored = Core::restore(config(), saved.clone(), world.now).expect("sound");
+    assert_eq!(restored.save(), saved);
+    saved.jobs[0].name = "\u{1b}".repeat(1000);
+    let mut core = Core::restore(config(), saved, world.now).expect("sound");
+    core.check_invariants();
+    let view = core.jobs(0).next().expect("as before");
+    assert_eq!((view.key, view.orphans, view.clients), (JOB, 1, 0));
+    assert_eq!(view.name.as_str(), "?".repeat(view.name.bytes().len()));
+    assert_eq!(core.allocations(id.slot).next().and_then(|view| view.job), Some(JOB));
+}
+
+#[test]
+fn restore_when_jobs_and_what_they_left_contradict_each_other_then_refused() {
+    let (mut world, _id) = left();
+    world.core.settle_parked(&mut world.fx);
+    let saved = world.core.save();
+    let refused = |change: fn(&mut Saved)| {
+        let mut saved = saved.clone();
+        change(&mut saved);
+        Core::restore(config(), saved, Now(0)).map(drop)
+    };
+    let broken = |what, number| Err(RestoreError::Broken(what, number));
+    assert_eq!(refused(|saved| saved.jobs.clear()), broken("jobs", 0));
+    assert_eq!(refused(|saved| saved.jobs[0].key = 9), broken("job", 9));
+    assert_eq!(refused(|saved| saved.jobs[0].uid = 9), broken("job", 7));
+    let without = |saved: &mut Saved| {
+        let (_, allocation) = &mut saved.allocations.full[0];
+        allocation.orphan = allocation.orphan.map(|orphan| SavedOrphan { job: None, ..orphan });
+    };
+    assert_eq!(refused(without), broken("jobs", 1));
+}
+
+#[test]
+fn after_crash_when_kept_then_its_jobs_still() {
+    let (world, id) = left();
+    let kept = world.core.kept(id.slot).expect("it is kept");
+    let world = crashed(config(), &[id], &[kept]);
+    let view = job_of(&world, JOB).expect("it has left something");
+    assert_eq!((view.clients, view.orphans, view.name.as_str()), (0, 1, "job:7"));
+    assert_eq!(job_told(&world, id), Some(JOB));
+}
