@@ -14,6 +14,7 @@ mod doctor;
 mod drain;
 mod error;
 mod evict;
+mod handle;
 mod holders;
 mod jobs;
 mod join;
