@@ -91,7 +91,7 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
     Column::new(Kind::Number, "OWNER", "owner_pid", "pid of the owner, none once gone", |it| {
         Value::number_or(records::nonzero(it.owner_pid), "gone")
     }),
-    Column::new(Kind::Time, "AGE", "age_ms", "time since it was granted", |it| {
+    Column::new(Kind::Time, "AGE", "age_seconds", "time since it was granted", |it| {
         Value::Time(it.age_ms.get())
     }),
     Column::on_request(Kind::Text, "JOB", "job", "job of its holder", |it| {
