@@ -68,7 +68,7 @@ fn doctor_when_the_socket_is_not_for_this_user_then_fail_with_its_mode_and_nothi
     let dir = TestDir::new("doctor-denied");
     let path = dir.path().join("broker.sock");
     let _listener = UnixListener::bind(&path).expect("bind");
-    std::fs::set_permissions(&path, Permissions::from_mode(0)).expect("ours");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("ours");
     // The command may lie where only root gets at it.
     let program = dir.path().join("fdbroker");
     std::fs::copy(env!("CARGO_BIN_EXE_fdbroker"), &program).expect("room");
