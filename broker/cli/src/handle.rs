@@ -35,7 +35,7 @@ pub fn parse(text: &str) -> std::result::Result<Handle, String> {
 /// checked; such a user may look, and not evict or revoke.
 ///
 /// # Errors
-/// NOT_FOUND: of another node, or damaged.
+/// NOT_FOUND: of another node or broker, or damaged.
 pub fn id(handle: &Handle, admin: &mut Admin) -> Result<AllocationId> {
     let node = admin.status()?.node.get();
     check(handle, node, read_key(&admin.path().with_file_name(KEY_NAME)))
@@ -50,7 +50,7 @@ fn check(handle: &Handle, node: u64, key: Option<NodeKey>) -> Result<AllocationI
     };
     opened.map_err(|code| Error::NotFound(match code {
         ErrorCode::WrongNode => "this is a handle of another node, or of this one before a reboot; handles are good on their own node only",
-        _ => "this handle is damaged: its digits do not fit together; copy all 128 again, or name the allocation as `fdbroker ls` shows it",
+        _ => "this handle is of another broker on this node, or damaged; ask the broker that made it (FDBROKER_ADMIN_SOCKET), or copy all 128 digits again",
     }.into()))
 }
 
