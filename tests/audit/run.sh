@@ -289,6 +289,17 @@ else
   }
   check "a broker in another PID namespace: said, and nothing compared" elsewhere
 fi
+# A job at work under a cap that evicts all the time: nothing of it is a fault, in whichever moment one looks.
+at_work() {
+  local memory=memfd
+  [ "${FDBROKER_TEST_MEMORY-}" != udmabuf ] || memory=udmabuf
+  # shellcheck disable=SC2016 # for the shell that it is given to
+  "$bin/fdbroker" run --max-fds 64 -- "$BASH" -c '
+    "$0" demo --memory "$1" --ranks 6 --buffers 60 --hold 3 --timeout 120 --json & demo=$!
+    while kill -0 "$demo" 2> /dev/null; do "$0" audit --json || status=$?; done
+    wait "$demo" && exit ${status-0}' "$bin/fdbroker" "$memory"
+}
+check "a job under a tight cap, looked at again and again: no finding" at_work
 check "no broker: exit status 3" exits 3 env FDBROKER_ADMIN_SOCKET="$work/none" "$bin/fdbroker" audit
 kill -0 "$producer" || failed=$((failed + 1))
 echo "$passed passed, $failed failed"
