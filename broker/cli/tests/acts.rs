@@ -335,7 +335,9 @@ fn acts_when_neither_root_nor_the_brokers_user_then_denied_and_may_look() {
     // The command may lie where only root gets at it.
     let somewhere = TestDir::new("acts-of-nobody");
     let program = somewhere.path().join("fdbroker");
-    std::fs::copy(env!("CARGO_BIN_EXE_fdbroker"), &program).expect("room");
+    // By another process: a program cannot be started while one that another test forks has it open for writing.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_fdbroker")).arg(&program).status();
+    assert!(copied.expect("cp(1)").success());
     let as_nobody = |arguments: &[&str]| {
         let mut command = Command::new(&program);
         command.args(arguments).env("FDBROKER_ADMIN_SOCKET", &broker.admin).uid(65534);
