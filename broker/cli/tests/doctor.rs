@@ -71,7 +71,9 @@ fn doctor_when_the_socket_is_not_for_this_user_then_fail_with_its_mode_and_nothi
     std::fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("ours");
     // The command may lie where only root gets at it.
     let program = dir.path().join("fdbroker");
-    std::fs::copy(env!("CARGO_BIN_EXE_fdbroker"), &program).expect("room");
+    // By another process: one of another test's may inherit the fd that writes it, and nothing written to can be started.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_fdbroker")).arg(&program).status();
+    assert!(copied.expect("cp runs").success());
     let mut command = Command::new(&program);
     command.args(["doctor", "--json"]).env("FDBROKER_SOCKET", &path).stdin(Stdio::null());
     if nix::unistd::geteuid().is_root() {
