@@ -3,6 +3,7 @@
 
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
+use crate::handle;
 use crate::holders::{self, Subject};
 use crate::left::owner;
 use crate::output::{Column, Columns, Output, Side, human_size};
@@ -65,12 +66,8 @@ impl Target {
     pub fn of(subject: Subject, admin: &mut Admin) -> Result<Self> {
         let (words, selection, is_one) = match subject {
             Subject::Handle(handle) => {
-                if handle.prefix.node.get() != admin.status()?.node.get() {
-                    return Err(Error::NotFound(
-                        "this is a handle of another node, or of this one before a reboot; handles are good on their own node only".into(),
-                    ));
-                }
-                return Self::of(Subject::Allocation(handle.id()), admin);
+                let id = handle::id(&handle, admin)?;
+                return Self::of(Subject::Allocation(id), admin);
             }
             Subject::Allocation(id) => (id.to_string(), Selection::allocation(id), true),
             Subject::Pid(pid) => (format!("process {pid}"), Selection::pid(pid), false),

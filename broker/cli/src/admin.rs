@@ -160,6 +160,11 @@ impl Admin {
         }
     }
 
+    /// The socket connected to.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Inode of our end of the connection.
     pub fn inode(&self) -> Result<u64> {
         Ok(nix::sys::stat::fstat(&self.socket).context(|| "look at the own socket")?.st_ino)

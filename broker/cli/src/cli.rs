@@ -188,7 +188,13 @@ pub enum Command {
     },
     /// The daemon; `run` and `demo` start it
     #[command(hide = true)]
-    Broker(fdbrokerd::cli::Args),
+    Broker {
+        /// A directory to remove at the end, when the lifeline on stdin has ended
+        #[arg(long)]
+        remove: Option<PathBuf>,
+        #[command(flatten)]
+        args: fdbrokerd::cli::Args,
+    },
     /// The job of `run`
     #[command(hide = true)]
     Exec {

@@ -3,10 +3,11 @@
 
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
+use crate::handle;
 use crate::records;
 use crate::table::{Column, Kind, List, ListArgs, Value};
 use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord, LeaseRecord};
-use fdbroker_protocol::handle::{HANDLE_BYTES, HANDLE_MAGIC, HANDLE_VERSION};
+use fdbroker_protocol::handle::HANDLE_BYTES;
 use fdbroker_protocol::{AllocationId, Handle};
 use std::str::FromStr;
 
@@ -32,7 +33,9 @@ impl FromStr for Subject {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
+        let number = |text: &str| {
+            text.parse().map_err(|_| format!("`{text}` is no number from 0 to {}", u32::MAX))
+        };
         if let Some(pid) = text.strip_prefix("pid:") {
             return number(pid).map(Subject::Pid);
         }
@@ -44,27 +47,11 @@ impl FromStr for Subject {
             return Ok(Subject::Job(text.to_owned()));
         }
         if text.len() == 2 * HANDLE_BYTES {
-            return handle(text).map(Subject::Handle);
+            return handle::parse(text).map(Subject::Handle);
         }
         text.parse().map(Subject::Allocation).map_err(|_| {
             format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, pid:N, uid:N, job:NAME")
         })
-    }
-}
-
-fn handle(text: &str) -> std::result::Result<Handle, String> {
-    let mut bytes = [0; HANDLE_BYTES];
-    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok());
-        let value = digit(digits[0]).zip(digit(digits[1])).map(|(high, low)| high << 4 | low);
-        *byte = value.ok_or("a handle is 128 hex digits")?;
-    }
-    let handle = Handle::from_bytes(bytes);
-    match handle.prefix.magic == HANDLE_MAGIC && handle.prefix.version == HANDLE_VERSION {
-        true => Ok(handle),
-        false => {
-            Err("these 64 bytes are no handle of fdbroker: they do not begin with FDBH".into())
-        }
     }
 }
 
@@ -104,7 +91,7 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
     Column::new(Kind::Number, "OWNER", "owner_pid", "pid of the owner, none once gone", |it| {
         Value::number_or(records::nonzero(it.owner_pid), "gone")
     }),
-    Column::new(Kind::Time, "AGE", "age_ms", "time since it was granted", |it| {
+    Column::new(Kind::Time, "AGE", "age_seconds", "time since it was granted", |it| {
         Value::Time(it.age_ms.get())
     }),
     Column::on_request(Kind::Text, "JOB", "job", "job of its holder", |it| {
@@ -138,13 +125,8 @@ pub fn run(subject: Option<Subject>, args: &ListArgs) -> Result<()> {
 pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
     match subject {
         Subject::Handle(handle) => {
-            let node = admin.status()?.node.get();
-            if handle.prefix.node.get() != node {
-                return Err(Error::NotFound(
-                    "this is a handle of another node, or of this one before a reboot; handles are good on their own node only".into(),
-                ));
-            }
-            select(Subject::Allocation(handle.id()), admin)
+            let id = handle::id(&handle, admin)?;
+            select(Subject::Allocation(id), admin)
         }
         Subject::Allocation(id) => {
             let selection = Selection::allocation(id);

@@ -2,7 +2,7 @@
 //! was asked for is understood.
 
 use crate::admin::Admin;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::output::{Column, Columns, Output, Side, commas, human_size};
 use fdbroker_protocol::admin::{CAPPED, CapsRecord, Limits};
 use fdbroker_protocol::{Resource, Scope};
@@ -166,8 +166,23 @@ struct Changes {
     dry_run: bool,
 }
 
+/// Two values of one cap: one of them is meant for another.
+fn require_different(assignments: &[Assignment]) -> Result<()> {
+    let again = assignments
+        .iter()
+        .enumerate()
+        .find(|(index, it)| assignments[..*index].iter().any(|former| former.limit == it.limit));
+    match again {
+        None => Ok(()),
+        Some((_, it)) => {
+            Err(Error::Usage(format!("{} is given more than once; give it one value", it.limit)))
+        }
+    }
+}
+
 /// Changes caps, one after the other; with `dry_run` it only says what would change.
 pub fn set(assignments: &[Assignment], dry_run: bool, json: bool) -> Result<()> {
+    require_different(assignments)?;
     let mut admin = Admin::from_env()?;
     let limits = admin.limits()?;
     let mut out = Output::stdout();
@@ -213,6 +228,17 @@ mod tests {
             let expected = Assignment { limit: Limit { scope, resource }, value };
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn require_different_when_a_cap_comes_twice_then_usage() {
+        let all = |texts: &[&str]| {
+            let parse = |text: &&str| text.parse::<Assignment>().expect("well formed");
+            require_different(&texts.iter().map(parse).collect::<Vec<_>>())
+        };
+        assert!(all(&["node.fds=1", "job.fds=1", "node.held_fds=1"]).is_ok());
+        let twice = all(&["node.fds=1", "job.fds=1", "node.fds=2"]);
+        assert!(matches!(twice, Err(Error::Usage(text)) if text.contains("node.fds")));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod doctor;
 mod drain;
 mod error;
 mod evict;
+mod handle;
 mod holders;
 mod jobs;
 mod join;
@@ -92,12 +93,18 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Exec { command } => run::exec(&command)?,
         Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
         Command::DemoRank { number, way, plan } => done(demo::rank::main(number, way, &plan))?,
-        Command::Broker(args) => {
+        Command::Broker { remove, args } => {
+            // Before the daemon has it: it closes its lifeline at its end.
+            let lifeline = private::Lifeline::of_stdin();
             // The parent has blocked signals that the daemon waits for.
             signals::restore();
             // As `ps` shows it; it would be "exe". Nothing depends on it.
             let _ = nix::sys::prctl::set_name(c"fdbroker-broker");
-            return Ok(fdbrokerd::cli::run(&args));
+            let status = fdbrokerd::cli::run(&args);
+            if let Some(dir) = remove {
+                lifeline?.remove_if_ended(&dir);
+            }
+            return Ok(status);
         }
     };
     Ok(ExitCode::from(status))

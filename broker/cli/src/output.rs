@@ -268,6 +268,11 @@ pub fn counted(number: u64, thing: &str) -> String {
     format!("{} {thing}{ending}", commas(number))
 }
 
+/// A time span for scripts: seconds, of which JSON has no more digits than there are.
+pub fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1000.0
+}
+
 /// A time span for people: `850 ms`, `12.3 s`, `4 min 5 s`, `3 h 2 min`.
 pub fn human_time(ms: u64) -> String {
     match ms {
@@ -340,6 +345,14 @@ mod tests {
     fn counted_when_one_then_no_plural() {
         assert_eq!(counted(1, "job"), "1 job");
         assert_eq!(counted(0, "job") + &counted(2000, "x"), "0 jobs2,000 xs");
+    }
+
+    #[test]
+    fn seconds_when_written_as_json_then_to_the_millisecond() {
+        for (ms, text) in [(0, "0.0"), (1, "0.001"), (430_591, "430.591"), (86_400_000, "86400.0")]
+        {
+            assert_eq!(serde_json::to_string(&seconds(ms)).expect("a number"), text);
+        }
     }
 
     #[test]

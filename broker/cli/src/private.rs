@@ -5,7 +5,7 @@ use crate::error::{Context, Error, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkdtemp};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -90,15 +90,23 @@ impl PrivateBroker {
     /// directory of its own.
     pub fn start(max_fds: Option<u64>) -> Result<Self> {
         let dir = RuntimeDir::create()?;
-        let mut broker = Self::start_in(dir.path(), max_fds)?;
+        let mut broker = Self::start_with(dir.path(), max_fds, true)?;
         broker.own_dir = Some(dir);
         Ok(broker)
     }
 
     /// The same in `dir`, which is the caller's.
     pub fn start_in(dir: &Path, max_fds: Option<u64>) -> Result<Self> {
+        Self::start_with(dir, max_fds, false)
+    }
+
+    fn start_with(dir: &Path, max_fds: Option<u64>, is_own: bool) -> Result<Self> {
         let mut command = Command::new(SELF);
         command.arg0("fdbroker").arg("broker").arg("--private").arg(dir);
+        if is_own {
+            // Who is killed cannot remove it: the broker sees that, and does.
+            command.arg("--remove").arg(dir);
+        }
         // Its stdin is the lifeline, its stdout the readiness pipe: both are inherited anyway.
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
         if std::env::var_os("FDBROKER_LOG").is_none() {
@@ -187,6 +195,29 @@ impl Drop for PrivateBroker {
         self.lifeline = None;
         if self.wait_for_end(END_LIMIT).is_none() {
             end_now(&mut self.child);
+        }
+    }
+}
+
+/// The broker's side of the pipe that ends with its owner.
+#[derive(Debug)]
+pub struct Lifeline(OwnedFd);
+
+impl Lifeline {
+    /// That of a broker that [`PrivateBroker`] has started.
+    pub fn of_stdin() -> Result<Self> {
+        let pipe = std::io::stdin().as_fd().try_clone_to_owned();
+        pipe.map(Lifeline).context(|| "keep the lifeline")
+    }
+
+    /// Removes the broker's directory when the owner has let go of it: one that was killed cannot. As long as there is
+    /// an owner it is the owner's, and a broker that has taken over may serve from it.
+    pub fn remove_if_ended(self, dir: &Path) {
+        let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let is_polled = poll(&mut entries, PollTimeout::ZERO).is_ok();
+        if is_polled && entries[0].revents().is_some_and(|it| it.contains(PollFlags::POLLHUP)) {
+            // Nothing to be done when it fails: the folder is then left to the next boot.
+            let _ = std::fs::remove_dir_all(dir);
         }
     }
 }

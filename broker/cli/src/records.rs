@@ -1,10 +1,11 @@
 //! The broker's status as programs see it, and what the columns of its records have in common. Names are
 //! the protocol's; numbers in JSON are exact. Must never decide what is shown, only how.
 
+use crate::output::seconds;
 use crate::table::Value;
 use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::admin::{NodeStatus, Use};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use zerocopy::little_endian::{U32, U64};
 
 /// The owner's uid in the record of an allocation that no owner has named yet; no process has it.
@@ -28,12 +29,17 @@ impl From<&Use> for UseView {
     }
 }
 
+fn as_seconds<S: Serializer>(ms: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(seconds(*ms))
+}
+
 /// The node at a glance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)] // the protocol's names: see `NodeStatus`
 pub struct StatusView {
     pub pid: u32,
     pub draining: bool,
+    #[serde(rename = "uptime_seconds", serialize_with = "as_seconds")]
     pub uptime_ms: u64,
     pub node: String,
     pub incarnation: String,

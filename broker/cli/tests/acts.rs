@@ -112,6 +112,12 @@ fn shareable(name: &str) -> std::fs::File {
     memory
 }
 
+/// `text` with another digit at `place`.
+fn damaged(text: &str, place: usize) -> String {
+    let digit = if &text[place..=place] == "0" { "1" } else { "0" };
+    format!("{}{digit}{}", &text[..place], &text[place + 1..])
+}
+
 fn pid() -> String {
     format!("pid:{}", std::process::id())
 }
@@ -137,6 +143,22 @@ fn evict_when_named_each_way_then_evicted_and_the_next_import_recalls() {
     let mut bytes = [0; 5];
     import.expect("mapped").read_at(0, &mut bytes).expect("in range");
     assert_eq!(&bytes, b"again");
+}
+
+#[test]
+fn handle_when_a_digit_is_wrong_then_nothing_is_done_to_its_neighbour() {
+    let broker = Broker::start();
+    let owner = Owner::new(&broker, 2);
+    // Of the slot: one digit is all that tells the two.
+    let place = 33;
+    let handle = damaged(&owner.hex(0), place);
+    assert_eq!(handle[32..48], owner.hex(1)[32..48], "it names the neighbour");
+    for arguments in [&["revoke", &handle, "--yes"][..], &["evict", &handle], &["show", &handle]] {
+        let (status, said) = end(&broker.run(arguments));
+        assert_eq!(status, Some(4), "{arguments:?}: {said}");
+        assert!(said.contains("damaged"), "{arguments:?}: {said}");
+    }
+    assert_eq!(broker.states(), ["held"; 2]);
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn run_when_signalled_then_the_command_gets_it_and_nothing_is_left() {
 }
 
 #[test]
-fn run_when_it_is_killed_then_its_broker_ends_too() {
+fn run_when_it_is_killed_then_its_broker_ends_too_and_its_directory_goes_away() {
     let dir = TestDir::new("run-killed");
     let mut command = fdbroker(&["run", "--", "sh", "-c", "$F status --json; read line"]);
     command.env("F", env!("CARGO_BIN_EXE_fdbroker")).env("TMPDIR", dir.path());
@@ -144,6 +144,7 @@ fn run_when_it_is_killed_then_its_broker_ends_too() {
     assert!(is_alive(broker));
     running.signal("KILL");
     wait_for("end of the broker", || (!is_alive(broker)).then_some(()));
+    assert!(dir.is_empty(), "the broker's directory is left behind");
     // The job itself goes on, as with any parent that is killed, until its stdin ends.
     drop(running.0.stdin.take());
     let mut rest = String::new();

@@ -4,7 +4,11 @@ mod common;
 
 use common::{TestDir, end, fdbroker, one_json_line, run_script};
 use serde_json::Value;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
 /// The verdict of a check, and its remedy.
 #[track_caller]
@@ -56,6 +60,45 @@ fn doctor_when_nobody_listens_at_the_socket_any_more_then_fail_and_exit_5() {
     let (verdict, remedy) = check(&report, "client's socket");
     assert_eq!(verdict, "fail");
     assert!(remedy.is_some_and(|remedy| remedy.contains("start it again")), "{remedy:?}");
+}
+
+#[test]
+fn doctor_when_the_socket_is_not_for_this_user_then_fail_with_its_mode_and_nothing_of_allocations()
+{
+    let dir = TestDir::new("doctor-denied");
+    let path = dir.path().join("broker.sock");
+    let _listener = UnixListener::bind(&path).expect("bind");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("ours");
+    // The command may lie where only root gets at it.
+    let program = dir.path().join("fdbroker");
+    // By another process: one of another test's may inherit the fd that writes it, and nothing written to can be started.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_fdbroker")).arg(&program).status();
+    assert!(copied.expect("cp runs").success());
+    let mut command = Command::new(&program);
+    command.args(["doctor", "--json"]).env("FDBROKER_SOCKET", &path).stdin(Stdio::null());
+    if nix::unistd::geteuid().is_root() {
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("ours");
+        command.uid(65534);
+    }
+    let output = command.output().expect("the command starts");
+    assert_eq!(end(&output).0, Some(5));
+    let report = one_json_line(&output);
+    let (verdict, remedy) = check(&report, "client's socket");
+    assert_eq!(verdict, "fail");
+    assert!(remedy.is_some_and(|remedy| remedy.contains("mode 0:")), "{remedy:?}");
+    assert!(!report.to_string().contains("allocation belongs"), "{report}");
+}
+
+#[test]
+fn doctor_when_the_path_is_longer_than_a_sockets_may_be_then_fail() {
+    let path = format!("/tmp/{}/broker.sock", "x".repeat(100));
+    let output = fdbroker(&["doctor", "--json"]).env("FDBROKER_SOCKET", &path).output();
+    let output = output.expect("the command starts");
+    assert_eq!(end(&output).0, Some(5));
+    let report = one_json_line(&output);
+    let (verdict, remedy) = check(&report, "client's socket");
+    assert_eq!(verdict, "fail");
+    assert!(remedy.is_some_and(|remedy| remedy.contains("shorter path")), "{remedy:?}");
 }
 
 #[test]

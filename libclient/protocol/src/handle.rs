@@ -175,7 +175,7 @@ pub struct HandleFields {
 }
 
 /// The broker's secret of 32 bytes: the first half keys the handle's MAC, the second half the owner
-/// token. Never leaves the broker; does not print itself.
+/// token. Never leaves the broker and its administrator's directory; does not print itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NodeKey {
     mac: [u8; 16],

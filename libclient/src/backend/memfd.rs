@@ -43,16 +43,21 @@ pub(crate) fn whole_pages(bytes: usize) -> Result<usize, Error> {
     len.ok_or_else(|| Error::new(ErrorCode::Internal, context()))
 }
 
+/// What it means that no memfd can be made.
+fn refusal(errno: nix::Error) -> ErrorCode {
+    match errno {
+        nix::Error::EMFILE | nix::Error::ENFILE => ErrorCode::LocalFdLimit,
+        // A seccomp profile, or a kernel without it: no fault of the broker's.
+        nix::Error::EPERM | nix::Error::EACCES | nix::Error::ENOSYS => ErrorCode::NotSupported,
+        _ => ErrorCode::Internal,
+    }
+}
+
 /// A memfd of `len` bytes that nobody can shrink, grow or seal any more. memfd_create(2), F_ADD_SEALS.
 pub(crate) fn sealed(name: &CStr, len: usize) -> Result<OwnedFd, Error> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let fd = memfd_create(name, flags).map_err(|errno| {
-        let code = match errno {
-            nix::Error::EMFILE | nix::Error::ENFILE => ErrorCode::LocalFdLimit,
-            _ => ErrorCode::Internal,
-        };
-        Error::os(code, "memfd_create", errno)
-    })?;
+    let fd = memfd_create(name, flags)
+        .map_err(|errno| Error::os(refusal(errno), "memfd_create", errno))?;
     let internal =
         |what: &'static str| move |errno: nix::Error| Error::os(ErrorCode::Internal, what, errno);
     let size = i64::try_from(len).map_err(|_| internal("ftruncate")(nix::Error::EFBIG))?;
@@ -124,6 +129,13 @@ mod tests {
         assert!(seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL));
         assert_eq!(pool.len(), page_size());
         assert!(ftruncate(pool.fd(), 0).is_err());
+    }
+
+    #[test]
+    fn refusal_when_seccomp_forbids_it_then_not_supported_and_no_fault_of_the_broker() {
+        assert_eq!(refusal(nix::Error::EPERM), ErrorCode::NotSupported);
+        assert_eq!(refusal(nix::Error::EMFILE), ErrorCode::LocalFdLimit);
+        assert_eq!(refusal(nix::Error::ENOMEM), ErrorCode::Internal);
     }
 
     #[test]

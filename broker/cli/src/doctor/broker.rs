@@ -8,6 +8,8 @@ use crate::output::commas;
 use crate::records::StatusView;
 use fdbroker_client::{Access, Arena, Client, Deadline, HostMemory, default_socket_path};
 use fdbroker_protocol::ErrorCode;
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -19,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is shared, to try it.
 const PAGE_BYTES: usize = 4096;
+
+/// Bytes of a socket's path (unix(7): `sun_path`, and a zero byte at its end).
+const LONGEST_PATH: usize = 107;
 
 /// Share of a cap, in percent, from which on requests will soon wait or be refused.
 const NEARLY_ALL: u64 = 90;
@@ -47,15 +52,27 @@ pub fn checks() -> Vec<Check> {
 fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
     let name = "client's socket";
     let found = format!("{}: {error}", path.display());
+    // What the error says of allocations is not about this.
+    let no_access = format!("{}: no access for this user", path.display());
     let folder = path.parent().unwrap_or(path);
+    let is_denied = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::PermissionDenied;
     match (std::fs::metadata(folder), std::fs::metadata(path)) {
-        (Err(cause), _) if cause.kind() == std::io::ErrorKind::PermissionDenied => {
-            AREA.fail(name, found, format!("this user may not enter {}: see its mode and owner", folder.display()))
+        (Err(cause), _) | (_, Err(cause)) if is_denied(&cause) => {
+            AREA.fail(name, no_access, format!("this user may not enter {}: see its mode and owner", folder.display()))
         }
-        (_, Err(cause)) if cause.kind() == std::io::ErrorKind::PermissionDenied => {
-            AREA.fail(name, found, format!("this user may not enter {}: see its mode and owner", folder.display()))
+        (_, Err(_)) if path.as_os_str().len() > LONGEST_PATH => {
+            AREA.fail(name, found, "name a shorter path in FDBROKER_SOCKET")
         }
         (_, Err(_)) => AREA.warn(name, format!("{}: no broker here", path.display()), START_ONE),
+        (_, Ok(socket)) if access(path, AccessFlags::W_OK) == Err(Errno::EACCES) => AREA.fail(
+            name,
+            no_access,
+            format!(
+                "it belongs to uid {} with mode {:o}: run this as that user, or give the listener a wider `mode` in the broker's configuration",
+                socket.uid(),
+                socket.mode() & 0o7777
+            ),
+        ),
         (_, Ok(socket)) if error.code == ErrorCode::NotConnected => AREA.fail(
             name,
             found,

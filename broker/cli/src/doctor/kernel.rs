@@ -13,7 +13,7 @@ pub fn checks() -> Vec<Check> {
     let mut checks = features(KernelFeatures::detect());
     checks.push(memfds());
     checks.push(fd_fetching(fetch_own_fd(), number("/proc/sys/kernel/yama/ptrace_scope")));
-    checks.push(proc_visibility(&std::fs::read_to_string("/proc/self/mounts").unwrap_or_default()));
+    checks.push(proc_visibility(std::fs::read_to_string("/proc/self/mounts").ok().as_deref()));
     checks
 }
 
@@ -70,7 +70,7 @@ fn memfds() -> Check {
 
 /// pidfd_getfd(2) on this process itself: Yama allows that always, so what is refused is refused by seccomp.
 fn fetch_own_fd() -> io::Result<()> {
-    let any = std::fs::File::open("/proc/self/stat")?;
+    let any = std::fs::File::open("/")?;
     // SAFETY: takes two numbers, touches no memory.
     let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
     let pidfd =
@@ -107,9 +107,16 @@ fn fd_fetching(own: io::Result<()>, yama: Option<u64>) -> Check {
     }
 }
 
-/// `audit` reads other processes' fds.
-fn proc_visibility(mounts: &str) -> Check {
+/// `audit` reads other processes' fds. `mounts`: of /proc/self/mounts, `None` if it cannot be read.
+fn proc_visibility(mounts: Option<&str>) -> Check {
     let name = "/proc of others";
+    let Some(mounts) = mounts else {
+        return AREA.warn(
+            name,
+            "no /proc here: `fdbroker audit` sees no process, and namespaces cannot be told",
+            "mount it: `mount -t proc proc /proc`",
+        );
+    };
     let options = mounts.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         (words.nth(1) == Some("/proc")).then(|| words.nth(1)).flatten()
@@ -149,9 +156,16 @@ mod tests {
     fn proc_visibility_when_mounted_with_hidepid_then_warn() {
         let mounts =
             |options: &str| format!("sysfs /sys sysfs rw 0 0\nproc /proc proc {options} 0 0\n");
-        assert_eq!(proc_visibility(&mounts("rw,nosuid")).verdict, Verdict::Ok);
-        assert_eq!(proc_visibility(&mounts("rw,hidepid=invisible")).verdict, Verdict::Warn);
-        assert_eq!(proc_visibility("").verdict, Verdict::Ok);
+        assert_eq!(proc_visibility(Some(&mounts("rw,nosuid"))).verdict, Verdict::Ok);
+        assert_eq!(proc_visibility(Some(&mounts("rw,hidepid=invisible"))).verdict, Verdict::Warn);
+        assert_eq!(proc_visibility(Some("")).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn proc_visibility_when_there_is_no_proc_then_warn() {
+        let check = proc_visibility(None);
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.found.contains("no /proc"), "{check:?}");
     }
 
     #[test]

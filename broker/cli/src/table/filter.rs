@@ -96,7 +96,7 @@ mod tests {
         Column::new(Kind::Number, "OWNER", "owner_pid", "", |it| Value::number_or(it.1, "gone")),
         Column::new(Kind::Text, "NAME", "name", "", |it| Value::word(it.2)),
         Column::new(Kind::Flag, "KEEP", "keep", "", |it| Value::Flag(it.3)),
-        Column::new(Kind::Time, "AGE", "age_ms", "", |it| Value::Time(it.0)),
+        Column::new(Kind::Time, "AGE", "age_seconds", "", |it| Value::Time(it.0)),
         Column::new(Kind::Allocation, "ALLOCATION", "allocation", "", |it| {
             Value::Allocation(AllocationId { slot: 12, generation: it.1.unwrap_or(0) })
         }),

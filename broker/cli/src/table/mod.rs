@@ -25,7 +25,7 @@ pub enum Kind {
     Number,
     /// Bytes.
     Size,
-    /// A time span, ms.
+    /// A time span: [`Value::Time`].
     Time,
     /// Yes or no.
     Flag,
@@ -40,7 +40,7 @@ impl Kind {
             Kind::Text => "text",
             Kind::Number => "number",
             Kind::Size => "bytes",
-            Kind::Time => "ms",
+            Kind::Time => "seconds",
             Kind::Flag => "flag",
             Kind::Allocation => "allocation",
         }

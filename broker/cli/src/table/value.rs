@@ -1,6 +1,6 @@
 //! A value of a record: its order, how people see it, how JSON has it. Must never round in JSON.
 
-use crate::output::{human_size, human_time};
+use crate::output::{human_size, human_time, seconds};
 use fdbroker_protocol::AllocationId;
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ pub enum Value {
     Number(u64),
     /// Bytes.
     Size(u64),
-    /// A time span, ms.
+    /// A time span in ms; seconds in JSON.
     Time(u64),
     /// Yes or no.
     Flag(bool),
@@ -82,9 +82,8 @@ impl Serialize for Value {
         match self {
             Value::None(_) => serializer.serialize_none(),
             Value::Text(text) => serializer.serialize_str(text),
-            Value::Number(number) | Value::Size(number) | Value::Time(number) => {
-                serializer.serialize_u64(*number)
-            }
+            Value::Number(number) | Value::Size(number) => serializer.serialize_u64(*number),
+            Value::Time(ms) => serializer.serialize_f64(seconds(*ms)),
             Value::Flag(flag) => serializer.serialize_bool(*flag),
             Value::Allocation(id) => serializer.collect_str(id),
         }
@@ -116,7 +115,7 @@ mod tests {
             Value::Allocation(AllocationId { slot: 1, generation: 2 }),
         ];
         let json = serde_json::to_string(&values).expect("plain data");
-        assert_eq!(json, r#"[null,"a\"b",18446744073709551615,1537,61234,true,"1.2"]"#);
+        assert_eq!(json, r#"[null,"a\"b",18446744073709551615,1537,61.234,true,"1.2"]"#);
         let shown: Vec<String> = values.iter().map(Value::shown_exactly).collect();
         let expected = ["gone", "a\"b", "18446744073709551615", "1.5 KiB (1537)", "1 min 1 s"];
         assert_eq!(shown[..5], expected);

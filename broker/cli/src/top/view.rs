@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Columns of the oldest leases by their keys.
 const LEASE_KEYS: [&str; 8] =
-    ["age_ms", "allocation", "state", "size_bytes", "pid", "name", "owner_pid", "ended"];
+    ["age_seconds", "allocation", "state", "size_bytes", "pid", "name", "owner_pid", "ended"];
 /// A bar shorter than this tells nothing.
 const LEAST_BAR: u16 = 6;
 /// Part of a cap from which on its bar stands out.

@@ -1,0 +1,110 @@
+//! A handle, written as 128 hex digits, that names an allocation. Must never lead to another allocation than the one that
+//! it was made for: a digit that was copied wrong may name a neighbour.
+
+use crate::admin::Admin;
+use crate::error::{Error, Result};
+use fdbroker_protocol::handle::{HANDLE_BYTES, HANDLE_MAGIC, HANDLE_VERSION};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle, NodeKey};
+use fdbrokerd::generation_page::KEY_NAME;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// The handle that `text` writes out.
+///
+/// # Errors
+/// What is wrong with it, in a sentence.
+pub fn parse(text: &str) -> std::result::Result<Handle, String> {
+    let mut bytes = [0; HANDLE_BYTES];
+    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok());
+        let value = digit(digits[0]).zip(digit(digits[1])).map(|(high, low)| high << 4 | low);
+        *byte = value.ok_or("a handle is 128 hex digits")?;
+    }
+    let handle = Handle::from_bytes(bytes);
+    match handle.prefix.magic == HANDLE_MAGIC && handle.prefix.version == HANDLE_VERSION {
+        true => Ok(handle),
+        false => {
+            Err("these 64 bytes are no handle of fdbroker: they do not begin with FDBH".into())
+        }
+    }
+}
+
+/// The allocation that `handle` names on the broker's node. Who may not read the broker's key has only its node
+/// checked; such a user may look, and not evict or revoke.
+///
+/// # Errors
+/// NOT_FOUND: of another node or broker, or damaged.
+pub fn id(handle: &Handle, admin: &mut Admin) -> Result<AllocationId> {
+    let node = admin.status()?.node.get();
+    check(handle, node, read_key(&admin.path().with_file_name(KEY_NAME)))
+}
+
+fn check(handle: &Handle, node: u64, key: Option<NodeKey>) -> Result<AllocationId> {
+    let is_of_node = handle.prefix.node.get() == node;
+    let opened = match key {
+        Some(key) => key.open(node, &handle.prefix),
+        None if is_of_node => Ok(handle.id()),
+        None => Err(ErrorCode::WrongNode),
+    };
+    opened.map_err(|code| Error::NotFound(match code {
+        ErrorCode::WrongNode => "this is a handle of another node, or of this one before a reboot; handles are good on their own node only",
+        _ => "this handle is of another broker on this node, or damaged; ask the broker that made it (FDBROKER_ADMIN_SOCKET), or copy all 128 digits again",
+    }.into()))
+}
+
+/// `None`: this user may not read it, or it is none.
+fn read_key(path: &Path) -> Option<NodeKey> {
+    let mut options = OpenOptions::new();
+    // The directory is the broker's: what it puts there must not make root wait.
+    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC);
+    let mut bytes = [0; NodeKey::BYTES];
+    options.open(path).ok()?.read_exact(&mut bytes).ok()?;
+    Some(NodeKey::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_protocol::{HandleFields, MemoryKind};
+
+    const NODE: u64 = 77;
+
+    fn key() -> NodeKey {
+        NodeKey::from_bytes([7; NodeKey::BYTES])
+    }
+
+    fn sealed() -> Handle {
+        let id = AllocationId { slot: 12, generation: 3 };
+        let kind = MemoryKind::Memfd;
+        let fields = HandleFields { id, kind, size_bytes: 4096, owner_allocation_id: 1, device: 0 };
+        key().seal(NODE, &fields)
+    }
+
+    #[test]
+    fn check_when_any_digit_of_the_prefix_is_wrong_then_never_another_allocation() {
+        assert!(matches!(check(&sealed(), NODE, Some(key())), Ok(id) if id == sealed().id()));
+        let hex = sealed().to_bytes().map(|byte| format!("{byte:02x}")).concat();
+        for place in 0..64 {
+            let mut digits = hex.clone().into_bytes();
+            digits[place] = if digits[place] == b'0' { b'1' } else { b'0' };
+            let text = String::from_utf8(digits).expect("hex digits");
+            let checked = parse(&text).map(|handle| check(&handle, NODE, Some(key())));
+            let is_refused = matches!(checked, Err(_) | Ok(Err(Error::NotFound(_))));
+            assert!(is_refused, "digit {place}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn check_when_the_key_is_not_for_this_user_then_the_node_is_checked() {
+        assert!(matches!(check(&sealed(), NODE, None), Ok(id) if id == sealed().id()));
+        assert!(matches!(check(&sealed(), NODE + 1, None), Err(Error::NotFound(_))));
+    }
+
+    #[test]
+    fn read_key_when_there_is_none_then_none() {
+        assert_eq!(read_key(Path::new("/no/such/key")), None);
+        assert_eq!(read_key(Path::new("/dev/null")), None);
+    }
+}
