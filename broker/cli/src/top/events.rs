@@ -1,6 +1,7 @@
 //! The broker's events as `top` shows them: a bounded list, newest first, in which what differs in its allocation alone is one
 //! line - else grants would leave no room for anything else. Must never read a clock.
 
+use crate::error::Error;
 use crate::watch::stream::{Back, Told};
 use crate::watch::{reconnected, view};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
@@ -37,8 +38,15 @@ impl Event {
         Event::Told { latest: *record, count: 1, size_bytes: record.size_bytes.get() }
     }
 
-    /// That there are no events.
-    pub fn none(unix_us: u64, why: impl std::fmt::Display) -> Self {
+    /// That there are no events. Without the socket's path, which would leave no room for why.
+    pub fn none(unix_us: u64, why: &Error) -> Self {
+        let why = match why {
+            Error::BrokerEnded { .. } => "the broker has ended".into(),
+            Error::Lost { cause, .. } => format!("the broker ended the connection ({cause})"),
+            Error::NoBroker { cause, .. } => format!("no broker answers ({cause})"),
+            Error::NoAnswer { .. } => "the broker takes no more watchers now, or hangs".into(),
+            error => error.to_string(),
+        };
         Event::Note { unix_us, text: format!("no events: {why}"), is_bad: true }
     }
 
@@ -139,7 +147,6 @@ fn push(events: &mut VecDeque<Event>, event: Event) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
     use crate::watch::stream::Broker;
     use crate::watch::view::tests::{grant, of_client, record};
     use std::time::Duration;

@@ -89,7 +89,7 @@ fn print_once(interval: Duration) -> Result<()> {
     model.update(Sample::take(&mut admin)?);
     match watching.and_then(|it| happened(it, &mut model)) {
         Ok(()) => {}
-        Err(error) => model.events.add(Event::none(unix_us(), error), false),
+        Err(error) => model.events.add(Event::none(unix_us(), &error), false),
     }
     let stdout = std::io::stdout();
     // One line less than the terminal has: the prompt needs it.

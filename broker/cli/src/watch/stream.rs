@@ -184,19 +184,22 @@ fn work(
     teller: &Teller,
 ) -> std::result::Result<(), Unheard> {
     let (mut watching, mut known) = (first, None);
-    let mut lost_at: Option<Instant> = None;
+    // Since when nothing is watched, and whether that has been said.
+    let (mut since, mut is_said) = (Instant::now(), false);
     let mut pause = Duration::ZERO;
     loop {
         let error = match watching.take() {
             Some(mut watching) => {
-                let (began_at, broker) = (Instant::now(), watching.broker);
-                if let Some(at) = lost_at.take() {
+                let broker = watching.broker;
+                if is_said {
+                    let (unix_us, gap) = (unix_us(), since.elapsed());
                     let is_continued = known.map(|it: Broker| it.incarnation == broker.incarnation);
-                    let (unix_us, gap) = (unix_us(), at.elapsed());
                     teller.tell(Told::Back(Back { unix_us, gap, broker, is_continued }))?;
                 }
                 known = Some(broker);
+                let began_at = Instant::now();
                 let error = read(&mut watching, teller)?;
+                (since, is_said) = (Instant::now(), false);
                 // One that ends again and again is not asked without rest.
                 if began_at.elapsed() >= TRY_LAST {
                     pause = Duration::ZERO;
@@ -212,12 +215,13 @@ fn work(
             },
         };
         let is_over = matches!(error, Error::Protocol(_))
-            || matches!((lost_at, patience), (Some(at), Some(most)) if at.elapsed() >= most);
+            || (is_said && patience.is_some_and(|most| since.elapsed() >= most));
         if is_over {
-            return teller.tell(Told::Over { unix_us: unix_us(), error: gone(error, patience) });
+            let error = gone(error, patience);
+            return teller.tell(Told::Over { unix_us: unix_us(), error });
         }
-        if lost_at.is_none() {
-            lost_at = Some(Instant::now());
+        if !is_said {
+            is_said = true;
             teller.tell(Told::Lost { unix_us: unix_us(), error })?;
         }
         std::thread::sleep(pause);
