@@ -12,8 +12,8 @@ use crate::tokens::Source;
 use crate::watch::Watch;
 use fdbroker_core::{AllocationView, ClientId, ClientView, JobKey, LeaseView, Note};
 use fdbroker_protocol::admin::{
-    AccountRecord, Act, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page,
-    Query, SetLimit, Use,
+    AccountRecord, Act, AllocationRecord, ClientRecord, Filter, LeaseRecord, NO_OWN_FD, NodeStatus,
+    Page, Query, SetLimit, Use,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::limits::{JOB_NAME_BYTES, MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
@@ -22,7 +22,7 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Resource, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use slab::Slab;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use zerocopy::{Immutable, IntoBytes};
 
 mod accounts;
@@ -388,6 +388,12 @@ impl Server {
     pub(crate) fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
         let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
         let flags = recallable | if view.keep { register_flags::KEEP } else { 0 };
+        let files = self.fds.files(view.id.slot);
+        let files_ms = match files.since_us {
+            0 => u64::MAX,
+            since_us => self.now.0.saturating_sub(since_us) / 1000,
+        };
+        let fd = self.fds.held(view.id.slot).and_then(|fd| u32::try_from(fd.as_raw_fd()).ok());
         AllocationRecord {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),
@@ -406,10 +412,14 @@ impl Server {
             open_leases: view.open_leases.into(),
             mapped_leases: view.mapped_leases.into(),
             waiters: view.waiters.into(),
-            inode: self.fds.inode(view.id.slot).into(),
+            inode: files.inode.into(),
             owner_name: self.name_of(view.owner),
             job: self.job_of(view.owner).map_or(0, |job| job.0).into(),
             job_name: self.job_name(self.job_of(view.owner)),
+            fd: fd.unwrap_or(NO_OWN_FD).into(),
+            reserved: 0.into(),
+            files_ms: files_ms.into(),
+            former_inodes: files.former.map(|former| former.inode.into()),
         }
     }
 

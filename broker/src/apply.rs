@@ -91,8 +91,12 @@ impl Server {
                 self.after_send(*client, sent);
             }
             Effect::StoreArrived { index, slot } => {
-                let kind = self.arrived_kind(*index, *slot);
-                let is_done = self.fds.store_arrived(*index, *slot, kind);
+                // The kind of a deposit is what its producer said and the daemon has checked; a supply is without one,
+                // and of what was registered.
+                let deposit = self.scratch.deposits.get(usize::from(*index));
+                let kind = deposit.map(|deposit| deposit.kind).or(self.core.kind(*slot));
+                let kind = kind.unwrap_or(MemoryKind::Memfd);
+                let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
                 expect(is_done, "store", *slot);
             }
             Effect::CloseArrived { index, ticket, lane } => {
@@ -139,13 +143,6 @@ impl Server {
             Effect::Disconnect { client, status } => self.end_with(*client, *status),
             Effect::Forget { client } => self.forget(index(*client)),
         }
-    }
-
-    /// The kind of a deposit is what its producer said and the daemon has checked; of a supply,
-    /// what was registered.
-    fn arrived_kind(&self, arrived: u16, slot: u32) -> MemoryKind {
-        let deposit = self.scratch.deposits.get(usize::from(arrived)).map(|deposit| deposit.kind);
-        deposit.or(self.core.kind(slot)).unwrap_or(MemoryKind::Memfd)
     }
 
     /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until it has read, or

@@ -2,6 +2,7 @@
 //! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
 
 use crate::closers::{Closers, Report};
+use crate::files::{Files, FilesBySlot};
 use crate::kernel;
 use crate::limits::{ARRIVED_CLOSINGS_PER_UID, HUNG_CLOSE, REFUSED_FDS_PER_UID};
 use fdbroker_core::{Lane, Now, Ticket};
@@ -9,7 +10,6 @@ use fdbroker_protocol::MemoryKind;
 use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
 pub const NOBODY: u32 = u32::MAX;
@@ -43,13 +43,13 @@ struct Arrived {
     inode: u64,
 }
 
-/// See the module. Memory: 13 bytes per slot up to the highest in use.
+/// See the module. Memory: 13 bytes per slot up to the highest in use, files included.
 pub struct FdTable {
     held: Vec<Option<OwnedFd>>,
     kinds: Vec<Option<MemoryKind>>,
-    /// Of the last fd of each slot; 0 = not known. Remembered, because a page of an administrator's list names
-    /// hundreds: to ask the kernel for each would hold up grants. Atomic, so that who only reads may remember.
-    inodes: Vec<AtomicU64>,
+    /// Remembered, because a page of an administrator's list names hundreds: to ask the kernel for each would hold up
+    /// grants.
+    files: FilesBySlot,
     arrived: Vec<Option<Arrived>>,
     closers: Closers,
     /// Fds that came from a uid and are in the closers; no entry = none.
@@ -66,7 +66,7 @@ impl FdTable {
         FdTable {
             held: Vec::with_capacity(max_slots as usize),
             kinds: Vec::with_capacity(max_slots as usize),
-            inodes: Vec::with_capacity(max_slots as usize),
+            files: FilesBySlot::with_capacity(max_slots as usize),
             arrived: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
             closers,
             closing: HashMap::new(),
@@ -105,14 +105,23 @@ impl FdTable {
         }
     }
 
-    /// Makes the fd at `index` of the message at hand the fd of `slot`. `false`: the core named
-    /// what is not there.
+    /// Makes the fd at `index` of the message at hand the fd of `slot`; `is_supply`: of the allocation that is there, its
+    /// owner gives it again. `false`: the core named what is not there.
     #[must_use]
-    pub fn store_arrived(&mut self, index: u16, slot: u32, kind: MemoryKind) -> bool {
+    pub fn store_arrived(
+        &mut self,
+        index: u16,
+        slot: u32,
+        kind: MemoryKind,
+        is_supply: bool,
+    ) -> bool {
         let Some(Arrived { fd, inode }) = self.take_arrived(index) else { return false };
+        match is_supply {
+            true => self.files.add(slot, inode, self.now),
+            false => self.files.set(slot, Files::of(inode)),
+        }
         let slot = self.reach(slot);
         self.kinds[slot] = Some(kind);
-        *self.inodes[slot].get_mut() = inode;
         match self.held[slot].replace(fd) {
             None => true,
             Some(former) => {
@@ -147,19 +156,9 @@ impl FdTable {
         self.held.get(slot as usize)?.as_ref().map(AsFd::as_fd)
     }
 
-    /// The inode of the fd of `slot`, 0 while none is held.
-    pub fn inode(&self, slot: u32) -> u64 {
-        let Some(fd) = self.held(slot) else { return 0 };
-        let Some(known) = self.inodes.get(slot as usize) else { return 0 };
-        match known.load(Ordering::Relaxed) {
-            0 => {
-                // One of another broker: nobody has looked at it here.
-                let inode = kernel::stat(fd).map_or(0, |stat| stat.inode);
-                known.store(inode, Ordering::Relaxed);
-                inode
-            }
-            inode => inode,
-        }
+    /// Which files the fd of `slot` is, or was.
+    pub fn files(&self, slot: u32) -> Files {
+        self.files.get(slot)
     }
 
     /// Each slot that has had an fd: the kind of its last one, and the fd while it is held.
@@ -168,18 +167,26 @@ impl FdTable {
         all.filter_map(|(slot, (kind, fd))| Some((slot, (*kind)?, fd.as_ref().map(AsFd::as_fd))))
     }
 
-    /// Puts in what another broker held in `slot`; `fd` comes back when the slot has one already.
-    pub fn put(&mut self, slot: u32, kind: MemoryKind, fd: Option<OwnedFd>) -> Option<OwnedFd> {
-        let slot = self.reach(slot);
-        self.kinds[slot] = Some(kind);
-        match (&self.held[slot], fd) {
-            (Some(_), fd) => fd,
-            (None, fd) => {
-                *self.inodes[slot].get_mut() = 0;
-                self.held[slot] = fd;
-                None
-            }
+    /// Puts in what another broker held in `slot`, or has held; `fd` comes back when the slot has one already. What is
+    /// not known of its file is asked for.
+    pub fn put(
+        &mut self,
+        slot: u32,
+        kind: MemoryKind,
+        mut files: Files,
+        fd: Option<OwnedFd>,
+    ) -> Option<OwnedFd> {
+        let index = self.reach(slot);
+        self.kinds[index] = Some(kind);
+        if self.held[index].is_some() {
+            return fd;
         }
+        if let (0, Some(fd)) = (files.inode, &fd) {
+            files.inode = kernel::stat(fd.as_fd()).map_or(0, |stat| stat.inode);
+        }
+        self.files.set(slot, files);
+        self.held[index] = fd;
+        None
     }
 
     /// Gives every held fd to a closer, uncharged.
@@ -188,7 +195,7 @@ impl FdTable {
             self.closers.close(fd, Lane::Accepted, Report::Refused(NOBODY));
         }
         self.kinds.clear();
-        self.inodes.clear();
+        self.files.clear();
     }
 
     /// The closers, for what no client of this broker is charged with.
@@ -202,7 +209,6 @@ impl FdTable {
         if self.held.len() <= slot {
             self.held.resize_with(slot + 1, || None);
             self.kinds.resize(slot + 1, None);
-            self.inodes.resize_with(slot + 1, AtomicU64::default);
         }
         slot
     }

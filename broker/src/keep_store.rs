@@ -188,7 +188,7 @@ impl KeepStore {
     /// Stores a duplicate of the fd of a slot, with what to remember of it.
     pub fn keep(&mut self, slot: u32, kept: &Kept, fds: &FdTable) {
         let Some(fd) = fds.held(slot) else { return };
-        let inode = fds.inode(slot);
+        let inode = fds.files(slot).inode;
         let known = self.same_file(fd, inode, fds);
         let file = known.unwrap_or(kept.id);
         let Some(book) = &mut self.book else { return };
@@ -321,6 +321,7 @@ fn name_of(id: AllocationId) -> String {
 mod tests {
     use super::*;
     use crate::closers::Closers;
+    use crate::files::Files;
     use fdbroker_core::{Deposit, DomainKey, Lane};
     use fdbroker_protocol::{MemoryKind, Share};
     use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -399,7 +400,7 @@ mod tests {
         assert_eq!(said(&its), ["-book", "+book"]);
         let mut table = no_fds();
         for (slot, fd) in (0..).zip(fds) {
-            assert!(table.put(slot, MemoryKind::Memfd, Some(fd)).is_none());
+            assert!(table.put(slot, MemoryKind::Memfd, Files::default(), Some(fd)).is_none());
         }
         (store, table, its)
     }

@@ -24,6 +24,7 @@ mod connection;
 mod derive;
 mod ending;
 mod fd_table;
+mod files;
 mod flow;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

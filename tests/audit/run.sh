@@ -140,11 +140,14 @@ only() { # only KIND PID FD: this, and nothing else.
   audit
   [ "$status" = 5 ] && has "$@" && [ "$(count)" = 1 ]
 }
-# plant NAME KIND ROLE: a client of this role alone is named as this; gone, the node is clean.
+# plant NAME KIND ROLE HANDLE: a client of this role alone is named as this; gone, the node is clean. With `evict` set, the
+# broker holds no fd of it any more.
+evict=
 plant() {
   local name=$1 kind=$2 role=$3; shift 3
   client "$role" "$@"
   local planted=$started
+  [ -z "$evict" ] || check "  (evicted)" is_evicted "$1"
   # Where there are two fds, one is as good as the other.
   case $role in
     copy | own) check "$name" excess "$kind" "$pid" ;;
@@ -153,6 +156,9 @@ plant() {
   esac
   end "$planted"
   check "  and nothing when it is gone" clean
+}
+is_evicted() { # is_evicted HANDLE: evicts it, if it is not.
+  "$bin/fdbroker" evict "$1" > /dev/null; "$bin/fdbroker" show "$1" | tee /dev/stderr | grep -q evicted
 }
 excess() { # excess KIND PID: named with every fd that may be the one too many.
   audit
@@ -195,6 +201,42 @@ for which in 1 0; do
   plant "$what: mapped without a lease" stray_mapping mapped "$handle"
 done
 plant "an owner's copies of its own fd" leak own
+
+# The broker holds no fd of what is evicted: copies are told all the same.
+evict=yes
+what="an evicted range of an arena"
+handle=${handles[0]}
+plant "$what: a duplicate that outlives its lease" leak leak "$handle"
+plant "$what: two duplicates, one lease" leak copy "$handle"
+plant "$what: a duplicate in a child after fork" stray stray "$handle"
+plant "$what: an fd in a socket that nobody reads" in_flight in-flight "$handle"
+plant "$what: an fd closed, its lease not given back" forgotten forgotten "$handle"
+plant "$what: mapped without a lease" stray_mapping mapped "$handle"
+evict=
+for index in 0 2 4 6; do
+  check "an arena evicted, its owner and a client as they should be" is_evicted "${handles[$index]}"
+done
+check "  and no finding" clean
+
+# Asked for again; a dma-buf is another one then, and copies of the first are still the allocation's.
+client leak "$handle"; leaker=$started leak="$pid $fd"
+check "evicted, and asked for again" is_evicted "$handle"
+client hold "$handle"; holder=$started
+check "  a duplicate of what it was before" only leak ${leak}
+end "$leaker"
+check "  and nothing when it is gone" clean
+end "$holder"
+
+# Ended memory: its owner has gone, a lease is left.
+client produce 2; doomed=$started
+mapfile -t ending <<< "$said"
+client hold "${ending[1]}"; holder=$started
+client leak "${ending[1]}"; leaker=$started leak="$pid $fd"
+end "$doomed"
+check "ended memory that somebody holds: a duplicate without lease" only leak ${leak}
+end "$leaker"
+end "$holder"
+check "  and nothing when they are gone" clean
 
 # ---- all at once; what stays behind comes last
 
@@ -247,6 +289,17 @@ else
   }
   check "a broker in another PID namespace: said, and nothing compared" elsewhere
 fi
+# A job at work under a cap that evicts all the time: nothing of it is a fault, in whichever moment one looks.
+at_work() {
+  local memory=memfd
+  [ "${FDBROKER_TEST_MEMORY-}" != udmabuf ] || memory=udmabuf
+  # shellcheck disable=SC2016 # for the shell that it is given to
+  "$bin/fdbroker" run --max-fds 64 -- "$BASH" -c '
+    "$0" demo --memory "$1" --ranks 6 --buffers 60 --hold 3 --timeout 120 --json & demo=$!
+    while kill -0 "$demo" 2> /dev/null; do "$0" audit --json || status=$?; done
+    wait "$demo" && exit ${status-0}' "$bin/fdbroker" "$memory"
+}
+check "a job under a tight cap, looked at again and again: no finding" at_work
 check "no broker: exit status 3" exits 3 env FDBROKER_ADMIN_SOCKET="$work/none" "$bin/fdbroker" audit
 kill -0 "$producer" || failed=$((failed + 1))
 echo "$passed passed, $failed failed"

@@ -9,7 +9,8 @@ use crate::support::rank::rank;
 use crate::support::raw::{Raw, grants};
 use crate::support::wait::{eventually, eventually_ok, patience};
 use fdbroker_client::{Client, Deadline, Deposit, Handle, HostMemory, Recall, RecallAnswer};
-use fdbroker_protocol::admin::AllocationState;
+use fdbroker_protocol::admin::{AllocationState, NO_OWN_FD};
+use fdbroker_protocol::limits::FORMER_FILES;
 use fdbroker_protocol::message::{RecallItem, RegisterItem, SupplyItem, register_flags};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 use nix::fcntl::SealFlag;
@@ -196,6 +197,46 @@ fn recall_when_answered_with_an_fd_too_small_then_refused() {
     assert_refused_when_supplied(|| memfd(c"small", BLOCK_BYTES / 2, both_seals()));
 }
 
+/// Inode of a memory, the inodes before it, and whether there were more and an fd is held.
+fn files(broker: &Broker, handle: &Handle) -> (u64, Vec<u64>, bool, bool) {
+    let record = broker.admin().allocation(handle.id()).expect("on the ledger");
+    let former = record.former_inodes.iter().map(|inode| inode.get()).take_while(|it| *it != 0);
+    let (has_more, is_held) = (record.files_ms.get() != u64::MAX, record.fd.get() != NO_OWN_FD);
+    (record.inode.get(), former.collect(), has_more, is_held)
+}
+
+#[test]
+fn allocations_when_evicted_and_made_anew_then_their_files_are_known_to_every_broker() {
+    let mut broker = tight(NEVER_MS);
+    let (owner, handle) = owner_who(&broker, |blocks, recall| {
+        let anew = match host_memory() {
+            HostMemory::Udmabuf => blocks.export(0),
+            HostMemory::Memfd => memfd(c"anew", 2 * BLOCK_BYTES, both_seals()),
+        };
+        Ok(RecallAnswer::unchanged(recall, anew))
+    });
+    let (consumer, other) = (broker.client("consumer"), Owner::of(&broker, "other", 1));
+    let (first, ..) = files(&broker, &handle);
+    assert_ne!(first, 0, "of the fd that was deposited");
+    assert_eq!(files(&broker, &handle), (first, vec![], false, false));
+    let mut expected = vec![first];
+    for _ in 0..FORMER_FILES + 1 {
+        let grant = consumer.acquire(&handle, patience()).expect("by recall");
+        let inode = nix::sys::stat::fstat(&grant.fd).expect("fstat").st_ino;
+        let former: Vec<_> = expected.iter().rev().take(FORMER_FILES).copied().collect();
+        let has_more = expected.len() > FORMER_FILES;
+        assert_eq!(files(&broker, &handle), (inode, former.clone(), has_more, true));
+        broker.take_over();
+        assert_eq!(files(&broker, &handle), (inode, former.clone(), has_more, true));
+        // The only place goes to another one.
+        drop(consumer.acquire(&other.handle(0), patience()).expect("by recall"));
+        assert_eq!(files(&broker, &handle), (inode, former, has_more, false));
+        expected.push(inode);
+    }
+    drop((owner, other, consumer));
+    broker.assert_nothing_left();
+}
+
 #[test]
 fn recall_when_answered_then_still_the_same_allocation_in_an_fd_made_anew() {
     let broker = tight(NEVER_MS);
@@ -215,6 +256,10 @@ fn recall_when_answered_then_still_the_same_allocation_in_an_fd_made_anew() {
         HostMemory::Memfd => assert_eq!(inode(&again), first_inode),
     }
     assert_eq!((again.info.id, again.info.kind), (owner.id(0), memory_kind()));
+    let record = broker.admin().allocation(owner.id(0)).expect("on the ledger");
+    assert_eq!(record.inode.get(), inode(&again));
+    let former = record.former_inodes.iter().any(|former| former.get() == first_inode);
+    assert_eq!(former, inode(&again) != first_inode, "a consumer may still have the first one");
     assert!(import.is_current(), "an eviction ends no lease and no allocation");
     // What is written through one mapping is read through the other.
     owner.blocks.fill(0, 42);

@@ -382,6 +382,45 @@ pub fn one_list(setup: &Setup) -> Outcome {
     Ok(Ran::Whole)
 }
 
+/// All CUDA fds have the inode of their device: that of one allocation is told from that of another by kcmp(2).
+pub fn audit(setup: &Setup) -> Outcome {
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        return Ok(Ran::NotHere("no /dev/nvidiactl, so no fd that audit takes for CUDA's".into()));
+    }
+    let node = Node::start(&[])?;
+    let mut ranks = Peer::ready(2, &node.socket(), 2)?;
+    let mut stranger = Peer::start()?;
+    let lent = lent(ranks[0].ask(&make(4, setup.granule, 0, 41))?)?;
+    let ids = lent.iter().map(|lent| lent.handle().map(|handle| handle.id().to_string()));
+    let ids = ids.collect::<Result<Vec<_>, _>>()?;
+    let fds = match ranks[1].ask(&Command::Hold { lent })? {
+        Answer::Held { fds } => fds,
+        other => return Err(unexpected(&other)),
+    };
+    let holder = ranks[1].pid();
+    let expect = |what: &str, expected: &[(&str, i32, &str)]| {
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(kind, pid, id)| ((*kind).to_owned(), i64::from(*pid), (*id).to_owned()))
+            .collect();
+        let found = node.audit()?;
+        ensure(found == expected, || format!("{what}: audit finds {found:?}, not {expected:?}"))
+    };
+    expect("four fds with four leases", &[])?;
+    ranks[1].order(&Command::Take { pid: holder, fd: fds[2] })?;
+    let leak = ("leak", holder, ids[2].as_str());
+    expect("a second fd of the third", &[leak])?;
+    stranger.order(&Command::Take { pid: holder, fd: fds[1] })?;
+    expect("an fd of the second in a stranger", &[leak, ("stray", stranger.pid(), &ids[1])])?;
+    // What the broker has no fd of cannot be told; the others can.
+    node.evict(&ids[1])?;
+    node.until_vmm_fds(3)?;
+    expect("the second evicted", &[leak])?;
+    ranks[1].ask(&Command::CloseKept)?;
+    expect("the second fd of the third closed", &[])?;
+    Ok(Ran::Whole)
+}
+
 pub fn cache(setup: &Setup, report: &mut Report) -> Outcome {
     let node = Node::start(&[])?;
     let mut ranks = Peer::ready(2, &node.socket(), 2)?;

@@ -118,6 +118,9 @@ fn run(device: Device) -> Result<bool, String> {
         checks::dma_bufs(&setup, report)
     });
     report.check("host and GPU memory stand in one `fdbroker ls`", |_| checks::one_list(&setup));
+    report.check("audit names the allocation of each CUDA fd without a lease", |_| {
+        checks::audit(&setup)
+    });
     report
         .check("the import cache keeps device memory open", |report| checks::cache(&setup, report));
     report.check("cost of export and import, cold and warm, and of a grant", |report| {

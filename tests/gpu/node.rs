@@ -78,20 +78,39 @@ impl Node {
 
     /// `fdbroker status`.
     pub fn status(&self) -> Result<Value, String> {
-        self.command("status")
+        self.command(&["status"], &[0])
     }
 
     /// `fdbroker ls`.
     pub fn ls(&self) -> Result<Value, String> {
-        self.command("ls")
+        self.command(&["ls"], &[0])
     }
 
-    fn command(&self, name: &str) -> Result<Value, String> {
+    /// `fdbroker evict`.
+    pub fn evict(&self, allocation: &str) -> Result<Value, String> {
+        self.command(&["evict", allocation], &[0])
+    }
+
+    /// Findings of `fdbroker audit`: kind, pid and allocation of each.
+    pub fn audit(&self) -> Result<Vec<(String, i64, String)>, String> {
+        // 5: there are some.
+        let report = self.command(&["audit"], &[0, 5])?;
+        let text = |finding: &Value, name: &str| finding[name].as_str().unwrap_or("").to_owned();
+        let found = report["findings"].as_array().ok_or("fdbroker audit says no findings")?;
+        let found = found
+            .iter()
+            .map(|it| (text(it, "kind"), it["pid"].as_i64().unwrap_or(-1), text(it, "allocation")));
+        Ok(found.collect())
+    }
+
+    /// Its answer as JSON, when it ends with one of these.
+    fn command(&self, arguments: &[&str], statuses: &[i32]) -> Result<Value, String> {
+        let name = arguments.join(" ");
         let mut command = Command::new(&self.program);
-        command.args([name, "--json"]);
+        command.args(arguments).arg("--json");
         command.env("FDBROKER_ADMIN_SOCKET", self.dir.join("fdbroker-admin/admin.sock"));
         let output = command.output().map_err(|error| format!("fdbroker {name}: {error}"))?;
-        if !output.status.success() {
+        if !output.status.code().is_some_and(|code| statuses.contains(&code)) {
             let why = String::from_utf8_lossy(&output.stderr);
             return Err(format!("fdbroker {name}: {}: {why}", output.status));
         }

@@ -34,6 +34,7 @@ pub const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
 struct Rank {
     // Field order is drop order: memory before the connection and the device.
     kept: Option<OwnedFd>,
+    grants: Vec<Grant>,
     imports: Vec<CudaImport>,
     buffers: Vec<(CudaBuffer, u64)>,
     memory: Vec<CudaMemory>,
@@ -117,7 +118,14 @@ impl Rank {
             Command::Import { lent, slots, reader } => return self.import(&lent, slots, reader),
             Command::Recheck { lent, slots } => return self.recheck(&lent, slots),
             Command::CheckMarks { slots, owner } => return self.check_marks(slots, owner),
+            Command::Hold { lent } => {
+                let grants = lent.iter().map(|lent| self.acquire(lent));
+                self.grants = grants.collect::<Result<_, _>>()?;
+                let fds = self.grants.iter().map(|grant| grant.fd.as_raw_fd()).collect();
+                return Ok(Answer::Held { fds });
+            }
             Command::Release => {
+                self.grants.clear();
                 for import in self.imports.drain(..) {
                     import.release().map_err(text)?;
                 }

@@ -51,7 +51,9 @@ pub enum Command {
     Recheck { lent: Vec<Lent>, slots: u32 },
     /// Look for the mark of every reader but `owner` in the own buffers, and check every byte.
     CheckMarks { slots: u32, owner: u32 },
-    /// Drop all imports.
+    /// Acquire, and keep the fds open.
+    Hold { lent: Vec<Lent> },
+    /// Drop all imports, and what is held.
     Release,
     /// Acquire and give back; answers the code.
     Try { lent: Lent },
@@ -76,7 +78,7 @@ pub enum Command {
     Export,
     /// Close the fd kept.
     CloseKept,
-    /// Take an fd of another process, to be imported by `Costs`.
+    /// Take an fd of a process, to be imported by `Costs`, or to have it.
     Take { pid: i32, fd: i32 },
     /// Import what was taken, close the fd, unmap.
     ImportTaken { bytes: u64 },
@@ -94,6 +96,7 @@ pub enum Answer {
     Made { lent: Vec<Lent> },
     Checked { bytes: u64, wrong_words: u64 },
     Code { name: String },
+    Held { fds: Vec<i32> },
     Twice { same_allocation: bool },
     Reused { lent: Lent, at_same_address: bool },
     Full { export: String, import: String, export_after: String, wrong_words: u64 },

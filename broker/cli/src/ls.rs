@@ -4,7 +4,7 @@ use crate::admin::{Admin, Selection};
 use crate::error::Result;
 use crate::records::{self, NOBODYS_UID};
 use crate::table::{Column, Kind, List, ListArgs, Value};
-use fdbroker_protocol::admin::{AllocationRecord, AllocationState};
+use fdbroker_protocol::admin::{AllocationRecord, AllocationState, NO_OWN_FD};
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{MemoryKind, Share};
 
@@ -53,12 +53,26 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
     Column::new(Kind::Number, "WAITING", "waiters", "requests that wait for it", |it| {
         Value::Number(it.waiters.get().into())
     }),
-    Column::new(Kind::Number, "INODE", "inode", "inode of the fd held, none if none is", |it| {
-        match it.inode.get() {
+    Column::new(
+        Kind::Number,
+        "INODE",
+        "inode",
+        "inode of the fd held, or of the last one that was",
+        |it| match it.inode.get() {
             0 => Value::None("-"),
             inode => Value::Number(inode),
-        }
-    }),
+        },
+    ),
+    Column::on_request(
+        Kind::Number,
+        "FD",
+        "fd",
+        "the broker's fd of it, as in /proc/PID/fd and lsof; none while it holds none",
+        |it| match it.fd.get() {
+            NO_OWN_FD => Value::None("-"),
+            fd => Value::Number(fd.into()),
+        },
+    ),
     Column::on_request(Kind::Text, "JOB", "owner_job", "its owner's job, none once gone", |it| {
         records::job(it.job, &it.job_name)
     }),

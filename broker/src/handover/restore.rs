@@ -8,6 +8,7 @@ use super::{RefusedState, ledger};
 use crate::closers::{Closers, Report};
 use crate::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
 use crate::fd_table::{FdTable, NOBODY};
+use crate::files::Files;
 use crate::generation_page::{self, GenerationPage, PageError};
 use crate::job::JobName;
 use crate::keep_store::Found;
@@ -189,7 +190,7 @@ impl FdTable {
             let kind = MemoryKind::from_number(saved.kind);
             let kind = kind.ok_or_else(|| broken("no kind of memory", saved.kind.into()))?;
             let fd = arrived.fds.take_if(saved.fd)?;
-            if let Some(double) = self.put(saved.slot, kind, fd) {
+            if let Some(double) = self.put(saved.slot, kind, saved.files, fd) {
                 arrived.fds.put_back(double);
                 return Err(broken("two fds for slot", saved.slot.into()));
             }
@@ -261,7 +262,7 @@ impl Server {
             match is_anew {
                 true => {
                     let kind = found.kept.deposit.kind;
-                    let double = self.fds.put(id.slot, kind, Some(found.fd));
+                    let double = self.fds.put(id.slot, kind, Files::default(), Some(found.fd));
                     double.into_iter().for_each(|fd| left.put_back(fd));
                 }
                 false => left.put_back(found.fd),

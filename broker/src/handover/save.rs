@@ -195,7 +195,7 @@ impl Server {
         let mut slots = Vec::new();
         for (slot, kind, fd) in self.fds.slots() {
             let fd = fd.map(|fd| packing.add(fd, Whose::Slot(slot))).transpose()?;
-            slots.push(SavedSlot { slot, kind: kind as u8, fd });
+            slots.push(SavedSlot { slot, kind: kind as u8, fd, files: self.fds.files(slot) });
         }
         packing.outgoing.flush()?;
         let handshakes = self.handshakes.iter().map(|handshake| SavedHandshake {

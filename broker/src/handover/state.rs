@@ -3,6 +3,7 @@
 //! [`FORMAT`](super::ledger::FORMAT).
 
 use crate::connection::{Blocked, Phase};
+use crate::files::Files;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
@@ -94,4 +95,5 @@ pub(crate) struct SavedSlot {
     /// A memory kind's number.
     pub kind: u8,
     pub fd: Option<Fd>,
+    pub files: Files,
 }

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::connection::{Phase, client_id};
+use crate::files::Files;
 use crate::handover::ledger;
 use crate::handover::save::Way;
 use crate::handover::state::{SavedSlot, State};
@@ -58,7 +59,8 @@ fn state_when_a_job_has_a_name_then_its_key_and_name_go_on_and_nothing_unprintab
 
 #[test]
 fn state_when_a_number_in_it_is_absurd_then_refused_before_it_is_used() {
-    let slot = |slot| SavedSlot { slot, kind: MemoryKind::Memfd as u8, fd: None };
+    let slot =
+        |slot| SavedSlot { slot, kind: MemoryKind::Memfd as u8, fd: None, files: Files::default() };
     let changes: [(&str, Change<'_>); 8] = [
         ("slot beyond the page", &|state| state.slots.push(slot(state.page_slots))),
         ("largest slot", &|state| state.slots.push(slot(u32::MAX))),

@@ -8,7 +8,7 @@ pub use acts::{Act, ActOutcome, ActRecord, act_flags};
 pub use events::{EventKind, EventRecord};
 
 use crate::error::wire_enum;
-use crate::limits::{JOB_NAME_BYTES, NAME_BYTES};
+use crate::limits::{FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
@@ -207,7 +207,7 @@ wire_enum! {
     }
 }
 
-/// One allocation, 152 bytes.
+/// One allocation, 192 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -247,7 +247,7 @@ pub struct AllocationRecord {
     pub mapped_leases: U32,
     /// Requests that wait for it.
     pub waiters: U32,
-    /// Inode of the fd held, 0 when none is.
+    /// Inode of the fd held, or of the last one that was; 0 = not known.
     pub inode: U64,
     /// The owner's name.
     pub owner_name: [u8; NAME_BYTES],
@@ -255,7 +255,20 @@ pub struct AllocationRecord {
     pub job: U64,
     /// Its name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
+    /// The broker's own fd of it, its number in /proc/PID/fd; [`NO_OWN_FD`] while it holds none.
+    pub fd: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+    /// For how long it has had no other files than these, in ms; u64::MAX = since it was deposited. An older lease may be
+    /// of another one.
+    pub files_ms: U64,
+    /// Inodes of files that its owner gave for it before, newest first; 0 = none. Memory that is exported as another
+    /// dma-buf each time has them.
+    pub former_inodes: [U64; FORMER_FILES],
 }
+
+/// [`AllocationRecord::fd`] of what the broker holds no fd of.
+pub const NO_OWN_FD: u32 = u32::MAX;
 
 /// One lease, 128 bytes.
 #[derive(

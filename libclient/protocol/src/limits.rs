@@ -25,6 +25,10 @@ pub const MAX_ADMIN_MESSAGE_BYTES: usize = 32 * 1024;
 /// Bytes of a client's name: the kernel's `TASK_COMM_LEN` (include/linux/sched.h).
 pub const NAME_BYTES: usize = 16;
 
+/// Files of one allocation before the present one that the broker remembers: memory that is exported as a new dma-buf at
+/// each recall has one per recall, and a copy of an older one than these is seldom met with.
+pub const FORMER_FILES: usize = 3;
+
 /// Bytes of a job's name: `k8s:` and a pod's UID are 40; a unit's name that is longer is cut.
 pub const JOB_NAME_BYTES: usize = 48;
 

@@ -3,7 +3,8 @@
 //! only as sure.
 
 use super::ledger::{Allocation, Lease, Ledger, MemoryKey};
-use super::scan::{Process, Scan};
+use super::same_memory::SameMemory;
+use super::scan::{MemoryFd, Process, Scan};
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,12 +22,12 @@ pub struct Look {
     pub peers: HashMap<u64, Option<u64>>,
 }
 
-/// A memory that can be told in /proc, or one that the broker holds no fd of, by kind.
+/// A memory that can be told in /proc, or one that cannot, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Of {
-    /// By its key.
+    /// By one of its files, the same one throughout a look.
     Known(MemoryKey),
-    /// Evicted, or ended.
+    /// No file of it is known.
     Unknown(MemoryKind),
 }
 
@@ -40,7 +41,7 @@ impl Of {
     }
 }
 
-/// What is known of one memory.
+/// What is known of one memory: allocations that have a file in common, in either ledger.
 #[derive(Clone, Debug)]
 pub struct Memory {
     /// The first allocation in it.
@@ -73,24 +74,35 @@ pub struct Holder<'a> {
 pub struct Book<'a> {
     /// What was read.
     pub look: &'a Look,
-    /// Memories by key.
+    /// Memories, by the file that stands for each.
     pub memories: BTreeMap<MemoryKey, Memory>,
     /// Holders by pid.
     pub holders: BTreeMap<u32, Holder<'a>>,
+    /// References to the dma-bufs of each memory, and those of them that are fds and mappings seen; what is beyond is imports
+    /// of drivers, in flight, or of processes that were not read.
+    pub references: BTreeMap<MemoryKey, (u64, u64)>,
+    files: SameMemory,
 }
 
 impl<'a> Book<'a> {
     /// Sums up.
     pub fn new(look: &'a Look) -> Self {
-        let mut book = Book { look, memories: BTreeMap::new(), holders: BTreeMap::new() };
-        for (id, allocation) in &look.before.allocations {
-            book.add_allocation(*id, allocation, look.after.allocations.get(id));
+        let (before, after) = (&look.before.allocations, &look.after.allocations);
+        let mut files = SameMemory::default();
+        for (id, allocation) in before.iter().chain(after) {
+            let other = [before, after].into_iter().filter_map(|ledger| ledger.get(id));
+            files.join(allocation.keys().chain(other.flat_map(Allocation::keys)));
         }
-        for (id, allocation) in &look.after.allocations {
-            let before = look.before.allocations.get(id);
-            // Those known before and held before have been added.
-            if before.is_none_or(|before| before.key.is_none()) {
-                book.add_allocation(*id, allocation, before);
+        files.flatten();
+        let references = references(&look.scan, &files);
+        let (memories, holders) = (BTreeMap::new(), BTreeMap::new());
+        let mut book = Book { look, memories, holders, references, files };
+        for (id, allocation) in before {
+            book.add_allocation(*id, allocation, after.get(id));
+        }
+        for (id, allocation) in after {
+            if !before.contains_key(id) {
+                book.add_allocation(*id, allocation, None);
             }
         }
         for (number, lease) in &look.before.leases {
@@ -110,8 +122,8 @@ impl<'a> Book<'a> {
         allocation: &Allocation,
         other: Option<&Allocation>,
     ) {
-        let Some(key) = allocation.key else { return };
-        let is_sure = other.is_some_and(|other| other.key == Some(key));
+        let mut keys = allocation.keys().chain(other.into_iter().flat_map(Allocation::keys));
+        let Some(key) = keys.next().and_then(|key| self.files.top(key)) else { return };
         let empty = Memory {
             first: id,
             size_bytes: 0,
@@ -123,8 +135,9 @@ impl<'a> Book<'a> {
         memory.first = memory.first.min(id);
         memory.size_bytes = memory.size_bytes.saturating_add(allocation.size_bytes);
         memory.keep |= allocation.keep;
-        memory.records.0 += 1;
-        memory.records.1 += u64::from(is_sure);
+        let other = other.and_then(|other| other.fd);
+        memory.records.0 += u64::from(allocation.fd.or(other).is_some());
+        memory.records.1 += u64::from(allocation.fd.is_some() && allocation.fd == other);
         if allocation.owner_pid != 0 {
             *memory.owners.entry(allocation.owner_pid).or_default() += 1;
         }
@@ -134,31 +147,41 @@ impl<'a> Book<'a> {
         if lease.pid == 0 {
             return;
         }
-        let of = self.what(lease.allocation);
+        let (may_be, is_sure) = self.what(lease, other);
         let holder = self.holders.entry(lease.pid).or_default();
         let is_open = !lease.mapped || other.is_some_and(|other| !other.mapped);
-        // What the ledger no longer has may have been of any kind.
-        let kinds = MemoryKind::ALL.iter().map(|kind| Of::Unknown(*kind));
-        let may_be: Vec<Of> = of.map_or_else(|| kinds.collect(), |of| vec![of]);
-        for of in may_be {
-            *holder.any.entry(of).or_default() += 1;
-            *holder.open.entry(of).or_default() += u64::from(is_open);
+        for of in &may_be {
+            *holder.any.entry(*of).or_default() += 1;
+            *holder.open.entry(*of).or_default() += u64::from(is_open);
         }
-        let (Some(of), Some(other)) = (of, other) else { return };
+        let (Some(other), Some(of), true) = (other, may_be.first(), is_sure) else { return };
         if other.mapped == lease.mapped {
             let sure = if lease.mapped { &mut holder.sure_mapped } else { &mut holder.sure_open };
-            sure.entry(of).or_default().push((number, lease));
+            sure.entry(*of).or_default().push((number, lease));
         }
     }
 
-    fn what(&self, id: AllocationId) -> Option<Of> {
+    /// What a lease may be of, and whether that is sure.
+    fn what(&self, lease: &Lease, other: Option<&Lease>) -> (Vec<Of>, bool) {
+        let id = &lease.allocation;
         let (before, after) =
-            (self.look.before.allocations.get(&id), self.look.after.allocations.get(&id));
-        let key = before.and_then(|it| it.key).or_else(|| after.and_then(|it| it.key));
-        match key {
-            Some(key) => Some(Of::Known(key)),
-            None => before.or(after).map(|allocation| Of::Unknown(allocation.kind)),
-        }
+            (self.look.before.allocations.get(id), self.look.after.allocations.get(id));
+        let Some(some) = before.or(after) else {
+            // What neither ledger has any more may have been of any kind.
+            return (MemoryKind::ALL.iter().map(|kind| Of::Unknown(*kind)).collect(), false);
+        };
+        let both = || [before, after].into_iter().flatten();
+        let key = both().flat_map(Allocation::keys).next().and_then(|key| self.files.top(key));
+        let Some(key) = key else { return (vec![Of::Unknown(some.kind)], true) };
+        let age_ms = other.map_or(lease.age_ms, |other| lease.age_ms.max(other.age_ms));
+        let fd = |allocation: Option<&Allocation>| allocation.and_then(|it| it.fd);
+        let is_sure = match some.kind {
+            // Told only while the broker has it: a copy may have been looked at before, or after.
+            MemoryKind::CudaVmm => fd(before).is_some() && fd(before) == fd(after),
+            _ => both().all(|allocation| age_ms < allocation.files.known_ms),
+        };
+        let unknown = (!is_sure).then_some(Of::Unknown(some.kind));
+        (std::iter::once(Of::Known(key)).chain(unknown).collect(), is_sure)
     }
 
     /// The broker's pid.
@@ -192,10 +215,10 @@ impl<'a> Book<'a> {
     }
 
     /// Fds of a process by memory, those of unknown memory by kind.
-    pub fn fds(&self, process: &Process) -> BTreeMap<Of, Vec<i32>> {
-        let mut fds: BTreeMap<Of, Vec<i32>> = BTreeMap::new();
+    pub fn fds(&self, process: &'a Process) -> BTreeMap<Of, Vec<&'a MemoryFd>> {
+        let mut fds: BTreeMap<Of, Vec<&MemoryFd>> = BTreeMap::new();
         for memory in &process.fds {
-            fds.entry(self.of(memory.key)).or_default().push(memory.fd);
+            fds.entry(self.of(memory.key)).or_default().push(memory);
         }
         fds
     }
@@ -205,24 +228,39 @@ impl<'a> Book<'a> {
         process.mapped.keys().any(|key| self.of(*key) == of)
     }
 
-    /// References to a dma-buf, and those of them that are fds and mappings seen; what is beyond is imports of drivers, in
-    /// flight, or of processes that were not read.
-    pub fn references(&self, key: MemoryKey) -> (u64, u64) {
-        let (mut references, mut seen) = (0, 0);
-        for process in self.look.scan.processes.values() {
-            for fd in process.fds.iter().filter(|fd| fd.key == key) {
-                seen += 1;
-                references = references.max(fd.references.unwrap_or(0));
-            }
-            seen += process.mapped.get(&key).map_or(0, |mapped| mapped.mappings);
+    /// What is known of a memory, if it can be told.
+    pub fn memory(&self, of: Of) -> Option<&Memory> {
+        match of {
+            Of::Known(key) => self.memories.get(&key),
+            Of::Unknown(_) => None,
         }
-        (references, seen)
     }
 
-    fn of(&self, key: MemoryKey) -> Of {
-        match self.memories.contains_key(&key) {
-            true => Of::Known(key),
-            false => Of::Unknown(key.kind),
+    /// The memory that a file is of.
+    pub fn of(&self, key: MemoryKey) -> Of {
+        self.files.top(key).map_or(Of::Unknown(key.kind), Of::Known)
+    }
+}
+
+fn references(scan: &Scan, files: &SameMemory) -> BTreeMap<MemoryKey, (u64, u64)> {
+    let mut by_file: BTreeMap<MemoryKey, (u64, u64)> = BTreeMap::new();
+    for process in scan.processes.values() {
+        for fd in &process.fds {
+            let (references, seen) = by_file.entry(fd.key).or_default();
+            *references = fd.references.unwrap_or(0).max(*references);
+            *seen += 1;
+        }
+        for (key, mapped) in &process.mapped {
+            by_file.entry(*key).or_default().1 += mapped.mappings;
         }
     }
+    let mut by_memory: BTreeMap<MemoryKey, (u64, u64)> = BTreeMap::new();
+    let dma_bufs = by_file.into_iter().filter(|(key, _)| key.kind == MemoryKind::DmaBuf);
+    for (key, (references, seen)) in dma_bufs {
+        if let Some(top) = files.top(key) {
+            let sums = by_memory.entry(top).or_default();
+            *sums = (sums.0 + references, sums.1 + seen);
+        }
+    }
+    by_memory
 }

@@ -4,7 +4,6 @@
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};
 use super::ledger::{Allocation, Ledger};
-use fdbroker_protocol::MemoryKind;
 use fdbroker_protocol::admin::AllocationState;
 
 /// Everything wrong with the broker's own fds, and orphans.
@@ -23,12 +22,9 @@ fn table(book: &Book<'_>, found: &mut Vec<Finding>) {
     let fds = book.fds(broker);
     let mut beyond = Vec::new();
     for (of, fds) in &fds {
-        let may_hold = match of {
-            Of::Known(key) => book.memories.get(key).map_or(0, |memory| memory.records.0),
-            Of::Unknown(_) => 0,
-        };
+        let may_hold = book.memory(*of).map_or(0, |memory| memory.records.0);
         let more = fds.len().saturating_sub(usize::try_from(may_hold).unwrap_or(usize::MAX));
-        beyond.extend(&fds[fds.len() - more..]);
+        beyond.extend(fds[fds.len() - more..].iter().map(|fd| fd.fd));
     }
     let closing = look.before.closing_now.max(look.after.closing_now);
     if beyond.len() as u64 > closing {
@@ -55,7 +51,7 @@ fn table(book: &Book<'_>, found: &mut Vec<Finding>) {
 fn sums(book: &Book<'_>, found: &mut Vec<Finding>) {
     let held = |ledger: &Ledger| {
         let all = ledger.allocations.values();
-        all.filter(|allocation| allocation.key.is_some()).count() as u64
+        all.filter(|allocation| allocation.fd.is_some()).count() as u64
     };
     let (before, after) = (&book.look.before, &book.look.after);
     let is_steady = before.held_now == after.held_now && held(before) == held(after);
@@ -87,22 +83,17 @@ fn orphans(book: &Book<'_>, found: &mut Vec<Finding>) {
         let what = format!("{state}; its owner is gone, and nobody has a lease of it");
         let mut finding = Finding::new(Kind::Orphan, what);
         finding.uid = allocation.owner_uid;
-        finding = finding.memory(allocation.key, Some(*id), allocation.size_bytes);
+        finding = finding.memory(allocation.keys().next(), Some(*id), allocation.size_bytes);
         found.push(finding);
     }
 }
 
 /// What a dma-buf says of its references against what was seen of them.
 fn imports(book: &Book<'_>, found: &mut Vec<Finding>) {
-    for (key, memory) in &book.memories {
-        if key.kind != MemoryKind::DmaBuf {
-            continue;
-        }
-        let (references, seen) = book.references(*key);
-        if references > seen {
-            let what = format!("{references} references, {seen} of them are fds and mappings seen");
-            let finding = Finding::new(Kind::Imports, what);
-            found.push(finding.memory(Some(*key), Some(memory.first), memory.size_bytes));
-        }
+    for (key, (references, seen)) in &book.references {
+        let Some(memory) = book.memories.get(key).filter(|_| references > seen) else { continue };
+        let what = format!("{references} references, {seen} of them are fds and mappings seen");
+        let finding = Finding::new(Kind::Imports, what);
+        found.push(finding.memory(Some(*key), Some(memory.first), memory.size_bytes));
     }
 }

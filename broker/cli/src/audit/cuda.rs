@@ -4,6 +4,7 @@
 use super::scan::Scan;
 use fdbroker_protocol::MemoryKind;
 use std::cmp::Ordering;
+use std::collections::HashMap;
 
 /// `KCMP_FILE` (include/uapi/linux/kcmp.h).
 const KCMP_FILE: libc::c_int = 0;
@@ -11,9 +12,15 @@ const KCMP_FILE: libc::c_int = 0;
 /// One fd of one process.
 type Place = (u32, i32);
 
-/// Drops every fd of the device that is not a duplicate of one of the broker's: it is the driver's own, or of memory that
-/// the broker does not hold.
-pub fn keep_those_of_the_broker(scan: &mut Scan, broker: u32) {
+/// The order of two files; `None`: one of them is gone.
+type Compare<'a> = dyn FnMut(Place, Place) -> Result<Option<Ordering>, String> + 'a;
+
+/// A file, by the lowest of the broker's fds of it.
+type FileNumber = u64;
+
+/// Names the file of every fd of the device that the broker has one of, too, and drops all others: they are the driver's own,
+/// or of memory that the broker does not hold.
+pub fn tell_apart(scan: &mut Scan, broker: u32) {
     let mut of_broker: Vec<Place> = Vec::new();
     let mut of_others: Vec<Place> = Vec::new();
     for (pid, process) in &scan.processes {
@@ -22,21 +29,31 @@ pub fn keep_those_of_the_broker(scan: &mut Scan, broker: u32) {
         if *pid == broker { of_broker.extend(places) } else { of_others.extend(places) }
     }
     scan.cuda_seen = true;
-    let found = match duplicates(&mut of_broker, &of_others, &mut kcmp) {
-        Ok(found) => found,
+    let mut files: HashMap<Place, FileNumber> =
+        of_broker.iter().map(|place| (*place, number(*place))).collect();
+    match self::files(of_broker, &of_others, &mut kcmp) {
+        Ok(found) => files.extend(found),
         Err(why) => {
             scan.cuda_seen = false;
             scan.gap(format!("CUDA fds: kcmp(2) does not tell them apart ({why}); run as root"));
-            Vec::new()
         }
-    };
+    }
     for (pid, process) in &mut scan.processes {
-        process.fds.retain(|memory| {
-            memory.key.kind != MemoryKind::CudaVmm
-                || *pid == broker
-                || found.binary_search(&(*pid, memory.fd)).is_ok()
+        process.fds.retain_mut(|memory| {
+            if memory.key.kind != MemoryKind::CudaVmm {
+                return true;
+            }
+            let file = files.get(&(*pid, memory.fd));
+            memory.key.number = file.copied().unwrap_or(0);
+            file.is_some()
         });
     }
+    let of_broker = files.into_iter().filter(|(place, _)| place.0 == broker);
+    scan.cuda_files = of_broker.map(|(place, file)| (number(place), file)).collect();
+}
+
+fn number(place: Place) -> FileNumber {
+    u64::try_from(place.1).unwrap_or(0)
 }
 
 /// The order in which the kernel has two files; `None`: one of them is gone.
@@ -56,26 +73,34 @@ fn kcmp(a: Place, b: Place) -> Result<Option<Ordering>, String> {
     }
 }
 
-/// Those of `others` that are duplicates of one of `ours`, in their order. Sorted once by the kernel's order, so that a
-/// thousand against a thousand cost some 10,000 comparisons and not a million.
-fn duplicates(
-    ours: &mut [Place],
+/// The file of each of `ours`, and of those of `others` that are duplicates of one of them. Sorted once by the kernel's
+/// order, so that a thousand against a thousand cost some 20,000 comparisons and not a million.
+fn files(
+    ours: Vec<Place>,
     others: &[Place],
-    compare: &mut impl FnMut(Place, Place) -> Result<Option<Ordering>, String>,
-) -> Result<Vec<Place>, String> {
-    let mut failed = None;
-    if ours.is_empty() || others.is_empty() {
+    compare: &mut Compare<'_>,
+) -> Result<Vec<(Place, FileNumber)>, String> {
+    if ours.is_empty() || ours.len() + others.len() < 2 {
         return Ok(Vec::new());
     }
-    ours.sort_by(|a, b| match compare(*a, *b) {
-        Ok(order) => order.unwrap_or_else(|| a.cmp(b)),
-        Err(why) => {
-            failed = Some(why);
-            a.cmp(b)
+    let ours = sorted(ours, compare)?;
+    // Those of one file are neighbours now.
+    let mut lowest: Vec<FileNumber> = Vec::new();
+    let mut found: Vec<(Place, usize)> = Vec::with_capacity(ours.len());
+    for place in &ours {
+        let is_same = match found.last() {
+            Some((last, _)) => compare(*last, *place)? == Some(Ordering::Equal),
+            None => false,
+        };
+        match lowest.last_mut().filter(|_| is_same) {
+            Some(lowest) => *lowest = number(*place).min(*lowest),
+            None => lowest.push(number(*place)),
         }
-    });
-    let mut found = Vec::new();
+        found.push((*place, lowest.len() - 1));
+    }
+    let mut found: Vec<_> = found.into_iter().map(|(place, file)| (place, lowest[file])).collect();
     for other in others {
+        let mut failed = None;
         let at = ours.binary_search_by(|our| match compare(*our, *other) {
             Ok(order) => order.unwrap_or_else(|| our.cmp(other)),
             Err(why) => {
@@ -83,12 +108,35 @@ fn duplicates(
                 Ordering::Equal
             }
         });
-        if at.is_ok() && failed.is_none() {
-            found.push(*other);
+        match (failed, at) {
+            (Some(why), _) => return Err(why),
+            (None, Ok(at)) => found.push((*other, found[at].1)),
+            (None, Err(_)) => {}
         }
     }
-    found.sort_unstable();
-    failed.map_or(Ok(found), Err)
+    Ok(found)
+}
+
+/// In the kernel's order, without those that are closed meanwhile. Not [`slice::sort_by`], which may panic when fds that
+/// come and go have no order.
+fn sorted(mut places: Vec<Place>, compare: &mut Compare<'_>) -> Result<Vec<Place>, String> {
+    if places.len() < 2 {
+        return Ok(places);
+    }
+    let right = places.split_off(places.len() / 2);
+    let mut merged = Vec::with_capacity(places.len() + right.len());
+    let mut left = sorted(places, compare)?.into_iter().peekable();
+    let mut right = sorted(right, compare)?.into_iter().peekable();
+    while let (Some(a), Some(b)) = (left.peek().copied(), right.peek().copied()) {
+        match compare(a, b)? {
+            Some(Ordering::Greater) => merged.extend(right.next()),
+            Some(_) => merged.extend(left.next()),
+            None if compare(a, a)?.is_none() => drop(left.next()),
+            None => drop(right.next()),
+        }
+    }
+    merged.extend(left.chain(right));
+    Ok(merged)
 }
 
 #[cfg(test)]
@@ -96,22 +144,44 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
-    #[test]
-    fn duplicates_when_some_are_then_these_alone() {
-        // The file behind an fd, in an order that is not that of the numbers.
-        let file = |place: Place| (place.1 * 7) % 10;
-        let mut compare = |a: Place, b: Place| Ok(Some(file(a).cmp(&file(b))));
-        let mut ours: Vec<Place> = (0..5).map(|fd| (1, fd)).collect();
-        let others: Vec<Place> = vec![(2, 13), (2, 17), (3, 10), (3, 9)];
-        let found = duplicates(&mut ours, &others, &mut compare);
-        assert_eq!(found, Ok(vec![(2, 13), (3, 10)]));
+    /// The file behind an fd of these tests, in an order that is not that of the numbers.
+    fn file(place: Place) -> i32 {
+        (place.1 * 7) % 10
     }
 
     #[test]
-    fn duplicates_when_the_kernel_refuses_then_its_reason() {
+    fn files_when_some_are_duplicates_then_each_by_the_lowest_of_ours() {
+        let mut compare = |a: Place, b: Place| Ok(Some(file(a).cmp(&file(b))));
+        let ours = vec![(1, 22), (1, 3), (1, 12), (1, 14), (1, 2)];
+        let others = [(2, 13), (2, 17), (3, 32), (3, 9)];
+        let mut found = files(ours, &others, &mut compare).expect("an order");
+        found.sort_unstable();
+        let of_ours = [((1, 2), 2), ((1, 3), 3), ((1, 12), 2), ((1, 14), 14), ((1, 22), 2)];
+        assert_eq!(found, [&of_ours[..], &[((2, 13), 3), ((3, 32), 2)]].concat());
+    }
+
+    #[test]
+    fn files_when_some_are_closed_meanwhile_then_the_others_all_the_same() {
+        for gone in 0..10 {
+            let mut compare = |a: Place, b: Place| {
+                let is_gone = [a, b].contains(&(1, gone));
+                Ok((!is_gone).then(|| file(a).cmp(&file(b))))
+            };
+            let ours = (0..10).map(|fd| (1, fd)).collect();
+            let found = files(ours, &[(2, 11), (2, 15)], &mut compare).expect("an order");
+            let of = |place| found.iter().find(|found| found.0 == place).map(|found| found.1);
+            let kept: Vec<_> = (0..10).filter(|fd| of((1, *fd)).is_some()).collect();
+            assert_eq!(kept, (0..10).filter(|fd| *fd != gone).collect::<Vec<_>>());
+            assert_eq!(of((2, 11)), (gone != 1).then_some(1));
+            assert_eq!(of((2, 15)), (gone != 5).then_some(5));
+        }
+    }
+
+    #[test]
+    fn files_when_the_kernel_refuses_then_its_reason() {
         let mut refuse = |_: Place, _: Place| Err("no".to_owned());
-        assert_eq!(duplicates(&mut [(1, 1)], &[(2, 1)], &mut refuse), Err("no".to_owned()));
-        assert_eq!(duplicates(&mut [], &[(2, 1)], &mut refuse), Ok(Vec::new()));
+        assert_eq!(files(vec![(1, 1)], &[(2, 1)], &mut refuse), Err("no".to_owned()));
+        assert_eq!(files(vec![], &[(2, 1)], &mut refuse), Ok(Vec::new()));
     }
 
     #[test]

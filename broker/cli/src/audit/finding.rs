@@ -183,7 +183,7 @@ impl Finding {
 
     /// With this memory.
     pub fn memory(mut self, key: Option<MemoryKey>, id: Option<AllocationId>, size: u64) -> Self {
-        self.inode = key.map(|key| key.inode).filter(|inode| *inode != 0);
+        self.inode = key.and_then(MemoryKey::inode);
         self.allocation = id.map(|id| id.to_string());
         self.size_bytes = Some(size).filter(|size| *size != 0);
         self

@@ -5,27 +5,37 @@ use super::limits::MAX_RECORDS;
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
 use crate::records::NOBODYS_UID;
-use fdbroker_protocol::admin::{AllocationRecord, AllocationState, ClientRecord, LeaseRecord};
+use fdbroker_protocol::admin::{
+    AllocationRecord, AllocationState, ClientRecord, LeaseRecord, NO_OWN_FD,
+};
+use fdbroker_protocol::limits::FORMER_FILES;
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::{BTreeMap, HashMap};
 
-/// What tells one piece of memory from others in /proc. Ranges of one memfd share it; so do all CUDA exports, which
-/// have the inode of their device: for these it is 0.
+/// What tells one file of memory from others in /proc. Ranges of one memfd share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemoryKey {
     /// What it is.
     pub kind: MemoryKind,
-    /// Inode of the fd.
-    pub inode: u64,
+    /// Its inode. CUDA exports all have that of their device: of these the broker's fd, the lowest of duplicates.
+    pub number: u64,
 }
 
 impl MemoryKey {
-    /// Of a held fd with this inode.
-    pub fn new(kind: MemoryKind, inode: u64) -> Self {
-        let inode = if kind == MemoryKind::CudaVmm { 0 } else { inode };
-        MemoryKey { kind, inode }
+    /// Its inode, if that tells it.
+    pub fn inode(self) -> Option<u64> {
+        (self.kind != MemoryKind::CudaVmm).then_some(self.number)
     }
+}
+
+/// The files of one allocation: the one that is held, or was the last to be, and those before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// 0 = none: no inode is, and no fd of the broker's.
+    pub numbers: [u64; 1 + FORMER_FILES],
+    /// For how long it has had no others, in ms; [`u64::MAX`]: ever since.
+    pub known_ms: u64,
 }
 
 /// One allocation.
@@ -35,8 +45,10 @@ pub struct Allocation {
     pub state: AllocationState,
     /// What it is.
     pub kind: MemoryKind,
-    /// `None` while the broker holds no fd of it: then nothing in /proc can be told to be it.
-    pub key: Option<MemoryKey>,
+    /// The broker's fd of it, while it holds one.
+    pub fd: Option<u32>,
+    /// By which it is told in /proc; none when they are not known, as those of evicted CUDA memory.
+    pub files: Files,
     /// It outlives its owner.
     pub keep: bool,
     /// 0 when gone, or when the broker cannot see it (another PID namespace).
@@ -49,6 +61,15 @@ pub struct Allocation {
     pub size_bytes: u64,
     /// Leases of it, open and mapped.
     pub leases: u32,
+}
+
+impl Allocation {
+    /// Its files.
+    pub fn keys(&self) -> impl Iterator<Item = MemoryKey> + use<> {
+        let kind = self.kind;
+        let known = self.files.numbers.into_iter().filter(|number| *number != 0);
+        known.map(move |number| MemoryKey { kind, number })
+    }
 }
 
 /// One lease.
@@ -130,11 +151,23 @@ impl Ledger {
         ) else {
             return;
         };
-        let inode = record.inode.get();
+        let fd = Some(record.fd.get()).filter(|fd| *fd != NO_OWN_FD);
+        let [newest, older, oldest] = record.former_inodes.map(|inode| inode.get());
+        let files = match kind {
+            // Their inode is that of the device.
+            MemoryKind::CudaVmm => {
+                Files { numbers: [fd.unwrap_or(0).into(), 0, 0, 0], known_ms: u64::MAX }
+            }
+            _ => Files {
+                numbers: [record.inode.get(), newest, older, oldest],
+                known_ms: record.files_ms.get(),
+            },
+        };
         let allocation = Allocation {
             state,
             kind,
-            key: (inode != 0).then(|| MemoryKey::new(kind, inode)),
+            fd,
+            files,
             keep: record.flags & register_flags::KEEP != 0,
             owner_pid: if record.owner_gone == 0 { record.owner_pid.get() } else { 0 },
             owner_gone: record.owner_gone != 0,
@@ -143,6 +176,16 @@ impl Ledger {
             leases: record.open_leases.get().saturating_add(record.mapped_leases.get()),
         };
         self.allocations.insert(id, allocation);
+    }
+
+    /// Names CUDA files by the lowest of the broker's fds of them; `lowest` by fd.
+    pub fn name_cuda_files(&mut self, lowest: &HashMap<u64, u64>) {
+        for allocation in self.allocations.values_mut() {
+            if allocation.kind == MemoryKind::CudaVmm {
+                let number = &mut allocation.files.numbers[0];
+                *number = lowest.get(number).copied().unwrap_or(*number);
+            }
+        }
     }
 
     fn add_lease(&mut self, record: &LeaseRecord) {

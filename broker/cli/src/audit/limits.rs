@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Most allocations and most leases read: as many slots as a broker can have at most a few times over. Some 64 bytes each.
+/// Most allocations and most leases read: as many slots as a broker can have at most a few times over. Some 120 bytes each.
 pub const MAX_RECORDS: usize = 4 << 20;
 
 /// Most processes looked at: the largest `kernel.pid_max` of a node that is not changed by hand to more (4 Mi) would

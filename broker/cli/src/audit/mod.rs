@@ -10,6 +10,7 @@ mod limits;
 mod parse;
 mod peers;
 mod report;
+mod same_memory;
 mod scan;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ mod unleased;
 use crate::admin::Admin;
 use crate::error::{Error, Result, exit};
 use book::{Book, Look};
+use fdbroker_protocol::MemoryKind;
 use finding::{Finding, Identity};
 use indicatif::{ProgressBar, ProgressStyle};
 use ledger::Ledger;
@@ -71,7 +73,7 @@ pub fn run(options: Options) -> Result<u8> {
 }
 
 fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
-    let before = Ledger::read(admin)?;
+    let mut before = Ledger::read(admin)?;
     let (peers, no_peers) = match peers::read() {
         Ok(peers) => (peers, None),
         Err(errno) => (HashMap::new(), Some(errno)),
@@ -87,7 +89,9 @@ fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
     if let Some(errno) = no_peers {
         scan.gap(format!("lists of Unix sockets: sock_diag(7) says {errno}"));
     }
-    let after = Ledger::read(admin)?;
+    let mut after = Ledger::read(admin)?;
+    before.name_cuda_files(&scan.cuda_files);
+    after.name_cuda_files(&scan.cuda_files);
     add_hidden(&mut scan, &after);
     Ok(Look { before, after, scan, peers })
 }
@@ -176,10 +180,17 @@ fn gaps(look: &Look) -> BTreeMap<String, u64> {
         "clients: the broker does not see their pids (another PID namespace)".into(),
         ledger.unseen_clients,
     );
-    let unknown = |of: &&ledger::Allocation| of.key.is_none();
+    let untold = |is_cuda: bool| {
+        let all = ledger.allocations.values().filter(move |it| it.keys().next().is_none());
+        all.filter(move |it| (it.kind == MemoryKind::CudaVmm) == is_cuda).count() as u64
+    };
     add(
-        "allocations: the broker has no fd of them now, so copies of theirs cannot be told".into(),
-        ledger.allocations.values().filter(unknown).count() as u64,
+        "allocations: the broker has no fd of this CUDA memory now, so copies of theirs cannot be told".into(),
+        untold(true),
+    );
+    add(
+        "allocations: the broker has not had an fd of them since it started, so copies of theirs cannot be told".into(),
+        untold(false),
     );
     gaps
 }

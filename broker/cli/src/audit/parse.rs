@@ -61,14 +61,14 @@ pub fn mapping(line: &str, memfd_device: &str) -> Option<(MemoryKey, u64)> {
     let mut parts = line.split_ascii_whitespace();
     let (start, end) = parts.next()?.split_once('-')?;
     let (_permissions, _offset) = (parts.next()?, parts.next()?);
-    let (device, inode) = (parts.next()?, parts.next()?.parse().ok()?);
+    let (device, number) = (parts.next()?, parts.next()?.parse().ok()?);
     let kind = match parts.next()? {
         name if name.starts_with("/memfd:") && device == memfd_device => MemoryKind::Memfd,
         name if name.starts_with("/dmabuf:") => MemoryKind::DmaBuf,
         _ => return None,
     };
     let hex = |text| u64::from_str_radix(text, 16).ok();
-    Some((MemoryKey::new(kind, inode), hex(end)?.saturating_sub(hex(start)?)))
+    Some((MemoryKey { kind, number }, hex(end)?.saturating_sub(hex(start)?)))
 }
 
 #[cfg(test)]
@@ -102,10 +102,10 @@ mod tests {
     #[test]
     fn mapping_when_memfd_of_the_kernels_own_mount_or_dma_buf_then_its_key_and_size() {
         let line = "7f40f07af000-7f40f07b1000 rw-s 00000000 00:01 45818     /memfd:x (deleted)\n";
-        let key = MemoryKey { kind: MemoryKind::Memfd, inode: 45818 };
+        let key = MemoryKey { kind: MemoryKind::Memfd, number: 45818 };
         assert_eq!(mapping(line, "00:01"), Some((key, 8192)));
         assert_eq!(mapping(line, "00:02"), None);
-        let key = MemoryKey { kind: MemoryKind::DmaBuf, inode: 45818 };
+        let key = MemoryKey { kind: MemoryKind::DmaBuf, number: 45818 };
         assert_eq!(mapping(&line.replace("memfd", "dmabuf"), "00:02"), Some((key, 8192)));
         for line in ["", "7f-80 r--p 0 00:01 4", "7f-80 r--p 0 00:01 4 /dev/zero (deleted)"] {
             assert_eq!(mapping(line, "00:01"), None);

@@ -8,7 +8,7 @@ use super::parse;
 use crate::error::{Context, Result};
 use fdbroker_protocol::MemoryKind;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
@@ -84,6 +84,8 @@ pub struct Scan {
     pub gaps: BTreeMap<String, u64>,
     /// CUDA fds could be compared with the broker's.
     pub cuda_seen: bool,
+    /// Of each CUDA fd of the broker's, the lowest one of the same file.
+    pub cuda_files: HashMap<u64, u64>,
 }
 
 impl Scan {
@@ -127,7 +129,7 @@ pub fn scan(look: &MemfdLook, broker: u32, mut progress: impl FnMut(usize, usize
             look_at(*pid, *pid == broker, look, &mut scan);
         }
     }
-    cuda::keep_those_of_the_broker(&mut scan, broker);
+    cuda::tell_apart(&mut scan, broker);
     Ok(scan)
 }
 
@@ -206,7 +208,7 @@ fn read_fds(
         let is_socket = link.starts_with("socket:");
         let is_memory = link.starts_with("/memfd:") || link.starts_with("/dmabuf:");
         if link.ends_with("/nvidiactl") {
-            let key = MemoryKey::new(MemoryKind::CudaVmm, 0);
+            let key = MemoryKey { kind: MemoryKind::CudaVmm, number: 0 };
             process.fds.push(MemoryFd { fd, key, references: None });
         }
         if !is_socket && !is_memory
@@ -229,7 +231,7 @@ fn read_fds(
                 process.sockets.push(inode);
             }
         } else if let Some(memory) = parse::memory(&info, look.mount) {
-            let key = MemoryKey::new(memory.kind, inode);
+            let key = MemoryKey { kind: memory.kind, number: inode };
             process.fds.push(MemoryFd { fd, key, references: memory.references });
         }
     }

@@ -2,7 +2,7 @@
 
 use super::book::Look;
 use super::finding::{Finding, Kind};
-use super::ledger::{Allocation, Client, Lease, Ledger, MemoryKey};
+use super::ledger::{Allocation, Client, Files, Lease, Ledger, MemoryKey};
 use super::scan::{Mapped, MemoryFd, Process, Queue};
 use super::{confirmed, judge};
 use fdbroker_protocol::admin::AllocationState;
@@ -14,9 +14,11 @@ const HOLDER: u32 = 30;
 const STRANGER: u32 = 40;
 /// Inode of the memory.
 const INODE: u64 = 7;
+/// Of memory that cannot be told.
+const NO_FILES: Files = Files { numbers: [0; 4], known_ms: u64::MAX };
 
 fn key(kind: MemoryKind) -> MemoryKey {
-    MemoryKey::new(kind, INODE)
+    MemoryKey { kind, number: INODE }
 }
 
 fn id(slot: u32) -> AllocationId {
@@ -27,7 +29,8 @@ fn allocation(kind: MemoryKind) -> Allocation {
     Allocation {
         state: AllocationState::Held,
         kind,
-        key: Some(key(kind)),
+        fd: Some(5),
+        files: Files { numbers: [INODE, 0, 0, 0], known_ms: u64::MAX },
         keep: false,
         owner_pid: OWNER,
         owner_gone: false,
@@ -87,7 +90,10 @@ impl World {
         self.both(|ledger| {
             ledger.held_now = 0;
             let allocation = ledger.allocations.get_mut(&id(0)).expect("there");
-            allocation.key = None;
+            allocation.fd = None;
+            if allocation.kind == MemoryKind::CudaVmm {
+                allocation.files = NO_FILES;
+            }
             allocation.state = AllocationState::Evicted;
         });
     }
@@ -172,8 +178,9 @@ fn judge_when_more_fds_than_leases_then_all_that_may_be_the_one_too_many() {
 fn judge_when_a_lease_is_of_memory_that_cannot_be_told_then_any_fd_of_the_kind_may_be_its() {
     let mut world = World::new(MemoryKind::Memfd);
     world.both(|ledger| {
-        let evicted = Allocation { key: None, ..allocation(MemoryKind::Memfd) };
-        ledger.allocations.insert(id(1), evicted);
+        let files = NO_FILES;
+        let unknown = Allocation { fd: None, files, ..allocation(MemoryKind::Memfd) };
+        ledger.allocations.insert(id(1), unknown);
     });
     world.lease(1, 1, false);
     world.process(HOLDER).fds.push(fd(4, MemoryKind::Memfd));
@@ -181,6 +188,101 @@ fn judge_when_a_lease_is_of_memory_that_cannot_be_told_then_any_fd_of_the_kind_m
     assert!(!kinds.contains(&Kind::Leak), "{kinds:?}");
     world.process(HOLDER).fds.push(fd(5, MemoryKind::Memfd));
     assert!(world.found().contains(&(Kind::Leak, Some(HOLDER), vec![4, 5])));
+}
+
+#[test]
+fn judge_when_evicted_then_copies_are_told_as_before_but_of_cuda() {
+    for kind in MemoryKind::ALL {
+        let mut world = World::new(*kind);
+        world.evict();
+        world.process(OWNER).fds.push(fd(3, *kind));
+        world.lease(1, 0, false);
+        world.process(HOLDER).fds.push(fd(4, *kind));
+        assert_eq!(world.found(), [], "{kind:?}");
+        world.process(HOLDER).fds.push(fd(6, *kind));
+        world.process(STRANGER).fds.push(fd(8, *kind));
+        let expected =
+            [(Kind::Leak, Some(HOLDER), vec![4, 6]), (Kind::Stray, Some(STRANGER), vec![8])];
+        let expected = if *kind == MemoryKind::CudaVmm { &[][..] } else { &expected[..] };
+        assert_eq!(world.found(), expected, "{kind:?}");
+    }
+}
+
+#[test]
+fn judge_when_exported_anew_then_copies_of_the_files_before_are_its_too() {
+    let kind = MemoryKind::DmaBuf;
+    let anew = |fd, number| MemoryFd { fd, key: MemoryKey { kind, number }, references: None };
+    let mut world = World::new(kind);
+    world.lease(1, 0, false);
+    world.process(HOLDER).fds.push(fd(4, kind));
+    let files = |numbers, known_ms| {
+        move |ledger: &mut Ledger| {
+            ledger.allocations.get_mut(&id(0)).expect("there").files = Files { numbers, known_ms };
+        }
+    };
+    // The holder has what the allocation was before, and the broker what it is now: in one ledger, or in both.
+    files([INODE + 1, INODE, 0, 0], u64::MAX)(&mut world.0.after);
+    assert_eq!(world.found(), []);
+    world.process(BROKER).fds = vec![anew(5, INODE + 1)];
+    assert_eq!(world.found(), []);
+    world.both(files([INODE + 1, INODE, 0, 0], u64::MAX));
+    assert_eq!(world.found(), []);
+    world.process(STRANGER).fds.push(fd(8, kind));
+    assert_eq!(world.found(), [(Kind::Stray, Some(STRANGER), vec![8])]);
+    let leases = std::mem::take(&mut world.0.before.leases);
+    world.0.after.leases.clear();
+    let expected = [(Kind::Leak, Some(HOLDER), vec![4]), (Kind::Stray, Some(STRANGER), vec![8])];
+    assert_eq!(world.found(), expected);
+    // Of a file that nobody remembers.
+    world.both(|ledger| ledger.leases = leases.clone());
+    world.process(BROKER).fds = vec![anew(5, INODE + 4)];
+    let age_ms = lease(0, false).age_ms;
+    for (known_ms, expected) in
+        [(age_ms, &[][..]), (age_ms + 1, &[(Kind::Forgotten, Some(HOLDER), vec![])][..])]
+    {
+        world.both(files([INODE + 4, INODE + 3, INODE + 2, INODE + 1], known_ms));
+        assert_eq!(world.found(), expected);
+    }
+}
+
+#[test]
+fn judge_when_a_cuda_file_is_the_brokers_in_one_ledger_only_then_its_lease_is_not_forgotten() {
+    for is_before in [true, false] {
+        let mut world = World::new(MemoryKind::CudaVmm);
+        world.lease(1, 0, false);
+        assert_eq!(world.found(), [(Kind::Forgotten, Some(HOLDER), vec![])]);
+        let ledger = if is_before { &mut world.0.before } else { &mut world.0.after };
+        let allocation = ledger.allocations.get_mut(&id(0)).expect("there");
+        (allocation.fd, allocation.files) = (None, NO_FILES);
+        ledger.held_now = 0;
+        assert_eq!(world.found(), []);
+    }
+}
+
+#[test]
+fn judge_when_two_cuda_files_then_each_with_its_own_leases() {
+    let kind = MemoryKind::CudaVmm;
+    let file = |fd, number| MemoryFd { fd, key: MemoryKey { kind, number }, references: None };
+    let mut world = World::new(kind);
+    world.both(|ledger| {
+        ledger.held_now = 2;
+        let files = Files { numbers: [INODE + 1, 0, 0, 0], known_ms: u64::MAX };
+        ledger.allocations.insert(id(1), Allocation { fd: Some(6), files, ..allocation(kind) });
+    });
+    world.process(BROKER).fds.push(file(6, INODE + 1));
+    world.process(OWNER).fds.extend([fd(3, kind), file(4, INODE + 1)]);
+    world.lease(1, 0, false);
+    world.process(HOLDER).fds.push(file(7, INODE + 1));
+    let expected = [(Kind::Leak, Some(HOLDER), vec![7]), (Kind::Forgotten, Some(HOLDER), vec![])];
+    assert_eq!(world.found(), expected);
+    let allocations: Vec<_> =
+        judge(&world.0).into_iter().map(|it| (it.allocation, it.inode)).collect();
+    assert_eq!(allocations, [(Some("1.1".into()), None), (Some("0.1".into()), None)]);
+    // An open lease of the other one does not account for it, evicted or not.
+    world.evict();
+    world.process(BROKER).fds.push(file(6, INODE + 1));
+    world.both(|ledger| ledger.held_now = 1);
+    assert_eq!(world.found(), [(Kind::Leak, Some(HOLDER), vec![7])]);
 }
 
 #[test]
@@ -309,7 +411,7 @@ fn judge_when_the_owner_is_gone_then_orphan_until_somebody_has_a_lease() {
 #[test]
 fn judge_when_the_brokers_fds_are_not_its_ledgers_then_drift_unless_closing() {
     let mut world = World::new(MemoryKind::Memfd);
-    let other = MemoryKey::new(MemoryKind::Memfd, INODE + 1);
+    let other = MemoryKey { kind: MemoryKind::Memfd, number: INODE + 1 };
     world.process(BROKER).fds.push(MemoryFd { fd: 9, key: other, references: None });
     assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![9])]);
     world.0.before.closing_now = 1;

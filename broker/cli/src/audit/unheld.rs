@@ -40,7 +40,7 @@ fn open(
 ) {
     let fds = book.fds(process);
     for (of, leases) in &holder.sure_open {
-        // An evicted CUDA export cannot be told from the driver's own fds.
+        // CUDA memory that the broker has no fd of cannot be told from the driver's own fds.
         let is_blind = matches!(of, Of::Unknown(MemoryKind::CudaVmm));
         if is_blind || of.kind() == MemoryKind::CudaVmm && !book.look.scan.cuda_seen {
             continue;
@@ -78,7 +78,7 @@ fn mapped(
         // whether there can be an import of it anywhere.
         let is_visible = match of {
             Of::Known(key) if key.kind == MemoryKind::DmaBuf => {
-                let (references, seen) = book.references(*key);
+                let (references, seen) = book.references.get(key).copied().unwrap_or((0, 0));
                 references > 0 && references <= seen
             }
             of => of.kind() == MemoryKind::Memfd,

@@ -3,7 +3,6 @@
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};
-use super::ledger::MemoryKey;
 use super::scan::{Process, Queue};
 use fdbroker_protocol::MemoryKind;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,15 +18,17 @@ pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
 fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
     let holder = book.holders.get(&pid);
     let open = |of: Of| holder.and_then(|holder| holder.open.get(&of)).copied().unwrap_or(0);
-    // Leases of memory that the broker has no fd of just now: any fd of the kind may be theirs.
+    // Leases of memory of which no file is known: any fd of the kind may be theirs. Not of CUDA, where no two allocations
+    // have a file in common, and what is known is what the broker has just now.
+    let kinds = MemoryKind::ALL.iter().filter(|kind| **kind != MemoryKind::CudaVmm);
     let mut slack: BTreeMap<MemoryKind, u64> =
-        MemoryKind::ALL.iter().map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
+        kinds.map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
     for (of, fds) in book.fds(process) {
-        let Of::Known(key) = of else { continue };
-        let Some(memory) = book.memories.get(&key) else { continue };
-        let own = own_fds(key, memory.owners.get(&pid).copied());
+        let Some(memory) = book.memory(of) else { continue };
+        // An owner may keep the fd that it has deposited.
+        let own = u64::from(memory.owners.contains_key(&pid));
         let mut excess = (fds.len() as u64).saturating_sub(own + open(of));
-        if let Some(slack) = slack.get_mut(&key.kind) {
+        if let Some(slack) = slack.get_mut(&of.kind()) {
             let taken = excess.min(*slack);
             *slack -= taken;
             excess -= taken;
@@ -49,18 +50,10 @@ fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
                 None => format!("{has}; no client"),
             },
         };
-        let finding = Finding::of(kind, pid, process, what).fds(&fds);
-        found.push(finding.memory(Some(key), Some(memory.first), memory.size_bytes));
-    }
-}
-
-/// Fds that an owner may keep of its own memory: the one it deposited; of CUDA memory, where each export is another
-/// file, one of each.
-fn own_fds(key: MemoryKey, allocations: Option<u64>) -> u64 {
-    match (key.kind, allocations) {
-        (_, None) => 0,
-        (MemoryKind::CudaVmm, Some(allocations)) => allocations,
-        (_, Some(_)) => 1,
+        let numbers: Vec<i32> = fds.iter().map(|fd| fd.fd).collect();
+        let finding = Finding::of(kind, pid, process, what).fds(&numbers);
+        let file = fds.first().map(|fd| fd.key);
+        found.push(finding.memory(file, Some(memory.first), memory.size_bytes));
     }
 }
 
@@ -77,9 +70,10 @@ fn mappings(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Findin
     let holder = book.holders.get(&pid);
     let has_lease = |of| holder.is_some_and(|holder| holder.any.contains_key(&of));
     for (key, mapped) in &process.mapped {
-        let Some(memory) = book.memories.get(key) else { continue };
+        let of = book.of(*key);
+        let Some(memory) = book.memory(of) else { continue };
         let is_its_own = memory.owners.contains_key(&pid);
-        if is_its_own || has_lease(Of::Known(*key)) || has_lease(Of::Unknown(key.kind)) {
+        if is_its_own || has_lease(of) || has_lease(Of::Unknown(key.kind)) {
             continue;
         }
         let owner = book.ancestor(pid, |pid| memory.owners.contains_key(&pid));
@@ -139,8 +133,8 @@ pub fn find_in_flight(
 ) {
     let in_flight = InFlight::of(book, process);
     let has_memory = process.fds.iter().map(|fd| &fd.key).chain(process.mapped.keys());
-    let is_near =
-        book.is_client(pid) || has_memory.into_iter().any(|key| book.memories.contains_key(key));
+    let is_near = book.is_client(pid)
+        || has_memory.into_iter().any(|key| book.memory(book.of(*key)).is_some());
     if !is_near {
         return;
     }

@@ -62,7 +62,7 @@ wire_enum! {
     }
 }
 
-/// One allocation that an act was for, 160 bytes.
+/// One allocation that an act was for, 200 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
