@@ -272,7 +272,6 @@ check "its terminal goes away: it ends" ended "$gone"
 start
 exec 7>&-
 wait "$job"
-job=
 check "the broker ends: the header says so" on_screen '^fdbroker top: NO BROKER'
 check "and an event does" on_screen "$time  no events: the broker has ended"
 check "the last clients stay on the screen" on_screen 'CLIENTS [0-3], by'
@@ -286,6 +285,7 @@ check "no broker at the start: status 3" on_screen 'ended with 3'
 broker() { "$fdbroker" broker --private "$work/node" "$@" 2>> "$work/node.log" & broker=$!; children+=("$broker"); }
 broker
 until_true test -S "$work/node/fdbroker-admin/admin.sock"
+rm -f "$work/modes.after"
 press C-l; press 'clear; FDBROKER_ADMIN_SOCKET=$NODE "$F" top --interval 0.2' Enter
 check "a broker" on_screen "^fdbroker top: broker $broker, "
 broker --takeover

@@ -2,13 +2,14 @@
 
 mod common;
 
-use common::{LIMIT, Running, TestDir, end, fdbroker, one_json_line, wait_for};
+use common::{Running, TestDir, end, fdbroker, one_json_line, wait_for};
 use fdbroker_client::Client;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 /// A place for brokers, one after the other.
 struct Place(TestDir);
@@ -132,7 +133,7 @@ fn watch_of_people(place: &Place) -> Running {
         });
         while !first.is_finished() {
             place.probe();
-            std::thread::sleep(LIMIT / 10_000);
+            std::thread::sleep(Duration::from_millis(5));
         }
         assert!(first.join().expect("no panic").contains("probe"));
     });
@@ -169,6 +170,6 @@ fn watch_when_interrupted_while_it_waits_for_a_broker_then_it_ends_with_0() {
     broker.end();
     read_until(&mut watch, "waiting up to");
     watch.signal("INT");
-    let output: Output = watch.end();
+    let output = watch.end();
     assert_eq!(output.status.code(), Some(0), "{}", end(&output).1);
 }
