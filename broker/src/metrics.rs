@@ -5,10 +5,11 @@ use crate::connection::index;
 use crate::server::Server;
 use fdbroker_core::{ClientId, Now, RequestId};
 use fdbroker_protocol::admin::{self, BUCKET_BOUNDS_US};
+use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::U64;
 
 /// Counts of times by [`BUCKET_BOUNDS_US`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     buckets: [u64; BUCKET_BOUNDS_US.len() + 1],
     sum_us: u64,
@@ -17,7 +18,9 @@ pub struct Histogram {
 impl Histogram {
     /// One more, in microseconds.
     pub fn observe(&mut self, us: u64) {
-        self.buckets[BUCKET_BOUNDS_US.partition_point(|bound| *bound < us)] += 1;
+        let bucket = &mut self.buckets[BUCKET_BOUNDS_US.partition_point(|bound| *bound < us)];
+        // A state that is gone on with may say anything.
+        *bucket = bucket.saturating_add(1);
         self.sum_us = self.sum_us.saturating_add(us);
     }
 
@@ -32,8 +35,8 @@ impl Histogram {
     }
 }
 
-/// What is counted.
-#[derive(Clone, Copy, Debug, Default)]
+/// What is counted, since the first of the brokers that went on with each other's clients has started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metrics {
     /// From reading an acquire to sending fds.
     pub grant_latency: Histogram,
@@ -108,5 +111,13 @@ mod tests {
         (expected[0], expected[1], expected[19], expected[20]) = (2, 1, 1, 2);
         assert_eq!(histogram.buckets, expected);
         assert_eq!((histogram.count(), histogram.sum_us), (6, u64::MAX));
+    }
+
+    #[test]
+    fn observe_when_a_count_can_grow_no_more_then_it_stays() {
+        let mut histogram = Histogram { sum_us: 1, ..Histogram::default() };
+        histogram.buckets[0] = u64::MAX;
+        histogram.observe(5);
+        assert_eq!((histogram.buckets[0], histogram.sum_us), (u64::MAX, 6));
     }
 }

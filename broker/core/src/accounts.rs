@@ -201,6 +201,7 @@ impl Core {
             return;
         };
         self.table.refused += 1;
+        self.table.peak = self.table.peak.max(self.table_now());
         self.domains[domain].refused += 1;
         let ticket = self.ticket(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });

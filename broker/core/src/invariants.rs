@@ -30,6 +30,7 @@ impl Core {
     /// On the first difference, naming the invariant.
     pub fn check_invariants(&mut self) {
         self.assert_invariants();
+        assert!(self.table_now() <= self.table.peak, "more of the table is in use than ever was");
         self.check_sums();
         self.check_lists();
         self.check_parked();

@@ -151,7 +151,7 @@ impl Core {
         let allocations = Slots::new(config.max_slots, config.first_generation);
         Ok(Core {
             node: Account::default(),
-            table: Table::default(),
+            table: Table { peak: limits::TABLE_RESERVE, ..Table::default() },
             domains: Slots::new(config.max_domains, 1),
             domain_by_key: FxHashMap::default(),
             jobs: Slots::new(slots::NONE, 1),

@@ -108,7 +108,7 @@ impl Core {
         core.restore_sums()?;
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
         core.restore_job_peaks(&saved.jobs)?;
-        core.table.peak = saved.table_peak;
+        core.table.peak = saved.table_peak.max(core.table_now());
         core.draining = saved.draining.map(|serials| Draining { serials, next: Now(0) });
         // The caps may be other ones.
         core.caps_changed();

@@ -14,6 +14,7 @@ use crate::job::JobName;
 use crate::keep_store::Found;
 use crate::limits::MAX_TABLE_FDS;
 use crate::listeners::{DirectoryLock, Listener};
+use crate::metrics::Metrics;
 use crate::server::{Handshake, Server, register, watch};
 use crate::settings::Settings;
 use crate::tokens::Source;
@@ -228,6 +229,7 @@ impl Server {
         self.identity.key = key;
         self.page = page;
         self.started = self.now;
+        self.metrics = Metrics::default();
         self.fds.close_all_held();
         for (_, connection) in std::mem::take(&mut self.connections) {
             let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
@@ -284,6 +286,7 @@ impl Server {
         self.check_numbers(&arrived.state)?;
         self.started = Now(arrived.state.started_us);
         self.next_serial = arrived.state.next_serial;
+        self.metrics = arrived.state.metrics;
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.push(std::mem::take(&mut arrived.state.admin));
         self.fds.restore(arrived)?;

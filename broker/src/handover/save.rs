@@ -210,6 +210,7 @@ impl Server {
             page_slots: self.page.slots(),
             started_us: self.started.0,
             next_serial: self.next_serial,
+            metrics: self.metrics,
             lock,
             until_eof,
             admin,

@@ -4,6 +4,7 @@
 
 use crate::connection::{Blocked, Phase};
 use crate::files::Files;
+use crate::metrics::Metrics;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,8 @@ pub(crate) struct State {
     /// When the first of these brokers started, CLOCK_MONOTONIC.
     pub started_us: u64,
     pub next_serial: u64,
+    /// Since then, as the core's counters are.
+    pub metrics: Metrics,
     /// Of the directory, when the one before still has it.
     pub lock: Option<Fd>,
     pub until_eof: Option<Fd>,

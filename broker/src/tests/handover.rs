@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::handover::ledger;
 use crate::handover::save::Way;
 use crate::handover::state::{SavedSlot, State};
+use crate::metrics::Metrics;
 
 type Change<'a> = &'a dyn Fn(&mut State);
 
@@ -37,6 +38,24 @@ fn state_when_as_it_was_then_its_clients_are_served() {
     client.send(&release(1), &[]);
     bench.rest();
     assert_eq!(client.count(), 1);
+}
+
+#[test]
+fn state_when_it_has_times_then_they_go_on_with_the_counters_or_begin_anew_with_them() {
+    let gone_on = |is_sound: bool| {
+        let (bench, _clients) = gone_on_with(Arc::new(drop), |state| {
+            state.metrics.grant_latency.observe(7);
+            if !is_sound {
+                // Found only when all else has been taken over.
+                state.connections[1].phase = Phase::Gone;
+            }
+        });
+        let Metrics { grant_latency, recall_time } = bench.server.metrics;
+        let registrations = bench.server.core.totals().counters.registrations;
+        (grant_latency.count(), recall_time.count(), registrations)
+    };
+    assert_eq!(gone_on(true), (1, 0, 1));
+    assert_eq!(gone_on(false), (0, 0, 0));
 }
 
 #[test]
