@@ -7,27 +7,34 @@ cd "$(dirname "$(readlink -f "$0")")/../.."
 case ${1-} in
   '') ;;
   -h | --help)
-    echo "usage: tests/top/run.sh      (FDBROKER_BIN_DIR: a directory with fdbroker; else it is built. Status 77: no tmux)"; exit 0 ;;
+    echo "usage: tests/top/run.sh      (FDBROKER_BIN_DIR: a directory with fdbroker and examples/top_panic; else they are built."
+    echo "                             Status 77: no tmux)"; exit 0 ;;
   *) echo "tests/top/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
 command -v tmux > /dev/null || { echo "tmux is not installed; run: sudo tests/mpi/install.sh"; exit 77; }
 
 if [ -z "${FDBROKER_BIN_DIR-}" ]; then
-  cargo build --release --quiet -p fdbroker --bins || exit 1
+  cargo build --release --quiet -p fdbroker --bins --example top_panic || exit 1
   FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
 fi
 fdbroker=$(readlink -f "$FDBROKER_BIN_DIR")/fdbroker
+top_panic=$(readlink -f "$FDBROKER_BIN_DIR")/examples/top_panic
+for program in "$fdbroker" "$top_panic"; do
+  [ -x "$program" ] || { echo "no $program; run: cargo build -p fdbroker --bins --example top_panic"; exit 1; }
+done
 work=$(mktemp -d)
-unset TMUX FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
+unset TMUX FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET RUST_BACKTRACE
 # The C locale of a bare machine would have tmux show what is not ASCII as underscores.
 export LC_ALL=C.UTF-8
 # A server of its own, with no configuration: its socket is in the work directory.
 # It must not keep the job alive, hence 7.
 tmux() { command tmux -S "$work/tmux" -f /dev/null "$@" 7>&-; }
+children=()
 clean() {
   exec 7>&-
   tmux kill-server 2> /dev/null
-  [ -z "${job-}" ] || wait "$job"
+  [ "${#children[@]}" = 0 ] || kill "${children[@]}" 2> /dev/null
+  wait
   rm -rf "$work"
 }
 trap clean EXIT
@@ -54,6 +61,7 @@ press() { tmux send-keys -t top "$@"; }
 
 # A broker, and a demo that keeps its buffers open. It ends when its stdin does: fd 7.
 cat > "$work/job" << 'JOB'
+echo "$FDBROKER_SOCKET" > "$1/clients-socket"
 echo "$FDBROKER_ADMIN_SOCKET" > "$1/socket.new"
 "$2" demo --ranks 3 --buffers 10 --hold 3600 > /dev/null 2>&1 &
 demo=$!
@@ -71,11 +79,13 @@ until_true test -e "$work/socket" || { cat "$work/run.log"; echo "0 passed, 1 fa
 # A shell in the terminal, an interactive one for Ctrl-Z. It notes the terminal's modes and how each command ended.
 cat > "$work/shell" << 'SHELL'
 export FDBROKER_ADMIN_SOCKET=$(cat "$WORK/socket")
+NODE=$WORK/node/fdbroker-admin/admin.sock
 stty -a > "$WORK/modes.before"
 PROMPT_COMMAND='echo "ended with $?"; stty -a > "$WORK/modes.after"'
 PS1='ready> '
 SHELL
-tmux new-session -d -s top -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" "bash --noprofile --rcfile $work/shell -i" ||
+tmux new-session -d -s top -x 80 -y 24 -e F="$fdbroker" -e PANIC="$top_panic" -e WORK="$work" \
+  "bash --noprofile --rcfile $work/shell -i" ||
   { echo "tmux does not start"; echo "0 passed, 1 failed"; exit 1; }
 until_true on_screen 'ready>'
 alternate() { [ "$(tmux display-message -p -t top '#{alternate_on}')" = "$1" ]; }
@@ -94,6 +104,9 @@ start() {
   press C-l; press 'clear; "$F" top '"$*" Enter
   until_true on_screen 'q quit  h help'
 }
+# The command as the administrator of the job's broker, and as its client; they must not keep the job alive either.
+admin=(env FDBROKER_ADMIN_SOCKET="$(cat "$work/socket")" "$fdbroker")
+client=(env FDBROKER_SOCKET="$(cat "$work/clients-socket")" "$fdbroker")
 pane_pid() { tmux display-message -p -t top '#{pane_pid}'; }
 top_pid() { pgrep -P "$(pane_pid)" -x fdbroker; }
 
@@ -145,8 +158,53 @@ tmux resize-window -t top -x 30 -y 6
 check "a tiny one" on_screen '^CLIENTS 3'
 tmux resize-window -t top -x 80 -y 24
 check "as before again" on_screen '^q quit  h help .* interval'
+# Room for many events.
+tmux resize-window -t top -x 120 -y 150
+"${client[@]}" demo --ranks 2 --buffers 3 --hold 3600 > /dev/null 2>&1 7>&- &
+children+=($!)
+time='^[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z'
+check "an event: a client has come" on_screen "$time  connected  pid [0-9]+ demo-rank-1"
+check "an event: a deposit, with pid, name, allocation and size" on_screen "$time  deposit    pid [0-9]+ demo-rank-[01]  [0-9]+.* KiB\$"
+check "events: grants" on_screen "$time  grant      pid [0-9]+ demo-rank-[01]  .* KiB\$"
+until_true pgrep -P "$!" > "$work/ranks"
+rank=$(head -n 1 "$work/ranks")
+kill -KILL "$rank"
+check "an event: the killed client is gone" on_screen "$time  gone       pid $rank demo-rank-"
+check "an event: its allocations have ended, with why" on_screen "$time  end        pid $rank demo-rank-.*OWNER_GONE"
+"${admin[@]}" evict --all > /dev/null 7>&-
+check "an event: an eviction" on_screen "$time  evict      pid [0-9]+ demo-rank-[0-9]  .* KiB"
+# Without its rank the demo may have ended.
+kill "${children[@]}" 2> /dev/null
+wait "${children[@]}"
+children=()
+tmux resize-window -t top -x 80 -y 24
+check "its clients are gone" on_screen 'CLIENTS 3, by'
 press q
 restored "q" 0
+
+# As many connections as the broker takes (MAX_ADMIN_CONNECTIONS) less that of top's looks; the demo has one, too.
+for ((n = 0; n < 14; n++)); do
+  "${admin[@]}" watch > /dev/null 2>&1 7>&- &
+  children+=($!)
+done
+# It has a second thread once it watches.
+all_watch() {
+  local pid
+  for pid in "${children[@]}"; do [ "$(ls "/proc/$pid/task" | wc -l)" = 2 ] || return; done
+}
+check "14 others watch" all_watch
+start
+check "no watcher more: one line says so" on_screen "$time  no events: the broker takes no more watchers now"
+check "and the rest of the frame is there" on_screen 'CLIENTS 3, by'
+kill "${children[@]}"
+wait "${children[@]}"
+children=()
+check "they are gone: it watches" on_screen "$time  watching broker [0-9]+; "
+"${admin[@]}" drain --wait 0 > /dev/null 2>&1 7>&-
+"${admin[@]}" drain --undo > /dev/null 7>&-
+check "and has events" on_screen "$time  undrain"
+press q
+restored "q after that" 0
 
 start
 press C-c
@@ -162,10 +220,44 @@ press C-z
 check "Ctrl-Z: the shell is back" on_screen 'ended with 148'
 check "Ctrl-Z: not on the alternate screen" alternate 0
 check "Ctrl-Z: the terminal's modes are as before" same_modes
+check "Ctrl-Z: the cursor is shown" cursor_shown
 press 'fg' Enter
 check "fg: top is back" on_screen '^fdbroker top: broker'
+check "fg: on the alternate screen" alternate 1
 press q
 restored "q after fg" 0
+for pair in TSTP:148 STOP:147; do
+  start
+  kill "-${pair%:*}" "$(top_pid)"
+  check "SIG${pair%:*}: the shell is back" on_screen "ended with ${pair#*:}"
+  # Nobody can give anything back at a SIGSTOP.
+  if [ "$pair" = TSTP:148 ]; then
+    check "SIGTSTP: not on the alternate screen" alternate 0
+    check "SIGTSTP: the cursor is shown" cursor_shown
+    check "SIGTSTP: the terminal's modes are as before" same_modes
+  fi
+  press 'clear; fg' Enter
+  check "fg: a whole frame again" on_screen '^q quit  h help'
+  check "fg: on the alternate screen" alternate 1
+  press h
+  check "fg: keys are read" on_screen 'pause and go on'
+  press x; press q
+  restored "q after SIG${pair%:*} and fg" 0
+done
+
+# A panic, with the same code that takes the terminal and gives it back.
+for place in drawing between thread; do
+  status=101
+  [ "$place" = thread ] && status=1
+  rm -f "$work/modes.after"
+  press C-l; press 'clear; "$PANIC" '"$place" Enter
+  until_true on_screen 'drawn by top_panic'
+  check "panic, $place: before it, on the alternate screen" alternate 1
+  press x
+  restored "panic, $place" "$status"
+  check "panic, $place: its message is on the screen" on_screen 'a panic on purpose'
+  check "panic, $place: and nothing of the frame" not_on_screen 'drawn by top_panic'
+done
 
 # Another terminal, which goes away under it.
 tmux new-session -d -s gone -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" "bash --noprofile --rcfile $work/shell -i"
@@ -180,14 +272,35 @@ check "its terminal goes away: it ends" ended "$gone"
 start
 exec 7>&-
 wait "$job"
-job=
 check "the broker ends: the header says so" on_screen '^fdbroker top: NO BROKER'
-check "and an event does" on_screen 'the broker does not answer any more'
+check "and an event does" on_screen "$time  no events: the broker has ended"
 check "the last clients stay on the screen" on_screen 'CLIENTS [0-3], by'
 press q
 restored "q without a broker" 0
 press 'clear; "$F" top' Enter
 check "no broker at the start: status 3" on_screen 'ended with 3'
+
+# Another broker, which is taken over, killed and started again.
+# broker ARGUMENTS: in its place, its pid in $broker.
+broker() { "$fdbroker" broker --private "$work/node" "$@" 2>> "$work/node.log" & broker=$!; children+=("$broker"); }
+broker
+until_true test -S "$work/node/fdbroker-admin/admin.sock"
+rm -f "$work/modes.after"
+press C-l; press 'clear; FDBROKER_ADMIN_SOCKET=$NODE "$F" top --interval 0.2' Enter
+check "a broker" on_screen "^fdbroker top: broker $broker, "
+broker --takeover
+check "it is taken over: the header names the other" on_screen "^fdbroker top: broker $broker, "
+check "and an event says so" on_screen "$time  watching broker $broker, which goes on"
+kill -KILL "$broker"
+wait "$broker" 2> /dev/null
+check "it is killed: the header says so" on_screen '^fdbroker top: NO BROKER'
+broker
+check "it is started again: the header names it" on_screen "^fdbroker top: broker $broker, "
+check "and an event says that it is a new one" on_screen "$time  watching broker $broker, a new one"
+FDBROKER_ADMIN_SOCKET=$work/node/fdbroker-admin/admin.sock "$fdbroker" drain > /dev/null
+check "and has events" on_screen "$time  drain"
+press q
+restored "q after three brokers" 0
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -137,9 +137,15 @@ Events: connected, gone (a client); deposit, grant, evict, recall, silent (a rec
 allocation, with why); refusal (with the cap that is full); drain, undrain, caps (of the node); lost (events that this
 command was too slow for, and how many). Times are UTC.
 
+When the broker ends, one in its place - after an upgrade or a restart - is waited for, for 10 s, and watched from then on. A
+line on stderr says so; with --json it is an object in its place among the events:
+  {\"time_us\":...,\"event\":\"reconnected\",\"broker_pid\":...,\"incarnation\":...,\"continued\":...,\"gap_us\":...}
+What happened in the gap_us before is not told. `continued`: the ledger of the former one goes on; else it is a new one, to
+which clients come back by themselves. A job of --filter is meant as it was at the start.
+
 Examples:
   fdbroker watch
   fdbroker watch --filter pid:4711
   fdbroker watch --json | jq -c 'select(.event == \"refusal\")'
 
-Exit status: 0 after Ctrl-C, 3 when the broker ends.";
+Exit status: 0 after Ctrl-C, 3 when the broker has ended and none has come in its place.";

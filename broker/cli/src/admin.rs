@@ -336,6 +336,7 @@ impl Admin {
         let received = match received {
             Ok(received) => received,
             Err(RecvError::Eof) if is_first => return Err(refusal(&self.path)),
+            Err(RecvError::TimedOut) => return Err(Error::NoAnswer { path: self.path.clone() }),
             Err(cause) => return Err(lost(&self.path, cause)),
         };
         let message = Message::parse(&self.buffer[..received.len])?;

@@ -365,9 +365,12 @@ Exit status 4: the broker knows no such allocation.";
 const TOP_HELP: &str = "\
 In it the key h shows all keys: q quit, p pause, s sort, r reverse, / filter, arrows scroll, + and - the interval.
 
-With --once two looks are taken, an interval apart, so that there are rates. The frame is as large as the terminal, else
-80x24; colours on a terminal only, and not with NO_COLOR. For each refresh at most some 4,096 clients and 8,192 leases
-are read; where there are more, the frame says so.
+Events are those of `fdbroker watch`, with the broker's own times (UTC), newest first; several in a row that differ in their
+allocation alone are one line. Where the broker takes no further watcher, or is too fast to be followed, a line says so.
+
+With --once two looks are taken, an interval apart, so that there are rates; events are those between them. The frame is
+as large as the terminal, else 80x24; colours on a terminal only, and not with NO_COLOR. For each refresh at most some
+4,096 clients and 8,192 leases are read; where there are more, the frame says so.
 
 Examples:
   fdbroker top

@@ -66,6 +66,28 @@ pub enum Error {
         /// The socket.
         path: PathBuf,
     },
+    /// The same, and no other has come.
+    #[error(
+        "the broker at {} has ended, and none has come in its place within {waited_s} s ({cause}); start it again (the service fdbrokerd, or `fdbroker run -- CMD`)",
+        path.display()
+    )]
+    BrokerGone {
+        /// The socket.
+        path: PathBuf,
+        /// What the last try to reach one ended with.
+        cause: String,
+        /// How long it was tried.
+        waited_s: u64,
+    },
+    /// It takes too long.
+    #[error(
+        "the broker at {} does not answer; it hangs (see its log), or has as many administrators' connections as it takes (end a `fdbroker watch` or `top`)",
+        path.display()
+    )]
+    NoAnswer {
+        /// The socket.
+        path: PathBuf,
+    },
     /// The broker's answer makes no sense.
     #[error("the broker's answer is broken ({0}); use a command and a broker of the same release")]
     Protocol(#[from] DecodeError),
@@ -104,7 +126,10 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage(_) => exit::USAGE,
-            Error::NoBroker { .. } | Error::BrokerEnded { .. } => exit::NO_BROKER,
+            Error::NoBroker { .. }
+            | Error::BrokerEnded { .. }
+            | Error::BrokerGone { .. }
+            | Error::NoAnswer { .. } => exit::NO_BROKER,
             Error::Denied { .. } | Error::NotFound(_) | Error::NotAdministrator(_) => {
                 exit::NOT_FOUND
             }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{LIMIT, end, fdbroker, run, run_script};
+use common::{LIMIT, TestDir, end, fdbroker, run, run_script};
 
 #[test]
 fn top_when_no_broker_then_exit_3_and_a_remedy() {
@@ -50,6 +50,26 @@ fn top_once_when_a_demo_holds_buffers_then_they_are_in_the_frame_as_plain_text()
     assert!(text.contains("grants"), "{text}");
     assert!(text.contains("CLIENTS 2, by FDS descending"), "{text}");
     assert!(text.contains("OLDEST LEASES, open ones first: 0 open of 20"), "{text}");
+}
+
+#[test]
+fn top_once_when_something_happens_between_its_looks_then_it_is_among_the_events() {
+    // Drained again and again until a frame has it.
+    let script = format!(
+        "(while :; do $F drain --wait 0; $F drain --undo; done > /dev/null 2>&1) & busy=$!
+         for _ in $(seq {}); do
+           $F top --once --interval 0.2 > $T; grep -q '^[0-9:.]*Z  drain$' $T && break
+         done
+         cat $T; rm $T; kill $busy; wait $busy",
+        LIMIT.as_millis() / 200
+    );
+    let file = TestDir::new("top-once");
+    let frame = file.path().join("frame");
+    let script = script.replace("$T", frame.to_str().expect("UTF-8"));
+    let output = run_script(&script);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let events = text.split("EVENTS, newest first").nth(1).expect("a part of the frame");
+    assert!(events.contains("Z  drain\n"), "{text}{}", end_of(&output.stderr));
 }
 
 #[test]

@@ -12,11 +12,13 @@ mod screen;
 mod tests;
 mod view;
 
-use crate::admin::Admin;
+use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::output::{Output, colour_wanted};
 use crate::signals::Signals;
 use crate::terminal;
+use crate::watch::stream::{Stream, Told, Watching, unix_us};
+use events::Event;
 use keys::{Act, Choice, Decoder, SEQUENCE_WAIT};
 use model::Model;
 use nix::errno::Errno;
@@ -39,6 +41,10 @@ const MOST_INTERVAL_S: f64 = 3600.0;
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes of keys read at once.
 const INPUT_BYTES: usize = 256;
+/// Shortest time between two looks at events: each has a frame drawn, and a busy broker tells of thousands a second.
+const EVENTS_INTERVAL: Duration = Duration::from_millis(100);
+/// Messages of events read for a frame that is not for a terminal: more than a broker keeps for a watcher.
+const PLAIN_MESSAGES: usize = 32;
 /// The size of a frame that is not for a terminal.
 const PLAIN_SIZE: (u16, u16) = (80, 24);
 
@@ -66,17 +72,25 @@ pub fn run(once: bool, interval: Duration) -> Result<()> {
     let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
     // After the signals are blocked, so that none ends up in the thread.
     let sampler = Sampler::start(admin)?;
+    let stream = Stream::start(None, Selection::ALL, None, Admin::from_env)?;
+    let watched = Watched { stream: Some(stream), due: first.at };
     let choice = Choice { interval, ..Choice::default() };
     let asking = Asking { sampler, due: first.at + interval, asked_at: None };
-    let mut top = Top { model: Model::new(first), choice, asking, decoder: Decoder::default() };
+    let (model, decoder) = (Model::new(first), Decoder::default());
+    let mut top = Top { model, choice, asking, watched, decoder };
     top.show(&signals, &mut Screen::open()?)
 }
 
 fn print_once(interval: Duration) -> Result<()> {
     let mut admin = Admin::from_env()?;
     let mut model = Model::new(Sample::take(&mut admin)?);
+    let watching = Admin::from_env().and_then(|it| Watching::begin(it, Selection::ALL));
     std::thread::sleep(interval);
     model.update(Sample::take(&mut admin)?);
+    match watching.and_then(|it| happened(it, &mut model)) {
+        Ok(()) => {}
+        Err(error) => model.events.add(Event::none(unix_us(), &error), false),
+    }
     let stdout = std::io::stdout();
     // One line less than the terminal has: the prompt needs it.
     let size =
@@ -84,12 +98,20 @@ fn print_once(interval: Duration) -> Result<()> {
     let (width, height) = size.unwrap_or(PLAIN_SIZE);
     let mut buf = Buffer::empty(Rect::new(0, 0, width, height.max(1)));
     let choice = Choice { interval, ..Choice::default() };
-    let now = model.latest.at;
-    View { model: &model, choice: &choice, now, waited: None, has_keys: false }.draw(&mut buf);
+    View { model: &model, choice: &choice, waited: None, has_keys: false }.draw(&mut buf);
     let styled = colour_wanted(stdout.is_terminal());
     let mut out = Output::stdout();
     out.text(&plain::text(&buf, styled))?;
     out.finish()
+}
+
+/// Notes what the broker has told by now.
+fn happened(mut watching: Watching, model: &mut Model) -> Result<()> {
+    for _ in 0..PLAIN_MESSAGES {
+        let Some(records) = watching.try_next()? else { break };
+        model.events.tell(&Told::Events(records), false);
+    }
+    Ok(())
 }
 
 /// When the broker is asked.
@@ -101,11 +123,20 @@ struct Asking {
     asked_at: Option<Instant>,
 }
 
+/// When events are looked at.
+struct Watched {
+    /// `None`: there will be none any more.
+    stream: Option<Stream>,
+    /// Not before.
+    due: Instant,
+}
+
 /// All of it while it is shown.
 struct Top {
     model: Model,
     choice: Choice,
     asking: Asking,
+    watched: Watched,
     decoder: Decoder,
 }
 
@@ -128,6 +159,7 @@ impl Top {
                 self.asking.asked_at = None;
                 self.answered(outcome);
             }
+            self.take_events()?;
             let mut pressed = Vec::new();
             if has_input {
                 let mut bytes = [0; INPUT_BYTES];
@@ -154,29 +186,36 @@ impl Top {
     }
 
     fn draw(&mut self, screen: &mut Screen) -> Result<()> {
-        let now = Instant::now();
-        let waited = self.asking.asked_at.map(|at| now.saturating_duration_since(at));
-        let view = View { model: &self.model, choice: &self.choice, now, waited, has_keys: true };
+        let waited = self.asking.asked_at.map(|at| at.elapsed());
+        let view = View { model: &self.model, choice: &self.choice, waited, has_keys: true };
         if let Some(shown) = screen.draw(|buf| view.draw(buf))? {
             self.choice.shown = shown;
         }
         Ok(())
     }
 
-    /// Waits for a key, a signal, an answer or the next time to ask; says whether there is input.
+    /// Waits for a key, a signal, an answer, events or the next time to ask; says whether there is input.
     fn wait(&self, signals: &Signals) -> Result<bool> {
-        let until_due = self.asking.due.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        let until_due = self.asking.due.saturating_duration_since(now);
+        let until_events = self.watched.due.saturating_duration_since(now);
         let limit = match self.asking.asked_at {
             _ if self.decoder.is_waiting() => SEQUENCE_WAIT,
             Some(_) => RETRY_INTERVAL,
             None if self.choice.is_paused => RETRY_INTERVAL,
             None => until_due,
         };
+        // Events are not waited for before they are due: then for that.
+        let limit = if until_events.is_zero() { limit } else { limit.min(until_events) };
         // Rounded up: a wait that ends too early would be repeated without rest.
         let limit = i32::try_from(limit.as_millis() + 1).unwrap_or(i32::MAX);
         let stdin = std::io::stdin();
-        let mut fds = [stdin.as_fd(), signals.as_fd(), self.asking.sampler.as_fd()]
-            .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let mut fds = vec![stdin.as_fd(), signals.as_fd(), self.asking.sampler.as_fd()];
+        fds.extend(
+            self.watched.stream.as_ref().filter(|_| until_events.is_zero()).map(AsFd::as_fd),
+        );
+        let mut fds: Vec<_> =
+            fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
             Ok(_) => Ok(fds[0].any().unwrap_or(true)),
             Err(Errno::EINTR) => Ok(false),
@@ -190,10 +229,32 @@ impl Top {
             _ if self.choice.is_paused => {}
             Ok(sample) => self.model.update(sample),
             Err(error) => {
-                self.model.lose(Instant::now(), error.to_string());
+                self.model.lose(error.to_string());
                 self.asking.due = Instant::now() + RETRY_INTERVAL;
             }
         }
+    }
+
+    /// Notes what the broker has told since the last look, if it is time for one.
+    fn take_events(&mut self) -> Result<()> {
+        if !self.choice.is_paused {
+            self.model.events.go_on();
+        }
+        let now = Instant::now();
+        let Some(stream) = self.watched.stream.as_ref().filter(|_| now >= self.watched.due) else {
+            return Ok(());
+        };
+        let all = stream.take()?;
+        if !all.is_empty() {
+            self.watched.due = now + EVENTS_INTERVAL;
+        }
+        for told in &all {
+            self.model.events.tell(told, self.choice.is_paused);
+        }
+        if matches!(all.last(), Some(Told::Over { .. })) {
+            self.watched.stream = None;
+        }
+        Ok(())
     }
 
     fn ask_if_due(&mut self) -> Result<()> {

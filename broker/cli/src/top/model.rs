@@ -1,15 +1,13 @@
 //! What `top` shows, without a terminal: the latest sample, rates from the two latest, order, filter, events. Must
 //! never read a clock nor ask the broker.
 
-use super::events::{self, EVENTS_KEPT, Event};
+use super::events::Events;
 use super::sample::Sample;
 use crate::clients;
 use crate::records::{self, StatusView, UseView};
 use crate::table::{Column, Kind};
 use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
 use std::cmp::{Ordering, Reverse};
-use std::collections::VecDeque;
-use std::time::Instant;
 
 /// A resource's name, as `fdbroker status` has it, and its use.
 type NamedUse = (&'static str, fn(&StatusView) -> &UseView);
@@ -122,8 +120,8 @@ pub struct Model {
     pub latest: Sample,
     /// Per second between the two latest; `None`: there is only one of this broker.
     pub rates: Option<[f64; COUNTERS.len()]>,
-    /// Newest first, with their times.
-    pub events: VecDeque<(Instant, Event)>,
+    /// What the broker has told.
+    pub events: Events,
     /// Why the broker does not answer.
     pub lost: Option<String>,
 }
@@ -131,34 +129,20 @@ pub struct Model {
 impl Model {
     /// With a first sample.
     pub fn new(first: Sample) -> Self {
-        Model { latest: first, rates: None, events: VecDeque::new(), lost: None }
+        Model { latest: first, rates: None, events: Events::default(), lost: None }
     }
 
     /// The next sample has come.
     pub fn update(&mut self, new: Sample) {
-        if self.lost.take().is_some() {
-            self.tell(new.at, [Event::good("the broker answers again")]);
-        }
+        self.lost = None;
         self.rates = rates(&self.latest, &new);
-        let happened = events::between(&self.latest, &new);
-        self.tell(new.at, happened);
         self.latest = new;
     }
 
     /// The broker does not answer.
-    pub fn lose(&mut self, at: Instant, why: String) {
-        if self.lost.replace(why).is_none() {
-            self.tell(at, [Event::bad("the broker does not answer any more")]);
-        }
+    pub fn lose(&mut self, why: String) {
+        self.lost = Some(why);
         self.rates = None;
-    }
-
-    /// Notes what happened. The only way in: a stream of the broker's own events can take it too.
-    fn tell(&mut self, at: Instant, happened: impl IntoIterator<Item = Event>) {
-        let mut older = std::mem::take(&mut self.events);
-        self.events = happened.into_iter().map(|event| (at, event)).collect();
-        self.events.append(&mut older);
-        self.events.truncate(EVENTS_KEPT);
     }
 
     /// Names and rates.
@@ -300,29 +284,16 @@ mod tests {
     }
 
     #[test]
-    fn events_when_the_broker_is_lost_and_back_then_each_is_told_once_newest_first() {
+    fn lost_when_the_broker_answers_again_then_not_any_more_and_rates_are_known_after_a_second_sample()
+     {
         let mut model = Model::new(sample(&[]));
-        let at = model.latest.at;
-        model.lose(at, "gone".into());
-        model.lose(at, "still gone".into());
-        assert_eq!(model.lost.as_deref(), Some("still gone"));
-        model.update(sample(&[client(1, "a")]));
-        assert_eq!(model.lost, None);
-        let texts: Vec<_> = model.events.iter().map(|(_, event)| event.text.as_str()).collect();
-        let expected = [
-            "process 1 (a) connected",
-            "the broker answers again",
-            "the broker does not answer any more",
-        ];
-        assert_eq!(texts, expected);
-    }
-
-    #[test]
-    fn events_when_many_then_bounded() {
-        let mut model = Model::new(sample(&[]));
-        for pid in 1..=2 * u32::try_from(EVENTS_KEPT).expect("small") {
-            model.update(sample(&[client(pid, "x")]));
-        }
-        assert_eq!(model.events.len(), EVENTS_KEPT);
+        let mut new = model.latest.clone();
+        new.at += Duration::from_secs(1);
+        model.update(new.clone());
+        model.lose("gone".into());
+        assert_eq!((model.lost.as_deref(), model.rates), (Some("gone"), None));
+        new.at += Duration::from_secs(1);
+        model.update(new);
+        assert!(model.lost.is_none() && model.rates.is_some());
     }
 }

@@ -96,10 +96,18 @@ impl AsFd for Sampler {
 }
 
 fn again(connection: &mut Option<Admin>) -> Result<Sample> {
-    let mut admin = match connection.take() {
-        Some(admin) => admin,
-        None => Admin::from_env()?,
-    };
+    if let Some(mut admin) = connection.take() {
+        match Sample::take(&mut admin) {
+            Ok(sample) => {
+                *connection = Some(admin);
+                return Ok(sample);
+            }
+            Err(error @ Error::NoAnswer { .. }) => return Err(error),
+            // Another broker may have taken over: that one is asked at once.
+            Err(_) => {}
+        }
+    }
+    let mut admin = Admin::from_env()?;
     let sample = Sample::take(&mut admin)?;
     *connection = Some(admin);
     Ok(sample)

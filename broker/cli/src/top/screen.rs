@@ -15,6 +15,11 @@ use ratatui::crossterm::terminal::{
 };
 use ratatui::style::Color;
 use std::io::{Stdout, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The terminal is not as it was. Read and changed with standard output locked: whoever gives the terminal back does it
+/// between two frames, and once.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal, taken; given back when this is dropped.
 pub struct Screen {
@@ -42,6 +47,8 @@ impl Screen {
     pub fn take(&mut self) -> Result<()> {
         // A shell may have changed the mode behind our back; taking it twice would do nothing.
         give_back();
+        // First: what fails half way is to be given back, too.
+        IS_TAKEN.store(true, Ordering::Relaxed);
         enable_raw_mode().context(|| "set the terminal to raw mode")?;
         execute!(stdout(), EnterAlternateScreen).context(|| "use the terminal")?;
         self.clear()
@@ -49,6 +56,10 @@ impl Screen {
 
     /// Empties it, so that the next frame is drawn whole.
     pub fn clear(&mut self) -> Result<()> {
+        let _between_frames = stdout().lock();
+        if !IS_TAKEN.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         self.terminal.hide_cursor().context(|| "use the terminal")?;
         // Not `Terminal::clear`: it asks the terminal where the cursor is, and waits on standard input for the answer,
         // without end when the terminal is gone.
@@ -56,8 +67,13 @@ impl Screen {
         self.terminal.resize(size.into()).context(|| "clear the terminal")
     }
 
-    /// Draws one frame, as large as the terminal is now.
+    /// Draws one frame, as large as the terminal is now; `None`: another thread has panicked, and given it back.
     pub fn draw<T>(&mut self, draw: impl FnOnce(&mut Buffer) -> T) -> Result<Option<T>> {
+        // Locked by this thread already if it panics in here: the lock is reentrant.
+        let _whole = stdout().lock();
+        if !IS_TAKEN.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let (mut shown, has_colour) = (None, self.has_colour);
         let drawn = self.terminal.draw(|frame| {
             let buf = frame.buffer_mut();
@@ -93,6 +109,11 @@ impl Drop for Screen {
 
 /// Gives the terminal back as it was. What fails is left: there is nothing else to do.
 fn give_back() {
+    let _between_frames = stdout().lock();
+    // Twice would put the cursor where it was at first, and what comes then over a panic's message.
+    if !IS_TAKEN.swap(false, Ordering::Relaxed) {
+        return;
+    }
     let _ = disable_raw_mode();
     let _ = execute!(stdout(), LeaveAlternateScreen, Show);
 }

@@ -10,7 +10,7 @@ use crate::records::UseView;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Columns of the oldest leases by their keys.
 const LEASE_KEYS: [&str; 8] =
@@ -24,8 +24,6 @@ const NEARLY_FULL_PERCENT: u64 = 90;
 pub struct View<'a> {
     pub model: &'a Model,
     pub choice: &'a Choice,
-    /// The time that ages of events are of.
-    pub now: Instant,
     /// The broker has been asked so long ago and has not answered.
     pub waited: Option<Duration>,
     /// There is a keyboard: the last line says what keys do.
@@ -185,15 +183,9 @@ impl View<'_> {
 
     fn events(&self, buf: &mut Buffer, area: Rect) {
         put(buf, area, 0, "EVENTS, newest first", reversed());
-        for (line, (at, event)) in (1..area.height).zip(&self.model.events) {
-            let age = self.now.saturating_duration_since(*at).as_secs();
-            let age = match age {
-                0..60 => format!("{age} s"),
-                60..3600 => format!("{} min", age / 60),
-                _ => format!("{} h", age / 3600),
-            };
-            let style = if event.is_bad { alarm() } else { Style::new() };
-            put(buf, area, line, &format!("{age:>6} ago  {}", event.text), style);
+        for (line, event) in (1..area.height).zip(self.model.events.shown()) {
+            let style = if event.is_bad() { alarm() } else { Style::new() };
+            put(buf, area, line, &event.line(), style);
         }
     }
 
@@ -229,7 +221,7 @@ const HELP: &str = "
 
   Bars: # in use, - the most ever, and the cap on the right.
   Resources are named as in `fdbroker status`, columns as in `fdbroker clients -H`
-  and `fdbroker holders -H`. Events are what changed from one look to the next.";
+  and `fdbroker holders -H`, events as in `fdbroker watch`; times are UTC.";
 
 fn help(buf: &mut Buffer, area: Rect) {
     for (line, text) in (0..area.height).zip(HELP.lines()) {

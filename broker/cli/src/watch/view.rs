@@ -1,22 +1,14 @@
-//! `fdbroker watch`: what happens in the broker, as it happens, a line each. Must never hold what it has read back, nor end
-//! without a word when the broker does.
+//! One event as people and as programs see it. Must never read a clock, nor let a client's name reach a terminal as it is.
 
-use crate::admin::{Admin, Selection};
-use crate::error::{Context, Error, Result};
-use crate::holders::{self, Subject};
-use crate::output::{Output, commas, human_size};
+use crate::output::{commas, human_size};
 use crate::records::client_name;
-use crate::signals::Signals;
 use fdbroker_protocol::admin::{EventKind, EventRecord};
-use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Resource, Scope, Status};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use serde::Serialize;
-use std::os::fd::AsFd;
 
 /// One event as programs see it.
 #[derive(Debug, Serialize)]
-struct EventView {
+pub struct EventView {
     time_us: u64,
     event: &'static str,
     pid: Option<u32>,
@@ -34,7 +26,8 @@ struct EventView {
 }
 
 impl EventView {
-    fn new(record: &EventRecord) -> Self {
+    /// Of what the broker said.
+    pub fn new(record: &EventRecord) -> Self {
         let is_client = record.client.get() != u32::MAX;
         let (slot, generation) = (record.slot.get(), record.generation.get());
         let is_allocation = slot != u32::MAX;
@@ -73,8 +66,11 @@ impl EventView {
             (_, _, Some(uid)) => add(&format!("uid {uid}")),
             _ => {}
         }
-        if let (Some(allocation), Some(size)) = (&self.allocation, self.size_bytes) {
-            add(&format!("{allocation}  {}", human_size(size)));
+        if let Some(allocation) = &self.allocation {
+            add(allocation);
+        }
+        if let Some(size) = self.size_bytes {
+            add(&human_size(size));
         }
         match status.result() {
             Ok(()) => {}
@@ -82,83 +78,43 @@ impl EventView {
             Err(code) => add(code.name()),
         }
         line.truncate(line.trim_end().len());
-        line.push('\n');
         line
     }
 }
 
-fn kind_of(record: &EventRecord) -> Option<EventKind> {
+/// As people see it, in one line without its end.
+pub fn line(record: &EventRecord) -> String {
+    EventView::new(record).line(&record.status)
+}
+
+/// Several that differ in their allocations alone: the latest, how many, and the bytes of all.
+pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String {
+    let mut view = EventView::new(latest);
+    let many = |_| format!("{} times", commas(count));
+    view.allocation = view.allocation.map(many);
+    view.size_bytes = view.size_bytes.map(|_| size_bytes);
+    view.line(&latest.status)
+}
+
+/// What kind it is, if this command knows it.
+pub fn kind_of(record: &EventRecord) -> Option<EventKind> {
     EventKind::from_number(record.kind.get())
 }
 
 /// `12:03:04.567Z`.
-fn clock(unix_us: u64) -> String {
+pub fn clock(unix_us: u64) -> String {
     let (seconds, ms) = (unix_us / 1_000_000, unix_us / 1000 % 1000);
     let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
     format!("{hours:02}:{minutes:02}:{:02}.{ms:03}Z", seconds % 60)
 }
 
-/// The events that `filter` is for.
-fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
-    match filter {
-        None => Ok(Selection::ALL),
-        Some(Subject::Pid(pid)) => Ok(Selection::pid(pid)),
-        Some(Subject::Uid(uid)) => Ok(Selection::uid(uid)),
-        Some(Subject::Allocation(id)) => Ok(Selection::allocation(id)),
-        Some(Subject::Job(name)) => holders::job(&name, admin),
-        Some(Subject::Handle(_)) => {
-            Err(Error::Usage("--filter takes pid:N, uid:N, job:NAME or SLOT.GENERATION".into()))
-        }
-    }
-}
-
-/// Prints events until it is told to end, or the broker ends.
-pub fn run(filter: Option<Subject>, json: bool) -> Result<()> {
-    let signals = Signals::take_over()?;
-    let mut admin = Admin::from_env()?;
-    let selection = selection(filter, &mut admin)?;
-    let body = selection.act(0, 0);
-    admin.exchange(Kind::AdminWatch, &body, Kind::AdminEvents)?;
-    let mut out = Output::stdout();
-    loop {
-        if signals.next_end().is_some() {
-            return out.finish();
-        }
-        wait(&admin, &signals)?;
-        // Only what the broker has sent already: a signal is not to wait for an event.
-        let Some(events) = admin.try_events()? else { continue };
-        for record in &events {
-            let view = EventView::new(record);
-            match json {
-                true => {
-                    out.json(&view)?;
-                    out.text("\n")?;
-                }
-                false => out.text(&view.line(&record.status))?,
-            }
-        }
-        out.flush()?;
-    }
-}
-
-/// Until there is something to read, or a signal.
-fn wait(admin: &Admin, signals: &Signals) -> Result<()> {
-    let mut fds = [
-        PollFd::new(admin.as_fd(), PollFlags::POLLIN),
-        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-    ];
-    match poll(&mut fds, PollTimeout::NONE) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(errno).context(|| "wait for events"),
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use zerocopy::FromZeros;
 
-    fn record(kind: EventKind) -> EventRecord {
+    /// An event of the node, shortly before midnight.
+    pub fn record(kind: EventKind) -> EventRecord {
         let mut record = EventRecord::new_zeroed();
         record.kind = (kind as u32).into();
         record.unix_us = (((23 * 60 + 59) * 60 + 58) * 1_000_000 + 7_000).into();
@@ -167,29 +123,41 @@ mod tests {
         record
     }
 
-    fn line(record: &EventRecord) -> String {
-        EventView::new(record).line(&record.status)
+    /// An event of process 77.
+    pub fn of_client(kind: EventKind) -> EventRecord {
+        let mut record = record(kind);
+        (record.client, record.pid, record.uid) = (3.into(), 77.into(), 1000.into());
+        record.name[..3].copy_from_slice(b"app");
+        record
+    }
+
+    /// A grant of 64 KiB to it.
+    pub fn grant() -> EventRecord {
+        let mut record = of_client(EventKind::Grant);
+        (record.slot, record.generation) = (12.into(), 3.into());
+        record.size_bytes = 65536.into();
+        record
     }
 
     #[test]
     fn line_when_a_grant_then_time_what_who_id_and_size() {
-        let mut record = record(EventKind::Grant);
-        (record.client, record.pid, record.uid) = (3.into(), 77.into(), 1000.into());
-        (record.slot, record.generation) = (12.into(), 3.into());
-        record.size_bytes = 65536.into();
-        record.name[..3].copy_from_slice(b"app");
-        assert_eq!(line(&record), "23:59:58.007Z  grant      pid 77 app  12.3  64 KiB\n");
+        assert_eq!(line(&grant()), "23:59:58.007Z  grant      pid 77 app  12.3  64 KiB");
+    }
+
+    #[test]
+    fn line_when_of_many_then_how_many_and_the_bytes_of_all() {
+        let many = line_of_many(&grant(), 1200, 1200 << 16);
+        assert_eq!(many, "23:59:58.007Z  grant      pid 77 app  1,200 times  75 MiB");
     }
 
     #[test]
     fn line_when_of_the_node_then_no_blanks_at_its_end() {
-        assert_eq!(line(&record(EventKind::Drain)), "23:59:58.007Z  drain\n");
+        assert_eq!(line(&record(EventKind::Drain)), "23:59:58.007Z  drain");
     }
 
     #[test]
     fn line_when_refused_then_the_cap_and_its_largest_holder() {
-        let mut record = record(EventKind::Refusal);
-        (record.client, record.pid) = (3.into(), 77.into());
+        let mut record = of_client(EventKind::Refusal);
         record.status = Status::no_quota(Resource::Fds, Scope::Node, 64, 99);
         let line = line(&record);
         assert!(
@@ -205,6 +173,6 @@ mod tests {
         let mut record = record(EventKind::Lost);
         record.lost = 1234.into();
         let line = line(&record);
-        assert_eq!(line, "23:59:58.007Z  lost       1,234 events: this reader is too slow\n");
+        assert_eq!(line, "23:59:58.007Z  lost       1,234 events: this reader is too slow");
     }
 }
