@@ -17,8 +17,17 @@ pub fn run(args: &Args) -> ExitCode {
             }
         };
     if args.check_config {
-        print!("{settings}");
-        return ExitCode::SUCCESS;
+        return match settings.preflight() {
+            Ok(untold) => {
+                print!("{settings}");
+                untold.lines().for_each(|line| println!("# {line}"));
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("fdbrokerd: {error}");
+                ExitCode::FAILURE
+            }
+        };
     }
     crate::log::start(settings.log);
     match crate::run(settings, || {}) {

@@ -3,14 +3,19 @@
 //! [`crate::settings`].
 
 use serde::Deserialize;
+use serde::de::Error as _;
 use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// Every bit of a socket's mode: reading, writing and executing, for owner, group and others.
+const MOST_MODE: u32 = 0o777;
 
 /// Why the configuration cannot be used; each names the place and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error(
-        "cannot read {path}: {source}; name a readable file with --config, or none to use the defaults"
+        "cannot read {path}: {source}; name a file that can be read, or none to use the defaults"
     )]
     Read {
         /// Of the file.
@@ -120,8 +125,20 @@ sections! {
 pub struct ListenerSection {
     /// Of the socket.
     pub path: PathBuf,
-    /// Of the socket, such as 0o666.
+    /// Of the socket, written in octal: 0o666, at most 0o777.
     pub mode: Option<u32>,
+}
+
+/// The modes of a file alone, with where they stand: only the text tells 0o600 from 384.
+#[derive(Deserialize)]
+struct WrittenModes {
+    #[serde(default)]
+    listener: Vec<WrittenMode>,
+}
+
+#[derive(Deserialize)]
+struct WrittenMode {
+    mode: Option<Spanned<u32>>,
 }
 
 /// `[caps]`.
@@ -171,7 +188,18 @@ impl ConfigFile {
     /// # Errors
     /// The parser's: it names line, column and key.
     pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
-        toml::from_str(text)
+        let file = toml::from_str(text)?;
+        let written: WrittenModes = toml::from_str(text)?;
+        for mode in written.listener.into_iter().filter_map(|listener| listener.mode) {
+            let literal = text.get(mode.span()).unwrap_or_default();
+            // chmod(1) takes octal digits without a mark, TOML takes them for a decimal number: 600 is 0o1130.
+            if !literal.starts_with("0o") || mode.into_inner() > MOST_MODE {
+                return Err(toml::de::Error::custom(format!(
+                    "mode = {literal} is no mode of a socket: it is written in octal, from 0o0 to 0o777, such as 0o660\n"
+                )));
+            }
+        }
+        Ok(file)
     }
 
     /// From `--set` flags: each is one line of a file.
@@ -225,6 +253,24 @@ mod tests {
             assert!(error.contains(&format!("unknown field `{key}`")), "{error}");
             assert!(error.contains(line), "{error}");
         }
+    }
+
+    #[test]
+    fn parse_when_a_mode_is_not_octal_or_has_too_many_bits_then_refused() {
+        let parse = |mode: &str| {
+            ConfigFile::parse(&format!("[[listener]]\npath = \"/x\"\nmode = {mode}\n"))
+        };
+        for mode in ["0o0", "0o600", "0o6_6_0", "0o777"] {
+            assert!(parse(mode).is_ok(), "{mode}");
+        }
+        for mode in ["999", "600", "438", "0", "0x1b6", "0b1", "0o1000", "0o1777"] {
+            let error = parse(mode).unwrap_err().to_string();
+            assert!(error.contains(&format!("mode = {mode} is no mode")), "{error}");
+            assert!(error.contains("such as 0o660"), "{error}");
+        }
+        let flag = r#"listener=[{path="/x",mode=600}]"#.to_owned();
+        let error = ConfigFile::from_set_flags(&[flag]).unwrap_err().to_string();
+        assert!(error.contains("mode = 600 is no mode"), "{error}");
     }
 
     #[test]

@@ -38,6 +38,7 @@ mod log;
 mod metrics;
 mod notify;
 mod places;
+pub mod preflight;
 mod reload;
 mod replies;
 mod requests;

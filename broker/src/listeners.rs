@@ -52,6 +52,14 @@ pub enum ListenError {
         /// In the way.
         path: PathBuf,
     },
+    /// A socket is to stand where something else of the broker does.
+    #[error("{path} and another file of this broker are both {place}; give each a path of its own")]
+    Twice {
+        /// Of the one.
+        path: PathBuf,
+        /// Where both are.
+        place: PathBuf,
+    },
     /// The path does not fit sockaddr_un (unix(7)).
     #[error(
         "socket path {path} is longer than the 107 bytes the kernel allows; use a shorter directory"
@@ -69,6 +77,9 @@ pub enum ListenError {
         source: io::Error,
     },
 }
+
+/// The lock's name in the administrator's directory.
+pub(crate) const LOCK_NAME: &str = "lock";
 
 /// Who may write into a directory that the broker serves from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +190,7 @@ impl DirectoryLock {
     /// # Errors
     /// [`ListenError::InUse`] while another broker has it.
     pub fn take(directory: &Path) -> Result<Self, ListenError> {
-        let path = directory.join("lock");
+        let path = directory.join(LOCK_NAME);
         let failed = |source| ListenError::Os { path: path.clone(), source };
         let file = OpenOptions::new()
             .create(true)
@@ -244,19 +255,30 @@ fn check_directory(
     found: &std::fs::Metadata,
     rule: DirectoryRule,
 ) -> Result<(), ListenError> {
+    check_directory_form(path, found, rule)?;
+    let us = nix::unistd::geteuid().as_raw();
+    let owner = found.uid();
+    let is_owner_trusted = owner == us || (rule == DirectoryRule::Clients && owner == 0);
+    if !is_owner_trusted {
+        let problem = format!("it belongs to uid {owner}, and this broker runs as uid {us}");
+        let remedy = format!("`chown {us}` it, or name another place");
+        return Err(ListenError::Unsafe { path: path.into(), problem, remedy });
+    }
+    Ok(())
+}
+
+/// What is the same whoever the broker runs as.
+pub(crate) fn check_directory_form(
+    path: &Path,
+    found: &std::fs::Metadata,
+    rule: DirectoryRule,
+) -> Result<(), ListenError> {
     let refuse = |problem: String, remedy: String| {
         Err(ListenError::Unsafe { path: path.into(), problem, remedy })
     };
     if !found.is_dir() {
         let remedy = "remove it, or name another place".into();
         return refuse("it is no directory (or a symbolic link)".into(), remedy);
-    }
-    let us = nix::unistd::geteuid().as_raw();
-    let owner = found.uid();
-    let is_owner_trusted = owner == us || (rule == DirectoryRule::Clients && owner == 0);
-    if !is_owner_trusted {
-        let problem = format!("it belongs to uid {owner}, and this broker runs as uid {us}");
-        return refuse(problem, format!("`chown {us}` it, or name another place"));
     }
     let mode = found.mode() & 0o7777;
     let is_sticky_enough = rule == DirectoryRule::Clients && mode & 0o1000 != 0;
@@ -296,6 +318,18 @@ fn new_socket() -> nix::Result<OwnedFd> {
 
 fn address(path: &Path) -> Result<UnixAddr, ListenError> {
     UnixAddr::new(path).map_err(|_| ListenError::TooLong { path: path.into() })
+}
+
+/// Whether the path fits sockaddr_un (unix(7)); else what is wrong with it.
+pub(crate) fn check_address(path: &Path) -> Result<(), String> {
+    match UnixAddr::new(path) {
+        Ok(_) => Ok(()),
+        Err(Errno::ENAMETOOLONG) => {
+            let bytes = path.as_os_str().len();
+            Err(format!("the path has {bytes} bytes, and the kernel allows a socket's 107"))
+        }
+        Err(errno) => Err(format!("the path cannot be a socket's ({})", errno.desc())),
+    }
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {

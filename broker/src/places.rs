@@ -4,6 +4,7 @@
 use crate::config::{ConfigError, ListenerSection};
 use crate::derive::Given;
 use crate::limits::MAX_LISTENERS;
+use crate::listeners::check_address;
 use crate::settings::{Environment, Host, ListenerSettings, Mode, admin_socket_of};
 use crate::sources::{Lines, Sources, first};
 use std::path::{Path, PathBuf};
@@ -59,6 +60,7 @@ impl Places {
         // A private broker takes nothing from the environment's places: those are of the node's
         // broker.
         let (admin_socket, admin_origin) = first(admin, admin_default);
+        check(&admin_socket, admin_origin, &listeners, origin)?;
         lines.push("admin_socket", &quoted(&admin_socket), admin_origin);
         for (index, listener) in listeners.iter().enumerate() {
             let key = format!("listener{index}");
@@ -66,6 +68,45 @@ impl Places {
             lines.push(&format!("{key}.mode"), &format!("0o{:o}", listener.mode), origin);
         }
         Ok(Places { mode, listeners, admin_socket })
+    }
+}
+
+/// What no machine can serve: relative places in a file, paths that are no socket's, and one place twice.
+fn check(
+    admin: &Path,
+    admin_origin: &str,
+    listeners: &[ListenerSettings],
+    origin: &str,
+) -> Result<(), ConfigError> {
+    check_path("admin_socket", admin, admin_origin)?;
+    for (at, listener) in listeners.iter().enumerate() {
+        check_path("listener", &listener.path, origin)?;
+        let taken = match listeners[..at].iter().any(|other| other.path == listener.path) {
+            true => "another listener",
+            false if listener.path == admin => "admin_socket",
+            false => continue,
+        };
+        let name = format!("listener {}", listener.path.display());
+        let problem = format!("{taken} has the same path");
+        return Err(ConfigError::value(name, problem, "give each a path of its own"));
+    }
+    Ok(())
+}
+
+fn check_path(key: &str, path: &Path, origin: &str) -> Result<(), ConfigError> {
+    let refuse = |problem: String, remedy: &str| {
+        Err(ConfigError::value(format!("{key} {}", path.display()), problem, remedy))
+    };
+    // Flags and variables mean the directory of whoever gives them; a file has none.
+    if path.is_relative() && !matches!(origin, "flag" | "environment") {
+        return refuse("the path is relative".into(), "write the whole path, from / on");
+    }
+    if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return refuse("the path names a directory".into(), "add the name of the socket");
+    }
+    match check_address(path) {
+        Ok(()) => Ok(()),
+        Err(problem) => refuse(problem, "use a shorter directory, without control characters"),
     }
 }
 

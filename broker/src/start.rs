@@ -136,6 +136,8 @@ pub(crate) fn prepare(
 ) -> Result<Server, RunError> {
     let Outside { signals, until_eof, manager, mut inherited, arrived } = outside;
     let is_takeover = arrived.is_some();
+    // What it does not tell shows in what follows.
+    settings.preflight()?;
     prepare_directories(&settings)?;
     let classifier = Classifier::new().map_err(os("open /proc/self/fdinfo (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");

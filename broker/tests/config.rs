@@ -6,7 +6,7 @@
 mod common;
 
 use common::program;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
@@ -51,6 +51,60 @@ fn check_config_when_printed_then_it_is_a_configuration_that_gives_the_same() {
     let (output, second, err) = check(program().arg("--config").arg(file.path()));
     assert_eq!(output.status.code(), Some(0), "{err}");
     assert_eq!(settings(&first), settings(&second));
+}
+
+#[test]
+fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_start_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| format!("{:?}", dir.path().join(name));
+    let listener = |path: &str| format!("[[listener]]\npath = {path}\n");
+    let (a, b, long) = (at("c/a.sock"), at("d/b.sock"), at(&"x".repeat(107)));
+    let admin = format!("admin_socket = {}\n", at("admin/admin.sock"));
+    for (content, part) in [
+        (format!("{admin}{0}{1}{0}", listener(&a), listener(&b)), "another listener has the same"),
+        (format!("admin_socket = {a}\n{}", listener(&a)), "admin_socket has the same path"),
+        (format!("admin_socket = {long}\n{}", listener(&a)), "allows a socket's 107"),
+        (admin.clone() + &listener(&long), "allows a socket's 107"),
+        (format!("admin_socket = \"/proc/a/admin.sock\"\n{}", listener(&a)), "/proc/a"),
+        (admin.clone() + &listener("\"a/b.sock\""), "the path is relative"),
+        (format!("admin_socket = \"admin.sock\"\n{}", listener(&a)), "the path is relative"),
+        (admin.clone() + &listener("\"/\""), "the path names a directory"),
+        (format!("{admin}{}mode = 999\n", listener(&a)), "written in octal"),
+        (format!("{admin}{}mode = 600\n", listener(&a)), "written in octal"),
+    ] {
+        let file = file(&content);
+        let (output, _, err) = check(program().arg("--config").arg(file.path()));
+        assert_eq!(output.status.code(), Some(1), "{content}");
+        assert!(err.contains(part), "{part} in {err}");
+        // One that does start ends at once, without an error.
+        let mut start = program();
+        start.args(["--until-eof", "0", "--config"]).arg(file.path()).stdin(Stdio::piped());
+        let started = start.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = started.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{content}");
+        let said = without_program(&err);
+        let at_start = text(&output.stderr);
+        assert!(at_start.contains(said), "{said} in {at_start}");
+    }
+}
+
+/// An error without who says it.
+fn without_program(line: &str) -> &str {
+    line.trim_end().trim_start_matches("fdbrokerd: ")
+}
+
+#[test]
+fn check_config_when_a_directory_is_missing_then_said_and_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("c/a.sock");
+    let (output, out, err) = check(program().arg("--socket").arg(&socket));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let missing = format!(
+        "not tried, since it changes the machine: making the directory {}",
+        dir.path().join("c").display()
+    );
+    assert!(out.contains(&missing), "{missing} in {out}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
 pub enum Action {
-    /// Say whether the daemon would start with this file, and what is wrong if not
+    /// Say whether the daemon would start with this file, and what is wrong if not. Changes nothing: a directory
+    /// that is missing is named and not made
     Check {
         /// Default: as the daemon, FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml if it exists
         file: Option<PathBuf>,
@@ -32,10 +33,15 @@ pub enum Action {
 pub fn run(action: Action) -> Result<()> {
     let mut out = Output::stdout();
     match action {
-        Action::Check { file } => match load(file)?.config_file {
-            Some(path) => out.text(&format!("{}: good\n", path.display()))?,
-            None => out.text("no configuration file: the defaults are good\n")?,
-        },
+        Action::Check { file } => {
+            let settings = load(file)?;
+            let untold = settings.preflight().map_err(|error| Error::Other(error.to_string()))?;
+            match settings.config_file {
+                Some(path) => out.text(&format!("{}: good\n", path.display()))?,
+                None => out.text("no configuration file: the defaults are good\n")?,
+            }
+            untold.lines().try_for_each(|line| out.text(&(line + "\n")))?;
+        }
         Action::Show { file, json: false } => out.text(&load(file)?.to_string())?,
         Action::Show { file, json: true } => {
             let settings = load(file)?;

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{TestDir, end, fdbroker, one_json_line};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -21,11 +22,30 @@ fn write(dir: &TestDir, text: &str) -> PathBuf {
 #[test]
 fn check_when_good_then_said_and_exit_0() {
     let dir = TestDir::new("config-good");
-    let path = write(&dir, "[caps.node]\nfds = 4096\n");
-    let output = config("check", &path, &[]);
-    assert_eq!(end(&output), (Some(0), String::new()));
-    let expected = format!("{}: good\n", path.display());
-    assert_eq!(String::from_utf8(output.stdout).expect("UTF-8"), expected);
+    let at = |name: &str| dir.path().join(name);
+    for made in ["a", "c"] {
+        std::fs::DirBuilder::new().mode(0o755).create(at(made)).expect("made");
+    }
+    for (admin, missing) in [("a", false), ("b", true)] {
+        let listener = at("c/broker.sock");
+        let places = format!(
+            "admin_socket = {:?}\n[[listener]]\npath = {listener:?}\nmode = 0o660\n",
+            at(admin).join("admin.sock")
+        );
+        let path = write(&dir, &places);
+        let output = config("check", &path, &[]);
+        assert_eq!(end(&output), (Some(0), String::new()));
+        let mut expected = format!("{}: good\n", path.display());
+        if missing {
+            let directory = at(admin);
+            expected += &format!(
+                "not tried, since it changes the machine: making the directory {}\n",
+                directory.display()
+            );
+            assert!(!directory.exists());
+        }
+        assert_eq!(String::from_utf8(output.stdout).expect("UTF-8"), expected);
+    }
 }
 
 #[test]
@@ -35,6 +55,12 @@ fn check_when_wrong_then_exit_1_and_the_place() {
         ("[caps.node]\nfdz = 4096\n", "fdz"),
         ("[caps.node]\nfds = -1\n", "line 2"),
         ("log = \"loud\"\n", "loud"),
+        ("[[listener]]\npath = \"/x/a\"\n[[listener]]\npath = \"/x/a\"\n", "another listener"),
+        ("admin_socket = \"/x/a\"\n[[listener]]\npath = \"/x/a\"\n", "admin_socket has the same"),
+        ("admin_socket = \"/proc/a/admin.sock\"\n", "nobody can make a directory in /proc"),
+        ("[[listener]]\npath = \"a/b.sock\"\n", "relative"),
+        ("[[listener]]\npath = \"/x/b.sock\"\nmode = 999\n", "octal"),
+        (&format!("admin_socket = \"/{}\"\n", "x".repeat(107)), "107"),
     ] {
         let (code, stderr) = end(&config("check", &write(&dir, text), &[]));
         assert_eq!(code, Some(1), "{text}");
@@ -43,6 +69,7 @@ fn check_when_wrong_then_exit_1_and_the_place() {
     let (code, stderr) = end(&config("check", &dir.path().join("none.toml"), &[]));
     assert_eq!(code, Some(1));
     assert!(stderr.contains("none.toml"), "{stderr}");
+    assert!(!stderr.contains("--config"), "the command has no such flag: {stderr}");
 }
 
 #[test]
