@@ -42,7 +42,9 @@ impl Server {
             return writer.failed(id, ErrorCode::NotSupported.into());
         };
         if kind == Kind::AdminWatch {
-            self.start_watch(index, chosen);
+            if !self.start_watch(index, chosen) {
+                return writer.failed(id, ErrorCode::Again.into());
+            }
             writer.start(Kind::AdminEvents, id);
             return writer.finish(0, 0);
         }

@@ -2,32 +2,35 @@
 //! hold up grants: one query per wake, a bounded number of slots looked at for it.
 
 use crate::acts::is_act;
-use crate::connection::Connection;
 use crate::kernel;
-use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNECTIONS};
+use crate::limits::{
+    ADMIN_IDLE, ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNECTIONS,
+    MAX_ADMIN_WATCHES,
+};
 use crate::listeners::Listener;
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
 use crate::watch::Watch;
-use fdbroker_core::{
-    AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView, Note,
-};
+use fdbroker_core::{Note, Now};
 use fdbroker_protocol::admin::{
-    AccountRecord, Act, AllocationRecord, ClientRecord, Filter, LeaseRecord, NO_OWN_FD, NodeStatus,
-    Page, Query, SetLimit, Use,
+    AccountRecord, Act, AllocationRecord, ClientRecord, LeaseRecord, Page, Query, SetLimit,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
-use fdbroker_protocol::limits::{JOB_NAME_BYTES, MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::message::{Header, register_flags};
-use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Resource, Writer};
+use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
+use fdbroker_protocol::message::Header;
+use fdbroker_protocol::{ErrorCode, Kind, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use slab::Slab;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{Immutable, IntoBytes};
 
 mod accounts;
+mod chosen;
 mod limits;
+mod records;
+
+pub(crate) use chosen::{Chosen, Traits};
 
 /// Records of a kind that one answer may have.
 const fn records_per_page<R>() -> usize {
@@ -48,6 +51,8 @@ pub(crate) struct AdminSide {
     /// A connection waits that there was no room for.
     is_accept_due: bool,
     connections: Slab<AdminConnection>,
+    /// All places are taken and a connection waits: when one may be idle for long enough to give way.
+    room_at: Option<Now>,
     /// Whose turn it is.
     next: usize,
     /// Room for none: no query carries fds.
@@ -61,6 +66,8 @@ pub(crate) struct AdminSide {
 struct AdminConnection {
     socket: OwnedFd,
     is_ready: bool,
+    /// When it came or last asked.
+    used_at: Now,
     /// An answer that the socket did not take; no query is read before it has gone.
     pending: Option<Vec<u8>>,
     /// What it is to be told, if it watches.
@@ -68,6 +75,11 @@ struct AdminConnection {
 }
 
 impl AdminConnection {
+    /// It asks nothing, waits for nothing and is told nothing.
+    fn is_idle(&self) -> bool {
+        !self.is_ready && self.pending.is_none() && self.watch.is_none()
+    }
+
     /// It has events to be sent, and room for them as far as is known.
     fn is_watch_due(&self) -> bool {
         self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
@@ -81,6 +93,7 @@ impl AdminSide {
             is_listener_ready: false,
             is_accept_due: false,
             connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
+            room_at: None,
             next: 0,
             received: ReceivedFds::with_capacity(0),
             is_watched: false,
@@ -125,15 +138,55 @@ impl AdminSide {
 
     /// Whether there is something to do at once.
     pub fn is_ready(&self) -> bool {
-        (self.is_listener_ready && self.connections.len() < MAX_ADMIN_CONNECTIONS)
+        let may_accept = self.connections.len() < MAX_ADMIN_CONNECTIONS || self.room_at.is_none();
+        (self.is_listener_ready && may_accept)
             || self.connections.iter().any(|(_, it)| it.is_ready || it.is_watch_due())
     }
 
-    /// A connection watches from now on.
-    pub fn set_watch(&mut self, index: usize, watch: Watch) {
+    /// When to look again for a connection that gives way to one that waits.
+    pub fn room_at(&self) -> Option<Now> {
+        self.room_at
+    }
+
+    /// Whether there is a place for one more connection; when all are taken, the one that has asked nothing for longest
+    /// ends, if that is long enough.
+    fn make_room(&mut self, now: Now) -> bool {
+        self.room_at = None;
+        if self.connections.len() < MAX_ADMIN_CONNECTIONS {
+            return true;
+        }
+        // It is told when another comes.
+        self.is_listener_ready = kernel::is_readable(self.listener.as_fd());
+        if !self.is_listener_ready {
+            return false;
+        }
+        let idle = self.connections.iter().filter(|(_, it)| it.is_idle());
+        let longest = idle.min_by_key(|(_, it)| it.used_at).map(|(index, it)| (index, it.used_at));
+        let patience = u64::try_from(ADMIN_IDLE.as_micros()).unwrap_or(u64::MAX);
+        let until = longest.map_or(now, |(_, used_at)| used_at).0.saturating_add(patience);
+        match longest {
+            Some((index, _)) if until <= now.0 => {
+                self.connections.remove(index);
+                true
+            }
+            _ => {
+                self.room_at = Some(Now(until));
+                false
+            }
+        }
+    }
+
+    /// A connection watches from now on; `false`: as many do as may.
+    pub fn set_watch(&mut self, index: usize, watch: Watch) -> bool {
+        let others =
+            self.connections.iter().filter(|(other, it)| *other != index && it.watch.is_some());
+        if others.count() >= MAX_ADMIN_WATCHES {
+            return false;
+        }
         if let Some(connection) = self.connections.get_mut(index) {
             connection.watch = Some(Box::new(watch));
         }
+        true
     }
 
     /// What a watcher is to be told.
@@ -156,10 +209,7 @@ impl AdminSide {
 impl Server {
     /// One query of one administrator, in turn.
     pub(crate) fn serve_admins(&mut self) {
-        if !self.admin.is_ready() {
-            return;
-        }
-        while self.admin.is_listener_ready && self.admin.connections.len() < MAX_ADMIN_CONNECTIONS {
+        while self.admin.is_listener_ready && self.admin.make_room(self.now) {
             self.accept_admin();
         }
         for _ in 0..MAX_ADMIN_CONNECTIONS {
@@ -199,7 +249,13 @@ impl Server {
             }
         };
         kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
-        let connection = AdminConnection { socket, is_ready: true, pending: None, watch: None };
+        let connection = AdminConnection {
+            socket,
+            is_ready: true,
+            used_at: self.now,
+            pending: None,
+            watch: None,
+        };
         let index = self.admin.connections.insert(connection);
         let socket = self.admin.connections[index].socket.as_fd();
         if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
@@ -224,6 +280,7 @@ impl Server {
             }
             Err(_) => return false,
         };
+        connection.used_at = self.now;
         let bytes = &self.buffer[..received.len];
         let asked = take_apart(bytes);
         let mut writer = std::mem::take(&mut self.writer);
@@ -335,158 +392,6 @@ impl Server {
             _ => writer.failed(id, ErrorCode::NotSupported.into()),
         }
     }
-
-    /// Whether an allocation is one of those.
-    pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
-        chosen.has(Traits {
-            allocation: Some((view.id.slot, view.id.generation)),
-            pid: self.pid_of(view.owner),
-            uid: view.domain.uid,
-            job: view.job,
-        })
-    }
-
-    pub(crate) fn node_status(&self) -> NodeStatus {
-        let totals = self.core.totals();
-        let usage = |resource| {
-            let (now, peak, cap) = totals.usage(resource);
-            Use { now: now.into(), peak: peak.into(), cap: cap.into() }
-        };
-        let counters = totals.counters;
-        NodeStatus {
-            pid: std::process::id().into(),
-            clients: counters.clients.into(),
-            domains: totals.domains.into(),
-            parked: totals.parked.into(),
-            node: self.identity.node.into(),
-            incarnation: self.page.incarnation().into(),
-            uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
-            fds: usage(Resource::Fds),
-            held_fds: usage(Resource::HeldFds),
-            held_bytes: usage(Resource::HeldBytes),
-            open_leases: usage(Resource::OpenLeases),
-            mapped_leases: usage(Resource::MappedLeases),
-            allocations: usage(Resource::Allocations),
-            own_fds: usage(Resource::OwnFds),
-            pinned_bytes: usage(Resource::PinnedBytes),
-            table_fds: usage(Resource::TableFds),
-            held_now: totals.held_now.into(),
-            closing_now: totals.closing_now.into(),
-            grants: counters.grants.into(),
-            registrations: counters.registrations.into(),
-            evictions: counters.evictions.into(),
-            recalls: counters.recalls.into(),
-            recalls_silent: counters.recalls_silent.into(),
-            parkings: counters.parkings.into(),
-            refusals: counters.refusals.into(),
-            kept_allocations: usage(Resource::KeptAllocations),
-            reclaims: counters.reclaims.into(),
-            jobs: totals.jobs.into(),
-            draining: u32::from(self.core.is_draining()).into(),
-        }
-    }
-
-    pub(crate) fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
-        let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
-        let flags = recallable | if view.keep { register_flags::KEEP } else { 0 };
-        let files = self.fds.files(view.id.slot);
-        let files_ms = match files.since_us {
-            0 => u64::MAX,
-            since_us => self.now.0.saturating_sub(since_us) / 1000,
-        };
-        let fd = self.fds.held(view.id.slot).and_then(|fd| u32::try_from(fd.as_raw_fd()).ok());
-        AllocationRecord {
-            slot: view.id.slot.into(),
-            generation: view.id.generation.into(),
-            state: (view.state as u32).into(),
-            kind: view.kind as u8,
-            share: view.share as u8,
-            flags,
-            owner_gone: view.owner.is_none().into(),
-            size_bytes: view.size_bytes.into(),
-            fd_offset: view.fd_offset.into(),
-            owner_allocation_id: view.owner_allocation_id.into(),
-            base: view.base.into(),
-            device: view.device.into(),
-            owner_pid: self.pid_of(view.owner).into(),
-            owner_uid: view.domain.uid.into(),
-            open_leases: view.open_leases.into(),
-            mapped_leases: view.mapped_leases.into(),
-            waiters: view.waiters.into(),
-            inode: files.inode.into(),
-            owner_name: self.name_of(view.owner),
-            job: view.job.map_or(0, |job| job.0).into(),
-            job_name: self.job_name(view.domain, view.job),
-            fd: fd.unwrap_or(NO_OWN_FD).into(),
-            reserved: 0.into(),
-            files_ms: files_ms.into(),
-            former_inodes: files.former.map(|former| former.inode.into()),
-        }
-    }
-
-    fn lease_record(&self, view: &LeaseView) -> LeaseRecord {
-        let (pid, uid) = self.pid_and_uid_of(view.client);
-        let job = self.core.job_of(view.client);
-        let domain = self.connection_of(Some(view.client)).map(|connection| connection.domain);
-        LeaseRecord {
-            lease: view.id.0.into(),
-            slot: view.allocation.slot.into(),
-            generation: view.allocation.generation.into(),
-            state: if view.mapped { 2 } else { 1 }.into(),
-            ended: u32::from(view.ended).into(),
-            client: view.client.0.into(),
-            pid: pid.into(),
-            uid: uid.into(),
-            owner_pid: self.pid_of(view.owner).into(),
-            size_bytes: view.size_bytes.into(),
-            age_ms: (self.now.0.saturating_sub(view.since.0) / 1000).into(),
-            name: self.name_of(Some(view.client)),
-            job: job.map_or(0, |job| job.0).into(),
-            job_name: self.job_name(domain.unwrap_or(DomainKey::NOBODYS), job),
-        }
-    }
-
-    fn client_record(&self, view: &ClientView) -> ClientRecord {
-        let now = |resource| view.account.now(resource).into();
-        ClientRecord {
-            client: view.id.0.into(),
-            pid: view.pid.into(),
-            uid: view.domain.uid.into(),
-            silent: u32::from(view.silent).into(),
-            fds: now(Resource::Fds),
-            held_fds: now(Resource::HeldFds),
-            held_bytes: now(Resource::HeldBytes),
-            open_leases: now(Resource::OpenLeases),
-            mapped_leases: now(Resource::MappedLeases),
-            allocations: now(Resource::Allocations),
-            parked: view.parked.into(),
-            listener: view.domain.listener.into(),
-            name: self.name_of(Some(view.id)),
-            job: view.job.map_or(0, |job| job.0).into(),
-            job_name: self.job_name(view.domain, view.job),
-        }
-    }
-
-    fn connection_of(&self, client: Option<ClientId>) -> Option<&Connection> {
-        self.connections.get(client?.0 as usize)
-    }
-
-    fn pid_of(&self, client: Option<ClientId>) -> u32 {
-        self.connection_of(client).map_or(0, |connection| connection.pid)
-    }
-
-    pub(crate) fn pid_and_uid_of(&self, client: ClientId) -> (u32, u32) {
-        let connection = self.connection_of(Some(client));
-        connection.map_or((0, u32::MAX), |connection| (connection.pid, connection.domain.uid))
-    }
-
-    pub(crate) fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
-        self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
-    }
-
-    fn job_name(&self, domain: DomainKey, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
-        job.map_or(JobName::NONE, |job| self.core.job_name(domain, job)).bytes()
-    }
 }
 
 /// What an administrator has sent.
@@ -505,47 +410,6 @@ fn take_apart(bytes: &[u8]) -> Result<(Kind, u64, Body), (u64, DecodeError)> {
         _ => message.body_as().map(|query| Body::Query(*query)),
     };
     Ok((message.kind, message.id, body.map_err(|error| (message.id, error))?))
-}
-
-/// What a query asks for.
-#[derive(Clone, Copy)]
-pub(crate) struct Chosen {
-    pub filter: Filter,
-    pub value: u64,
-}
-
-/// What a record can be chosen by; `None`, and pid 0, where it has no such.
-#[derive(Clone, Copy)]
-pub(crate) struct Traits {
-    pub allocation: Option<(u32, u32)>,
-    pub pid: u32,
-    pub uid: u32,
-    pub job: Option<JobKey>,
-}
-
-impl Chosen {
-    /// `None`: there is no such filter.
-    pub fn of(filter: u32, value: u64) -> Option<Self> {
-        Some(Chosen { filter: Filter::from_number(filter)?, value })
-    }
-
-    /// The allocation that it names, if it is for one.
-    pub fn allocation(&self) -> Option<AllocationId> {
-        let (slot, generation) = (self.value as u32, (self.value >> 32) as u32);
-        (self.filter == Filter::Allocation).then_some(AllocationId { slot, generation })
-    }
-
-    pub fn has(&self, of: Traits) -> bool {
-        match self.filter {
-            Filter::None => true,
-            Filter::Allocation => of.allocation.is_some_and(|(slot, generation)| {
-                u64::from(slot) | u64::from(generation) << 32 == self.value
-            }),
-            Filter::Pid => u64::from(of.pid) == self.value,
-            Filter::Uid => u64::from(of.uid) == self.value,
-            Filter::Job => of.job.is_some_and(|job| job.0 == self.value),
-        }
-    }
 }
 
 /// One page of records: from each entry its slot and, if it is wanted, its record. `next`: where the next

@@ -2,6 +2,7 @@
 //! fallback that older ones get. Must never be called with an fd that a call here could block on:
 //! all are safe on any fd.
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
@@ -214,6 +215,12 @@ fn get_int_option(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<lib
         0 => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Whether there is something to read or, of a listening socket, a connection to accept, now.
+pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Accepts a connection: close-on-exec and non-blocking.

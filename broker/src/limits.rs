@@ -65,8 +65,17 @@ pub const LISTEN_BACKLOG: i32 = 4096;
 /// Most listeners: each is an isolation domain for an administrator to overlook, and an fd.
 pub const MAX_LISTENERS: usize = 16;
 
-/// Most connections of administrators at once; a further one waits in the queue.
+/// Most connections of administrators at once: a node has a handful of people and programs that look. A further one has the
+/// place of the one that has been idle for longest, see [`ADMIN_IDLE`].
 pub const MAX_ADMIN_CONNECTIONS: usize = 16;
+
+/// Most of them that watch. They stay for hours and never give way, so half of the places is kept from them: a command always
+/// finds one, however many `fdbroker watch` and `fdbroker top` were left open.
+pub const MAX_ADMIN_WATCHES: usize = MAX_ADMIN_CONNECTIONS / 2;
+
+/// How long an administrator's connection has asked nothing when it gives way to one that waits for a place. A command asks
+/// page after page without a pause; `fdbroker top`, which rests between its looks, connects anew.
+pub const ADMIN_IDLE: Duration = Duration::from_secs(1);
 
 /// Records in one administrator's answer: it must not hold up grants for more than some 100 us, and a
 /// message is 32 KiB at most.
@@ -142,7 +151,7 @@ pub const REFUSED_FDS_RESERVE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
 /// time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
 
-/// Events kept for one watcher that does not read: 360 KiB, and 6 MiB for as many watchers as there can be. A second of a
+/// Events kept for one watcher that does not read: 360 KiB, and 3 MiB for as many watchers as there can be. A second of a
 /// busy node; what comes then is counted.
 pub const WATCH_EVENTS_KEPT: usize = 4096;
 

@@ -422,7 +422,7 @@ impl Server {
             Chore::Core => is_due(self.core.poll_timeout()),
             Chore::InFlight => is_due(self.next_sweep),
             Chore::Events => !self.eventful.is_empty(),
-            Chore::Admins => self.admin.is_ready(),
+            Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
             Chore::Sockets => !self.retiring.is_empty(),
             // The number of an ended client goes to no new one before its sockets are closed: their events name it.
             Chore::Accept => {
@@ -637,6 +637,7 @@ impl Server {
             self.paused_until,
             handshake,
             self.accept_paused_until,
+            self.admin.room_at(),
             self.next_alive,
             self.next_keep,
         ];

@@ -101,10 +101,11 @@ fn unix_us() -> u64 {
 }
 
 impl Server {
-    /// The administrator's connection `index` is told what happens from now on.
-    pub(crate) fn start_watch(&mut self, index: usize, chosen: Chosen) {
-        self.admin.set_watch(index, Watch::new(chosen));
+    /// The administrator's connection `index` is told what happens from now on; `false`: as many are as may be.
+    pub(crate) fn start_watch(&mut self, index: usize, chosen: Chosen) -> bool {
+        let is_set = self.admin.set_watch(index, Watch::new(chosen));
         self.note_watchers();
+        is_set
     }
 
     /// Watchers have come or gone.

@@ -9,11 +9,12 @@ use common::{
     Broker, Client, Socket, acquire_bytes, lease_bytes, memfd_item, register_bytes, sealed_memfd,
 };
 use fdbroker_protocol::admin::{
-    AccountRecord, AllocationRecord, CAPPED, ClientRecord, Filter, LeaseRecord, LimitChange,
+    AccountRecord, Act, AllocationRecord, CAPPED, ClientRecord, Filter, LeaseRecord, LimitChange,
     Limits, Metrics, NodeStatus, Page, Query, SetLimit,
 };
 use fdbroker_protocol::message::{RecallItem, SupplyItem};
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Writer};
+use fdbrokerd::limits::{MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use nix::sys::signal::Signal;
 use std::os::fd::AsFd;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -79,6 +80,52 @@ impl Admin {
         };
         (count(metrics.grant_latency), count(metrics.recall_time))
     }
+}
+
+impl Admin {
+    /// Asks to be told what happens.
+    fn watch(&self) -> common::Reply {
+        let act = Act {
+            cursor: 0.into(),
+            filter: 0.into(),
+            value: 0.into(),
+            flags: 0.into(),
+            reserved: 0.into(),
+        };
+        let mut writer = Writer::new();
+        writer.start(Kind::AdminWatch, 6).push(&act);
+        self.0.send(writer.finish(0, 0), &[]);
+        self.0.recv()
+    }
+}
+
+#[test]
+fn watch_when_as_many_do_as_may_then_refused_until_one_ends() {
+    let broker = Broker::start(&[]);
+    let mut watchers: Vec<_> = (0..MAX_ADMIN_WATCHES).map(|_| Admin::of(&broker)).collect();
+    watchers.iter().for_each(|it| assert_eq!(it.watch().kind(), Kind::AdminEvents));
+    let late = Admin::of(&broker);
+    assert_eq!(late.watch().failed().result(), Err(ErrorCode::Again));
+    // Who watches may choose anew, and who may not can ask all else.
+    assert_eq!(watchers[0].watch().kind(), Kind::AdminEvents);
+    assert_eq!(late.ask(Kind::AdminStatus, Filter::None, 0).kind(), Kind::AdminStatusReply);
+    watchers.pop();
+    common::eventually("room for a watcher", || late.watch().kind() == Kind::AdminEvents);
+}
+
+#[test]
+fn command_when_every_place_is_taken_then_the_longest_idle_gives_way_and_watchers_stay() {
+    let broker = Broker::start(&[]);
+    let watchers: Vec<_> = (0..MAX_ADMIN_WATCHES).map(|_| Admin::of(&broker)).collect();
+    watchers.iter().for_each(|it| assert_eq!(it.watch().kind(), Kind::AdminEvents));
+    let idle: Vec<_> =
+        (MAX_ADMIN_WATCHES..MAX_ADMIN_CONNECTIONS).map(|_| Admin::of(&broker)).collect();
+    let status = |admin: &Admin| admin.ask(Kind::AdminStatus, Filter::None, 0).kind();
+    idle.iter().for_each(|it| assert_eq!(status(it), Kind::AdminStatusReply));
+    assert_eq!(status(&Admin::of(&broker)), Kind::AdminStatusReply);
+    idle[0].0.expect_end();
+    idle[1..].iter().for_each(|it| it.0.expect_silence());
+    watchers.iter().for_each(|it| it.0.expect_silence());
 }
 
 #[test]

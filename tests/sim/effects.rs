@@ -238,6 +238,7 @@ impl Model {
         let shown = show_status(&item.status);
         if item.status.result() == Err(ErrorCode::ShuttingDown) {
             ensure!(self.is_late(client), "deposit {index}: {shown}");
+            step.turned_away += 1;
             self.end_overlapped_now(step, client, deposit);
             return Ok(());
         }
@@ -403,6 +404,7 @@ impl Model {
         if code == ErrorCode::ShuttingDown {
             let waits = matches!(&asked.ask, Ask::Register { deposits, .. } if deposits.is_empty());
             ensure!(waits && self.is_late(client.0), "{:?} failed with {shown}", asked.ask);
+            step.turned_away += 1;
             return Ok(());
         }
         ensure!(code == ErrorCode::NoQuota, "{:?} failed with {shown}", asked.ask);

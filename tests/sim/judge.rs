@@ -74,6 +74,8 @@ pub struct Step {
     pub same: Vec<Option<AllocationId>>,
     /// Deposits refused as a whole: too many refused fds of the domain are closing.
     pub refused_unread: bool,
+    /// Deposits and requests refused because the broker is being drained.
+    pub turned_away: u64,
     /// A new connection.
     pub connecting: Option<u32>,
     /// A request that came back unsent may be told to ask again: its client has no place in the queue.

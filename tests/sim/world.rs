@@ -468,6 +468,7 @@ impl World {
         let mut step = self.model.begin(self.now, action)?;
         self.effects.clear();
         self.reclaims.note(action);
+        let refusals = self.core.totals().counters.refusals;
         match action.input() {
             Some(input) => self.core.step(Now(self.now), input, &mut self.effects),
             None if matches!(action, Action::Settle) => self.core.settle_parked(&mut self.effects),
@@ -483,6 +484,12 @@ impl World {
             self.model.effect(&mut step, effect, &self.effects)?;
         }
         self.model.finish(&mut step, action)?;
+        let counted = self.core.totals().counters.refusals - refusals;
+        ensure!(
+            counted >= step.turned_away,
+            "{} are turned away, and {counted} refusals counted",
+            step.turned_away
+        );
         self.model.acted(&step, action, &self.effects.acted)?;
         self.check_driver_data()?;
         self.count(action, &step);

@@ -79,9 +79,18 @@ pub enum Error {
         /// How long it was tried.
         waited_s: u64,
     },
+    /// It has no room for one more watcher.
+    #[error(
+        "as many watch as may: the broker at {} tells no more of its events; end a `fdbroker watch` or `fdbroker top`",
+        path.display()
+    )]
+    TooManyWatch {
+        /// The socket.
+        path: PathBuf,
+    },
     /// It takes too long.
     #[error(
-        "the broker at {} does not answer; it hangs (see its log), or has as many administrators' connections as it takes (end a `fdbroker watch` or `top`)",
+        "the broker at {} does not answer; it hangs, or has no time for administrators (see its log)",
         path.display()
     )]
     NoAnswer {

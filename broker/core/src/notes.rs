@@ -89,7 +89,7 @@ impl Core {
         note.into_iter().for_each(|note| self.note(note));
     }
 
-    /// A request or deposit of the client is refused for a cap.
+    /// A request or deposit of the client is refused: a cap is full, or the broker is being drained.
     pub(crate) fn count_refusal(&mut self, client: u32, status: Status) {
         self.counters.refusals += 1;
         self.note_of_client(EventKind::Refusal, client, status);

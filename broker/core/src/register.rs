@@ -44,6 +44,7 @@ impl Core {
         if deposits.is_empty() && self.client_mut(client.0).credits == 0 && wanted > 0 {
             if self.is_turned_away(client.0) {
                 let status = ErrorCode::ShuttingDown.into();
+                self.count_refusal(client.0, status);
                 fx.list.push(Effect::Failed { client, request, status });
                 return;
             }
@@ -165,7 +166,7 @@ impl Core {
 
     fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
         if self.is_turned_away(owner) {
-            return Outcome::Refused(ErrorCode::ShuttingDown.into());
+            return self.refuse_deposit(owner, ErrorCode::ShuttingDown.into());
         }
         if !self.allocations.has_room() {
             let blocked = Blocked { resource: Resource::Allocations, account: Holder::Node };

@@ -27,7 +27,7 @@ pub struct Counters {
     pub recalls_silent: u64,
     /// Requests parked.
     pub parkings: u64,
-    /// Requests and deposits refused for a cap.
+    /// Requests and deposits refused: for a cap, or because the broker is being drained.
     pub refusals: u64,
     /// Leases asked for.
     pub reclaims: u64,

@@ -177,7 +177,7 @@ pub struct NodeStatus {
     pub recalls_silent: U64,
     /// Requests parked since start.
     pub parkings: U64,
-    /// Requests refused with NO_QUOTA since start.
+    /// Requests and deposits refused with NO_QUOTA, or SHUTTING_DOWN under a drain, since start.
     pub refusals: U64,
     /// Allocations registered to outlive their owner.
     pub kept_allocations: Use,

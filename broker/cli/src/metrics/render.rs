@@ -102,7 +102,11 @@ fn counters(page: &mut Page, status: &NodeStatus) {
         ("recalls", "Fds asked for again.", status.recalls),
         ("recalls_unanswered", "Recalls not answered in time.", status.recalls_silent),
         ("requests_parked", "Requests that had to wait.", status.parkings),
-        ("requests_refused", "Requests refused because a cap was full.", status.refusals),
+        (
+            "requests_refused",
+            "Requests refused because a cap was full or the broker was being drained.",
+            status.refusals,
+        ),
         ("leases_reclaimed", "Leases that their holders were asked for.", status.reclaims),
     ];
     for (name, help, value) in all {

@@ -44,7 +44,8 @@ impl Event {
             Error::BrokerEnded { .. } => "the broker has ended".into(),
             Error::Lost { cause, .. } => format!("the broker ended the connection ({cause})"),
             Error::NoBroker { cause, .. } => format!("no broker answers ({cause})"),
-            Error::NoAnswer { .. } => "the broker takes no more watchers now, or hangs".into(),
+            Error::TooManyWatch { .. } => "as many watch as may; end a watch or another top".into(),
+            Error::NoAnswer { .. } => "the broker does not answer".into(),
             error => error.to_string(),
         };
         Event::Note { unix_us, text: format!("no events: {why}"), is_bad: true }

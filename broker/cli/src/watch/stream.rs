@@ -4,8 +4,8 @@
 
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
-use fdbroker_protocol::Kind;
 use fdbroker_protocol::admin::EventRecord;
+use fdbroker_protocol::{ErrorCode, Kind};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -80,7 +80,13 @@ impl Watching {
     pub fn begin(mut admin: Admin, selection: Selection) -> Result<Self> {
         let status = admin.status()?;
         let broker = Broker { pid: status.pid.get(), incarnation: status.incarnation.get() };
-        admin.exchange(Kind::AdminWatch, &selection.act(0, 0), Kind::AdminEvents)?;
+        match admin.exchange(Kind::AdminWatch, &selection.act(0, 0), Kind::AdminEvents) {
+            Ok(_) => {}
+            Err(Error::Refused(ErrorCode::Again)) => {
+                return Err(Error::TooManyWatch { path: admin.path().to_owned() });
+            }
+            Err(error) => return Err(error),
+        }
         Ok(Watching { admin, broker })
     }
 

@@ -200,7 +200,10 @@ fn drain_when_begun_then_whoever_comes_late_deposits_nothing_until_it_is_undone(
     let id = world.register(deposit(1)).id;
     world.step(Input::SetDraining { draining: true });
     world.connect(LATE, 1000);
+    world.core.set_watched(true);
+    let before = world.core.totals().counters.refusals;
     assert_eq!(world.deposit_of(LATE, 2).result(), Err(ErrorCode::ShuttingDown));
+    world.refused_once(before);
     assert!(matches!(world.fx.list[0], Effect::CloseArrived { .. }));
     assert!(world.deposit_of(USER, 3).is_ok());
     // Consumers of what is there are served.
@@ -221,6 +224,17 @@ fn drain_when_begun_then_whoever_comes_late_deposits_nothing_until_it_is_undone(
 }
 
 impl World {
+    /// One request of the late client was refused since `before`: counted, and told to whoever watches.
+    fn refused_once(&mut self, before: u64) {
+        assert_eq!(self.core.totals().counters.refusals, before + 1);
+        let mut notes = Vec::new();
+        self.core.take_notes(&mut notes);
+        let refused: Vec<_> = notes.iter().filter(|it| it.kind == EventKind::Refusal).collect();
+        assert_eq!(refused.len(), 1, "{notes:?}");
+        let (client, status) = (Some(LATE), ErrorCode::ShuttingDown.into());
+        assert_eq!((refused[0].client, refused[0].status), (client, status));
+    }
+
     fn restart_now(&mut self) {
         self.fx.clear();
         self.core.settle_parked(&mut self.fx);
@@ -235,10 +249,13 @@ fn drain_when_a_late_client_has_no_credit_then_it_is_told_so_and_waits_for_nothi
     let mut world = World::new(Config { base_credits: 0, ..config() });
     world.step(Input::SetDraining { draining: true });
     world.connect(LATE, 1000);
+    world.core.set_watched(true);
+    let before = world.core.totals().counters.refusals;
     let (client, request, deadline) = (LATE, world.request(), Now(u64::MAX));
     let effects =
         world.step(Input::Register { client, request, deposits: &[], credits_wanted: 1, deadline });
     assert_eq!(answer(&world, &effects, request), Some(ErrorCode::ShuttingDown.into()));
+    world.refused_once(before);
 }
 
 #[test]

@@ -26,7 +26,7 @@ wire_enum! {
         Silent = 7, "silent";
         /// The allocation has ended; the status says why.
         End = 8, "end";
-        /// A request or deposit of the client was refused; the status names the cap.
+        /// A request or deposit of the client was refused; the status names the cap, or is SHUTTING_DOWN under a drain.
         Refusal = 9, "refusal";
         /// The broker is being drained.
         Drain = 10, "drain";
