@@ -3,15 +3,9 @@
 
 use crate::acts::is_act;
 use crate::kernel;
-use crate::limits::{
-    ADMIN_IDLE, ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNECTIONS,
-    MAX_ADMIN_WATCHES,
-};
-use crate::listeners::Listener;
+use crate::limits::{ADMIN_RECORDS_PER_PAGE, ADMIN_SLOTS_SCANNED, MAX_ADMIN_CONNECTIONS};
 use crate::server::{Server, register, watch};
 use crate::tokens::Source;
-use crate::watch::Watch;
-use fdbroker_core::{Note, Now};
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, LeaseRecord, Page, Query, SetLimit,
 };
@@ -19,18 +13,20 @@ use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::message::Header;
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
-use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use fdbroker_scm::{RecvError, SendError};
 use nix::errno::Errno;
-use slab::Slab;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use zerocopy::{Immutable, IntoBytes};
 
 mod accounts;
 mod chosen;
 mod limits;
 mod records;
+mod side;
 
 pub(crate) use chosen::{Chosen, Traits};
+use side::AdminConnection;
+pub(crate) use side::AdminSide;
 
 /// Records of a kind that one answer may have.
 const fn records_per_page<R>() -> usize {
@@ -43,168 +39,6 @@ const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
 const _: () = assert!(records_per_page::<ClientRecord>() >= 128);
 const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);
 const _: () = assert!(records_per_page::<AccountRecord>() >= 128);
-
-/// The administrator's listener and connections.
-pub(crate) struct AdminSide {
-    listener: Listener,
-    is_listener_ready: bool,
-    /// A connection waits that there was no room for.
-    is_accept_due: bool,
-    connections: Slab<AdminConnection>,
-    /// All places are taken and a connection waits: when one may be idle for long enough to give way.
-    room_at: Option<Now>,
-    /// Whose turn it is.
-    next: usize,
-    /// Room for none: no query carries fds.
-    received: ReceivedFds,
-    /// Some of them watch.
-    pub is_watched: bool,
-    /// For what the core has noted; reused.
-    pub notes: Vec<Note>,
-}
-
-struct AdminConnection {
-    socket: OwnedFd,
-    is_ready: bool,
-    /// When it came or last asked.
-    used_at: Now,
-    /// An answer that the socket did not take; no query is read before it has gone.
-    pending: Option<Vec<u8>>,
-    /// What it is to be told, if it watches.
-    watch: Option<Box<Watch>>,
-}
-
-impl AdminConnection {
-    /// It asks nothing, waits for nothing and is told nothing.
-    fn is_idle(&self) -> bool {
-        !self.is_ready && self.pending.is_none() && self.watch.is_none()
-    }
-
-    /// It has events to be sent, and room for them as far as is known.
-    fn is_watch_due(&self) -> bool {
-        self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
-    }
-}
-
-impl AdminSide {
-    pub fn new(listener: Listener) -> Self {
-        AdminSide {
-            listener,
-            is_listener_ready: false,
-            is_accept_due: false,
-            connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
-            room_at: None,
-            next: 0,
-            received: ReceivedFds::with_capacity(0),
-            is_watched: false,
-            notes: Vec::new(),
-        }
-    }
-
-    pub fn listener(&self) -> &Listener {
-        &self.listener
-    }
-
-    pub fn listener_mut(&mut self) -> &mut Listener {
-        &mut self.listener
-    }
-
-    pub fn note_listener(&mut self) {
-        self.is_listener_ready = true;
-    }
-
-    /// There may be room again.
-    pub fn retry_accept(&mut self) {
-        if std::mem::take(&mut self.is_accept_due) {
-            self.is_listener_ready = true;
-        }
-    }
-
-    pub fn note(&mut self, index: usize) {
-        if let Some(connection) = self.connections.get_mut(index) {
-            connection.is_ready = true;
-        }
-    }
-
-    /// The socket of a connection.
-    pub fn socket(&self, index: usize) -> Option<BorrowedFd<'_>> {
-        self.connections.get(index).map(|connection| connection.socket.as_fd())
-    }
-
-    /// Ends a connection.
-    pub fn end(&mut self, index: usize) {
-        self.connections.try_remove(index);
-    }
-
-    /// Whether there is something to do at once.
-    pub fn is_ready(&self) -> bool {
-        let may_accept = self.connections.len() < MAX_ADMIN_CONNECTIONS || self.room_at.is_none();
-        (self.is_listener_ready && may_accept)
-            || self.connections.iter().any(|(_, it)| it.is_ready || it.is_watch_due())
-    }
-
-    /// When to look again for a connection that gives way to one that waits.
-    pub fn room_at(&self) -> Option<Now> {
-        self.room_at
-    }
-
-    /// Whether there is a place for one more connection; when all are taken, the one that has asked nothing for longest
-    /// ends, if that is long enough.
-    fn make_room(&mut self, now: Now) -> bool {
-        self.room_at = None;
-        if self.connections.len() < MAX_ADMIN_CONNECTIONS {
-            return true;
-        }
-        // It is told when another comes.
-        self.is_listener_ready = kernel::is_readable(self.listener.as_fd());
-        if !self.is_listener_ready {
-            return false;
-        }
-        let idle = self.connections.iter().filter(|(_, it)| it.is_idle());
-        let longest = idle.min_by_key(|(_, it)| it.used_at).map(|(index, it)| (index, it.used_at));
-        let patience = u64::try_from(ADMIN_IDLE.as_micros()).unwrap_or(u64::MAX);
-        let until = longest.map_or(now, |(_, used_at)| used_at).0.saturating_add(patience);
-        match longest {
-            Some((index, _)) if until <= now.0 => {
-                self.connections.remove(index);
-                true
-            }
-            _ => {
-                self.room_at = Some(Now(until));
-                false
-            }
-        }
-    }
-
-    /// A connection watches from now on; `false`: as many do as may.
-    pub fn set_watch(&mut self, index: usize, watch: Watch) -> bool {
-        let others =
-            self.connections.iter().filter(|(other, it)| *other != index && it.watch.is_some());
-        if others.count() >= MAX_ADMIN_WATCHES {
-            return false;
-        }
-        if let Some(connection) = self.connections.get_mut(index) {
-            connection.watch = Some(Box::new(watch));
-        }
-        true
-    }
-
-    /// What a watcher is to be told.
-    pub fn watch(&mut self, index: usize) -> Option<&mut Watch> {
-        self.connections.get_mut(index)?.watch.as_deref_mut()
-    }
-
-    /// The same of all.
-    pub fn watches(&mut self) -> impl Iterator<Item = &mut Watch> {
-        self.connections.iter_mut().filter_map(|(_, connection)| connection.watch.as_deref_mut())
-    }
-
-    /// Notes whether there are watchers, and says so.
-    pub fn count_watches(&mut self) -> bool {
-        self.is_watched = self.connections.iter().any(|(_, it)| it.watch.is_some());
-        self.is_watched
-    }
-}
 
 impl Server {
     /// One query of one administrator, in turn.
