@@ -4,6 +4,7 @@ mod common;
 
 use common::{Running, TestDir, end, fdbroker, one_json_line, wait_for};
 use fdbroker_client::Client;
+use fdbrokerd::limits::MAX_ADMIN_WATCHES;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -172,4 +173,43 @@ fn watch_when_interrupted_while_it_waits_for_a_broker_then_it_ends_with_0() {
     watch.signal("INT");
     let output = watch.end();
     assert_eq!(output.status.code(), Some(0), "{}", end(&output).1);
+}
+
+#[test]
+fn watch_when_as_many_do_as_may_then_it_says_so_and_commands_are_answered() {
+    let place = Place::new("many");
+    let broker = place.broker(&[]);
+    let watches: Vec<Watch> = (0..MAX_ADMIN_WATCHES).map(|_| Watch::start(&place)).collect();
+    for watch in &watches {
+        watch.wait_for(&place, "connected");
+    }
+    let late = place.command(&["watch"]).output().expect("it starts");
+    let (code, stderr) = end(&late);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("as many watch as may"), "{stderr}");
+    let list = place.command(&["ls"]).output().expect("it starts");
+    assert_eq!(end(&list), (Some(0), String::new()));
+    let top = place.command(&["top", "--once"]).output().expect("it starts");
+    let frame = String::from_utf8_lossy(&top.stdout);
+    assert!(frame.contains("as many watch as may"), "{frame}");
+    drop((watches, broker));
+}
+
+#[test]
+fn watch_when_drained_then_whoever_is_turned_away_is_told_and_counted() {
+    let place = Place::new("drained");
+    let broker = place.broker(&[]);
+    let watch = Watch::start(&place);
+    watch.wait_for(&place, "connected");
+    let drained = place.command(&["drain", "--wait", "0"]).output().expect("it starts");
+    assert_ne!(end(&drained).0, Some(2), "it is asked as it should be");
+    let mut demo = place.command(&["demo", "--ranks", "2", "--buffers", "2"]);
+    demo.env("FDBROKER_SOCKET", place.0.path().join("fdbroker/broker.sock"));
+    let demo = demo.output().expect("it starts");
+    assert_ne!(demo.status.code(), Some(0));
+    let refusal = watch.wait_for(&place, "refusal");
+    assert!(refusal.to_string().contains("SHUTTING_DOWN"), "{refusal}");
+    let status = one_json_line(&place.command(&["status", "--json"]).output().expect("it starts"));
+    assert!(status["refusals"].as_u64().is_some_and(|count| count > 0), "{status}");
+    drop((watch, broker));
 }
