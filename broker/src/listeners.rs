@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub enum ListenError {
     /// The directory cannot be made or looked at.
     #[error(
-        "cannot use directory {path}: {source}; create it, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET"
+        "cannot use directory {path}: {source}; create it, or name another place (in the configuration, or FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET)"
     )]
     Directory {
         /// Of the directory.

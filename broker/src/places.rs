@@ -78,6 +78,8 @@ fn check(
     listeners: &[ListenerSettings],
     origin: &str,
 ) -> Result<(), ConfigError> {
+    // By default it is beside the first listener.
+    let admin_origin = if admin_origin == "default" { origin } else { admin_origin };
     check_path("admin_socket", admin, admin_origin)?;
     for (at, listener) in listeners.iter().enumerate() {
         check_path("listener", &listener.path, origin)?;
@@ -97,8 +99,8 @@ fn check_path(key: &str, path: &Path, origin: &str) -> Result<(), ConfigError> {
     let refuse = |problem: String, remedy: &str| {
         Err(ConfigError::value(format!("{key} {}", path.display()), problem, remedy))
     };
-    // Flags and variables mean the directory of whoever gives them; a file has none.
-    if path.is_relative() && !matches!(origin, "flag" | "environment") {
+    // A flag means the directory of whoever gives it; a file and a variable, which clients have too, mean none.
+    if path.is_relative() && origin != "flag" {
         return refuse("the path is relative".into(), "write the whole path, from / on");
     }
     if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
@@ -148,6 +150,16 @@ fn quoted(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn check_when_a_path_is_relative_then_only_a_flag_may_give_it() {
+        let path = PathBuf::from("a/b.sock");
+        let admin = admin_socket_of(&path);
+        let listeners = [ListenerSettings { path, mode: 0o600 }];
+        for (origin, is_good) in [("flag", true), ("environment", false), ("file", false)] {
+            assert_eq!(check(&admin, "default", &listeners, origin).is_ok(), is_good, "{origin}");
+        }
+    }
 
     #[test]
     fn quoted_when_a_path_has_strange_characters_then_toml_reads_it_back() {
