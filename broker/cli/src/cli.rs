@@ -97,7 +97,8 @@ pub enum Command {
     /// Show what happens as it happens, until Ctrl-C
     #[command(after_long_help = act_args::WATCH_EXAMPLES)]
     Watch {
-        /// Only events of this: pid:N, uid:N or SLOT.GENERATION; and those of the node
+        /// Only events of this, and those of the node: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N,
+        /// uid:N or job:NAME
         #[arg(long, value_name = "WHAT")]
         filter: Option<Subject>,
         /// One JSON object a line

@@ -5,7 +5,8 @@ pub mod stream;
 pub mod view;
 
 use crate::admin::{Admin, Selection};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
+use crate::handle;
 use crate::holders::{self, Subject};
 use crate::output::Output;
 use crate::signals::Signals;
@@ -65,9 +66,7 @@ fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
         Some(Subject::Uid(uid)) => Ok(Selection::uid(uid)),
         Some(Subject::Allocation(id)) => Ok(Selection::allocation(id)),
         Some(Subject::Job(name)) => holders::job(&name, admin),
-        Some(Subject::Handle(_)) => {
-            Err(Error::Usage("--filter takes pid:N, uid:N, job:NAME or SLOT.GENERATION".into()))
-        }
+        Some(Subject::Handle(handle)) => Ok(Selection::allocation(handle::id(&handle, admin)?)),
     }
 }
 
