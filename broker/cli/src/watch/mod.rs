@@ -25,12 +25,13 @@ const RECONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// That another broker is watched now, as programs see it.
 #[derive(Debug, Serialize)]
 struct ReconnectedView {
+    #[serde(rename = "time_seconds", serialize_with = "view::as_seconds")]
     time_us: u64,
     event: &'static str,
     broker_pid: u32,
     incarnation: String,
     continued: bool,
-    gap_us: u64,
+    gap_seconds: f64,
 }
 
 impl ReconnectedView {
@@ -42,7 +43,7 @@ impl ReconnectedView {
             // As in `fdbroker status --json`.
             incarnation: format!("{:016x}", back.broker.incarnation),
             continued: back.is_continued == Some(true),
-            gap_us: u64::try_from(back.gap.as_micros()).unwrap_or(u64::MAX),
+            gap_seconds: back.gap.as_secs_f64(),
         }
     }
 }
