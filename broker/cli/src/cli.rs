@@ -372,6 +372,7 @@ allocation alone are one line. Where the broker takes no further watcher, or is 
 With --once two looks are taken, an interval apart, so that there are rates; events are those between them. The frame is
 as large as the terminal, else 80x24; colours on a terminal only, and not with NO_COLOR. For each refresh at most some
 4,096 clients and 8,192 leases are read; where there are more, the frame says so.
+pinned_bytes is charged to each holder: ended memory that two processes hold is counted twice.
 
 Examples:
   fdbroker top
