@@ -94,6 +94,12 @@ fn up(seen: &mut Seen) {
     assert!(ask(connect(), "DELETE /metrics HTTP/1.1\r\n\r\n").0.starts_with("HTTP/1.1 405"));
     assert!(ask(connect(), "nonsense\r\n\r\n").0.starts_with("HTTP/1.1 400"));
 
+    // The broker hangs: the server says so.
+    broker.running.signal("STOP");
+    assert_eq!(Page::read(&ask(connect(), GET).1).get("fdbroker_up"), 0.0);
+    broker.running.signal("CONT");
+    ask_until_up(&mut server, || ask(connect(), GET));
+
     // The broker goes away: the server says so and stays.
     broker.running.signal("TERM");
     wait_for("its end", || (!broker.admin_socket().exists()).then_some(()));
