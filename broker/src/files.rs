@@ -22,9 +22,12 @@ pub struct Files {
     pub inode: u64,
     /// Those of files before it, newest first.
     pub former: [Former; FORMER_FILES],
-    /// Since then it had no others; 0 = since it was deposited.
+    /// Since then it had no others; 0 = since it was deposited, [`NOT_KNOWN_SINCE`] = it may have had any.
     pub since_us: u64,
 }
+
+/// [`Files::since_us`] of what an owner has named again after a crash: clients have leases of files of before it.
+pub const NOT_KNOWN_SINCE: u64 = u64::MAX;
 
 impl Files {
     /// One file, and none before.
@@ -35,10 +38,14 @@ impl Files {
     /// The owner has given its memory as another fd: of the same file, or of one that is made anew for each export.
     fn add(&mut self, inode: u64, now: Now) {
         let last = std::mem::replace(&mut self.inode, inode);
+        if last == 0 {
+            self.since_us = NOT_KNOWN_SINCE;
+            return;
+        }
         // Moves the files between the new one's old place, or the end, and the front.
         let place = self.former.iter().position(|it| it.inode == inode || it.inode == 0);
         let place = place.unwrap_or_else(|| {
-            self.since_us = self.former[FORMER_FILES - 1].until_us;
+            self.since_us = self.since_us.max(self.former[FORMER_FILES - 1].until_us);
             FORMER_FILES - 1
         });
         self.former.copy_within(..place, 1);
@@ -128,6 +135,17 @@ mod tests {
         assert_eq!(after(&[1, 2, 3, 4, 5]), of(5, [(4, 4), (3, 3), (2, 2)], 1));
         assert_eq!(after(&[1, 2, 3, 4, 5, 4]), of(4, [(5, 5), (3, 3), (2, 2)], 1));
         assert_eq!(after(&[1, 2, 3, 4, 5, 6]), of(6, [(5, 5), (4, 4), (3, 3)], 2));
+    }
+
+    #[test]
+    fn add_when_nothing_was_known_before_then_never_since_when() {
+        let of = |former: [(u64, u64); 3]| {
+            let former = former.map(|(inode, until_us)| Former { inode, until_us });
+            Files { inode: 9, former, since_us: NOT_KNOWN_SINCE }
+        };
+        assert_eq!(after(&[0, 9]), of([(0, 0); 3]));
+        assert_eq!(after(&[0, 1, 9]), of([(1, 2), (0, 0), (0, 0)]));
+        assert_eq!(after(&[0, 1, 2, 3, 4, 9]), of([(4, 5), (3, 4), (2, 3)]));
     }
 
     #[test]

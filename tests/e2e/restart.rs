@@ -83,6 +83,9 @@ fn clients_when_the_broker_comes_back_then_connected_again_and_only_what_is_ende
 
     for (index, handle) in (0..).zip(&old) {
         drop(assert_bytes(owner.client.acquire(handle, patience()).expect("named again"), index));
+        let record = broker.admin().allocation(handle.id()).expect("on the ledger");
+        let files = (record.inode.get() != 0, record.files_ms.get());
+        assert_eq!(files, (true, 0), "leases of before may be of a file that it has not seen");
     }
     assert!(import.is_current(), "its lease is declared");
     for registration in &owner.registrations {

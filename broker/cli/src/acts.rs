@@ -51,7 +51,8 @@ impl Verb {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     words: String,
-    selection: Selection,
+    /// One; of a job's name, one for each job that is called so.
+    selections: Vec<Selection>,
     /// It names one allocation.
     pub is_one: bool,
 }
@@ -59,7 +60,7 @@ pub struct Target {
 impl Target {
     /// Everything.
     pub fn all() -> Self {
-        Target { words: "anybody".into(), selection: Selection::ALL, is_one: false }
+        Target { words: "anybody".into(), selections: vec![Selection::ALL], is_one: false }
     }
 
     /// What `subject` names on the broker's node.
@@ -73,11 +74,11 @@ impl Target {
             Subject::Pid(pid) => (format!("process {pid}"), Selection::pid(pid), false),
             Subject::Uid(uid) => (format!("user {uid}"), Selection::uid(uid), false),
             Subject::Job(name) => {
-                let selection = holders::job(&name, admin)?;
-                (format!("job {name}"), selection, false)
+                let selections = holders::jobs(&name, admin)?;
+                return Ok(Target { words: format!("job {name}"), selections, is_one: false });
             }
         };
-        Ok(Target { words, selection, is_one })
+        Ok(Target { words, selections: vec![selection], is_one })
     }
 
     fn not_found(&self) -> Error {
@@ -110,32 +111,46 @@ pub fn act(
     is_dry: bool,
     mut each: impl FnMut(ActOutcome, &ActRecord) -> Result<()>,
 ) -> Result<()> {
-    let (query, reply) = verb.kinds();
-    let mut cursor = 0;
     let mut found = false;
+    for selection in &target.selections {
+        act_on(admin, verb, selection, is_dry, |outcome, record| {
+            if outcome == ActOutcome::NotFound {
+                return Err(target.not_found());
+            }
+            found = true;
+            each(outcome, record)
+        })?;
+    }
+    // To act upon nothing of everybody's is done when there is nothing.
+    match found || target.words == Target::all().words {
+        true => Ok(()),
+        false => Err(target.not_found()),
+    }
+}
+
+/// All pages of one selection.
+fn act_on(
+    admin: &mut Admin,
+    verb: Verb,
+    selection: &Selection,
+    is_dry: bool,
+    mut each: impl FnMut(ActOutcome, &ActRecord) -> Result<()>,
+) -> Result<()> {
+    let (query, reply) = verb.kinds();
+    let flags = if is_dry { act_flags::DRY_RUN } else { 0 };
+    let mut cursor = 0;
     loop {
-        let flags = if is_dry { act_flags::DRY_RUN } else { 0 };
-        let body = target.selection.act(cursor, flags);
+        let body = selection.act(cursor, flags);
         let message =
             admin.exchange(query, &body, reply).map_err(|error| denied(error, verb.name()))?;
         let (page, records) = message.head_and_items::<Page, ActRecord>()?;
         let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
         for record in records {
             let outcome = ActOutcome::from_number(record.outcome.get());
-            let outcome = outcome.ok_or_else(|| Error::Other(unknown(record.outcome)))?;
-            if outcome == ActOutcome::NotFound {
-                return Err(target.not_found());
-            }
-            found = true;
-            each(outcome, record)?;
+            each(outcome.ok_or_else(|| Error::Other(unknown(record.outcome)))?, record)?;
         }
         if done {
-            // To act upon nothing of everybody's is done when there is nothing.
-            return if found || target.words == Target::all().words {
-                Ok(())
-            } else {
-                Err(target.not_found())
-            };
+            return Ok(());
         }
         // Growing cursors are what bounds this loop.
         if next <= cursor {

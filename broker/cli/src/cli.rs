@@ -408,8 +408,8 @@ Exit status 4: the broker knows no such allocation, process or user.";
 const AUDIT_HELP: &str = "\
 Reads /proc of every process that it may read - all as root, one's own otherwise; what it could not look at is said.
 Fds are told by inode (dma-buf, memfd; also of what is evicted) or by kcmp(2) (CUDA, while the broker holds the fd), fds in
-flight by their socket, mappings from maps. Ranges
-of one memfd have one inode: there counts of fds and leases are compared. A finding holds in three looks.
+flight by their socket, mappings from maps. Ranges of one memfd have one inode: there counts of fds and leases are
+compared. A finding holds in three looks; in ten, where the broker is at work meanwhile.
 
 Findings:
   leak           a client has more fds of a memory than open leases of it (an owner may have one more)

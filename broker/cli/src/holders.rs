@@ -9,6 +9,7 @@ use crate::table::{Column, Kind, List, ListArgs, Value};
 use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord, LeaseRecord};
 use fdbroker_protocol::handle::HANDLE_BYTES;
 use fdbroker_protocol::{AllocationId, Handle};
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 /// What `holders` is asked about.
@@ -155,18 +156,45 @@ pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
     }
 }
 
-/// The jobs of this name, as `jobs` shows it or with `job:` before it. The job of a cgroup is the same on every listener.
-pub fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
-    let is_meant = |label: &str| Some(label) == name.strip_prefix(JOB_PREFIX) || label == name;
-    let jobs = admin.all::<AccountRecord>(Selection::ALL)?;
-    let found = jobs
-        .iter()
-        .find(|it| records::job_label(it.key, &it.name).is_some_and(|label| is_meant(&label)));
-    found.map(|job| Selection::job(job.key.get())).ok_or_else(|| {
-        Error::NotFound(format!(
+/// Keys of the jobs that `jobs` shows by this name; with `job:` before it, or their key. Nearly always one, the same on every
+/// listener; but long names are cut, and a user may give a cgroup the name of another's.
+fn keys_of(name: &str, jobs: &[AccountRecord]) -> BTreeSet<u64> {
+    let bare = name.strip_prefix(JOB_PREFIX).unwrap_or(name);
+    let is_meant = |job: &&AccountRecord| {
+        let Some(label) = records::job_label(job.key, &job.name) else { return false };
+        label == name || label == bare || name == format!("{JOB_PREFIX}{:016x}", job.key.get())
+    };
+    jobs.iter().filter(is_meant).map(|job| job.key.get()).collect()
+}
+
+/// The same of the jobs that use this broker; never none.
+fn known_keys(name: &str, admin: &mut Admin) -> Result<BTreeSet<u64>> {
+    let keys = keys_of(name, &admin.all::<AccountRecord>(Selection::ALL)?);
+    match keys.is_empty() {
+        false => Ok(keys),
+        true => Err(Error::NotFound(format!(
             "no job {name} uses this broker; `fdbroker jobs` lists those that do"
-        ))
-    })
+        ))),
+    }
+}
+
+/// What is of the jobs of this name: of each.
+pub fn jobs(name: &str, admin: &mut Admin) -> Result<Vec<Selection>> {
+    Ok(known_keys(name, admin)?.into_iter().map(Selection::job).collect())
+}
+
+/// The same where only one can be chosen.
+pub fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
+    let keys = known_keys(name, admin)?;
+    if let (Some(key), 1) = (keys.first(), keys.len()) {
+        return Ok(Selection::job(*key));
+    }
+    let named: Vec<String> = keys.iter().map(|key| format!("{JOB_PREFIX}{key:016x}")).collect();
+    Err(Error::Usage(format!(
+        "{} jobs are called {name}; name one by its key: {}",
+        keys.len(),
+        named.join(", ")
+    )))
 }
 
 fn require(
@@ -180,6 +208,33 @@ fn require(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn keys_of_when_two_jobs_have_one_name_then_both_and_by_its_key_one() {
+        let record = |key: u64, uid: u32, name: &str| {
+            let mut record = AccountRecord::new_zeroed();
+            (record.key, record.uid) = (key.into(), uid.into());
+            record.name[..name.len()].copy_from_slice(name.as_bytes());
+            record
+        };
+        let jobs = [
+            record(0xa, 1, "slurm:81"),
+            record(0xa, 2, "slurm:81"),
+            record(0xb, 3, "slurm:81"),
+            record(0xc, 1, ""),
+            record(0, 1, "none"),
+        ];
+        let found = |name: &str| Vec::from_iter(keys_of(name, &jobs));
+        for name in ["slurm:81", "job:slurm:81"] {
+            assert_eq!(found(name), [0xa, 0xb], "{name}");
+        }
+        assert_eq!(found("job:000000000000000b"), [0xb]);
+        assert_eq!(found("job:000000000000000c"), [0xc]);
+        for name in ["slurm:8", "", "job:", "none", "job:0000000000000000"] {
+            assert_eq!(found(name), [0; 0], "{name}");
+        }
+    }
 
     #[test]
     fn subject_when_each_form_then_parsed() {

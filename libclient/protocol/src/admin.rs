@@ -259,8 +259,8 @@ pub struct AllocationRecord {
     pub fd: U32,
     /// Reserved, 0.
     pub reserved: U32,
-    /// For how long it has had no other files than these, in ms; u64::MAX = since it was deposited. An older lease may be
-    /// of another one.
+    /// For how long it has had no other files than these, in ms; u64::MAX = since it was deposited, 0 = not known,
+    /// as after a crash. An older lease may be of another one.
     pub files_ms: U64,
     /// Inodes of files that its owner gave for it before, newest first; 0 = none. Memory that is exported as another
     /// dma-buf each time has them.

@@ -166,11 +166,11 @@ impl<'a> Book<'a> {
         let id = &lease.allocation;
         let (before, after) =
             (self.look.before.allocations.get(id), self.look.after.allocations.get(id));
-        let Some(some) = before.or(after) else {
-            // What neither ledger has any more may have been of any kind.
+        let both = || [before, after].into_iter().flatten();
+        let Some(some) = both().find(|allocation| allocation.is_named()) else {
+            // What neither ledger has any more, or nobody has named again after a crash, may be of any kind.
             return (MemoryKind::ALL.iter().map(|kind| Of::Unknown(*kind)).collect(), false);
         };
-        let both = || [before, after].into_iter().flatten();
         let key = both().flat_map(Allocation::keys).next().and_then(|key| self.files.top(key));
         let Some(key) = key else { return (vec![Of::Unknown(some.kind)], true) };
         let age_ms = other.map_or(lease.age_ms, |other| lease.age_ms.max(other.age_ms));

@@ -55,7 +55,7 @@ pub struct Allocation {
     pub owner_pid: u32,
     /// The owner is gone.
     pub owner_gone: bool,
-    /// Its uid, `None` when not known again yet.
+    /// Its uid, `None` of what nobody has named again after a crash.
     pub owner_uid: Option<u32>,
     /// Size in bytes.
     pub size_bytes: u64,
@@ -64,6 +64,11 @@ pub struct Allocation {
 }
 
 impl Allocation {
+    /// Whether it is known what it is: of what nobody has named again after a crash, not even the kind.
+    pub fn is_named(&self) -> bool {
+        self.owner_uid.is_some()
+    }
+
     /// Its files.
     pub fn keys(&self) -> impl Iterator<Item = MemoryKey> + use<> {
         let kind = self.kind;
@@ -107,6 +112,8 @@ pub struct Ledger {
     pub held_now: u64,
     /// Fds that it is closing.
     pub closing_now: u64,
+    /// What it has done since it started: grants, and evictions.
+    pub done: (u64, u64),
     /// Allocations.
     pub allocations: HashMap<AllocationId, Allocation>,
     /// Leases by number.
@@ -125,6 +132,7 @@ impl Ledger {
             broker: status.pid.get(),
             held_now: status.held_now.get(),
             closing_now: status.closing_now.get(),
+            done: (status.grants.get(), status.evictions.get()),
             ..Ledger::default()
         };
         admin.each_page(Selection::ALL, |page: &[AllocationRecord]| {

@@ -24,7 +24,7 @@ use fdbroker_protocol::MemoryKind;
 use finding::{Finding, Identity};
 use indicatif::{ProgressBar, ProgressStyle};
 use ledger::Ledger;
-use limits::{LOOK_INTERVAL, LOOKS, PROGRESS_FROM};
+use limits::{LOOK_INTERVAL, LOOKS, LOOKS_AT_WORK, PROGRESS_FROM};
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -47,17 +47,12 @@ pub struct Options {
 pub fn run(options: Options) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     let memfds = MemfdLook::learn()?;
-    let mut look = look(&mut admin, &memfds)?;
-    check_pids(&look, admin.inode()?)?;
-    let mut found = judge(&look);
-    let mut looks = 1;
-    // Where nothing is wrong there is nothing to confirm.
-    while looks < LOOKS && found.iter().any(|finding| !finding.kind.is_note()) {
+    let first = look(&mut admin, &memfds)?;
+    check_pids(&first, admin.inode()?)?;
+    let (look, mut found, looks) = confirm(first, || {
         std::thread::sleep(LOOK_INTERVAL);
-        look = self::look(&mut admin, &memfds)?;
-        found = confirmed(judge(&look), &found);
-        looks += 1;
-    }
+        look(&mut admin, &memfds)
+    })?;
     found.retain(|finding| options.pid.is_none() || finding.pid == options.pid);
     let processes = look.scan.processes.values().filter(|it| it.unread.is_none()).count();
     let mut report = Report {
@@ -147,6 +142,28 @@ fn judge(look: &Look) -> Vec<Finding> {
     unheld::find(&book, &mut found);
     broker::find(&book, &mut found);
     found
+}
+
+/// Looks again until what was found in all looks holds, or nothing is left of it; gives the last look, what was found, and
+/// how many looks there were.
+fn confirm(
+    first: Look,
+    mut again: impl FnMut() -> Result<Look>,
+) -> Result<(Look, Vec<Finding>, usize)> {
+    let (mut look, mut looks, mut needed) = (first, 1, LOOKS);
+    let mut found = judge(&look);
+    loop {
+        if look.before.done != look.after.done {
+            needed = LOOKS_AT_WORK;
+        }
+        // Where nothing is wrong there is nothing to confirm.
+        if looks >= needed || found.iter().all(|finding| finding.kind.is_note()) {
+            return Ok((look, found, looks));
+        }
+        look = again()?;
+        found = confirmed(judge(&look), &found);
+        looks += 1;
+    }
 }
 
 /// What this look shows and the one before did.

@@ -3,8 +3,9 @@
 use super::book::Look;
 use super::finding::{Finding, Kind};
 use super::ledger::{Allocation, Client, Files, Lease, Ledger, MemoryKey};
+use super::limits::{LOOKS, LOOKS_AT_WORK};
 use super::scan::{Mapped, MemoryFd, Process, Queue};
-use super::{confirmed, judge};
+use super::{confirm, confirmed, judge};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 
@@ -430,6 +431,52 @@ fn judge_when_a_dma_buf_has_more_references_than_were_seen_then_a_note() {
     assert_eq!(world.found(), [(Kind::Imports, None, vec![])]);
     world.map(OWNER, MemoryKind::DmaBuf);
     assert_eq!(world.found(), []);
+}
+
+#[test]
+fn judge_when_nobody_has_named_it_after_a_crash_then_its_lease_may_be_of_any_kind() {
+    for kind in MemoryKind::ALL {
+        for mapped in [false, true] {
+            let mut world = World::new(MemoryKind::Memfd);
+            world.evict();
+            world.both(|ledger| {
+                let reserved = ledger.allocations.get_mut(&id(0)).expect("there");
+                // The kind stands for one that is not known.
+                reserved.state = AllocationState::Reserved;
+                (reserved.files, reserved.owner_uid, reserved.owner_pid) = (NO_FILES, None, 0);
+            });
+            world.lease(1, 0, mapped);
+            world.process(HOLDER).fds.push(fd(4, *kind));
+            assert_eq!(world.found(), [], "{kind:?}");
+            // Named again between the two ledgers, and not asked for yet.
+            let named = world.0.after.allocations.get_mut(&id(0)).expect("there");
+            (named.owner_uid, named.kind, named.state) =
+                (Some(1000), *kind, AllocationState::Evicted);
+            assert_eq!(world.found(), [], "{kind:?}");
+        }
+    }
+}
+
+/// What `confirm` finds in `count` looks of a duplicate too many, and none after, of a broker that has granted `granted`
+/// in each; and how many looks it takes.
+fn confirmed_of(count: usize, granted: u64) -> (usize, usize) {
+    let mut odd = World::new(MemoryKind::DmaBuf);
+    odd.0.after.done.0 += granted;
+    let even = World(odd.0.clone());
+    odd.process(HOLDER).fds.push(fd(4, MemoryKind::DmaBuf));
+    let mut left = std::iter::repeat_n(odd.0, count).chain(std::iter::repeat(even.0));
+    let first = left.next().expect("endless");
+    let (_, found, looks) = confirm(first, || Ok(left.next().expect("endless"))).expect("looks");
+    (found.len(), looks)
+}
+
+#[test]
+fn confirm_when_the_broker_is_at_work_then_only_what_holds_in_more_looks() {
+    assert_eq!(confirmed_of(0, 0), (0, 1));
+    assert_eq!(confirmed_of(LOOKS - 1, 0), (0, LOOKS));
+    assert_eq!(confirmed_of(LOOKS, 0), (1, LOOKS));
+    assert_eq!(confirmed_of(LOOKS, 1), (0, LOOKS + 1));
+    assert_eq!(confirmed_of(LOOKS_AT_WORK, 1), (1, LOOKS_AT_WORK));
 }
 
 #[test]
