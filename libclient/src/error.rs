@@ -16,18 +16,20 @@ pub struct Error {
     pub status: Option<Status>,
     /// What was tried and what came of it, without the remedy.
     pub context: String,
+    /// Cause and remedy in place of the code's own words, where those are about something else.
+    pub(crate) instead: Option<Box<str>>,
 }
 
 impl Error {
     /// A failure found by the library itself.
     pub fn new(code: ErrorCode, context: impl Into<String>) -> Self {
-        Error { code, status: None, context: context.into() }
+        Error { code, status: None, context: context.into(), instead: None }
     }
 
     /// A failure that the broker reported. A status of OK would be a bug and reads as INTERNAL.
     pub fn from_status(status: Status, context: impl Into<String>) -> Self {
         let code = status.result().err().unwrap_or(ErrorCode::Internal);
-        Error { code, status: Some(status), context: context.into() }
+        Error { code, status: Some(status), context: context.into(), instead: None }
     }
 
     /// A system call that failed, with its errno.
@@ -35,8 +37,18 @@ impl Error {
         Error::new(code, format!("{what}: {}", errno.into()))
     }
 
+    /// The same with another cause and remedy than the code's.
+    pub(crate) fn because(mut self, cause_and_remedy: impl Into<Box<str>>) -> Self {
+        self.instead = Some(cause_and_remedy.into());
+        self
+    }
+
     fn cause_and_remedy(&self) -> String {
-        self.status.map_or_else(|| self.code.to_string(), |status| status.to_string())
+        match (&self.instead, self.status) {
+            (Some(instead), _) => format!("{}: {instead}", self.code.name()),
+            (None, Some(status)) => status.to_string(),
+            (None, None) => self.code.to_string(),
+        }
     }
 
     pub(crate) fn not_connected(context: impl Into<String>) -> Self {

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -156,6 +157,10 @@ fn what(path: &Path) -> String {
     format!("connect to {}", path.display())
 }
 
+/// Why a broker does not greet a user that its socket lets in.
+const UNKNOWN_USER: &str = "the broker's user namespace does not know the user of this process, whom it could not tell from other \
+     such users; run this as a user that is mapped there, or run the broker outside of that namespace";
+
 fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
     let Ok(status) = message.body_as::<Status>() else {
         return Error::new(ErrorCode::Protocol, context("it refuses hello in a way unknown here"));
@@ -167,7 +172,12 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
         ),
         _ => "the broker refuses this client".to_owned(),
     };
-    Error::from_status(*status, context(&what))
+    let error = Error::from_status(*status, context(&what));
+    match error.code {
+        // Of hello it means nothing else, and its own words are about allocations.
+        ErrorCode::NotPermitted => error.because(UNKNOWN_USER),
+        _ => error,
+    }
 }
 
 /// A socket connected to `path`. `None`: the listener's backlog is full.
@@ -191,11 +201,38 @@ fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => return Ok(None),
             Err(Errno::EACCES) => {
-                return Err(Error::os(ErrorCode::NotPermitted, &what(path), Errno::EACCES));
+                let error = Error::os(ErrorCode::NotPermitted, &what(path), Errno::EACCES);
+                return Err(error.because(no_access(path)));
             }
             Err(errno) => return Err(Error::os(ErrorCode::NotConnected, &what(path), errno)),
         }
     }
+}
+
+/// Why this process may not connect to `path`, and what to do: the folder that it may not enter, else the socket.
+fn no_access(path: &Path) -> String {
+    let refusing = |part: &&Path| {
+        std::fs::metadata(part)
+            .is_err_and(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied)
+    };
+    // The outermost that cannot be looked at is in the folder at fault. A socket's path has 107 bytes at most.
+    let hidden = path.ancestors().filter(refusing).last();
+    let at_fault = hidden.and_then(Path::parent).unwrap_or(path);
+    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    let is_whose = std::fs::metadata(at_fault).map_or_else(
+        |cause| format!("cannot be looked at ({cause})"),
+        |it| {
+            let mode = it.mode() & 0o7777;
+            format!("belongs to uid {} and gid {} with mode {mode:o}", it.uid(), it.gid())
+        },
+    );
+    let (what, act) = if hidden.is_some() { ("folder", "enter") } else { ("socket", "write to") };
+    let place = at_fault.display();
+    format!(
+        "the {what} {place} {is_whose}, and this process, of uid {uid} and gid {gid}, may not {act} it; run it as a user that may, have \
+         the {what}'s mode widened (of a socket: `mode` of its listener in the broker's configuration), or name another broker's \
+         socket in FDBROKER_SOCKET"
+    )
 }
 
 fn padded(name: &str) -> [u8; NAME_BYTES] {
@@ -221,6 +258,8 @@ mod tests {
         let mut greeting = Greeting::over(ours, Path::new("/run/x"), "late", 0).unwrap();
         let Some(Err(error)) = greeting.look() else { panic!("it is welcome") };
         assert_eq!(error.code, ErrorCode::NotPermitted);
+        let text = error.to_string();
+        assert!(text.contains("user namespace") && !text.contains("allocation"), "{text}");
     }
 
     #[test]
@@ -234,6 +273,58 @@ mod tests {
     fn greet_when_nothing_listens_then_not_connected() {
         let error = greet(Path::new("/nonexistent/broker.sock"), "t", 1).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
+    }
+
+    /// What connecting says to a user that is not root; `None` where this process cannot become one.
+    fn said_to_another_user(path: &Path) -> Option<Error> {
+        let nobody = nix::unistd::Uid::from_raw(65_534);
+        if !nix::unistd::geteuid().is_root() {
+            return greet(path, "t", 1).err();
+        }
+        // This thread alone, through the system call itself: the C library would change all threads.
+        std::thread::scope(|scope| {
+            let greet_as_nobody = || {
+                // SAFETY: takes numbers alone; no memory is involved.
+                let done = unsafe { libc::syscall(libc::SYS_setresuid, -1, nobody.as_raw(), -1) };
+                (done == 0).then(|| greet(path, "t", 1).expect_err("it is not let in"))
+            };
+            scope.spawn(greet_as_nobody).join().unwrap()
+        })
+    }
+
+    #[test]
+    fn greet_when_the_socket_or_its_folder_is_for_others_then_names_it_and_its_mode() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = std::env::temp_dir().join(format!("fdb-no-access-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        mode(&folder, 0o755);
+        let path = folder.join("broker.sock");
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
+        nix::sys::socket::bind(
+            socket.as_ref().unwrap().as_raw_fd(),
+            &UnixAddr::new(&path).unwrap(),
+        )
+        .unwrap();
+        mode(&path, 0o400);
+        let of_socket = said_to_another_user(&path);
+        mode(&folder, 0o000);
+        let of_folder = said_to_another_user(&path);
+        mode(&folder, 0o755);
+        std::fs::remove_dir_all(&folder).unwrap();
+        let at_fault = [(of_socket, &path, "mode 400"), (of_folder, &folder, "mode 0")];
+        for (error, place, mode) in at_fault {
+            let Some(error) = error else { continue };
+            assert_eq!(error.code, ErrorCode::NotPermitted);
+            let text = error.to_string();
+            let place = format!("{} belongs to uid ", place.display());
+            for part in ["NOT_PERMITTED: ", &place, mode, "`mode`", "FDBROKER_SOCKET"] {
+                assert!(text.contains(part), "no `{part}` in: {text}");
+            }
+            assert!(!text.contains("allocation"), "{text}");
+        }
     }
 
     #[test]

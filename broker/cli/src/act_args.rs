@@ -139,9 +139,10 @@ command was too slow for, and how many). Times are UTC.
 
 When the broker ends, one in its place - after an upgrade or a restart - is waited for, for 10 s, and watched from then on. A
 line on stderr says so; with --json it is an object in its place among the events:
-  {\"time_us\":...,\"event\":\"reconnected\",\"broker_pid\":...,\"incarnation\":...,\"continued\":...,\"gap_us\":...}
-What happened in the gap_us before is not told. `continued`: the ledger of the former one goes on; else it is a new one, to
-which clients come back by themselves. A job of --filter is meant as it was at the start.
+  {\"time_seconds\":...,\"event\":\"reconnected\",\"broker_pid\":...,\"incarnation\":...,\"continued\":...,\"gap_seconds\":...}
+What happened in the gap_seconds before is not told. `continued`: the ledger of the former one goes on; else it is a new one,
+to which clients come back by themselves. A job of --filter is meant as it was at the start. time_seconds, of every object,
+counts from 1970 (UTC).
 
 Examples:
   fdbroker watch

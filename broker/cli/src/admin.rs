@@ -19,7 +19,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest wait for one answer: a page is made in well under a millisecond, so this is a broker that hangs.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The admin socket's name in its directory.
 pub const ADMIN_SOCKET_NAME: &str = "admin.sock";
@@ -59,6 +59,7 @@ pub struct Admin {
     fds: ReceivedFds,
     writer: Writer,
     last_id: u64,
+    patience: Duration,
 }
 
 /// Which records are wanted.
@@ -157,7 +158,13 @@ impl Admin {
             fds: ReceivedFds::with_capacity(0),
             writer: Writer::new(),
             last_id: 0,
+            patience: ANSWER_LIMIT,
         }
+    }
+
+    /// Waits for each answer no longer than this, for who is waited for.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience.min(ANSWER_LIMIT);
     }
 
     /// The socket connected to.
@@ -320,7 +327,8 @@ impl Admin {
         self.writer.start(query, self.last_id).push(body);
         let bytes = self.writer.finish(0, 0);
         let is_first = self.last_id == 1;
-        let sent = fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], Some(ANSWER_LIMIT));
+        let patience = Some(self.patience);
+        let sent = fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], patience);
         match sent {
             Ok(()) => {}
             Err(SendError::PeerGone) if is_first => return Err(refusal(&self.path)),
@@ -331,7 +339,7 @@ impl Admin {
             self.socket.as_fd(),
             &mut self.buffer,
             &mut self.fds,
-            Some(ANSWER_LIMIT),
+            patience,
         );
         let received = match received {
             Ok(received) => received,

@@ -97,7 +97,8 @@ pub enum Command {
     /// Show what happens as it happens, until Ctrl-C
     #[command(after_long_help = act_args::WATCH_EXAMPLES)]
     Watch {
-        /// Only events of this: pid:N, uid:N or SLOT.GENERATION; and those of the node
+        /// Only events of this, and those of the node: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N,
+        /// uid:N or job:NAME
         #[arg(long, value_name = "WHAT")]
         filter: Option<Subject>,
         /// One JSON object a line
@@ -371,6 +372,7 @@ allocation alone are one line. Where the broker takes no further watcher, or is 
 With --once two looks are taken, an interval apart, so that there are rates; events are those between them. The frame is
 as large as the terminal, else 80x24; colours on a terminal only, and not with NO_COLOR. For each refresh at most some
 4,096 clients and 8,192 leases are read; where there are more, the frame says so.
+pinned_bytes is charged to each holder: ended memory that two processes hold is counted twice.
 
 Examples:
   fdbroker top

@@ -14,6 +14,8 @@ mod doctor;
 mod drain;
 mod error;
 mod evict;
+#[cfg(test)]
+mod examples;
 mod handle;
 mod holders;
 mod jobs;

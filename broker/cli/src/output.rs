@@ -273,6 +273,11 @@ pub fn seconds(ms: u64) -> f64 {
     ms as f64 / 1000.0
 }
 
+/// The same of microseconds, and of a time as seconds since 1970.
+pub fn seconds_of_us(us: u64) -> f64 {
+    us as f64 / 1_000_000.0
+}
+
 /// A time span for people: `850 ms`, `12.3 s`, `4 min 5 s`, `3 h 2 min`.
 pub fn human_time(ms: u64) -> String {
     match ms {
@@ -352,6 +357,14 @@ mod tests {
         for (ms, text) in [(0, "0.0"), (1, "0.001"), (430_591, "430.591"), (86_400_000, "86400.0")]
         {
             assert_eq!(serde_json::to_string(&seconds(ms)).expect("a number"), text);
+        }
+    }
+
+    #[test]
+    fn seconds_of_us_when_a_time_of_today_then_to_the_microsecond() {
+        let texts = [(7, "7e-6"), (1_790_000_000_000_001, "1790000000.000001")];
+        for (us, text) in texts {
+            assert_eq!(serde_json::to_string(&seconds_of_us(us)).expect("a number"), text);
         }
     }
 

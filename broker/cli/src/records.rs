@@ -29,8 +29,14 @@ impl From<&Use> for UseView {
     }
 }
 
+/// Milliseconds as programs see them.
 fn as_seconds<S: Serializer>(ms: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(seconds(*ms))
+}
+
+/// The same of a time that may be missing.
+pub fn as_seconds_or_null<S: Serializer>(ms: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+    ms.map(seconds).serialize(to)
 }
 
 /// The node at a glance.

@@ -49,7 +49,12 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
         row("kept_allocations", &status.kept_allocations, commas, "that outlive their owner"),
         row("mapped_leases", &status.mapped_leases, commas, "memory imported, no fd kept"),
         row("held_bytes", &status.held_bytes, human_size, "memory whose fd the broker holds"),
-        row("pinned_bytes", &status.pinned_bytes, human_size, "ended memory that leases still pin"),
+        row(
+            "pinned_bytes",
+            &status.pinned_bytes,
+            human_size,
+            "ended memory that leases still pin, charged to each holder",
+        ),
         row("table_fds", &status.table_fds, commas, "the broker's own fd table"),
     ];
     Columns::new(COLUMNS, true).write(rows, out)?;

@@ -306,6 +306,35 @@ fn watch_when_things_happen_then_a_line_each_and_exit_0_when_interrupted() {
 }
 
 #[test]
+fn watch_when_filtered_by_a_handle_or_an_id_then_events_of_that_allocation_and_of_the_node() {
+    let broker = Broker::start();
+    let owner = Owner::new(&broker, 2);
+    for what in [owner.hex(1), owner.id(1)] {
+        let mut watch = Running::start(broker.command(&["watch", "--json", "--filter", &what]));
+        let lines = BufReader::new(watch.0.stdout.take().expect("piped")).lines();
+        let mut events = lines
+            .map(|line| serde_json::from_str::<Value>(&line.expect("readable")).expect("JSON"));
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| events.next().expect("an event"));
+            while !first.is_finished() {
+                broker.run(&["limits", "set", "node.mapped_leases=1000"]);
+            }
+            assert_eq!(first.join().expect("no panic")["event"], "caps");
+        });
+        let user = broker.client("user");
+        for handle in &owner.handles {
+            drop(user.acquire(handle, soon()).expect("granted"));
+        }
+        let seen = events.find(|event| event["event"] != "caps").expect("an event");
+        assert_eq!((&seen["event"], &seen["allocation"]), (&"grant".into(), &owner.id(1).into()));
+        signal(watch.pid(), "INT");
+        assert_eq!(end(&watch.end()).0, Some(0));
+    }
+    let output = broker.run(&["watch", "--filter", &damaged(&owner.hex(1), 20)]);
+    assert_eq!(end(&output).0, Some(4), "{}", end(&output).1);
+}
+
+#[test]
 fn watch_when_the_broker_ends_then_said_and_exit_3() {
     let broker = Broker::start();
     let mut watch = Running::start(broker.command(&["watch", "--filter", "uid:0"]));

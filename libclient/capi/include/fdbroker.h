@@ -73,7 +73,7 @@ typedef int32_t fdbroker_code_t;
 #define FDBROKER_WRONG_NODE 2           /* The handle is of another node, or of this one before a reboot. */
 #define FDBROKER_BAD_HANDLE 3           /* No handle (lease, pointer, import) of this broker, or given back before. */
 #define FDBROKER_STALE 4                /* The allocation has ended: get a new handle from its owner. */
-#define FDBROKER_NOT_PERMITTED 5        /* The allocation is another user's or another client's. */
+#define FDBROKER_NOT_PERMITTED 5        /* Another user's or client's allocation; at open, others' socket. */
 #define FDBROKER_NO_QUOTA 6             /* A cap is full; fdbroker_last_error() names it and its largest holder. */
 #define FDBROKER_AGAIN 7                /* Not ready yet: ask again. */
 #define FDBROKER_TIMED_OUT 8            /* The deadline passed. */

@@ -19,7 +19,7 @@ pub const FDBROKER_WRONG_NODE: fdbroker_code_t = 2;
 pub const FDBROKER_BAD_HANDLE: fdbroker_code_t = 3;
 /// The allocation has ended: get a new handle from its owner.
 pub const FDBROKER_STALE: fdbroker_code_t = 4;
-/// The allocation is another user's or another client's.
+/// Another user's or client's allocation; at open, others' socket.
 pub const FDBROKER_NOT_PERMITTED: fdbroker_code_t = 5;
 /// A cap is full; fdbroker_last_error() names it and its largest holder.
 pub const FDBROKER_NO_QUOTA: fdbroker_code_t = 6;

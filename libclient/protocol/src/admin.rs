@@ -157,7 +157,7 @@ pub struct NodeStatus {
     pub allocations: Use,
     /// Clients' own fds.
     pub own_fds: Use,
-    /// Bytes of ended allocations that leases still pin.
+    /// Bytes of ended allocations that leases still pin, charged to each holder.
     pub pinned_bytes: Use,
     /// The broker's fd table.
     pub table_fds: Use,

@@ -3,6 +3,7 @@
 use super::ledger::{Lease, MemoryKey};
 use super::limits::MAX_LISTED;
 use super::scan::Process;
+use crate::records::as_seconds_or_null;
 use fdbroker_protocol::AllocationId;
 use serde::Serialize;
 
@@ -134,7 +135,8 @@ pub struct Finding {
     pub inode: Option<u64>,
     /// Size of the memory in bytes.
     pub size_bytes: Option<u64>,
-    /// Age of the oldest lease, in ms.
+    /// Age of the oldest lease, in ms; in JSON in seconds.
+    #[serde(rename = "age_seconds", serialize_with = "as_seconds_or_null")]
     pub age_ms: Option<u64>,
     /// What was seen.
     pub what: String,
@@ -215,4 +217,22 @@ pub fn list(numbers: &[u64]) -> String {
 /// `1 fd`, `2 fds`.
 pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finding_when_json_then_its_age_is_in_seconds_or_null() {
+        let mut finding = Finding::new(Kind::Forgotten, "what");
+        let age = |finding: &Finding| {
+            let json = serde_json::to_value(finding).expect("plain data");
+            assert_eq!(json.get("age_ms"), None, "one unit: seconds");
+            json["age_seconds"].clone()
+        };
+        assert_eq!(age(&finding), serde_json::Value::Null);
+        finding.age_ms = Some(61_234);
+        assert_eq!(age(&finding), 61.234);
+    }
 }

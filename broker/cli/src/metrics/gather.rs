@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::records::job_label;
 use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Users, and jobs, that have series of their own: those with most fds. A dashboard shows no more, and a scraper keeps
 /// each for weeks; the others are one series, [`OTHER`].
@@ -60,9 +61,10 @@ pub struct Gathered {
     pub jobs: Accounts,
 }
 
-/// Asks the broker that the environment names.
-pub fn gather() -> Result<Gathered> {
+/// Asks the broker that the environment names, for each answer no longer than `patience`.
+pub fn gather(patience: Duration) -> Result<Gathered> {
     let mut admin = Admin::from_env()?;
+    admin.set_patience(patience);
     let (status, metrics) = (admin.status()?, admin.metrics()?);
     let domains = admin.domains()?;
     let jobs = admin.all::<AccountRecord>(Selection::ALL)?;

@@ -69,7 +69,12 @@ fn resources(page: &mut Page, status: &NodeStatus) {
         ("own_", "fds", "Fds that clients keep for their own memory.", &status.own_fds),
         ("table_", "fds", "Fds in the broker's own table.", &status.table_fds),
         ("held_", "bytes", "Memory whose fd the broker holds.", &status.held_bytes),
-        ("pinned_", "bytes", "Ended memory that leases still pin.", &status.pinned_bytes),
+        (
+            "pinned_",
+            "bytes",
+            "Ended memory that leases still pin, charged to each holder.",
+            &status.pinned_bytes,
+        ),
         ("open_", "leases", "Duplicates that clients have open.", &status.open_leases),
         ("mapped_", "leases", "Memory imported, no fd kept.", &status.mapped_leases),
         ("", "allocations", "Allocations, or ended and still leased.", &status.allocations),

@@ -19,8 +19,12 @@ use std::time::{Duration, Instant};
 /// Connections served at once; a further one is closed. Scrapers are few and take milliseconds.
 const MOST_CONNECTIONS: usize = 8;
 
-/// Time for a whole connection, request and answer: a scraper's own limit is 10 s by default.
+/// Time for the request, and again for sending the answer: a scraper's own limit is 10 s by default.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
+
+/// Time for each answer of the broker, which takes milliseconds. The page of one that hangs, on which fdbroker_up is 0, is to
+/// be there within a scraper's limit.
+const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Longest request: a scraper's headers are some hundred bytes.
 const MOST_REQUEST_BYTES: usize = 8 * 1024;
@@ -143,6 +147,8 @@ fn answer(mut stream: Stream) -> io::Result<()> {
     );
     let bytes = [head.as_bytes(), body.as_bytes()].concat();
     let mut left = &bytes[..];
+    // Anew: the broker may have taken all there was.
+    let until = Instant::now() + CONNECTION_LIMIT;
     while !left.is_empty() {
         stream.set_timeouts(until)?;
         let written = stream.write(left)?;
@@ -152,7 +158,7 @@ fn answer(mut stream: Stream) -> io::Result<()> {
 }
 
 fn page() -> String {
-    match gather::gather() {
+    match gather::gather(BROKER_PATIENCE) {
         Ok(gathered) => render::page(Some(&gathered)),
         Err(error) => {
             eprintln!("fdbroker: {error}");

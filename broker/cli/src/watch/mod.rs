@@ -5,7 +5,8 @@ pub mod stream;
 pub mod view;
 
 use crate::admin::{Admin, Selection};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
+use crate::handle;
 use crate::holders::{self, Subject};
 use crate::output::Output;
 use crate::signals::Signals;
@@ -24,12 +25,13 @@ const RECONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// That another broker is watched now, as programs see it.
 #[derive(Debug, Serialize)]
 struct ReconnectedView {
+    #[serde(rename = "time_seconds", serialize_with = "view::as_seconds")]
     time_us: u64,
     event: &'static str,
     broker_pid: u32,
     incarnation: String,
     continued: bool,
-    gap_us: u64,
+    gap_seconds: f64,
 }
 
 impl ReconnectedView {
@@ -41,7 +43,7 @@ impl ReconnectedView {
             // As in `fdbroker status --json`.
             incarnation: format!("{:016x}", back.broker.incarnation),
             continued: back.is_continued == Some(true),
-            gap_us: u64::try_from(back.gap.as_micros()).unwrap_or(u64::MAX),
+            gap_seconds: back.gap.as_secs_f64(),
         }
     }
 }
@@ -65,9 +67,7 @@ fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
         Some(Subject::Uid(uid)) => Ok(Selection::uid(uid)),
         Some(Subject::Allocation(id)) => Ok(Selection::allocation(id)),
         Some(Subject::Job(name)) => holders::job(&name, admin),
-        Some(Subject::Handle(_)) => {
-            Err(Error::Usage("--filter takes pid:N, uid:N, job:NAME or SLOT.GENERATION".into()))
-        }
+        Some(Subject::Handle(handle)) => Ok(Selection::allocation(handle::id(&handle, admin)?)),
     }
 }
 

@@ -1,14 +1,15 @@
 //! One event as people and as programs see it. Must never read a clock, nor let a client's name reach a terminal as it is.
 
-use crate::output::{commas, human_size};
+use crate::output::{commas, human_size, seconds_of_us};
 use crate::records::client_name;
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// One event as programs see it.
 #[derive(Debug, Serialize)]
 pub struct EventView {
+    #[serde(rename = "time_seconds", serialize_with = "as_seconds")]
     time_us: u64,
     event: &'static str,
     pid: Option<u32>,
@@ -96,6 +97,11 @@ pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String
     view.line(&latest.status)
 }
 
+/// Seconds since 1970, as programs see a time.
+pub fn as_seconds<S: Serializer>(us: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(seconds_of_us(*us))
+}
+
 /// What kind it is, if this command knows it.
 pub fn kind_of(record: &EventRecord) -> Option<EventKind> {
     EventKind::from_number(record.kind.get())
@@ -166,6 +172,7 @@ pub mod tests {
         );
         let json = serde_json::to_value(EventView::new(&record)).expect("plain data");
         assert_eq!((&json["cap"], &json["scope"]), (&64.into(), &"node".into()));
+        assert_eq!(json["time_seconds"], 86_398.007);
     }
 
     #[test]

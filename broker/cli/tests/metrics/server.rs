@@ -1,6 +1,6 @@
 //! The server, and the command without a broker.
 
-use crate::common::{Running, end, fdbroker, run, run_script, wait_for};
+use crate::common::{LIMIT, Running, end, fdbroker, run, run_script, wait_for};
 use crate::page::Page;
 use crate::rig::Broker;
 use crate::seen::{Scenario, Seen};
@@ -9,6 +9,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 pub static UP: Scenario = Scenario::new(up);
 
@@ -48,6 +49,28 @@ fn ask(mut stream: impl Read + Write, request: &str) -> (String, String) {
 
 const GET: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
+/// Asks until the page says that the broker answers: a broker which gets no time, as where many tests run, may take longer
+/// than the server waits for it, and then it is down.
+fn ask_until_up(server: &mut Running, mut ask: impl FnMut() -> (String, String)) -> (String, Page) {
+    let until = Instant::now() + LIMIT;
+    loop {
+        let (head, body) = ask();
+        let page = Page::read(&body);
+        if page.get("fdbroker_up") == 1.0 {
+            return (head, page);
+        }
+        if Instant::now() >= until {
+            // Its end ends what it says.
+            let _ = server.0.kill();
+            let mut said = String::new();
+            let stderr = server.0.stderr.as_mut().expect("piped");
+            stderr.read_to_string(&mut said).expect("readable");
+            panic!("fdbroker_up is 0; the server says: {said}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn metrics_when_served_on_loopback_then_answers_by_http_whatever_others_do() {
     UP.seen();
@@ -61,17 +84,21 @@ fn up(seen: &mut Seen) {
     // One says nothing, one goes away at once.
     let _silent = connect();
     drop(connect());
-    let (head, body) = ask(connect(), GET);
+    let (head, page) = ask_until_up(&mut server, || ask(connect(), GET));
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
     assert!(head.contains("application/openmetrics-text; version=1.0.0"), "{head}");
-    let page = Page::read(&body);
-    assert_eq!(page.get("fdbroker_up"), 1.0);
     seen.note("fdbroker_up", 1.0);
     let build = concat!("fdbroker_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
     assert_eq!(page.get(build), 1.0);
     assert!(ask(connect(), "GET /x HTTP/1.1\r\n\r\n").0.starts_with("HTTP/1.1 404"));
     assert!(ask(connect(), "DELETE /metrics HTTP/1.1\r\n\r\n").0.starts_with("HTTP/1.1 405"));
     assert!(ask(connect(), "nonsense\r\n\r\n").0.starts_with("HTTP/1.1 400"));
+
+    // The broker hangs: the server says so.
+    broker.running.signal("STOP");
+    assert_eq!(Page::read(&ask(connect(), GET).1).get("fdbroker_up"), 0.0);
+    broker.running.signal("CONT");
+    ask_until_up(&mut server, || ask(connect(), GET));
 
     // The broker goes away: the server says so and stays.
     broker.running.signal("TERM");
@@ -89,13 +116,12 @@ fn metrics_when_served_on_a_socket_then_for_this_user_alone_and_removed_at_the_e
     let broker = Broker::start("metrics-socket", &[]);
     let path = broker.dir.path().join("metrics.sock");
     let listen = format!("unix:{}", path.display());
-    let (server, at) = serve(&listen, Some(&broker.admin_socket()));
+    let (mut server, at) = serve(&listen, Some(&broker.admin_socket()));
     assert_eq!(at, listen);
     let mode = std::fs::metadata(&path).expect("there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let connect = || UnixStream::connect(&path).expect("it listens");
-    let (_, body) = ask(connect(), GET);
-    assert_eq!(Page::read(&body).get("fdbroker_up"), 1.0);
+    ask_until_up(&mut server, || ask(connect(), GET));
 
     // A second one does not take its place; one that was killed is in nobody's way.
     let (code, stderr) = end(&run(&["metrics", "--listen", &listen]));

@@ -1,0 +1,127 @@
+//! The examples of every help text, as command lines of this program. Must never have a list of its own: what the help
+//! shows is what is looked at.
+
+use crate::cli::Cli;
+use clap::{Command, CommandFactory, Parser};
+
+/// What a help text shows below `Examples:`, up to the next text that is not indented.
+fn examples(help: &str) -> impl Iterator<Item = &str> {
+    let lines = help.lines().skip_while(|line| *line != "Examples:").skip(1);
+    lines.take_while(|line| line.is_empty() || line.starts_with(' '))
+}
+
+/// A word of a shell's line, or what stands between two commands.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Word(String),
+    Quoted(String),
+    Between,
+}
+
+/// The line as a shell takes it apart; what follows two blanks or more is said about it.
+fn parts(line: &str) -> Vec<Part> {
+    let (mut parts, mut word, mut quote) = (Vec::new(), None::<Part>, None);
+    let mut blanks = 0;
+    for character in line.trim().chars() {
+        let was_blank = std::mem::replace(&mut blanks, 0);
+        match (quote, character) {
+            (Some(mark), _) if character == mark => quote = None,
+            (Some(_), _) => match &mut word {
+                Some(Part::Word(text) | Part::Quoted(text)) => text.push(character),
+                _ => unreachable!("a quote begins a word"),
+            },
+            (None, '\'' | '"') => {
+                quote = Some(character);
+                word.get_or_insert(Part::Quoted(String::new()));
+            }
+            (None, ' ') if was_blank == 1 => break,
+            (None, ' ') => {
+                blanks = 1;
+                parts.extend(word.take());
+            }
+            (None, '|' | '&' | ';' | '>') => {
+                parts.extend(word.take());
+                parts.push(Part::Between);
+            }
+            (None, _) => match word.get_or_insert(Part::Word(String::new())) {
+                Part::Word(text) | Part::Quoted(text) => text.push(character),
+                Part::Between => unreachable!("no word"),
+            },
+        }
+    }
+    assert_eq!(quote, None, "a quote without its end: {line}");
+    parts.extend(word);
+    parts
+}
+
+/// Every call of fdbroker in the line: also as an argument of another command, or of a shell.
+fn calls(line: &str) -> Vec<Vec<String>> {
+    let mut all = Vec::new();
+    for command in parts(line).split(|part| *part == Part::Between) {
+        let words: Vec<&str> = command
+            .iter()
+            .map(|part| match part {
+                Part::Word(text) | Part::Quoted(text) => text.as_str(),
+                Part::Between => unreachable!("split there"),
+            })
+            .collect();
+        let starts = (0..words.len()).filter(|at| words[*at] == "fdbroker");
+        all.extend(starts.map(|at| words[at..].iter().map(|word| (*word).to_owned()).collect()));
+        for part in command {
+            if let Part::Quoted(text) = part {
+                all.extend(calls(text));
+            }
+        }
+    }
+    all
+}
+
+/// Every command that the program has, itself first.
+fn commands() -> Vec<Command> {
+    let mut all = vec![Cli::command()];
+    let mut at = 0;
+    while at < all.len() {
+        let below: Vec<Command> = all[at].get_subcommands().cloned().collect();
+        all.extend(below);
+        at += 1;
+    }
+    all
+}
+
+#[test]
+fn examples_when_taken_from_each_help_then_the_program_understands_them() {
+    let mut understood = 0;
+    for command in commands() {
+        let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+        if !help.contains("Examples:") {
+            continue;
+        }
+        let calls: Vec<_> = examples(&help).flat_map(calls).collect();
+        assert!(!calls.is_empty(), "`{}` shows no call of fdbroker", command.get_name());
+        for call in calls {
+            let parsed = Cli::try_parse_from(&call);
+            assert!(parsed.is_ok(), "{call:?}: {}", parsed.expect_err("just looked"));
+            understood += 1;
+        }
+    }
+    // Were examples not found any more, nothing would be looked at.
+    let commands = commands().len();
+    assert!(understood > commands, "{understood} examples of {commands} commands");
+}
+
+#[test]
+fn calls_when_in_pipes_quotes_and_launchers_then_each_is_found_without_what_is_said_of_it() {
+    let table: [(&str, &[&[&str]]); 5] = [
+        ("  fdbroker evict 12.3      this one", &[&["fdbroker", "evict", "12.3"]]),
+        ("fdbroker ls -J | jq '.a[] | b'", &[&["fdbroker", "ls", "-J"]]),
+        ("fdbroker ls --filter 'A  == 1'", &[&["fdbroker", "ls", "--filter", "A  == 1"]]),
+        ("mpirun -n 2 sh -c 'ulimit -c 0; fdbroker top' > /dev/null", &[&["fdbroker", "top"]]),
+        (
+            "fdbroker run -- fdbroker demo &",
+            &[&["fdbroker", "run", "--", "fdbroker", "demo"], &["fdbroker", "demo"]],
+        ),
+    ];
+    for (line, expected) in table {
+        assert_eq!(calls(line), expected, "{line}");
+    }
+}
