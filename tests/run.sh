@@ -65,7 +65,11 @@ counted() {
   if [ "$status" != 0 ] && [ "$f" = 0 ] || [ $((p + f)) = 0 ]; then f=$((f + 1)); fi
   passed=$((passed + p)) failed=$((failed + f))
   echo "$p passed, $f failed, $(took)"
-  [ "$f" = 0 ] || { grep -E '^(test .*FAILED|failures:|thread .* panicked|error)' "$log" | sort -u | head -40; tail -n 80 "$log"; }
+  [ "$f" = 0 ] || {
+    grep -E '^(test .*FAILED|failures:|thread .* panicked|error)' "$log" | sort -u | head -40
+    grep -A 30 '^FAILED ' "$log" | head -120
+    tail -n 80 "$log"
+  }
 }
 
 heading "build"
