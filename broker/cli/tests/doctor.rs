@@ -48,18 +48,24 @@ fn doctor_when_there_is_no_broker_then_warn_with_how_to_start_one() {
     assert!(remedy.is_some_and(|remedy| remedy.contains("fdbroker run")));
 }
 
+/// The client's socket at `path` fails, exit status 5, and what to do has `remedy` in it.
+#[track_caller]
+fn assert_socket_fails(path: &std::path::Path, remedy: &str) {
+    let output = fdbroker(&["doctor", "--json"]).env("FDBROKER_SOCKET", path).output();
+    let output = output.expect("the command starts");
+    assert_eq!(end(&output).0, Some(5));
+    let report = one_json_line(&output);
+    let (verdict, said) = check(&report, "client's socket");
+    assert_eq!(verdict, "fail");
+    assert!(said.is_some_and(|said| said.contains(remedy)), "{said:?}");
+}
+
 #[test]
 fn doctor_when_nobody_listens_at_the_socket_any_more_then_fail_and_exit_5() {
     let dir = TestDir::new("doctor");
     let path = dir.path().join("broker.sock");
     drop(UnixListener::bind(&path).expect("bind"));
-    let output = fdbroker(&["doctor", "--json"]).env("FDBROKER_SOCKET", &path).output();
-    let output = output.expect("the command starts");
-    assert_eq!(end(&output).0, Some(5));
-    let report = one_json_line(&output);
-    let (verdict, remedy) = check(&report, "client's socket");
-    assert_eq!(verdict, "fail");
-    assert!(remedy.is_some_and(|remedy| remedy.contains("start it again")), "{remedy:?}");
+    assert_socket_fails(path.as_ref(), "start it again");
 }
 
 #[test]
@@ -92,13 +98,7 @@ fn doctor_when_the_socket_is_not_for_this_user_then_fail_with_its_mode_and_nothi
 #[test]
 fn doctor_when_the_path_is_longer_than_a_sockets_may_be_then_fail() {
     let path = format!("/tmp/{}/broker.sock", "x".repeat(100));
-    let output = fdbroker(&["doctor", "--json"]).env("FDBROKER_SOCKET", &path).output();
-    let output = output.expect("the command starts");
-    assert_eq!(end(&output).0, Some(5));
-    let report = one_json_line(&output);
-    let (verdict, remedy) = check(&report, "client's socket");
-    assert_eq!(verdict, "fail");
-    assert!(remedy.is_some_and(|remedy| remedy.contains("shorter path")), "{remedy:?}");
+    assert_socket_fails(path.as_ref(), "shorter path");
 }
 
 #[test]

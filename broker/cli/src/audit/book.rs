@@ -6,7 +6,7 @@ use super::ledger::{Allocation, Lease, Ledger, MemoryKey};
 use super::same_memory::SameMemory;
 use super::scan::{MemoryFd, Process, Scan};
 use fdbroker_protocol::{AllocationId, MemoryKind};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What was read in one look.
 #[derive(Clone, Debug, Default)]
@@ -48,8 +48,8 @@ pub struct Memory {
     pub first: AllocationId,
     /// Bytes of its allocations.
     pub size_bytes: u64,
-    /// Owners by pid, with their allocations in it.
-    pub owners: BTreeMap<u32, u64>,
+    /// Its owners' pids.
+    pub owners: BTreeSet<u32>,
     /// Some allocation in it outlives its owner.
     pub keep: bool,
     /// Fds that the broker may hold of it, and that it holds for sure.
@@ -127,7 +127,7 @@ impl<'a> Book<'a> {
         let empty = Memory {
             first: id,
             size_bytes: 0,
-            owners: BTreeMap::new(),
+            owners: BTreeSet::new(),
             keep: false,
             records: (0, 0),
         };
@@ -139,7 +139,7 @@ impl<'a> Book<'a> {
         memory.records.0 += u64::from(allocation.fd.or(other).is_some());
         memory.records.1 += u64::from(allocation.fd.is_some() && allocation.fd == other);
         if allocation.owner_pid != 0 {
-            *memory.owners.entry(allocation.owner_pid).or_default() += 1;
+            memory.owners.insert(allocation.owner_pid);
         }
     }
 

@@ -26,7 +26,7 @@ fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
     for (of, fds) in book.fds(process) {
         let Some(memory) = book.memory(of) else { continue };
         // An owner may keep the fd that it has deposited.
-        let own = u64::from(memory.owners.contains_key(&pid));
+        let own = u64::from(memory.owners.contains(&pid));
         let mut excess = (fds.len() as u64).saturating_sub(own + open(of));
         if let Some(slack) = slack.get_mut(&of.kind()) {
             let taken = excess.min(*slack);
@@ -72,11 +72,11 @@ fn mappings(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Findin
     for (key, mapped) in &process.mapped {
         let of = book.of(*key);
         let Some(memory) = book.memory(of) else { continue };
-        let is_its_own = memory.owners.contains_key(&pid);
+        let is_its_own = memory.owners.contains(&pid);
         if is_its_own || has_lease(of) || has_lease(Of::Unknown(key.kind)) {
             continue;
         }
-        let owner = book.ancestor(pid, |pid| memory.owners.contains_key(&pid));
+        let owner = book.ancestor(pid, |pid| memory.owners.contains(&pid));
         let what = count(mapped.mappings, "mapping");
         let (kind, what) = match owner {
             Some(owner) => (Kind::Inherited, format!("{what}; a child of the owner {owner}")),
