@@ -4,7 +4,7 @@ use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
 use crate::support::raw::{Raw, grants, hello};
-use crate::support::wait::{eventually, patience};
+use crate::support::wait::{eventually, eventually_ok, patience};
 use fdbroker_client::{Client, Deadline, Handle};
 use fdbroker_protocol::message::LeaseItem;
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Writer};
@@ -93,7 +93,8 @@ fn holder_when_it_never_reads_its_events_then_owners_and_others_go_on() {
     let mut deaf = Raw::connect(&broker.socket());
     let mut leases = Vec::new();
     for chunk in owner.handles().chunks(MAX_BATCH) {
-        let (items, _fds) = deaf.acquire(chunk);
+        let (items, fds) = deaf.acquire(chunk);
+        assert!(items.iter().all(|item| item.status.is_ok()) && fds.len() == chunk.len());
         leases.extend(items.iter().map(|item| item.lease.get()));
     }
     for outcome in owner.client.unregister_many(&owner.registrations).expect("connected") {
@@ -103,7 +104,10 @@ fn holder_when_it_never_reads_its_events_then_owners_and_others_go_on() {
     owner.register(0..4, |deposit| deposit);
     assert_served(&owner.client, &owner, 20);
     // Its leases of ended allocations stay on the ledger until it gives them back.
-    eventually("only its leases are open", || broker.status().open_leases.now.get() == 600);
+    eventually_ok("only its leases are open", || match broker.status().open_leases.now.get() {
+        600 => Ok(()),
+        open => Err(format!("{open} are open")),
+    });
     for chunk in leases.chunks(MAX_BATCH) {
         assert!(deaf.release(chunk).iter().all(|status| status.is_ok()));
     }

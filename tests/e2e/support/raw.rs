@@ -14,7 +14,7 @@ use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A message that came, with its fds.
 #[derive(Debug)]
@@ -178,17 +178,33 @@ impl Raw {
         id
     }
 
-    /// Acquires; the items and the fds.
+    /// Acquires; the items, and the fds in the order that they came. Asks again for what answers AGAIN, as clients are to:
+    /// while others wait for their turns, a grant has a part of what was asked for.
     #[track_caller]
     pub fn acquire(&mut self, handles: &[Handle]) -> (Vec<GrantItem>, Vec<OwnedFd>) {
+        let until = Instant::now() + PATIENCE;
         let deadline_ms = u32::try_from(PATIENCE.as_millis()).expect("minutes");
-        let answer = self.request(
-            Kind::Acquire,
-            |writer| put_acquire(writer, handles, deadline_ms),
-            handles.len(),
-            &[],
-        );
-        grants(answer)
+        let (mut all, mut fds) = (Vec::new(), Vec::new());
+        let mut open: Vec<usize> = (0..handles.len()).collect();
+        while !open.is_empty() {
+            assert!(Instant::now() < until, "{} of {} answer AGAIN", open.len(), handles.len());
+            let wanted: Vec<_> = open.iter().map(|index| handles[*index]).collect();
+            let answer = self.request(
+                Kind::Acquire,
+                |writer| put_acquire(writer, &wanted, deadline_ms),
+                wanted.len(),
+                &[],
+            );
+            let (items, more) = grants(answer);
+            fds.extend(more);
+            let is_open = |item: &GrantItem| item.status.result() == Err(ErrorCode::Again);
+            let answered = open.iter().copied().zip(items);
+            let (again, done): (Vec<_>, Vec<_>) = answered.partition(|(_, item)| is_open(item));
+            all.extend(done);
+            open = again.into_iter().map(|(index, _)| index).collect();
+        }
+        all.sort_by_key(|(index, _)| *index);
+        (all.into_iter().map(|(_, item)| item).collect(), fds)
     }
 
     /// Gives leases back; a status each.
