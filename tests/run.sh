@@ -10,13 +10,14 @@ case ${1-} in
     cat << 'HELP'
 usage: tests/run.sh
 
-Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (five million
+Builds the workspace and runs: the unit, integration and end-to-end tests of every package, the simulator (two million
 steps, tests/sim) and its mutations, a short run of the fuzz targets (tests/fuzz), hostile clients (tests/hostile), ranks and
-daemons in namespaces (tests/container), planted leaks (tests/audit), the C programs of the C ABI (tests/capi), the command's demo, its live view (tests/top), the installation and its
-examples (tests/install), jobs under Open MPI, MPICH and Slurm (tests/mpi), the end-to-end tests, the demo on real dma-bufs
-and the service under systemd in a virtual machine (tests/vm), and the Level Zero bindings and test driver under real
-loaders (tests/level_zero). No root needed, but without it, or without qemu, MPI or libze1, some tests are named as not run;
-with CI=true in the environment these count as failed. Logs of failed parts are printed. Exit status: 0 when nothing failed.
+daemons in namespaces (tests/container), planted leaks (tests/audit), the C programs of the C ABI (tests/capi), the command's
+demo, its live view (tests/top), the installation and its examples (tests/install), jobs under Open MPI, MPICH and Slurm
+(tests/mpi), the end-to-end tests, the demo on real dma-bufs and the service under systemd in a virtual machine (tests/vm),
+and the Level Zero bindings and test driver under real loaders (tests/level_zero). No root needed, but without it, or without
+qemu, MPI or libze1, some tests are named as not run; with CI=true in the environment these count as failed. Logs of failed
+parts are printed. Exit status: 0 when nothing failed.
 HELP
     exit 0 ;;
   *) echo "tests/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -79,7 +80,7 @@ fi
 fdbroker=${CARGO_TARGET_DIR:-target}/release/fdbroker
 
 counted "packages" cargo test --workspace --no-fail-fast --quiet
-counted "simulator: five million steps" tests/sim/run.sh --steps 5000000
+counted "simulator: two million steps" tests/sim/run.sh --steps 2000000
 counted "simulator: each promise of the core broken on purpose" tests/sim/mutations.sh
 counted "fuzz: every kept input, and a short run" tests/fuzz/run.sh --seconds 2
 counted "hostile clients beside a good one" tests/hostile/run.sh --quick

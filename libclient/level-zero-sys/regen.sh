@@ -34,7 +34,8 @@ grep -qF "$header_version" "$headers/level_zero/ze_api.h" || die "$headers is no
 bindgen=${BINDGEN:-$image/bindgen/bin/bindgen}
 is_pinned() { [ "$("$bindgen" --version 2> /dev/null)" = "bindgen $bindgen_version" ]; }
 if [ -z "${BINDGEN-}" ] && ! is_pinned; then
-  cargo install bindgen-cli --version "$bindgen_version" --locked --quiet --root "$image/bindgen" \
+  # It runs once: to optimise it would take longer than it takes.
+  cargo install bindgen-cli --version "$bindgen_version" --locked --quiet --debug --root "$image/bindgen" \
     --target-dir "$image/bindgen/target" --no-track --force >&2 || die "cargo could not build bindgen $bindgen_version"
   rm -rf "$image/bindgen/target"
 fi

@@ -54,14 +54,14 @@ counted() {
 # on_dma_bufs FILE... -- PROGRAM...: cases with exports that are real dma-bufs (udmabuf), in a virtual machine, together
 # with FILEs: few hosts open that device.
 on_dma_bufs() {
-  local file arguments=() files=()
+  local file arguments=() files=() driver=$optimised/libfdbroker_ze_test_driver.so
   while [ "$1" != -- ]; do files+=("$1"); shift; done
   shift
-  for file in "$ZE_ENABLE_ALT_DRIVERS" "$target/ze-test-memory" "$libraries"/libze_{loader,tracing_layer}.so.1 "${files[@]}"; do
+  for file in "$driver" "$optimised/ze-test-memory" "$libraries"/libze_{loader,tracing_layer}.so.1 "${files[@]}"; do
     arguments+=(-f "$file")
   done
   tests/vm/run.sh -t "$case_limit_s" "${arguments[@]}" -e LD_LIBRARY_PATH=/t -e ZE_TEST_LOADER=1.8.12 \
-    -e "ZE_ENABLE_ALT_DRIVERS=/t/$(basename "$ZE_ENABLE_ALT_DRIVERS")" -e ZE_TEST_DRIVER_MEMORY=udmabuf \
+    -e "ZE_ENABLE_ALT_DRIVERS=/t/$(basename "$driver")" -e ZE_TEST_DRIVER_MEMORY=udmabuf \
     -e FDBROKER=/t/fdbroker -e ZE_TEST_FDBROKER=/t/fdbroker "$@"
 }
 
@@ -95,9 +95,12 @@ if [ "$(id -u)" = 0 ]; then "$here/install.sh" || give_up "the host is not ready
 version=$(dpkg-query -W -f '${Version}' libze1)
 [ "${version%-*}" = 1.8.12 ] || give_up "libze1 here is $version; the cases know 1.8.12, Debian 12's"
 
-cargo build --quiet -p fdbroker -p fdbroker-ze-layer -p fdbroker-ze-test-driver -p fdbroker-ze-test-client \
-  -p fdbroker-ze-test-library || give_up "the build failed"
+packages=(-p fdbroker -p fdbroker-ze-layer -p fdbroker-ze-test-driver -p fdbroker-ze-test-client -p fdbroker-ze-test-library)
+cargo build --quiet "${packages[@]}" || give_up "the build failed"
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
+# In the virtual machine, whose processor is emulated, the others would take three times as long.
+cargo build --release --quiet "${packages[@]}" || give_up "the optimised build failed"
+optimised=$(dirname "$target")/release
 export ZE_ENABLE_ALT_DRIVERS=$target/libfdbroker_ze_test_driver.so
 # Nothing of the caller's shell may choose for the cases.
 for variable in ${!ZE_TEST_DRIVER_@} ${!FDBROKER_@} LD_LIBRARY_PATH LD_PRELOAD; do
@@ -137,10 +140,10 @@ else
   failed=$((failed + 1))
 fi
 if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
-  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs -- "$target/ze-test-client"
-  counted "loader 1.8.12 on real dma-bufs: the library" on_dma_bufs "$FDBROKER" -- "$target/ze-test-library"
-  counted "layer, loader 1.8.12, on real dma-bufs" on_dma_bufs "$target/libfdbroker_ze.so" "$target/ze-test-unmodified" \
-    -- "$FDBROKER" run --level-zero --max-fds 256 -- ./ze-test-unmodified broker
+  counted "loader 1.8.12 on real dma-bufs" on_dma_bufs -- "$optimised/ze-test-client"
+  counted "loader 1.8.12 on real dma-bufs: the library" on_dma_bufs "$optimised/fdbroker" -- "$optimised/ze-test-library"
+  counted "layer, loader 1.8.12, on real dma-bufs" on_dma_bufs "$optimised/libfdbroker_ze.so" "$optimised/ze-test-unmodified" \
+    -- "$optimised/fdbroker" run --level-zero --max-fds 256 -- ./ze-test-unmodified broker
 else
   echo "not run: real dma-bufs: qemu is not installed; run: sudo tests/vm/install.sh"
   [ -z "${CI-}" ] || failed=$((failed + 1))
