@@ -11,20 +11,17 @@ use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Handle, Share};
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
 
-/// The daemon's user: not root, so that the kernel's limits hold for it.
-const DAEMON: u32 = 65534;
-
 /// Two users.
 const ALICE: u32 = 61_001;
 const BOB: u32 = 61_002;
 
-/// A daemon for all users, if it can be had here.
+/// A daemon for all users, if it can be had here. It is not root, so that the kernel's limits hold for it.
 fn service(test_name: &str, setup: Setup) -> Option<Broker> {
     if !nix::unistd::geteuid().is_root() {
         not_run(test_name, "other users' processes need root");
         return None;
     }
-    Some(setup.service_of(DAEMON).start())
+    Some(setup.service().start())
 }
 
 /// A group of both.
@@ -63,7 +60,7 @@ fn acquire_when_shared_within_the_uid_then_another_uid_is_not_permitted() {
     let mut bob = rank_of(&broker, BOB, BOB);
     assert_eq!(bob.with_handles("check 0", &[handle]), "NOT_PERMITTED");
     // Not the daemon's user, and not root either.
-    let mut daemon = rank_of(&broker, DAEMON, DAEMON);
+    let mut daemon = rank_of(&broker, broker.uid(), broker.uid());
     assert_eq!(daemon.with_handles("check 0", &[handle]), "NOT_PERMITTED");
     let mut other_alice = rank_of(&broker, ALICE, BOB);
     assert_eq!(other_alice.with_handles("check 0", &[handle]), "OK");

@@ -184,7 +184,7 @@ fn isolated_when_for_any_then_another_user_reads_it() {
     if !nix::unistd::geteuid().is_root() {
         return not_run(NAME, "other users' processes need root");
     }
-    let broker = Setup::new().service_of(65534).start();
+    let broker = Setup::new().service().start();
     let client = owner(&broker);
     let make = |share| {
         let made = IsolatedBuffer::new(&client, isolated_memory(), BLOCK_BYTES, share, patience());

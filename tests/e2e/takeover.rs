@@ -324,7 +324,7 @@ fn takeover_when_too_many_fds_are_in_flight_then_refused_and_possible_once_they_
         return not_run("takeover in flight", "needs root, to run the daemon as another user");
     }
     const TABLE: u64 = 1100;
-    let mut broker = Setup::new().service_of(12345).nofile(TABLE).start();
+    let mut broker = Setup::new().service().nofile(TABLE).start();
     let mut owner = Raw::connect(&broker.socket());
     let block = memfd(c"block", BLOCK_BYTES, both_seals());
     let mut handles = Vec::new();

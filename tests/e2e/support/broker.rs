@@ -3,7 +3,7 @@
 
 use super::admin::Admin;
 use super::peer::signal_and_await;
-use super::wait::{PATIENCE, eventually_ok, eventually_some, read_to_end};
+use super::wait::{PATIENCE, eventually, eventually_ok, eventually_some, read_to_end};
 use fdbroker_client::{Client, ClientBuilder};
 use fdbroker_protocol::admin::{NodeStatus, Use};
 use nix::sys::resource::{Resource, setrlimit};
@@ -14,12 +14,20 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use tempfile::TempDir;
 
 /// The program under test; another one by the variable, for another machine.
 const PROGRAM_VARIABLE: &str = "FDBROKERD";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fdbrokerd");
+
+/// Users of services: so many in each process, and of so many processes side by side. All of them are below 65,536, since
+/// a container may have no others.
+const FIRST_UID: u32 = 20_000;
+const SERVICES: u32 = 16;
+const PROCESSES: u32 = 2_500;
+const _: () = assert!(FIRST_UID + PROCESSES * SERVICES <= 61_000, "the tests' other users");
 
 /// How to start a daemon.
 #[derive(Clone, Debug, Default)]
@@ -61,9 +69,13 @@ impl Setup {
         self
     }
 
-    /// Runs it as this user, open to all users, like a service. Needs root.
-    pub fn service_of(mut self, uid: u32) -> Setup {
-        self.uid = Some(uid);
+    /// Runs it as a user of its own, open to all users, like a service. Needs root. The kernel counts fds in flight by
+    /// user: daemons of one user would take each other's room.
+    pub fn service(mut self) -> Setup {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        assert!(count < SERVICES, "more services than SERVICES");
+        self.uid = Some(FIRST_UID + std::process::id() % PROCESSES * SERVICES + count);
         self
     }
 
@@ -215,6 +227,11 @@ impl Broker {
         self.dir().join("fdbroker/broker.sock")
     }
 
+    /// Whose it is, of a service.
+    pub fn uid(&self) -> u32 {
+        self.setup.uid.expect("a service")
+    }
+
     pub fn admin_socket(&self) -> PathBuf {
         admin_socket(self.dir())
     }
@@ -250,12 +267,19 @@ impl Broker {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc").count()
     }
 
-    /// The same once two looks agree: a connection that has just ended is still being closed.
+    /// The same once what has ended before is closed: time alone does not say so where the daemon gets none.
     pub fn settled_fds(&self) -> usize {
-        let mut last = usize::MAX;
+        let admin = self.admin();
+        eventually("all closes are done", || admin.status().closing_now.get() == 0);
+        // Administrators are served in turn: after this each of before has had its own, and its end was seen.
+        for _ in 0..2 {
+            admin.status();
+        }
+        let (with_it, mut last) = (self.open_fds(), usize::MAX);
+        drop(admin);
         eventually_some("the daemon's fds settle", || {
             let now = self.open_fds();
-            let settled = now == last;
+            let settled = now < with_it && now == last;
             last = now;
             settled.then_some(now)
         })
