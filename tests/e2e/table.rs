@@ -107,9 +107,11 @@ fn connect_when_the_node_is_full_of_idle_fds_then_room_is_made() {
 
 #[test]
 fn daemon_when_hundreds_connect_and_say_nothing_then_the_others_are_served() {
-    let lines = "[limits]\nhandshake_timeout_ms = 100";
-    let broker = Setup::new().nofile(TABLE).config(lines).start();
+    let mut broker = Setup::new().nofile(TABLE).start();
     let owner = Owner::of(&broker, "owner", 4);
+    // Only from now on: the owner's hello has all the time that it needs.
+    let hasty = broker.start_successor(&["--set", "limits.handshake_timeout_ms=100"]);
+    broker.succeed(hasty.expect("it takes over"));
     let silent: Vec<_> = (0..300).map(|_| open(&broker.socket()).expect("queued")).collect();
     assert_served(&owner);
     let client = eventually_some("the silent ones are sent away", || {

@@ -22,6 +22,9 @@ use std::time::Duration;
 const FIRST_FD: i32 = 3;
 const ASIDE_FD: i32 = 400;
 
+/// What is said here after a daemon's end.
+const ENDED: &str = "ENDED=1";
+
 #[derive(Debug, Default)]
 struct Heard {
     said: Vec<String>,
@@ -57,6 +60,11 @@ impl Manager {
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             environment: vec![("FDSTORE".into(), "4096".into())],
         }
+    }
+
+    /// The flags that it starts the next daemon with.
+    pub fn use_flags(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     }
 
     pub fn set(&mut self, name: &str, value: &str) {
@@ -185,11 +193,16 @@ impl Manager {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc").count()
     }
 
-    /// Ends it by `signal` and waits until it has ended.
+    /// Ends it by `signal`, and waits until it has ended and all that it said and stored is here.
     pub fn end(&mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
         let mut child = self.child.take().expect("it runs");
-        eventually_some("the daemon has ended", || child.try_wait().expect("wait"))
+        let end = eventually_some("the daemon has ended", || child.try_wait().expect("wait"));
+        // Messages come in the order in which they were sent: after this one there is none of the daemon's.
+        let (socket, heard) = (UnixDatagram::unbound().expect("a socket"), self.count(ENDED));
+        socket.send_to(ENDED.as_bytes(), self.dir().join("notify")).expect("the listener reads");
+        eventually("all is heard", || self.count(ENDED) > heard);
+        end
     }
 }
 
