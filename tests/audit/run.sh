@@ -278,10 +278,11 @@ else
     local got=0 out
     mkdir "$work/elsewhere"
     TMPDIR=$work/elsewhere "${separate[@]}" \
-      "$bin/fdbroker" run -- cat < "$work/never" {hold}>&- 2> "$work/elsewhere.log" &
+      "$bin/fdbroker" run -- sh -c ': > "$0"; exec cat' "$work/elsewhere.serves" < "$work/never" {hold}>&- \
+      2> "$work/elsewhere.log" &
     clients+=("$!")
     local socket
-    eventually compgen -G "$work/elsewhere/fdbroker-*/fdbroker-admin/admin.sock" || return 1
+    eventually test -e "$work/elsewhere.serves" || { cat "$work/elsewhere.log"; return 1; }
     socket=$(compgen -G "$work/elsewhere/fdbroker-*/fdbroker-admin/admin.sock")
     out=$(FDBROKER_ADMIN_SOCKET=$socket "$bin/fdbroker" audit 2>&1) || got=$?
     echo "exit status $got: $out"

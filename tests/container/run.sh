@@ -136,10 +136,13 @@ broker() {
   local name=$1; shift
   # However this script ends, the daemon ends with it.
   "$@" "$bin/fdbrokerd" --socket "$work/$name/run/broker.sock" --admin-socket "$work/$name/admin/admin.sock" \
-    --config "$work/$name/config.toml" --until-eof 0 2> "$work/$name/log" < "$work/never" {hold}>&- &
+    --config "$work/$name/config.toml" --until-eof 0 --ready-fd 1 > "$work/$name/ready" 2> "$work/$name/log" \
+    < "$work/never" {hold}>&- &
   children+=("$!")
-  eventually test -S "$work/$name/run/broker.sock" || { cat "$work/$name/log"; return 1; }
+  eventually is_ready "$name" || { cat "$work/$name/log"; return 1; }
 }
+# Not once its sockets are there: it sets their modes after that.
+is_ready() { grep -qs READY "$work/$1/ready"; }
 place() { # place NAME UID: the directories of a daemon of that user.
   mkdir -p "$work/$1/run" "$work/$1/admin"
   : > "$work/$1/config.toml"
@@ -167,10 +170,10 @@ path = "$work/node/run/broker.sock"
 path = "$work/node/second/broker.sock"
 TOML
   # Two listeners come from the file alone.
-  as "$service" "$bin/fdbrokerd" --config "$work/node/config.toml" --until-eof 0 2> "$work/node/log" \
-    < "$work/never" {hold}>&- &
+  as "$service" "$bin/fdbrokerd" --config "$work/node/config.toml" --until-eof 0 --ready-fd 1 > "$work/node/ready" \
+    2> "$work/node/log" < "$work/never" {hold}>&- &
   children+=("$!")
-  check "a daemon of an unprivileged user serves two listeners" eventually test -S "$work/node/second/broker.sock"
+  check "a daemon of an unprivileged user serves two listeners" both_listen
   local run=$work/node/run second=$work/node/second producer init handle
 
   started producer container "$alice" "$run" producer > "$work/handle"
@@ -203,6 +206,7 @@ TOML
   check "the death of a container's first process is noticed" eventually has_clients node 0
   check "its memory is gone with it" refuses_gone in_container "$alice" "$run" consumer < "$handle"
 }
+both_listen() { eventually is_ready node && test -S "$work/node/run/broker.sock" -a -S "$work/node/second/broker.sock"; }
 shows() { # shows TEXT COMMAND...: succeeds and says this.
   local text=$1 out; shift
   out=$("$@" 2>&1) || { echo "$out"; return 1; }

@@ -118,9 +118,12 @@ check "rates" on_screen '^per s: .*grants'
 check "the demo's ranks are listed" on_screen '^ *[0-9]+ demo-rank-2 '
 check "the oldest leases" on_screen '^OLDEST LEASES, open ones first: [0-9]+ open of 60'
 check "events" on_screen '^EVENTS'
-screen > "$work/frame"
-check "24 lines, the last that of the keys" test "$(wc -l < "$work/frame")" = 24 -a \
-  "$(sed -n 24p "$work/frame" | cut -c1-6)" = "q quit"
+# Looked at anew each time: it may be in the middle of a frame.
+whole_frame() {
+  screen > "$work/frame"
+  [ "$(wc -l < "$work/frame")" = 24 ] && [ "$(sed -n 24p "$work/frame" | cut -c1-6)" = "q quit" ]
+}
+check "24 lines, the last that of the keys" whole_frame
 
 press h
 check "h: help" on_screen 'pause and go on'
@@ -283,9 +286,12 @@ check "no broker at the start: status 3" on_screen 'ended with 3'
 
 # Another broker, which is taken over, killed and started again.
 # broker ARGUMENTS: in its place, its pid in $broker.
-broker() { "$fdbroker" broker --private "$work/node" "$@" 2>> "$work/node.log" & broker=$!; children+=("$broker"); }
+broker() {
+  "$fdbroker" broker --private "$work/node" --ready-fd 1 "$@" > "$work/node.ready" 2>> "$work/node.log" &
+  broker=$!; children+=("$broker")
+}
 broker
-until_true test -S "$work/node/fdbroker-admin/admin.sock"
+until_true grep -q READY "$work/node.ready"
 rm -f "$work/modes.after"
 press C-l; press 'clear; FDBROKER_ADMIN_SOCKET=$NODE "$F" top --interval 0.2' Enter
 check "a broker" on_screen "^fdbroker top: broker $broker, "

@@ -215,6 +215,7 @@ fn revoke_when_held_then_stale_for_all_and_who_has_it_is_named() {
     let import = user.acquire(&owner.handles[0], soon()).expect("granted").import(Access::Read, 0);
     let import = import.expect("mapped");
     let open = user.acquire(&owner.handles[1], soon()).expect("granted");
+    user.flush(soon()).expect("the broker knows what is mapped");
     let dry = broker.json(&["revoke", &owner.id(0), "--dry-run", "--json"]);
     assert_eq!((&dry["revoked"], &dry["holders"][0]["mapped_leases"]), (&1.into(), &1.into()));
     assert_eq!(broker.states(), ["held"; 100]);
@@ -244,6 +245,10 @@ fn drain_when_leases_are_out_then_exit_1_names_who_and_later_drained() {
     let lease = user.acquire(&owner.handles[0], soon()).expect("granted");
     let dry = broker.json(&["drain", "--dry-run", "--json"]);
     assert_eq!((&dry["draining"], &dry["evictable"]), (&false.into(), &70.into()));
+    wait_for("end of what is evictable", || {
+        let report = one_json_line(&broker.run(&["drain", "--wait", "0", "--json"]));
+        (report["held_fds"] == 0).then_some(())
+    });
     let output = broker.run(&["drain", "--wait", "1", "--json"]);
     assert_eq!(end(&output).0, Some(1));
     let report = one_json_line(&output);

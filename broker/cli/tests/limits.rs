@@ -4,10 +4,11 @@ mod common;
 #[path = "../../../tests/common/mod.rs"]
 mod shared;
 
-use common::{Running, TestDir, end, fdbroker, one_json_line, run, run_script, wait_for};
+use common::{Running, TestDir, end, fdbroker, one_json_line, run, run_script};
 use serde_json::{Value, json};
 use shared::not_run;
 use std::fs::{Permissions, set_permissions};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -85,11 +86,14 @@ fn limits_set_when_neither_root_nor_the_brokers_user_then_exit_4_and_nothing_is_
         return not_run("limits_set_when_neither_root_nor_the_brokers_user", "it needs root");
     }
     let dir = TestDir::new("limits-other");
-    let mut command = fdbroker(&["broker", "--private"]);
+    let mut command = fdbroker(&["broker", "--ready-fd", "1", "--private"]);
     command.arg(dir.path());
-    let _broker = Running::start(command);
+    let mut broker = Running::start(command);
     let socket = dir.path().join("fdbroker-admin/admin.sock");
-    wait_for("the broker's socket", || socket.exists().then_some(()));
+    // Not once the socket is there: the broker sets its mode after that.
+    let mut said = [0; 6];
+    let ready = broker.0.stdout.as_mut().expect("piped").read_exact(&mut said);
+    assert!(ready.is_ok() && &said == b"READY\n", "it does not serve: {}", end(&broker.end()).1);
     // An administrator who lets everybody look does not let everybody change.
     for (path, mode) in [(socket.parent().expect("a directory"), 0o755), (&socket, 0o666)] {
         set_permissions(path, Permissions::from_mode(mode)).expect("own");
