@@ -3,6 +3,7 @@
 
 use super::device::Device;
 use super::driver::{Mapped, Physical, absent};
+use crate::backend::device::DeviceMemory;
 use crate::cache::Opened;
 use crate::error::Error;
 use crate::grant::Grant;
@@ -160,6 +161,16 @@ impl CudaMemory {
                 Err(Error::new(ErrorCode::BadHandle, context))
             }
         }
+    }
+}
+
+impl DeviceMemory for CudaMemory {
+    fn device_ptr(&self) -> u64 {
+        self.device_ptr()
+    }
+
+    fn export(&self) -> Result<OwnedFd, Error> {
+        self.export()
     }
 }
 

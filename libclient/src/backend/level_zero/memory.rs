@@ -5,6 +5,7 @@ use super::context::Context;
 use super::device::Device;
 use super::driver::absent;
 use super::fd::HANDLE_BYTES;
+use crate::backend::device::DeviceMemory;
 use crate::cache::Opened;
 use crate::error::Error;
 use crate::grant::Grant;
@@ -215,6 +216,16 @@ impl LevelZeroMemory {
                 Err(Error::new(ErrorCode::BadHandle, context))
             }
         }
+    }
+}
+
+impl DeviceMemory for LevelZeroMemory {
+    fn device_ptr(&self) -> u64 {
+        self.device_ptr()
+    }
+
+    fn export(&self) -> Result<OwnedFd, Error> {
+        self.export()
     }
 }
 
