@@ -9,7 +9,7 @@ use crate::backend::device::DeviceMemory;
 use crate::cache::Opened;
 use crate::error::Error;
 use crate::grant::Grant;
-use crate::map::Access;
+use crate::map::{Access, check_range};
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -209,13 +209,8 @@ impl LevelZeroMemory {
 
     /// The device address of `len` bytes at `offset`.
     fn check(&self, offset: usize, len: usize) -> Result<u64, Error> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(self.device_ptr() + offset as u64),
-            _ => {
-                let context = format!("{len} bytes at {offset} exceed the {}", self.len);
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
-        }
+        check_range(offset, len, self.len)?;
+        Ok(self.device_ptr() + offset as u64)
     }
 }
 
