@@ -1,10 +1,22 @@
 //! How results look: plain tables for people, one line of JSON for programs, colour on terminals only.
-//! Must never write to stdout through `println!`, which panics when the reader is gone (`ls | head`).
+//! Must never write through `println!` or `eprintln!`, which panic when the reader is gone (`ls | head`).
 
 use crate::error::{Error, Result};
 use crate::terminal;
 use serde::Serialize;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+
+/// Writes a line to stderr. Where that fails - a full disk, a reader that went away - nobody is there to be told, and what the
+/// command does and its exit status stay what they are: `eprintln!` would panic.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        let _ = std::io::Write::write_all(
+            &mut std::io::stderr(),
+            (format!($($words)*) + "\n").as_bytes(),
+        );
+    }};
+}
+pub(crate) use say;
 
 /// Standard output, buffered; a reader that went away is [`Error::OutputClosed`].
 pub struct Output {
@@ -56,7 +68,8 @@ pub fn colour_wanted(is_terminal: bool) -> bool {
     is_terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-fn write_error(cause: io::Error) -> Error {
+/// Why output could not be written.
+pub fn write_error(cause: io::Error) -> Error {
     match cause.kind() {
         io::ErrorKind::BrokenPipe => Error::OutputClosed,
         _ => Error::Os { what: "write the output".into(), cause },

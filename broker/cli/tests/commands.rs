@@ -82,6 +82,32 @@ fn ls_when_its_reader_is_gone_then_quiet() {
 }
 
 #[test]
+fn help_and_version_when_they_cannot_be_written_then_exit_1_and_when_nobody_reads_quiet() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    for arguments in [&["--help"][..], &["--version"], &["help", "ls"], &["limits", "set", "-h"]] {
+        let output = fdbroker(arguments).stdout(full()).output().expect("it starts");
+        let (code, stderr) = end(&output);
+        assert_eq!(code, Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("cannot write the output"), "{arguments:?}: {stderr}");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = fdbroker(arguments).stdout(writer).output().expect("it starts");
+        assert_eq!(end(&output), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn any_command_when_stderr_cannot_be_written_then_its_exit_status_all_the_same() {
+    for (arguments, expected) in
+        [(&["ls"][..], 3), (&["holders", "x"], 2), (&["run", "--", "sh", "-c", "exit 7"], 7)]
+    {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+        let status = fdbroker(arguments).stderr(full).status().expect("it starts");
+        assert_eq!(status.code(), Some(expected), "{arguments:?}");
+    }
+}
+
+#[test]
 fn run_when_the_command_ends_then_its_exit_status_and_a_summary() {
     for (script, expected) in
         [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
