@@ -138,7 +138,12 @@ impl Record for AccountRecord {
 impl Admin {
     /// Connects to the broker that this process's environment names.
     pub fn from_env() -> Result<Self> {
-        Self::connect(&find_socket(|name| std::env::var_os(name)))
+        Self::from_env_within(ANSWER_LIMIT)
+    }
+
+    /// The same, waiting for it, and for each answer, no longer than this, for who is waited for.
+    pub fn from_env_within(patience: Duration) -> Result<Self> {
+        Self::connect_within(&find_socket(|name| std::env::var_os(name)), patience)
     }
 
     /// Connects to `path`.
@@ -146,19 +151,19 @@ impl Admin {
         Self::connect_within(path, ANSWER_LIMIT)
     }
 
-    /// The same, waiting no longer than this for room in the queue of a broker that takes nobody in any more.
-    fn connect_within(path: &Path, limit: Duration) -> Result<Self> {
+    /// The same, waiting no longer than this for each answer, and for room in the queue of a broker that takes nobody in.
+    fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let failed = |errno: nix::errno::Errno| connect_error(path, errno.into());
         let socket =
             socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(failed)?;
         let address = UnixAddr::new(path).map_err(failed)?;
         // Bounds a connect too (socket(7), unix(7)); sends have a bound of their own.
-        let limit =
-            TimeVal::new(i64::try_from(limit.as_secs()).unwrap_or(0), limit.subsec_micros().into());
+        let (whole_s, part_us) = (patience.as_secs(), patience.subsec_micros());
+        let limit = TimeVal::new(i64::try_from(whole_s).unwrap_or(i64::MAX), part_us.into());
         setsockopt(&socket, SendTimeout, &limit).map_err(failed)?;
         connect(socket.as_raw_fd(), &address).map_err(failed)?;
-        Ok(Self::on(socket, path))
+        Ok(Admin { patience, ..Self::on(socket, path) })
     }
 
     fn on(socket: OwnedFd, path: &Path) -> Self {
@@ -171,11 +176,6 @@ impl Admin {
             last_id: 0,
             patience: ANSWER_LIMIT,
         }
-    }
-
-    /// Waits for each answer no longer than this, for who is waited for.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience.min(ANSWER_LIMIT);
     }
 
     /// The socket connected to.

@@ -76,6 +76,16 @@ fn holders_when_the_subject_is_unknown_then_exit_4() {
 }
 
 #[test]
+fn audit_when_there_is_no_such_process_then_exit_4_and_not_that_all_is_well() {
+    // One more than Linux ever gives a process (PID_MAX_LIMIT, proc_sys_kernel(5)).
+    for pid in ["4194305", "0"] {
+        let (code, stderr) = end(&run_script(&format!("$F audit --json --pid {pid}")));
+        assert_eq!(code, Some(4), "{pid}: {stderr}");
+        assert!(stderr.contains(&format!("no process {pid} here")), "{stderr}");
+    }
+}
+
+#[test]
 fn ls_when_its_reader_is_gone_then_quiet() {
     let (_, stderr) = end(&run_script("$F status | true; $F ls --json | true; $F ls | head -0"));
     assert!(!stderr.contains("panicked") && !stderr.contains("Broken pipe"), "{stderr}");
