@@ -3,10 +3,11 @@
 
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
-use crate::output::{commas, human_time, say};
+use crate::output::{commas, human_time};
 use crate::private::{PrivateBroker, SELF, pid_of};
 use crate::records::StatusView;
 use crate::report::Report;
+use crate::say::say;
 use crate::signals::{self, Signals};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;

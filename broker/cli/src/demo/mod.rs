@@ -17,8 +17,9 @@ mod watch;
 
 use crate::admin::{self, Admin};
 use crate::error::{Context, Error, Result, exit};
-use crate::output::{Output, say};
+use crate::output::Output;
 use crate::private::{PrivateBroker, RuntimeDir};
+use crate::say::say;
 use crate::signals::Signals;
 use control::{Command, Report};
 use indicatif::ProgressBar;

@@ -5,7 +5,7 @@ use super::device::Device;
 use super::pattern::{Pattern, WORD_BYTES};
 use super::sampler::Look;
 use crate::error::{Error, Result};
-use crate::output::say;
+use crate::say::say;
 use fdbroker_client::backend;
 use fdbroker_client::host::HostMemory;
 use serde::{Deserialize, Serialize};

@@ -9,7 +9,7 @@ use super::pattern::BufferId;
 use super::plan::{Memory, Plan, Way};
 use super::sampler::count_shared_memory;
 use crate::error::{Context, Error, Result};
-use crate::output::say;
+use crate::say::say;
 use crate::signals;
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Access, Client, Deadline, Grant, Import};

@@ -6,7 +6,7 @@ use super::ranks::Ranks;
 use super::sampler::{Sample, Sampler, has_ended};
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
-use crate::output::say;
+use crate::say::say;
 use crate::signals::Signals;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::unistd::Pid;

@@ -13,8 +13,8 @@
 use super::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result, exit};
-use crate::output::say;
 use crate::private::PrivateBroker;
+use crate::say::say;
 use fdbrokerd::listeners::{DirectoryLock, ListenError};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};

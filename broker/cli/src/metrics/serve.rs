@@ -4,7 +4,7 @@
 use super::listen::Listen;
 use super::{gather, render};
 use crate::error::{Context, Error, Result};
-use crate::output::say;
+use crate::say::say;
 use crate::signals::Signals;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{Mode, umask};

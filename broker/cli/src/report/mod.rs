@@ -5,8 +5,8 @@ mod svg;
 
 use crate::admin::Admin;
 use crate::error::{Context, Result};
-use crate::output::say;
 use crate::records::StatusView;
+use crate::say::say;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
