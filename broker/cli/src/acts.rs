@@ -2,11 +2,12 @@
 //! never say that something is done which the broker has not said.
 
 use crate::admin::{Admin, Selection};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, exit};
 use crate::handle;
 use crate::holders::{self, Subject};
 use crate::left::owner;
 use crate::output::{Column, Columns, Output, Side, human_size};
+use crate::say::say;
 use fdbroker_protocol::admin::{ActOutcome, ActRecord, Page, act_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, Kind};
 use serde::Serialize;
@@ -100,11 +101,59 @@ pub fn targets(subjects: Vec<Subject>, admin: &mut Admin) -> Result<Vec<Target>>
     subjects.into_iter().map(|subject| Target::of(subject, admin)).collect()
 }
 
+/// The same for each of `targets`. One that nothing is of does not keep the others from being acted upon, nor from being told
+/// of: it is in the errors that are given back.
+///
+/// # Errors
+/// NOT_FOUND when nothing is of any of them, and nothing has been done; others at once.
+pub fn act_on_each(
+    admin: &mut Admin,
+    verb: Verb,
+    targets: &[Target],
+    is_dry: bool,
+    mut each: impl FnMut(&Target, ActOutcome, &ActRecord) -> Result<()>,
+) -> Result<Missing> {
+    let mut missing = Vec::new();
+    for target in targets {
+        match act(admin, verb, target, is_dry, |outcome, record| each(target, outcome, record)) {
+            Err(error @ Error::NotFound(_)) => missing.push(error),
+            outcome => outcome?,
+        }
+    }
+    let missing = Missing(missing);
+    match missing.0.len() == targets.len() {
+        false => Ok(missing),
+        true => Err(missing.into_one()),
+    }
+}
+
+/// Why nothing was done to some of several targets.
+#[derive(Debug)]
+pub struct Missing(Vec<Error>);
+
+impl Missing {
+    /// Says why, a line each.
+    pub fn say(&self) {
+        self.0.iter().for_each(|error| say!("fdbroker: {error}"));
+    }
+
+    /// Of a command that has done the rest.
+    pub fn exit_status(&self) -> u8 {
+        self.0.first().map_or(exit::OK, Error::exit_status)
+    }
+
+    /// All of them as one error.
+    fn into_one(self) -> Error {
+        let words: Vec<String> = self.0.iter().map(Error::to_string).collect();
+        Error::NotFound(words.join("\nfdbroker: "))
+    }
+}
+
 /// Has the broker do it, or say what it would, and hands each allocation with what became of it to `each`.
 ///
 /// # Errors
 /// NOT_FOUND when nothing is of the target; and that of `each`, at once.
-pub fn act(
+fn act(
     admin: &mut Admin,
     verb: Verb,
     target: &Target,
@@ -258,7 +307,11 @@ impl Refused {
     }
 }
 
-/// Those refused, as they come: rows of a table, or elements of a JSON array that the caller opens and closes.
+/// What JSON of those refused begins with.
+const JSON_BEGIN: &str = "{\"refused\":[";
+
+/// Those refused, as they come: rows of a table, or elements of the JSON array that opens the object of a whole command.
+/// Nothing is written before there is one, or the end: a command that does nothing prints nothing.
 pub struct RefusedList {
     is_json: bool,
     table: Columns,
@@ -277,10 +330,14 @@ impl RefusedList {
         if !self.is_json {
             return self.table.write(vec![refused.row()], out);
         }
-        if !is_first {
-            out.text(",")?;
-        }
+        out.text(if is_first { JSON_BEGIN } else { "," })?;
         out.json(refused)
+    }
+
+    /// Ends the JSON array; what follows are further members of the object.
+    pub fn end_json(&self, out: &mut Output) -> Result<()> {
+        out.text(if self.is_first { JSON_BEGIN } else { "" })?;
+        out.text("]")
     }
 
     /// Whether there was none.

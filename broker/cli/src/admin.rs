@@ -9,7 +9,9 @@ use fdbroker_protocol::admin::{
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::socket::sockopt::SendTimeout;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket};
+use nix::sys::time::TimeVal;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -136,18 +138,32 @@ impl Record for AccountRecord {
 impl Admin {
     /// Connects to the broker that this process's environment names.
     pub fn from_env() -> Result<Self> {
-        Self::connect(&find_socket(|name| std::env::var_os(name)))
+        Self::from_env_within(ANSWER_LIMIT)
+    }
+
+    /// The same, waiting for it, and for each answer, no longer than this, for who is waited for.
+    pub fn from_env_within(patience: Duration) -> Result<Self> {
+        Self::connect_within(&find_socket(|name| std::env::var_os(name)), patience)
     }
 
     /// Connects to `path`.
     pub fn connect(path: &Path) -> Result<Self> {
+        Self::connect_within(path, ANSWER_LIMIT)
+    }
+
+    /// The same, waiting no longer than this for each answer, and for room in the queue of a broker that takes nobody in.
+    fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let failed = |errno: nix::errno::Errno| connect_error(path, errno.into());
         let socket =
             socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(failed)?;
         let address = UnixAddr::new(path).map_err(failed)?;
+        // Bounds a connect too (socket(7), unix(7)); sends have a bound of their own.
+        let (whole_s, part_us) = (patience.as_secs(), patience.subsec_micros());
+        let limit = TimeVal::new(i64::try_from(whole_s).unwrap_or(i64::MAX), part_us.into());
+        setsockopt(&socket, SendTimeout, &limit).map_err(failed)?;
         connect(socket.as_raw_fd(), &address).map_err(failed)?;
-        Ok(Self::on(socket, path))
+        Ok(Admin { patience, ..Self::on(socket, path) })
     }
 
     fn on(socket: OwnedFd, path: &Path) -> Self {
@@ -160,11 +176,6 @@ impl Admin {
             last_id: 0,
             patience: ANSWER_LIMIT,
         }
-    }
-
-    /// Waits for each answer no longer than this, for who is waited for.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience.min(ANSWER_LIMIT);
     }
 
     /// The socket connected to.
@@ -386,6 +397,10 @@ fn connect_error(path: &Path, cause: io::Error) -> Error {
         io::ErrorKind::NotFound
         | io::ErrorKind::NotADirectory
         | io::ErrorKind::ConnectionRefused => Error::NoBroker { path, cause },
+        // Another program's: of another type.
+        _ if cause.raw_os_error() == Some(libc::EPROTOTYPE) => Error::NoBroker { path, cause },
+        // Its queue has stayed full.
+        io::ErrorKind::WouldBlock => Error::NoAnswer { path },
         _ => Error::Os { what: format!("connect to {}", path.display()), cause },
     }
 }
@@ -425,6 +440,33 @@ mod tests {
         let error = Admin::connect(Path::new("/nowhere/admin.sock")).expect_err("no such socket");
         assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER);
         assert!(error.to_string().contains("fdbroker run"), "{error}");
+    }
+
+    #[test]
+    fn connect_when_the_queue_stays_full_then_no_answer_within_the_limit() {
+        use nix::sys::socket::{Backlog, bind, listen};
+        let path = std::env::temp_dir().join(format!("fdb-queue-{}", std::process::id()));
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("one");
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).expect("short")).expect("bound");
+        listen(&listener, Backlog::new(0).expect("a length")).expect("it listens");
+        // Nobody is taken in: the first one fills the queue.
+        let connect = |_| Admin::connect_within(&path, Duration::from_millis(1));
+        let ends: Vec<Result<Admin>> = (0..2).map(connect).collect();
+        let _ = std::fs::remove_file(&path);
+        assert!(ends[0].is_ok(), "{:?}", ends[0]);
+        assert!(matches!(ends[1], Err(Error::NoAnswer { .. })), "{:?}", ends[1]);
+    }
+
+    #[test]
+    fn connect_when_it_is_the_socket_of_another_program_then_no_broker() {
+        let path = std::env::temp_dir().join(format!("fdb-stream-{}", std::process::id()));
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+        let error = Admin::connect(&path).expect_err("another type");
+        drop(listener);
+        let _ = std::fs::remove_file(&path);
+        assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER, "{error}");
+        assert!(error.to_string().contains("FDBROKER_ADMIN_SOCKET"), "{error}");
     }
 
     /// A broker that answers queries from a script, one reply each, then closes.

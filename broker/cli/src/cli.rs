@@ -426,7 +426,7 @@ Examples:
   fdbroker audit --pid 4711 --verbose
   fdbroker audit --json
 
-Exit status: 0 nothing found, 5 findings.";
+Exit status: 0 nothing found, 4 no such process, 5 findings.";
 
 /// What to do with caps.
 #[derive(Debug, Subcommand)]

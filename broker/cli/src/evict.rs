@@ -1,7 +1,7 @@
 //! `fdbroker evict`: the broker closes fds that it can have again. Must never leave unsaid what it could not close, and
 //! why.
 
-use crate::acts::{Refused, RefusedList, Tally, Verb, act, allocations, targets};
+use crate::acts::{Refused, RefusedList, Tally, Verb, act_on_each, allocations, targets};
 use crate::admin::Admin;
 use crate::error::{Result, exit};
 use crate::holders::Subject;
@@ -28,31 +28,27 @@ struct Summary {
     evicted_already: u64,
 }
 
-/// Evicts. The exit status: 1 when one named by itself stays.
+/// Evicts. The exit status: 1 when one named by itself stays, 4 when there is none of one that was named.
 pub fn run(options: Options) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     let mut out = Output::stdout();
     let (mut tally, mut list) = (Tally::default(), RefusedList::new(options.json));
     let mut status = exit::OK;
     let targets = targets(options.subjects, &mut admin)?;
-    if options.json {
-        out.text("{\"refused\":[")?;
-    }
-    for target in &targets {
-        act(&mut admin, Verb::Evict, target, options.dry_run, |outcome, record| {
-            tally.add(outcome, record);
-            // The broker has no fd of these: nothing stays.
-            let has_none =
-                matches!(outcome, ActOutcome::Evicted | ActOutcome::Ended | ActOutcome::Reserved);
-            if outcome == ActOutcome::Done || has_none {
-                return Ok(());
-            }
-            if target.is_one {
-                status = exit::ERROR;
-            }
-            list.write(&Refused::new(outcome, record), &mut out)
-        })?;
-    }
+    let (verb, is_dry) = (Verb::Evict, options.dry_run);
+    let missing = act_on_each(&mut admin, verb, &targets, is_dry, |target, outcome, record| {
+        tally.add(outcome, record);
+        // The broker has no fd of these: nothing stays.
+        let has_none =
+            matches!(outcome, ActOutcome::Evicted | ActOutcome::Ended | ActOutcome::Reserved);
+        if outcome == ActOutcome::Done || has_none {
+            return Ok(());
+        }
+        if target.is_one {
+            status = exit::ERROR;
+        }
+        list.write(&Refused::new(outcome, record), &mut out)
+    })?;
     let evicted = tally.of(ActOutcome::Done);
     if options.json {
         let summary = Summary {
@@ -61,7 +57,8 @@ pub fn run(options: Options) -> Result<u8> {
             evicted_bytes: tally.done_bytes,
             evicted_already: tally.of(ActOutcome::Evicted),
         };
-        out.text("],\"summary\":")?;
+        list.end_json(&mut out)?;
+        out.text(",\"summary\":")?;
         out.json(&summary)?;
         out.text("}\n")?;
     } else {
@@ -75,5 +72,6 @@ pub fn run(options: Options) -> Result<u8> {
         out.text(&format!("{blank}{count} ({size}) {would}evicted{others}\n"))?;
     }
     out.finish()?;
-    Ok(status)
+    missing.say();
+    Ok(status.max(missing.exit_status()))
 }

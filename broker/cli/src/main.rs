@@ -17,6 +17,7 @@ mod evict;
 #[cfg(test)]
 mod examples;
 mod handle;
+mod help;
 mod holders;
 mod jobs;
 mod join;
@@ -32,6 +33,7 @@ mod records;
 mod report;
 mod revoke;
 mod run;
+mod say;
 mod show;
 mod signals;
 mod status;
@@ -43,16 +45,21 @@ mod watch;
 use clap::Parser;
 use cli::{Cli, Command, LimitsAction};
 use error::{Error, Result, exit};
+use say::say;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
 fn main() -> ExitCode {
-    match dispatch(Cli::parse().command) {
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli.command),
+        Err(answer) => help::say(&answer),
+    };
+    match outcome {
         Ok(status) => status,
         Err(error) => {
             if !matches!(error, Error::OutputClosed) {
-                eprintln!("fdbroker: {error}");
+                say!("fdbroker: {error}");
             }
             ExitCode::from(error.exit_status())
         }
@@ -78,7 +85,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Metrics { listen: Some(listen) } => done(metrics::serve(&listen))?,
         Command::Jobs(list) => done(jobs::run(&list))?,
         Command::Evict(args) => evict::run(args.into())?,
-        Command::Revoke(args) => done(revoke::run(&args.into()))?,
+        Command::Revoke(args) => revoke::run(&args.into())?,
         Command::Drain(args) => drain::run(args.into())?,
         Command::Watch { filter, json } => done(watch::run(filter, json))?,
         Command::Ls(list) => done(ls::run(&list))?,

@@ -1,5 +1,5 @@
 //! How results look: plain tables for people, one line of JSON for programs, colour on terminals only.
-//! Must never write to stdout through `println!`, which panics when the reader is gone (`ls | head`).
+//! Must never write through `println!` or `eprintln!`, which panic when the reader is gone (`ls | head`).
 
 use crate::error::{Error, Result};
 use crate::terminal;
@@ -56,7 +56,8 @@ pub fn colour_wanted(is_terminal: bool) -> bool {
     is_terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-fn write_error(cause: io::Error) -> Error {
+/// Why output could not be written.
+pub fn write_error(cause: io::Error) -> Error {
     match cause.kind() {
         io::ErrorKind::BrokenPipe => Error::OutputClosed,
         _ => Error::Os { what: "write the output".into(), cause },

@@ -1,7 +1,7 @@
 //! `fdbroker revoke`: ends allocations for everybody, and says who has duplicates still. Must never end anything that its
 //! user has not agreed to.
 
-use crate::acts::{Tally, Target, Verb, act, allocations, id_of, targets};
+use crate::acts::{Missing, Tally, Target, Verb, act_on_each, allocations, id_of, targets};
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::holders::Subject;
@@ -40,10 +40,12 @@ struct Pass {
     tally: Tally,
     /// Ended now, or before: whose leases count.
     ids: HashSet<AllocationId>,
+    /// What there is nothing of.
+    missing: Missing,
 }
 
-/// Revokes.
-pub fn run(options: &Options) -> Result<()> {
+/// Revokes. The exit status: 4 when there is nothing of one that was named; the others are revoked.
+pub fn run(options: &Options) -> Result<u8> {
     let is_asking = !options.yes && !options.dry_run;
     if is_asking && !std::io::stdin().is_terminal() {
         let what = "revoke ends allocations for everybody, and cannot be undone";
@@ -55,25 +57,28 @@ pub fn run(options: &Options) -> Result<()> {
     let targets = targets(options.subjects.clone(), &mut admin)?;
     if is_asking {
         let pass = pass(&mut admin, &targets, true)?;
+        pass.missing.say();
         if !agrees(&pass, holders(&mut admin, &pass.ids)?.count())? {
             return Err(Error::Other("nothing was revoked".into()));
         }
     }
     let pass = pass(&mut admin, &targets, options.dry_run)?;
     let left = holders(&mut admin, &pass.ids)?;
-    show(options, &pass, left)
+    show(options, &pass, left)?;
+    if !is_asking {
+        pass.missing.say();
+    }
+    Ok(pass.missing.exit_status())
 }
 
 fn pass(admin: &mut Admin, targets: &[Target], is_dry: bool) -> Result<Pass> {
-    let mut pass = Pass { tally: Tally::default(), ids: HashSet::new() };
-    for target in targets {
-        act(admin, Verb::Revoke, target, is_dry, |outcome, record| {
-            pass.tally.add(outcome, record);
-            pass.ids.insert(id_of(record));
-            Ok(())
-        })?;
-    }
-    Ok(pass)
+    let (mut tally, mut ids) = (Tally::default(), HashSet::new());
+    let missing = act_on_each(admin, Verb::Revoke, targets, is_dry, |_, outcome, record| {
+        tally.add(outcome, record);
+        ids.insert(id_of(record));
+        Ok(())
+    })?;
+    Ok(Pass { tally, ids, missing })
 }
 
 /// Who has leases of these.

@@ -7,6 +7,7 @@ use crate::output::{commas, human_time};
 use crate::private::{PrivateBroker, SELF, pid_of};
 use crate::records::StatusView;
 use crate::report::Report;
+use crate::say::say;
 use crate::signals::{self, Signals};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
@@ -52,7 +53,7 @@ pub fn run(
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         // The job's exit status counts, not the picture's.
         if let Err(error) = report.finish(&words.join(" ")) {
-            eprintln!("fdbroker: no report: {error}");
+            say!("fdbroker: no report: {error}");
         }
     }
     Ok(exit_status(status))
@@ -66,7 +67,7 @@ fn wait(job: &mut Child, signals: &Signals, broker: &mut PrivateBroker) -> Resul
             return Ok(status);
         }
         if !broker_lost && let Some(end) = broker.ended() {
-            eprintln!("fdbroker: the broker has ended ({end}); the command goes on without it");
+            say!("fdbroker: the broker has ended ({end}); the command goes on without it");
             broker_lost = true;
         }
         let mut entries = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
@@ -94,17 +95,17 @@ fn summary(broker: &PrivateBroker, json: bool) {
     let asked = Admin::connect(&broker.admin_socket()).and_then(|mut admin| admin.status());
     let status = match asked {
         Ok(status) => StatusView::from(&status),
-        Err(error) => return eprintln!("fdbroker: no summary: {error}"),
+        Err(error) => return say!("fdbroker: no summary: {error}"),
     };
     if json {
         // Plain data: cannot fail.
         if let Ok(line) = serde_json::to_string(&status) {
-            eprintln!("{line}");
+            say!("{line}");
         }
         return;
     }
     let cap = status.fds.cap.map_or("no cap".into(), |cap| format!("cap {}", commas(cap)));
-    eprintln!(
+    say!(
         "fdbroker: {} fds of shared memory at most ({cap}), {} of them in the broker; {} registrations, {} grants, {} evictions, {} recalls, {} waits, {} refusals in {}",
         commas(status.fds.peak),
         commas(status.held_fds.peak),
@@ -130,7 +131,7 @@ pub fn become_command(command: &[OsString], environment: Vec<Variable>) -> Resul
         command.split_first().ok_or_else(|| Error::Usage("no command was given".into()))?;
     // The signal mask is left alone. SIGPIPE, which Rust ignores, does again what it does by default.
     let cause = Command::new(program).args(arguments).envs(environment).exec();
-    eprintln!("fdbroker: cannot run {}: {cause}", program.display());
+    say!("fdbroker: cannot run {}: {cause}", program.display());
     Ok(match cause.kind() {
         std::io::ErrorKind::NotFound => COMMAND_NOT_FOUND,
         _ => COMMAND_NOT_EXECUTABLE,

@@ -208,6 +208,37 @@ fn acts_when_there_is_no_such_thing_then_exit_4_and_when_misused_then_2() {
 }
 
 #[test]
+fn acts_when_one_of_several_is_not_there_then_the_others_are_done_and_said_and_exit_4() {
+    let broker = Broker::start();
+    let owner = Owner::new(&broker, 2);
+    for (arguments, done) in [
+        (&["evict", "99.1", &owner.id(0), "--json"][..], "/summary/evicted"),
+        (&["revoke", &owner.id(1), "99.1", "--yes", "--json"], "/revoked"),
+    ] {
+        let output = broker.run(arguments);
+        let (code, stderr) = end(&output);
+        assert_eq!(code, Some(4), "{arguments:?}: {stderr}");
+        assert_eq!(stderr.matches("no allocation 99.1").count(), 1, "{arguments:?}: {stderr}");
+        assert_eq!(one_json_line(&output).pointer(done), Some(&1.into()), "{arguments:?}");
+    }
+    assert_eq!(broker.states(), ["evicted"]);
+    // Where nothing is done nothing is printed, least of all half an object.
+    let output = broker.run(&["evict", "99.1", "98.1", "--json"]);
+    let (code, stderr) = end(&output);
+    assert_eq!((code, output.stdout), (Some(4), vec![]), "{stderr}");
+    assert!(stderr.contains("allocation 99.1") && stderr.contains("allocation 98.1"), "{stderr}");
+}
+
+#[test]
+fn watch_when_its_reader_goes_away_then_it_ends_though_nothing_happens() {
+    let broker = Broker::start();
+    let mut watch = Running::start(broker.command(&["watch"]));
+    drop(watch.0.stdout.take());
+    let (code, stderr) = end(&watch.end());
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
 fn revoke_when_held_then_stale_for_all_and_who_has_it_is_named() {
     let broker = Broker::start();
     let owner = Owner::new(&broker, 100);

@@ -76,9 +76,45 @@ fn holders_when_the_subject_is_unknown_then_exit_4() {
 }
 
 #[test]
+fn audit_when_there_is_no_such_process_then_exit_4_and_not_that_all_is_well() {
+    // One more than Linux ever gives a process (PID_MAX_LIMIT, proc_sys_kernel(5)).
+    for pid in ["4194305", "0"] {
+        let (code, stderr) = end(&run_script(&format!("$F audit --json --pid {pid}")));
+        assert_eq!(code, Some(4), "{pid}: {stderr}");
+        assert!(stderr.contains(&format!("no process {pid} here")), "{stderr}");
+    }
+}
+
+#[test]
 fn ls_when_its_reader_is_gone_then_quiet() {
     let (_, stderr) = end(&run_script("$F status | true; $F ls --json | true; $F ls | head -0"));
     assert!(!stderr.contains("panicked") && !stderr.contains("Broken pipe"), "{stderr}");
+}
+
+#[test]
+fn help_and_version_when_they_cannot_be_written_then_exit_1_and_when_nobody_reads_quiet() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    for arguments in [&["--help"][..], &["--version"], &["help", "ls"], &["limits", "set", "-h"]] {
+        let output = fdbroker(arguments).stdout(full()).output().expect("it starts");
+        let (code, stderr) = end(&output);
+        assert_eq!(code, Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("cannot write the output"), "{arguments:?}: {stderr}");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = fdbroker(arguments).stdout(writer).output().expect("it starts");
+        assert_eq!(end(&output), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn any_command_when_stderr_cannot_be_written_then_its_exit_status_all_the_same() {
+    for (arguments, expected) in
+        [(&["ls"][..], 3), (&["holders", "x"], 2), (&["run", "--", "sh", "-c", "exit 7"], 7)]
+    {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+        let status = fdbroker(arguments).stderr(full).status().expect("it starts");
+        assert_eq!(status.code(), Some(expected), "{arguments:?}");
+    }
 }
 
 #[test]

@@ -54,12 +54,17 @@ pub fn run(options: Options) -> Result<u8> {
         look(&mut admin, &memfds)
     })?;
     found.retain(|finding| options.pid.is_none() || finding.pid == options.pid);
+    if let Some(pid) = options.pid
+        && found.is_empty()
+    {
+        check_wanted(pid, &look)?;
+    }
     let processes = look.scan.processes.values().filter(|it| it.unread.is_none()).count();
     let mut report = Report {
         processes: processes as u64,
         fds: look.scan.fds,
         looks: looks as u64,
-        not_looked_at: gaps(&look),
+        not_looked_at: gaps(&look, options.pid),
         ..Report::default()
     };
     report.add(found);
@@ -105,6 +110,17 @@ fn add_hidden(scan: &mut scan::Scan, ledger: &Ledger) {
 fn is_gone(pid: u32) -> bool {
     let pid = i32::try_from(pid).map_or(Pid::from_raw(i32::MAX), Pid::from_raw);
     kill(pid, None) == Err(Errno::ESRCH)
+}
+
+/// That nothing is found is said of processes that there are.
+fn check_wanted(pid: u32, look: &Look) -> Result<()> {
+    let is_here = look.scan.processes.contains_key(&pid) || (pid != 0 && !is_gone(pid));
+    match is_here {
+        true => Ok(()),
+        false => Err(Error::NotFound(format!(
+            "no process {pid} here; `fdbroker clients` lists the broker's clients"
+        ))),
+    }
 }
 
 /// The pids of the ledger are those of /proc here when the process that has the broker's pid has the other end of our
@@ -172,8 +188,8 @@ fn confirmed(now: Vec<Finding>, before: &[Finding]) -> Vec<Finding> {
     now.into_iter().filter(|finding| known.contains(&finding.identity())).collect()
 }
 
-/// What was not looked at, and why.
-fn gaps(look: &Look) -> BTreeMap<String, u64> {
+/// What was not looked at, and why; of the process `wanted`, if it is among it, by itself.
+fn gaps(look: &Look, wanted: Option<u32>) -> BTreeMap<String, u64> {
     let (scan, ledger) = (&look.scan, &look.after);
     let mut gaps = scan.gaps.clone();
     let mut add = |what: String, count: u64| {
@@ -184,6 +200,7 @@ fn gaps(look: &Look) -> BTreeMap<String, u64> {
     for (pid, process) in &scan.processes {
         let Some(why) = &process.unread else { continue };
         let whose = match () {
+            () if wanted == Some(*pid) => "the process asked for",
             () if *pid == ledger.broker => "the broker: its fds",
             () if ledger.clients.contains_key(pid) => "clients",
             () => "processes",

@@ -107,7 +107,7 @@ pub struct MemfdLook {
 impl MemfdLook {
     /// Makes a memfd and looks at it.
     pub fn learn() -> Result<Self> {
-        let what = || "learn how memfds look in /proc";
+        let what = || "learn how memfds look in /proc (audit needs it; `fdbroker doctor` says what is here)";
         let own = memfd_create(c"fdbroker-audit", MFdFlags::MFD_CLOEXEC).context(what)?;
         let info =
             read(Path::new(&format!("/proc/self/fdinfo/{}", own.as_raw_fd()))).context(what)?;

@@ -5,7 +5,7 @@ use super::finding::{Finding, Kind};
 use super::ledger::{Allocation, Client, Files, Lease, Ledger, MemoryKey};
 use super::limits::{LOOKS, LOOKS_AT_WORK};
 use super::scan::{Mapped, MemoryFd, Process, Queue};
-use super::{confirm, confirmed, judge};
+use super::{check_wanted, confirm, confirmed, gaps, judge};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 
@@ -490,4 +490,16 @@ fn confirmed_when_another_process_or_memory_then_not_the_same_finding() {
     // Which of several fds it is may change.
     let now = vec![of(1, 7).fds(&[3]), of(1, 8), of(3, 7)];
     assert_eq!(confirmed(now, &before), [of(1, 7).fds(&[3])]);
+}
+
+#[test]
+fn gaps_when_the_process_asked_for_is_not_readable_then_said_of_it_by_itself() {
+    let mut world = World::new(MemoryKind::Memfd);
+    for pid in [HOLDER, STRANGER] {
+        world.process(pid).unread = Some("no".into());
+    }
+    let said = |wanted| gaps(&world.0, wanted).into_keys().collect::<Vec<_>>();
+    assert_eq!(said(None), ["clients: no", "processes: no"]);
+    assert_eq!(said(Some(STRANGER)), ["clients: no", "the process asked for: no"]);
+    assert!(check_wanted(STRANGER, &world.0).is_ok() && check_wanted(0, &world.0).is_err());
 }

@@ -19,6 +19,7 @@ use crate::admin::{self, Admin};
 use crate::error::{Context, Error, Result, exit};
 use crate::output::Output;
 use crate::private::{PrivateBroker, RuntimeDir};
+use crate::say::say;
 use crate::signals::Signals;
 use control::{Command, Report};
 use indicatif::ProgressBar;
@@ -67,7 +68,7 @@ pub fn run(options: Options) -> Result<u8> {
     let mut plan =
         Plan::new(Wishes { ranks, buffers, size_bytes, memory, cap }, options.timeout_ms())?;
     if plan.size_bytes != size_bytes {
-        eprintln!(
+        say!(
             "fdbroker: --size {size_bytes} is made {}, whole {}",
             plan.size_bytes,
             plan.memory.granules()
@@ -224,7 +225,7 @@ fn share_by(
     report.failures += watch.unexplained;
     report.samples = watch.sampler.samples - watch.unexplained;
     if report.samples == 0 {
-        eprintln!(
+        say!(
             "fdbroker: no count in /proc confirms the broker's: the processes could not be stopped"
         );
         report.failures += 1;
@@ -236,7 +237,7 @@ fn share_by(
 }
 
 fn note_hold(broker: &Broker, time: Duration) {
-    eprintln!(
+    say!(
         "fdbroker: all is open and mapped for {} s. Look at it from another terminal:\n  FDBROKER_ADMIN_SOCKET={} fdbroker ls      (or: status, holders)",
         time.as_secs_f64(),
         broker.admin_socket().display(),

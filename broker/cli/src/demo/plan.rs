@@ -5,6 +5,7 @@ use super::device::Device;
 use super::pattern::{Pattern, WORD_BYTES};
 use super::sampler::Look;
 use crate::error::{Error, Result};
+use crate::say::say;
 use fdbroker_client::backend;
 use fdbroker_client::host::HostMemory;
 use serde::{Deserialize, Serialize};
@@ -285,7 +286,7 @@ pub fn default_max_fds(memory: Memory, ranks: u32, buffers: u32) -> Result<u64> 
     };
     let cap = DEFAULT_MAX_FDS + u64::from(ranks) * u64::from(kept);
     if kept > 0 {
-        eprintln!(
+        say!(
             "fdbroker: this Level Zero loader has no zeMemPutIpcHandle (1.9 and later have): each exported buffer keeps an fd of its owner open; the cap is made {cap}"
         );
     }

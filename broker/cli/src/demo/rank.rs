@@ -9,6 +9,7 @@ use super::pattern::BufferId;
 use super::plan::{Memory, Plan, Way};
 use super::sampler::count_shared_memory;
 use crate::error::{Context, Error, Result};
+use crate::say::say;
 use crate::signals;
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Access, Client, Deadline, Grant, Import};
@@ -164,9 +165,10 @@ impl<'a> Rank<'a> {
         link.report_and_expect(&Report::Registered, Command::Open)?;
         self.open_all(link)?;
         if let Some(error) = &self.first_error {
-            eprintln!(
+            say!(
                 "fdbroker: rank {} could not open {} buffers; the first: {error}",
-                self.number, self.opened.failures
+                self.number,
+                self.opened.failures
             );
         }
         link.report_and_expect(&Report::Opened(self.opened), Command::Check)?;

@@ -6,6 +6,7 @@ use super::ranks::Ranks;
 use super::sampler::{Sample, Sampler, has_ended};
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
+use crate::say::say;
 use crate::signals::Signals;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::unistd::Pid;
@@ -119,7 +120,7 @@ impl<'a> Watch<'a> {
             if sample.total > peak {
                 self.unexplained += 1;
                 self.bar.suspend(|| {
-                    eprintln!(
+                    say!(
                         "fdbroker: {} fds of shared memory were found open, and the broker's ledger knows of {peak} at most",
                         sample.total
                     );

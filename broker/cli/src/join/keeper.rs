@@ -14,6 +14,7 @@ use super::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result, exit};
 use crate::private::PrivateBroker;
+use crate::say::say;
 use fdbrokerd::listeners::{DirectoryLock, ListenError};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -74,7 +75,7 @@ pub fn main(dir: &Path, max_fds: Option<u64>) -> Result<u8> {
         }
         Err(error) => {
             // Before the pipe ends: the joiner then shows the log.
-            eprintln!("fdbroker: {error}");
+            say!("fdbroker: {error}");
             Ok(exit::ERROR)
         }
     }
@@ -220,9 +221,7 @@ fn watch(pid: Pid, tenure: &SharedTenure) {
     while waitid(Id::Pid(pid), flags) == Err(Errno::EINTR) {}
     if let Some(mut lost) = locked(tenure).take() {
         let end = lost.broker.ended().map_or("unknown".into(), |end: ExitStatus| end.to_string());
-        eprintln!(
-            "fdbroker: the broker has ended ({end}); the next process that joins starts another"
-        );
+        say!("fdbroker: the broker has ended ({end}); the next process that joins starts another");
     }
 }
 

@@ -63,8 +63,7 @@ pub struct Gathered {
 
 /// Asks the broker that the environment names, for each answer no longer than `patience`.
 pub fn gather(patience: Duration) -> Result<Gathered> {
-    let mut admin = Admin::from_env()?;
-    admin.set_patience(patience);
+    let mut admin = Admin::from_env_within(patience)?;
     let (status, metrics) = (admin.status()?, admin.metrics()?);
     let domains = admin.domains()?;
     let jobs = admin.all::<AccountRecord>(Selection::ALL)?;

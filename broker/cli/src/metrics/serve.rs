@@ -4,6 +4,7 @@
 use super::listen::Listen;
 use super::{gather, render};
 use crate::error::{Context, Error, Result};
+use crate::say::say;
 use crate::signals::Signals;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{Mode, umask};
@@ -29,7 +30,7 @@ const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest request: a scraper's headers are some hundred bytes.
 const MOST_REQUEST_BYTES: usize = 8 * 1024;
 
-/// Pause when a connection cannot be accepted, such as for want of fds: trying at once would spin.
+/// Pause when a connection cannot be accepted, such as for want of fds or threads: trying at once would spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -69,7 +70,7 @@ pub fn run(listen: &Listen) -> Result<()> {
         }
     };
     listener.set_nonblocking().context(|| "set up the socket")?;
-    eprintln!("fdbroker: metrics at {at}");
+    say!("fdbroker: metrics at {at}");
     let outcome = accept_until_signal(&listener, &signals);
     drop(place);
     outcome
@@ -100,7 +101,10 @@ fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
                     let _ = answer(stream);
                     drop(mine);
                 });
-                drop(started.context(|| "start a thread")?);
+                // Closed at once: there are no threads left now, which is no reason to end.
+                if started.is_err() {
+                    std::thread::sleep(ACCEPT_RETRY);
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => std::thread::sleep(ACCEPT_RETRY),
@@ -161,7 +165,7 @@ fn page() -> String {
     match gather::gather(BROKER_PATIENCE) {
         Ok(gathered) => render::page(Some(&gathered)),
         Err(error) => {
-            eprintln!("fdbroker: {error}");
+            say!("fdbroker: {error}");
             render::page(None)
         }
     }

@@ -6,6 +6,7 @@ mod svg;
 use crate::admin::Admin;
 use crate::error::{Context, Result};
 use crate::records::StatusView;
+use crate::say::say;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -105,7 +106,7 @@ impl Report {
         let series = self.sampler.join().unwrap_or_else(|_| Series::new());
         let picture = svg::draw(&series.samples, command);
         std::fs::write(&self.path, picture).context(|| format!("write {}", self.path.display()))?;
-        eprintln!("fdbroker: {} shows its fds over time", self.path.display());
+        say!("fdbroker: {} shows its fds over time", self.path.display());
         Ok(())
     }
 }

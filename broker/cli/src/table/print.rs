@@ -7,6 +7,7 @@ use super::{Column, ListArgs, Value, choice};
 use crate::admin::{Admin, Record, Selection};
 use crate::error::Result;
 use crate::output::{self, Columns, Output, Side, commas};
+use crate::say::say;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// Rows that are set as one table; the first so many decide the widths.
@@ -105,7 +106,7 @@ impl<R: Record + Copy> List<R> {
                 out.text(&format!(",\"left_out\":{left_out}"))?;
             }
             let left_out = commas(left_out);
-            eprintln!("fdbroker: {left_out} are left out, the last in this order; use --filter");
+            say!("fdbroker: {left_out} are left out, the last in this order; use --filter");
         }
         Ok(())
     }

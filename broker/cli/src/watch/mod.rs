@@ -5,10 +5,11 @@ pub mod stream;
 pub mod view;
 
 use crate::admin::{Admin, Selection};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::handle;
 use crate::holders::{self, Subject};
 use crate::output::Output;
+use crate::say::say;
 use crate::signals::Signals;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -105,12 +106,12 @@ fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
             // What was said before comes first.
             out.flush()?;
             let seconds = RECONNECT_PATIENCE.as_secs();
-            eprintln!("fdbroker: {error}; waiting up to {seconds} s for one in its place");
+            say!("fdbroker: {error}; waiting up to {seconds} s for one in its place");
             Ok(())
         }
         Told::Back(back) if json => json_line(&ReconnectedView::new(&back), out),
         Told::Back(back) => {
-            eprintln!("fdbroker: {}", reconnected(&back));
+            say!("fdbroker: {}", reconnected(&back));
             Ok(())
         }
         Told::Over { error, .. } => {
@@ -125,13 +126,18 @@ fn json_line(view: &impl Serialize, out: &mut Output) -> Result<()> {
     out.text("\n")
 }
 
-/// Until something is said, or there is a signal.
+/// Until something is said, or there is a signal. A reader that goes away meanwhile (`watch | head -1`) is not found out by the
+/// next event alone, which may take for ever.
 fn wait(stream: &Stream, signals: &Signals) -> Result<()> {
+    let stdout = std::io::stdout();
     let mut fds = [
         PollFd::new(stream.as_fd(), PollFlags::POLLIN),
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+        // Only what is told unasked: the reader of a pipe or socket is gone, or the terminal.
+        PollFd::new(stdout.as_fd(), PollFlags::empty()),
     ];
     match poll(&mut fds, PollTimeout::NONE) {
+        Ok(_) if fds[2].any() == Some(true) => Err(Error::OutputClosed),
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(errno) => Err(errno).context(|| "wait for events"),
     }
