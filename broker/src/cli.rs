@@ -2,31 +2,29 @@
 //! is in [`crate::settings`].
 
 use crate::settings::{Environment, Host, Settings};
+use std::fmt::Display;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Runs the daemon, or checks its configuration, as the flags say. Errors go to stderr with their
 /// remedy.
 pub fn run(args: &Args) -> ExitCode {
-    let settings =
-        match Settings::load(args, &Environment::of_this_process(), &Host::of_this_process()) {
-            Ok(settings) => settings,
-            Err(error) => {
-                eprintln!("fdbrokerd: {error}");
-                return ExitCode::FAILURE;
-            }
-        };
+    let settings = Settings::load(args, &Environment::of_this_process(), &Host::of_this_process());
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(error) => return refused(&error),
+    };
     if args.check_config {
-        return match settings.preflight() {
-            Ok(untold) => {
-                print!("{settings}");
-                untold.lines().for_each(|line| println!("# {line}"));
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("fdbrokerd: {error}");
-                ExitCode::FAILURE
-            }
+        let untold = match settings.preflight() {
+            Ok(untold) => untold,
+            Err(error) => return refused(&error),
+        };
+        let untold: String = untold.lines().map(|line| format!("# {line}\n")).collect();
+        let mut out = std::io::stdout();
+        return match write!(out, "{settings}{untold}").and_then(|()| out.flush()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => refused(&format!("the configuration cannot be written: {error}")),
         };
     }
     crate::log::start(settings.log);
@@ -37,6 +35,12 @@ pub fn run(args: &Args) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says why it does not run, before there is a log. Where stderr cannot be written, the exit status alone tells.
+fn refused(why: &dyn Display) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "fdbrokerd: {why}");
+    ExitCode::FAILURE
 }
 
 /// Examples and the environment, shown at the end of `--help`.
