@@ -130,12 +130,17 @@ impl Mapping {
         if !self.process.is_current() && self.at_fork == AtFork::Leave {
             return Err(Error::not_connected("memory imported before fork is not the child's"));
         }
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => {
-                let context = format!("{len} bytes at {offset} exceed the {} mapped", self.len);
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
+        check_range(offset, len, self.len)
+    }
+}
+
+/// BAD_HANDLE unless `len` bytes at `offset` lie in `size` bytes.
+pub(crate) fn check_range(offset: usize, len: usize, size: usize) -> Result<(), Error> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => {
+            let context = format!("{len} bytes at {offset} exceed the {size} that there are");
+            Err(Error::new(ErrorCode::BadHandle, context))
         }
     }
 }

@@ -7,42 +7,47 @@ use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::EVICTIONS_PER_STEP;
 use crate::lists::List;
 use crate::slots::NONE;
-use crate::state::{AllocationLinks, AllocationList, State};
+use crate::state::{Allocation, AllocationLinks, AllocationList, State};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
 
 impl Core {
-    /// The list and its links, taken out for the moment; the caller puts the list back.
-    fn list_mut(&mut self, slot: u32, list: AllocationList) -> &mut List {
-        let (owner, domain) = (self.allocations[slot].owner, self.allocations[slot].domain);
-        let drained = self.allocations[slot].drained;
-        match list {
-            AllocationList::NodeLru => &mut self.lru,
-            AllocationList::DomainLru => &mut self.domains[domain].lru,
+    /// Works on one of the lists that an allocation may be in.
+    fn with_list(
+        &mut self,
+        slot: u32,
+        list: AllocationList,
+        work: impl FnOnce(&mut List, &mut AllocationLinks<'_>),
+    ) {
+        let Allocation { owner, domain, drained, .. } = self.allocations[slot];
+        let Core { allocations, clients, domains, jobs, lru, .. } = self;
+        // A kept allocation may be without one: it is in no list of an owner's.
+        let owner = clients.get_mut(owner as usize).and_then(|client| client.as_deref_mut());
+        let owner = || owner.expect("only a living owner's are in its lists");
+        let head = match list {
+            AllocationList::NodeLru => lru,
+            AllocationList::DomainLru => &mut domains[domain].lru,
             AllocationList::JobLru => {
-                let job = self.client_mut(owner).job.expect("only a job's are in its list");
-                &mut self.jobs[job].lru
+                let job = owner().job.expect("only a job's are in its list");
+                &mut jobs[job].lru
             }
-            AllocationList::OwnerLru => &mut self.client_mut(owner).lru,
-            AllocationList::Owned => &mut self.client_mut(owner).owned,
-            AllocationList::Event if drained => &mut self.client_mut(owner).drained,
-            AllocationList::Event => &mut self.client_mut(owner).recalls,
-        }
+            AllocationList::OwnerLru => &mut owner().lru,
+            AllocationList::Owned => &mut owner().owned,
+            AllocationList::Event if drained => &mut owner().drained,
+            AllocationList::Event => &mut owner().recalls,
+        };
+        work(head, &mut AllocationLinks(allocations, list));
     }
 
     /// Adds an allocation to one of its lists, at the young end.
     pub(crate) fn link(&mut self, slot: u32, list: AllocationList) {
-        let mut head = *self.list_mut(slot, list);
-        head.push(&mut AllocationLinks(&mut self.allocations, list), slot);
-        *self.list_mut(slot, list) = head;
+        self.with_list(slot, list, |head, links| head.push(links, slot));
     }
 
     /// Takes an allocation out of one of its lists, if it is in it.
     pub(crate) fn unlink(&mut self, slot: u32, list: AllocationList) {
         if self.allocations[slot].is_in(list) {
-            let mut head = *self.list_mut(slot, list);
-            head.remove(&mut AllocationLinks(&mut self.allocations, list), slot);
-            *self.list_mut(slot, list) = head;
+            self.with_list(slot, list, |head, links| head.remove(links, slot));
         }
     }
 
@@ -87,9 +92,7 @@ impl Core {
         let lists = [AllocationList::NodeLru, AllocationList::DomainLru, AllocationList::JobLru];
         for list in lists.into_iter().chain([AllocationList::OwnerLru]) {
             if self.allocations[slot].is_in(list) {
-                let mut head = *self.list_mut(slot, list);
-                head.touch(&mut AllocationLinks(&mut self.allocations, list), slot);
-                *self.list_mut(slot, list) = head;
+                self.with_list(slot, list, |head, links| head.touch(links, slot));
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
 use crate::holdings::{Ending, LostRegistration};
-use crate::map::page_size;
+use crate::map::{check_range, page_size};
 use crate::notice::Recall;
 use crate::outbox::OneWay;
 use crate::register::Batch;
@@ -409,7 +409,7 @@ impl HostBuffer {
     /// # Errors
     /// BAD_HANDLE: out of bounds.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        self.check(offset, bytes.len())?;
+        check_range(offset, bytes.len(), self.len)?;
         self.arena.pool.write_at(self.offset + offset, bytes)
     }
 
@@ -418,7 +418,7 @@ impl HostBuffer {
     /// # Errors
     /// BAD_HANDLE: out of bounds.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
-        self.check(offset, into.len())?;
+        check_range(offset, into.len(), self.len)?;
         self.arena.pool.read_at(self.offset + offset, into)
     }
 
@@ -454,16 +454,6 @@ impl HostBuffer {
 
     /// Frees it, like drop.
     pub fn free(self) {}
-
-    fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => {
-                let context = format!("{len} bytes at {offset} exceed the buffer's {}", self.len);
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
-        }
-    }
 }
 
 impl Drop for HostBuffer {

@@ -8,8 +8,8 @@ use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
 use crate::error::Error;
-use crate::map::{Access, AtFork, Mapping};
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
+use crate::map::{Access, AtFork, Mapping, check_range};
+use fdbroker_protocol::{AllocationId, Handle, MemoryKind, Share};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Where the memory of an [`IsolatedBuffer`] comes from.
@@ -170,7 +170,7 @@ impl IsolatedBuffer {
     /// # Errors
     /// BAD_HANDLE: out of bounds.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        self.check(offset, bytes.len())?;
+        check_range(offset, bytes.len(), self.len)?;
         self.mapping.write_at(offset, bytes)
     }
 
@@ -179,7 +179,7 @@ impl IsolatedBuffer {
     /// # Errors
     /// BAD_HANDLE: out of bounds.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
-        self.check(offset, into.len())?;
+        check_range(offset, into.len(), self.len)?;
         self.mapping.read_at(offset, into)
     }
 
@@ -195,16 +195,6 @@ impl IsolatedBuffer {
 
     /// Frees it, like drop.
     pub fn free(self) {}
-
-    fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => {
-                let context = format!("{len} bytes at {offset} exceed the buffer's {}", self.len);
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
-        }
-    }
 }
 
 impl Drop for IsolatedBuffer {

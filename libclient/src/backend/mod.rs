@@ -3,6 +3,7 @@
 
 pub(crate) mod arena;
 pub mod cuda;
+pub mod device;
 mod dma_heap;
 pub(crate) mod host;
 pub(crate) mod isolated;

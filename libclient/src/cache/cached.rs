@@ -5,7 +5,7 @@ use crate::cache::segments::Row;
 use crate::cache::table::{Pinned, Table};
 use crate::error::Error;
 use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
-use crate::map::{Access, Mapping, copy_in, copy_out};
+use crate::map::{Access, Mapping, check_range, copy_in, copy_out};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::fmt::Debug;
 use std::mem::ManuallyDrop;
@@ -192,13 +192,8 @@ impl<'a> CachedImport<'a> {
             }
             Some(_) => {}
         }
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(self.ptr.wrapping_add(offset)),
-            _ => {
-                let context = format!("{len} bytes at {offset} exceed the {} mapped", self.len);
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
-        }
+        check_range(offset, len, self.len)?;
+        Ok(self.ptr.wrapping_add(offset))
     }
 
     /// Takes it apart: the caller gives the pin back.

@@ -2,15 +2,22 @@
 //! Must never keep another context current, nor report a device that cannot share memory.
 
 use super::driver::{Context, Driver, Linear, absent};
+use super::memory::CudaMemory;
 use super::owner::Owner;
 use super::raw;
+use crate::backend::device::{self, Identity, MemoryDevice};
 use crate::client::Client;
 use crate::error::Error;
-use crate::map::page_size;
+use crate::grant::Grant;
+use crate::map::{Access, page_size};
 use crate::sync::lock;
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+
+/// Ids of buffers, of all devices of the process: fds cannot be told apart, and an address used again has another id.
+static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
 
 /// A device of this process; clones share it. Its primary context lives as long as any of them, or of the memory made
 /// from them; frameworks use the same one.
@@ -118,9 +125,36 @@ impl Device {
     pub(super) fn round_up(&self, bytes: usize) -> Option<usize> {
         bytes.checked_next_multiple_of(self.inner.granularity).filter(|bytes| *bytes > 0)
     }
+}
 
-    /// Who answers recalls of this device's buffers for a client; made when there is none.
-    pub(super) fn owner(&self, client: &Client) -> Arc<Owner> {
+impl MemoryDevice for Device {
+    type Memory = CudaMemory;
+
+    fn ordinal(&self) -> u32 {
+        self.ordinal()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<CudaMemory, Error> {
+        CudaMemory::new(self, bytes)
+    }
+
+    fn import(&self, grant: &Grant, access: Access) -> Result<CudaMemory, Error> {
+        CudaMemory::import(self, grant, access)
+    }
+
+    fn identify(&self, client: &Client, memory: &CudaMemory) -> Result<Identity, Error> {
+        if client.own_fds() == 0 {
+            let reason = "every export is a new fd, so `own_fds` must be 1 or more, and 2 beside a memfd arena";
+            return Err(absent(reason));
+        }
+        if !memory.is_own() {
+            return Err(absent("only the owner of the memory can register it"));
+        }
+        let owner_allocation_id = NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Identity { owner_allocation_id, kind: MemoryKind::CudaVmm })
+    }
+
+    fn owner_of(&self, client: &Client) -> Arc<dyn device::Owner<CudaMemory>> {
         let mut owners = lock(&self.inner.owners);
         owners.retain(|owner| owner.strong_count() > 0);
         let known = owners.iter().filter_map(Weak::upgrade).find(|owner| owner.is_of(client));

@@ -5,7 +5,7 @@ use super::raw::{self, CuDevice, CuDevicePtr, CuMemHandle, CuOpaque, CuResult, T
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{CUDA_CALL_FDS, CUDA_DEVICE_FDS};
-use crate::map::Access;
+use crate::map::{Access, check_range};
 use crate::sync::lock;
 use fdbroker_protocol::ErrorCode;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -505,14 +505,8 @@ impl Mapped {
     }
 
     fn check(&self, offset: usize, len: usize) -> Result<CuDevicePtr, Error> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.range.bytes => Ok(self.range.base + offset as u64),
-            _ => {
-                let bytes = self.range.bytes;
-                let context = format!("{len} bytes at {offset} exceed the {bytes} mapped");
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
-        }
+        check_range(offset, len, self.range.bytes)?;
+        Ok(self.range.base + offset as u64)
     }
 }
 

@@ -3,10 +3,11 @@
 
 use super::device::Device;
 use super::driver::{Mapped, Physical, absent};
+use crate::backend::device::DeviceMemory;
 use crate::cache::Opened;
 use crate::error::Error;
 use crate::grant::Grant;
-use crate::map::Access;
+use crate::map::{Access, check_range};
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -130,7 +131,7 @@ impl CudaMemory {
     /// # Errors
     /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_SUPPORTED in a child of fork(2).
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
-        self.check(offset, into.len())?;
+        check_range(offset, into.len(), self.len)?;
         self.mapped.read_at(self.lead + offset, into)
     }
 
@@ -139,7 +140,7 @@ impl CudaMemory {
     /// # Errors
     /// As [`CudaMemory::read_at`]; NOT_SUPPORTED too when imported for reading.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        self.check(offset, bytes.len())?;
+        check_range(offset, bytes.len(), self.len)?;
         self.mapped.write_at(self.lead + offset, bytes)
     }
 
@@ -148,18 +149,18 @@ impl CudaMemory {
     /// # Errors
     /// As [`CudaMemory::write_at`].
     pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), Error> {
-        self.check(offset, len)?;
+        check_range(offset, len, self.len)?;
         self.mapped.fill(self.lead + offset, len, byte)
     }
+}
 
-    fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => {
-                let context = format!("{len} bytes at {offset} exceed the {}", self.len);
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
-        }
+impl DeviceMemory for CudaMemory {
+    fn device_ptr(&self) -> u64 {
+        self.device_ptr()
+    }
+
+    fn export(&self) -> Result<OwnedFd, Error> {
+        self.export()
     }
 }
 

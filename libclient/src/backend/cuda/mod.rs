@@ -24,22 +24,27 @@
 //! **Threads.** Everything may be used by any thread; no call leaves another context current than it found.
 //! **Fork.** CUDA does not work in a child of fork(2): everything answers so there, and drops call nothing.
 
-mod buffer;
 mod device;
 mod driver;
-mod import;
 mod memory;
 mod owner;
 mod raw;
 
+use super::device::{DeviceBuffer, DeviceImport};
 use super::{MemoryBackend, Pool};
 use crate::error::Error;
 use fdbroker_protocol::MemoryKind;
 
-pub use buffer::CudaBuffer;
 pub use device::{Device, LinearMemory, MemoryInfo, export_dma_buf};
-pub use import::{CudaImport, opener};
 pub use memory::CudaMemory;
+
+pub use super::device::opener;
+
+/// Device memory of this process, shared through the broker.
+pub type CudaBuffer = DeviceBuffer<Device>;
+
+/// Device memory of another process, opened here.
+pub type CudaImport = DeviceImport<Device>;
 
 /// The backend as [`super::by_name`] finds it.
 #[derive(Clone, Copy, Debug)]

@@ -3,9 +3,14 @@
 
 use super::context::{Context, FdCloser};
 use super::driver::{Driver, Found, absent, unless_fds_lack};
+use super::foreign::check_window;
+use super::memory::LevelZeroMemory;
 use super::owner::Owner;
+use crate::backend::device::{self, Identity, MemoryDevice};
 use crate::client::Client;
 use crate::error::Error;
+use crate::grant::Grant;
+use crate::map::Access;
 use crate::sync::lock;
 use level_zero_sys::{
     Structure, ze_device_external_memory_properties_t, ze_device_properties_t,
@@ -118,6 +123,34 @@ impl Device {
         let registrant: Arc<dyn crate::common::Registrant> = owner.clone();
         client.common().add_registrant(Arc::downgrade(&registrant));
         owner
+    }
+}
+
+impl MemoryDevice for Device {
+    type Memory = LevelZeroMemory;
+
+    fn ordinal(&self) -> u32 {
+        self.ordinal()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<LevelZeroMemory, Error> {
+        LevelZeroMemory::new(self, bytes)
+    }
+
+    fn import(&self, grant: &Grant, access: Access) -> Result<LevelZeroMemory, Error> {
+        LevelZeroMemory::import(self, grant, access)
+    }
+
+    fn identify(&self, client: &Client, memory: &LevelZeroMemory) -> Result<Identity, Error> {
+        check_window(client)?;
+        if !memory.is_own() {
+            return Err(absent("only the owner of the memory can register it"));
+        }
+        Ok(Identity { owner_allocation_id: memory.id()?, kind: memory.kind()? })
+    }
+
+    fn owner_of(&self, client: &Client) -> Arc<dyn device::Owner<LevelZeroMemory>> {
+        self.owner(client)
     }
 }
 

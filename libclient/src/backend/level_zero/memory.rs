@@ -5,10 +5,11 @@ use super::context::Context;
 use super::device::Device;
 use super::driver::absent;
 use super::fd::HANDLE_BYTES;
+use crate::backend::device::DeviceMemory;
 use crate::cache::Opened;
 use crate::error::Error;
 use crate::grant::Grant;
-use crate::map::Access;
+use crate::map::{Access, check_range};
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -208,13 +209,18 @@ impl LevelZeroMemory {
 
     /// The device address of `len` bytes at `offset`.
     fn check(&self, offset: usize, len: usize) -> Result<u64, Error> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(self.device_ptr() + offset as u64),
-            _ => {
-                let context = format!("{len} bytes at {offset} exceed the {}", self.len);
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
-        }
+        check_range(offset, len, self.len)?;
+        Ok(self.device_ptr() + offset as u64)
+    }
+}
+
+impl DeviceMemory for LevelZeroMemory {
+    fn device_ptr(&self) -> u64 {
+        self.device_ptr()
+    }
+
+    fn export(&self) -> Result<OwnedFd, Error> {
+        self.export()
     }
 }
 

@@ -32,26 +32,31 @@
 //! **Threads.** Everything may be used by any thread. **Fork.** Level Zero does not work in a child of fork(2):
 //! everything answers so there, and drops call nothing.
 
-mod buffer;
 mod context;
 mod device;
 mod driver;
 mod fd;
 mod foreign;
-mod import;
 mod memory;
 mod owner;
 
+use super::device::{DeviceBuffer, DeviceImport};
 use super::{MemoryBackend, Pool};
 use crate::error::Error;
 use fdbroker_protocol::MemoryKind;
 
-pub use buffer::LevelZeroBuffer;
 pub use context::FdCloser;
 pub use device::Device;
 pub use foreign::{export_pointer, retire_pointer};
-pub use import::{LevelZeroImport, opener};
 pub use memory::LevelZeroMemory;
+
+pub use super::device::opener;
+
+/// Device memory of this process, shared through the broker.
+pub type LevelZeroBuffer = DeviceBuffer<Device>;
+
+/// Device memory of another process, opened here.
+pub type LevelZeroImport = DeviceImport<Device>;
 
 /// The backend as [`super::by_name`] finds it.
 #[derive(Clone, Copy, Debug)]

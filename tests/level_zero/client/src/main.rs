@@ -3,6 +3,8 @@
 //!
 //! Without arguments: every case, each in a process of its own under its own switches, then `N passed, N failed`.
 
+#[path = "../../apart.rs"]
+mod apart;
 mod cases;
 #[path = "../../counters.rs"]
 mod counters;
@@ -11,8 +13,9 @@ mod gpu;
 mod limits;
 mod peer;
 
+use apart::{end, run_all};
 use cases::{CASES, Case};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 /// Argument with which this program is the second process of a case.
 const PEER: &str = "peer";
@@ -20,7 +23,7 @@ const PEER: &str = "peer";
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
-        None => run_all(),
+        None => run_all(CASES.iter().map(Case::named)),
         Some(PEER) => end(peer::serve()),
         Some(name) => match CASES.iter().find(|case| case.name == name) {
             Some(case) => end(cases::run(case)),
@@ -30,43 +33,5 @@ fn main() -> ExitCode {
                 ExitCode::from(2)
             }
         },
-    }
-}
-
-fn end(done: fault::Outcome) -> ExitCode {
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(fault) => {
-            eprintln!("{fault}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run_all() -> ExitCode {
-    let failed = CASES.iter().filter(|case| !passes(case)).count();
-    println!("{} passed, {failed} failed", CASES.len() - failed);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn passes(case: &Case) -> bool {
-    let outcome = run_apart(case);
-    match &outcome {
-        Ok(()) => println!("ok      {}", case.name),
-        Err(fault) => println!("FAILED  {}: {fault}", case.name),
-    }
-    outcome.is_ok()
-}
-
-/// A process of its own, because switches, limits and the loader's state are a process's.
-fn run_apart(case: &Case) -> fault::Outcome {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg(case.name).stdin(Stdio::null());
-    for (variable, value) in case.switches {
-        command.env(variable, value);
-    }
-    match command.status()? {
-        status if status.success() => Ok(()),
-        status => Err(format!("ended with {status}; its words are above").into()),
     }
 }

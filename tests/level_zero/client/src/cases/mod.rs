@@ -8,19 +8,24 @@ mod loader;
 mod pairs;
 mod work;
 
+use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
 use crate::peer::count_fds;
-
-/// Variables to set for a case; what is not named is as the environment has it.
-type Switches = &'static [(&'static str, &'static str)];
 
 /// One case: `what_when_then`.
 pub struct Case {
     pub name: &'static str,
     pub switches: Switches,
     body: Body,
+}
+
+impl Case {
+    /// As its parent knows it.
+    pub fn named(&self) -> Named {
+        Named { name: self.name, switches: self.switches }
+    }
 }
 
 enum Body {
@@ -45,12 +50,6 @@ pub fn run(case: &Case) -> Outcome {
     }
 }
 
-const LEGACY: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy")];
-const OPAQUE: Switches = &[("ZE_TEST_DRIVER_HANDLES", "opaque")];
-const LEGACY_POOL: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("ZE_TEST_DRIVER_POOL", "yes")];
-const OPAQUE_POOL: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_POOL", "yes")];
 const DRIVER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "driver-closes")];
 const CALLER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "caller-closes")];
 const MISTYPED: Switches = &[("ZE_TEST_DRIVER_HANDLES", "opaqe")];

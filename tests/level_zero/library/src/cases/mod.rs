@@ -6,19 +6,24 @@ mod exports;
 mod limits;
 mod pairs;
 
+use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::{Outcome, same};
 use crate::limits::CASE_TIMEOUT_S;
 use crate::node::Node;
 use crate::rank::{Rank, count_fds};
-
-/// Variables to set for a case; what is not named is as the environment has it.
-type Switches = &'static [(&'static str, &'static str)];
 
 /// One case: `what_when_then`.
 pub struct Case {
     pub name: &'static str,
     pub switches: Switches,
     body: Body,
+}
+
+impl Case {
+    /// As its parent knows it.
+    pub fn named(&self) -> Named {
+        Named { name: self.name, switches: self.switches }
+    }
 }
 
 enum Body {
@@ -59,12 +64,6 @@ fn with_rank(settings: &[&str], body: fn(&Node, &mut Rank) -> Outcome) -> Outcom
     Ok(())
 }
 
-const LEGACY: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy")];
-const OPAQUE: Switches = &[("ZE_TEST_DRIVER_HANDLES", "opaque")];
-const LEGACY_POOL: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("ZE_TEST_DRIVER_POOL", "yes")];
-const OPAQUE_POOL: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_POOL", "yes")];
 const DRIVER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "driver-closes")];
 const CALLER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "caller-closes")];
 const OPAQUE_CALLER_CLOSES: Switches =

@@ -1,12 +1,10 @@
 //! The list of cases. A case must never rely on another's process, switches or memory.
 
+use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
 use crate::{broker, exporting, opening, sharing, without};
-
-/// Variables to set for a case; what is not named is as the environment has it.
-type Switches = &'static [(&'static str, &'static str)];
 
 /// Which cases run together, under the same broker or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +36,13 @@ pub struct Case {
     body: fn(&Gpu) -> Outcome,
 }
 
+impl Case {
+    /// As its parent knows it.
+    pub fn named(&self) -> Named {
+        Named { name: self.name, switches: self.switches }
+    }
+}
+
 /// Runs it in this process, whose switches are set. Afterwards the driver must have nothing left, nor the broker of
 /// this process.
 pub fn run(case: &Case) -> Outcome {
@@ -50,13 +55,6 @@ pub fn run(case: &Case) -> Outcome {
         List::Lost | List::NoBroker => Ok(()),
     }
 }
-
-const LEGACY: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy")];
-const OPAQUE: Switches = &[("ZE_TEST_DRIVER_HANDLES", "opaque")];
-const LEGACY_POOL: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("ZE_TEST_DRIVER_POOL", "yes")];
-const OPAQUE_POOL: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_POOL", "yes")];
 
 macro_rules! cases {
     ($($name:literal: $list:ident($body:path), $switches:ident;)*) => {

@@ -1,37 +1,37 @@
 //! Device memory of another process, opened here, with its lease. Closed, then given back, on drop.
 //! Must never hold an fd, nor give the lease back while the memory is open.
 
-use super::device::Device;
-use super::memory::LevelZeroMemory;
+use super::{DeviceMemory, MemoryDevice};
 use crate::cache::Opened;
 use crate::error::Error;
 use crate::grant::{AllocationInfo, Grant};
 use crate::lease::Lease;
 use crate::map::Access;
 
-/// A Level Zero allocation imported: opened for a device, its fd closed, its lease on the ledger as `mapped`.
+/// Device memory imported: opened for a device, its fd closed, its lease on the ledger as `mapped`:
+/// [`crate::cuda::CudaImport`], [`crate::level_zero::LevelZeroImport`].
 ///
-/// The memory stays as long as it is open, whatever becomes of its owner; ask [`LevelZeroImport::is_current`] whether it
+/// The memory stays as long as it is open, whatever becomes of its owner; ask [`DeviceImport::is_current`] whether it
 /// is still what it was. Dropping it closes the memory and gives the lease back: no kernel may use it any more.
 #[derive(Debug)]
-pub struct LevelZeroImport {
+pub struct DeviceImport<D: MemoryDevice> {
     // Field order is drop order: closed before the lease is given back.
-    memory: LevelZeroMemory,
+    memory: D::Memory,
     lease: Lease,
     info: AllocationInfo,
 }
 
-impl LevelZeroImport {
+impl<D: MemoryDevice> DeviceImport<D> {
     /// Opens what was granted, closes the fd and reports the lease as mapped.
     ///
     /// # Errors
-    /// As [`LevelZeroMemory::import`]. In every case the grant is given back.
-    pub fn new(device: &Device, grant: Grant, access: Access) -> Result<Self, Error> {
-        let memory = LevelZeroMemory::import(device, &grant, access)?;
+    /// As the memory's `import`. In every case the grant is given back.
+    pub fn new(device: &D, grant: Grant, access: Access) -> Result<Self, Error> {
+        let memory = device.import(&grant, access)?;
         let Grant { fd, mut lease, info } = grant;
         drop(fd);
         lease.mapped();
-        Ok(LevelZeroImport { memory, lease, info })
+        Ok(DeviceImport { memory, lease, info })
     }
 
     /// First byte, a device address.
@@ -42,11 +42,11 @@ impl LevelZeroImport {
     /// Bytes of the allocation. Never 0.
     #[expect(clippy::len_without_is_empty, reason = "an import is never empty")]
     pub fn len(&self) -> usize {
-        self.memory.len()
+        Opened::len(&self.memory)
     }
 
     /// The memory, to be copied to and from.
-    pub fn memory(&self) -> &LevelZeroMemory {
+    pub fn memory(&self) -> &D::Memory {
         &self.memory
     }
 
@@ -70,17 +70,17 @@ impl LevelZeroImport {
     /// # Errors
     /// As [`Lease::release`]; the memory is closed all the same.
     pub fn release(self) -> Result<(), Error> {
-        let LevelZeroImport { memory, lease, .. } = self;
+        let DeviceImport { memory, lease, .. } = self;
         drop(memory);
         lease.release()
     }
 }
 
 /// Opens grants for [`crate::ImportCache::import_with`]: what it keeps is device memory, its pointers device addresses.
-pub fn opener(
-    device: &Device,
+pub fn opener<D: MemoryDevice>(
+    device: &D,
     access: Access,
-) -> impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + use<> {
+) -> impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + use<D> {
     let device = device.clone();
-    move |grant| Ok(Box::new(LevelZeroMemory::import(&device, grant, access)?))
+    move |grant| Ok(Box::new(device.import(grant, access)?))
 }

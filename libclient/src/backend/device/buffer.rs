@@ -1,47 +1,42 @@
 //! Device memory to share: allocated, exported and registered; recalls are answered by the library.
 //! Must never keep an exported fd: each is closed when it has been sent.
 
-use super::device::Device;
-use super::driver::absent;
-use super::memory::CudaMemory;
-use super::owner::Owner;
+use super::{DeviceMemory, Identity, MemoryDevice, Owner};
+use crate::cache::Opened;
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export};
 use crate::error::Error;
 use crate::register::Batch;
-use fdbroker_protocol::{AllocationId, Handle, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, Handle, Share};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ids of buffers, of all devices of the process: fds cannot be told apart, and an address used again has another id.
-static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
-
-/// Device memory of this process, shared through the broker.
+/// Device memory of this process, shared through the broker: [`crate::cuda::CudaBuffer`],
+/// [`crate::level_zero::LevelZeroBuffer`].
 ///
 /// It is recallable: the broker may close its fd and ask for it again, and the library thread exports it without the
-/// application; what is in the memory stays. Dropping it unregisters it (every holder is told), unmaps it and releases
-/// it; consumers that have it mapped keep the memory until they let go. It keeps its client connected.
+/// application; what is in the memory stays. Dropping it unregisters it (every holder is told) and frees it;
+/// consumers that have it open keep the memory until they let go. It keeps its client connected.
 #[derive(Debug)]
-pub struct CudaBuffer {
+pub struct DeviceBuffer<D: MemoryDevice> {
     // Field order is drop order: the memory goes before the connection.
-    memory: Arc<CudaMemory>,
-    owner: Arc<Owner>,
+    memory: Arc<D::Memory>,
+    owner: Arc<dyn Owner<D::Memory>>,
     client: Client,
     device: u32,
     share: Share,
-    owner_allocation_id: u64,
+    identity: Identity,
 }
 
-impl CudaBuffer {
-    /// Allocates `bytes`, rounded up to [`Device::granularity`], and registers them.
+impl<D: MemoryDevice> DeviceBuffer<D> {
+    /// Allocates `bytes` and registers them.
     ///
     /// # Errors
-    /// As [`CudaBuffer::allocate`] and [`CudaBuffer::register`].
+    /// As [`DeviceBuffer::allocate`] and [`DeviceBuffer::register`].
     pub fn new(
         client: &Client,
-        device: &Device,
+        device: &D,
         bytes: usize,
         share: Share,
         deadline: Deadline,
@@ -54,40 +49,28 @@ impl CudaBuffer {
     /// Allocates, and registers nothing yet.
     ///
     /// # Errors
-    /// As [`CudaMemory::new`]; NOT_SUPPORTED when the client declared no `own_fds`: each export is an fd of this
-    /// process until it is sent.
+    /// As the memory's `new`; NOT_SUPPORTED when the client declared too few `own_fds` for an export: CUDA's is one fd of
+    /// this process until it is sent, Level Zero's two for a moment, the driver's own and its duplicate.
     pub fn allocate(
         client: &Client,
-        device: &Device,
+        device: &D,
         bytes: usize,
         share: Share,
     ) -> Result<Self, Error> {
-        Self::of(client, device, CudaMemory::new(device, bytes)?, share)
+        Self::of(client, device, device.allocate(bytes)?, share)
     }
 
     /// Takes memory that was allocated before, and registers nothing yet.
     ///
     /// # Errors
-    /// NOT_SUPPORTED: imported memory, or as [`CudaBuffer::allocate`].
-    pub fn of(
-        client: &Client,
-        device: &Device,
-        memory: CudaMemory,
-        share: Share,
-    ) -> Result<Self, Error> {
-        if client.own_fds() == 0 {
-            let reason = "every export is a new fd, so `own_fds` must be 1 or more, and 2 beside a memfd arena";
-            return Err(absent(reason));
-        }
-        if !memory.is_own() {
-            return Err(absent("only the owner of the memory can register it"));
-        }
+    /// NOT_SUPPORTED: imported memory, or as [`DeviceBuffer::allocate`].
+    pub fn of(client: &Client, device: &D, memory: D::Memory, share: Share) -> Result<Self, Error> {
+        let identity = device.identify(client, &memory)?;
         let memory = Arc::new(memory);
-        let owner_allocation_id = NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed);
-        let owner = device.owner(client);
-        owner.add(&memory, owner_allocation_id);
+        let owner = device.owner_of(client);
+        owner.add(&memory, identity.owner_allocation_id);
         let (client, device) = (client.clone(), device.ordinal());
-        Ok(CudaBuffer { memory, owner, client, device, share, owner_allocation_id })
+        Ok(DeviceBuffer { memory, owner, client, device, share, identity })
     }
 
     /// Registers it; the same handle as before when it is registered already.
@@ -107,10 +90,10 @@ impl CudaBuffer {
     /// # Panics
     /// When they are of different devices or clients.
     pub fn register_many<'a>(
-        buffers: impl IntoIterator<Item = &'a CudaBuffer>,
+        buffers: impl IntoIterator<Item = &'a Self>,
         deadline: Deadline,
     ) -> Result<Vec<Result<Handle, Error>>, Error> {
-        let buffers: Vec<&CudaBuffer> = buffers.into_iter().collect();
+        let buffers: Vec<&Self> = buffers.into_iter().collect();
         let Some(first) = buffers.first() else { return Ok(Vec::new()) };
         let of_one = buffers.iter().all(|buffer| Arc::ptr_eq(&buffer.owner, &first.owner));
         assert!(of_one, "buffers of one device and client");
@@ -134,11 +117,11 @@ impl CudaBuffer {
             match outcome {
                 Ok(registration) => {
                     let base = buffers[*index].device_ptr();
-                    if !first.owner.note_registered(base, registration.clone()) {
+                    if !first.owner.owned().note_registered(base, registration.clone()) {
                         twice.push(registration);
                     } else if !common.holdings.has(&registration) {
                         // Lost before it was noted: nobody else takes it out.
-                        first.owner.note_lost(base, registration.id());
+                        first.owner.owned().note_lost(base, registration.id());
                     }
                 }
                 Err(error) => outcomes[*index] = Some(error),
@@ -155,7 +138,7 @@ impl CudaBuffer {
 
     /// Its handle, once it is registered.
     pub fn handle(&self) -> Option<Handle> {
-        self.owner.registration(self.device_ptr()).map(|registration| registration.handle)
+        self.owner.owned().registration(self.device_ptr()).map(|registration| registration.handle)
     }
 
     /// Its allocation, once it is registered.
@@ -164,7 +147,7 @@ impl CudaBuffer {
     }
 
     /// The memory, to be copied to and from.
-    pub fn memory(&self) -> &CudaMemory {
+    pub fn memory(&self) -> &D::Memory {
         &self.memory
     }
 
@@ -173,37 +156,37 @@ impl CudaBuffer {
         self.memory.device_ptr()
     }
 
-    /// Bytes registered: those asked for in whole granules. Never 0.
+    /// Bytes registered: those asked for, with CUDA in whole granules. Never 0.
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
-        self.memory.len()
+        Opened::len(&*self.memory)
     }
 
     /// Its id as the owner counts: another one for each buffer, whatever its address.
     pub fn owner_allocation_id(&self) -> u64 {
-        self.owner_allocation_id
+        self.identity.owner_allocation_id
     }
 
     fn deposit(&self) -> Deposit {
         Deposit {
-            owner_allocation_id: self.owner_allocation_id,
+            owner_allocation_id: self.identity.owner_allocation_id,
             base: self.device_ptr(),
             device: self.device,
             recallable: true,
             share: self.share,
-            ..Deposit::new(MemoryKind::CudaVmm, self.len() as u64)
+            ..Deposit::new(self.identity.kind, self.len() as u64)
         }
     }
 }
 
-impl Drop for CudaBuffer {
+impl<D: MemoryDevice> Drop for DeviceBuffer<D> {
     fn drop(&mut self) {
         // A forked child's buffer is a copy: its parent's is not its to free.
         if !self.client.common().process.is_current() {
             return;
         }
-        // Forgotten before it is unmapped: its address may be another buffer's right after.
-        let Some(registration) = self.owner.remove(self.device_ptr()) else { return };
+        // Forgotten before it is freed: its address may be another buffer's right after.
+        let Some(registration) = self.owner.owned().remove(self.device_ptr()) else { return };
         self.client.common().retire([(&registration).into()]);
     }
 }
