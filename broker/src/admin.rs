@@ -86,6 +86,7 @@ impl Server {
         let connection = AdminConnection {
             socket,
             is_ready: true,
+            came_at: self.now,
             used_at: self.now,
             pending: None,
             watch: None,

@@ -4,7 +4,7 @@
 use fdbroker_core::Now;
 use fdbroker_protocol::limits::FORMER_FILES;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use slab::Slab;
 
 /// A file that was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,38 +53,103 @@ impl Files {
     }
 }
 
-/// See the module. Memory: 8 bytes per slot up to the highest in use, and 80 more of each whose file has changed.
+/// Unit of the times kept, 65.5 ms: a u32 of them lasts for 8.9 years of uptime.
+const TICK_US: u64 = 1 << 16;
+
+/// Its end or later: a file is never said to be known for longer than it is.
+fn ticks(us: u64) -> u32 {
+    match us {
+        NOT_KNOWN_SINCE => u32::MAX,
+        us => u32::try_from(us.div_ceil(TICK_US)).unwrap_or(u32::MAX),
+    }
+}
+
+fn us(ticks: u32) -> u64 {
+    match ticks {
+        u32::MAX => NOT_KNOWN_SINCE,
+        ticks => u64::from(ticks) * TICK_US,
+    }
+}
+
+/// [`Files`], smaller.
+#[derive(Debug)]
+struct Packed {
+    inode: u64,
+    former: [u64; FORMER_FILES],
+    until: [u32; FORMER_FILES],
+    since: u32,
+}
+
+/// There may be one for each allocation.
+const _: () = assert!(size_of::<Packed>() == 48);
+
+impl From<Files> for Packed {
+    fn from(files: Files) -> Self {
+        Packed {
+            inode: files.inode,
+            former: files.former.map(|it| it.inode),
+            until: files.former.map(|it| ticks(it.until_us)),
+            since: ticks(files.since_us),
+        }
+    }
+}
+
+impl From<&Packed> for Files {
+    fn from(packed: &Packed) -> Self {
+        let former =
+            |at: usize| Former { inode: packed.former[at], until_us: us(packed.until[at]) };
+        Files {
+            inode: packed.inode,
+            former: std::array::from_fn(former),
+            since_us: us(packed.since),
+        }
+    }
+}
+
+/// Set in the word of a slot: the rest is a place in the table of those whose file has changed.
+const HAS_CHANGED: u64 = 1 << 63;
+
+/// See the module. Memory: 8 bytes per slot up to the highest in use, and 56 more of each whose file has changed; the heap
+/// is measured by tests/memory.rs. Times are kept to 65 ms, later rather than earlier.
 #[derive(Debug, Default)]
 pub struct FilesBySlot {
-    inodes: Vec<u64>,
-    /// Of those alone whose file has changed: memory that is exported as a new file each time is rare.
-    changed: HashMap<u32, Files>,
+    /// An inode, 0 = not known, or [`HAS_CHANGED`] and a place in `changed`.
+    words: Vec<u64>,
+    /// Of those alone whose file has changed: memory that is exported as a new file each time is rare. And of inodes that
+    /// do not fit a word.
+    changed: Slab<Packed>,
 }
 
 impl FilesBySlot {
     /// Room for slots below `max_slots`.
     pub fn with_capacity(max_slots: usize) -> Self {
-        FilesBySlot { inodes: Vec::with_capacity(max_slots), changed: HashMap::new() }
+        FilesBySlot { words: Vec::with_capacity(max_slots), changed: Slab::new() }
     }
 
     /// Those of `slot`.
     pub fn get(&self, slot: u32) -> Files {
-        let inode = self.inodes.get(slot as usize).copied().unwrap_or(0);
-        self.changed.get(&slot).copied().unwrap_or(Files::of(inode))
+        let word = self.words.get(slot as usize).copied().unwrap_or(0);
+        match place(word) {
+            None => Files::of(word),
+            Some(place) => self.changed.get(place).map(Files::from).unwrap_or_default(),
+        }
     }
 
     /// What is known of `slot` from now on.
     pub fn set(&mut self, slot: u32, files: Files) {
         let index = slot as usize;
-        if self.inodes.len() <= index {
-            self.inodes.resize(index + 1, 0);
+        if self.words.len() <= index {
+            self.words.resize(index + 1, 0);
         }
-        self.inodes[index] = files.inode;
-        if files == Files::of(files.inode) {
-            self.changed.remove(&slot);
-        } else {
-            self.changed.insert(slot, files);
+        let is_plain = files == Files::of(files.inode) && files.inode & HAS_CHANGED == 0;
+        if let Some(place) = place(self.words[index]) {
+            self.changed.try_remove(place);
         }
+        // A place that has become free is the next to be taken.
+        self.words[index] = match is_plain {
+            true => files.inode,
+            false => HAS_CHANGED | self.changed.insert(files.into()) as u64,
+        };
     }
 
     /// The owner of the allocation in `slot` has given an fd of it again.
@@ -98,21 +163,26 @@ impl FilesBySlot {
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        self.inodes.clear();
+        self.words.clear();
         self.changed.clear();
     }
+}
+
+/// Where in the table of changed ones a slot with this word is.
+fn place(word: u64) -> Option<usize> {
+    (word & HAS_CHANGED != 0).then_some((word & !HAS_CHANGED) as usize)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The first one deposited, the others given at 1 us, 2 us, ...
+    /// The first one deposited, the others given at 1 tick, 2 ticks, ...
     fn after(inodes: &[u64]) -> Files {
         let mut files = FilesBySlot::default();
         files.set(3, Files::of(inodes[0]));
         for (at, inode) in (0..).zip(inodes).skip(1) {
-            files.add(3, *inode, Now(at));
+            files.add(3, *inode, Now(at * TICK_US));
         }
         files.get(3)
     }
@@ -124,9 +194,9 @@ mod tests {
 
     #[test]
     fn add_when_other_files_then_newest_first_and_each_once() {
-        let of = |inode, former: [(u64, u64); 3], since_us| {
-            let former = former.map(|(inode, until_us)| Former { inode, until_us });
-            Files { inode, former, since_us }
+        let of = |inode, former: [(u64, u64); 3], since| {
+            let former = former.map(|(inode, until)| Former { inode, until_us: until * TICK_US });
+            Files { inode, former, since_us: since * TICK_US }
         };
         assert_eq!(after(&[1, 2]), of(2, [(1, 1), (0, 0), (0, 0)], 0));
         assert_eq!(after(&[1, 2, 3, 4]), of(4, [(3, 3), (2, 2), (1, 1)], 0));
@@ -140,7 +210,7 @@ mod tests {
     #[test]
     fn add_when_nothing_was_known_before_then_never_since_when() {
         let of = |former: [(u64, u64); 3]| {
-            let former = former.map(|(inode, until_us)| Former { inode, until_us });
+            let former = former.map(|(inode, until)| Former { inode, until_us: until * TICK_US });
             Files { inode: 9, former, since_us: NOT_KNOWN_SINCE }
         };
         assert_eq!(after(&[0, 9]), of([(0, 0); 3]));
@@ -156,5 +226,29 @@ mod tests {
         files.set(0, Files::of(3));
         assert_eq!((files.get(0), files.changed.len()), (Files::of(3), 0));
         assert_eq!(files.get(9), Files::default());
+    }
+
+    #[test]
+    fn add_when_between_two_ticks_then_never_known_for_longer_than_it_is() {
+        let mut files = FilesBySlot::default();
+        files.set(0, Files::of(1));
+        for (inode, at) in (2..).zip([1, TICK_US + 1, 5 * TICK_US, 9 * TICK_US]) {
+            files.add(0, inode, Now(at));
+        }
+        let Files { former, since_us, .. } = files.get(0);
+        assert_eq!(since_us, TICK_US, "the first one was there until 1 us");
+        assert_eq!(former.map(|it| it.until_us), [9, 5, 2].map(|it| it * TICK_US));
+        files.set(0, files.get(0));
+        assert_eq!(files.get(0).since_us, TICK_US, "what is handed to a successor stays so");
+    }
+
+    #[test]
+    fn set_when_an_inode_fits_no_word_then_it_is_known_all_the_same() {
+        let mut files = FilesBySlot::default();
+        for inode in [HAS_CHANGED, HAS_CHANGED | 1, u64::MAX, 5] {
+            files.set(1, Files::of(inode));
+            assert_eq!((files.get(1), files.get(0)), (Files::of(inode), Files::default()));
+        }
+        assert!(files.changed.is_empty());
     }
 }

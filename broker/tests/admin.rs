@@ -6,7 +6,8 @@
 mod common;
 
 use common::{
-    Broker, Client, Socket, acquire_bytes, lease_bytes, memfd_item, register_bytes, sealed_memfd,
+    Broker, Client, PATIENCE, Socket, acquire_bytes, lease_bytes, memfd_item, register_bytes,
+    sealed_memfd,
 };
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, CAPPED, ClientRecord, Filter, LeaseRecord, LimitChange,
@@ -17,9 +18,24 @@ use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Writer};
 use fdbrokerd::limits::{MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use nix::sys::signal::Signal;
 use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 struct Admin(Socket);
+
+fn question(kind: Kind, filter: Filter, value: u64) -> Vec<u8> {
+    let query = Query {
+        cursor: 0.into(),
+        filter: (filter as u32).into(),
+        value: value.into(),
+        reserved: 0.into(),
+    };
+    let mut writer = Writer::new();
+    writer.start(kind, 4).push(&query);
+    writer.finish(0, 0).to_vec()
+}
 
 impl Admin {
     fn of(broker: &Broker) -> Self {
@@ -27,16 +43,14 @@ impl Admin {
     }
 
     fn ask(&self, kind: Kind, filter: Filter, value: u64) -> common::Reply {
-        let query = Query {
-            cursor: 0.into(),
-            filter: (filter as u32).into(),
-            value: value.into(),
-            reserved: 0.into(),
-        };
-        let mut writer = Writer::new();
-        writer.start(kind, 4).push(&query);
-        self.0.send(writer.finish(0, 0), &[]);
+        self.0.send(&question(kind, filter, value), &[]);
         self.0.recv()
+    }
+
+    /// The kind of the answer, if one comes.
+    fn try_ask(&self, kind: Kind) -> Option<Kind> {
+        self.0.send(&question(kind, Filter::None, 0), &[]);
+        self.0.try_recv(PATIENCE).ok().map(|reply| reply.kind())
     }
 
     fn page<R>(&self, kind: Kind, filter: Filter, value: u64) -> Vec<R>
@@ -126,6 +140,51 @@ fn command_when_every_place_is_taken_then_the_longest_idle_gives_way_and_watcher
     idle[0].0.expect_end();
     idle[1..].iter().for_each(|it| it.0.expect_silence());
     watchers.iter().for_each(|it| it.0.expect_silence());
+}
+
+/// Asks the same without a pause, on one connection after the other, until told to end; as `fdbroker top` does, but faster.
+fn ask_for_ever(path: &Path, is_over: &AtomicBool) {
+    let bytes = &question(Kind::AdminStatus, Filter::None, 0);
+    while !is_over.load(Relaxed) {
+        let socket = Socket::connect(path);
+        // An error: its place is another's.
+        while !is_over.load(Relaxed)
+            && fdbroker_scm::send(socket.0.as_fd(), bytes, &[]).is_ok()
+            && socket.try_recv(PATIENCE).is_ok()
+        {}
+    }
+}
+
+#[test]
+fn command_when_others_ask_without_a_pause_beside_all_watchers_then_it_is_answered() {
+    let broker = Broker::start(&[]);
+    let watchers: Vec<_> = (0..MAX_ADMIN_WATCHES).map(|_| Admin::of(&broker)).collect();
+    watchers.iter().for_each(|it| assert_eq!(it.watch().kind(), Kind::AdminEvents));
+    let (path, is_over) = (broker.admin_dir().join("admin.sock"), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // More of them than there are places.
+        for _ in 0..MAX_ADMIN_CONNECTIONS {
+            scope.spawn(|| ask_for_ever(&path, &is_over));
+        }
+        let answers: Vec<_> =
+            (0..3).map(|_| Admin::of(&broker).try_ask(Kind::AdminStatus)).collect();
+        is_over.store(true, Relaxed);
+        assert_eq!(answers, [Some(Kind::AdminStatusReply); 3]);
+    });
+    watchers.iter().for_each(|it| it.0.expect_silence());
+}
+
+#[test]
+fn command_when_others_do_not_read_their_answers_then_it_is_answered() {
+    let broker = Broker::start(&[]);
+    let deaf: Vec<_> = (0..MAX_ADMIN_CONNECTIONS).map(|_| Admin::of(&broker)).collect();
+    let bytes = &question(Kind::AdminMetrics, Filter::None, 0);
+    for admin in &deaf {
+        // Until the broker reads no more, since its answers are not taken.
+        let limit = Some(Duration::from_millis(100));
+        while fdbroker_scm::send_timeout(admin.0.0.as_fd(), bytes, &[], limit).is_ok() {}
+    }
+    assert_eq!(Admin::of(&broker).try_ask(Kind::AdminStatus), Some(Kind::AdminStatusReply));
 }
 
 #[test]

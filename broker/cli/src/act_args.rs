@@ -137,8 +137,8 @@ Events: connected, gone (a client); deposit, grant, evict, recall, silent (a rec
 allocation, with why); refusal (with the cap that is full); drain, undrain, caps (of the node); lost (events that this
 command was too slow for, and how many). Times are UTC.
 
-When the broker ends, one in its place - after an upgrade or a restart - is waited for, for 10 s, and watched from then on. A
-line on stderr says so; with --json it is an object in its place among the events:
+When the broker ends, one in its place - after an upgrade or a restart - is waited for, for 10 s, and watched from then on;
+none is started for it: a service that was stopped stays so. A line on stderr says so; with --json it is an object in its place among the events:
   {\"time_seconds\":...,\"event\":\"reconnected\",\"broker_pid\":...,\"incarnation\":...,\"continued\":...,\"gap_seconds\":...}
 What happened in the gap_seconds before is not told. `continued`: the ledger of the former one goes on; else it is a new one,
 to which clients come back by themselves. A job of --filter is meant as it was at the start. time_seconds, of every object,

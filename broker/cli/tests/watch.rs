@@ -5,8 +5,12 @@ mod common;
 use common::{Running, TestDir, end, fdbroker, one_json_line, wait_for};
 use fdbroker_client::Client;
 use fdbrokerd::limits::MAX_ADMIN_WATCHES;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
+use nix::sys::socket::{accept, bind, listen, socket};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
@@ -163,6 +167,26 @@ fn watch_when_the_broker_is_gone_for_good_then_exit_3_with_cause_and_remedy() {
     for text in ["none has come in its place within 10 s", "No such file", "start it again"] {
         assert!(stderr.contains(text), "{text}: {stderr}");
     }
+}
+
+#[test]
+fn watch_when_the_broker_was_stopped_and_its_service_manager_listens_then_it_is_not_started() {
+    let place = Place::new("stopped");
+    let broker = place.broker(&[]);
+    let watch = watch_of_people(&place);
+    broker.signal("KILL");
+    broker.end();
+    // As systemd does for a service that is stopped: whoever connects has it started.
+    let path = place.0.path().join("fdbroker-admin/admin.sock");
+    std::fs::remove_file(&path).expect("its socket");
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let manager = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
+    bind(manager.as_raw_fd(), &UnixAddr::new(&path).expect("short")).expect("free");
+    listen(&manager, Backlog::new(8).expect("small")).expect("listens");
+    let (code, stderr) = end(&watch.end());
+    assert_eq!(code, Some(3), "{stderr}");
+    assert!(stderr.contains("none has come in its place") && stderr.contains("start it again"));
+    assert_eq!(accept(manager.as_raw_fd()), Err(Errno::EAGAIN), "it was asked for");
 }
 
 #[test]

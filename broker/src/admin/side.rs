@@ -2,7 +2,7 @@
 //! those that watch take the places of those that ask.
 
 use crate::kernel;
-use crate::limits::{ADMIN_IDLE, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
+use crate::limits::{ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use crate::listeners::Listener;
 use crate::watch::Watch;
 use fdbroker_core::{Note, Now};
@@ -17,7 +17,7 @@ pub(crate) struct AdminSide {
     /// A connection waits that there was no room for.
     pub(super) is_accept_due: bool,
     pub(super) connections: Slab<AdminConnection>,
-    /// All places are taken and a connection waits: when one may be idle for long enough to give way.
+    /// All places are taken and a connection waits: when one has had its place for long enough to give way.
     room_at: Option<Now>,
     /// Whose turn it is.
     pub(super) next: usize,
@@ -32,6 +32,7 @@ pub(crate) struct AdminSide {
 pub(super) struct AdminConnection {
     pub(super) socket: OwnedFd,
     pub(super) is_ready: bool,
+    pub(super) came_at: Now,
     /// When it came or last asked.
     pub(super) used_at: Now,
     /// An answer that the socket did not take; no query is read before it has gone.
@@ -41,9 +42,10 @@ pub(super) struct AdminConnection {
 }
 
 impl AdminConnection {
-    /// It asks nothing, waits for nothing and is told nothing.
-    fn is_idle(&self) -> bool {
-        !self.is_ready && self.pending.is_none() && self.watch.is_none()
+    /// Until when nothing takes its place from it; `None`: for ever.
+    fn keeps_until(&self) -> Option<Now> {
+        let turn = u64::try_from(ADMIN_TURN.as_micros()).unwrap_or(u64::MAX);
+        self.watch.is_none().then_some(Now(self.came_at.0.saturating_add(turn)))
     }
 
     /// It has events to be sent, and room for them as far as is known.
@@ -115,7 +117,7 @@ impl AdminSide {
     }
 
     /// Whether there is a place for one more connection; when all are taken, the one that has asked nothing for longest
-    /// ends, if that is long enough.
+    /// ends, of those that have had theirs for long enough.
     pub(super) fn make_room(&mut self, now: Now) -> bool {
         self.room_at = None;
         if self.connections.len() < MAX_ADMIN_CONNECTIONS {
@@ -126,20 +128,17 @@ impl AdminSide {
         if !self.is_listener_ready {
             return false;
         }
-        let idle = self.connections.iter().filter(|(_, it)| it.is_idle());
-        let longest = idle.min_by_key(|(_, it)| it.used_at).map(|(index, it)| (index, it.used_at));
-        let patience = u64::try_from(ADMIN_IDLE.as_micros()).unwrap_or(u64::MAX);
-        let until = longest.map_or(now, |(_, used_at)| used_at).0.saturating_add(patience);
+        let may_end = |it: &AdminConnection| it.keeps_until().is_some_and(|until| until <= now);
+        let old = self.connections.iter().filter(|(_, it)| may_end(it));
+        let longest = old.min_by_key(|(_, it)| it.used_at).map(|(index, _)| index);
         match longest {
-            Some((index, _)) if until <= now.0 => {
-                self.connections.remove(index);
-                true
-            }
-            _ => {
-                self.room_at = Some(Now(until));
-                false
+            Some(index) => drop(self.connections.remove(index)),
+            None => {
+                let all = self.connections.iter();
+                self.room_at = all.filter_map(|(_, it)| it.keeps_until()).min();
             }
         }
+        longest.is_some()
     }
 
     /// A connection watches from now on; `false`: as many do as may.

@@ -17,6 +17,7 @@ use crate::error::{Context, Error, Result};
 use crate::output::{Output, colour_wanted};
 use crate::signals::Signals;
 use crate::terminal;
+use crate::watch::again;
 use crate::watch::stream::{Stream, Told, Watching, unix_us};
 use events::Event;
 use keys::{Act, Choice, Decoder, SEQUENCE_WAIT};
@@ -72,7 +73,7 @@ pub fn run(once: bool, interval: Duration) -> Result<()> {
     let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
     // After the signals are blocked, so that none ends up in the thread.
     let sampler = Sampler::start(admin)?;
-    let stream = Stream::start(None, Selection::ALL, None, Admin::from_env)?;
+    let stream = Stream::start(None, Selection::ALL, None, again::connect)?;
     let watched = Watched { stream: Some(stream), due: first.at };
     let choice = Choice { interval, ..Choice::default() };
     let asking = Asking { sampler, due: first.at + interval, asked_at: None };

@@ -4,6 +4,7 @@
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::records::StatusView;
+use crate::watch::again;
 use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -107,7 +108,7 @@ fn again(connection: &mut Option<Admin>) -> Result<Sample> {
             Err(_) => {}
         }
     }
-    let mut admin = Admin::from_env()?;
+    let mut admin = again::connect()?;
     let sample = Sample::take(&mut admin)?;
     *connection = Some(admin);
     Ok(sample)

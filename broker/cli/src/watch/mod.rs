@@ -1,6 +1,7 @@
 //! `fdbroker watch`: what happens in the broker, as it happens, a line each. Must never hold what it has read back, nor end
 //! without a word when the broker does.
 
+pub mod again;
 pub mod stream;
 pub mod view;
 
@@ -80,7 +81,7 @@ pub fn run(filter: Option<Subject>, json: bool) -> Result<()> {
     let first = Watching::begin(admin, selection)?;
     // After the signals are blocked, so that none ends up in the thread.
     let patience = Some(RECONNECT_PATIENCE);
-    let stream = Stream::start(Some(first), selection, patience, Admin::from_env)?;
+    let stream = Stream::start(Some(first), selection, patience, again::connect)?;
     let mut out = Output::stdout();
     loop {
         if signals.next_end().is_some() {

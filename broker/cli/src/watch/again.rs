@@ -1,0 +1,90 @@
+//! Connecting again to a broker that was there. Must never start one: where a service manager listens, connecting alone
+//! does, and an administrator may have stopped it on purpose.
+
+use crate::admin::{Admin, find_socket};
+use crate::error::{Error, Result};
+use fdbroker_protocol::page::{LIVENESS_OFFSET, PAGE_MAGIC, PageHeader, is_alive};
+use fdbrokerd::generation_page::PAGE_NAME;
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Connects to the broker that this process's environment names, if it runs.
+pub fn connect() -> Result<Admin> {
+    connect_to(&find_socket(|name| std::env::var_os(name)))
+}
+
+/// The same at `path`.
+pub fn connect_to(path: &Path) -> Result<Admin> {
+    if has_died(&path.with_file_name(PAGE_NAME)) && path.exists() {
+        let cause = io::Error::new(io::ErrorKind::NotConnected, "its process has ended");
+        return Err(Error::NoBroker { path: path.to_owned(), cause });
+    }
+    Admin::connect(path)
+}
+
+/// Whether this is the generation page of a broker that has ended: the kernel marks it, however it ends. What cannot be
+/// read, or is of another layout, says nothing.
+fn has_died(page: &Path) -> bool {
+    // Magic and liveness word have their place in every layout.
+    let mut header = [0; size_of::<PageHeader>()];
+    if File::open(page).and_then(|file| file.read_exact_at(&mut header, 0)).is_err() {
+        return false;
+    }
+    let magic = header[offset_of!(PageHeader, magic)..].first_chunk().copied();
+    let liveness = header[LIVENESS_OFFSET..].first_chunk().copied();
+    magic.map(u64::from_ne_bytes) == Some(PAGE_MAGIC)
+        && liveness.is_some_and(|word| !is_alive(u32::from_ne_bytes(word)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
+    use nix::sys::socket::{bind, listen, socket};
+    use std::os::fd::{AsRawFd, OwnedFd};
+
+    /// What a service manager does for a broker: it listens, and whoever connects has it started.
+    fn listener(dir: &Path) -> OwnedFd {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let listener =
+            socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
+        let address = UnixAddr::new(&dir.join("admin.sock")).expect("short");
+        bind(listener.as_raw_fd(), &address).expect("free");
+        listen(&listener, Backlog::new(8).expect("small")).expect("listens");
+        listener
+    }
+
+    fn is_asked(listener: &OwnedFd) -> bool {
+        nix::sys::socket::accept(listener.as_raw_fd()).map(nix::unistd::close).is_ok()
+    }
+
+    fn write_page(dir: &Path, magic: u64, liveness: u32) {
+        let mut header = [0; size_of::<PageHeader>()];
+        header[..8].copy_from_slice(&magic.to_ne_bytes());
+        header[LIVENESS_OFFSET..][..4].copy_from_slice(&liveness.to_ne_bytes());
+        std::fs::write(dir.join(PAGE_NAME), header).expect("a page");
+    }
+
+    #[test]
+    fn connect_when_the_page_says_that_the_broker_has_died_then_nobody_is_asked_and_exit_3() {
+        let dir = std::env::temp_dir().join(format!("fdb-again-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let (listener, path) = (listener(&dir), dir.join("admin.sock"));
+        assert!(connect_to(&path).is_ok() && is_asked(&listener), "no page: nothing is known");
+        // FUTEX_OWNER_DIED, and a page that no broker has owned yet.
+        for died in [0x4000_0000, 0x4000_0007, 0] {
+            write_page(&dir, PAGE_MAGIC, died);
+            let error = connect_to(&path).expect_err("none runs");
+            assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER);
+            assert!(!is_asked(&listener), "{died:#x}: it is started");
+        }
+        write_page(&dir, PAGE_MAGIC, 7);
+        assert!(connect_to(&path).is_ok() && is_asked(&listener), "it lives");
+        write_page(&dir, PAGE_MAGIC ^ 1, 0);
+        assert!(connect_to(&path).is_ok() && is_asked(&listener), "no page of a broker");
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+}

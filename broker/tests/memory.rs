@@ -1,0 +1,171 @@
+//! What the daemon's tables take for each allocation and each lease, in bytes of the heap. Must never start a broker: its
+//! threads' memory would not be counted.
+
+use fdbroker_core::{
+    Caps, ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Lane, Now, Peer, RequestId,
+    Wanted,
+};
+use fdbroker_protocol::limits::FORMER_FILES;
+use fdbroker_protocol::{AllocationId, MemoryKind, Resource, Share};
+use files::{Files, FilesBySlot};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+// The daemon's own, which it shows to nobody.
+#[path = "../src/files.rs"]
+mod files;
+
+/// What README.md says, the fds and kinds (5 bytes) apart, at a count for which the tables have no room to spare.
+const ALLOCATION_BYTES: f64 = 177.0;
+const LEASE_BYTES: f64 = 56.1;
+const FILE_BYTES: f64 = 8.0;
+const CHANGED_FILE_BYTES: f64 = 64.0;
+/// The largest message.
+const BATCH: u32 = 253;
+
+thread_local! {
+    /// Bytes in use that this thread has taken, less those that it has given back.
+    static HEAP: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The system's heap, counted.
+struct Counted;
+
+// SAFETY: all is the system's, called as this is called; a cell without a destructor takes no memory.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HEAP.set(HEAP.get().wrapping_add(layout.size()));
+        // SAFETY: see above.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        HEAP.set(HEAP.get().wrapping_sub(layout.size()));
+        // SAFETY: see above.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTED: Counted = Counted;
+
+fn heap() -> usize {
+    HEAP.get()
+}
+
+fn each(bytes: usize, count: u32) -> f64 {
+    bytes as f64 / f64::from(count)
+}
+
+const CLIENT: ClientId = ClientId(0);
+
+fn config(count: u32) -> Config {
+    Config {
+        node: Caps::NONE,
+        domain: Caps::NONE,
+        job: Caps::NONE,
+        client: Caps::NONE,
+        table_fds: u64::from(count) * 4,
+        max_clients: 16,
+        max_domains: 8,
+        max_parked_per_client: 4,
+        max_refused_per_domain: 8,
+        max_slots: count,
+        first_generation: 1,
+        base_credits: BATCH,
+        max_credits: BATCH,
+        recall_timeout_us: 1_000_000,
+        keep_ttl_us: 1_000_000,
+        grace_us: 1_000_000,
+    }
+}
+
+fn deposit(number: u32) -> Deposit {
+    Deposit {
+        checked: Ok(()),
+        lane: Lane::Accepted,
+        kind: MemoryKind::Memfd,
+        share: Share::Uid,
+        recallable: true,
+        keep: false,
+        device: 0,
+        size_bytes: 4096,
+        fd_offset: 0,
+        owner_allocation_id: number.into(),
+        base: (u64::from(number) + 1) << 16,
+        driver_data: None,
+    }
+}
+
+/// Bytes of the heap for each allocation, and for each lease.
+fn of_core(count: u32) -> (f64, f64) {
+    let mut core = Core::new(config(count)).expect("sound");
+    let mut fx = Effects::default();
+    let (mut now, request, deadline) = (Now(0), RequestId(7), Now(u64::MAX));
+    let mut step = |core: &mut Core, input: Input<'_>| {
+        fx.clear();
+        now.0 += 1;
+        core.step(now, input, &mut fx);
+        std::mem::take(&mut fx)
+    };
+    let domain = DomainKey { listener: 0, uid: 1000 };
+    let peer = Peer { domain, job: None, pid: 1, gid: 100, groups: &[] };
+    step(&mut core, Input::Connect { client: CLIENT, peer });
+    step(&mut core, Input::Hello { client: CLIENT, request, own_fds: 0 });
+    let mut ids: Vec<AllocationId> = Vec::with_capacity(count as usize);
+    let before = heap();
+    for first in (0..count).step_by(BATCH as usize) {
+        let deposits: Vec<Deposit> = (first..count.min(first + BATCH)).map(deposit).collect();
+        let (client, deposits) = (CLIENT, &deposits[..]);
+        let credits_wanted = BATCH;
+        let input = Input::Register { client, request, deposits, credits_wanted, deadline };
+        ids.extend(step(&mut core, input).registered.iter().map(|it| it.id));
+    }
+    assert_eq!(core.totals().node.now(Resource::Allocations), u64::from(count));
+    let of_allocations = heap() - before;
+    for ids in ids.chunks(BATCH as usize) {
+        let wanted: Vec<Wanted> = ids.iter().copied().map(Ok).collect();
+        let input = Input::Acquire { client: CLIENT, request, wanted: &wanted, deadline };
+        step(&mut core, input);
+    }
+    assert_eq!(core.totals().node.now(Resource::OpenLeases), u64::from(count));
+    let of_leases = heap() - before - of_allocations;
+    (each(of_allocations, count), each(of_leases, count))
+}
+
+/// Bytes of the heap for each slot whose file is the first, and the most for each whose file has changed.
+fn of_files(count: u32) -> (f64, f64) {
+    let before = heap();
+    let mut files = FilesBySlot::with_capacity(count as usize);
+    (0..count).for_each(|slot| files.set(slot, Files::of(slot.into())));
+    let unchanged = heap() - before;
+    let mut most = 0;
+    for round in 1..=2 + FORMER_FILES as u64 {
+        let inode = |slot| u64::from(slot) + round * u64::from(count);
+        (0..count).for_each(|slot| files.add(slot, inode(slot), Now(round)));
+        most = most.max(heap() - before);
+    }
+    files.clear();
+    (each(unchanged, count), each(most, count))
+}
+
+fn check(count: u32) {
+    let (allocation, lease) = of_core(count);
+    let (file, changed) = of_files(count);
+    println!("{count}: {allocation:.1} an allocation, {lease:.1} a lease;");
+    println!("its file {file:.1}, once it has changed {changed:.1}");
+    assert!(allocation <= ALLOCATION_BYTES, "{allocation}");
+    assert!(lease <= LEASE_BYTES, "{lease}");
+    assert!(file <= FILE_BYTES && changed <= CHANGED_FILE_BYTES, "{file} {changed}");
+}
+
+#[test]
+fn tables_when_full_then_each_entry_takes_no_more_than_is_documented() {
+    check(1 << 17);
+}
+
+#[test]
+#[ignore = "takes a minute; by itself: cargo test -p fdbrokerd --test memory -- --ignored --nocapture"]
+fn tables_when_a_million_then_each_entry_takes_no_more_than_is_documented() {
+    check(1 << 20);
+}
