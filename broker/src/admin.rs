@@ -86,8 +86,8 @@ impl Server {
         let connection = AdminConnection {
             socket,
             is_ready: true,
-            came_at: self.now,
             used_at: self.now,
+            first_at: None,
             pending: None,
             watch: None,
         };
@@ -116,6 +116,7 @@ impl Server {
             Err(_) => return false,
         };
         connection.used_at = self.now;
+        connection.first_at.get_or_insert(self.now);
         let bytes = &self.buffer[..received.len];
         let asked = take_apart(bytes);
         let mut writer = std::mem::take(&mut self.writer);

@@ -37,6 +37,15 @@ pub fn run(args: &Args) -> ExitCode {
     }
 }
 
+/// Prints help, the version, or what is wrong with the arguments. What was asked for and could not be written is a failure.
+pub fn say(answer: &clap::Error) -> ExitCode {
+    let written = answer.print().and_then(|()| std::io::stdout().flush());
+    match written {
+        Err(error) if !answer.use_stderr() => refused(&format!("help cannot be written: {error}")),
+        _ => ExitCode::from(u8::try_from(answer.exit_code()).unwrap_or(1)),
+    }
+}
+
 /// Says why it does not run, before there is a log. Where stderr cannot be written, the exit status alone tells.
 fn refused(why: &dyn Display) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "fdbrokerd: {why}");

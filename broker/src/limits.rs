@@ -66,18 +66,21 @@ pub const LISTEN_BACKLOG: i32 = 4096;
 pub const MAX_LISTENERS: usize = 16;
 
 /// Most connections of administrators at once: a node has a handful of people and programs that look. A further one has the
-/// place of one that has had its own for [`ADMIN_TURN`].
+/// place of one that has been idle for [`ADMIN_IDLE`], or has had its own for [`ADMIN_TURN`].
 pub const MAX_ADMIN_CONNECTIONS: usize = 16;
 
 /// Most of them that watch. They stay for hours and never give way, so half of the places is kept from them: a command always
 /// finds one, however many `fdbroker watch` and `fdbroker top` were left open.
 pub const MAX_ADMIN_WATCHES: usize = MAX_ADMIN_CONNECTIONS / 2;
 
-/// How long an administrator's connection has its place for sure; then it gives way to one that waits, whatever it does, the
-/// one first that has rested for longest. Most commands are done by then; one that reads a million records page after page
-/// rests less than a `fdbroker top`, which connects anew. So a command waits this long at most for each
-/// (MAX_ADMIN_CONNECTIONS - MAX_ADMIN_WATCHES) that came before it.
-pub const ADMIN_TURN: Duration = Duration::from_secs(1);
+/// How long an administrator's connection has asked nothing when it gives way to one that waits for a place. A command asks
+/// page after page without a pause; `fdbroker top`, which rests between its looks, connects anew.
+pub const ADMIN_IDLE: Duration = Duration::from_secs(1);
+
+/// How long one that asks without a pause has its place for sure, from its first query on; then it gives way, too, who has
+/// rested for longest first. A list of a million records is read by then, and a command waits this long at most for each
+/// (MAX_ADMIN_CONNECTIONS - MAX_ADMIN_WATCHES) that came before it: less than the 10 s that the command waits.
+pub const ADMIN_TURN: Duration = Duration::from_secs(3);
 
 /// Records in one administrator's answer: it must not hold up grants for more than some 100 us, and a
 /// message is 32 KiB at most.

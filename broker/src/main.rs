@@ -2,7 +2,7 @@
 //! the same library from its own executable.
 
 use clap::Parser;
-use fdbrokerd::cli::{ABOUT, AFTER_HELP, Args, run};
+use fdbrokerd::cli::{ABOUT, AFTER_HELP, Args, run, say};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -13,5 +13,8 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    run(&Cli::parse().args)
+    match Cli::try_parse() {
+        Ok(cli) => run(&cli.args),
+        Err(answer) => say(&answer),
+    }
 }

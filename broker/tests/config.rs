@@ -43,9 +43,11 @@ fn check_config_when_good_then_every_value_with_its_origin() {
 #[test]
 fn check_config_when_nobody_can_be_told_then_the_exit_status_tells() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let output = program().arg("--check-config").stdout(full()).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("No space left"), "{output:?}");
+    for asked in ["--check-config", "--help", "--version"] {
+        let output = program().arg(asked).stdout(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{asked}");
+        assert!(text(&output.stderr).contains("No space left"), "{output:?}");
+    }
     let mut command = program();
     command.args(["--check-config", "--config", "/no/such/file"]).stderr(full());
     assert_eq!(command.output().unwrap().status.code(), Some(1));

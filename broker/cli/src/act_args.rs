@@ -14,7 +14,8 @@ Examples:
   fdbroker evict --job slurm:81     all that this job owns
   fdbroker evict --all --dry-run    what could be closed now, and what not, and why
 
-Exit status: 1 when an allocation that was named by itself stays, 4 when there is none.";
+Of several, those that are there are evicted, whether or not the others are. Exit status: 4 when there is none of one that was
+named; else 1 when an allocation that was named by itself stays. Where there is none at all, nothing is printed but why.";
 
 /// Arguments of `evict`.
 #[derive(Debug, Args)]
@@ -61,7 +62,8 @@ Examples:
   fdbroker revoke --job slurm:81    all that this job owns, and what it has left that is kept
   fdbroker revoke uid:1000 --yes    does not ask, as scripts must
 
-Exit status 4: there is no such allocation.";
+Of several, those that are there are revoked, whether or not the others are. Exit status 4: there is none of one that was named.
+Where there is none at all, nothing is printed but why.";
 
 /// Arguments of `revoke`.
 #[derive(Debug, Args)]
@@ -137,12 +139,13 @@ Events: connected, gone (a client); deposit, grant, evict, recall, silent (a rec
 allocation, with why); refusal (with the cap that is full); drain, undrain, caps (of the node); lost (events that this
 command was too slow for, and how many). Times are UTC.
 
-When the broker ends, one in its place - after an upgrade or a restart - is waited for, for 10 s, and watched from then on;
-none is started for it: a service that was stopped stays so. A line on stderr says so; with --json it is an object in its place among the events:
+When the broker ends, one in its place - after an upgrade or a restart - is waited for, for 10 s, and watched from then on. A
+line on stderr says so; with --json it is an object in its place among the events:
   {\"time_seconds\":...,\"event\":\"reconnected\",\"broker_pid\":...,\"incarnation\":...,\"continued\":...,\"gap_seconds\":...}
 What happened in the gap_seconds before is not told. `continued`: the ledger of the former one goes on; else it is a new one,
 to which clients come back by themselves. A job of --filter is meant as it was at the start. time_seconds, of every object,
-counts from 1970 (UTC).
+counts from 1970 (UTC). A service that was stopped is not started for it, where the file `generations` beside the socket can be read,
+as root and the broker's own user can.
 
 Examples:
   fdbroker watch

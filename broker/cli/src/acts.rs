@@ -93,59 +93,83 @@ impl Target {
     }
 }
 
-/// Those that `subjects` name, or all.
-pub fn targets(subjects: Vec<Subject>, admin: &mut Admin) -> Result<Vec<Target>> {
-    if subjects.is_empty() {
-        return Ok(vec![Target::all()]);
+/// What a command is to act upon.
+#[derive(Debug)]
+pub struct Targets {
+    known: Vec<Target>,
+    /// What the broker knows no such thing of.
+    missing: Missing,
+}
+
+impl Targets {
+    /// Everything.
+    pub fn all() -> Self {
+        Targets { known: vec![Target::all()], missing: Missing::default() }
     }
-    subjects.into_iter().map(|subject| Target::of(subject, admin)).collect()
+
+    /// What `subjects` name, or all.
+    pub fn of(subjects: Vec<Subject>, admin: &mut Admin) -> Result<Self> {
+        if subjects.is_empty() {
+            return Ok(Self::all());
+        }
+        let mut targets = Targets { known: Vec::new(), missing: Missing::default() };
+        for subject in subjects {
+            match Target::of(subject, admin) {
+                Ok(target) => targets.known.push(target),
+                Err(Error::NotFound(why)) => targets.missing.0.push(why),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(targets)
+    }
 }
 
 /// The same for each of `targets`. One that nothing is of does not keep the others from being acted upon, nor from being told
-/// of: it is in the errors that are given back.
+/// of: it is in what is given back.
 ///
 /// # Errors
 /// NOT_FOUND when nothing is of any of them, and nothing has been done; others at once.
 pub fn act_on_each(
     admin: &mut Admin,
     verb: Verb,
-    targets: &[Target],
+    targets: &Targets,
     is_dry: bool,
     mut each: impl FnMut(&Target, ActOutcome, &ActRecord) -> Result<()>,
 ) -> Result<Missing> {
-    let mut missing = Vec::new();
-    for target in targets {
+    let mut missing = targets.missing.clone();
+    let mut is_any = false;
+    for target in &targets.known {
         match act(admin, verb, target, is_dry, |outcome, record| each(target, outcome, record)) {
-            Err(error @ Error::NotFound(_)) => missing.push(error),
-            outcome => outcome?,
+            Ok(()) => is_any = true,
+            Err(Error::NotFound(why)) => missing.0.push(why),
+            Err(error) => return Err(error),
         }
     }
-    let missing = Missing(missing);
-    match missing.0.len() == targets.len() {
-        false => Ok(missing),
-        true => Err(missing.into_one()),
+    match is_any {
+        true => Ok(missing),
+        false => Err(Error::NotFound(missing.0.join("\nfdbroker: "))),
     }
 }
 
 /// Why nothing was done to some of several targets.
-#[derive(Debug)]
-pub struct Missing(Vec<Error>);
+#[derive(Clone, Debug, Default)]
+pub struct Missing(Vec<String>);
 
 impl Missing {
     /// Says why, a line each.
     pub fn say(&self) {
-        self.0.iter().for_each(|error| say!("fdbroker: {error}"));
+        self.say_beside(&Missing::default());
+    }
+
+    /// Says why, but for what was said `before`.
+    pub fn say_beside(&self, before: &Missing) {
+        let new = self.0.iter().filter(|why| !before.0.contains(why));
+        new.for_each(|why| say!("fdbroker: {why}"));
     }
 
     /// Of a command that has done the rest.
     pub fn exit_status(&self) -> u8 {
-        self.0.first().map_or(exit::OK, Error::exit_status)
-    }
-
-    /// All of them as one error.
-    fn into_one(self) -> Error {
-        let words: Vec<String> = self.0.iter().map(Error::to_string).collect();
-        Error::NotFound(words.join("\nfdbroker: "))
+        if self.0.is_empty() { exit::OK } else { exit::NOT_FOUND }
     }
 }
 

@@ -9,6 +9,7 @@ use fdbroker_protocol::admin::{
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use nix::errno::Errno;
 use nix::sys::socket::sockopt::SendTimeout;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket};
 use nix::sys::time::TimeVal;
@@ -138,12 +139,7 @@ impl Record for AccountRecord {
 impl Admin {
     /// Connects to the broker that this process's environment names.
     pub fn from_env() -> Result<Self> {
-        Self::from_env_within(ANSWER_LIMIT)
-    }
-
-    /// The same, waiting for it, and for each answer, no longer than this, for who is waited for.
-    pub fn from_env_within(patience: Duration) -> Result<Self> {
-        Self::connect_within(&find_socket(|name| std::env::var_os(name)), patience)
+        Self::connect(&find_socket(|name| std::env::var_os(name)))
     }
 
     /// Connects to `path`.
@@ -152,9 +148,9 @@ impl Admin {
     }
 
     /// The same, waiting no longer than this for each answer, and for room in the queue of a broker that takes nobody in.
-    fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
+    pub fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
-        let failed = |errno: nix::errno::Errno| connect_error(path, errno.into());
+        let failed = |errno: Errno| connect_error(path, errno.into());
         let socket =
             socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(failed)?;
         let address = UnixAddr::new(path).map_err(failed)?;
@@ -162,7 +158,12 @@ impl Admin {
         let (whole_s, part_us) = (patience.as_secs(), patience.subsec_micros());
         let limit = TimeVal::new(i64::try_from(whole_s).unwrap_or(i64::MAX), part_us.into());
         setsockopt(&socket, SendTimeout, &limit).map_err(failed)?;
-        connect(socket.as_raw_fd(), &address).map_err(failed)?;
+        // With a bound it is not begun again by itself after a signal (signal(7)).
+        while let Err(errno) = connect(socket.as_raw_fd(), &address) {
+            if errno != Errno::EINTR {
+                return Err(failed(errno));
+            }
+        }
         Ok(Admin { patience, ..Self::on(socket, path) })
     }
 

@@ -368,7 +368,8 @@ In it the key h shows all keys: q quit, p pause, s sort, r reverse, / filter, ar
 
 Events are those of `fdbroker watch`, with the broker's own times (UTC), newest first; several in a row that differ in their
 allocation alone are one line. Where the broker takes no further watcher, or is too fast to be followed, a line says so.
-A broker that has ended is looked for until one runs again; none is started for it: a service that was stopped stays so.
+A broker that has ended is looked for until one runs again. A service that was stopped is not started for it, where the file
+`generations` beside the socket can be read, as root and the broker's own user can.
 
 With --once two looks are taken, an interval apart, so that there are rates; events are those between them. The frame is
 as large as the terminal, else 80x24; colours on a terminal only, and not with NO_COLOR. For each refresh at most some

@@ -1,7 +1,7 @@
 //! `fdbroker drain`: empties the broker before maintenance, and waits until it is empty. Must never say that it is while
 //! the broker holds an fd, or anybody a lease.
 
-use crate::acts::{Tally, Target, Verb, act_on_each, denied};
+use crate::acts::{Tally, Targets, Verb, act_on_each, denied};
 use crate::admin::{Admin, Selection};
 use crate::error::{Result, exit};
 use crate::left::{Holding, Left};
@@ -80,7 +80,7 @@ pub fn run(options: Options) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     if options.dry_run {
         let mut tally = Tally::default();
-        act_on_each(&mut admin, Verb::Evict, &[Target::all()], true, |_, outcome, record| {
+        act_on_each(&mut admin, Verb::Evict, &Targets::all(), true, |_, outcome, record| {
             tally.add(outcome, record);
             Ok(())
         })?;

@@ -101,7 +101,11 @@ pub enum Error {
     #[error("the broker's answer is broken ({0}); use a command and a broker of the same release")]
     Protocol(#[from] DecodeError),
     /// The connection to the broker failed in the middle.
-    #[error("the broker at {} ended the connection ({cause}); see its log", path.display())]
+    #[error(
+        "the broker at {} ended the connection ({cause}); see its log, or run this again: where many look at once, the \
+         longest gives way",
+        path.display()
+    )]
     Lost {
         /// The socket.
         path: PathBuf,

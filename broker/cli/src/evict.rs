@@ -1,7 +1,7 @@
 //! `fdbroker evict`: the broker closes fds that it can have again. Must never leave unsaid what it could not close, and
 //! why.
 
-use crate::acts::{Refused, RefusedList, Tally, Verb, act_on_each, allocations, targets};
+use crate::acts::{Refused, RefusedList, Tally, Targets, Verb, act_on_each, allocations};
 use crate::admin::Admin;
 use crate::error::{Result, exit};
 use crate::holders::Subject;
@@ -34,7 +34,7 @@ pub fn run(options: Options) -> Result<u8> {
     let mut out = Output::stdout();
     let (mut tally, mut list) = (Tally::default(), RefusedList::new(options.json));
     let mut status = exit::OK;
-    let targets = targets(options.subjects, &mut admin)?;
+    let targets = Targets::of(options.subjects, &mut admin)?;
     let (verb, is_dry) = (Verb::Evict, options.dry_run);
     let missing = act_on_each(&mut admin, verb, &targets, is_dry, |target, outcome, record| {
         tally.add(outcome, record);

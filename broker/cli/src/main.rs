@@ -4,6 +4,7 @@
 mod act_args;
 mod acts;
 mod admin;
+mod again;
 mod audit;
 mod cli;
 mod clients;

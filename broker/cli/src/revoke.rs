@@ -1,7 +1,7 @@
 //! `fdbroker revoke`: ends allocations for everybody, and says who has duplicates still. Must never end anything that its
 //! user has not agreed to.
 
-use crate::acts::{Missing, Tally, Target, Verb, act_on_each, allocations, id_of, targets};
+use crate::acts::{Missing, Tally, Targets, Verb, act_on_each, allocations, id_of};
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::holders::Subject;
@@ -54,10 +54,12 @@ pub fn run(options: &Options) -> Result<u8> {
         )));
     }
     let mut admin = Admin::from_env()?;
-    let targets = targets(options.subjects.clone(), &mut admin)?;
+    let targets = Targets::of(options.subjects.clone(), &mut admin)?;
+    let mut said = Missing::default();
     if is_asking {
         let pass = pass(&mut admin, &targets, true)?;
         pass.missing.say();
+        said = pass.missing.clone();
         if !agrees(&pass, holders(&mut admin, &pass.ids)?.count())? {
             return Err(Error::Other("nothing was revoked".into()));
         }
@@ -65,13 +67,11 @@ pub fn run(options: &Options) -> Result<u8> {
     let pass = pass(&mut admin, &targets, options.dry_run)?;
     let left = holders(&mut admin, &pass.ids)?;
     show(options, &pass, left)?;
-    if !is_asking {
-        pass.missing.say();
-    }
+    pass.missing.say_beside(&said);
     Ok(pass.missing.exit_status())
 }
 
-fn pass(admin: &mut Admin, targets: &[Target], is_dry: bool) -> Result<Pass> {
+fn pass(admin: &mut Admin, targets: &Targets, is_dry: bool) -> Result<Pass> {
     let (mut tally, mut ids) = (Tally::default(), HashSet::new());
     let missing = act_on_each(admin, Verb::Revoke, targets, is_dry, |_, outcome, record| {
         tally.add(outcome, record);

@@ -222,6 +222,11 @@ fn acts_when_one_of_several_is_not_there_then_the_others_are_done_and_said_and_e
         assert_eq!(one_json_line(&output).pointer(done), Some(&1.into()), "{arguments:?}");
     }
     assert_eq!(broker.states(), ["evicted"]);
+    // Whatever it is named by.
+    let output = broker.run(&["evict", "job:slurm:9", "pid:1", "uid:0", "--dry-run"]);
+    let (code, stderr) = end(&output);
+    let said = ["slurm:9", "process 1"].map(|what| stderr.matches(what).count());
+    assert_eq!((code, said), (Some(4), [1, 1]), "{stderr}");
     // Where nothing is done nothing is printed, least of all half an object.
     let output = broker.run(&["evict", "99.1", "98.1", "--json"]);
     let (code, stderr) = end(&output);

@@ -2,13 +2,14 @@
 //! those that watch take the places of those that ask.
 
 use crate::kernel;
-use crate::limits::{ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
+use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use crate::listeners::Listener;
 use crate::watch::Watch;
 use fdbroker_core::{Note, Now};
 use fdbroker_scm::ReceivedFds;
 use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// The administrator's listener and connections.
 pub(crate) struct AdminSide {
@@ -17,7 +18,7 @@ pub(crate) struct AdminSide {
     /// A connection waits that there was no room for.
     pub(super) is_accept_due: bool,
     pub(super) connections: Slab<AdminConnection>,
-    /// All places are taken and a connection waits: when one has had its place for long enough to give way.
+    /// All places are taken and a connection waits: when to look again whether one gives way.
     room_at: Option<Now>,
     /// Whose turn it is.
     pub(super) next: usize,
@@ -32,9 +33,9 @@ pub(crate) struct AdminSide {
 pub(super) struct AdminConnection {
     pub(super) socket: OwnedFd,
     pub(super) is_ready: bool,
-    pub(super) came_at: Now,
-    /// When it came or last asked.
+    /// When it came and last asked; when it asked for the first time, if it has.
     pub(super) used_at: Now,
+    pub(super) first_at: Option<Now>,
     /// An answer that the socket did not take; no query is read before it has gone.
     pub(super) pending: Option<Vec<u8>>,
     /// What it is to be told, if it watches.
@@ -42,10 +43,20 @@ pub(super) struct AdminConnection {
 }
 
 impl AdminConnection {
-    /// Until when nothing takes its place from it; `None`: for ever.
+    /// Until when nothing takes its place from it; `None`: as long as it is so.
     fn keeps_until(&self) -> Option<Now> {
-        let turn = u64::try_from(ADMIN_TURN.as_micros()).unwrap_or(u64::MAX);
-        self.watch.is_none().then_some(Now(self.came_at.0.saturating_add(turn)))
+        let after = |since: Now, turn: Duration| {
+            let turn = u64::try_from(turn.as_micros()).unwrap_or(u64::MAX);
+            Some(Now(since.0.saturating_add(turn)))
+        };
+        let is_idle = !self.is_ready && self.pending.is_none();
+        match self.first_at {
+            _ if self.watch.is_some() => None,
+            _ if is_idle => after(self.used_at, ADMIN_IDLE),
+            Some(first_at) => after(first_at, ADMIN_TURN),
+            // It has its turn first, which is soon.
+            None => None,
+        }
     }
 
     /// It has events to be sent, and room for them as far as is known.
@@ -117,7 +128,7 @@ impl AdminSide {
     }
 
     /// Whether there is a place for one more connection; when all are taken, the one that has asked nothing for longest
-    /// ends, of those that have had theirs for long enough.
+    /// ends, of those that may.
     pub(super) fn make_room(&mut self, now: Now) -> bool {
         self.room_at = None;
         if self.connections.len() < MAX_ADMIN_CONNECTIONS {
@@ -132,10 +143,16 @@ impl AdminSide {
         let old = self.connections.iter().filter(|(_, it)| may_end(it));
         let longest = old.min_by_key(|(_, it)| it.used_at).map(|(index, _)| index);
         match longest {
-            Some(index) => drop(self.connections.remove(index)),
+            Some(index) => {
+                log::debug!(
+                    "an administrator's connection gives way to another: all places are taken"
+                );
+                self.connections.remove(index);
+            }
             None => {
-                let all = self.connections.iter();
-                self.room_at = all.filter_map(|(_, it)| it.keeps_until()).min();
+                // Who is busy now may be idle by then.
+                let soon = u64::try_from(ADMIN_IDLE.as_micros()).unwrap_or(u64::MAX);
+                self.room_at = Some(Now(now.0.saturating_add(soon)));
             }
         }
         longest.is_some()

@@ -3,7 +3,7 @@
 
 pub(crate) mod arena;
 pub mod cuda;
-pub mod device;
+mod device;
 mod dma_heap;
 pub(crate) mod host;
 pub(crate) mod isolated;
@@ -18,6 +18,7 @@ use crate::error::Error;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::fmt::Debug;
 
+pub use device::{DeviceBuffer, DeviceImport};
 pub use host::HostMemory;
 pub use isolated::IsolatedMemory;
 pub use udmabuf::Udmabuf;

@@ -31,6 +31,7 @@ use nix::unistd::Pid;
 use report::Report;
 use scan::{MemfdLook, Process};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
 /// How to report.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +115,10 @@ fn is_gone(pid: u32) -> bool {
 
 /// That nothing is found is said of processes that there are.
 fn check_wanted(pid: u32, look: &Look) -> Result<()> {
-    let is_here = look.scan.processes.contains_key(&pid) || (pid != 0 && !is_gone(pid));
+    // A thread has a number, too, and kill(2) finds it.
+    let is_hidden =
+        pid != 0 && !is_gone(pid) && !Path::new(&format!("/proc/{pid}/status")).exists();
+    let is_here = look.scan.processes.contains_key(&pid) || is_hidden;
     match is_here {
         true => Ok(()),
         false => Err(Error::NotFound(format!(
@@ -129,7 +133,7 @@ fn check_pids(look: &Look, own: u64) -> Result<()> {
     let pid = look.after.broker;
     let is_it = match look.scan.processes.get(&pid) {
         // One that /proc shows and the look left out is a thread of the kernel.
-        None => !is_gone(pid) && !std::path::Path::new(&format!("/proc/{pid}")).exists(),
+        None => !is_gone(pid) && !Path::new(&format!("/proc/{pid}")).exists(),
         Some(process) if process.unread.is_some() => true,
         Some(process) => match look.peers.get(&own) {
             Some(Some(peer)) => process.sockets.contains(peer),

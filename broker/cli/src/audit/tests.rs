@@ -503,3 +503,15 @@ fn gaps_when_the_process_asked_for_is_not_readable_then_said_of_it_by_itself() {
     assert_eq!(said(Some(STRANGER)), ["clients: no", "the process asked for: no"]);
     assert!(check_wanted(STRANGER, &world.0).is_ok() && check_wanted(0, &world.0).is_err());
 }
+
+#[test]
+fn check_wanted_when_it_is_a_thread_then_no_process() {
+    let world = World::new(MemoryKind::Memfd);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let number = u32::try_from(nix::unistd::gettid().as_raw()).expect("positive");
+            check_wanted(number, &world.0).is_err()
+        });
+        assert!(thread.join().expect("no panic"));
+    });
+}

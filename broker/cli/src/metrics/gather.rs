@@ -5,7 +5,6 @@ use crate::error::Result;
 use crate::records::job_label;
 use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// Users, and jobs, that have series of their own: those with most fds. A dashboard shows no more, and a scraper keeps
 /// each for weeks; the others are one series, [`OTHER`].
@@ -61,9 +60,8 @@ pub struct Gathered {
     pub jobs: Accounts,
 }
 
-/// Asks the broker that the environment names, for each answer no longer than `patience`.
-pub fn gather(patience: Duration) -> Result<Gathered> {
-    let mut admin = Admin::from_env_within(patience)?;
+/// Asks the broker.
+pub fn gather(mut admin: Admin) -> Result<Gathered> {
     let (status, metrics) = (admin.status()?, admin.metrics()?);
     let domains = admin.domains()?;
     let jobs = admin.all::<AccountRecord>(Selection::ALL)?;

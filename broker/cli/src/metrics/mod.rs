@@ -7,14 +7,14 @@ mod page;
 mod render;
 mod serve;
 
-use crate::admin::ANSWER_LIMIT;
+use crate::admin::Admin;
 use crate::error::Result;
 use crate::output::Output;
 use listen::Listen;
 
 /// Prints the metrics of the broker that the environment names.
 pub fn print() -> Result<()> {
-    let page = render::page(Some(&gather::gather(ANSWER_LIMIT)?));
+    let page = render::page(Some(&gather::gather(Admin::from_env()?)?));
     let mut out = Output::stdout();
     out.text(&page)?;
     out.finish()

@@ -3,6 +3,7 @@
 
 use super::listen::Listen;
 use super::{gather, render};
+use crate::again;
 use crate::error::{Context, Error, Result};
 use crate::say::say;
 use crate::signals::Signals;
@@ -162,7 +163,8 @@ fn answer(mut stream: Stream) -> io::Result<()> {
 }
 
 fn page() -> String {
-    match gather::gather(BROKER_PATIENCE) {
+    // It goes on for days: a service that was stopped meanwhile stays so.
+    match again::connect_within(BROKER_PATIENCE).and_then(gather::gather) {
         Ok(gathered) => render::page(Some(&gathered)),
         Err(error) => {
             say!("fdbroker: {error}");

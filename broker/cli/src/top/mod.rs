@@ -13,11 +13,11 @@ mod tests;
 mod view;
 
 use crate::admin::{Admin, Selection};
+use crate::again;
 use crate::error::{Context, Error, Result};
 use crate::output::{Output, colour_wanted};
 use crate::signals::Signals;
 use crate::terminal;
-use crate::watch::again;
 use crate::watch::stream::{Stream, Told, Watching, unix_us};
 use events::Event;
 use keys::{Act, Choice, Decoder, SEQUENCE_WAIT};

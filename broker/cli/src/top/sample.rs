@@ -2,9 +2,9 @@
 //! up keys and signals. Must never read without a bound, nor ask again before it has been told to.
 
 use crate::admin::{Admin, Selection};
+use crate::again;
 use crate::error::{Context, Error, Result};
 use crate::records::StatusView;
-use crate::watch::again;
 use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};

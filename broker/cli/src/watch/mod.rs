@@ -1,11 +1,11 @@
 //! `fdbroker watch`: what happens in the broker, as it happens, a line each. Must never hold what it has read back, nor end
 //! without a word when the broker does.
 
-pub mod again;
 pub mod stream;
 pub mod view;
 
 use crate::admin::{Admin, Selection};
+use crate::again;
 use crate::error::{Context, Error, Result};
 use crate::handle;
 use crate::holders::{self, Subject};

@@ -49,8 +49,8 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
     /// Allocates, and registers nothing yet.
     ///
     /// # Errors
-    /// As the memory's `new`; NOT_SUPPORTED when the client declared too few `own_fds` for an export: CUDA's is one fd of
-    /// this process until it is sent, Level Zero's two for a moment, the driver's own and its duplicate.
+    /// As the memory's `new`; NOT_SUPPORTED when the client declared fewer `own_fds` than an export takes of this process
+    /// until it is sent.
     pub fn allocate(
         client: &Client,
         device: &D,
@@ -156,7 +156,7 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
         self.memory.device_ptr()
     }
 
-    /// Bytes registered: those asked for, with CUDA in whole granules. Never 0.
+    /// Bytes registered: those asked for, rounded up where the driver has granules. Never 0.
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
         Opened::len(&*self.memory)

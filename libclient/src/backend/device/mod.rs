@@ -1,5 +1,5 @@
 //! Device memory to share, whichever driver it is of: buffers, imports, and who answers the recalls. What drivers do
-//! differently is behind two traits. Must never name a driver.
+//! differently is behind two traits, which are this crate's own. Must never depend on a driver's types.
 
 mod buffer;
 mod import;

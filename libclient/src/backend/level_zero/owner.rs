@@ -158,9 +158,12 @@ impl MemoryOwner for Owner {
     }
 
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
+        // A buffer of this library's comes first: what others had at its address is gone.
         match self.foreign(recall.base) {
-            Some(foreign) => self.supply_foreign(recall, foreign),
-            None => self.owned.supply(recall),
+            Some(foreign) if !self.owned.covers(recall.base) => {
+                self.supply_foreign(recall, foreign)
+            }
+            _ => self.owned.supply(recall),
         }
     }
 

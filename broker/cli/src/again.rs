@@ -1,7 +1,7 @@
 //! Connecting again to a broker that was there. Must never start one: where a service manager listens, connecting alone
 //! does, and an administrator may have stopped it on purpose.
 
-use crate::admin::{Admin, find_socket};
+use crate::admin::{ANSWER_LIMIT, Admin, find_socket};
 use crate::error::{Error, Result};
 use fdbroker_protocol::page::{LIVENESS_OFFSET, PAGE_MAGIC, PageHeader, is_alive};
 use fdbrokerd::generation_page::PAGE_NAME;
@@ -10,19 +10,24 @@ use std::io;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// Connects to the broker that this process's environment names, if it runs.
 pub fn connect() -> Result<Admin> {
-    connect_to(&find_socket(|name| std::env::var_os(name)))
+    connect_within(ANSWER_LIMIT)
 }
 
-/// The same at `path`.
-pub fn connect_to(path: &Path) -> Result<Admin> {
+/// The same, waiting for it, and for each answer, no longer than this.
+pub fn connect_within(patience: Duration) -> Result<Admin> {
+    connect_to(&find_socket(|name| std::env::var_os(name)), patience)
+}
+
+fn connect_to(path: &Path, patience: Duration) -> Result<Admin> {
     if has_died(&path.with_file_name(PAGE_NAME)) && path.exists() {
         let cause = io::Error::new(io::ErrorKind::NotConnected, "its process has ended");
         return Err(Error::NoBroker { path: path.to_owned(), cause });
     }
-    Admin::connect(path)
+    Admin::connect_within(path, patience)
 }
 
 /// Whether this is the generation page of a broker that has ended: the kernel marks it, however it ends. What cannot be
@@ -73,18 +78,24 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("fdb-again-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory");
         let (listener, path) = (listener(&dir), dir.join("admin.sock"));
-        assert!(connect_to(&path).is_ok() && is_asked(&listener), "no page: nothing is known");
+        assert!(
+            connect_to(&path, ANSWER_LIMIT).is_ok() && is_asked(&listener),
+            "no page: nothing is known"
+        );
         // FUTEX_OWNER_DIED, and a page that no broker has owned yet.
         for died in [0x4000_0000, 0x4000_0007, 0] {
             write_page(&dir, PAGE_MAGIC, died);
-            let error = connect_to(&path).expect_err("none runs");
+            let error = connect_to(&path, ANSWER_LIMIT).expect_err("none runs");
             assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER);
             assert!(!is_asked(&listener), "{died:#x}: it is started");
         }
         write_page(&dir, PAGE_MAGIC, 7);
-        assert!(connect_to(&path).is_ok() && is_asked(&listener), "it lives");
+        assert!(connect_to(&path, ANSWER_LIMIT).is_ok() && is_asked(&listener), "it lives");
         write_page(&dir, PAGE_MAGIC ^ 1, 0);
-        assert!(connect_to(&path).is_ok() && is_asked(&listener), "no page of a broker");
+        assert!(
+            connect_to(&path, ANSWER_LIMIT).is_ok() && is_asked(&listener),
+            "no page of a broker"
+        );
         std::fs::remove_dir_all(&dir).expect("removed");
     }
 }
