@@ -33,8 +33,9 @@ pub(crate) struct AdminSide {
 pub(super) struct AdminConnection {
     pub(super) socket: OwnedFd,
     pub(super) is_ready: bool,
-    /// When it came and last asked; when it asked for the first time, if it has.
+    /// When it came or last asked.
     pub(super) used_at: Now,
+    /// When it asked for the first time, if it has.
     pub(super) first_at: Option<Now>,
     /// An answer that the socket did not take; no query is read before it has gone.
     pub(super) pending: Option<Vec<u8>>,
