@@ -14,8 +14,10 @@ Examples:
   fdbroker evict --job slurm:81     all that this job owns
   fdbroker evict --all --dry-run    what could be closed now, and what not, and why
 
-Of several, those that are there are evicted, whether or not the others are. Exit status: 4 when there is none of one that was
-named; else 1 when an allocation that was named by itself stays. Where there is none at all, nothing is printed but why.";
+Of several, those that are there are evicted, whether or not the others are. Where there is none at all, nothing is printed
+but why.
+
+Exit status: 4 when there is none of one that was named; else 1 when an allocation that was named by itself stays.";
 
 /// Arguments of `evict`.
 #[derive(Debug, Args)]
@@ -62,8 +64,10 @@ Examples:
   fdbroker revoke --job slurm:81    all that this job owns, and what it has left that is kept
   fdbroker revoke uid:1000 --yes    does not ask, as scripts must
 
-Of several, those that are there are revoked, whether or not the others are. Exit status 4: there is none of one that was named.
-Where there is none at all, nothing is printed but why.";
+Of several, those that are there are revoked, whether or not the others are. Where there is none at all, nothing is printed
+but why.
+
+Exit status 4: there is none of one that was named.";
 
 /// Arguments of `revoke`.
 #[derive(Debug, Args)]
@@ -144,8 +148,10 @@ line on stderr says so; with --json it is an object in its place among the event
   {\"time_seconds\":...,\"event\":\"reconnected\",\"broker_pid\":...,\"incarnation\":...,\"continued\":...,\"gap_seconds\":...}
 What happened in the gap_seconds before is not told. `continued`: the ledger of the former one goes on; else it is a new one,
 to which clients come back by themselves. A job of --filter is meant as it was at the start. time_seconds, of every object,
-counts from 1970 (UTC). A service that was stopped is not started for it, where the file `generations` beside the socket can be read,
-as root and the broker's own user can.
+counts from 1970 (UTC).
+
+A service that was stopped is not started for it, where the file `generations` beside the socket can be read, as root and the
+broker's own user can.
 
 Examples:
   fdbroker watch

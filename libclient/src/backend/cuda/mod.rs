@@ -40,8 +40,8 @@ pub use memory::CudaMemory;
 
 pub use super::device::opener;
 
-/// Device memory of this process, shared through the broker. Its bytes are rounded up to [`Device::granularity`]; an export is
-/// one fd of this process until it is sent, so the client must have declared an `own_fds` of 1 or more.
+/// Device memory of this process, shared through the broker. Its bytes are rounded up to [`Device::granularity`]; an
+/// export is one fd of this process until it is sent, so the client must have declared an `own_fds` of 1 or more.
 pub type CudaBuffer = DeviceBuffer<Device>;
 
 /// Device memory of another process, opened here.

@@ -52,8 +52,8 @@ pub use memory::LevelZeroMemory;
 
 pub use super::device::opener;
 
-/// Device memory of this process, shared through the broker. An export is two fds of this process for a moment, the driver's own
-/// and its duplicate, so the client must have declared an `own_fds` of 2 or more.
+/// Device memory of this process, shared through the broker. An export is two fds of this process for a moment, the
+/// driver's own and its duplicate, so the client must have declared an `own_fds` of 2 or more.
 pub type LevelZeroBuffer = DeviceBuffer<Device>;
 
 /// Device memory of another process, opened here.
