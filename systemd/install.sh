@@ -245,7 +245,7 @@ place 0644 systemd/README.md "$doc/systemd.md"
 place 0644 systemd/fdbrokerd.toml "$doc/examples/fdbrokerd.toml"
 place 0755 systemd/slurm-epilog.sh "$doc/examples/slurm-epilog.sh"
 place 0644 systemd/grafana.json "$doc/examples/grafana.json"
-for text in README.md LICENSE-APACHE LICENSE-MIT libclient/SETTINGS.md libclient/protocol/PROTOCOL.md; do
+for text in README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT libclient/SETTINGS.md libclient/protocol/PROTOCOL.md; do
   if [ -f "$text" ]; then place 0644 "$text" "$doc/${text##*/}"; fi
 done
 for text in docs/*; do place 0644 "$text" "$doc/$text"; done

@@ -15,7 +15,7 @@ use std::cell::Cell;
 #[path = "../src/files.rs"]
 mod files;
 
-/// What README.md says, the fds and kinds (5 bytes) apart, at a count for which the tables have no room to spare.
+/// What docs/figures.md says, the fds and kinds (5 bytes) apart, at a count for which the tables have no room to spare.
 const ALLOCATION_BYTES: f64 = 177.0;
 const LEASE_BYTES: f64 = 56.1;
 const FILE_BYTES: f64 = 8.0;
