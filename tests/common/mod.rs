@@ -1,8 +1,10 @@
-//! What all end-to-end tests share: saying that a test could not run on this machine.
-//! Must never let a test that did not run pass for one that did.
+//! What test programs share: saying that a test could not run on this machine, and the name by which a test can start
+//! itself again. Must never let a test that did not run pass for one that did.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::panic::Location;
 
 /// The file that collects the tests which did not run; `tests/run.sh` reads it.
 const LOG_VARIABLE: &str = "FDBROKER_NOT_RUN_LOG";
@@ -20,4 +22,15 @@ pub fn not_run(test_name: &str, reason: &str) {
     let mut log =
         OpenOptions::new().create(true).append(true).open(path).expect("open FDBROKER_NOT_RUN_LOG");
     log.write_all(line.as_bytes()).expect("write FDBROKER_NOT_RUN_LOG");
+}
+
+/// The full name of the calling test `test`, for `--exact`: its module is its file below `tests/it/`.
+///
+/// # Panics
+/// When the caller is no file of a program `tests/it`.
+#[track_caller]
+pub fn full_name(test: &str) -> String {
+    let (_, file) = Location::caller().file().rsplit_once("tests/it/").expect("a file of tests/it");
+    let module = file.trim_end_matches(".rs").replace('/', "::");
+    format!("{module}::{test}")
 }

@@ -1,0 +1,225 @@
+//! status, ls, holders and run as their users meet them: outputs and exit statuses.
+
+use crate::common::{
+    Running, TestDir, end, fdbroker, is_alive, one_json_line, run, run_script, wait_for,
+};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+#[test]
+fn status_ls_and_holders_when_no_broker_then_exit_3_and_a_remedy() {
+    for command in ["status", "ls", "holders", "jobs"] {
+        let (code, stderr) = end(&run(&[command]));
+        assert_eq!(code, Some(3), "{stderr}");
+        assert!(
+            stderr.contains("/nowhere/admin.sock") && stderr.contains("fdbroker run"),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
+fn any_command_when_used_wrongly_then_exit_2_and_what_is_right() {
+    for arguments in [
+        &["holders", "nonsense"][..],
+        &["holders", "pid:x"],
+        &["ls", "--colour"],
+        &["run"],
+        &["demo", "--ranks", "1"],
+        &["demo", "--buffers", "0"],
+        &["demo", "--size", "8"],
+        &["demo", "--max-fds", "3"],
+        &["demo", "--memory", "floppy"],
+        &[],
+    ] {
+        let (code, stderr) = end(&run(arguments));
+        assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
+        assert!(!stderr.is_empty());
+    }
+}
+
+#[test]
+fn status_and_ls_when_asked_for_json_inside_run_then_one_line_each() {
+    let output =
+        run_script("$F status --json && $F ls --json && $F holders --json && $F jobs --json");
+    let (code, stderr) = end(&output);
+    assert_eq!(code, Some(0), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+    let lines: Vec<serde_json::Value> =
+        stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 4, "{stdout}");
+    assert!(lines[0]["pid"].as_u64().is_some_and(|pid| pid > 0));
+    assert_eq!(lines[0]["fds"]["now"], 0);
+    assert!(lines[0]["fds"]["cap"].as_u64().is_some_and(|cap| cap > 0));
+    assert_eq!(lines[1], serde_json::json!({ "allocations": [] }));
+    assert_eq!(lines[2], serde_json::json!({ "holders": [] }));
+    assert_eq!(lines[3], serde_json::json!({ "jobs": [] }));
+}
+
+#[test]
+fn status_and_ls_when_plain_then_tables_without_colour() {
+    let output = run_script("$F status; $F ls; $F ls --no-headings");
+    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(stdout.contains("RESOURCE") && stdout.contains("held_fds"), "{stdout}");
+    assert_eq!(stdout.matches("ALLOCATION").count(), 1, "{stdout}");
+    assert!(!stdout.contains('\x1b'), "{stdout}");
+}
+
+#[test]
+fn holders_when_the_subject_is_unknown_then_exit_4() {
+    let node = "0".repeat(16);
+    let handle = format!("4644424801030000{node}{}", "0".repeat(96));
+    for subject in ["99.1", "pid:1", "uid:4242", &handle] {
+        let (code, stderr) = end(&run_script(&format!("$F holders {subject}")));
+        assert_eq!(code, Some(4), "{subject}: {stderr}");
+    }
+}
+
+#[test]
+fn audit_when_there_is_no_such_process_then_exit_4_and_not_that_all_is_well() {
+    // One more than Linux ever gives a process (PID_MAX_LIMIT, proc_sys_kernel(5)).
+    for pid in ["4194305", "0"] {
+        let (code, stderr) = end(&run_script(&format!("$F audit --json --pid {pid}")));
+        assert_eq!(code, Some(4), "{pid}: {stderr}");
+        assert!(stderr.contains(&format!("no process {pid} here")), "{stderr}");
+    }
+}
+
+#[test]
+fn ls_when_its_reader_is_gone_then_quiet() {
+    let (_, stderr) = end(&run_script("$F status | true; $F ls --json | true; $F ls | head -0"));
+    assert!(!stderr.contains("panicked") && !stderr.contains("Broken pipe"), "{stderr}");
+}
+
+#[test]
+fn help_and_version_when_they_cannot_be_written_then_exit_1_and_when_nobody_reads_quiet() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    for arguments in [&["--help"][..], &["--version"], &["help", "ls"], &["limits", "set", "-h"]] {
+        let output = fdbroker(arguments).stdout(full()).output().expect("it starts");
+        let (code, stderr) = end(&output);
+        assert_eq!(code, Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("cannot write the output"), "{arguments:?}: {stderr}");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = fdbroker(arguments).stdout(writer).output().expect("it starts");
+        assert_eq!(end(&output), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn any_command_when_stderr_cannot_be_written_then_its_exit_status_all_the_same() {
+    for (arguments, expected) in
+        [(&["ls"][..], 3), (&["holders", "x"], 2), (&["run", "--", "sh", "-c", "exit 7"], 7)]
+    {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+        let status = fdbroker(arguments).stderr(full).status().expect("it starts");
+        assert_eq!(status.code(), Some(expected), "{arguments:?}");
+    }
+}
+
+#[test]
+fn run_when_the_command_ends_then_its_exit_status_and_a_summary() {
+    for (script, expected) in
+        [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+    {
+        let (code, stderr) = end(&run_script(script));
+        assert_eq!(code, Some(expected), "{script}: {stderr}");
+        assert!(stderr.contains("fds of shared memory at most"), "{stderr}");
+    }
+}
+
+#[test]
+fn run_when_there_is_no_such_command_then_127_and_a_message() {
+    let (code, stderr) = end(&run(&["run", "--", "no-such-command-anywhere"]));
+    assert_eq!(code, Some(127));
+    assert!(stderr.contains("cannot run no-such-command-anywhere"), "{stderr}");
+    let (code, _) = end(&run(&["run", "--", "/"]));
+    assert_eq!(code, Some(126));
+}
+
+#[test]
+fn run_when_json_then_the_summary_is_one_object() {
+    let (code, stderr) = end(&run(&["run", "--max-fds", "100", "--json", "--", "true"]));
+    assert_eq!(code, Some(0), "{stderr}");
+    let summary: serde_json::Value = serde_json::from_str(stderr.trim()).expect("JSON");
+    assert_eq!(summary["fds"]["cap"], 100);
+}
+
+#[test]
+fn run_when_signalled_then_the_command_gets_it_and_nothing_is_left() {
+    for name in ["INT", "TERM", "HUP"] {
+        let dir = TestDir::new(&format!("run-{name}"));
+        let script = format!("trap 'exit 9' {name}; echo ready; while :; do sleep 0.02; done");
+        let mut command = fdbroker(&["run", "--", "sh", "-c", &script]);
+        command.env("TMPDIR", dir.path());
+        let mut running = Running::start(command);
+        let mut line = String::new();
+        let stdout = running.0.stdout.as_mut().expect("piped");
+        BufReader::new(stdout).read_line(&mut line).expect("readable");
+        assert_eq!(line, "ready\n");
+        assert!(!dir.is_empty(), "the runtime directory is under TMPDIR");
+        running.signal(name);
+        let (code, stderr) = end(&running.end());
+        assert_eq!(code, Some(9), "{name}: {stderr}");
+        assert!(dir.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn run_when_it_is_killed_then_its_broker_ends_too_and_its_directory_goes_away() {
+    let dir = TestDir::new("run-killed");
+    let mut command = fdbroker(&["run", "--", "sh", "-c", "$F status --json; read line"]);
+    command.env("F", env!("CARGO_BIN_EXE_fdbroker")).env("TMPDIR", dir.path());
+    command.stdin(Stdio::piped());
+    let mut running = Running::start(command);
+    let mut line = String::new();
+    let stdout = running.0.stdout.as_mut().expect("piped");
+    BufReader::new(stdout).read_line(&mut line).expect("readable");
+    let status: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    let broker = u32::try_from(status["pid"].as_u64().expect("a pid")).expect("a pid");
+    assert!(is_alive(broker));
+    running.signal("KILL");
+    wait_for("end of the broker", || (!is_alive(broker)).then_some(()));
+    assert!(dir.is_empty(), "the broker's directory is left behind");
+    // The job itself goes on, as with any parent that is killed, until its stdin ends.
+    drop(running.0.stdin.take());
+    let mut rest = String::new();
+    let stdout = running.0.stdout.as_mut().expect("piped");
+    stdout.read_to_string(&mut rest).expect("the job ends");
+}
+
+#[test]
+fn run_when_inside_another_run_then_the_inner_broker_serves() {
+    let output = run_script("$F run -- $F status --json 2>/dev/null; $F status --json >&2");
+    let inner = one_json_line(&output);
+    assert!(!end(&output).1.contains(&format!("\"pid\":{}", inner["pid"])));
+}
+
+#[test]
+fn run_when_a_report_is_wanted_then_a_picture_of_what_the_ledger_had() {
+    let dir = TestDir::new("report");
+    let path = dir.path().join("fds.svg");
+    let path = path.to_str().expect("UTF-8");
+    let arguments = [
+        "run",
+        "--max-fds",
+        "64",
+        "--report",
+        path,
+        "--",
+        "sh",
+        "-c",
+        "$F demo --ranks 2 --buffers 40 --hold 1",
+    ];
+    let output = fdbroker(&arguments).env("F", env!("CARGO_BIN_EXE_fdbroker")).output();
+    let (code, stderr) = end(&output.expect("the command starts"));
+    assert_eq!(code, Some(0), "{stderr}");
+    let picture = std::fs::read_to_string(path).expect("the report");
+    // Every block is in both ranks at the end: 80 of the owners, 80 leases.
+    for text in ["direct way: max 160<", "cap: 64<", "sh -c $F demo --ranks 2"] {
+        assert!(picture.contains(text), "{text}: {picture}");
+    }
+    let (code, stderr) = end(&run(&["run", "--report", "/no/such/folder/x.svg", "--", "true"]));
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("cannot write /no/such/folder/x.svg"), "{stderr}");
+}

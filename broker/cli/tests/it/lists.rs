@@ -1,0 +1,230 @@
+//! ls, clients, holders and show on a broker with memory in it: columns, filters, order, JSON, exit statuses.
+
+use crate::common::{Running, end, fdbroker, one_json_line, run};
+use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
+use fdbroker_client::{Access, Client, Deadline, Import};
+use fdbroker_protocol::Handle;
+use nix::unistd::Uid;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+const PAGE_BYTES: usize = 4096;
+
+/// A broker with an owner of five buffers of 1 to 5 pages, and a holder that has mapped the first two.
+struct Node {
+    handles: Vec<Handle>,
+    admin_socket: String,
+    // Field order is drop order.
+    _imports: Vec<Import>,
+    _buffers: Vec<HostBuffer>,
+    _clients: [Client; 2],
+    _broker: Running,
+}
+
+impl Node {
+    fn start() -> Self {
+        let script = "echo $FDBROKER_SOCKET; echo $FDBROKER_ADMIN_SOCKET; read line";
+        let mut command = fdbroker(&["run", "--", "sh", "-c", script]);
+        command.stdin(Stdio::piped());
+        let mut broker = Running::start(command);
+        let lines = BufReader::new(broker.0.stdout.as_mut().expect("piped")).lines();
+        let places: Vec<String> = lines.take(2).map(|line| line.expect("readable")).collect();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let connect = |name: &str| {
+            Client::builder().socket(&places[0]).name(name).connect().expect("a broker")
+        };
+        let (owner, holder) = (connect("owner one"), connect("holder"));
+        let arena = Arena::new(&owner, HostMemory::Memfd, 16 * PAGE_BYTES).expect("an arena");
+        let alloc = |pages: usize| arena.alloc(pages * PAGE_BYTES).expect("room");
+        let buffers: Vec<HostBuffer> = (1..=5).map(alloc).collect();
+        let handles = arena.register(&buffers, deadline).expect("connected");
+        let handles: Vec<Handle> = handles.into_iter().map(|it| it.expect("registered")).collect();
+        let import = |handle| {
+            let grant = holder.acquire(handle, deadline).expect("granted");
+            grant.import(Access::Read, 0).expect("mapped")
+        };
+        let imports = handles[..2].iter().map(import).collect();
+        holder.flush(deadline).expect("the broker knows that they are mapped");
+        Node {
+            handles,
+            admin_socket: places[1].clone(),
+            _imports: imports,
+            _buffers: buffers,
+            _clients: [owner, holder],
+            _broker: broker,
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = fdbroker(arguments);
+        command.env("FDBROKER_ADMIN_SOCKET", &self.admin_socket).output().expect("it starts")
+    }
+
+    /// Standard output of a command that must succeed.
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(end(&output), (Some(0), String::new()), "{arguments:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        assert_eq!(end(&output), (Some(0), String::new()), "{arguments:?}");
+        one_json_line(&output)
+    }
+}
+
+/// The words of each line.
+fn words(text: &str) -> Vec<Vec<&str>> {
+    text.lines().map(|line| line.split_whitespace().collect()).collect()
+}
+
+fn id(handle: &Handle) -> String {
+    handle.id().to_string()
+}
+
+#[test]
+fn ls_when_columns_are_chosen_then_those_in_table_and_json() {
+    let node = Node::start();
+    let text = node.text(&["ls", "-o", "size,NAME,open_leases", "--sort", "SIZE"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines[..3],
+        ["  SIZE  NAME       OPEN", " 4 KiB  owner one     0", " 8 KiB  owner one     0"]
+    );
+    assert_eq!(lines.len(), 6);
+
+    let added = node.text(&["ls", "-o", "+BASE,KEEP"]);
+    let heading = words(&added)[0].clone();
+    assert_eq!((heading[0], &heading[heading.len() - 2..]), ("ALLOCATION", &["BASE", "KEEP"][..]));
+
+    let found = node.json(&["ls", "--json", "-o", "SIZE,KEEP,OWNER", "--sort", "SIZE:desc"]);
+    let owner = std::process::id();
+    let expected =
+        serde_json::json!({ "size_bytes": 5 * PAGE_BYTES, "keep": false, "owner_pid": owner });
+    assert_eq!(found["allocations"][0], expected);
+}
+
+#[test]
+fn ls_when_json_then_every_column_with_its_type() {
+    let node = Node::start();
+    let columns = node.json(&["ls", "-H", "--json"]);
+    let found = node.json(&["ls", "--json"]);
+    let allocations = found["allocations"].as_array().expect("an array");
+    assert_eq!(allocations.len(), 5);
+    for column in columns["columns"].as_array().expect("an array") {
+        let (key, kind) = (column["key"].as_str().expect("text"), column["type"].as_str());
+        let value = &allocations[0][key];
+        let is_right = match kind.expect("text") {
+            "text" | "allocation" => value.is_string(),
+            "number" | "bytes" | "ms" => value.is_u64(),
+            "flag" => value.is_boolean(),
+            other => panic!("no type {other}"),
+        };
+        assert!(is_right, "{key}: {value}");
+    }
+}
+
+#[test]
+fn ls_when_filtered_and_sorted_then_those_in_that_order() {
+    let node = Node::start();
+    let sizes = |arguments: &[&str]| -> Vec<u64> {
+        let found = node.json(&[&["ls", "--json"], arguments].concat());
+        let found = found["allocations"].as_array().expect("an array");
+        found.iter().map(|it| it["size_bytes"].as_u64().expect("a number") / 4096).collect()
+    };
+    assert_eq!(sizes(&["--filter", "SIZE > 8KiB", "--sort", "SIZE:desc"]), [5, 4, 3]);
+    assert_eq!(sizes(&["--filter", "MAPPED == 1 or SIZE == 20480", "--sort", "size"]), [1, 2, 5]);
+    assert_eq!(sizes(&["--filter", "NAME == 'owner one' and OWNER == none"]), [0; 0]);
+    let first = id(&node.handles[0]);
+    assert_eq!(sizes(&["--filter", &format!("ALLOCATION == {first}")]), [1]);
+    let text = node.text(&["ls", "--no-headings", "--filter", "SIZE < 1KiB"]);
+    assert_eq!(text, "");
+    let text = node.text(&["ls", "--filter", "SIZE < 1KiB"]);
+    assert!(text.starts_with("ALLOCATION") && text.lines().count() == 1, "{text}");
+}
+
+#[test]
+fn lists_when_used_wrongly_then_exit_2_before_any_broker_is_asked() {
+    for arguments in [
+        &["ls", "-o", "COLOUR"][..],
+        &["ls", "--sort", "SIZE:up"],
+        &["ls", "--filter", "SIZE > "],
+        &["clients", "--filter", "SILENT > no"],
+        &["holders", "-o", ""],
+        &["show", "pid:1"],
+        &["show"],
+    ] {
+        let (code, stderr) = end(&run(arguments));
+        assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
+    }
+    let (_, stderr) = end(&run(&["ls", "-o", "COLOUR"]));
+    assert!(stderr.contains("ALLOCATION, STATE, KIND, SIZE"), "{stderr}");
+    for list in ["ls", "clients", "holders"] {
+        let (code, stderr) = end(&run(&[list, "-H"]));
+        assert_eq!(code, Some(0), "{stderr}");
+        assert_eq!(end(&run(&[list])).0, Some(3));
+    }
+    assert_eq!(end(&run(&["show", "1.1"])).0, Some(3));
+}
+
+#[test]
+fn clients_when_listed_then_each_process_with_what_it_has() {
+    let node = Node::start();
+    let found = node.json(&["clients", "--json", "--sort", "NAME"]);
+    let clients = found["clients"].as_array().expect("an array");
+    let names: Vec<&str> = clients.iter().filter_map(|it| it["name"].as_str()).collect();
+    assert_eq!(names, ["holder", "owner one"]);
+    assert_eq!(clients[0]["mapped_leases"], 2);
+    assert_eq!(clients[1]["allocations"], 5);
+    assert_eq!(clients[1]["held_bytes"], 15 * PAGE_BYTES);
+    for client in clients {
+        assert_eq!(client["pid"], std::process::id());
+        assert_eq!(client["uid"], Uid::effective().as_raw());
+        assert_eq!(client["silent"], false);
+    }
+    let text = node.text(&["clients", "-o", "NAME,MAPPED", "--filter", "MAPPED > 0"]);
+    assert_eq!(text, "NAME    MAPPED\nholder       2\n");
+}
+
+#[test]
+fn holders_when_a_subject_and_a_filter_then_what_both_choose() {
+    let node = Node::start();
+    let count = |arguments: &[&str]| {
+        let found = node.json(&[&["holders", "--json"], arguments].concat());
+        found["holders"].as_array().expect("an array").len()
+    };
+    let first = id(&node.handles[0]);
+    assert_eq!(count(&[]), 2);
+    assert_eq!(count(&[&first]), 1);
+    assert_eq!(count(&[&format!("pid:{}", std::process::id())]), 2);
+    assert_eq!(count(&["--filter", "STATE == mapped and NAME == holder and AGE < 1h"]), 2);
+    assert_eq!(count(&["--filter", &format!("ALLOCATION != {first}")]), 1);
+    assert_eq!(count(&[&id(&node.handles[4])]), 0);
+}
+
+#[test]
+fn show_when_an_allocation_then_all_of_it_and_its_holders() {
+    let node = Node::start();
+    let (first, last) = (id(&node.handles[0]), id(&node.handles[4]));
+    let found = node.json(&["show", &first, "--json"]);
+    assert_eq!(found["allocation"]["allocation"], first);
+    assert_eq!(found["allocation"]["size_bytes"], PAGE_BYTES);
+    assert_eq!(found["holders"][0]["name"], "holder");
+    let hex: String = node.handles[4].to_bytes().iter().map(|it| format!("{it:02x}")).collect();
+    let found = node.json(&["show", &hex, "--json"]);
+    assert_eq!(found["allocation"]["allocation"], last);
+    assert_eq!(found["holders"], serde_json::json!([]));
+
+    let text = node.text(&["show", &last]);
+    let lines = words(&text);
+    assert!(lines.contains(&vec!["SIZE", "20", "KiB", "(20480)"]), "{text}");
+    assert!(lines.contains(&vec!["RECALLABLE", "yes"]), "{text}");
+    assert!(lines.last().is_some_and(|line| line[0] == "HOLDER"), "{text}");
+
+    let (code, stderr) = end(&node.run(&["show", "999999.1"]));
+    assert_eq!(code, Some(4), "{stderr}");
+    assert!(stderr.contains("fdbroker ls"), "{stderr}");
+}

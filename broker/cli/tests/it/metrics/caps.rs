@@ -1,0 +1,96 @@
+//! Caps: as set at run time, as configured, as configured again; and that there is no number of one that is none.
+
+use super::page::Page;
+use super::rig::Broker;
+use super::seen::{Scenario, Seen};
+use crate::common::TestDir;
+
+pub static SET: Scenario = Scenario::new(set);
+pub static RELOADED: Scenario = Scenario::new(reloaded);
+pub static TABLE: Scenario = Scenario::new(table);
+
+#[test]
+fn metrics_when_caps_are_set_at_run_time_then_shown_and_one_taken_away_has_no_number() {
+    SET.seen();
+}
+
+#[test]
+fn metrics_when_caps_of_the_file_change_and_it_is_read_again_then_shown() {
+    RELOADED.seen();
+}
+
+#[test]
+fn metrics_when_the_fd_table_is_larger_then_so_is_its_cap() {
+    TABLE.seen();
+}
+
+/// Names in the configuration, and of the series.
+const CAPS: [(&str, &str); 7] = [
+    ("fds", "fdbroker_cap_fds"),
+    ("held_fds", "fdbroker_held_cap_fds"),
+    ("held_bytes", "fdbroker_held_cap_bytes"),
+    ("open_leases", "fdbroker_open_cap_leases"),
+    ("mapped_leases", "fdbroker_mapped_cap_leases"),
+    ("allocations", "fdbroker_cap_allocations"),
+    ("kept_allocations", "fdbroker_kept_cap_allocations"),
+];
+
+/// All different, and different for another `base`.
+fn values(base: u64) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    CAPS.into_iter().zip(base..).map(|((key, series), value)| (key, series, value))
+}
+
+fn see_values(broker: &Broker, seen: &mut Seen, base: u64) -> Page {
+    let rows: Vec<_> = values(base).map(|(_, series, value)| (series, value)).collect();
+    broker.see(seen, &rows)
+}
+
+fn set_limits(broker: &Broker, limits: &[String]) {
+    let limits = limits.iter().map(String::as_str);
+    broker.run(&["limits", "set"].into_iter().chain(limits).collect::<Vec<_>>());
+}
+
+fn set(seen: &mut Seen) {
+    let broker = Broker::start("metrics-caps", &[]);
+    for base in [100, 200] {
+        let limits = values(base).map(|(key, _, value)| format!("node.{key}={value}"));
+        set_limits(&broker, &limits.collect::<Vec<_>>());
+        see_values(&broker, seen, base);
+    }
+    set_limits(&broker, &CAPS.map(|(key, _)| format!("node.{key}=none")));
+    let page = broker.page();
+    for (_, series) in CAPS {
+        assert_eq!(page.find(series), None, "{series}");
+        assert!(page.families.contains_key(series), "{series}");
+    }
+}
+
+fn reloaded(seen: &mut Seen) {
+    let dir = TestDir::new("metrics-reload");
+    let file = dir.path().join("fdbrokerd.toml");
+    let write = |base| {
+        let lines: String =
+            values(base).map(|(key, _, value)| format!("{key} = {value}\n")).collect();
+        std::fs::write(&file, format!("[caps.node]\n{lines}")).expect("written");
+    };
+    write(300);
+    let broker = Broker::start_with(dir, &["--config", file.to_str().expect("UTF-8")]);
+    see_values(&broker, seen, 300);
+    write(400);
+    broker.running.signal("HUP");
+    see_values(&broker, seen, 400);
+}
+
+/// What is beside the clients' places in the table is the same in all, but for a place of each client.
+fn table(seen: &mut Seen) {
+    let start = |table_fds: u64, clients: u64| {
+        let table_fds = format!("limits.table_fds={table_fds}");
+        let max_clients = format!("limits.max_clients={clients}");
+        Broker::start("metrics-table", &[&table_fds, &max_clients])
+    };
+    let series = "fdbroker_table_cap_fds";
+    let least = start(1000, 8).page().get(series) as u64;
+    assert!((1..1000).contains(&least), "{least}");
+    start(1024, 8).see(seen, &[(series, least + 24)]);
+    start(1024, 16).see(seen, &[(series, least + 24 - 8)]);
+}

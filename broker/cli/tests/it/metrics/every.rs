@@ -1,0 +1,35 @@
+//! That no metric is without a test: each that a broker gives is seen to change by a scenario of this program.
+
+use super::rig::Broker;
+use super::seen::Scenario;
+use super::{caps, closing, full, lasting, recall, server, sharing};
+use std::collections::BTreeSet;
+
+/// All of them.
+static SCENARIOS: [&Scenario; 11] = [
+    &caps::SET,
+    &caps::RELOADED,
+    &caps::TABLE,
+    &closing::HUNG,
+    &full::REFUSED,
+    &full::RECLAIMED,
+    &lasting::UPTIME,
+    &recall::ANSWERED,
+    &recall::SILENT,
+    &server::UP,
+    &sharing::SHARED,
+];
+
+/// Which cannot change: it tells the release of the command.
+const CONSTANT: &str = "fdbroker_build_info";
+
+#[test]
+fn metrics_when_every_scenario_has_been_played_then_each_that_there_is_has_changed_as_predicted() {
+    let names = Broker::start("metrics-every", &[]).page().names();
+    let moved = SCENARIOS.iter().flat_map(|scenario| scenario.seen().moved());
+    let moved: BTreeSet<_> = moved.chain([CONSTANT.to_owned()]).collect();
+    let without: BTreeSet<_> = names.difference(&moved).collect();
+    assert!(without.is_empty(), "no scenario changes {without:?}: add it to one");
+    let unknown: BTreeSet<_> = moved.difference(&names).collect();
+    assert!(unknown.is_empty(), "a broker does not have {unknown:?}");
+}

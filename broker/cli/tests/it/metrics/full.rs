@@ -1,0 +1,73 @@
+//! Caps that are full: what is refused, and what holders are asked for.
+
+use super::rig::{Broker, NO_CREDIT, memfd, recallable, soon};
+use super::seen::{Scenario, Seen};
+use crate::common::wait_for;
+use fdbroker_client::{ErrorCode, Grant, Notice};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub static REFUSED: Scenario = Scenario::new(refused);
+pub static RECLAIMED: Scenario = Scenario::new(reclaimed);
+
+#[test]
+fn metrics_when_a_cap_is_full_then_each_request_refused_is_counted() {
+    REFUSED.seen();
+}
+
+#[test]
+fn metrics_when_holders_are_asked_for_leases_then_as_many_are_counted() {
+    RECLAIMED.seen();
+}
+
+fn refused(seen: &mut Seen) {
+    let broker = Broker::start("metrics-refused", &[NO_CREDIT, "caps.client.allocations=1"]);
+    let client = broker.client();
+    client.register(&recallable(1), memfd(1).as_fd(), soon()).expect("registered");
+    for refusals in 0..3 {
+        broker.see(seen, &[("fdbroker_requests_refused_total", refusals)]);
+        let error = client.register(&recallable(1), memfd(1).as_fd(), soon()).expect_err("full");
+        assert_eq!(error.code, ErrorCode::NoQuota);
+    }
+    broker.see(seen, &[("fdbroker_allocations", 1), ("fdbroker_requests_refused_total", 3)]);
+}
+
+fn reclaimed(seen: &mut Seen) {
+    let broker = Broker::start("metrics-reclaimed", &[NO_CREDIT, "caps.node.open_leases=3"]);
+    let held = Arc::new(Mutex::new(Vec::<Grant>::new()));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (to_give_back, counted) = (Arc::clone(&held), Arc::clone(&asked));
+    let holder = broker.client_with(1, |builder| {
+        builder.on_notice(Box::new(move |notice| {
+            // Gives back all that it has.
+            if let Notice::Reclaim { leases } = notice {
+                counted.fetch_add(leases.len(), Ordering::Relaxed);
+                to_give_back.lock().expect("nobody panics with it").clear();
+            }
+        }))
+    });
+    let registered = holder.register(&recallable(1), memfd(1).as_fd(), soon());
+    let handle = registered.expect("registered").handle;
+    let grants = (0..3).map(|_| holder.acquire(&handle, soon()).expect("a grant")).collect();
+    *held.lock().expect("nobody panics with it") = grants;
+    let series = "fdbroker_leases_reclaimed_total";
+    broker.see(seen, &[("fdbroker_open_leases", 3), (series, 0)]);
+
+    let other = broker.client();
+    let grant = other.acquire(&handle, soon()).expect("a grant");
+    let given_back = [
+        ("fdbroker_open_leases", 1),
+        ("fdbroker_requests_parked_total", 1),
+        ("fdbroker_requests_refused_total", 0),
+    ];
+    broker.see(seen, &given_back);
+    // All three at once; and again, should this process not have run for as long as the broker waits for an answer.
+    let found = wait_for("as many as the holder was asked for", || {
+        let found = broker.page().get(series);
+        (found == asked.load(Ordering::Relaxed) as f64).then_some(found)
+    });
+    assert!(found >= 3.0, "{found}");
+    seen.note(series, found);
+    drop(grant);
+}

@@ -1,0 +1,240 @@
+//! `fdbroker watch` over the end of its broker: taken over by another, killed and started again, gone for good.
+
+use crate::common::{Running, TestDir, end, fdbroker, one_json_line, wait_for};
+use fdbroker_client::Client;
+use fdbrokerd::limits::MAX_ADMIN_WATCHES;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
+use nix::sys::socket::{accept, bind, listen, socket};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// A place for brokers, one after the other.
+struct Place(TestDir);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        Place(TestDir::new(&format!("watch-{name}")))
+    }
+
+    /// Starts one, and waits until it serves.
+    fn broker(&self, more: &[&str]) -> Running {
+        let mut command = fdbroker(&["broker", "--ready-fd", "1", "--private"]);
+        command.arg(self.0.path()).args(more).env_remove("FDBROKER_ADMIN_SOCKET");
+        let mut broker = Running::start(command);
+        let mut said = [0; 6];
+        let ready = broker.0.stdout.as_mut().expect("piped").read_exact(&mut said);
+        match ready.is_ok() && &said == b"READY\n" {
+            true => broker,
+            false => panic!("it does not serve: {}", end(&broker.end()).1),
+        }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = fdbroker(arguments);
+        command.env("FDBROKER_ADMIN_SOCKET", self.0.path().join("fdbroker-admin/admin.sock"));
+        command
+    }
+
+    /// Something happens: a client comes and goes.
+    fn probe(&self) {
+        let socket: PathBuf = self.0.path().join("fdbroker/broker.sock");
+        let _ = Client::builder().name("probe").socket(&socket).connect();
+    }
+
+    fn incarnation(&self) -> Value {
+        let output = self.command(&["status", "--json"]).output().expect("it starts");
+        one_json_line(&output)["incarnation"].clone()
+    }
+}
+
+/// A watcher whose events are read as they come.
+struct Watch {
+    running: Running,
+    events: Receiver<Value>,
+}
+
+impl Watch {
+    fn start(place: &Place) -> Self {
+        let mut running = Running::start(place.command(&["watch", "--json"]));
+        let lines = BufReader::new(running.0.stdout.take().expect("piped")).lines();
+        let (tell, events) = channel();
+        std::thread::spawn(move || {
+            for line in lines {
+                let event = serde_json::from_str(&line.expect("readable")).expect("JSON");
+                if tell.send(event).is_err() {
+                    return;
+                }
+            }
+        });
+        Watch { running, events }
+    }
+
+    /// The next event of this kind; things happen until it comes.
+    fn wait_for(&self, place: &Place, kind: &str) -> Value {
+        wait_for(kind, || {
+            place.probe();
+            self.events.try_iter().find(|event| event["event"] == kind)
+        })
+    }
+}
+
+#[test]
+fn watch_when_taken_over_and_killed_then_it_goes_on_and_says_what_may_be_missing() {
+    let place = Place::new("over");
+    let first = place.broker(&[]);
+    let watch = Watch::start(&place);
+    watch.wait_for(&place, "connected");
+    let before = place.incarnation();
+
+    let second = place.broker(&["--takeover"]);
+    assert_eq!(end(&first.end()).0, Some(0), "the first one ends in order");
+    let event = watch.wait_for(&place, "reconnected");
+    assert_eq!((&event["continued"], &event["broker_pid"]), (&true.into(), &second.pid().into()));
+    assert_eq!(event["incarnation"], before);
+    assert!(event["gap_seconds"].as_f64().is_some_and(|gap| gap >= 0.0), "{event}");
+    // Of this century: seconds since 1970 and nothing else.
+    let time = event["time_seconds"].as_f64().expect("a number");
+    assert!((1e9..1e10).contains(&time), "{event}");
+    watch.wait_for(&place, "connected");
+
+    second.signal("KILL");
+    second.end();
+    let third = place.broker(&[]);
+    let event = watch.wait_for(&place, "reconnected");
+    assert_eq!((&event["continued"], &event["broker_pid"]), (&false.into(), &third.pid().into()));
+    assert_ne!(event["incarnation"], before);
+    watch.wait_for(&place, "connected");
+
+    watch.running.signal("INT");
+    assert_eq!(end(&watch.running.end()).0, Some(0));
+}
+
+/// Its stderr until `text` is in it.
+fn read_until(running: &mut Running, text: &str) -> String {
+    let mut said = String::new();
+    let mut lines = BufReader::new(running.0.stderr.take().expect("piped"));
+    while !said.contains(text) {
+        let count = lines.read_line(&mut said).expect("readable");
+        assert!(count > 0, "it ended without `{text}`: {said}");
+    }
+    running.0.stderr = Some(lines.into_inner());
+    said
+}
+
+/// One for people, which is known to watch.
+fn watch_of_people(place: &Place) -> Running {
+    let mut watch = Running::start(place.command(&["watch"]));
+    let mut lines = BufReader::new(watch.0.stdout.take().expect("piped"));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let mut line = String::new();
+            lines.read_line(&mut line).expect("readable");
+            line
+        });
+        while !first.is_finished() {
+            place.probe();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(first.join().expect("no panic").contains("probe"));
+    });
+    watch.0.stdout = Some(lines.into_inner());
+    watch
+}
+
+#[test]
+fn watch_when_the_broker_is_gone_for_good_then_exit_3_with_cause_and_remedy() {
+    let place = Place::new("gone");
+    let first = place.broker(&[]);
+    let mut watch = watch_of_people(&place);
+    let second = place.broker(&["--takeover"]);
+    first.end();
+    let said = read_until(&mut watch, "is not shown\n");
+    assert!(said.contains("has ended; waiting up to 10 s"), "{said}");
+    let back = format!("watching broker {}, which goes on where the former one was", second.pid());
+    assert!(said.contains(&back), "{said}");
+    second.signal("TERM");
+    second.end();
+    let (code, stderr) = end(&watch.end());
+    assert_eq!(code, Some(3), "{stderr}");
+    for text in ["none has come in its place within 10 s", "No such file", "start it again"] {
+        assert!(stderr.contains(text), "{text}: {stderr}");
+    }
+}
+
+#[test]
+fn watch_when_the_broker_was_stopped_and_its_service_manager_listens_then_it_is_not_started() {
+    let place = Place::new("stopped");
+    let broker = place.broker(&[]);
+    let watch = watch_of_people(&place);
+    broker.signal("KILL");
+    broker.end();
+    // As systemd does for a service that is stopped: whoever connects has it started.
+    let path = place.0.path().join("fdbroker-admin/admin.sock");
+    std::fs::remove_file(&path).expect("its socket");
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let manager = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
+    bind(manager.as_raw_fd(), &UnixAddr::new(&path).expect("short")).expect("free");
+    listen(&manager, Backlog::new(8).expect("small")).expect("listens");
+    let (code, stderr) = end(&watch.end());
+    assert_eq!(code, Some(3), "{stderr}");
+    assert!(stderr.contains("none has come in its place") && stderr.contains("start it again"));
+    assert_eq!(accept(manager.as_raw_fd()), Err(Errno::EAGAIN), "it was asked for");
+}
+
+#[test]
+fn watch_when_interrupted_while_it_waits_for_a_broker_then_it_ends_with_0() {
+    let place = Place::new("interrupted");
+    let broker = place.broker(&[]);
+    let mut watch = watch_of_people(&place);
+    broker.signal("KILL");
+    broker.end();
+    read_until(&mut watch, "waiting up to");
+    watch.signal("INT");
+    let output = watch.end();
+    assert_eq!(output.status.code(), Some(0), "{}", end(&output).1);
+}
+
+#[test]
+fn watch_when_as_many_do_as_may_then_it_says_so_and_commands_are_answered() {
+    let place = Place::new("many");
+    let broker = place.broker(&[]);
+    let watches: Vec<Watch> = (0..MAX_ADMIN_WATCHES).map(|_| Watch::start(&place)).collect();
+    for watch in &watches {
+        watch.wait_for(&place, "connected");
+    }
+    let late = place.command(&["watch"]).output().expect("it starts");
+    let (code, stderr) = end(&late);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("as many watch as may"), "{stderr}");
+    let list = place.command(&["ls"]).output().expect("it starts");
+    assert_eq!(end(&list), (Some(0), String::new()));
+    let top = place.command(&["top", "--once"]).output().expect("it starts");
+    let frame = String::from_utf8_lossy(&top.stdout);
+    assert!(frame.contains("as many watch as may"), "{frame}");
+    drop((watches, broker));
+}
+
+#[test]
+fn watch_when_drained_then_whoever_is_turned_away_is_told_and_counted() {
+    let place = Place::new("drained");
+    let broker = place.broker(&[]);
+    let watch = Watch::start(&place);
+    watch.wait_for(&place, "connected");
+    let drained = place.command(&["drain", "--wait", "0"]).output().expect("it starts");
+    assert_ne!(end(&drained).0, Some(2), "it is asked as it should be");
+    let mut demo = place.command(&["demo", "--ranks", "2", "--buffers", "2"]);
+    demo.env("FDBROKER_SOCKET", place.0.path().join("fdbroker/broker.sock"));
+    let demo = demo.output().expect("it starts");
+    assert_ne!(demo.status.code(), Some(0));
+    let refusal = watch.wait_for(&place, "refusal");
+    assert!(refusal.to_string().contains("SHUTTING_DOWN"), "{refusal}");
+    let status = one_json_line(&place.command(&["status", "--json"]).output().expect("it starts"));
+    assert!(status["refusals"].as_u64().is_some_and(|count| count > 0), "{status}");
+    drop((watch, broker));
+}

@@ -1,0 +1,198 @@
+//! Settings as an administrator meets them: `--check-config`, precedence, errors with their remedy,
+//! help.
+
+use crate::common::program;
+use std::process::{Command, Output, Stdio};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn check(command: &mut Command) -> (Output, String, String) {
+    let output = command.arg("--check-config").output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    (output, out, err)
+}
+
+fn file(content: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), content).unwrap();
+    file
+}
+
+#[test]
+fn check_config_when_good_then_every_value_with_its_origin() {
+    let file = file("[caps.node]\nfds = 4000\n[limits]\nmax_clients = 7\n");
+    let (output, out, _) = check(program().arg("--config").arg(file.path()));
+    assert_eq!(output.status.code(), Some(0));
+    for line in [
+        "max_clients = 7  # file",
+        "fds = 4000  # file",
+        "recall_timeout_ms = 2000  # default",
+        "base_credits = 3  # default",
+        "mode = 0o666  # default",
+    ] {
+        assert!(out.lines().any(|have| have == line), "{line} in\n{out}");
+    }
+}
+
+#[test]
+fn check_config_when_nobody_can_be_told_then_the_exit_status_tells() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for asked in ["--check-config", "--help", "--version"] {
+        let output = program().arg(asked).stdout(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{asked}");
+        assert!(text(&output.stderr).contains("No space left"), "{output:?}");
+    }
+    let mut command = program();
+    command.args(["--check-config", "--config", "/no/such/file"]).stderr(full());
+    assert_eq!(command.output().unwrap().status.code(), Some(1));
+}
+
+#[test]
+fn check_config_when_printed_then_it_is_a_configuration_that_gives_the_same() {
+    let settings = |out: &str| -> Vec<String> {
+        let values = out.lines().filter(|line| !line.starts_with('#'));
+        values.map(|line| line.split("  # ").next().unwrap_or_default().to_owned()).collect()
+    };
+    let (_, first, _) = check(program().args(["--set", "limits.max_clients=9", "--log", "debug"]));
+    let file = file(&first);
+    let (output, second, err) = check(program().arg("--config").arg(file.path()));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert_eq!(settings(&first), settings(&second));
+}
+
+#[test]
+fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_start_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| format!("{:?}", dir.path().join(name));
+    let listener = |path: &str| format!("[[listener]]\npath = {path}\n");
+    let (a, b, long) = (at("c/a.sock"), at("d/b.sock"), at(&"x".repeat(107)));
+    let admin = format!("admin_socket = {}\n", at("admin/admin.sock"));
+    for (content, part) in [
+        (format!("{admin}{0}{1}{0}", listener(&a), listener(&b)), "another listener has the same"),
+        (format!("admin_socket = {a}\n{}", listener(&a)), "admin_socket has the same path"),
+        (format!("admin_socket = {long}\n{}", listener(&a)), "allows a socket's 107"),
+        (admin.clone() + &listener(&long), "allows a socket's 107"),
+        (format!("admin_socket = \"/proc/a/admin.sock\"\n{}", listener(&a)), "/proc/a"),
+        (admin.clone() + &listener("\"a/b.sock\""), "the path is relative"),
+        (format!("admin_socket = \"admin.sock\"\n{}", listener(&a)), "the path is relative"),
+        (admin.clone() + &listener("\"/\""), "the path names a directory"),
+        (format!("{admin}{}mode = 999\n", listener(&a)), "written in octal"),
+        (format!("{admin}{}mode = 600\n", listener(&a)), "written in octal"),
+    ] {
+        let file = file(&content);
+        let (output, _, err) = check(program().arg("--config").arg(file.path()));
+        assert_eq!(output.status.code(), Some(1), "{content}");
+        assert!(err.contains(part), "{part} in {err}");
+        // One that does start ends at once, without an error.
+        let mut start = program();
+        start.args(["--until-eof", "0", "--config"]).arg(file.path()).stdin(Stdio::piped());
+        let started = start.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = started.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{content}");
+        let said = without_program(&err);
+        let at_start = text(&output.stderr);
+        assert!(at_start.contains(said), "{said} in {at_start}");
+    }
+}
+
+/// An error without who says it.
+fn without_program(line: &str) -> &str {
+    line.trim_end().trim_start_matches("fdbrokerd: ")
+}
+
+#[test]
+fn check_config_when_a_directory_is_missing_then_said_and_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("c/a.sock");
+    let (output, out, err) = check(program().arg("--socket").arg(&socket));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let missing = format!(
+        "not tried, since it changes the machine: making the directory {}",
+        dir.path().join("c").display()
+    );
+    assert!(out.contains(&missing), "{missing} in {out}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn precedence_when_all_are_set_then_flag_environment_file_default() {
+    let file = file("[caps.node]\nfds = 1000\n");
+    let fds = |command: &mut Command| {
+        let (_, out, err) = check(command.arg("--config").arg(file.path()));
+        out.lines().find(|line| line.starts_with("fds = ")).unwrap_or(&err).to_owned()
+    };
+    assert_eq!(fds(&mut program()), "fds = 1000  # file");
+    assert_eq!(fds(program().env("FDBROKER_MAX_FDS", "2000")), "fds = 2000  # environment");
+    let flag = fds(program().env("FDBROKER_MAX_FDS", "2000").args(["--max-fds", "3000"]));
+    assert_eq!(flag, "fds = 3000  # flag");
+    let set = fds(program().env("FDBROKER_MAX_FDS", "2000").args(["--set", "caps.node.fds=5"]));
+    assert_eq!(set, "fds = 5  # flag --set");
+}
+
+#[test]
+fn check_config_when_a_key_is_unknown_then_file_line_key_and_remedy() {
+    let file = file("[limits]\nmax_clients = 7\nmax_cleints = 8\n");
+    let (output, _, err) = check(program().arg("--config").arg(file.path()));
+    assert_eq!(output.status.code(), Some(1));
+    let path = file.path().display().to_string();
+    for part in [path.as_str(), "line 3", "unknown field `max_cleints`", "correct the line"] {
+        assert!(err.contains(part), "{part} in {err}");
+    }
+}
+
+#[test]
+fn check_config_when_a_value_cannot_be_used_then_its_source_is_named() {
+    let (output, _, err) = check(program().env("FDBROKER_MAX_FDS", "many"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("FDBROKER_MAX_FDS") && err.contains("`many`"), "{err}");
+    let (output, _, err) = check(program().args(["--config", "/nonexistent/x.toml"]));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("cannot read /nonexistent/x.toml"), "{err}");
+    let (output, _, err) = check(program().args(["--set", "limits.max_credits=300"]));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("max_credits = 300 must be from 1 to 253"), "{err}");
+}
+
+#[test]
+fn places_when_named_then_the_admin_directory_follows() {
+    let sockets = |command: &mut Command| {
+        let (_, out, _) = check(command);
+        let value = |key: &str| {
+            let line = out.lines().find_map(|line| line.strip_prefix(&format!("{key} = ")));
+            line.unwrap().split('"').nth(1).unwrap().to_owned()
+        };
+        (value("path"), value("admin_socket"))
+    };
+    let pair = |path: &str, admin: &str| (path.to_owned(), admin.to_owned());
+    assert_eq!(
+        sockets(program().env("FDBROKER_SOCKET", "/x/y/b.sock")),
+        pair("/x/y/b.sock", "/x/y-admin/admin.sock")
+    );
+    assert_eq!(
+        sockets(program().args(["--private", "/job"]).env("FDBROKER_SOCKET", "/x/y/b.sock")),
+        pair("/job/fdbroker/broker.sock", "/job/fdbroker-admin/admin.sock")
+    );
+    assert_eq!(
+        sockets(program().env("FDBROKER_ADMIN_SOCKET", "/a/b").args(["--socket", "/x/c"])),
+        pair("/x/c", "/a/b")
+    );
+    let file = file("[[listener]]\npath = \"/p/q/r.sock\"\n[[listener]]\npath = \"/s/t\"\n");
+    assert_eq!(
+        sockets(program().arg("--config").arg(file.path())),
+        pair("/p/q/r.sock", "/p/q-admin/admin.sock")
+    );
+}
+
+#[test]
+fn usage_when_wrong_then_exit_2_and_help_teaches() {
+    let output = program().arg("--no-such-flag").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let output = program().arg("--help").output().unwrap();
+    let help = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    for part in ["Examples:", "Environment:", "FDBROKER_SOCKET", "--check-config", "Exit status:"] {
+        assert!(help.contains(part), "{part} in\n{help}");
+    }
+}

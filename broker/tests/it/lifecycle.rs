@@ -1,0 +1,313 @@
+//! The daemon as a process: start, modes, end, death, restart, and what is refused at the start.
+//! Must never depend on time.
+
+use crate::common::*;
+use fdbroker_protocol::page::{FUTEX_OWNER_DIED, LIVENESS_OFFSET, generation_offset, is_alive};
+use fdbroker_protocol::{ErrorCode, Kind};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn word(page: &OwnedFd, offset: usize) -> u32 {
+    let file = std::fs::File::from(page.try_clone().unwrap());
+    let mut bytes = [0; 4];
+    file.read_exact_at(&mut bytes, offset as u64).unwrap();
+    u32::from_ne_bytes(bytes)
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn end_when_asked_then_clients_are_told_and_sockets_are_gone() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut broker = Broker::start(&[]);
+        let client = Client::connect(&broker.socket());
+        broker.signal(signal);
+        assert_eq!(client.event.recv().kind(), Kind::GoingAway);
+        client.main.expect_end();
+        assert_eq!(broker.child.wait().unwrap().code(), Some(0));
+        assert!(!broker.socket().exists());
+        assert!(!broker.admin_dir().join("admin.sock").exists());
+        assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)));
+        let log = broker.stderr();
+        assert!(log.contains("<6>serving ") && log.contains("<6>ended"), "{log}");
+    }
+}
+
+#[test]
+fn end_when_the_signal_was_ignored_at_the_start_then_it_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = program();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' TERM INT; exec \"$0\" \"$@\""]).arg(broker.get_program());
+    shell.arg("--private").arg(dir.path()).args(["--ready-fd", "1"]);
+    let mut child = wait_ready(shell);
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        kill(pid, signal).unwrap();
+        // It had its chance to end.
+        drop(Client::connect(&socket_in(dir.path())));
+    }
+    drop(Client::connect(&socket_in(dir.path())));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn end_when_until_eof_ends_then_as_by_a_signal() {
+    let (ours, theirs) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+    // Inherited by number.
+    nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let number = ours.as_raw_fd().to_string();
+    let mut child = start_in(dir.path(), &["--until-eof", &number]);
+    let client = Client::connect(&socket_in(dir.path()));
+    drop(ours);
+    drop(theirs);
+    assert_eq!(client.event.recv().kind(), Kind::GoingAway);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn modes_when_private_then_nobody_else_may_connect() {
+    let broker = Broker::start(&[]);
+    let (socket, admin) = (broker.socket(), broker.admin_dir());
+    assert_eq!((mode(socket.parent().unwrap()), mode(&socket)), (0o700, 0o600));
+    assert_eq!((mode(&admin), mode(&admin.join("admin.sock"))), (0o700, 0o600));
+    for file in ["node.key", "generations", "lock"] {
+        assert_eq!(mode(&admin.join(file)), 0o600, "{file}");
+    }
+}
+
+#[test]
+fn modes_when_service_then_all_may_connect_none_may_administrate_and_it_is_not_dumpable() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let socket = socket_in(dir.path());
+    let mut command = program();
+    command.arg("--socket").arg(&socket).args(["--ready-fd", "1"]);
+    let is_root = nix::unistd::geteuid().is_root();
+    if is_root {
+        command.uid(12345).gid(12345);
+    }
+    let child = wait_ready(command);
+    let broker = Broker { child, dir };
+    let admin = broker.admin_dir();
+    assert_eq!((mode(socket.parent().unwrap()), mode(&socket)), (0o755, 0o666));
+    assert_eq!((mode(&admin), mode(&admin.join("admin.sock"))), (0o700, 0o600));
+    if is_root {
+        // Files in /proc/PID of a process that is not dumpable belong to root (proc(5)).
+        let environ = format!("/proc/{}/environ", broker.child.id());
+        let owner = std::fs::metadata(environ).unwrap().uid();
+        assert_eq!(owner, 0);
+        Client::connect(&socket).register_memfds(2);
+    }
+}
+
+#[test]
+fn death_when_killed_then_the_kernel_marks_the_page_and_a_new_broker_takes_over() {
+    let mut broker = Broker::start(&[]);
+    let mut client = Client::connect(&broker.socket());
+    let handle = client.register_memfds(1)[0];
+    let slot = handle.prefix.slot.get();
+    let before = word(&client.page, LIVENESS_OFFSET);
+    assert!(is_alive(before));
+    assert_ne!(word(&client.page, generation_offset(slot)), 0);
+
+    broker.child.kill().unwrap();
+    broker.child.wait().unwrap();
+    let after = word(&client.page, LIVENESS_OFFSET);
+    assert_eq!(after & FUTEX_OWNER_DIED, FUTEX_OWNER_DIED);
+    assert!(!is_alive(after));
+    client.main.expect_end();
+
+    broker.child = start_in(broker.dir.path(), &["--set", "limits.grace_ms=100"]);
+    let mut again = Client::connect(&broker.socket());
+    assert_ne!(again.hello.incarnation, client.hello.incarnation);
+    assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)), "to who still maps it, it stays dead");
+    assert!(is_alive(word(&again.page, LIVENESS_OFFSET)));
+    // The key is the same; its owner has its time to name it again, and does not.
+    let status = again.acquire(&[handle.prefix], 20_000).grants()[0].status;
+    assert_eq!(status.result(), Err(ErrorCode::OwnerGone));
+    let new = again.register_memfds(1)[0];
+    assert!(new.prefix.generation.get() > handle.prefix.generation.get());
+}
+
+#[test]
+fn restart_when_key_or_page_is_missing_or_broken_then_both_are_new() {
+    for (name, content) in [
+        ("node.key", None),
+        ("node.key", Some(&b"short"[..])),
+        ("generations", None),
+        ("generations", Some(&b"not a page"[..])),
+    ] {
+        let mut broker = Broker::start(&[]);
+        let key_path = broker.admin_dir().join("node.key");
+        let key = std::fs::read(&key_path).unwrap();
+        let handle = Client::connect(&broker.socket()).register_memfds(1)[0];
+        broker.end();
+        let path = broker.admin_dir().join(name);
+        match content {
+            None => std::fs::remove_file(&path).unwrap(),
+            Some(bytes) => std::fs::write(&path, bytes).unwrap(),
+        }
+        broker.child = start_in(broker.dir.path(), &[]);
+        assert_ne!(std::fs::read(&key_path).unwrap(), key, "{name}");
+        let mut client = Client::connect(&broker.socket());
+        let status = client.acquire(&[handle.prefix], 0).grants()[0].status;
+        assert_eq!(status.result(), Err(ErrorCode::BadHandle), "{name}");
+    }
+}
+
+#[test]
+fn restart_when_the_number_of_slots_changed_then_generations_still_grow() {
+    let mut broker = Broker::start(&["--set", "limits.max_slots=4"]);
+    let mut client = Client::connect(&broker.socket());
+    let high = client.register_memfds(3).iter().map(|it| it.prefix.generation.get()).max().unwrap();
+    broker.end();
+    broker.child = start_in(broker.dir.path(), &["--set", "limits.max_slots=8"]);
+    let mut client = Client::connect(&broker.socket());
+    assert_eq!(client.hello.page_slots.get(), 8);
+    assert!(client.register_memfds(1)[0].prefix.generation.get() > high);
+}
+
+fn refused(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn start_when_another_broker_serves_the_place_then_refused_and_left_alone() {
+    let broker = Broker::start(&[]);
+    let error = refused(program().arg("--private").arg(broker.dir.path()));
+    assert!(error.contains("another broker serves"), "{error}");
+    // The same socket, administrated from elsewhere.
+    let dir = tempfile::tempdir().unwrap();
+    let admin = dir.path().join("elsewhere/admin.sock");
+    let socket = broker.socket();
+    let error = refused(program().arg("--socket").arg(&socket).arg("--admin-socket").arg(admin));
+    assert!(error.contains("another broker serves"), "{error}");
+    Client::connect(&broker.socket());
+}
+
+#[test]
+fn start_when_the_admin_directory_is_writable_by_others_then_refused_with_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let admin = dir.path().join("fdbroker-admin");
+    std::fs::create_dir(&admin).unwrap();
+    std::fs::set_permissions(&admin, PermissionsExt::from_mode(0o777)).unwrap();
+    let error = refused(program().arg("--private").arg(dir.path()));
+    assert!(error.contains("not safe") && error.contains("chmod go-w"), "{error}");
+}
+
+#[test]
+fn start_when_the_fd_table_is_too_small_then_refused_with_the_number_needed() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = refused(program().arg("--private").arg(dir.path()).args(["--table-fds", "100"]));
+    assert!(error.contains("100 fds are too few") && error.contains("allow at least"), "{error}");
+}
+
+#[test]
+fn table_when_1024_fds_are_allowed_then_served_and_never_more() {
+    let mut broker = Broker::start(&["--table-fds", "1024"]);
+    let mut client = Client::connect(&broker.socket());
+    let handles = client.register_memfds(300);
+    assert_eq!(handles.len(), 300);
+    assert!(broker.open_fds() < 1024 - 253);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", broker.child.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(line.split_whitespace().nth(3), Some("1024"));
+    broker.end();
+}
+
+#[test]
+fn accept_when_no_fd_is_free_then_the_connection_waits_and_is_served_later() {
+    let broker = Broker::start(&[]);
+    let pid = i32::try_from(broker.child.id()).unwrap();
+    let set_soft = |soft: u64| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: reads into and writes from one local structure.
+        unsafe {
+            assert_eq!(
+                libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit),
+                0
+            );
+            let former = limit.rlim_cur;
+            limit.rlim_cur = soft;
+            let set =
+                libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut());
+            assert_eq!(set, 0);
+            former
+        }
+    };
+    // Not even one that the daemon has just closed.
+    let former = set_soft(0);
+    let waiting = Socket::connect(&broker.socket());
+    waiting.send(&hello_bytes(1), &[]);
+    waiting.expect_silence();
+    set_soft(former);
+    assert_eq!(waiting.recv().kind(), Kind::HelloReply);
+}
+
+/// Not a test of its own: a client process for the test below, when it is told so.
+#[test]
+fn helper_client_process() {
+    let Ok(socket) = std::env::var("FDBROKERD_TEST_SOCKET") else { return };
+    let mut client = Client::connect(Path::new(&socket));
+    // A request answered: the broker has closed its copies of what hello's reply carried, and the
+    // test may count its fds.
+    client.release(&[u64::MAX]);
+    for fd in [&client.main.0, &client.event.0] {
+        nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+    }
+    // An heir that holds both sockets.
+    #[allow(clippy::zombie_processes)] // it outlives this process, and the test ends it
+    let heir = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
+    println!("\nheir {}", heir.id());
+    let mut byte = [0];
+    let _ = std::io::stdin().read(&mut byte);
+}
+
+#[test]
+fn client_when_its_process_dies_then_gone_even_if_an_heir_holds_its_socket() {
+    for (flags, is_seen) in [
+        (&[][..], true),
+        (&["--without-kernel-features", "peer_pidfd"][..], true),
+        (&["--without-kernel-features", "peer_pidfd,pidfd_open"][..], false),
+    ] {
+        let broker = Broker::start(flags);
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "lifecycle::helper_client_process", "--nocapture"])
+            .env("FDBROKERD_TEST_SOCKET", broker.socket())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let heir: i32 = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("heir ").map(|pid| pid.parse().unwrap()))
+            .unwrap();
+        let before = broker.open_fds();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        match is_seen {
+            true => eventually("the client is gone", || broker.open_fds() < before),
+            // Another client's round trip: the broker has had its chance to see it.
+            false => {
+                drop(Client::connect(&broker.socket()));
+                eventually("the other client is gone", || broker.open_fds() == before);
+            }
+        }
+        kill(Pid::from_raw(heir), Signal::SIGKILL).unwrap();
+        eventually("all is gone", || broker.open_fds() < before);
+    }
+}

@@ -1,0 +1,9 @@
+//! The integration tests of the daemon `fdbrokerd`: the real program behind its real sockets, one broker per test.
+//! One program, so that it is compiled and linked once. Must never change what belongs to the whole process: such a test
+//! starts a process of its own.
+
+mod admin;
+mod common;
+mod config;
+mod lifecycle;
+mod protocol;

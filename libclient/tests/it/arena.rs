@@ -1,0 +1,236 @@
+//! Host arenas against a scripted broker: ranges reused only when drained, recalls answered by the library.
+
+use crate::support::*;
+use fdbroker_client::host::{Arena, HostMemory};
+use fdbroker_client::{Client, ErrorCode, MemoryKind, Notice, Share, backend};
+use fdbroker_protocol::Kind;
+use nix::sys::stat::fstat;
+use std::sync::mpsc::channel;
+use std::thread;
+
+const PAGE: usize = 4096;
+
+#[test]
+fn register_when_memfd_then_every_buffer_is_the_same_file_at_its_offset() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, 4 * PAGE).unwrap();
+    let buffers: Vec<_> = (0..3).map(|_| arena.alloc(100).unwrap()).collect();
+    buffers[1].write_at(0, b"second").unwrap();
+    let call = || arena.register(&buffers, soon()).unwrap();
+    thread::scope(|scope| {
+        let handles = scope.spawn(call);
+        let request = peer.recv();
+        let (_, items) = request.register();
+        let inodes: Vec<_> = request.fds.iter().map(|fd| fstat(fd).unwrap().st_ino).collect();
+        assert_eq!(inodes, [inodes[0]; 3]);
+        let offsets: Vec<_> = items.iter().map(|item| item.fd_offset.get() as usize).collect();
+        assert_eq!(offsets, [0, PAGE, 2 * PAGE]);
+        assert!(items.iter().all(|item| item.kind == MemoryKind::Memfd as u8));
+        assert!(items.iter().all(|item| item.size_bytes.get() as usize == PAGE));
+        let base = buffers[0].as_ptr().addr() as u64;
+        assert_eq!(items[2].base.get(), base + 2 * PAGE as u64);
+        let mut bytes = [0; 6];
+        nix::sys::uio::pread(&request.fds[1], &mut bytes, PAGE as i64).unwrap();
+        assert_eq!(&bytes, b"second");
+        peer.registered(&request, 8, 1);
+        let handles: Vec<_> = handles.join().unwrap().into_iter().map(Result::unwrap).collect();
+        assert_eq!(handles, [handle(1), handle(2), handle(3)]);
+    });
+    // Again: nothing is sent.
+    assert_eq!(call()[2].as_ref().unwrap(), &handle(3));
+    assert_eq!(buffers[0].handle(), Some(handle(1)));
+}
+
+#[test]
+fn drop_when_leased_then_range_is_reused_only_after_drained() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    let (first_id, base) = (buffer.owner_allocation_id(), buffer.as_ptr().addr() as u64);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        peer.registered(&peer.recv(), 8, 1);
+        call.join().unwrap();
+    });
+    let id = buffer.id().unwrap();
+    drop(buffer);
+    let request = peer.recv();
+    assert_eq!(request.unregister(), [id]);
+    assert_eq!(arena.alloc(1).unwrap_err().code, ErrorCode::NoQuota);
+    peer.unregistered(&request, false);
+    peer.drained(id, first_id + 1000, base);
+    thread::sleep(SILENCE);
+    assert_eq!(arena.alloc(1).unwrap_err().code, ErrorCode::NoQuota, "another was drained");
+    peer.drained(id, first_id, base);
+    eventually("the range's return", || arena.free_bytes() == PAGE);
+    let again = arena.alloc(1).unwrap();
+    assert_eq!(again.as_ptr().addr() as u64, base);
+    assert_ne!(again.owner_allocation_id(), first_id);
+}
+
+#[test]
+fn drop_when_no_lease_was_left_then_reply_alone_frees_the_range() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, 300 * PAGE).unwrap();
+    let buffers: Vec<_> = (0..300).map(|_| arena.alloc(PAGE).unwrap()).collect();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| arena.register(&buffers, soon()).unwrap());
+        let mut registered = 0;
+        while registered < 300 {
+            let request = peer.recv();
+            peer.registered(&request, 253, registered as u32);
+            registered += request.count;
+        }
+        assert!(call.join().unwrap().iter().all(Result::is_ok));
+    });
+    // Nobody calls meanwhile: the library thread reads the replies, and those waiting go in batches.
+    drop(buffers);
+    let (mut unregistered, mut messages) = (0, 0);
+    while unregistered < 300 {
+        let request = peer.recv_kind(Kind::Unregister);
+        peer.unregistered(&request, true);
+        unregistered += request.count;
+        messages += 1;
+    }
+    assert!(messages <= 150, "{messages} messages for 300 buffers");
+    eventually("all ranges' return", || arena.free_bytes() == 300 * PAGE);
+}
+
+#[test]
+fn recall_when_of_an_arena_then_library_supplies_and_freed_is_stale() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, 2 * PAGE).unwrap();
+    let _first = arena.alloc(PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    let (owner_id, base) = (buffer.owner_allocation_id(), buffer.as_ptr().addr() as u64);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        peer.registered(&peer.recv(), 8, 1);
+        call.join().unwrap();
+    });
+    let id = buffer.id().unwrap();
+    peer.recall(&[recall_item(id, owner_id, base), recall_item(id, owner_id + 1, base)]);
+    let supply = peer.recv_event();
+    let items = supply.supply();
+    assert_eq!((items[0].code.get(), items[0].fd_offset.get()), (0, PAGE as u64));
+    assert_eq!(items[0].owner_allocation_id.get(), owner_id);
+    assert_eq!(items[1].code.get(), ErrorCode::Stale as u16, "the address has another id");
+    assert_eq!(supply.fds.len(), 1);
+    drop(buffer);
+    peer.recv_kind(Kind::Unregister);
+    peer.recall(&[recall_item(id, owner_id, base)]);
+    let supply = peer.recv_event();
+    assert_eq!(supply.supply()[0].code.get(), ErrorCode::Stale as u16);
+    assert!(supply.fds.is_empty());
+}
+
+#[test]
+fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ranges_are_orphaned() {
+    let broker = FakeBroker::listen();
+    let (sender, notices) = channel();
+    let builder = Client::builder().on_notice(Box::new(move |notice| {
+        let _ = sender.send(notice);
+    }));
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    let arena = Arena::new(&client, HostMemory::Memfd, 2 * PAGE).unwrap();
+    let (buffer, freed) = (arena.alloc(PAGE).unwrap(), arena.alloc(PAGE).unwrap());
+    thread::scope(|scope| {
+        let call = scope.spawn(|| arena.register([&buffer, &freed], soon()).unwrap());
+        peer.registered(&peer.recv(), 8, 1);
+        call.join().unwrap();
+    });
+    drop(peer);
+    assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
+    // Freed while nobody can say who has it mapped.
+    drop(freed);
+    assert_eq!(arena.orphaned_bytes(), PAGE);
+    let peer = broker.accept(Terms::default());
+    let request = peer.recv();
+    let named: Vec<_> = request.redeposit().iter().map(|item| (item.handle, item.token)).collect();
+    assert_eq!(named, [(handle(1), [9; 16])], "the freed one is not named");
+    peer.named(&request, &[Ok(())]);
+    notices.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(buffer.register(soon()).unwrap(), handle(1));
+    drop(buffer);
+    peer.unregistered(&peer.recv_kind(Kind::Unregister), true);
+    eventually("the range's orphaning", || arena.orphaned_bytes() == 2 * PAGE);
+    assert_eq!(arena.free_bytes(), 0);
+    assert_eq!(arena.reclaim_orphans(), 2 * PAGE);
+    assert_eq!(arena.free_bytes(), 2 * PAGE);
+}
+
+#[test]
+fn register_when_same_buffer_twice_in_one_call_then_counted_once() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| arena.register([&buffer, &buffer], soon()).unwrap());
+        // A broker that counts would give both the same handle.
+        let request = peer.recv();
+        assert_eq!(request.count, 1);
+        peer.registered(&request, 8, 1);
+        let handles = call.join().unwrap();
+        assert_eq!(handles[0].as_ref().unwrap(), handles[1].as_ref().unwrap());
+    });
+}
+
+#[test]
+fn arena_when_memfd_for_others_then_not_permitted() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    let memfd = backend::by_name("memfd").unwrap();
+    let error = Arena::with_backend(&client, memfd, PAGE, Share::Any).unwrap_err();
+    assert_eq!(error.code, ErrorCode::NotPermitted);
+}
+
+#[test]
+fn alloc_when_slice_then_bytes_are_those_of_the_memory() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let mut buffer = arena.alloc(16).unwrap();
+    // SAFETY: not registered, so nobody else has it.
+    unsafe { buffer.as_mut_slice() }.copy_from_slice(&[7; 16]);
+    let mut bytes = [0; 16];
+    buffer.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 16]);
+    buffer.write_at(16, &[1]).unwrap_err();
+    assert_eq!(arena.alloc(0).unwrap_err().code, ErrorCode::NoQuota);
+}
+
+#[test]
+fn udmabuf_when_absent_then_not_supported_and_when_there_then_real_dma_bufs() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client_with(Client::builder().own_fds(3), Terms::default());
+    if let Err(error) = HostMemory::Udmabuf.available() {
+        assert_eq!(error.code, ErrorCode::NotSupported);
+        assert!(error.to_string().contains("/dev/udmabuf"), "{error}");
+        let error = Arena::new(&client, HostMemory::Udmabuf, PAGE).unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotSupported);
+        return;
+    }
+    let arena = Arena::new(&client, HostMemory::Udmabuf, 3 * PAGE).unwrap();
+    let buffers: Vec<_> = (0..3).map(|_| arena.alloc(PAGE).unwrap()).collect();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| arena.register(&buffers, soon()).unwrap());
+        let mut inodes = Vec::new();
+        for (count, slot) in [(2, 1), (1, 3)] {
+            let request = peer.recv();
+            let (_, items) = request.register();
+            assert_eq!(items.len(), count, "no more than the window");
+            assert!(items.iter().all(|item| item.kind == MemoryKind::DmaBuf as u8));
+            assert!(items.iter().all(|item| item.fd_offset.get() == 0));
+            inodes.extend(request.fds.iter().map(|fd| fstat(fd).unwrap().st_ino));
+            peer.registered(&request, 8, slot);
+        }
+        assert!(call.join().unwrap().iter().all(Result::is_ok));
+        inodes.dedup();
+        assert_eq!(inodes.len(), 3);
+    });
+}

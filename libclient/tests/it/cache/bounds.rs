@@ -1,0 +1,219 @@
+//! How much is kept: limits, order, modes, what the broker wants back.
+
+use super::broker::*;
+use crate::support::*;
+use fdbroker_client::{Access, CacheSettings, ErrorCode};
+use fdbroker_protocol::message::LeaseItem;
+use fdbroker_protocol::{Kind, Writer};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn import_when_over_three_entries_then_the_least_recent_goes() {
+    let rig = rig(at_most(3));
+    (1..=3).for_each(|slot| rig.touch(slot));
+    rig.touch(1);
+    rig.touch(4);
+    assert_eq!(rig.granting.acquires(), 4);
+    assert_eq!(rig.cached(1..10), [1, 3, 4]);
+    // `cached` has used all of them. Who was used since the last look stays once more, oldest first.
+    rig.touch(5);
+    rig.touch(6);
+    assert_eq!(rig.cached(1..10).len(), 3);
+    assert!(rig.has(6));
+    let stats = rig.cache.stats();
+    assert_eq!((stats.entries, stats.evicted, stats.max_entries), (3, 3, 3));
+    rig.assert_leases_match();
+}
+
+#[test]
+fn import_when_never_used_again_then_evicted_in_the_order_of_import() {
+    let rig = rig(at_most(3));
+    let leases = |log: &Log| log.leases.values().map(|id| id.slot).collect::<Vec<_>>();
+    for slot in 1..=9 {
+        rig.touch(slot);
+        let first = slot.saturating_sub(2).max(1);
+        let expected: Vec<u32> = (first..=slot).collect();
+        rig.granting.until(&format!("{expected:?} are leased"), |log| leases(log) == expected);
+    }
+}
+
+#[test]
+fn import_when_over_the_bytes_then_evicted_until_within() {
+    let max_bytes = 2 * BYTES as u64;
+    let rig = rig(CacheSettings { max_bytes, ..CacheSettings::default() });
+    (1..=4).for_each(|slot| rig.touch(slot));
+    let stats = rig.cache.stats();
+    assert_eq!((stats.entries, stats.bytes, stats.evicted), (2, max_bytes, 2));
+    assert_eq!(rig.cached(1..10), [3, 4]);
+    rig.assert_leases_match();
+}
+
+#[test]
+fn import_when_all_is_in_use_then_over_the_limit_and_releases_trim() {
+    let rig = rig(at_most(1));
+    let used: Vec<_> = (1..=100).map(|slot| rig.import(slot)).collect();
+    assert_eq!(rig.cache.stats().entries, 100);
+    for (import, slot) in used.iter().zip(1..) {
+        assert_bytes(import, slot);
+        assert!(import.is_current());
+    }
+    rig.granting.log(|log| assert!(log.released.is_empty(), "something in use was given back"));
+    let mut left = 100;
+    for import in used {
+        drop(import);
+        left = (left - 1).max(1);
+        assert_eq!(rig.cache.stats().entries, left);
+    }
+    assert_eq!(rig.cache.stats().evicted, 99);
+    rig.assert_leases_match();
+}
+
+#[test]
+fn evict_when_many_are_in_use_then_an_unused_one_is_found_among_them() {
+    let rig = rig(at_most(20));
+    let used: Vec<_> = (1..=19).map(|slot| rig.import(slot)).collect();
+    for slot in 100..200 {
+        rig.touch(slot);
+        assert_eq!(rig.cache.stats().entries, 20);
+    }
+    used.iter().zip(1..).for_each(|(import, slot)| assert_bytes(import, slot));
+    assert_eq!(rig.cache.stats().evicted, 99);
+}
+
+#[test]
+fn release_when_not_left_pinned_then_closed_with_the_last_user() {
+    let rig = rig(CacheSettings { leave_pinned: false, ..CacheSettings::default() });
+    let (one, two) = (rig.import(5), rig.import(5));
+    assert_eq!((rig.granting.acquires(), one.as_ptr()), (1, two.as_ptr()));
+    drop(one);
+    assert_bytes(&two, 5);
+    assert_eq!(rig.cache.stats().entries, 1);
+    drop(two);
+    assert_eq!(rig.cache.stats().entries, 0);
+    rig.granting.until("it is given back", |log| log.released == [vec![1]]);
+    rig.touch(5);
+    assert_eq!(rig.granting.acquires(), 2);
+    assert_eq!(rig.cache.stats().evicted, 0);
+}
+
+#[test]
+fn import_when_full_and_empty_cache_then_all_unused_go() {
+    let rig = rig(CacheSettings { empty_cache: true, ..at_most(10) });
+    let used = rig.import(1);
+    (2..=10).for_each(|slot| rig.touch(slot));
+    assert_eq!(rig.cache.stats().entries, 10);
+    let last = rig.import(11);
+    assert_eq!((rig.cache.stats().entries, rig.cache.stats().evicted), (2, 9));
+    assert_bytes(&used, 1);
+    assert_bytes(&last, 11);
+    rig.assert_leases_match();
+}
+
+#[test]
+fn empty_when_some_are_in_use_then_the_others_are_closed() {
+    let rig = rig(unbounded());
+    let used: Vec<_> = [7, 300].map(|slot| rig.import(slot)).into();
+    (10..200).for_each(|slot| rig.touch(slot));
+    assert_eq!(rig.cache.empty(), 190);
+    assert_eq!(rig.cache.empty(), 0);
+    let stats = rig.cache.stats();
+    assert_eq!((stats.entries, stats.pinned, stats.evicted), (2, 2, 0));
+    used.iter().zip([7, 300]).for_each(|(import, slot)| assert_bytes(import, slot));
+    rig.assert_leases_match();
+    drop(used);
+    assert_eq!(rig.cache.empty(), 2);
+    rig.assert_leases_match();
+}
+
+#[test]
+fn drop_when_the_cache_ends_then_every_lease_is_given_back() {
+    let rig = rig(unbounded());
+    (1..=300).for_each(|slot| rig.touch(slot));
+    let never_released = rig.import(5).into_pin();
+    let Rig { cache, client, granting, broker } = rig;
+    let clone = cache.clone();
+    drop(cache);
+    assert_eq!(clone.stats().entries, 300);
+    drop(clone);
+    granting.until("no lease is left", |log| log.leases.is_empty() && log.released.len() == 2);
+    assert_ne!(never_released.to_u64(), 0);
+    drop((client, broker));
+}
+
+#[test]
+fn reclaim_when_some_are_in_use_then_the_others_are_given_back() {
+    let rig = rig(unbounded());
+    let used = rig.import(1);
+    (2..=4).for_each(|slot| rig.touch(slot));
+    let wanted = [1, 2, 3, 99];
+    let mut writer = Writer::new();
+    writer.start(Kind::Reclaim, 0);
+    for lease in wanted {
+        writer.push(&LeaseItem { lease: u64::from(lease as u32).into() });
+    }
+    rig.granting.peer.send_event(writer.finish(wanted.len(), 0));
+    rig.granting.until("two are given back", |log| log.released.concat() == [2, 3]);
+    assert_eq!(rig.cached(1..10), [1, 4]);
+    assert_bytes(&used, 1);
+}
+
+#[test]
+fn import_when_the_broker_has_no_quota_then_unused_entries_are_closed_for_it() {
+    let rig = rig(unbounded());
+    let used = rig.import(1);
+    rig.touch(2);
+    rig.granting.refuse_until_released(3, 2);
+    rig.touch(3);
+    rig.granting
+        .log(|log| assert_eq!((&log.released[..], log.acquires.len()), (&[vec![2]][..], 4)));
+    assert_bytes(&used, 1);
+    assert_eq!(rig.cached(1..10), [1, 3]);
+    // The same for many.
+    rig.granting.refuse_until_released(4, 3);
+    let outcomes = rig.cache.import_many(&handles([5, 4]), Access::Read, soon()).unwrap();
+    outcomes.iter().zip([5, 4]).for_each(|(one, slot)| assert_bytes(one.as_ref().unwrap(), slot));
+    assert_eq!(rig.cached(1..10), [1, 4, 5]);
+}
+
+#[test]
+fn import_when_no_quota_and_nothing_is_unused_then_no_quota_at_the_deadline() {
+    let rig = rig(unbounded());
+    let used = rig.import(1);
+    rig.granting.refuse(3, ErrorCode::NoQuota);
+    let soon = fdbroker_client::Deadline::from_ms(50);
+    let error = rig.cache.import(&handle(3), Access::Read, soon).unwrap_err();
+    assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
+    let many = rig.cache.import_many(&handles([1, 3]), Access::Read, soon).unwrap();
+    assert!(many[0].is_ok());
+    assert_eq!(many[1].as_ref().unwrap_err().code, ErrorCode::NoQuota);
+    drop((many, used));
+    assert_eq!(rig.cache.stats().pinned, 0);
+}
+
+#[test]
+fn import_when_a_cache_of_one_and_64_threads_then_each_sees_its_own_bytes() {
+    const ROUNDS: usize = 30;
+    let rig = rig(at_most(1));
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..64 {
+            let (rig, failed) = (&rig, &failed);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let slot = 1 + ((thread + round * 7) % 16) as u32;
+                    let import = rig.import(slot);
+                    let mut bytes = [0; 64];
+                    import.read_at(BYTES - 64, &mut bytes).unwrap();
+                    if bytes != [slot as u8; 64] {
+                        failed.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert!(!failed.load(Ordering::Relaxed), "other bytes than the slot's");
+    let stats = rig.cache.stats();
+    assert_eq!((stats.entries, stats.pinned), (1, 0));
+    assert_eq!(stats.hits + stats.misses, 64 * ROUNDS as u64);
+    rig.assert_leases_match();
+}

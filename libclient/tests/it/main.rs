@@ -1,0 +1,24 @@
+//! The integration tests of the library, most of them against a scripted broker (`support`).
+//! One program, so that it is compiled and linked once. Must never change what belongs to the whole process: such a test
+//! starts a process of its own (`support::child`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod arena;
+mod cache;
+mod comeback;
+mod cuda;
+mod deposits;
+mod dispatch;
+mod exports;
+mod isolated;
+mod level_zero;
+mod lifetime;
+mod memory;
+mod process;
+mod requests;
+mod requests_async;
+#[path = "../../../tests/common/mod.rs"]
+mod shared;
+mod signals;
+mod support;

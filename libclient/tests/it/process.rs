@@ -1,0 +1,218 @@
+//! What a whole process must be spoilt for: a full fd table, fork. Each test starts itself in a process of its
+//! own, whose part is the `child_` function, against a scripted broker here.
+
+use crate::support::child::{is_child, leave_room_for, start};
+use crate::support::*;
+use fdbroker_client::{
+    Access, Arena, Client, Deposit, ErrorCode, Exports, HostMemory, IsolatedBuffer, IsolatedMemory,
+    Lease, MemoryKind, Share,
+};
+use fdbroker_protocol::Kind;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[test]
+fn acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks() {
+    if is_child() {
+        return child_with_a_full_fd_table();
+    }
+    let broker = FakeBroker::listen();
+    let mut child = start(
+        "acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks",
+        &broker,
+    );
+    let mut peer = broker.accept(Terms::default());
+    let fd = memory(b"");
+    let request = peer.recv();
+    peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096); 5]);
+    // The kernel installs fds in order: the last two are gone, and their leases come back.
+    assert_eq!(released(&peer, 2), [4, 5]);
+    let request = peer.recv_kind(Kind::Acquire);
+    assert_eq!(request.acquire().1.len(), 2);
+    peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096); 2]);
+    assert_eq!(released(&peer, 2), [6, 7]);
+    // The caller made room and tries again.
+    assert_eq!(released(&peer, 3), [1, 2, 3]);
+    let request = peer.recv_kind(Kind::Acquire);
+    peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096); 2]);
+    assert_eq!(released(&peer, 2), [8, 9]);
+    peer.assert_eof();
+    assert!(child.wait().unwrap().success());
+}
+
+fn released(peer: &Peer, count: usize) -> Vec<u64> {
+    let mut leases = Vec::new();
+    while leases.len() < count {
+        leases.extend(peer.recv_kind(Kind::Release).leases());
+    }
+    leases.sort_unstable();
+    leases
+}
+
+fn child_with_a_full_fd_table() {
+    let client = Client::connect().unwrap();
+    leave_room_for(3);
+    let handles: Vec<_> = (0..5).map(handle).collect();
+    let grants = client.acquire_many(&handles, soon()).unwrap();
+    assert!(grants[..3].iter().all(Result::is_ok));
+    for lost in &grants[3..] {
+        assert_eq!(lost.as_ref().unwrap_err().code, ErrorCode::LocalFdLimit);
+    }
+    Lease::release_many(grants.into_iter().flatten().map(|grant| grant.lease));
+    let grants = client.acquire_many(&handles[3..], soon()).unwrap();
+    assert!(grants.iter().all(Result::is_ok));
+}
+
+#[test]
+fn acquire_each_when_fd_table_is_nearly_full_then_all_come_in_turn() {
+    if is_child() {
+        return child_with_room_for_two();
+    }
+    let broker = FakeBroker::listen();
+    let mut child =
+        start("acquire_each_when_fd_table_is_nearly_full_then_all_come_in_turn", &broker);
+    let mut peer = broker.accept(Terms::default());
+    let fd = memory(b"");
+    let (mut imported, mut released) = (0, 0);
+    while imported < 5 {
+        let request = peer.recv();
+        match request.kind {
+            Kind::Acquire => {
+                peer.grant(request.id, &vec![Answer::Grant(fd.as_fd(), 4096); request.count]);
+            }
+            Kind::Mapped => imported += request.count,
+            Kind::Release => released += request.count,
+            kind => panic!("unexpected {kind}"),
+        }
+    }
+    // 5 asked: 2 fit, 3 back; 2 fit, 1 back; 1.
+    assert_eq!(released, 4);
+    assert!(child.wait().unwrap().success());
+}
+
+fn child_with_room_for_two() {
+    let client = Client::connect().unwrap();
+    leave_room_for(2);
+    let handles: Vec<_> = (0..5).map(handle).collect();
+    let mut imports = Vec::new();
+    let each = |_, grant: Result<fdbroker_client::Grant, _>| {
+        imports.push(grant.unwrap().import(Access::Read, 0).unwrap());
+    };
+    client.acquire_each(&handles, soon(), each).unwrap();
+    assert_eq!(imports.len(), 5);
+}
+
+#[test]
+fn fork_when_connected_then_child_is_dead_and_parent_goes_on() {
+    if is_child() {
+        return child_that_forks();
+    }
+    let broker = FakeBroker::listen();
+    let mut child = start("fork_when_connected_then_child_is_dead_and_parent_goes_on", &broker);
+    let mut peer = broker.accept(Terms::default());
+    let fd = memory(b"abcd");
+    let request = peer.recv();
+    let first = peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
+    assert_eq!(peer.recv_kind(Kind::Mapped).leases(), first);
+    // The next that comes is of the parent: its child's drops said nothing.
+    let request = peer.recv_kind(Kind::Acquire);
+    let second = peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
+    assert_eq!(peer.recv_kind(Kind::Release).leases(), second);
+    assert_eq!(peer.recv_kind(Kind::Release).leases(), first);
+    peer.assert_eof();
+    assert!(child.wait().unwrap().success());
+}
+
+fn child_that_forks() {
+    let client = Client::connect().unwrap();
+    let import = client.acquire(&handle(1), soon()).unwrap().import(Access::Read, 0).unwrap();
+    // SAFETY: the child only calls this library and _exit; glibc's allocator survives a fork.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let checks = catch_unwind(AssertUnwindSafe(move || {
+                let error = client.acquire(&handle(1), soon()).unwrap_err();
+                assert_eq!(error.code, ErrorCode::NotConnected);
+                assert!(!client.is_connected() && !import.is_current());
+                assert!(!client.is_current(import.info().id));
+                assert_eq!(client.node(), NODE);
+                let error = import.read_at(0, &mut [0]).unwrap_err();
+                assert_eq!(error.code, ErrorCode::NotConnected);
+                drop(import);
+                drop(client);
+            }));
+            // SAFETY: ends the child without running the test harness's exit handlers.
+            unsafe { libc::_exit(i32::from(checks.is_err())) };
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+        }
+    }
+    assert!(client.is_connected());
+    drop(client.acquire(&handle(2), soon()).unwrap());
+    let mut bytes = [0; 4];
+    import.read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"abcd");
+}
+
+#[test]
+fn fork_when_a_producer_then_its_child_frees_retires_and_empties_nothing() {
+    if is_child() {
+        return producer_that_forks();
+    }
+    let broker = FakeBroker::listen();
+    let mut child =
+        start("fork_when_a_producer_then_its_child_frees_retires_and_empties_nothing", &broker);
+    let peer = broker.accept(Terms::default());
+    peer.registered(&peer.recv_kind(Kind::Register), 8, 1);
+    peer.registered(&peer.recv_kind(Kind::Register), 8, 2);
+    // All that comes is of the parent.
+    for slot in [1, 2] {
+        assert_eq!(peer.recv_kind(Kind::Unregister).unregister(), [handle(slot).id()]);
+    }
+    peer.assert_eof();
+    assert!(child.wait().unwrap().success());
+}
+
+fn producer_that_forks() {
+    const BYTES: usize = 8 << 20;
+    let client = Client::builder().own_fds(3).connect().unwrap();
+    let exports = Exports::new(&client);
+    let deposit = Deposit { base: 0x7000, ..Deposit::new(MemoryKind::Memfd, 64) };
+    let known = exports.register(&deposit, || Ok(memory(b"")), soon()).unwrap();
+    let kind = IsolatedMemory::Memfd;
+    let isolated = IsolatedBuffer::new(&client, kind, 64, Share::Uid, soon()).unwrap();
+    let arena = Arena::new(&client, HostMemory::Memfd, BYTES).unwrap();
+    let buffer = arena.alloc(BYTES).unwrap();
+    buffer.write_at(BYTES / 2, b"kept").unwrap();
+    isolated.write_at(0, b"kept").unwrap();
+    // SAFETY: as above.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let checks = catch_unwind(AssertUnwindSafe(move || {
+                assert_eq!((exports.lookup(0, 0x7000), exports.len()), (None, 0));
+                assert_eq!(exports.retire(0, 0x7000), None);
+                let again = exports.register(&deposit, || Ok(memory(b"")), soon());
+                assert_eq!(again.unwrap_err().code, ErrorCode::NotConnected);
+                assert!(!isolated.is_shared());
+                let new = IsolatedBuffer::new(&client, kind, 64, Share::Uid, soon());
+                assert_eq!(new.unwrap_err().code, ErrorCode::NotConnected);
+                drop((buffer, isolated, exports));
+                drop(arena);
+            }));
+            // SAFETY: ends the child without running the test harness's exit handlers.
+            unsafe { libc::_exit(i32::from(checks.is_err())) };
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+        }
+    }
+    assert_eq!(exports.lookup(0, 0x7001), Some(known.at(1)));
+    let mut bytes = [[0; 4]; 2];
+    buffer.read_at(BYTES / 2, &mut bytes[0]).unwrap();
+    isolated.read_at(0, &mut bytes[1]).unwrap();
+    assert_eq!(&bytes, &[*b"kept", *b"kept"]);
+    assert_eq!(exports.retire(0, 0x7000), Some(known.id()));
+    drop(isolated);
+}
