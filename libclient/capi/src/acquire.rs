@@ -1,12 +1,12 @@
 //! Consumers that want fds: grants out, leases kept by number until they are given back.
 //! Must never lose a grant: what the caller does not get is given back.
 
+use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
 use crate::leases::Leases;
-use crate::open::{context, fdbroker_t};
 use crate::sized::{Answers, Growable, Output, Results, slice};
 use fdbroker_client::{Deadline, Error, Grant, Lease};
 use std::os::fd::IntoRawFd;

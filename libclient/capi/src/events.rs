@@ -1,128 +1,14 @@
-//! What the broker tells and asks on its own: the two callbacks, and serving events without a library thread.
-//! Must never hold a lock over a callback, nor lose an fd that one gave.
+//! Setting the two callbacks, and serving events without a library thread.
+//! Must never change a callback while it runs.
 
+use crate::callbacks::{fdbroker_notice_fn, fdbroker_recall_fn};
+use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
-use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
-use crate::leases::Leases;
-use crate::open::{context, fdbroker_t};
-use crate::slot::{Callback, Slot, refuse_in_callback};
-use fdbroker_client::{AllocationId, ErrorCode, Notice, Recall, RecallAnswer};
+use crate::slot::{Callback, refuse_in_callback};
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
-
-/// The broker has closed its fd of an allocation of this process and asks for another one.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct fdbroker_recall_t {
-    /// Bytes of this struct in the library: fields beyond it are not there.
-    pub struct_size: u64,
-    pub slot: u32,
-    pub generation: u32,
-    /// As registered, like the fields after it.
-    pub owner_allocation_id: u64,
-    pub base: u64,
-    pub size_bytes: u64,
-    pub fd_offset: u64,
-    pub device: u32,
-    pub reserved: u32,
-}
-
-/// The answer to a recall. Comes filled in for the allocation unchanged, with fd -1.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct fdbroker_recall_answer_t {
-    /// Bytes of this struct in the library; leave it.
-    pub struct_size: u64,
-    /// The new export: the library's from FDBROKER_OK on, which sends and closes it.
-    pub fd: i32,
-    pub reserved: u32,
-    /// Where in the fd the allocation begins now.
-    pub fd_offset: u64,
-    /// Must not have changed.
-    pub size_bytes: u64,
-    /// The id of the memory at that address, read again after the export.
-    pub owner_allocation_id: u64,
-}
-
-/// Answers a recall: FDBROKER_OK with answer->fd; FDBROKER_STALE when the memory is no longer there (the allocation
-/// ends); any other code: not now (an fd is then still the callback's).
-///
-/// Runs on the library thread, all signals blocked, or with FDBROKER_OPEN_DISPATCH on the thread that serves; never
-/// two at once per context. Must return soon, must not throw, longjmp or wait: what waits answers
-/// FDBROKER_NOT_SUPPORTED there. Releases, fdbroker_host_free(), fdbroker_stats() and the like are fine.
-pub type fdbroker_recall_fn = Option<
-    unsafe extern "C" fn(
-        user: *mut c_void,
-        recall: *const fdbroker_recall_t,
-        answer: *mut fdbroker_recall_answer_t,
-    ) -> fdbroker_code_t,
->;
-
-/// An allocation of which this process has a lease has ended; code says why: FDBROKER_STALE or FDBROKER_OWNER_GONE.
-/// The memory stays mapped, and the lease on the ledger, until released. lease is 0 for those of the import cache.
-pub const FDBROKER_NOTICE_REVOKED: u32 = 1;
-/// An ended allocation of this process has no lease left: its memory may be used anew.
-pub const FDBROKER_NOTICE_DRAINED: u32 = 2;
-/// The broker would like this lease back if it is not in use. (The import cache sees to its own.)
-pub const FDBROKER_NOTICE_RECLAIM: u32 = 3;
-/// The broker is about to end or to restart.
-pub const FDBROKER_NOTICE_GOING_AWAY: u32 = 4;
-/// The connection is lost: nothing can be had until FDBROKER_NOTICE_RECONNECTED. Keep handles, leases and pointers.
-pub const FDBROKER_NOTICE_DISCONNECTED: u32 = 5;
-/// Connected again: handles, leases and registrations of before are good, but for those told of one by one before
-/// this (FDBROKER_NOTICE_REVOKED, FDBROKER_NOTICE_REGISTRATION_LOST).
-pub const FDBROKER_NOTICE_RECONNECTED: u32 = 6;
-/// A registration of this process has ended with the broker that was lost: it is not FDBROKER_RECALLABLE and was not
-/// kept, or the broker that came back did not take it. Its handle is void; register anew, pass on the new handle.
-pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
-
-/// News from the broker. Fields that do not belong to a kind are 0.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct fdbroker_notice_t {
-    /// Bytes of this struct in the library: fields beyond it are not there.
-    pub struct_size: u64,
-    /// FDBROKER_NOTICE_*; ignore those you do not know.
-    pub kind: u32,
-    /// Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST.
-    pub code: fdbroker_code_t,
-    pub slot: u32,
-    pub generation: u32,
-    /// Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_RECLAIM, as in fdbroker_grant_t.
-    pub lease: u64,
-    /// Of FDBROKER_NOTICE_DRAINED and FDBROKER_NOTICE_REGISTRATION_LOST, as registered.
-    pub owner_allocation_id: u64,
-    /// Likewise.
-    pub base: u64,
-}
-
-/// Hears a notice, under the same rules as a fdbroker_recall_fn. The notice is gone when it returns.
-pub type fdbroker_notice_fn =
-    Option<unsafe extern "C" fn(user: *mut c_void, notice: *const fdbroker_notice_t)>;
-
-type RecallCall = unsafe extern "C" fn(
-    *mut c_void,
-    *const fdbroker_recall_t,
-    *mut fdbroker_recall_answer_t,
-) -> fdbroker_code_t;
-type NoticeCall = unsafe extern "C" fn(*mut c_void, *const fdbroker_notice_t);
-
-/// The two callbacks of a context.
-#[derive(Default)]
-pub(crate) struct Events {
-    recall: Slot<RecallCall>,
-    notice: Slot<NoticeCall>,
-}
-
-impl Events {
-    /// Takes both callbacks away; returns when neither runs any more.
-    pub fn clear(&self) -> Result<(), Failure> {
-        let recall = self.recall.set(None);
-        self.notice.set(None).and(recall)
-    }
-}
 
 /// Sets the callback that exports registered memory again when the broker recalls it; NULL: none, and recalls of
 /// what is not host memory (which the library exports itself) fail. Set it before registering with
@@ -140,7 +26,7 @@ pub unsafe extern "C" fn fdbroker_set_recall_callback(
     guard(|| {
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "set a callback") }?;
-        context.events.recall.set(callback.map(|call| Callback { call, user }))
+        context.callbacks.recall.set(callback.map(|call| Callback { call, user }))
     })
 }
 
@@ -154,7 +40,7 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
     guard(|| {
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "set a callback") }?;
-        context.events.notice.set(callback.map(|call| Callback { call, user }))
+        context.callbacks.notice.set(callback.map(|call| Callback { call, user }))
     })
 }
 
@@ -187,118 +73,4 @@ pub unsafe extern "C" fn fdbroker_dispatch(
         context.client.dispatch(Duration::from_millis(timeout_ms.into()))?;
         Ok(())
     })
-}
-
-/// Asks the C callback, on the thread that serves.
-pub(crate) fn deliver_recall(events: &Events, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
-    let question = fdbroker_recall_t {
-        struct_size: size_of::<fdbroker_recall_t>() as u64,
-        slot: recall.id.slot,
-        generation: recall.id.generation,
-        owner_allocation_id: recall.owner_allocation_id,
-        base: recall.base,
-        size_bytes: recall.size_bytes,
-        fd_offset: recall.fd_offset,
-        device: recall.device,
-        reserved: 0,
-    };
-    let mut answer = fdbroker_recall_answer_t {
-        struct_size: size_of::<fdbroker_recall_answer_t>() as u64,
-        fd: -1,
-        reserved: 0,
-        fd_offset: recall.fd_offset,
-        size_bytes: recall.size_bytes,
-        owner_allocation_id: recall.owner_allocation_id,
-    };
-    let code = events
-        .recall
-        // SAFETY: the application's function and argument; both structs live over the call.
-        .run(|callback| unsafe {
-            (callback.call)(callback.user, &raw const question, &raw mut answer)
-        })
-        .ok_or(ErrorCode::NotSupported)?;
-    if code != 0 {
-        // A number of no code: not now.
-        let known = u16::try_from(code).ok().and_then(ErrorCode::from_number);
-        return Err(known.unwrap_or(ErrorCode::Again));
-    }
-    let fd = taken(answer.fd).ok_or_else(|| {
-        log::error!(
-            "the recall callback answered FDBROKER_OK with fd {}, which is not open",
-            answer.fd
-        );
-        ErrorCode::Internal
-    })?;
-    let fdbroker_recall_answer_t { fd_offset, size_bytes, owner_allocation_id, .. } = answer;
-    Ok(RecallAnswer { fd, fd_offset, size_bytes, owner_allocation_id })
-}
-
-/// The application's fd, ours from now on; `None`: it is not open.
-fn taken(fd: RawFd) -> Option<OwnedFd> {
-    // SAFETY: it is open, and the application has handed it over.
-    is_open(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Whether the number is an open fd, fcntl(2). One bad fd in a message, and the kernel sends none of it.
-pub(crate) fn is_open(fd: RawFd) -> bool {
-    // SAFETY: F_GETFD takes no argument and changes nothing.
-    fd >= 0 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0
-}
-
-/// Tells the C callback, on the thread that serves.
-pub(crate) fn deliver_notice(events: &Events, leases: &Leases, notice: &Notice) {
-    let tell = |notice: fdbroker_notice_t| {
-        // SAFETY: the application's function and argument; the struct lives over the call.
-        events.notice.run(|callback| unsafe { (callback.call)(callback.user, &raw const notice) });
-    };
-    let of = |kind| fdbroker_notice_t {
-        struct_size: size_of::<fdbroker_notice_t>() as u64,
-        kind,
-        code: 0,
-        slot: 0,
-        generation: 0,
-        lease: 0,
-        owner_allocation_id: 0,
-        base: 0,
-    };
-    let about = |kind, id: &AllocationId| {
-        let (slot, generation) = (id.slot, id.generation);
-        fdbroker_notice_t { slot, generation, ..of(kind) }
-    };
-    match notice {
-        Notice::Revoked { id, lease, code } => tell(fdbroker_notice_t {
-            code: fdbroker_code_t::from(*code as u16),
-            lease: leases.token_of(*lease),
-            ..about(FDBROKER_NOTICE_REVOKED, id)
-        }),
-        Notice::Drained { id, owner_allocation_id, base } => tell(fdbroker_notice_t {
-            owner_allocation_id: *owner_allocation_id,
-            base: *base,
-            ..about(FDBROKER_NOTICE_DRAINED, id)
-        }),
-        Notice::Reclaim { leases: numbers } => {
-            // Those that the program does not know are the cache's.
-            for lease in numbers.iter().map(|number| leases.token_of(*number)) {
-                if lease != 0 {
-                    tell(fdbroker_notice_t { lease, ..of(FDBROKER_NOTICE_RECLAIM) });
-                }
-            }
-        }
-        Notice::GoingAway { .. } => tell(of(FDBROKER_NOTICE_GOING_AWAY)),
-        Notice::RegistrationLost { id, owner_allocation_id, base, code } => {
-            tell(fdbroker_notice_t {
-                code: fdbroker_code_t::from(*code as u16),
-                owner_allocation_id: *owner_allocation_id,
-                base: *base,
-                ..about(FDBROKER_NOTICE_REGISTRATION_LOST, id)
-            });
-        }
-        Notice::Disconnected => tell(of(FDBROKER_NOTICE_DISCONNECTED)),
-        Notice::Reconnected { .. } => {
-            leases.renumber();
-            tell(of(FDBROKER_NOTICE_RECONNECTED));
-        }
-        // Of a later release of the library: no C program knows it yet.
-        _ => {}
-    }
 }

@@ -1,7 +1,7 @@
 //! What a forked child does with its copy of the parent's context: keeps it, and leaves it alone.
 //! Must never take a lock or free what another thread of the parent may have been changing at the fork.
 
-use crate::open::fdbroker_t;
+use crate::context::fdbroker_t;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Contexts closed in a child, one linked to the next, so that a leak checker sees that they are meant to stay.

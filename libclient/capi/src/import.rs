@@ -1,11 +1,11 @@
 //! Consumers that want memory: imports through the cache, pins in plain structs.
 //! Must never leave a pin that the caller has no number of.
 
+use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
-use crate::open::{context, fdbroker_t};
 use crate::sized::{Answers, plain};
 use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ErrorCode, Pin};
 use std::ffi::c_void;

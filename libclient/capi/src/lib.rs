@@ -1,16 +1,26 @@
-//! The C ABI of fdbroker's library: libfdbroker.so.0 and fdbroker.h, made from these files.
-//! Thin: checks arguments, calls the Rust library, converts. Must never let a panic cross, nor export another name.
+//! The C ABI of fdbroker's library: libfdbroker.so.0, and fdbroker.h, which is made from these files.
+//! Thin: checks arguments, calls the Rust library, converts. Must never let a panic into C, nor export another symbol.
 //!
-//! Each file with functions is one section of the header (tests/header.rs): its doc comments are written for the C
+//! Layers: `limits <- last_error, logger <- errors <- failure <- guard, sized, slot <- leases, handle <- callbacks, arenas
+//! <- context <- acquire, forked, stats <- open, register, host, request, import, events`; a module uses only those
+//! before it.
+//!
+//! Each public module belongs to a section of the header (tests/header.rs): its doc comments are written for the C
 //! programmer, and its types have C names.
 #![allow(non_camel_case_types, reason = "the types are named as C programs name them")]
-#![allow(missing_docs, reason = "fields whose name says all have none in the header either")]
+#![allow(
+    missing_docs,
+    reason = "a field whose name says everything has no comment in the header either"
+)]
 #![allow(
     clippy::missing_safety_doc,
-    reason = "what a pointer must be, the header says for all functions"
+    reason = "the header says once, for all functions, what a pointer must be"
 )]
 
 pub mod acquire;
+mod arenas;
+pub mod callbacks;
+pub mod context;
 pub mod errors;
 pub mod events;
 mod failure;

@@ -1,40 +1,24 @@
-//! The context: opening, closing, and whether it is connected.
+//! Opening and closing a context, and whether it is connected.
 //! Must never leave a callback running, a thread or an fd behind after a close.
 
+use crate::arenas::Arenas;
+use crate::callbacks::{Callbacks, deliver_notice, deliver_recall};
+use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
-use crate::events::{Events, deliver_notice, deliver_recall};
 use crate::failure::Failure;
 use crate::forked;
 use crate::guard::{guard, guard_value};
-use crate::host::Host;
 use crate::leases::Leases;
 use crate::logger;
 use crate::sized::{Growable, read};
 use crate::slot::refuse_in_callback;
 use crate::stats;
-use fdbroker_client::{CacheSettings, Client, Deadline, ErrorCode, Exports, ImportCache};
+use fdbroker_client::{CacheSettings, Client, Deadline, Exports, ImportCache};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
-
-/// A connection to the node's broker, with its leases, host memory and import cache. One per process is enough: all
-/// threads share it, and every function may be called by several threads at once, unless it says otherwise.
-pub struct fdbroker_t {
-    pub(crate) host: Host,
-    pub(crate) exports: Exports,
-    pub(crate) cache: ImportCache,
-    pub(crate) leases: Arc<Leases>,
-    pub(crate) events: Arc<Events>,
-    pub(crate) client: Client,
-    print_stats: bool,
-    /// See `forked`.
-    pub(crate) next_kept: AtomicPtr<fdbroker_t>,
-}
-
-const fn is_shared<T: Send + Sync>() {}
-const _: () = is_shared::<fdbroker_t>();
 
 /// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(); blocking calls
 /// serve events too. Callbacks run on the threads that do either.
@@ -155,7 +139,7 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
     let mut settings = cache_settings(options)?;
     // Printed here, with the context's other counters.
     let print_stats = std::mem::take(&mut settings.print_stats);
-    let events = Arc::new(Events::default());
+    let callbacks = Arc::new(Callbacks::default());
     let leases = Arc::new(Leases::default());
     let own_fds = if options.own_fds == 0 { DEFAULT_OWN_FDS } else { options.own_fds };
     let mut builder = Client::builder()
@@ -163,12 +147,12 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         .reconnect(options.flags & FDBROKER_OPEN_NO_RECONNECT == 0)
         .dispatch(options.flags & FDBROKER_OPEN_DISPATCH != 0)
         .on_recall({
-            let events = Arc::clone(&events);
-            Box::new(move |recall| deliver_recall(&events, recall))
+            let callbacks = Arc::clone(&callbacks);
+            Box::new(move |recall| deliver_recall(&callbacks, recall))
         })
         .on_notice({
-            let (events, leases) = (Arc::clone(&events), Arc::clone(&leases));
-            Box::new(move |notice| deliver_notice(&events, &leases, &notice))
+            let (callbacks, leases) = (Arc::clone(&callbacks), Arc::clone(&leases));
+            Box::new(move |notice| deliver_notice(&callbacks, &leases, &notice))
         });
     // SAFETY: the caller's promise.
     if let Some(socket) = unsafe { string(options.socket) } {
@@ -180,11 +164,11 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
     }
     let client = builder.connect()?;
     Ok(fdbroker_t {
-        host: Host::new(options.arena_bytes),
+        arenas: Arenas::new(options.arena_bytes),
         exports: Exports::new(&client),
         cache: ImportCache::new(&client, settings),
         leases,
-        events,
+        callbacks,
         client,
         print_stats,
         next_kept: AtomicPtr::default(),
@@ -265,15 +249,15 @@ pub unsafe extern "C" fn fdbroker_close(broker: *mut fdbroker_t) -> fdbroker_cod
 
 fn close(context: fdbroker_t) {
     // From here on no callback starts; one that hangs is reported and left alone.
-    if let Err(failure) = context.events.clear() {
+    if let Err(failure) = context.callbacks.clear() {
         log::warn!("close: {failure}");
     }
     if context.print_stats {
         logger::say(stats::of(&context));
     }
-    let fdbroker_t { host, exports, cache, leases, client, .. } = context;
+    let fdbroker_t { arenas, exports, cache, leases, client, .. } = context;
     // Leases go before the connection, so that the broker need not find out what is left; all hold the client.
-    drop((cache, host, exports));
+    drop((cache, arenas, exports));
     leases.release_all();
     // The library thread may have one of them in hand, and so the client: it is waited for, not only dropped.
     client.end();
@@ -306,23 +290,4 @@ pub unsafe extern "C" fn fdbroker_flush(
         let context = unsafe { context(broker, "flush") }?;
         Ok(context.client.flush(Deadline::from_ms(deadline_ms))?)
     })
-}
-
-/// The context behind the caller's pointer, before any lock is taken.
-///
-/// # Safety
-/// `broker` is NULL or a context that is not closed while the result is used.
-pub(crate) unsafe fn context<'a>(
-    broker: *const fdbroker_t,
-    what: &str,
-) -> Result<&'a fdbroker_t, Failure> {
-    // SAFETY: the caller's promise.
-    let context = unsafe { broker.as_ref() }.ok_or_else(|| Failure::argument("broker is NULL"))?;
-    match context.client.is_forked_copy() {
-        false => Ok(context),
-        true => {
-            let text = format!("{what}: forked from the process that opened this; open anew");
-            Err(Failure::new(ErrorCode::NotConnected, text))
-        }
-    }
 }

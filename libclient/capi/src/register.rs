@@ -1,12 +1,12 @@
 //! Producers: fds deposited, handles out, and the handle of a pointer.
 //! Must never keep or close the caller's fd.
 
+use crate::callbacks::is_open;
+use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
-use crate::events::is_open;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, one};
-use crate::open::{context, fdbroker_t};
 use crate::sized::{Answers, Growable, Input, plain, slice};
 use fdbroker_client::{Deadline, Deposit, Drained, DriverData, ErrorCode, MemoryKind, Share};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn fdbroker_get_handle(
         // SAFETY: as above.
         let context = unsafe { context(broker, "get handle") }?;
         let address = pointer.addr();
-        let found = match context.host.handle_at(address, Deadline::from_ms(deadline_ms))? {
+        let found = match context.arenas.handle_at(address, Deadline::from_ms(deadline_ms))? {
             Some(handle) => Some(handle),
             None => context.exports.lookup(device, address as u64),
         };

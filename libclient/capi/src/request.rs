@@ -2,12 +2,12 @@
 //! Must never wait, nor leave a request behind once it is done.
 
 use crate::acquire::{Grants, fdbroker_grant_t};
+use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, many};
 use crate::leases::Leases;
-use crate::open::{context, fdbroker_t};
 use fdbroker_client::{AcquireRequest, Deadline, Progress};
 use std::sync::Arc;
 

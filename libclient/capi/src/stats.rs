@@ -1,8 +1,8 @@
 //! The counters of a context, as a struct and as one line. Must never change what it counts.
 
+use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::guard::guard;
-use crate::open::{context, fdbroker_t};
 use crate::sized::{Growable, write};
 
 /// Counters. "In use": imported and not yet given back.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn fdbroker_stats(
 
 pub(crate) fn of(context: &fdbroker_t) -> fdbroker_stats_t {
     let cache = context.cache.stats();
-    let host = context.host.usage();
+    let host = context.arenas.usage();
     fdbroker_stats_t {
         struct_size: 0,
         hits: cache.hits,

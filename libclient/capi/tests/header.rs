@@ -6,18 +6,18 @@
 
 use std::path::Path;
 
-/// Source file and heading of each section.
-const SECTIONS: [(&str, &str); 10] = [
-    ("errors", "Errors and versions"),
-    ("open", "Open and close"),
-    ("handle", "The handle"),
-    ("register", "Producers: registering memory"),
-    ("host", "Producers: host memory"),
-    ("acquire", "Consumers: fds and leases"),
-    ("request", "Consumers: acquiring without waiting"),
-    ("import", "Consumers: memory, through the import cache"),
-    ("events", "Events: recalls, notices, dispatch"),
-    ("stats", "Counters"),
+/// Heading and source files of each section.
+const SECTIONS: [(&str, &[&str]); 10] = [
+    ("Errors and versions", &["errors"]),
+    ("Open and close", &["context", "open"]),
+    ("The handle", &["handle"]),
+    ("Producers: registering memory", &["register"]),
+    ("Producers: host memory", &["host"]),
+    ("Consumers: fds and leases", &["acquire"]),
+    ("Consumers: acquiring without waiting", &["request"]),
+    ("Consumers: memory, through the import cache", &["import"]),
+    ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
+    ("Counters", &["stats"]),
 ];
 
 const UPDATE: &str = "FDBROKER_UPDATE_HEADER=1 cargo test -p fdbroker-capi --test header";
@@ -56,10 +56,10 @@ fn header_when_made_then_declares_every_exported_function() {
 
 fn header(root: &Path) -> String {
     let mut header = root.join("tests/header.begin.h").read();
-    for (file, heading) in SECTIONS {
+    for (heading, files) in SECTIONS {
         let dashes = "-".repeat(WIDTH - heading.len() - 11);
         header += &format!("\n/* ---- {heading} {dashes} */\n\n");
-        header.push_str(section(&root.join(format!("src/{file}.rs"))).trim());
+        header.push_str(section(&root.join("src"), files).trim());
         header.push('\n');
     }
     header.push_str(&root.join("tests/header.end.h").read());
@@ -76,8 +76,8 @@ impl Read for std::path::PathBuf {
     }
 }
 
-/// What one file declares.
-fn section(source: &Path) -> String {
+/// What the files of one section declare.
+fn section(sources: &Path, files: &[&str]) -> String {
     let mut config = cbindgen::Config {
         language: cbindgen::Language::C,
         style: cbindgen::Style::Both,
@@ -91,11 +91,11 @@ fn section(source: &Path) -> String {
     config.function.sort_by = Some(cbindgen::SortKey::None);
     config.constant.sort_by = Some(cbindgen::SortKey::None);
     config.function.args = cbindgen::Layout::Auto;
-    let bindings = cbindgen::Builder::new()
-        .with_config(config)
-        .with_src(source)
-        .generate()
-        .expect("the sources parse");
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for file in files {
+        builder = builder.with_src(sources.join(format!("{file}.rs")));
+    }
+    let bindings = builder.generate().expect("the sources parse");
     let mut bytes = Vec::new();
     bindings.write(&mut bytes);
     readable(&String::from_utf8(bytes).expect("cbindgen writes UTF-8"))

@@ -1,0 +1,46 @@
+//! The context: what one `fdbroker_open` has made, and how a caller's pointer becomes one.
+//! Must never take a lock before it knows that this process is the one that opened it.
+
+use crate::arenas::Arenas;
+use crate::callbacks::Callbacks;
+use crate::failure::Failure;
+use crate::leases::Leases;
+use fdbroker_client::{Client, ErrorCode, Exports, ImportCache};
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
+
+/// A connection to the node's broker, with its leases, host memory and import cache. One per process is enough: all
+/// threads share it, and every function may be called by several threads at once, unless it says otherwise.
+pub struct fdbroker_t {
+    pub(crate) arenas: Arenas,
+    pub(crate) exports: Exports,
+    pub(crate) cache: ImportCache,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) callbacks: Arc<Callbacks>,
+    pub(crate) client: Client,
+    pub(crate) print_stats: bool,
+    /// The next of the contexts that `forked` keeps.
+    pub(crate) next_kept: AtomicPtr<fdbroker_t>,
+}
+
+const fn is_shared<T: Send + Sync>() {}
+const _: () = is_shared::<fdbroker_t>();
+
+/// The context behind the caller's pointer, before any lock is taken.
+///
+/// # Safety
+/// `broker` is NULL or a context that is not closed while the result is used.
+pub(crate) unsafe fn context<'a>(
+    broker: *const fdbroker_t,
+    what: &str,
+) -> Result<&'a fdbroker_t, Failure> {
+    // SAFETY: the caller's promise.
+    let context = unsafe { broker.as_ref() }.ok_or_else(|| Failure::argument("broker is NULL"))?;
+    match context.client.is_forked_copy() {
+        false => Ok(context),
+        true => {
+            let text = format!("{what}: forked from the process that opened this; open anew");
+            Err(Failure::new(ErrorCode::NotConnected, text))
+        }
+    }
+}
