@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The loader's soname, the same since spec 1.0.
 const LOADER: &CStr = c"libze_loader.so.1";
 
+/// The answer for a function that this loader does not have.
+pub const MISSING: ze_result_t = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+
 /// One function below. `F` is `Option<fn>`, as the tables have it.
 pub struct Below<F> {
     name: &'static CStr,

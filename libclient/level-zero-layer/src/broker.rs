@@ -1,16 +1,16 @@
-//! This process's connection to the broker, made when it is first needed. Must never be waited for by a forked child, nor
-//! tried for each handle when there is no broker.
+//! This process's connection to the broker, made at its first use. Must never make a forked child wait, nor look for an
+//! absent broker again for each handle.
 
-use crate::consume::Opened;
 use crate::limits::CONNECT_PAUSE_S;
-use crate::produce::{self, Produced};
+use crate::opened::Opened;
+use crate::produced::Produced;
 use crate::say::{News, once};
-use fdbroker_client::{Client, Error, ErrorCode, Exports};
+use fdbroker_client::{Client, Error, ErrorCode, Exports, Recall, RecallAnswer};
 use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The connection, and what this process has by it. It is never freed: a child of fork(2) makes its own and leaves the
-/// parent's copy alone, whose locks may be held by threads that the child does not have.
+/// The connection, with all that this process exports and has opened through it. It is never freed: a child of fork(2)
+/// makes its own and leaves the parent's copy alone, whose locks may be held by threads that the child does not have.
 pub struct Broker {
     pub client: Client,
     pub exports: Exports,
@@ -30,14 +30,14 @@ impl Broker {
     }
 }
 
-/// The connection that was made before, alive or lost; `None`: none was, or by the process that forked this one.
+/// The connection that this process made before, alive or lost. `None`: it has made none; a parent's does not count.
 pub fn known() -> Option<&'static Broker> {
     // SAFETY: null, or a box that is never freed.
     let broker = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
     broker.filter(|broker| !broker.client.is_forked_copy())
 }
 
-/// The connection, made now if need be. One that was lost comes back by itself: the library looks for it.
+/// The connection, made now when there is none. A lost one comes back by itself: the library looks for the broker.
 pub fn connected() -> Option<&'static Broker> {
     known().or_else(connect)
 }
@@ -49,7 +49,7 @@ fn connect() -> Option<&'static Broker> {
     if now_s.saturating_sub(last_s) < CONNECT_PAUSE_S {
         return None;
     }
-    let connected = Client::builder().on_recall(Box::new(produce::recall)).connect();
+    let connected = Client::builder().on_recall(Box::new(recall)).connect();
     match connected {
         Ok(client) => {
             // A child of this process may have to connect anew at once.
@@ -64,7 +64,7 @@ fn connect() -> Option<&'static Broker> {
     }
 }
 
-/// Makes it the process's connection, unless another thread was faster.
+/// Makes this the process's connection, unless another thread was faster; answers the one in force.
 fn install(client: Client) -> &'static Broker {
     let before = CURRENT.load(Ordering::Acquire);
     // SAFETY: null, or a box that is never freed.
@@ -94,6 +94,12 @@ fn install(client: Client) -> &'static Broker {
     }
 }
 
+/// Answers a recall, on the library's thread.
+fn recall(recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
+    let broker = known().ok_or(ErrorCode::Again)?;
+    broker.produced().recall(recall)
+}
+
 /// At exit, before the loader and the driver take themselves apart: no recall may call them then.
 extern "C" fn end() {
     if let Some(broker) = known() {
@@ -103,7 +109,7 @@ extern "C" fn end() {
     }
 }
 
-/// What a failed call says to the user, once.
+/// Tells the user once that there is no broker, or that it is gone.
 pub fn say_absent(error: &Error) {
     let is_lost = known().is_some();
     let (news, what) = match is_lost {
@@ -116,7 +122,7 @@ pub fn say_absent(error: &Error) {
     );
 }
 
-/// Whether an error means that there is no broker to ask.
+/// Whether the error means that no broker can be asked now.
 pub fn is_absent(error: &Error) -> bool {
     matches!(error.code, ErrorCode::NotConnected | ErrorCode::ShuttingDown)
 }

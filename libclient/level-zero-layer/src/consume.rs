@@ -1,43 +1,19 @@
 //! The consumer's side: opening a handle that was passed by value, and closing what was opened.
 //! Must never open memory whose allocation has ended, keep an fd, or close one that is the program's.
 
-use crate::below;
+use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
-use crate::entry::MISSING;
 use crate::key::{Bytes, Key, fd_of, with_fd};
 use crate::limits::ACQUIRE_TIMEOUT;
 use crate::say::{News, once};
-use fdbroker_client::{Deadline, Error, ErrorCode, Grant, Lease};
+use fdbroker_client::{Deadline, Error, ErrorCode, Grant};
 use level_zero_sys::*;
 use nix::fcntl::{FcntlArg, fcntl};
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
-
-/// What is open by the broker: the leases of each address, one for each time it was opened.
-#[derive(Default)]
-pub struct Opened {
-    leases: HashMap<usize, Vec<Lease>>,
-}
-
-impl Opened {
-    fn add(&mut self, address: usize, lease: Lease) {
-        self.leases.entry(address).or_default().push(lease);
-    }
-
-    /// One of this address; the others stay.
-    fn take(&mut self, address: usize) -> Option<Lease> {
-        let leases = self.leases.get_mut(&address)?;
-        let lease = leases.pop();
-        if leases.is_empty() {
-            self.leases.remove(&address);
-        }
-        lease
-    }
-}
 
 /// The arguments of zeMemOpenIpcHandle but the handle.
 pub struct Opening {

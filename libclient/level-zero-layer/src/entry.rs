@@ -1,7 +1,8 @@
-//! The functions that stand in the loader's tables, and that [`crate::preload`] exports. Thin: they catch what must not
-//! reach the program, and leave the work to `produce` and `consume`. Must never panic across this edge.
+//! The functions that stand in the loader's tables, and that the preloaded library exports. Thin: they stop panics and
+//! leave the work to `produce` and `consume`. Must never let a panic reach the program.
 
-use crate::{below, consume, produce};
+use crate::below::{self, MISSING};
+use crate::{consume, produce};
 use level_zero_sys::*;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,9 +24,6 @@ fn beside(body: impl FnOnce()) {
         ze_result_t::ZE_RESULT_SUCCESS
     });
 }
-
-/// A function that this loader does not have.
-pub const MISSING: ze_result_t = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
 
 /// # Safety
 /// As zeMemGetIpcHandle.

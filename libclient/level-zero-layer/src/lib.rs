@@ -1,24 +1,28 @@
-//! A Level Zero layer that makes the IPC handles of unmodified programs good by value: in any process of the node.
-//! Must never be the reason that a program fails which runs with the driver alone, nor let a panic into it.
+//! A Level Zero layer for unmodified programs: their IPC handles work by value, in any process of the node.
+//! Must never make a program fail that runs with the driver alone, nor let a panic into it.
+//!
+//! **Layers.** `limits <- say, key, below <- produced, opened <- broker <- produce, consume <- entry <- tables, preload`: a
+//! module uses only those before it.
 //!
 //! Two ways in, one code path:
 //!
 //! - the loader takes it for its validation layer (`ZE_ENABLE_VALIDATION_LAYER=1`, and a directory with the link
 //!   `libze_validation_layer.so.1` on LD_LIBRARY_PATH) and has it look at its tables: [`tables`];
-//! - LD_PRELOAD puts it before the loader, whose functions it exports: [`preload`]. The loader's tables come by then too.
+//! - LD_PRELOAD puts it before the loader, and it exports the loader's functions: [`preload`]. The loader's tables then
+//!   pass through it, too.
 //!
 //! | call | what the layer does |
 //! |---|---|
 //! | zeMemGetIpcHandle | deposits the driver's fd at the broker, once per allocation, and answers a [`key::Key`] |
-//! | zeMemOpenIpcHandle | a key: acquires the fd, has the driver open its own handle with it, closes the fd, keeps the lease |
+//! | zeMemOpenIpcHandle | acquires the key's fd, has the driver open its own handle with it, closes the fd, keeps the lease |
 //! | zeMemCloseIpcHandle | gives the lease back |
 //! | zeMemPutIpcHandle, zeMemFree(Ext), zeContextDestroy | the last one retires the allocation: its key never matches again |
 //!
-//! Without a broker each of them is the driver's own, and a line on stderr says so.
+//! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!
-//! **Locks.** One for what is exported, one for what is opened; neither is taken while the other is held. Functions of
-//! the driver that give back or export again are called under the first: the driver never calls up. In a child of
-//! fork(2) everything starts anew, see [`broker`].
+//! **Locks.** One for [`produced`], one for [`opened`]; neither is taken while the other is held. The driver's functions
+//! that give an export back or make one are called under the first: the driver never calls back. A child of fork(2)
+//! starts anew, see [`broker`].
 
 mod below;
 mod broker;
@@ -26,7 +30,9 @@ mod consume;
 mod entry;
 mod key;
 mod limits;
+mod opened;
 mod preload;
 mod produce;
+mod produced;
 mod say;
 mod tables;
