@@ -1,19 +1,21 @@
-//! Walks `pNext` chains, as a driver or a layer must. It must never walk for ever.
+//! Walks `pNext` chains for drivers and layers. Must never walk for ever.
 
-use crate::{MAX_CHAIN, Structure, ze_base_desc_t};
+use crate::bindings::ze_base_desc_t;
+use crate::limits::MAX_CHAIN;
+use crate::structure::Structure;
 use std::ffi::c_void;
 
-/// The first `T` in the chain that begins at `first` (a `pNext`; null is an empty chain).
+/// The first `T` in the chain that begins at `first`, a `pNext`. Null is an empty chain.
 ///
 /// # Safety
-/// `first` is null or begins a chain as the specification has it: each structure begins with `stype` and `pNext`, and
-/// all are valid, and not written to, while the answer is used.
+/// `first` is null or begins a chain by the specification: each structure begins with `stype` and `pNext`. All of them
+/// stay valid, and nobody writes to them, while the answer is used.
 pub unsafe fn find<'a, T: Structure>(first: *const c_void) -> Option<&'a T> {
     // SAFETY: the caller's promise; `place` found this very type there.
     unsafe { place::<T>(first).map(|at| &*at) }
 }
 
-/// As [`find`], to fill in what is found.
+/// Like [`find`], for a structure that is to be filled in.
 ///
 /// # Safety
 /// As [`find`], and nobody else reads or writes the structure while the answer is used.
@@ -30,7 +32,7 @@ unsafe fn place<T: Structure>(first: *const c_void) -> Option<*const T> {
         if at.is_null() {
             return None;
         }
-        // SAFETY: the caller's promise: whatever `at` is, it begins like `ze_base_desc_t`.
+        // SAFETY: the caller's promise: every structure of the chain begins like `ze_base_desc_t`.
         let (stype, next) = unsafe { ((*at).stype, (*at).pNext) };
         if stype == T::STYPE {
             return Some(at.cast());
@@ -43,7 +45,7 @@ unsafe fn place<T: Structure>(first: *const c_void) -> Option<*const T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::bindings::{
         ze_device_mem_alloc_desc_t, ze_external_memory_export_desc_t,
         ze_external_memory_import_fd_t,
     };

@@ -1,28 +1,29 @@
-//! The loader's functions as methods. It must never call a function that the loader lacks, nor panic for want of it.
+//! The loader's functions as methods. Must never call a function that the loader lacks, nor panic because it lacks one.
 
+use crate::bindings::*;
+use crate::error::{CallError, LoadError};
 use crate::load::{LOADER, open, symbol};
 use crate::result::check;
-use crate::*;
 use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::path::Path;
 
-/// A Level Zero loader that was found, and those of its functions that it has.
+/// A loaded Level Zero loader and its functions, as far as it has them.
 ///
-/// Each function is a method under its own name, with the specification's arguments. It is `unsafe` as the C
-/// function is: handles must be live, pointers valid for what the function does with them. A copy is the same
-/// loader; it is never unloaded.
+/// Each function is a method under its own name, with the specification's arguments. It is `unsafe` like the C function:
+/// handles must be live, and pointers valid for what the function does with them. A copy is the same loader, which is
+/// never unloaded.
 #[derive(Clone, Copy)]
 pub struct LevelZero {
     functions: Functions,
 }
 
 impl LevelZero {
-    /// Opens the system's loader, [`LOADER`]. A function that it lacks is an error of its own method, later.
+    /// Opens the system's loader, [`LOADER`]. A function that it lacks is an error when its method is called.
     ///
     /// # Errors
-    /// [`LoadError`]: not found, or something else under that name.
+    /// [`LoadError`]: the loader was not found, or the library of that name is none.
     pub fn load() -> Result<Self, LoadError> {
         // SAFETY: the name belongs to the Level Zero loader; whatever the administrator put there runs as any linked
         // library does.
@@ -55,7 +56,7 @@ impl fmt::Debug for LevelZero {
     }
 }
 
-/// Of one list: the table, the search for its functions, their methods.
+/// Makes three things of one list: the table of pointers, the search for them, and a method for each.
 macro_rules! functions {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?): $pointer:ty;)*) => {
         #[derive(Clone, Copy)]
@@ -77,7 +78,7 @@ macro_rules! functions {
 
         #[allow(non_snake_case)]
         impl LevelZero {
-            /// Names of the functions of this crate that the loader lacks: none for one of spec 1.12 or later.
+            /// The names of this crate's functions that the loader lacks. A loader of spec 1.12 or later lacks none.
             pub fn missing(&self) -> Vec<&'static str> {
                 let all = [$((stringify!($name), self.functions.$name.is_some()),)*];
                 all.iter().filter(|(_, is_there)| !is_there).map(|(name, _)| *name).collect()
@@ -104,7 +105,7 @@ macro_rules! functions {
     };
 }
 
-/// `with_nul` was written with its NUL by the macro.
+/// The macro's name of a function, which ends with a NUL.
 fn name(with_nul: &'static str) -> &'static CStr {
     CStr::from_bytes_with_nul(with_nul.as_bytes()).expect("one NUL, at the end")
 }

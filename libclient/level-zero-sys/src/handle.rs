@@ -1,17 +1,17 @@
-//! The 64 bytes of an IPC handle as bytes. It must never give them a meaning: that differs from driver to driver.
+//! The 64 bytes of an IPC handle. Must never give them a meaning: it differs from driver to driver.
 
-use crate::{ZE_MAX_IPC_HANDLE_SIZE, ze_ipc_mem_handle_t};
+use crate::bindings::{ZE_MAX_IPC_HANDLE_SIZE, ze_ipc_mem_handle_t};
 
 const SIZE: usize = ZE_MAX_IPC_HANDLE_SIZE as usize;
 const _: () = assert!(size_of::<ze_ipc_mem_handle_t>() == SIZE);
 
 impl ze_ipc_mem_handle_t {
-    /// The handle's bytes, as they travel.
+    /// Its 64 bytes, as programs pass them on.
     pub fn to_bytes(self) -> [u8; SIZE] {
         self.data.map(|byte| byte.cast_unsigned())
     }
 
-    /// A handle of these bytes.
+    /// The handle that [`to_bytes`](Self::to_bytes) gave these bytes of.
     pub fn from_bytes(bytes: [u8; SIZE]) -> Self {
         Self { data: bytes.map(|byte| byte.cast_signed()) }
     }

@@ -1,16 +1,19 @@
-//! Level Zero's core API (specification 1.12), opened at run time: nothing of it is needed to build, link or start.
-//! It must never panic because a loader is absent or old: what it lacks is an error value, function by function.
+//! Level Zero's core API (specification 1.12), opened at run time: a program builds, links and starts without it.
+//! Must never panic because a loader is absent or old: each function that it lacks is an error value.
 //!
-//! | module | what |
+//! Layers: `bindings, limits <- error <- load, result, structure, handle <- chain, functions`; a module uses only those
+//! before it.
+//!
+//! | name | contents |
 //! |---|---|
-//! | `bindings` | types, function pointers, tables between loader and driver; written by `regen.sh`, checked in |
+//! | `bindings` | types, function pointers, tables between loader and driver; written by `regen.sh` and checked in |
 //! | [`LevelZero`] | the loader's functions, each a method that answers `Result<(), CallError>` |
 //! | [`Structure`], [`find`] | structures that begin with `stype` and `pNext`, and chains of them |
 //!
-//! Names are the specification's own (<https://oneapi-src.github.io/level-zero-spec>), methods included, so that its
-//! text, the headers and this crate can be searched for one word.
+//! All names, methods included, are the specification's own (<https://oneapi-src.github.io/level-zero-spec>), so that one
+//! word finds the same thing in its text, in the headers and here.
 
-// Of bindgen's making: no house style there, and the layout assertions it writes are kept.
+// Written by bindgen: not in this project's style, and with bindgen's layout assertions.
 #[rustfmt::skip]
 #[allow(missing_docs, non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code)]
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]

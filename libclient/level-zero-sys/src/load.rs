@@ -1,6 +1,6 @@
-//! Opens the loader and finds its functions. It must never unload it: drivers start threads and register exit handlers.
+//! Opens the loader and finds its functions. Must never unload it: drivers start threads and register exit handlers.
 
-use crate::LoadError;
+use crate::error::LoadError;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::error::Error;
 use std::ffi::{CStr, c_int};
@@ -16,7 +16,7 @@ const RTLD_NODELETE: c_int = 0x1000;
 /// [`LoadError::NotLoaded`] with the dynamic linker's reason.
 ///
 /// # Safety
-/// Runs the library's initialisers: it must be one that may be loaded into this process.
+/// Runs the library's initialisers, which must be fit to run in this process.
 pub(crate) unsafe fn open(path: &Path) -> Result<Library, LoadError> {
     let flags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
     // SAFETY: the caller's promise.

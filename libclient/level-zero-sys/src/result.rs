@@ -1,12 +1,13 @@
-//! `ze_result_t` in words. It must never hide a number: a code that this specification does not know is printed too.
+//! `ze_result_t` in words. Must never hide a number: a code that specification 1.12 does not have is printed, too.
 
-use crate::{CallError, ze_result_t};
+use crate::bindings::ze_result_t;
+use crate::error::CallError;
 use std::fmt;
 
 macro_rules! names {
     ($($name:ident)*) => {
         impl ze_result_t {
-            /// The specification's name of this code; `None` for one that 1.12 does not have.
+            /// The specification's name of this code; `None` when 1.12 does not have it.
             pub fn name(self) -> Option<&'static str> {
                 match self {
                     $(ze_result_t::$name => Some(stringify!($name)),)*
@@ -29,7 +30,7 @@ impl fmt::Display for ze_result_t {
     }
 }
 
-/// Success or the answer, as a value.
+/// An answer as a result: every code but success is an error.
 pub(crate) fn check(function: &'static str, code: ze_result_t) -> Result<(), CallError> {
     match code {
         ze_result_t::ZE_RESULT_SUCCESS => Ok(()),

@@ -1,17 +1,17 @@
-//! Structures that say their own type in `stype`. A blank one must never carry another's number.
+//! Structures that name their own type in `stype`. Must never give a blank one the number of another type.
 
-use crate::*;
+use crate::bindings::*;
 
 /// A structure that begins with `stype` and `pNext`.
 ///
 /// # Safety
-/// The type is `repr(C)`, begins like `ze_base_desc_t`, may be all zero, and `STYPE` is its own number and no other's:
-/// [`find`] casts on the strength of that number alone.
+/// The type is `repr(C)`, begins like `ze_base_desc_t`, may be all zero, and `STYPE` is the number of this type alone:
+/// [`find`](crate::find) casts by that number.
 pub unsafe trait Structure: Default {
-    /// Its number in `stype`.
+    /// The number that the specification gives this type.
     const STYPE: ze_structure_type_t;
 
-    /// All zero but for `stype`: what a program fills in, or hands over to be filled in.
+    /// All zero except `stype`: to be filled in by the program, or by the function that it is handed to.
     fn blank() -> Self;
 }
 
