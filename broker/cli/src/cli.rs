@@ -153,8 +153,12 @@ pub enum Command {
     /// Print the broker's numbers as OpenMetrics text, or serve them to Prometheus
     #[command(after_long_help = METRICS_EXAMPLES)]
     Metrics {
-        /// Serve them by HTTP until a signal: unix:PATH (mode 0600), 127.0.0.1:PORT or [::1]:PORT
-        #[arg(long, value_name = "ADDRESS")]
+        // Not a doc comment: rustdoc takes the brackets for a link.
+        #[arg(
+            long,
+            value_name = "ADDRESS",
+            help = "Serve them by HTTP until a signal: unix:PATH (mode 0600), 127.0.0.1:PORT or [::1]:PORT"
+        )]
         listen: Option<Listen>,
     },
     /// Check the daemon's configuration, or show it with the origin of each value

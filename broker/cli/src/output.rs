@@ -50,7 +50,7 @@ impl Output {
     }
 }
 
-/// Whether to colour: on a terminal, unless NO_COLOR says no (https://no-color.org).
+/// Whether to colour: on a terminal, unless NO_COLOR says no (<https://no-color.org>).
 pub fn colour_wanted(is_terminal: bool) -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     is_terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
