@@ -1,7 +1,7 @@
 #!/bin/bash
-# Builds fdbroker if needed and installs what exists of it: programs, C library, header, pkg-config file, man pages,
-# units, documentation; removes it again. Must never leave half a file behind: each is written beside its place and renamed
-# into it; nor touch an administrator's configuration.
+# Builds fdbroker if needed, and installs or removes it: programs, C library, headers, pkg-config file, man pages, units,
+# documentation. Must never leave half a file behind (each file is written beside its place and then renamed), nor change an
+# administrator's configuration.
 set -euo pipefail
 umask 022
 
@@ -14,33 +14,33 @@ help() {
 usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--no-build] [--systemd VERSION]
        systemd/install.sh --uninstall [--prefix DIR] [--libdir DIR] [--destdir DIR]
 
-Builds the release programs and libraries if needed and installs what exists:
+Builds the release programs and libraries if needed, and installs:
 
   PREFIX/bin               fdbroker, fdbrokerd
   LIBDIR                   libfdbroker.so.0.1.0 with its links .so.0 and .so, libfdbroker.a
   LIBDIR/pkgconfig         fdbroker.pc
   PREFIX/lib/fdbroker/level-zero      libfdbroker_ze.so with its link libze_validation_layer.so.1
   PREFIX/include           fdbroker.h, fdbroker_dl.h
-  PREFIX/lib/systemd, lib/sysusers.d, lib/tmpfiles.d      units, which name PREFIX/bin
+  PREFIX/lib/systemd, lib/sysusers.d, lib/tmpfiles.d      units, with the paths of PREFIX/bin
   PREFIX/share/man, PREFIX/share/doc/fdbroker             man pages; README, licences, examples
-  PREFIX/share/bash-completion, zsh, fish                 completions of shells
+  PREFIX/share/bash-completion, zsh, fish                 completions for shells
   PREFIX/share/fdbroker    the list of what was installed
-  /etc/fdbroker            fdbrokerd.toml, every key with its default, unless there is one
+  /etc/fdbroker            fdbrokerd.toml, every key with its default, unless the file exists
 
   --prefix DIR    where it will be used from (default /usr/local)
-  --libdir DIR    the libraries' place there (default PREFIX/lib)
-  --destdir DIR   put everything under DIR instead of /: for packages and tests; needs no root
+  --libdir DIR    where the libraries go (default PREFIX/lib)
+  --destdir DIR   put everything under DIR instead of /, for packages and tests; needs no root
   --no-build      install what `cargo build --release --workspace` built before
-  --systemd N     the version of systemd it is for (default: this machine's); from 254 on a stop keeps the fd store
+  --systemd N     install for this version of systemd (default: this machine's); from 254 on a stop keeps the fd store
   --uninstall     stop the service and remove what was installed; /etc/fdbroker and the user fdbroker stay
 
-As root and without --destdir it also makes the user and the directories, and has systemd read the units; it starts
-nothing. Running it again is harmless; running programs keep the file they have open. CARGO_TARGET_DIR is respected.
+As root and without --destdir it also makes the user and the directories, and makes systemd read the units. It starts
+nothing. It can be run again at any time: running programs keep the files that they have open. It uses CARGO_TARGET_DIR.
 Exit status: 0 ok, 1 error, 2 usage.
 HELP
 }
 
-# absolute NAME DIR: DIR as seen from where the caller stands, without a slash at its end.
+# absolute NAME DIR: DIR as an absolute path, from the caller's directory, without a slash at its end.
 absolute() {
   [ -n "$2" ] || usage_error "$1 needs a directory"
   case $2 in /*) path=$2 ;; *) path=$PWD/$2 ;; esac
@@ -71,7 +71,7 @@ while [ $# -gt 0 ]; do
 done
 libdir=${libdir:-$prefix/lib}
 for path in "$prefix" "$libdir"; do
-  # They are written into the units and the pkg-config file, where other characters have a meaning.
+  # The units and the pkg-config file contain these paths, and there other characters have a meaning.
   [[ $path =~ ^/[A-Za-z0-9/._+-]*$ ]] ||
     usage_error "'$path' must be an absolute path of letters, digits and / . _ + -; another place for the files is --destdir"
 done
@@ -81,7 +81,7 @@ if [ -n "${CARGO_TARGET_DIR-}" ]; then
 fi
 
 cd "$(dirname "$(readlink -f "$0")")/.."
-# What is done to this machine itself, not only to files.
+# Whether to change this machine itself (user, directories, systemd), not only files.
 is_live=''
 if [ -z "$destdir" ] && [ "$(id -u)" = 0 ]; then is_live=yes; fi
 is_booted=''
@@ -90,23 +90,23 @@ list=$prefix/share/fdbroker/installed
 
 # ---- uninstall
 
-# remove_listed: removes the paths that it reads, and the directories that are empty then.
+# remove_listed: reads paths, removes these files, and then the directories that are empty.
 remove_listed() {
   local path
   while IFS= read -r path; do
-    # Only what lies under the prefix: a list is a file like any other, and may have been damaged.
+    # Only paths under the prefix: the list is a file like any other and may be damaged.
     case $path in "$prefix"/*) ;; "$libdir"/*) ;; *) say "not removed: $path"; continue ;; esac
     case $path in */../*) continue ;; esac
     [ -e "$destdir$path" ] || [ -L "$destdir$path" ] || continue
     rm -f "$destdir$path" || die "cannot remove $destdir$path" "run as root"
-    # The directories that are empty now, up to the prefix.
+    # Removes the directories that are empty now, up to the prefix.
     (cd "$destdir$prefix" && rmdir -p --ignore-fail-on-non-empty "$(dirname "${path#"$prefix"/}")") 2> /dev/null || true
   done
 }
 
 if [ -n "$uninstall" ]; then
   [ -f "$destdir$list" ] || die "nothing is installed: there is no $destdir$list" \
-    "name the --prefix, --libdir and --destdir it was installed with"
+    "give the same --prefix, --libdir and --destdir as for the installation"
   if [ -n "$is_booted" ]; then
     systemctl disable --now --quiet fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service ||
       say "systemctl complained; see its message"
@@ -127,21 +127,21 @@ if [ "$build" = yes ] && command -v cargo > /dev/null; then
   metadata=$(cargo metadata --format-version 1 --no-deps) || die "cargo cannot read this workspace; its message is above"
   built=$(sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p' <<< "$metadata")/release
   say "building in $built"
-  # The whole workspace, as the tests do: with the same features, so that nothing is built twice.
+  # The whole workspace, like the tests: the same features, so that nothing is built twice.
   cargo build --release --workspace --quiet || die "the build failed; cargo's message is above" \
     "Rust 1.95 or later is needed (https://rustup.rs), and a C linker (package gcc)"
 elif [ "$build" = yes ]; then
   say "no cargo in PATH: installing what was built before"
 fi
 [ -x "$built/fdbroker" ] && [ -x "$built/fdbrokerd" ] || die "nothing is built in $built" \
-  "run as the user who has Rust: cargo build --release --workspace; then this again"
+  "run cargo build --release --workspace as the user who has Rust, then run this again"
 
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version *= *"\(.*\)"/\1/p' Cargo.toml)
 
 # ---- install
 
 files=0 installed=()
-# place MODE SOURCE TARGET: one file, in place in one step, so that who has the old one open keeps it.
+# place MODE SOURCE TARGET: puts one file in its place in one step; a process that has the old file open keeps it.
 place() {
   local mode=$1 source=$2 target=$destdir$3 new
   install -d -m 0755 "${target%/*}" 2> /dev/null && new=$(mktemp "${target%/*}/.install.XXXXXX" 2> /dev/null) ||
@@ -154,14 +154,14 @@ place() {
   say "$target"
 }
 
-# place_filled MODE SOURCE TARGET [SED...]: a text file with its places filled in.
+# place_filled MODE SOURCE TARGET [SED...]: the same for a text file, after these commands of sed.
 place_filled() {
   local mode=$1 source=$2 target=$3; shift 3
   sed "$@" "$source" > "$work/filled"
   place "$mode" "$work/filled" "$target"
 }
 
-# place_link NAME TARGET: a link to a file of the same directory.
+# place_link NAME TARGET: a link to a file in the same directory.
 place_link() {
   local link=$destdir$2 new
   new=${link%/*}/.install.link.$$
@@ -190,7 +190,7 @@ if [ -f "$built/libfdbroker.so" ]; then
   if [ -f "$built/libfdbroker.a" ]; then place 0644 "$built/libfdbroker.a" "$libdir/libfdbroker.a"; fi
   for header in "$capi"/include/*.h; do place 0644 "$header" "$prefix/include/${header##*/}"; done
 
-  # What a static link needs beside the archive; rustc knows, and this is its answer where there is no rustc.
+  # The libraries that a static link needs besides the archive: rustc names them; without rustc, this list is used.
   private='-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc'
   if command -v rustc > /dev/null; then
     asked=$(rustc --crate-name libs --crate-type staticlib --print native-static-libs -o "$work/libs.a" - < /dev/null 2>&1 |
@@ -204,8 +204,8 @@ else
   say "no C library in $built: left out"
 fi
 
-# Beside the program, whatever LIBDIR is: `fdbroker run --level-zero` looks there. In a directory of its own, because the
-# loader opens the layer under a name that others have too, and the directory goes into LD_LIBRARY_PATH.
+# Near the program, whatever LIBDIR is: `fdbroker run --level-zero` looks there. In a directory of its own, because the directory
+# goes into LD_LIBRARY_PATH, and the loader opens the layer under a name that other layers have, too.
 layer=$prefix/lib/fdbroker/level-zero
 if [ -f "$built/libfdbroker_ze.so" ]; then
   place 0644 "$built/libfdbroker_ze.so" "$layer/libfdbroker_ze.so"
@@ -214,7 +214,7 @@ else
   say "no Level Zero layer in $built: left out"
 fi
 
-# Units name their program and documentation by their place.
+# Units contain the paths of their program and documentation.
 shopt -s nullglob
 in_prefix=(-e "s|/usr/bin/fdbroker|$prefix/bin/fdbroker|g" -e "s|/usr/share/doc|$prefix/share/doc|g")
 units=$prefix/lib/systemd/system
@@ -227,12 +227,12 @@ fi
 if [ "${systemd:-0}" -ge 254 ]; then
   place 0644 systemd/fdbrokerd-preserve.conf "$units/fdbrokerd.service.d/preserve.conf"
 else
-  say "systemd ${systemd:-unknown} is older than 254: stopping the service gives up what its fd store keeps"
+  say "systemd ${systemd:-unknown} is older than 254: stopping the service closes the fds in its store"
 fi
 for name in systemd/sysusers.d/*.conf; do place 0644 "$name" "$prefix/lib/sysusers.d/${name##*/}"; done
 for name in systemd/tmpfiles.d/*.conf; do place 0644 "$name" "$prefix/lib/tmpfiles.d/${name##*/}"; done
 
-# From the command's own definition.
+# The command writes its own manual pages.
 "$built/fdbroker" man "$work/man" || die "$built/fdbroker cannot write its manual pages" "its message is above"
 for page in "$work"/man/*.[1-8]; do place 0644 "$page" "$prefix/share/man/man${page##*.}/${page##*/}"; done
 for shell in bash:bash-completion/completions/fdbroker zsh:zsh/site-functions/_fdbroker fish:fish/vendor_completions.d/fdbroker.fish; do
@@ -253,17 +253,17 @@ for example in "$capi"/examples/*.c libclient/examples/*.rs; do
   place 0644 "$example" "$doc/examples/${example##*/}"
 done
 
-# The administrator's file is never replaced, nor listed for removal.
+# The administrator's file is never replaced, and not in the list of files to remove.
 if [ -n "$destdir$is_live" ]; then
   if [ -e "$destdir/etc/fdbroker/fdbrokerd.toml" ]; then
-    say "$destdir/etc/fdbroker/fdbrokerd.toml is there already: left as it is"
+    say "$destdir/etc/fdbroker/fdbrokerd.toml exists: left as it is"
   else
     place 0644 systemd/fdbrokerd.toml /etc/fdbroker/fdbrokerd.toml
     unset 'installed[-1]'
   fi
 fi
 
-# What an earlier version installed and this one does not goes away.
+# Removes files that an earlier version installed and this version does not.
 printf '%s\n' "${installed[@]}" | LC_ALL=C sort > "$work/list"
 if [ -f "$destdir$list" ]; then
   gone=$(LC_ALL=C sort -u "$destdir$list" | LC_ALL=C comm -13 "$work/list" -)
@@ -272,7 +272,7 @@ fi
 place 0644 "$work/list" "$list"
 
 if [ -n "$is_live" ] && command -v ldconfig > /dev/null; then
-  # Not every prefix is in the loader's configuration; programs then need LD_LIBRARY_PATH or an rpath.
+  # The loader does not look in every prefix. Where it does not, programs need LD_LIBRARY_PATH or an rpath.
   ldconfig || say "ldconfig complained; see its message"
   [ ! -f "$libdir/libfdbroker.so.0" ] || ldconfig -p | grep -qF "$libdir/libfdbroker.so.0" ||
     say "the loader does not look in $libdir: add it to /etc/ld.so.conf.d, or set LD_LIBRARY_PATH"
@@ -291,9 +291,9 @@ if [ -n "$is_booted" ]; then
     /usr | /usr/local)
       say "to start it now and at every boot: systemctl enable --now fdbrokerd.socket fdbrokerd-admin.socket" ;;
     *)
-      say "systemd does not look in $units: systemctl link its units, and copy $prefix/lib/{sysusers,tmpfiles}.d to /etc" ;;
+      say "systemd does not look in $units: link its units with systemctl link, and copy $prefix/lib/{sysusers,tmpfiles}.d to /etc" ;;
   esac
   if systemctl --quiet is-active fdbrokerd.service; then
-    say "it is running: systemctl restart fdbrokerd goes on with the new version; clients notice nothing"
+    say "the service is running; to go on with the new version: systemctl restart fdbrokerd (clients notice nothing)"
   fi
 fi
