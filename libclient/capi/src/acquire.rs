@@ -1,5 +1,5 @@
-//! Consumers that want fds: grants out, leases kept by number until they are given back.
-//! Must never lose a grant: what the caller does not get is given back.
+//! Consumers that want fds: grants go out, leases stay here by number until they are given back.
+//! Must never lose a grant: one that the caller does not get is given back.
 
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
@@ -11,21 +11,21 @@ use crate::sized::{Answers, Growable, Output, Results, slice};
 use fdbroker_client::{Deadline, Error, Grant, Lease};
 use std::os::fd::IntoRawFd;
 
-/// A duplicate fd of an allocation, with the lease that says so on the broker's ledger.
+/// A duplicate fd of an allocation, with its lease: the broker's record that this process holds the allocation.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_grant_t {
-    /// sizeof(fdbroker_grant_t), set by the caller; in arrays of the first, and the library sets the others.
+    /// sizeof(fdbroker_grant_t), set by the caller; in an array: of the first one, the library sets the others.
     pub struct_size: u64,
-    /// The caller's, close-on-exec; -1: none.
+    /// Close-on-exec, to be closed by the caller; -1: none.
     pub fd: i32,
     /// FDBROKER_KIND_*.
     pub kind: u32,
-    /// This context's number of the lease, to be given back once; 0: none.
+    /// This context's number of the lease, to be released once; 0: none.
     pub lease: u64,
-    /// Of the allocation, in bytes: bounds every offset, whatever the handle says.
+    /// The allocation's size in bytes: it bounds every offset, whatever the handle says.
     pub size_bytes: u64,
-    /// Where in the fd it begins, in bytes.
+    /// Where in the fd's memory the allocation begins, in bytes.
     pub fd_offset: u64,
     pub owner_allocation_id: u64,
     /// The owner's device ordinal.
@@ -33,7 +33,7 @@ pub struct fdbroker_grant_t {
     pub slot: u32,
     pub generation: u32,
     pub driver_data_len: u32,
-    /// The driver's handle bytes, as the owner registered them.
+    /// The bytes of the driver's handle, as the owner registered them.
     pub driver_data: [u8; 64],
 }
 
@@ -59,9 +59,10 @@ unsafe impl Growable for fdbroker_grant_t {
     }
 }
 
-/// Acquires one allocation: grant->fd is a duplicate of its fd, grant->lease its lease. Import the memory, close the
-/// fd, call fdbroker_lease_mapped(), and fdbroker_release() when it is unmapped. (fdbroker_import() does all that.)
-/// On failure fd is -1 and lease 0. Waits until the deadline at most.
+/// Acquires one allocation: grant->fd is a duplicate of its fd, grant->lease its lease. Import the memory with your
+/// driver, close the fd and call fdbroker_lease_mapped(); when the memory is unmapped again, call fdbroker_release().
+/// For memory that the CPU can map, fdbroker_import() does all of this. On failure fd is -1 and lease 0. Waits until
+/// the deadline at most.
 ///
 /// Errors: FDBROKER_WRONG_NODE, FDBROKER_BAD_HANDLE, FDBROKER_STALE, FDBROKER_NOT_PERMITTED, FDBROKER_NO_QUOTA,
 /// FDBROKER_OWNER_GONE, FDBROKER_OWNER_SILENT, FDBROKER_LOCAL_FD_LIMIT (nothing lost: retry), FDBROKER_TIMED_OUT,
@@ -77,11 +78,12 @@ pub unsafe extern "C" fn fdbroker_acquire(
     guard(|| unsafe { acquire_all(broker, 1, handle, deadline_ms, grant, std::ptr::null_mut()) })
 }
 
-/// Acquires count allocations, 253 per message. Fills all grants and all codes (codes may be NULL), in the order of
-/// the handles, also those of what failed: fd -1, lease 0. All their fds are open at once: import a working set by
-/// fdbroker_import_many(), which needs none. FDBROKER_OK when all were granted, else the first failure.
+/// Acquires count allocations, 253 per message. Fills all grants and all codes (codes may be NULL) in the order of the
+/// handles; the grant of a failure has fd -1 and lease 0. All these fds are open at once: for a large working set
+/// prefer fdbroker_import_many(), which keeps no fd. Answers FDBROKER_OK when all were granted, else the first
+/// failure.
 ///
-/// Errors: of each as fdbroker_acquire().
+/// Errors: for each handle those of fdbroker_acquire().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_acquire_many(
     broker: *mut fdbroker_t,
@@ -123,7 +125,7 @@ unsafe fn acquire_all(
 
 type NoGrants = Vec<Result<fdbroker_grant_t, Failure>>;
 
-/// The caller's arrays for what an acquire answers.
+/// The caller's arrays for grants and codes.
 pub(crate) struct Grants<'a>(Answers<'a, Output<'a, fdbroker_grant_t>>);
 
 impl Grants<'_> {
@@ -139,7 +141,7 @@ impl Grants<'_> {
         unsafe { Answers::new(count, Output::new(grants, count), codes).map(Grants) }
     }
 
-    /// Hands over what was granted; the first failure.
+    /// Hands the grants over; answers the first failure.
     pub fn fill(
         &mut self,
         leases: &Leases,
@@ -177,10 +179,10 @@ fn hand_over(leases: &Leases, grant: Grant) -> fdbroker_grant_t {
     }
 }
 
-/// Tells the broker that the memory is imported and the fd closed: close it first. From then on the lease costs no
-/// fd of any cap. Twice is once. Never waits; also inside a callback.
+/// Tells the broker that the memory is imported and the fd closed; close it first. From then on the lease counts in no
+/// cap of fds. A second call changes nothing. Never waits; also inside a callback.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back), FDBROKER_NOT_CONNECTED (in a forked child).
+/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before), FDBROKER_NOT_CONNECTED (in a forked child).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_lease_mapped(
     broker: *mut fdbroker_t,
@@ -193,8 +195,9 @@ pub unsafe extern "C" fn fdbroker_lease_mapped(
     })
 }
 
-/// 1 when the allocation of a lease lives, the broker lives, and the lease is of the present connection; else 0 (also
-/// for a lease given back, for NULL, and in a forked child). Sends nothing.
+/// 1 when the allocation of a lease has not ended, and the broker lives and knows the lease; else 0. After a
+/// reconnect it is 1 again for a lease that the broker took over. 0 also for a lease given back, for NULL, and in a
+/// forked child. Sends nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_lease_is_current(broker: *mut fdbroker_t, lease: u64) -> i32 {
     guard_value(0, || {
@@ -205,8 +208,8 @@ pub unsafe extern "C" fn fdbroker_lease_is_current(broker: *mut fdbroker_t, leas
     })
 }
 
-/// Gives a lease back: close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK while
-/// there is no broker, too: the next one does not hear of the lease.
+/// Gives a lease back; close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK also
+/// while the broker is away: the lease is not declared to it again.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
 /// forked child: the lease is the parent's).
@@ -220,9 +223,9 @@ pub unsafe extern "C" fn fdbroker_release(broker: *mut fdbroker_t, lease: u64) -
     })
 }
 
-/// Gives count leases back, 253 per message: those that are there, whatever the others are.
+/// Gives count leases back, 253 per message. A number without a lease does not keep the others from being given back.
 ///
-/// Errors: as fdbroker_release(), the first.
+/// Errors: the first of those of fdbroker_release().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_release_many(
     broker: *mut fdbroker_t,

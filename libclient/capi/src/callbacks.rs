@@ -1,5 +1,5 @@
 //! The two callbacks: what the broker asks and tells on its own, in the terms of C.
-//! Must never hold a lock over a callback, nor lose an fd that one gave.
+//! Must never hold a lock while a callback runs, nor lose an fd that a callback gave.
 
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
@@ -9,15 +9,16 @@ use fdbroker_client::{AllocationId, ErrorCode, Notice, Recall, RecallAnswer};
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// The broker has closed its fd of an allocation of this process and asks for another one.
+/// A recall: the broker has closed its fd of an allocation of this process, and asks for a new one.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_recall_t {
-    /// Bytes of this struct in the library: fields beyond it are not there.
+    /// Bytes of this struct in the library; it has no fields beyond them.
     pub struct_size: u64,
+    /// With generation: the allocation, as in fdbroker_handle_info_t.
     pub slot: u32,
     pub generation: u32,
-    /// As registered, like the fields after it.
+    /// From here on: as registered.
     pub owner_allocation_id: u64,
     pub base: u64,
     pub size_bytes: u64,
@@ -26,29 +27,30 @@ pub struct fdbroker_recall_t {
     pub reserved: u32,
 }
 
-/// The answer to a recall. Comes filled in for the allocation unchanged, with fd -1.
+/// The answer to a recall. It comes filled in as registered, with fd -1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_recall_answer_t {
-    /// Bytes of this struct in the library; leave it.
+    /// Bytes of this struct in the library; do not change it.
     pub struct_size: u64,
-    /// The new export: the library's from FDBROKER_OK on, which sends and closes it.
+    /// The new export. After FDBROKER_OK the library owns it: sends it and closes it.
     pub fd: i32,
     pub reserved: u32,
-    /// Where in the fd the allocation begins now.
+    /// Where in the fd's memory the allocation begins now, in bytes.
     pub fd_offset: u64,
-    /// Must not have changed.
+    /// Must be as registered.
     pub size_bytes: u64,
-    /// The id of the memory at that address, read again after the export.
+    /// The id of the memory at this address, read again after the export.
     pub owner_allocation_id: u64,
 }
 
-/// Answers a recall: FDBROKER_OK with answer->fd; FDBROKER_STALE when the memory is no longer there (the allocation
-/// ends); any other code: not now (an fd is then still the callback's).
+/// Answers a recall. FDBROKER_OK: answer->fd is the new export. FDBROKER_STALE: the memory is gone, and the allocation
+/// ends. Any other code: not now; an fd then stays the callback's.
 ///
-/// Runs on the library thread, all signals blocked, or with FDBROKER_OPEN_DISPATCH on the thread that serves; never
-/// two at once per context. Must return soon, must not throw, longjmp or wait: what waits answers
-/// FDBROKER_NOT_SUPPORTED there. Releases, fdbroker_host_free(), fdbroker_stats() and the like are fine.
+/// Runs on the library thread, with all signals blocked; with FDBROKER_OPEN_DISPATCH inside fdbroker_dispatch() or a
+/// call that waits. A context runs one callback at a time. It must return soon, and must not throw, longjmp or wait:
+/// calls that wait answer FDBROKER_NOT_SUPPORTED there. It may call functions that never wait, such as
+/// fdbroker_release(), fdbroker_host_free() and fdbroker_stats().
 pub type fdbroker_recall_fn = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -57,45 +59,48 @@ pub type fdbroker_recall_fn = Option<
     ) -> fdbroker_code_t,
 >;
 
-/// An allocation of which this process has a lease has ended; code says why: FDBROKER_STALE or FDBROKER_OWNER_GONE.
-/// The memory stays mapped, and the lease on the ledger, until released. lease is 0 for those of the import cache.
+/// An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE or FDBROKER_OWNER_GONE, or
+/// FDBROKER_NO_QUOTA when a broker that came back had no room for the lease. The memory stays mapped, and the lease
+/// counted, until the lease is released. lease is 0 when it belongs to the import cache.
 pub const FDBROKER_NOTICE_REVOKED: u32 = 1;
-/// An ended allocation of this process has no lease left: its memory may be used anew.
+/// The last lease of an ended allocation of this process is gone: its memory may be used anew.
 pub const FDBROKER_NOTICE_DRAINED: u32 = 2;
-/// The broker would like this lease back if it is not in use. (The import cache sees to its own.)
+/// The broker asks for this lease back, if it is not in use. (The import cache gives its own back.)
 pub const FDBROKER_NOTICE_RECLAIM: u32 = 3;
 /// The broker is about to end or to restart.
 pub const FDBROKER_NOTICE_GOING_AWAY: u32 = 4;
-/// The connection is lost: nothing can be had until FDBROKER_NOTICE_RECONNECTED. Keep handles, leases and pointers.
+/// The connection is lost. Until FDBROKER_NOTICE_RECONNECTED the broker grants nothing. Keep handles, leases and
+/// pointers: they go on after it.
 pub const FDBROKER_NOTICE_DISCONNECTED: u32 = 5;
-/// Connected again: handles, leases and registrations of before are good, but for those told of one by one before
-/// this (FDBROKER_NOTICE_REVOKED, FDBROKER_NOTICE_REGISTRATION_LOST).
+/// Connected again. All handles, leases and registrations go on, except those that FDBROKER_NOTICE_REVOKED and
+/// FDBROKER_NOTICE_REGISTRATION_LOST named before this notice.
 pub const FDBROKER_NOTICE_RECONNECTED: u32 = 6;
-/// A registration of this process has ended with the broker that was lost: it is not FDBROKER_RECALLABLE and was not
-/// kept, or the broker that came back did not take it. Its handle is void; register anew, pass on the new handle.
+/// A registration of this process did not survive the loss of the broker: it is neither FDBROKER_RECALLABLE nor was it
+/// kept, or the broker that came back did not take it. Its handle is void: register again and pass on the new handle.
 pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
 
-/// News from the broker. Fields that do not belong to a kind are 0.
+/// A notice from the broker. Fields that its kind does not have are 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_notice_t {
-    /// Bytes of this struct in the library: fields beyond it are not there.
+    /// Bytes of this struct in the library; it has no fields beyond them.
     pub struct_size: u64,
-    /// FDBROKER_NOTICE_*; ignore those you do not know.
+    /// FDBROKER_NOTICE_*; ignore kinds that you do not know.
     pub kind: u32,
-    /// Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST.
+    /// Why: of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST.
     pub code: fdbroker_code_t,
+    /// With generation: the allocation, as in fdbroker_handle_info_t.
     pub slot: u32,
     pub generation: u32,
-    /// Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_RECLAIM, as in fdbroker_grant_t.
+    /// Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_RECLAIM; as in fdbroker_grant_t.
     pub lease: u64,
-    /// Of FDBROKER_NOTICE_DRAINED and FDBROKER_NOTICE_REGISTRATION_LOST, as registered.
+    /// Of FDBROKER_NOTICE_DRAINED and FDBROKER_NOTICE_REGISTRATION_LOST; as registered.
     pub owner_allocation_id: u64,
-    /// Likewise.
+    /// Of the same kinds; as registered.
     pub base: u64,
 }
 
-/// Hears a notice, under the same rules as a fdbroker_recall_fn. The notice is gone when it returns.
+/// Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback returns.
 pub type fdbroker_notice_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, notice: *const fdbroker_notice_t)>;
 
@@ -114,14 +119,14 @@ pub(crate) struct Callbacks {
 }
 
 impl Callbacks {
-    /// Takes both callbacks away; returns when neither runs any more.
+    /// Removes both callbacks; returns when neither runs any more.
     pub fn clear(&self) -> Result<(), Failure> {
         let recall = self.recall.set(None);
         self.notice.set(None).and(recall)
     }
 }
 
-/// Asks the C callback, on the thread that serves.
+/// Has the C callback answer a recall, on the thread that serves events.
 pub(crate) fn deliver_recall(
     callbacks: &Callbacks,
     recall: &Recall,
@@ -153,7 +158,7 @@ pub(crate) fn deliver_recall(
         })
         .ok_or(ErrorCode::NotSupported)?;
     if code != 0 {
-        // A number of no code: not now.
+        // An unknown number counts as "not now".
         let known = u16::try_from(code).ok().and_then(ErrorCode::from_number);
         return Err(known.unwrap_or(ErrorCode::Again));
     }
@@ -168,19 +173,19 @@ pub(crate) fn deliver_recall(
     Ok(RecallAnswer { fd, fd_offset, size_bytes, owner_allocation_id })
 }
 
-/// The application's fd, ours from now on; `None`: it is not open.
+/// The application's fd, which the library owns from now on; `None`: it is not open.
 fn taken(fd: RawFd) -> Option<OwnedFd> {
     // SAFETY: it is open, and the application has handed it over.
     is_open(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the number is an open fd, fcntl(2). One bad fd in a message, and the kernel sends none of it.
+/// Whether the number is an open fd, fcntl(2). The kernel refuses a message with one bad fd as a whole.
 pub(crate) fn is_open(fd: RawFd) -> bool {
     // SAFETY: F_GETFD takes no argument and changes nothing.
     fd >= 0 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0
 }
 
-/// Tells the C callback, on the thread that serves.
+/// Passes a notice to the C callback, on the thread that serves events.
 pub(crate) fn deliver_notice(callbacks: &Callbacks, leases: &Leases, notice: &Notice) {
     let tell = |notice: fdbroker_notice_t| {
         // SAFETY: the application's function and argument; the struct lives over the call.
@@ -214,7 +219,7 @@ pub(crate) fn deliver_notice(callbacks: &Callbacks, leases: &Leases, notice: &No
             ..about(FDBROKER_NOTICE_DRAINED, id)
         }),
         Notice::Reclaim { leases: numbers } => {
-            // Those that the program does not know are the cache's.
+            // A lease that the program does not know is the cache's.
             for lease in numbers.iter().map(|number| leases.token_of(*number)) {
                 if lease != 0 {
                     tell(fdbroker_notice_t { lease, ..of(FDBROKER_NOTICE_RECLAIM) });
@@ -235,7 +240,7 @@ pub(crate) fn deliver_notice(callbacks: &Callbacks, leases: &Leases, notice: &No
             leases.renumber();
             tell(of(FDBROKER_NOTICE_RECONNECTED));
         }
-        // Of a later release of the library: no C program knows it yet.
+        // A kind of a later library, which this ABI does not have yet.
         _ => {}
     }
 }

@@ -9,8 +9,8 @@ use fdbroker_client::{Client, ErrorCode, Exports, ImportCache};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
-/// A connection to the node's broker, with its leases, host memory and import cache. One per process is enough: all
-/// threads share it, and every function may be called by several threads at once, unless it says otherwise.
+/// A context: a connection to the node's broker, with its leases, host memory and import cache. One per process is
+/// enough: all threads can share it.
 pub struct fdbroker_t {
     pub(crate) arenas: Arenas,
     pub(crate) exports: Exports,
@@ -26,10 +26,10 @@ pub struct fdbroker_t {
 const fn is_shared<T: Send + Sync>() {}
 const _: () = is_shared::<fdbroker_t>();
 
-/// The context behind the caller's pointer, before any lock is taken.
+/// The context behind the caller's pointer; an error in a forked child. Takes no lock.
 ///
 /// # Safety
-/// `broker` is NULL or a context that is not closed while the result is used.
+/// `broker` is NULL, or a context that nobody closes while the result is used.
 pub(crate) unsafe fn context<'a>(
     broker: *const fdbroker_t,
     what: &str,

@@ -1,24 +1,24 @@
 //! Error codes, their names and texts, and the library's version.
-//! Must never wait, allocate or take a lock: whoever is in trouble asks here.
+//! Must never wait, allocate or take a lock: a program in trouble calls these.
 
 use crate::last_error;
 use fdbroker_client::ErrorCode;
 use std::ffi::c_char;
 
-/// What a call answers: FDBROKER_OK, or why it was not done. The numbers never change their meaning.
+/// The answer of a call: FDBROKER_OK, or the reason why it failed. A number never changes its meaning.
 pub type fdbroker_code_t = i32;
 
-/// Done.
+/// Success.
 pub const FDBROKER_OK: fdbroker_code_t = 0;
-/// No broker, the connection is lost, or a forked child's copy. Retry later.
+/// No broker, a lost connection, or a context of before fork(2). Retry later.
 pub const FDBROKER_NOT_CONNECTED: fdbroker_code_t = 1;
-/// The handle is of another node, or of this one before a reboot.
+/// The handle is of another node, or of this node before a reboot.
 pub const FDBROKER_WRONG_NODE: fdbroker_code_t = 2;
-/// No handle (lease, pointer, import) of this broker, or given back before.
+/// No handle (lease, pointer, import) of this broker, or one given back.
 pub const FDBROKER_BAD_HANDLE: fdbroker_code_t = 3;
 /// The allocation has ended: get a new handle from its owner.
 pub const FDBROKER_STALE: fdbroker_code_t = 4;
-/// Another user's or client's allocation; at open, others' socket.
+/// The allocation, or at open the socket, belongs to somebody else.
 pub const FDBROKER_NOT_PERMITTED: fdbroker_code_t = 5;
 /// A cap is full; fdbroker_last_error() names it and its largest holder.
 pub const FDBROKER_NO_QUOTA: fdbroker_code_t = 6;
@@ -32,29 +32,29 @@ pub const FDBROKER_CANCELLED: fdbroker_code_t = 9;
 pub const FDBROKER_OWNER_GONE: fdbroker_code_t = 10;
 /// The owner did not export its memory again when asked.
 pub const FDBROKER_OWNER_SILENT: fdbroker_code_t = 11;
-/// This process has no free fd. Nothing is lost: close some and retry.
+/// This process has no free fd. Nothing is lost: close some fds, retry.
 pub const FDBROKER_LOCAL_FD_LIMIT: fdbroker_code_t = 12;
 /// This fd cannot be shared; fdbroker_last_error() says what it is.
 pub const FDBROKER_UNSUPPORTED_FD: fdbroker_code_t = 13;
-/// Absent here; or a call that waits, made inside a callback.
+/// Not available here; or a call inside a callback that would wait.
 pub const FDBROKER_NOT_SUPPORTED: fdbroker_code_t = 14;
-/// Library and broker are not of the same release.
+/// Library and broker are of releases that do not fit together.
 pub const FDBROKER_PROTOCOL: fdbroker_code_t = 15;
 /// The broker is going away (the library reconnects), or is being drained.
 pub const FDBROKER_SHUTTING_DOWN: fdbroker_code_t = 16;
-/// A fault in the library or the broker, or an exhausted system.
+/// A fault in library or broker, or the system has no memory left.
 pub const FDBROKER_INTERNAL: fdbroker_code_t = 17;
-/// Of this ABI alone: a NULL, struct_size, flag or value that cannot be.
+/// Of this ABI alone: a pointer, size, flag or value that is not valid.
 pub const FDBROKER_INVALID_ARGUMENT: fdbroker_code_t = 64;
 
-/// The name of a code, such as "NO_QUOTA"; "UNKNOWN" for a number of a later release. Static, never NULL.
+/// The name of a code, such as "NO_QUOTA"; "UNKNOWN" for any other number. A static string, never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_error_name(code: fdbroker_code_t) -> *const c_char {
     let row = |code: ErrorCode| NAMES[code as usize].as_ptr().cast();
     text_of(code, row, [c"OK", c"INVALID_ARGUMENT", c"UNKNOWN"].map(|text| text.as_ptr()))
 }
 
-/// Cause and remedy of a code, in a sentence each. Static, never NULL.
+/// The cause and the remedy of a code, in a sentence each. A static string, never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_strerror(code: fdbroker_code_t) -> *const c_char {
     let row = |code: ErrorCode| REMEDIES[code as usize].as_ptr().cast();
@@ -66,20 +66,21 @@ pub extern "C" fn fdbroker_strerror(code: fdbroker_code_t) -> *const c_char {
     text_of(code, row, [ok, argument, unknown].map(|text| text.as_ptr()))
 }
 
-/// This thread's last failed call: what was tried, cause and remedy; for FDBROKER_NO_QUOTA the cap, its value and
-/// its largest holder. "" when none failed. Never NULL; valid until this thread's next failing call or its end.
+/// This thread's last failed call: what was tried, the cause and the remedy; for FDBROKER_NO_QUOTA also the cap, its
+/// value and its largest holder. "" when no call of this thread has failed. Never NULL; valid until the next call of
+/// this thread that fails, or the thread's end.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_last_error() -> *const c_char {
     last_error::as_ptr()
 }
 
-/// The library's version, such as "0.1.0". Static.
+/// The library's version, such as "0.1.0". A static string.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// The soname's number: 0. A program built against another one's header must not use this library.
+/// The number in the soname: 0. A program built against a header of another number must not use this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_abi_version() -> u32 {
     ABI_VERSION
@@ -87,7 +88,8 @@ pub extern "C" fn fdbroker_abi_version() -> u32 {
 
 const ABI_VERSION: u32 = 0;
 
-/// The row of a code; `[ok, invalid argument, unknown]` for those that are not on the wire.
+/// The text of a code. `[ok, argument, unknown]` are the texts of FDBROKER_OK, FDBROKER_INVALID_ARGUMENT and other
+/// numbers, which the wire does not have.
 fn text_of(
     code: fdbroker_code_t,
     row: impl FnOnce(ErrorCode) -> *const c_char,
@@ -102,7 +104,7 @@ fn text_of(
     }
 }
 
-/// Codes on the wire run from 1 without a gap; row 0 is empty.
+/// The codes of the wire run from 1 without a gap; row 0 is empty.
 const ROWS: usize = ErrorCode::ALL.len() + 1;
 const NAME_BYTES: usize = 24;
 const REMEDY_BYTES: usize = 256;
@@ -129,7 +131,7 @@ static REMEDIES: [[u8; REMEDY_BYTES]; ROWS] = {
 
 const _: () = assert!(ErrorCode::ALL[ROWS - 2] as usize == ROWS - 1, "the codes have no gap");
 
-/// The text with NULs after it; a text that leaves no room for one does not compile.
+/// The text, filled up with NULs. A text that leaves no room for a NUL does not compile.
 const fn terminated<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let text = text.as_bytes();
     assert!(text.len() < BYTES, "the row is too short for this text");

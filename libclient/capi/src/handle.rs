@@ -1,4 +1,4 @@
-//! The handle by value: the C type, and what it says of itself. Must never claim that a handle is genuine.
+//! The handle by value: the C type, and reading its fields. Must never claim that a handle is genuine.
 
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
@@ -7,8 +7,8 @@ use crate::sized::{Growable, check_count, slice, write};
 use fdbroker_client::{ErrorCode, Handle};
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
 
-/// A handle: 64 bytes that name an allocation, and a place inside it, on this node. Copy it by value through MPI,
-/// a file, anything; all 64 bytes, unchanged. Compare two by fdbroker_handle_parse, not by memcmp.
+/// A handle: 64 bytes that name an allocation of this node, and a place inside it. Pass on all 64 bytes unchanged, by
+/// value: through MPI, a file, anything. Compare handles by fdbroker_handle_parse(), not by memcmp().
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_handle_t {
@@ -18,24 +18,24 @@ pub struct fdbroker_handle_t {
 const _: () = assert!(size_of::<fdbroker_handle_t>() == size_of::<Handle>());
 const _: () = assert!(align_of::<fdbroker_handle_t>() == align_of::<Handle>());
 
-/// What a handle says of itself, for printing. node, slot and generation name the allocation; the rest are its
-/// owner's hints.
+/// The fields of a handle, for printing and comparing. node, slot and generation name the allocation; the other fields
+/// are hints of its owner.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_handle_info_t {
     /// sizeof(fdbroker_handle_info_t), set by the caller.
     pub struct_size: u64,
-    /// Of the handle's layout.
+    /// The version of the handle's layout.
     pub version: u32,
     /// FDBROKER_KIND_*.
     pub kind: u32,
-    /// Hash of the node's boot id.
+    /// A hash of the node's boot id.
     pub node: u64,
     pub slot: u32,
     pub generation: u32,
-    /// Of the allocation, in bytes.
+    /// The size of the allocation, in bytes.
     pub size_bytes: u64,
-    /// Of the pointer that was exported, inside the allocation, in bytes.
+    /// Where in the allocation the exported pointer is, in bytes.
     pub offset_bytes: u64,
     pub owner_allocation_id: u64,
     /// The owner's device ordinal.
@@ -71,7 +71,7 @@ impl From<Handle> for fdbroker_handle_t {
 }
 
 impl fdbroker_handle_t {
-    /// No handle: what a call that failed writes.
+    /// No handle: a call that fails writes this.
     pub(crate) const NONE: Self = fdbroker_handle_t { bytes: [0; 64] };
 
     pub(crate) fn get(&self) -> Handle {
@@ -79,10 +79,10 @@ impl fdbroker_handle_t {
     }
 }
 
-/// Reads what a handle says of itself. Needs no context, sends nothing, and proves nothing: only the broker can tell
-/// whether it is genuine and current. Any thread, also in a callback and in a forked child.
+/// Reads the fields of a handle. Needs no context and sends nothing. It proves nothing: only the broker can tell
+/// whether the handle is genuine and current. Also inside a callback and in a forked child.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (these 64 bytes are no handle of this version), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (the bytes are no handle of this version), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_handle_parse(
     handle: *const fdbroker_handle_t,
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn fdbroker_handle_parse(
 /// One handle of the caller.
 ///
 /// # Safety
-/// `handle` is NULL or points to one.
+/// `handle` is NULL, or points to a handle.
 pub(crate) unsafe fn one(handle: *const fdbroker_handle_t) -> Result<Handle, Failure> {
     // SAFETY: the caller's promise; 64 bytes without alignment.
     let handle = unsafe { handle.as_ref() };
@@ -127,7 +127,7 @@ pub(crate) unsafe fn one(handle: *const fdbroker_handle_t) -> Result<Handle, Fai
 /// The caller's handles.
 ///
 /// # Safety
-/// `handles` is NULL or points to `count` of them.
+/// `handles` is NULL, or points to `count` handles.
 pub(crate) unsafe fn many<'a>(
     handles: *const fdbroker_handle_t,
     count: usize,

@@ -9,25 +9,27 @@ use crate::handle::fdbroker_handle_t;
 use fdbroker_client::{Deadline, ErrorCode, HostMemory, IsolatedMemory};
 use std::ffi::c_void;
 
-/// A range of the memfd arena: recallable, costs no fd.
+/// A range of an arena, a memfd: recallable, no fd of its own.
 pub const FDBROKER_HOST_ARENA: u32 = 0;
-/// A range of an arena, exported as dma-bufs by /dev/udmabuf: recallable.
+/// A range of an arena, exported as a dma-buf (/dev/udmabuf): recallable.
 pub const FDBROKER_HOST_UDMABUF: u32 = 1;
-/// A memfd of its own, so that a consumer sees nothing else: resident.
+/// A memfd of its own, so consumers see no other memory: resident.
 pub const FDBROKER_HOST_ISOLATED: u32 = 2;
 /// A buffer of /dev/dma_heap/system: resident.
 pub const FDBROKER_HOST_DMA_HEAP: u32 = 3;
 
-/// Allocates size_bytes (more than 0, in whole pages) of memory to share with processes of the same user: *ptr is
-/// mapped and writable, the caller's until fdbroker_host_free(). It is registered within the deadline; for the arenas
-/// handle may be NULL, and fdbroker_get_handle() registers it later. On failure *ptr is NULL, *handle all zero, and
-/// nothing is left behind. What was written in an arena before may still be there.
+/// Allocates memory that processes of the same user can share: size_bytes, more than 0, rounded up to whole pages.
+/// memory is a FDBROKER_HOST_* number; "resident" there means that the broker keeps an fd of it all the time. *ptr is
+/// mapped and writable, to be given back by fdbroker_host_free(). The memory is registered within the deadline.
+/// handle may be NULL: a buffer of an arena is then registered later, by fdbroker_get_handle(). On failure *ptr is
+/// NULL, *handle all zero, and nothing is left behind. A buffer of an arena may still contain bytes of an earlier
+/// one.
 ///
 /// A forked child shares the pages with its parent.
 ///
-/// Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this memory is absent here; or inside
-/// a callback, when it is to be registered), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the system has no memory), as
-/// fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this kind of memory is not available
+/// here; or inside a callback, where nothing can be registered), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the
+/// system has no memory left), those of fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_host_alloc(
     broker: *mut fdbroker_t,
@@ -62,12 +64,12 @@ pub unsafe extern "C" fn fdbroker_host_alloc(
     })
 }
 
-/// Frees host memory: it is unregistered, every holder is told, and the pages are used anew when the last consumer
-/// has released them. Never waits (fdbroker_flush() does, until its handle is stale for all); also inside a
+/// Frees host memory: its registration ends, every holder is told, and its pages are used anew once the last consumer
+/// has released them. Never waits; fdbroker_flush() waits until the handle is stale in every process. Also inside a
 /// callback.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (unknown pointer, not the first byte, or freed before; nothing changes),
-/// FDBROKER_NOT_CONNECTED (in a forked child: it is the parent's), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (not the first byte of a buffer, or freed before; nothing changes),
+/// FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_host_free(
     broker: *mut fdbroker_t,

@@ -1,5 +1,5 @@
-//! Consumers that want memory: imports through the cache, pins in plain structs.
-//! Must never leave a pin that the caller has no number of.
+//! Consumers that want memory: imports through the cache, their pins in plain structs.
+//! Must never leave a pin behind that the caller does not have.
 
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
@@ -15,15 +15,15 @@ pub const FDBROKER_IMPORT_READ: u32 = 0;
 /// Map for reading and writing.
 pub const FDBROKER_IMPORT_WRITE: u32 = 1;
 
-/// Memory of another process, mapped here and in use: filled by the library, kept by the caller, given back once.
+/// Memory of another process, mapped here and in use. Filled in by the library; to be released once.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_import_t {
     /// The allocation's first byte plus the handle's offset. Not mapped in a forked child.
     pub ptr: *mut c_void,
-    /// From there to the allocation's end, in bytes.
+    /// From ptr to the allocation's end, in bytes.
     pub size_bytes: u64,
-    /// The library's; 0: nothing.
+    /// For the library; 0: no import.
     pub pin: u64,
     pub slot: u32,
     pub generation: u32,
@@ -32,12 +32,12 @@ pub struct fdbroker_import_t {
 const NONE: fdbroker_import_t =
     fdbroker_import_t { ptr: std::ptr::null_mut(), size_bytes: 0, pin: 0, slot: 0, generation: 0 };
 
-/// Maps the memory of a handle, from the import cache when it is there and current: no message, no syscall then. The
-/// memory stays mapped until fdbroker_import_release(), whatever becomes of the allocation; ask
-/// fdbroker_import_is_current() before trusting what was read. On failure *import is all zero, and nothing is left
-/// behind. Waits until the deadline at most.
+/// Maps the memory of a handle, for FDBROKER_IMPORT_READ or FDBROKER_IMPORT_WRITE. When it is in the import cache and
+/// current, that takes no message and no system call. The memory stays mapped until fdbroker_import_release(), even
+/// when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
+/// *import is all zero, and nothing is left behind. Waits until the deadline at most.
 ///
-/// Errors: as fdbroker_acquire(); FDBROKER_BAD_HANDLE also when the offset is not inside the allocation,
+/// Errors: those of fdbroker_acquire(); FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
 /// FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import(
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn fdbroker_import(
     })
 }
 
-/// Serves a hit, without an array of one. `false`: no hit, or an argument that cannot be.
+/// Serves a hit, without an array of one. `false`: no hit, or an argument that is not valid.
 ///
 /// # Safety
 /// The pointers are as the header states.
@@ -78,7 +78,7 @@ unsafe fn import_hit(
     hit.map(|hit| *import = taken_apart(hit)).is_some()
 }
 
-/// `None`: no flags that are known.
+/// `None`: unknown flags.
 fn access(flags: u32) -> Option<Access> {
     match flags {
         FDBROKER_IMPORT_READ => Some(Access::Read),
@@ -87,12 +87,12 @@ fn access(flags: u32) -> Option<Access> {
     }
 }
 
-/// Maps count handles; those not in the cache come 253 per message, and each fd is closed before the next ones come, so
-/// that a soft limit of 32 fds suffices for any number. Fills all imports and all codes (codes may be NULL), in
-/// their order; those that failed are all zero. The same handle twice is two imports of one mapping. FDBROKER_OK when
-/// all were mapped, else the first failure.
+/// Maps count handles. Memory that is not in the cache comes 253 per message, and the fds are closed as they come: a
+/// soft limit of 32 fds is enough for any number. Fills all imports and all codes (codes may be NULL) in the order of
+/// the handles; the import of a failure is all zero. The same handle twice gives two imports of one mapping. Answers
+/// FDBROKER_OK when all were mapped, else the first failure.
 ///
-/// Errors: of each as fdbroker_import().
+/// Errors: for each handle those of fdbroker_import().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_many(
     broker: *mut fdbroker_t,
@@ -149,8 +149,9 @@ fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {
     fdbroker_import_t { ptr, size_bytes, pin, slot: id.slot, generation: id.generation }
 }
 
-/// 1 when the allocation of an import lives, the broker lives, and the import is of the present connection; else 0
-/// (also for NULL, one given back, and in a forked child). Two loads, no syscall.
+/// 1 when the allocation of an import has not ended, and the broker lives and knows of the import; else 0. After a
+/// reconnect it is 1 again for an import that the broker took over. 0 also for NULL, for an import given back, and in a
+/// forked child. Makes no system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_is_current(
     broker: *mut fdbroker_t,
@@ -168,12 +169,12 @@ pub unsafe extern "C" fn fdbroker_import_is_current(
     })
 }
 
-/// Gives an import back and zeroes it: no pointer into it may be used any more. The mapping may stay in the cache for
-/// the next one who wants it. Never waits; also inside a callback. Give back each import once: not a copy of the
-/// struct besides it.
+/// Gives an import back and zeroes the struct. Pointers into the memory must not be used any more; the mapping may
+/// stay in the cache for the next import. Never waits; also inside a callback. Give each import back once, not also a
+/// copy of its struct.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (given back before, or nothing; no count changes), FDBROKER_NOT_CONNECTED (in a forked
-/// child: it is the parent's), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (given back before, or all zero; nothing changes), FDBROKER_NOT_CONNECTED (in a forked
+/// child: the import is the parent's), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_release(
     broker: *mut fdbroker_t,
@@ -193,7 +194,7 @@ pub unsafe extern "C" fn fdbroker_import_release(
     })
 }
 
-/// Closes what the import cache keeps and nobody uses; *closed, unless NULL, says how many. Also inside a callback.
+/// Closes all unused entries of the import cache. *closed, unless NULL, is their number. Also inside a callback.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
 //! Opening and closing a context, and whether it is connected.
-//! Must never leave a callback running, a thread or an fd behind after a close.
+//! After a close must never leave a thread, an fd or a running callback behind.
 
 use crate::arenas::Arenas;
 use crate::callbacks::{Callbacks, deliver_notice, deliver_recall};
@@ -20,45 +20,45 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
-/// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(); blocking calls
-/// serve events too. Callbacks run on the threads that do either.
+/// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(). Calls that wait serve
+/// events, too. Callbacks run inside these calls.
 pub const FDBROKER_OPEN_DISPATCH: u32 = 1;
-/// Do not look for a broker again when the connection is lost.
+/// When the connection is lost, do not look for a broker again.
 pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;
-/// For cache_max_entries and cache_max_bytes, and what -1 means in the other settings: the environment's value
-/// (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE,
-/// FDBROKER_PRINT_STATS), else the built-in one.
+/// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache and print_stats: the environment's
+/// value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE,
+/// FDBROKER_PRINT_STATS), else the built-in value.
 pub const FDBROKER_DEFAULT: i64 = -1;
 
-/// Settings of fdbroker_open(). Fill by fdbroker_options_init(), then change what shall differ.
+/// Settings of fdbroker_open(). Call fdbroker_options_init(), then change fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_options_t {
     /// Set by fdbroker_options_init().
     pub struct_size: u64,
-    /// Path of the broker's socket. NULL: FDBROKER_SOCKET, else the user's own, else the node's.
+    /// Path of the broker's socket. NULL: FDBROKER_SOCKET, else the user's own broker, else the node's.
     pub socket: *const c_char,
-    /// For display, cut to 16 bytes. NULL: the command's name.
+    /// This client's name on screens, cut to 16 bytes. NULL: the command's name.
     pub name: *const c_char,
-    /// FDBROKER_OPEN_*.
+    /// FDBROKER_OPEN_*, combined by |.
     pub flags: u32,
-    /// Fds of shared memory that this process will hold by itself, charged to it: a memfd for each arena, and at
-    /// least one export on its way to the broker. 0: 2.
+    /// How many fds of shared memory this process will hold on its own; they are charged to it. Each arena has a
+    /// memfd, and at least one export is on its way to the broker. 0: the default, 2.
     pub own_fds: u32,
-    /// Address space of each arena of host memory, in bytes; pages come as they are used. 0: 64 GiB, or less where
-    /// the address space is limited. Ask for little under valgrind, which touches every page of it at the end.
+    /// Address space of each arena of host memory, in bytes; a page costs memory from its first use. 0: 64 GiB, or
+    /// less where the address space is limited. Set it low under valgrind, which touches every page at the end.
     pub arena_bytes: u64,
-    /// Entries in the import cache; 0: no limit.
+    /// Most entries in the import cache; 0: no limit.
     pub cache_max_entries: i64,
-    /// Bytes of the memory that the import cache keeps open; 0: no limit.
+    /// Most bytes of memory that the import cache keeps open; 0: no limit.
     pub cache_max_bytes: i64,
-    /// 1: imports stay in the cache when their last user releases them; 0: they are closed; -1: default.
+    /// 1: an import stays in the cache when its last user releases it; 0: it is closed; -1: the default.
     pub leave_pinned: i32,
-    /// 1: a full cache closes all that it does not use; 0: only as many as needed; -1: default.
+    /// 1: a full cache closes all unused entries; 0: only as many as it must; -1: the default.
     pub empty_cache: i32,
-    /// 1: fdbroker_close() prints a line of counters on stderr; 0: not; -1: default.
+    /// 1: fdbroker_close() prints a line of counters to stderr; 0: it does not; -1: the default.
     pub print_stats: i32,
-    /// 0.
+    /// Set to 0.
     pub reserved: u32,
 }
 
@@ -84,12 +84,12 @@ unsafe impl Growable for fdbroker_options_t {
     }
 }
 
-/// Bytes of the options in the first release: every caller has room for them, so `fdbroker_options_init` never
-/// writes more, whatever is added later.
+/// Bytes of the options in the first release. Every caller has room for these, so `fdbroker_options_init` never writes
+/// more, whatever fields come later.
 const OPTIONS_BYTES: u64 = 72;
 const _: () = assert!(OPTIONS_BYTES == size_of::<fdbroker_options_t>() as u64);
 
-/// Sets every option to its default, struct_size included. NULL: does nothing.
+/// Sets all options, struct_size included, to their defaults. NULL: does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_options_init(options: *mut fdbroker_options_t) {
     if !options.is_null() {
@@ -98,13 +98,13 @@ pub unsafe extern "C" fn fdbroker_options_init(options: *mut fdbroker_options_t)
     }
 }
 
-/// Connects to the broker. On success *out is a context, the caller's until fdbroker_close(); otherwise NULL. Waits at
+/// Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
 /// most 7 s: 5 s for a broker that hangs, 2 s for a node whose fds are all in use. options NULL: all defaults.
 ///
-/// Starts one library thread, with all signals blocked, that serves recalls and calls the callbacks; none with
-/// FDBROKER_OPEN_DISPATCH. Not inside a callback.
+/// Starts one library thread, which serves recalls and calls the callbacks, with all signals blocked. With
+/// FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (at once when nobody listens), FDBROKER_NOT_PERMITTED (the socket refuses this
+/// Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens), FDBROKER_NOT_PERMITTED (the socket refuses this
 /// user), FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_open(
@@ -175,7 +175,7 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
     })
 }
 
-/// What the options say, else the environment, else the default.
+/// Each setting from the options, else from the environment, else its default.
 fn cache_settings(options: &fdbroker_options_t) -> Result<CacheSettings, Failure> {
     let mut settings = CacheSettings::from_env()?;
     if let Some(entries) = limit("cache_max_entries", options.cache_max_entries)? {
@@ -223,11 +223,11 @@ unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// Ends the connection: gives back all leases, unmaps all imports, frees all host memory, waits for a running
-/// callback and for the library thread. No pointer, lease, import or request of it may be used afterwards; fds of
-/// grants stay the caller's. No other thread may be using the context. NULL: does nothing.
+/// Ends the connection: gives back all leases, unmaps all imports, frees all host memory, and waits for a running
+/// callback and for the library thread. Afterwards the context's pointers, leases, imports and requests must not be
+/// used; the fds of grants stay the caller's. No other thread may use the context meanwhile. NULL: does nothing.
 ///
-/// In a forked child: puts the child's copy aside; the parent notices nothing.
+/// In a forked child it puts the child's copy aside; the parent notices nothing.
 ///
 /// Errors: FDBROKER_NOT_SUPPORTED (inside a callback; nothing is closed).
 #[unsafe(no_mangle)]
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn fdbroker_close(broker: *mut fdbroker_t) -> fdbroker_cod
 }
 
 fn close(context: fdbroker_t) {
-    // From here on no callback starts; one that hangs is reported and left alone.
+    // From here on no callback starts. One that hangs is reported and left alone.
     if let Err(failure) = context.callbacks.clear() {
         log::warn!("close: {failure}");
     }
@@ -256,15 +256,15 @@ fn close(context: fdbroker_t) {
         logger::say(stats::of(&context));
     }
     let fdbroker_t { arenas, exports, cache, leases, client, .. } = context;
-    // Leases go before the connection, so that the broker need not find out what is left; all hold the client.
+    // Leases go before the connection, so that the broker need not find out what is left. All of these hold the client.
     drop((cache, arenas, exports));
     leases.release_all();
-    // The library thread may have one of them in hand, and so the client: it is waited for, not only dropped.
+    // The library thread may be using the client, so a drop would not end it: this waits for the thread.
     client.end();
     drop(client);
 }
 
-/// 1 when calls can be made now; 0 while the broker is away, in a forked child, and for NULL. Sends nothing.
+/// 1 when the broker can be called now; 0 while it is away, in a forked child, and for NULL. Sends nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_is_connected(broker: *const fdbroker_t) -> i32 {
     guard_value(0, || {
@@ -274,9 +274,9 @@ pub unsafe extern "C" fn fdbroker_is_connected(broker: *const fdbroker_t) -> i32
     })
 }
 
-/// Returns when the broker has carried out what this context did before without waiting for it: releases, and memory
-/// freed by fdbroker_host_free(). After it (and a barrier) no process gets freed memory by its old handle any more, not
-/// even for the moment that the message takes: it is FDBROKER_STALE for all. Waits until the deadline at most.
+/// Returns when the broker has carried out all earlier releases and fdbroker_host_free() calls of this context, which
+/// do not wait for it themselves. From then on the old handle of freed memory is FDBROKER_STALE in every process,
+/// without the delay of a message. Waits until the deadline at most.
 ///
 /// Errors: FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
 /// FDBROKER_INVALID_ARGUMENT.

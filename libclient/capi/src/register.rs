@@ -1,4 +1,4 @@
-//! Producers: fds deposited, handles out, and the handle of a pointer.
+//! Producers: registering the fds of allocations, and finding the handle of a pointer.
 //! Must never keep or close the caller's fd.
 
 use crate::callbacks::is_open;
@@ -15,29 +15,29 @@ use std::os::fd::BorrowedFd;
 
 /// A dma-buf: the broker proves its size.
 pub const FDBROKER_KIND_DMA_BUF: u32 = 1;
-/// A CUDA VMM export: its size is claimed.
+/// A CUDA VMM export: the broker takes the size that you claim.
 pub const FDBROKER_KIND_CUDA_VMM: u32 = 2;
 /// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved.
 pub const FDBROKER_KIND_MEMFD: u32 = 3;
 
 /// Clients of the same socket and user may acquire it.
 pub const FDBROKER_SHARE_UID: u32 = 0;
-/// Clients of the same socket that have the owner's group.
+/// Clients of the same socket that have the owner's group may, too.
 pub const FDBROKER_SHARE_GID: u32 = 1;
-/// Whoever presents the handle.
+/// Every client that has the handle may.
 pub const FDBROKER_SHARE_ANY: u32 = 2;
 
-/// The recall callback exports it again: the broker may close its fd.
+/// The recall callback can export it again, so the broker may close its fd.
 pub const FDBROKER_RECALLABLE: u32 = 1;
-/// It outlives this process, for a time (the broker's limits.keep_ttl_ms): its handle works on, and the broker never
-/// closes its fd before. Charged to kept_allocations; FDBROKER_NO_QUOTA when those are used up.
+/// The allocation outlives this process for a time (the broker's limits.keep_ttl_ms): its handle still works, and the
+/// broker does not close its fd before. Charged to kept_allocations; FDBROKER_NO_QUOTA when these are used up.
 pub const FDBROKER_KEEP: u32 = 2;
 
-/// An allocation to register.
+/// One allocation, to be registered.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_allocation_t {
-    /// sizeof(fdbroker_allocation_t), set by the caller; in arrays of the first, for all.
+    /// sizeof(fdbroker_allocation_t), set by the caller; in an array: of the first one, for all.
     pub struct_size: u64,
     /// FDBROKER_KIND_*.
     pub kind: u32,
@@ -45,20 +45,20 @@ pub struct fdbroker_allocation_t {
     pub share: u32,
     /// The owner's device ordinal.
     pub device: u32,
-    /// FDBROKER_RECALLABLE, FDBROKER_KEEP.
+    /// FDBROKER_RECALLABLE and FDBROKER_KEEP, combined by |.
     pub flags: u32,
-    /// More than 0.
+    /// Its size in bytes, more than 0.
     pub size_bytes: u64,
-    /// Where in the fd it begins, in bytes.
+    /// Where in the fd's memory it begins, in bytes.
     pub fd_offset: u64,
-    /// The owner's id of it (Level Zero's allocation id, CUDA's buffer id): another id at the same address is
-    /// another allocation.
+    /// The owner's number of the allocation (Level Zero's allocation id, CUDA's buffer id). Another number at the same
+    /// address is another allocation.
     pub owner_allocation_id: u64,
-    /// Its address in this process; 0: none.
+    /// Its address in this process; 0: it has none.
     pub base: u64,
-    /// The driver's handle bytes, given with each grant; copied, the caller's.
+    /// The bytes of the driver's handle, which come with each grant. The library copies them.
     pub driver_data: *const c_void,
-    /// At most 64.
+    /// The number of these bytes, at most 64.
     pub driver_data_len: u64,
 }
 
@@ -83,17 +83,18 @@ unsafe impl Growable for fdbroker_allocation_t {
     }
 }
 
-/// Registers one allocation: the broker gets a duplicate of its fd. The caller's stays the caller's, and may be closed
-/// at once. The handle is good until fdbroker_unregister() or the end of this process; over a crash of the broker if it is
-/// FDBROKER_RECALLABLE or FDBROKER_KEEP (FDBROKER_NOTICE_REGISTRATION_LOST tells which were lost).
+/// Registers one allocation: the broker gets a duplicate of its fd. The caller keeps its own fd and may close it at
+/// once. The handle is good until fdbroker_unregister() or the end of this process. An allocation that is
+/// FDBROKER_RECALLABLE survives a crash of the broker, one that is FDBROKER_KEEP does where a service manager stores
+/// the broker's fds; FDBROKER_NOTICE_REGISTRATION_LOST names each one that is lost.
 ///
-/// With base set there is one registration per allocation: the same device, base, size and id again give the handle
-/// known, without asking the broker. Another size or id there, or a range that overlaps, means that the memory
-/// there was freed: the old registration ends at once.
+/// With base set there is one registration per allocation. The same device, base, size and id again give the known
+/// handle, without asking the broker. Another size or id at this address, or a range that overlaps, means that the
+/// memory there was freed: the old registration ends at once.
 ///
 /// Errors: FDBROKER_NO_QUOTA, FDBROKER_UNSUPPORTED_FD (fdbroker_last_error() says what it is), FDBROKER_STALE (another
 /// thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT,
-/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (fd not open, too). *handle is all zero then.
+/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (also: the fd is not open). *handle is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_register(
     broker: *mut fdbroker_t,
@@ -107,11 +108,11 @@ pub unsafe extern "C" fn fdbroker_register(
     guard(|| unsafe { register_all(broker, 1, allocation, fds, deadline_ms, handle, codes) })
 }
 
-/// Registers count allocations, fds[i] being that of allocations[i] (the same fd may stand there many times), 253 per
-/// message. Fills all handles and all codes (codes may be NULL), in their order; those that failed are all zero.
-/// FDBROKER_OK when all were registered, else the first failure.
+/// Registers count allocations, 253 per message. fds[i] belongs to allocations[i]; the same fd may stand there many
+/// times. Fills all handles and all codes (codes may be NULL) in this order; the handle of a failure is all zero.
+/// Answers FDBROKER_OK when all were registered, else the first failure.
 ///
-/// Errors: of each as fdbroker_register().
+/// Errors: for each allocation those of fdbroker_register().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_register_many(
     broker: *mut fdbroker_t,
@@ -185,7 +186,7 @@ unsafe fn try_register(
 }
 
 /// # Safety
-/// `fd`, if open, stays open as long as the result is used.
+/// `fd`, when it is open, stays open as long as the result is used.
 unsafe fn borrow<'fd>(fd: c_int) -> Result<BorrowedFd<'fd>, Failure> {
     match is_open(fd) {
         // SAFETY: open, and the caller's promise.
@@ -242,12 +243,12 @@ unsafe fn driver_data(allocation: &fdbroker_allocation_t) -> Result<DriverData, 
     Ok(DriverData::new(bytes)?)
 }
 
-/// Ends the registration of the allocation that a handle names: no more grants, the broker's fd closed, every holder
-/// told. Consumers that have the memory keep it until they release it: use the memory anew after
-/// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Not for host memory, which
-/// fdbroker_host_free() ends. Waits at most 10 s for the broker's answer.
+/// Ends the registration of the allocation that a handle names: the broker grants it no more, closes its fd and tells
+/// every holder. Consumers that have the memory keep it until they release it. Use the memory anew after
+/// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. For host memory use
+/// fdbroker_host_free() instead. Waits at most 10 s for the broker's answer.
 ///
-/// Errors: FDBROKER_STALE (ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's),
+/// Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's),
 /// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_unregister(
@@ -258,8 +259,8 @@ pub unsafe extern "C" fn fdbroker_unregister(
     guard(|| unsafe { unregister(broker, handle) }.map(drop))
 }
 
-/// The same, and *drained = 1 when no lease was left: FDBROKER_NOTICE_DRAINED does not come then, and the memory may
-/// be used anew at once. Otherwise, and on failure, 0.
+/// As fdbroker_unregister(). *drained is 1 when no lease was left: then the memory may be used anew at once, and
+/// FDBROKER_NOTICE_DRAINED does not come. Otherwise, and on failure, it is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_unregister_drained(
     broker: *mut fdbroker_t,
@@ -288,15 +289,16 @@ unsafe fn unregister(
     Ok(context.exports.unregister(handle.id())?)
 }
 
-/// The handle of the allocation that pointer points into, with the offset inside it: of host memory, or registered
-/// with a base. A lookup, no message: 253 pointers into one allocation are one registration. Host memory of the
-/// arenas is registered here when it is not yet, or no more: that takes until the deadline at most.
+/// Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, or an
+/// allocation registered with a base. It looks in this process's tables and sends nothing, with one exception: a
+/// buffer of an arena that is not registered now is registered here, within the deadline. All pointers into one
+/// allocation share one registration.
 ///
-/// Also inside a callback, where only what is registered already is found.
+/// Also inside a callback; there it registers nothing.
 ///
-/// Errors: FDBROKER_STALE (pointer into nothing that is registered now; of FDBROKER_HOST_ISOLATED and
-/// FDBROKER_HOST_DMA_HEAP memory also after a crash of the broker, which ends its sharing), as fdbroker_register(),
-/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
+/// Errors: FDBROKER_STALE (nothing at this address is registered now; FDBROKER_HOST_ISOLATED and FDBROKER_HOST_DMA_HEAP
+/// memory cannot be shared any more after a crash of the broker), those of fdbroker_register(), FDBROKER_NOT_CONNECTED,
+/// FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_get_handle(
     broker: *mut fdbroker_t,

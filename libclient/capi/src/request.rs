@@ -1,5 +1,5 @@
-//! Acquires that nobody waits for, for progress engines: start, test, cancel.
-//! Must never wait, nor leave a request behind once it is done.
+//! Acquiring without waiting, for progress engines: start, test, cancel.
+//! Must never wait, nor keep a request that is done.
 
 use crate::acquire::{Grants, fdbroker_grant_t};
 use crate::context::{context, fdbroker_t};
@@ -11,19 +11,19 @@ use crate::leases::Leases;
 use fdbroker_client::{AcquireRequest, Deadline, Progress};
 use std::sync::Arc;
 
-/// Acquires under way. One thread at a time may use it.
+/// A request under way. Only one thread at a time may use it.
 pub struct fdbroker_request_t {
     count: usize,
-    /// `None` only while it is tested.
+    /// `None` only inside `fdbroker_request_test`.
     request: Option<AcquireRequest>,
     leases: Arc<Leases>,
 }
 
-/// Starts to acquire count handles without waiting for anything. On success *request is the caller's until
-/// fdbroker_request_test() says it is done or fdbroker_request_cancel(), which must be before fdbroker_close(); the
-/// handles need not stay. Also inside a callback. On failure *request is NULL.
+/// Starts to acquire count handles, without waiting. On success *request is a request, which ends when
+/// fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
+/// fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT; all else is told by fdbroker_request_test().
+/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_acquire_start(
     broker: *mut fdbroker_t,
@@ -47,11 +47,11 @@ pub unsafe extern "C" fn fdbroker_acquire_start(
     })
 }
 
-/// Does what can be done now, without waiting. FDBROKER_AGAIN: still under way, nothing is written. Otherwise it is
-/// done: all grants and codes (codes may be NULL) are filled as by fdbroker_acquire_many(), and the request is freed.
-/// Also inside a callback.
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
+/// it is done and freed: all grants and codes (codes may be NULL) are filled as by fdbroker_acquire_many(). Also
+/// inside a callback.
 ///
-/// Errors: of each as fdbroker_acquire(), the first; FDBROKER_INVALID_ARGUMENT (the request stays as it was).
+/// Errors: the first of those of fdbroker_acquire(); FDBROKER_INVALID_ARGUMENT (the request stays as it was).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_test(
     request: *mut fdbroker_request_t,
@@ -78,8 +78,8 @@ pub unsafe extern "C" fn fdbroker_request_test(
     })
 }
 
-/// Gives a request up and frees it: the broker is told, and what it grants all the same is given back. Never waits;
-/// also inside a callback. NULL: does nothing.
+/// Cancels a request and frees it: the broker is told, and grants that still come are given back. Never waits; also
+/// inside a callback. NULL: does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_cancel(
     request: *mut fdbroker_request_t,

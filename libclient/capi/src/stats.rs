@@ -1,11 +1,11 @@
-//! The counters of a context, as a struct and as one line. Must never change what it counts.
+//! The counters of a context, as a struct and as one line. Must never change a counter.
 
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::guard::guard;
 use crate::sized::{Growable, write};
 
-/// Counters. "In use": imported and not yet given back.
+/// Counters of a context.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct fdbroker_stats_t {
@@ -13,28 +13,29 @@ pub struct fdbroker_stats_t {
     pub struct_size: u64,
     /// Imports served from the cache, since open.
     pub hits: u64,
-    /// Imports that asked the broker, since open.
+    /// Imports that had to ask the broker, since open.
     pub misses: u64,
-    /// Entries found ended when wanted, since open.
+    /// Imports that found their entry ended, since open.
     pub stale: u64,
     /// Entries closed to stay within the limits, since open.
     pub evicted: u64,
     /// Entries in the cache now.
     pub entries: u64,
-    /// Of these, in use.
+    /// Entries in use now: imported, not yet released.
     pub pinned: u64,
-    /// Bytes of those entries.
+    /// Bytes of memory of the entries in the cache now.
     pub bytes: u64,
-    /// The limits; 0: none.
+    /// The limit of entries; 0: none.
     pub max_entries: u64,
+    /// The limit of bytes; 0: none.
     pub max_bytes: u64,
-    /// Allocations of this process that are registered now: with a base, and host memory.
+    /// Registrations now: allocations with a base, and host memory.
     pub registrations: u64,
-    /// Address space of the arenas, and isolated and dma-heap memory, in bytes.
+    /// Address space of arenas, isolated and dma-heap memory, in bytes.
     pub host_bytes: u64,
-    /// Of these, in buffers that are not freed.
+    /// Bytes of it in buffers that are not freed.
     pub host_bytes_used: u64,
-    /// Leases acquired and not given back (imports not counted).
+    /// Leases acquired and not released, imports not counted.
     pub leases: u64,
 }
 
@@ -47,7 +48,7 @@ unsafe impl Growable for fdbroker_stats_t {
     }
 }
 
-/// The counters of now. Sends nothing, waits for nothing; also inside a callback.
+/// Reads the counters. Sends nothing and never waits; also inside a callback.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

@@ -1,11 +1,11 @@
 /* fdbroker.h - share memory between the processes of a node without holding its fds.
  *
- * Made from libclient/capi/src by cbindgen; edit there, then:
+ * cbindgen makes this file from libclient/capi/src. Edit there, then run:
  *   FDBROKER_UPDATE_HEADER=1 cargo test -p fdbroker-capi --test header
  *
- * A producer registers an allocation and gets a handle of 64 bytes, which it passes on by value: through MPI, a file,
- * anything. A consumer imports the handle and gets memory (or acquires it and gets an fd). The broker, fdbrokerd, keeps
- * at most one fd per allocation, and every count of fds under a cap.
+ * A producer registers an allocation and gets a handle of 64 bytes. It passes the handle on by value: through MPI, a
+ * file, anything. A consumer imports the handle and gets the memory mapped, or acquires it and gets an fd. The broker,
+ * fdbrokerd, keeps at most one fd per allocation, and keeps every number of fds below a cap.
  *
  *   fdbroker_t *broker;                                        // both sides
  *   if (fdbroker_open(NULL, &broker) != FDBROKER_OK) puts(fdbroker_last_error());
@@ -21,37 +21,42 @@
  *
  * Rules that hold for every function:
  *
- * Errors. A function answers FDBROKER_OK (0) or a positive code; fdbroker_strerror() says cause and remedy of a code,
- * fdbroker_last_error() what exactly failed in this thread's last failed call. NULL where a pointer is needed answers
- * FDBROKER_INVALID_ARGUMENT. What a function gives is written on failure too, as "nothing": pointer NULL, fd -1,
- * lease 0, handle and import all zero. A call for many writes all its results and all its codes.
+ * Errors. A function answers FDBROKER_OK (0) or a positive code. fdbroker_strerror() gives the cause and the remedy
+ * of a code; fdbroker_last_error() says what exactly failed in this thread's last failed call. NULL where a pointer
+ * is needed answers FDBROKER_INVALID_ARGUMENT. A function that fails writes "nothing" to its results: pointer NULL,
+ * fd -1, lease 0, handle and import all zero. A call for many items writes all results and all codes.
  *
- * Waiting. Whatever may wait takes deadline_ms, in milliseconds from the call, at most an hour; 0: do not wait for
- * anything but the broker's answer. Where no deadline is said, the function never waits, or says how long at most.
+ * Waiting. A function that may wait takes deadline_ms: milliseconds from the call, at most an hour. 0 waits for nothing
+ * but the broker's answer. A function without a deadline never waits, unless its comment says how long at most.
  *
- * Ownership. What a function reads (structs, arrays, strings, fds) stays the caller's and is not looked at after it
- * returns. What it writes is the caller's: fds to be closed; leases, imports, host memory, requests and contexts to be
- * given back by the function named, once. Structs are plain: copy them as you like.
+ * Ownership. The caller keeps what it passes in (structs, arrays, strings, fds); the library does not look at it after
+ * the call. The caller owns what a function writes: it closes fds, and it gives leases, imports, host memory, requests
+ * and contexts back once, by the function that their comment names. Structs are plain data and can be copied.
  *
- * Threads. Any thread may call anything at any time, several at once, except fdbroker_close() and what one
- * fdbroker_request_t is used for. Inside a callback nothing may wait: such a call answers FDBROKER_NOT_SUPPORTED.
+ * Threads. Any thread may call any function at any time, several threads at once, with two exceptions:
+ * fdbroker_close(), and functions on the same fdbroker_request_t. Nothing may wait inside a callback: a call that would
+ * wait answers FDBROKER_NOT_SUPPORTED there.
  *
- * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close();
- * imports are not mapped there. Open anew, or exec. The parent notices nothing.
+ * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close(),
+ * and imports are not mapped. The child opens a context of its own, or calls exec. The parent notices nothing.
  *
- * Signals. The library raises none (no SIGPIPE), handles none, and a handler that interrupts a call only delays it.
- * Do not call it in a handler.
+ * Signals. The library raises no signal (SIGPIPE neither) and handles none. A signal that interrupts a call only delays
+ * it. Do not call the library in a signal handler.
  *
- * Without a broker every call answers FDBROKER_NOT_CONNECTED at once; when one is back the library finds it by itself.
- * Handles, leases and registrations of before are void then; imports stay mapped until they are released.
+ * Without a broker, calls that need one answer FDBROKER_NOT_CONNECTED at once. The library looks for a broker and
+ * connects again by itself (not with FDBROKER_OPEN_NO_RECONNECT). Handles, leases, imports and registrations then go
+ * on. Those that the new broker could not take over are told one by one (FDBROKER_NOTICE_REVOKED,
+ * FDBROKER_NOTICE_REGISTRATION_LOST), before FDBROKER_NOTICE_RECONNECTED. Imports stay mapped in any case, until they
+ * are released.
  *
- * Growth. Structs that begin with struct_size grow at the end in later releases, and never otherwise: set it to sizeof,
- * zero the rest (for fdbroker_options_t use fdbroker_options_init()). A program built against an older header works
- * with a newer library, and the other way round unless it sets a field that the library does not know. In arrays the
- * first one's struct_size is the distance between all.
+ * Growth. Structs that begin with struct_size get new fields at their end in later releases, and change in no other
+ * way. Set struct_size to the sizeof of the struct and the rest to zero; for fdbroker_options_t call
+ * fdbroker_options_init(). A program built against an older header works with a newer library. A program built
+ * against a newer header works with an older library, unless it sets a field that this library does not know. In an
+ * array, the struct_size of the first element is the distance between all elements.
  *
- * The log goes to stderr: FDBROKER_LOG = error, warn (the default), info, debug or off. The socket is that of
- * FDBROKER_SOCKET, else the user's own, else the node's.
+ * Log. Lines go to stderr. FDBROKER_LOG sets how much: error, warn (the default), info, debug or off. FDBROKER_SOCKET
+ * names the broker's socket; without it the library takes the user's own broker, else the node's.
  */
 #ifndef FDBROKER_H
 #define FDBROKER_H

@@ -1,8 +1,8 @@
-//! fdbroker.h is made from the Rust sources and checked in. Must never differ from them, nor be made by a build: who
-//! builds a C program needs neither Rust nor this test.
+//! Makes fdbroker.h from the Rust sources and compares it with the one in the repository. Must never be part of a build:
+//! to build a C program takes neither Rust nor this test.
 //!
-//! Each file is one section, in this order. cbindgen (MPL-2.0, only here) translates; what it leaves ugly for a C
-//! programmer is put right afterwards.
+//! cbindgen (MPL-2.0, used only here) translates each section; afterwards this test changes what reads badly for a C
+//! programmer.
 
 use std::path::Path;
 
