@@ -119,5 +119,5 @@ pub fn restored(body: &[u8], config: &Config, now: Now) -> Option<Core> {
 
 /// The path that names a process's job, from the text of its `/proc/PID/cgroup`.
 pub fn job_name(cgroup: &str) -> Option<&str> {
-    Some(crate::job::find(cgroup)?.path)
+    Some(crate::schedulers::job_cgroup(cgroup)?.path)
 }

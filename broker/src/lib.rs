@@ -42,6 +42,7 @@ pub mod preflight;
 mod reload;
 mod replies;
 mod requests;
+pub mod schedulers;
 mod serve;
 mod server;
 mod signals;
@@ -54,6 +55,5 @@ mod turns;
 mod watch;
 
 pub use config::ConfigError;
-pub use job::name_in as job_name;
 pub use settings::{Environment, Host, Mode, Settings};
 pub use start::{RunError, run};

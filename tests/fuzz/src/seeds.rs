@@ -113,6 +113,8 @@ fn cgroup() -> Vec<Vec<u8>> {
         "0::/system.slice/pbs_jobs.service/jobs/12.server\n",
         "0::/kubepods/burstable/pod1f3a-8e0c/0123abcd\n",
         "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1f_8e.slice/cri-abc.scope\n",
+        "0::/user.slice/user-765.slice/user@765.service/app.slice/imp-shell-450-fPY66riwfnP.service\n",
+        "0::/jobs/7186710\n",
         "0::/user.slice/user-1000.slice/session-3.scope\n",
     ];
     all.iter().map(|text| text.as_bytes().to_vec()).collect()

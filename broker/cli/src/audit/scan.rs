@@ -177,7 +177,7 @@ fn look_at(pid: u32, is_broker: bool, look: &MemfdLook, scan: &mut Scan) {
     }
     process.job = read(Path::new(&format!("{base}/cgroup")))
         .ok()
-        .and_then(|text| fdbrokerd::job_name(&text))
+        .and_then(|text| fdbrokerd::schedulers::job_name(&text))
         .unwrap_or_default();
     scan.processes.insert(pid, process);
 }

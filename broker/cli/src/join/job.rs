@@ -2,48 +2,11 @@
 //! other job finds. Must never depend on what may differ between the ranks of one job.
 
 use crate::error::{Context, Error, Result};
+use fdbrokerd::schedulers::{Ids, is_launcher};
 use nix::unistd::{Uid, getppid};
 use siphasher::sip128::{Hasher128, SipHasher24};
-use std::ffi::OsString;
 use std::fmt;
 use std::hash::Hasher;
-
-/// What launchers tell the processes of a job, the same to each of them and to no other job: Open MPI 4 and 5, PRRTE
-/// and `srun --mpi=pmix`; Open MPI 4 alone; PMI-2 under Slurm; Slurm; Flux; HPE Cray's PALS and ALPS.
-/// `PBS_JOBID` and the like are not here: they name an allocation, in which many jobs run.
-const LAUNCHERS_IDS: [&[&str]; 7] = [
-    &["PMIX_NAMESPACE"],
-    &["OMPI_MCA_ess_base_jobid"],
-    &["PMI_JOBID"],
-    &["SLURM_JOB_ID", "SLURM_STEP_ID"],
-    &["FLUX_JOB_ID"],
-    &["PALS_APID"],
-    &["ALPS_APP_ID"],
-];
-
-/// Names (`comm`, 15 bytes) of the process that starts all ranks of a job on a node. Exact names: a script of the
-/// user's called `mpirun_wrapper` runs once for each rank.
-const LAUNCHERS: [&str; 19] = [
-    "hydra_pmi_proxy",
-    "pmi_proxy",
-    "slurmstepd",
-    "orted",
-    "orterun",
-    "prted",
-    "prte",
-    "prterun",
-    "mpirun",
-    "mpirun.openmpi",
-    "mpirun.mpich",
-    "mpirun.hydra",
-    "mpiexec",
-    "mpiexec.openmpi",
-    "mpiexec.mpich",
-    "mpiexec.hydra",
-    "mpispawn",
-    "flux-shell",
-    "palsd",
-];
 
 /// How far up a launcher is looked for: wrappers of wrappers are a few, so this only bounds the loop.
 const MAX_ANCESTORS: usize = 64;
@@ -53,32 +16,37 @@ const MAX_ANCESTORS: usize = 64;
 const BOOT_DIGITS: usize = 6;
 const JOB_DIGITS: usize = 12;
 
-/// What tells a job from every other one on this node, as names and values.
+/// The job of this process.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Job(Vec<(String, String)>);
+pub struct Job {
+    /// Tells the job from every other one on this node, as names and values.
+    parts: Vec<(String, String)>,
+    /// The allocations that the job runs in. They tell no job from another; `fdbroker jobs` shows them.
+    allocation: Vec<(&'static str, String)>,
+}
 
 impl Job {
     /// The job of this process: `given` by the user, else found.
     ///
-    /// All that is found is used, not the first of it: ids in the environment may be inherited from an outer job
-    /// (`mpirun` in a step of Slurm), and one launcher's process may serve several jobs (PRRTE's DVM).
+    /// Everything that is found counts, not only the first id: ids in the environment may be inherited from an outer
+    /// job (`mpirun` in a step of Slurm), and one launcher's process may serve several jobs (PRRTE's DVM).
     pub fn find(given: Option<&str>) -> Result<Self> {
         if let Some(name) = given {
-            return Ok(Job(vec![("--job".into(), name.into())]));
+            return Ok(Job { parts: vec![("--job".into(), name.into())], allocation: Vec::new() });
         }
         let parent = getppid().as_raw();
-        match found(|name| std::env::var_os(name), parent, Process::read) {
-            parts if parts.is_empty() => Err(Error::Other(format!(
+        let ids = Ids::find(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()));
+        let mut parts = parts(ids.job, parent, Process::read);
+        if parts.is_empty() {
+            return Err(Error::Other(format!(
                 "cannot tell which job this is: no launcher has named it, and the parent process ({parent}) is out of sight; name it yourself, the same for all of its processes: fdbroker run --join --job NAME -- CMD"
-            ))),
-            mut parts => {
-                if parts.iter().any(|(name, _)| name == "process") {
-                    // A pid says which process only within its namespace.
-                    parts.push(("pid namespace".into(), namespace()?));
-                }
-                Ok(Job(parts))
-            }
+            )));
         }
+        if parts.iter().any(|(name, _)| name == "process") {
+            // A pid says which process only within its namespace.
+            parts.push(("pid namespace".into(), namespace()?));
+        }
+        Ok(Job { parts, allocation: ids.allocation })
     }
 
     /// The name of its directory on this node, in this boot.
@@ -89,7 +57,7 @@ impl Job {
     fn name_in(&self, boot_id: &str, uid: Uid) -> String {
         // The whole boot id, as /tmp may be one for many nodes: its digits in the name are too few for that.
         let mut texts = vec![boot_id.to_owned(), uid.to_string()];
-        texts.extend(self.0.iter().flat_map(|(name, value)| [name.clone(), value.clone()]));
+        texts.extend(self.parts.iter().flat_map(|(name, value)| [name.clone(), value.clone()]));
         let job = digits(&texts, JOB_DIGITS);
         format!("{}{job}", boot_prefix(boot_id))
     }
@@ -97,8 +65,10 @@ impl Job {
 
 impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts: Vec<_> = self.0.iter().map(|(name, value)| format!("{name} {value}")).collect();
-        f.write_str(&parts.join(", "))
+        let said = |name: &str, value: &str| format!("{name} {}", value.escape_debug());
+        let parts: Vec<_> = self.parts.iter().map(|(name, value)| said(name, value)).collect();
+        f.write_str(&parts.join(", "))?;
+        self.allocation.iter().try_for_each(|(name, id)| write!(f, ", within {}", said(name, id)))
     }
 }
 
@@ -161,21 +131,14 @@ impl Process {
     }
 }
 
-fn found(
-    variable: impl Fn(&str) -> Option<OsString>,
+/// The ids that launchers gave, and the launcher's process: an id may be inherited from an outer job. The parent counts
+/// only where nothing else tells the job.
+fn parts(
+    ids: Vec<(&str, String)>,
     parent: i32,
     process: impl Fn(i32) -> Option<Process>,
 ) -> Vec<(String, String)> {
-    let mut parts = Vec::new();
-    for group in LAUNCHERS_IDS {
-        let value = |name: &&str| {
-            let value = variable(name).filter(|value| !value.is_empty())?;
-            Some(((*name).to_owned(), value.to_string_lossy().into_owned()))
-        };
-        // Half of a pair names nothing: a batch script of Slurm has no step.
-        let values: Option<Vec<_>> = group.iter().map(value).collect();
-        parts.extend(values.into_iter().flatten());
-    }
+    let mut parts: Vec<_> = ids.into_iter().map(|(name, id)| (name.to_owned(), id)).collect();
     let launcher = launcher_above(parent, &process);
     let fallback = || process(parent).map(|it| (parent, it));
     if let Some((pid, it)) = launcher.or_else(|| parts.is_empty().then(fallback).flatten()) {
@@ -192,7 +155,7 @@ fn launcher_above(
     let mut pid = parent;
     for _ in 0..MAX_ANCESTORS {
         let it = process(pid)?;
-        if LAUNCHERS.contains(&it.name.as_str()) {
+        if is_launcher(&it.name) {
             return Some((pid, it));
         }
         pid = it.parent;
@@ -205,11 +168,11 @@ mod tests {
     use super::*;
 
     /// Pids from 10 on; each one's parent is the next.
-    fn parts(environment: &[(&str, &str)], names: &[&str]) -> Vec<(String, String)> {
-        let variable = |name: &str| {
-            environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into())
-        };
-        found(variable, 10, |pid| {
+    fn found(environment: &[(&str, &str)], names: &[&str]) -> Vec<(String, String)> {
+        let ids = Ids::find(|name| {
+            environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        });
+        parts(ids.job, 10, |pid| {
             let index = usize::try_from(pid - 10).ok()?;
             let name = (*names.get(index)?).to_owned();
             Some(Process { name, parent: pid + 1, started: 7 })
@@ -221,49 +184,49 @@ mod tests {
     }
 
     #[test]
-    fn found_when_nothing_names_the_job_then_the_parent_is_it() {
-        assert_eq!(process_of(&parts(&[], &["bash", "sshd"])), Some("10 (bash) started 7"));
-        assert!(parts(&[], &[]).is_empty());
+    fn parts_when_nothing_names_the_job_then_the_parent_is_it() {
+        assert_eq!(process_of(&found(&[], &["bash", "sshd"])), Some("10 (bash) started 7"));
+        assert!(found(&[], &[]).is_empty());
     }
 
     #[test]
-    fn found_when_a_shell_is_between_then_the_launcher_is_it() {
-        let found = parts(&[], &["sh", "mpirun_wrapper.", "hydra_pmi_proxy", "mpirun"]);
-        assert_eq!(process_of(&found), Some("12 (hydra_pmi_proxy) started 7"));
+    fn parts_when_a_shell_is_between_then_the_launcher_is_it() {
+        let parts = found(&[], &["sh", "mpirun_wrapper.", "hydra_pmi_proxy", "mpirun"]);
+        assert_eq!(process_of(&parts), Some("12 (hydra_pmi_proxy) started 7"));
     }
 
     #[test]
-    fn found_when_a_launcher_gave_an_id_then_parents_do_not_count() {
+    fn parts_when_a_launcher_gave_an_id_then_parents_do_not_count() {
         let slurm = [("SLURM_JOB_ID", "5"), ("SLURM_STEP_ID", "0")];
-        let (a, b) = (parts(&slurm, &["sh"]), parts(&slurm, &["bash", "login"]));
+        let (a, b) = (found(&slurm, &["sh"]), found(&slurm, &["bash", "login"]));
         assert_eq!(a, b);
         assert_eq!(process_of(&a), None);
-        assert_ne!(a, parts(&[("SLURM_JOB_ID", "5"), ("SLURM_STEP_ID", "1")], &["sh"]));
+        assert_ne!(a, found(&[("SLURM_JOB_ID", "5"), ("SLURM_STEP_ID", "1")], &["sh"]));
     }
 
     #[test]
-    fn found_when_an_id_is_of_an_outer_job_then_the_inner_launcher_counts_too() {
+    fn parts_when_an_id_is_of_an_outer_job_then_the_inner_launcher_counts_too() {
         let slurm = [("SLURM_JOB_ID", "5"), ("SLURM_STEP_ID", "0")];
-        let found = parts(&slurm, &["hydra_pmi_proxy", "mpirun", "bash", "slurmstepd"]);
-        assert_eq!(process_of(&found), Some("10 (hydra_pmi_proxy) started 7"));
+        let parts = found(&slurm, &["hydra_pmi_proxy", "mpirun", "bash", "slurmstepd"]);
+        assert_eq!(process_of(&parts), Some("10 (hydra_pmi_proxy) started 7"));
     }
 
     #[test]
-    fn found_when_half_an_id_or_an_allocations_then_not_used() {
-        let found =
-            parts(&[("SLURM_JOB_ID", "5"), ("PBS_JOBID", "6"), ("PMIX_NAMESPACE", "")], &[]);
-        assert!(found.is_empty(), "{found:?}");
+    fn parts_when_half_an_id_or_an_allocations_then_not_used() {
+        let parts =
+            found(&[("SLURM_JOB_ID", "5"), ("PBS_JOBID", "6"), ("PMIX_NAMESPACE", "")], &[]);
+        assert!(parts.is_empty(), "{parts:?}");
     }
 
     #[test]
-    fn found_when_ancestors_never_end_then_it_does() {
+    fn parts_when_ancestors_never_end_then_it_does() {
         let loops = |_: i32| Some(Process { name: "sh".into(), parent: 10, started: 7 });
-        assert_eq!(found(|_| None, 10, loops).len(), 1);
+        assert_eq!(parts(Vec::new(), 10, loops).len(), 1);
     }
 
     #[test]
     fn name_in_when_anything_differs_then_another_name() {
-        let job = |name: &str| Job(vec![("--job".into(), name.into())]);
+        let job = |name: &str| Job::find(Some(name)).expect("a name");
         let name = job("a").name_in("boot", Uid::from_raw(1));
         assert_eq!(name, job("a").name_in("boot", Uid::from_raw(1)));
         assert_eq!(name.len(), "job-".len() + BOOT_DIGITS + 1 + JOB_DIGITS);
@@ -276,6 +239,18 @@ mod tests {
             assert_ne!(name, other);
             assert!(name[name.len() - JOB_DIGITS..] != other[other.len() - JOB_DIGITS..]);
         }
+    }
+
+    #[test]
+    fn display_when_in_an_allocation_then_both_and_escapes_are_seen() {
+        let apid = "f7ac\u{1b}[2J\n".to_owned();
+        let allocation = vec![("PBS_JOBID", "12.server".to_owned())];
+        let job = Job { parts: vec![("PALS_APID".into(), apid)], allocation };
+        let shown = "PALS_APID f7ac\\u{1b}[2J\\n, within PBS_JOBID 12.server";
+        assert_eq!(job.to_string(), shown);
+        // The allocation may be seen by some ranks only.
+        let alone = Job { parts: job.parts.clone(), allocation: Vec::new() };
+        assert_eq!(job.name_in("boot", Uid::from_raw(1)), alone.name_in("boot", Uid::from_raw(1)));
     }
 
     #[test]

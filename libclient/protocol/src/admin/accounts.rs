@@ -37,7 +37,8 @@ pub struct AccountRecord {
     pub allocations: Use,
     /// Those registered to outlive their owner.
     pub kept_allocations: Use,
-    /// The job's name in printable ASCII, padded with zeros: `slurm:4711`, `pbs:12.server`, `k8s:UID` of the pod,
-    /// `unit:NAME` of the nearest service or scope of systemd; empty when its cgroup says none of these, and of a domain.
+    /// The job's name in printable ASCII, padded with zeros: `slurm:4711`, `flux:fTE9HHdZvi3`, `pbs:12.server`,
+    /// `k8s:UID` of the pod, else `unit:NAME` of the nearest service or scope of systemd. Empty when the cgroup has no
+    /// such name, and for a domain.
     pub name: [u8; JOB_NAME_BYTES],
 }
