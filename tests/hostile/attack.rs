@@ -1,5 +1,5 @@
-//! The attacker's process: learns whom to attack, attacks until it is told to stop, says what it did. Must never go on
-//! when the test is gone.
+//! The attacker's process: learns whom to attack, attacks until it is told to stop, and reports what it did. Must never go
+//! on when the test is gone.
 
 use crate::scenarios;
 use crate::support::peer::Link;
@@ -7,7 +7,7 @@ use crate::wire::{Inbox, stop};
 use fdbroker_protocol::Handle;
 use std::path::PathBuf;
 
-/// What an attack has at hand.
+/// What an attack can use.
 pub struct Attack {
     pub socket: PathBuf,
     /// Handles of the good client.
@@ -23,9 +23,9 @@ pub struct Attack {
 /// What an attack did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Messages, connections or whatever it counts.
+    /// Messages, connections, or whatever else the attack counts.
     pub tries: u64,
-    /// What it should never have got.
+    /// How often it got something that it should not have got.
     pub gained: u64,
 }
 
@@ -37,7 +37,7 @@ impl Tally {
 }
 
 impl Attack {
-    /// Says that the attack is under way; the measurement begins.
+    /// Reports that the attack is under way, so that the measurement begins.
     pub fn begin(&mut self) {
         self.link.say("under way");
     }
@@ -69,7 +69,7 @@ pub fn play(mut link: Link) {
     attack.link.say(&format!("{tries} {gained}"));
 }
 
-/// Numbers that a seed decides: Sebastiano Vigna's splitmix64.
+/// Pseudo-random numbers from a seed: Sebastiano Vigna's splitmix64.
 #[derive(Debug)]
 pub struct Rng(pub u64);
 
@@ -82,7 +82,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// One below `end`.
+    /// A number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % end.max(1) as u64).expect("below end")
     }

@@ -1,5 +1,5 @@
-//! The daemon under attack: the release program as an unprivileged user, and everything that can leak from it. Must
-//! never run as root when another user can be had: root is exempt from the limits that matter.
+//! The daemon under attack, run as an unprivileged user, and the counts that show a leak. Must never run as root when
+//! another user can be had: root is exempt from the limits that matter.
 
 use crate::support::admin::Admin;
 use crate::support::peer::{Rank, pin_thread};
@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Size of the daemon's fd table: some 1000 clients, and a hard limit that every system grants.
+/// Size of the daemon's fd table: room for some 1000 clients, within a hard limit that every system grants.
 const DAEMON_FDS: u64 = 16_384;
 
 /// A running daemon in a directory of its own.
@@ -27,10 +27,10 @@ pub struct Daemon {
     admin: Admin,
 }
 
-/// What must be as before when an attack is over. Fds and counts, no bytes.
+/// Fds and other counts that must be as before when an attack is over. No bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Of /proc/PID/fd; 0 where they cannot be seen.
+    /// Entries of /proc/PID/fd; 0 where they cannot be seen.
     pub open_fds: usize,
     pub clients: u64,
     pub domains: u64,
@@ -47,8 +47,8 @@ pub struct Counts {
 }
 
 impl Daemon {
-    /// One with these further arguments. Its loop has the first processor for itself; its helper threads, which only
-    /// close fds, are on the second one.
+    /// Starts a daemon with these further arguments. Its loop has the first processor for itself; its helper threads, which
+    /// only close fds, have the second one.
     pub fn start(arguments: &[&str], cpus: [usize; 2]) -> Daemon {
         let dir = tempfile::Builder::new().prefix("fdb-").tempdir().expect("a directory");
         let log = File::create(dir.path().join("log")).expect("a log");
@@ -97,7 +97,7 @@ impl Daemon {
         format!("/proc/{}/{name}", self.child.id()).into()
     }
 
-    /// What can leak, now.
+    /// The present counts.
     pub fn counts(&self) -> Counts {
         let NodeStatus { clients, domains, parked, closing_now, .. } = self.admin.status();
         let status = self.admin.status();
@@ -118,14 +118,14 @@ impl Daemon {
         }
     }
 
-    /// Resident memory that is its own (no files, no shared pages), in KiB.
+    /// Resident memory without files and shared pages, in KiB.
     pub fn memory_kib(&self) -> i64 {
         let status = std::fs::read_to_string(self.proc("status")).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         line.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
     }
 
-    /// Time of its loop on the processor so far.
+    /// Processor time of its loop so far.
     pub fn busy(&self) -> Duration {
         let stat = std::fs::read_to_string(self.proc(&format!("task/{}/stat", self.child.id())))
             .unwrap_or_default();
@@ -136,14 +136,14 @@ impl Daemon {
         Duration::from_millis(ticks * 10)
     }
 
-    /// What its log must not have: panics, and anything of the level "error".
+    /// Lines that its log must not have: panics, and anything of the level "error".
     pub fn complaints(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.dir().join("log")).unwrap_or_default();
         let is_bad = |line: &&str| line.starts_with("<3>") || line.contains("panicked");
         log.lines().filter(is_bad).map(str::to_owned).collect()
     }
 
-    /// Ends it in order; what was wrong with its end.
+    /// Ends it by closing its input; returns what was wrong.
     pub fn end(mut self) -> Vec<String> {
         let mut complaints = self.complaints();
         drop(self.child.stdin.take());
@@ -173,7 +173,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Puts each thread of the daemon where it belongs.
+/// Puts each thread of the daemon on its processor.
 fn place(pid: u32, cpus: [usize; 2]) {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("/proc");
     let number =
@@ -187,7 +187,7 @@ fn place(pid: u32, cpus: [usize; 2]) {
     }
 }
 
-/// The program: a copy in `dir` where another user must reach it.
+/// The program; a copy in `dir` if another user must be able to reach it.
 fn program(dir: &Path) -> PathBuf {
     let built = PathBuf::from(env!("CARGO_BIN_EXE_fdbrokerd"));
     if !are_many() {

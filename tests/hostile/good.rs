@@ -1,6 +1,5 @@
-//! The good client: a process with the real library, an owner of recallable buffers and a consumer that acquires and
-//! gives back. Its times and its errors are what an attack is judged by. Must never send what the library would
-//! not.
+//! The good client: a process with the real library, in which one connection owns recallable buffers, and another acquires
+//! them and gives them back. Its times and errors judge an attack. Must never send anything that the library would not.
 
 use crate::support::memory::{BLOCK_BYTES, pattern};
 use crate::support::peer::Link;
@@ -12,10 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Its buffers. The consumer goes round.
+/// Its buffers. The consumer acquires them in turn.
 const BUFFERS: usize = 64;
 
-/// Most errors that are told; the rest is counted.
+/// Errors that are printed; further ones are only counted.
 const ERRORS_TOLD: usize = 3;
 
 struct Good {
@@ -28,8 +27,8 @@ struct Good {
     waits: Waits,
 }
 
-/// How long this thread was ready to run and another had its processor: the attacker is on the same one, and the kernel
-/// may not let it be interrupted for milliseconds, which says nothing of the broker.
+/// How long this thread was ready to run while another had its processor. The attacker has the same processor, and the kernel
+/// may keep it there for milliseconds, which shows nothing about the broker.
 struct Waits(File);
 
 impl Waits {
@@ -37,7 +36,7 @@ impl Waits {
         Waits(File::open("/proc/thread-self/schedstat").expect("CONFIG_SCHED_INFO"))
     }
 
-    /// So far; the second number of schedstat (Documentation/scheduler/sched-stats.rst), in ns.
+    /// The wait so far, ns: the second number of schedstat (Documentation/scheduler/sched-stats.rst).
     fn so_far(&self) -> Duration {
         let mut bytes = [0; 64];
         let length = self.0.read_at(&mut bytes, 0).expect("schedstat can be read");
@@ -47,7 +46,7 @@ impl Waits {
     }
 }
 
-/// Plays until the test ends it.
+/// Plays the good client until the test ends it.
 pub fn play(mut link: Link) {
     let socket = link.hear().expect("a socket");
     let mut good = Good::new(Path::new(&socket)).expect("the daemon serves");
@@ -87,7 +86,7 @@ impl Good {
         Ok(Good { socket, _owner: owner, _buffers: buffers, handles, consumer, next: 0, waits })
     }
 
-    /// One acquire and release: how long both took together, less the waits for the processor.
+    /// One acquire and release: the time of both together, without the waits for the processor.
     fn once(&mut self) -> Result<Duration, Error> {
         let handle = self.handles[self.next % BUFFERS];
         self.next += 1;
@@ -121,7 +120,7 @@ impl Good {
         format!("{} {p99} {errors} {texts}", took.len())
     }
 
-    /// Every buffer once, with every byte compared: whatever was evicted is held again.
+    /// Acquires every buffer once and compares every byte. After it the broker holds again what it had evicted.
     fn touch(&mut self) -> Result<(), Error> {
         for (seed, handle) in self.handles.iter().enumerate() {
             let import = self.consumer.acquire(handle, patience())?.import(Access::Read, 0)?;

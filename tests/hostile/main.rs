@@ -1,23 +1,23 @@
 //! Hostile clients against the real daemon, each scenario with a well-behaved client measured beside it.
 //!
-//! The daemon is the release program, run as an unprivileged user (root is exempt from the limits that matter); as root
-//! the daemon, the good client and the attacker are three users, else all are one and scenarios between users are
-//! named as not run. Per scenario a daemon is started, a good client (two connections of the real library) connects, and
-//! rounds follow: a quiet phase, the attack, and the wait until everything is as before.
+//! The daemon runs as an unprivileged user: root is exempt from the limits that matter. When the test runs as root, the
+//! daemon, the good client and the attacker are three users; otherwise all are one user, and scenarios that need two users
+//! are named as not run. Each scenario starts a daemon and a good client (two connections of the real library), and plays
+//! rounds: a quiet phase, the attack, and the wait until everything is as before.
 //!
-//! How the times are made comparable on two processors that others use as well:
+//! What makes the times comparable on two processors that other programs use, too:
 //! - The daemon's loop has the first processor for itself; the good client, the attackers and the daemon's helper threads
-//!   share the second one. As root the loop and the good client are real-time (SCHED_RR), so that neither the attackers
-//!   nor other programs of the machine are in their way; else the attackers have SCHED_IDLE. So what is left of an
-//!   attack in the good client's times is what the daemon does with its own.
+//!   share the second one. As root the loop and the good client have real-time priority (SCHED_RR), so that neither the
+//!   attackers nor other programs delay them; otherwise the attackers have SCHED_IDLE. The attack then shows in the good
+//!   client's times only through the time that it takes the daemon.
 //! - The quiet phase is not idle: as many processes as there are attackers make the same kind of system calls (messages
-//!   over a socket pair) in the same place, but to themselves.
-//! - Quiet and attack alternate; each figure is the median over the rounds of the 99th percentiles of acquire and release
-//!   together. A scenario whose ratio is above the bound is measured anew, with twice the rounds, before it counts.
+//!   over a socket pair) on the same processor, but to themselves.
+//! - Quiet phases and attacks alternate. Each figure is the median, over the rounds, of the 99th percentile of acquire and
+//!   release together. A scenario whose ratio is above the bound is measured again, with twice the rounds, before it counts.
 //!
-//! A scenario fails when that ratio exceeds 3 (not with --quick, which other programs may run beside), when the good client sees an error or wrong bytes, when a count of the
-//! ledger, the fds or the memory of the daemon are not back, or when its log has an error or a panic.
-//! Must never end a process that it did not start, nor leave one behind.
+//! A scenario fails when that ratio exceeds 3 (not with --quick, which other programs may run beside); when the good
+//! client sees an error or wrong bytes; when the daemon's ledger, fds or memory do not return to where they were; or when
+//! its log has an error or a panic. Must never end a process that it did not start, nor leave one behind.
 
 mod attack;
 mod attacks;
@@ -44,7 +44,7 @@ usage: tests/hostile/run.sh [OPTIONS]
 As root: the daemon, the good client and the attacker are users of their own. Else they are one user, and what needs
 several, or a file server of one's own, is named as not run. At least two processors are needed.";
 
-/// What was asked for.
+/// The command line.
 #[derive(Debug, Default)]
 struct Args {
     quick: bool,
@@ -90,7 +90,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Args>, St
     Ok(Some(args))
 }
 
-/// This process is one of the test's.
+/// Plays the part that this process was started for.
 fn play(arguments: &[String]) {
     let (part, link) = support::peer::enter(arguments);
     match part.as_str() {

@@ -1,6 +1,6 @@
-//! Figures of one phase, and of many. Must never decide by one phase alone.
+//! The figures of one phase, and the median of many. Must never decide by one phase alone.
 
-/// What the good client says of one phase. Times in ns.
+/// The good client's report of one phase. Times in ns.
 #[derive(Clone, Debug, Default)]
 pub struct Phase {
     pub count: u64,
@@ -10,7 +10,7 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Of the good client's line.
+    /// Parses the line that the good client prints.
     pub fn parse(line: &str) -> Option<Phase> {
         let mut words = line.splitn(4, ' ');
         let mut number = || words.next()?.parse().ok();
@@ -20,7 +20,7 @@ impl Phase {
     }
 }
 
-/// The middle one; of two the higher. 0 of none.
+/// The middle value; of two the higher; 0 if there is none.
 pub fn median(values: impl Iterator<Item = u64>) -> u64 {
     let mut values: Vec<u64> = values.collect();
     values.sort_unstable();

@@ -1,5 +1,5 @@
-//! Runs scenarios and judges them: rounds of quiet and attack, the wait until all is as before, the table. Must never
-//! call a scenario passed that did not run.
+//! Runs scenarios and judges them: quiet phases and attacks in turn, the wait until everything is as before, the table. Must
+//! never call a scenario passed that did not run.
 
 use crate::attack::Tally;
 use crate::attacks::hung::{self, HungServer};
@@ -13,17 +13,16 @@ use nix::unistd::Pid;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The good client's p99 under attack over its quiet one, at most.
+/// The highest allowed ratio of the good client's p99 under attack to its quiet p99.
 const MOST_RATIO: f64 = 3.0;
 
-/// How often a scenario is played, at most, when nothing but its times is wrong: with twice the rounds from the second
-/// time on.
+/// How often a scenario is played, at most, when only its times are wrong; with twice the rounds from the second time on.
 const PLAYS: usize = 3;
 
-/// How long the daemon may take to be as before: a hung close is waited for a second, and a hello ten.
+/// How long the daemon may take to be as before: it waits one second for a hung close, and ten for a hello.
 const TIME_TO_SETTLE: Duration = Duration::from_secs(20);
 
-/// Growth of the daemon's own memory that is no leak: its tables, which have grown to what the caps allow and stay.
+/// Growth of the daemon's own memory that is no leak: its tables, which grow to what the caps allow and stay so.
 const MEMORY_SLACK_KIB: i64 = 3 * 1024;
 
 /// How long the daemon may take to give memory back: it does so a second after clients have ended.
@@ -35,11 +34,11 @@ struct Plan {
     rounds: usize,
     phase: Duration,
     cpus: [usize; 2],
-    /// Are the times judged? Not with `quick`: that runs where other programs do, and is to tell errors and leaks.
+    /// Whether the times are judged. Not with `quick`, which finds errors and leaks, and may run beside other programs.
     is_timed: bool,
 }
 
-/// What a scenario came to.
+/// The result of a scenario.
 #[derive(Default)]
 struct Outcome {
     quiet: Vec<Phase>,
@@ -68,7 +67,7 @@ impl Outcome {
     }
 }
 
-/// Runs what was asked for.
+/// Runs the scenarios that the command line asks for.
 pub fn run(quick: bool, only: Option<&str>, rounds: Option<usize>) -> ExitCode {
     let Some(cpus) = two_cpus() else {
         println!(
@@ -100,7 +99,7 @@ pub fn run(quick: bool, only: Option<&str>, rounds: Option<usize>) -> ExitCode {
             continue;
         }
         let mut outcome = play(scenario, user, plan);
-        // The processors are not ours alone: of the times, only what is seen again and again counts.
+        // Other programs use the processors, too: only times that are too long again and again count.
         for _ in 1..PLAYS {
             if outcome.failures(false).is_empty() && !outcome.failures(plan.is_timed).is_empty() {
                 outcome = play(scenario, user, Plan { rounds: plan.rounds * 2, ..plan });
@@ -244,8 +243,8 @@ fn rounds(
     Ok(())
 }
 
-/// Has the good client measure, and ends what attacks meanwhile: first the hung server, because its clients could not
-/// end while a close of theirs hangs.
+/// Has the good client measure, then ends the attackers: first the hung server, because its clients cannot end while a close
+/// of theirs hangs.
 fn measure(
     time: Duration,
     good: &mut Peer,
@@ -277,7 +276,7 @@ fn gang(
     round: usize,
     hung: &str,
 ) -> Result<Vec<Peer>, String> {
-    // What only root may open is opened by root; the attack makes itself the user.
+    // Root opens the file that only root may open; the attack then becomes the user itself.
     let user = if hung.is_empty() { user } else { User::Root };
     let role = Role { part: "attacker", user, cpu: plan.cpus[1], rank: Rank::Behind };
     let mut peers: Vec<Peer> = (0..scenario.attackers).map(|_| Peer::start(role)).collect();
@@ -313,7 +312,7 @@ fn note_errors(phases: &[&Phase], outcome: &mut Outcome) {
     }
 }
 
-/// Waits until the counts are as wanted; what they are if they do not become so.
+/// Waits until the counts are as wanted; returns the counts if they do not get there.
 fn settle(daemon: &Daemon, is_good: impl Fn(&Counts) -> bool) -> Result<(), Box<Counts>> {
     let until = Instant::now() + TIME_TO_SETTLE;
     loop {
@@ -328,7 +327,7 @@ fn settle(daemon: &Daemon, is_good: impl Fn(&Counts) -> bool) -> Result<(), Box<
     }
 }
 
-/// The counts once two looks agree.
+/// The counts, read until two readings agree.
 fn settled_counts(daemon: &Daemon) -> Counts {
     let mut last = daemon.counts();
     for _ in 0..200 {

@@ -1,5 +1,5 @@
-//! The list of scenarios: a name, what it does, who does it, to what daemon. Must never have an attack that does not
-//! end when it is told to.
+//! The list of scenarios: the name, the attack, the attackers, and the daemon. Must never have an attack that does not end
+//! when it is told to.
 
 use crate::attack::Attack;
 use crate::attacks::{
@@ -14,7 +14,7 @@ pub struct Scenario {
     pub attack: fn(&mut Attack),
     /// Processes that attack.
     pub attackers: usize,
-    /// As whom: another user than the good client's, the same, or first one, then the other.
+    /// The attackers' user: another than the good client's, the same, or one after the other.
     pub users: &'static [User],
     /// Further arguments of the daemon.
     pub daemon: &'static [&'static str],
@@ -26,7 +26,7 @@ const OTHER: &[User] = &[User::Attacker];
 const SAME: &[User] = &[User::Good];
 const BOTH: &[User] = &[User::Attacker, User::Good];
 
-/// Few kept allocations, and not for long.
+/// Few kept allocations, and for a short time.
 const KEPT_CAPS: &[&str] = &[
     "--set",
     "limits.keep_ttl_ms=1000",

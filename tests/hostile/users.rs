@@ -1,19 +1,19 @@
-//! Who is who: the daemon, the good client and the attacker are users of their own when the test runs as root; else
-//! all are the user that runs it. Must never run a part as root that needs no root.
+//! The users: as root the test makes the daemon, the good client and the attacker three users; otherwise all run as the
+//! test's own user. Must never run a part as root that does not need it.
 
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 
-/// A user of the test. The numbers are from the range that no system hands out by itself.
+/// A user of the test. The numbers come from a range that no system assigns by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
     Daemon,
     Good,
     Attacker,
-    /// For what must be mounted; drops it as soon as that is done.
+    /// Root, for mounting only: the process gives root up afterwards.
     Root,
 }
 
-/// Of the daemon; the next ones are the good client's and the attacker's.
+/// The daemon's uid; the good client and the attacker have the next two.
 const FIRST_UID: u32 = 61_700;
 
 /// Whether there are several users.
@@ -35,7 +35,7 @@ impl User {
     }
 }
 
-/// Gives up root for good; nothing for who is that user already.
+/// Gives up root for good; does nothing if the process is that user already.
 pub fn become_user(uid: u32) {
     if Uid::effective().as_raw() != uid {
         setgroups(&[]).expect("setgroups");

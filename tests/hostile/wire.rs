@@ -1,5 +1,5 @@
-//! The attackers' connection: messages by hand, sent without waiting, and whatever comes back thrown away. Must never
-//! block: an attacker that waits for a daemon that does not serve it could not be ended.
+//! The attackers' connection: messages made by hand and sent without waiting; whatever comes back is thrown away. Must
+//! never block: an attacker that waits for the daemon could not be ended.
 
 use crate::support::raw::hello;
 use fdbroker_protocol::message::{
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Set when the test ends this attacker.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Longest sleep of an attacker before it looks whether it is to end.
+/// Longest sleep of an attacker before it checks whether it is to end.
 const NAP_MS: u16 = 20;
 
 pub fn stopped() -> bool {
@@ -29,7 +29,7 @@ pub fn stop() {
     STOPPED.store(true, Ordering::Relaxed);
 }
 
-/// A little sleep.
+/// Sleeps a little.
 pub fn nap() {
     std::thread::sleep(std::time::Duration::from_millis(1));
 }
@@ -38,7 +38,7 @@ pub fn nap() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Push {
     Sent,
-    /// Not now.
+    /// The socket is full.
     Full,
     /// The broker has ended the connection.
     Gone,
@@ -85,7 +85,7 @@ impl Inbox {
     }
 }
 
-/// Connects without a word and without waiting; `None` when the listener's queue is full.
+/// Connects without hello and without waiting; `None` when the listener's queue is full.
 pub fn connect_now(path: &Path) -> Option<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).ok()?;
@@ -134,7 +134,7 @@ impl Conn {
         self.push(writer.finish(0, 0), &[])
     }
 
-    /// Waits for hello's answer. `false`: refused, or it is time to end.
+    /// Waits for the answer to hello. `false`: refused, or it is time to end.
     pub fn await_welcome(&mut self, inbox: &mut Inbox) -> bool {
         while !stopped() {
             match inbox.read(self.socket.as_fd()) {
@@ -156,7 +156,7 @@ impl Conn {
         push(self.socket.as_fd(), bytes, fds)
     }
 
-    /// Reads and throws away what has come; deposit credits are noted. `false`: the connection has ended.
+    /// Reads and throws away all that has come, but notes deposit credits. `false`: the connection has ended.
     pub fn drain(&mut self, inbox: &mut Inbox, mut see: impl FnMut(&Message<'_>)) -> bool {
         loop {
             match inbox.read(self.socket.as_fd()) {
@@ -175,7 +175,7 @@ impl Conn {
         }
     }
 
-    /// Waits for the answers to what is under way: until one message has come, it is time to end, or the end.
+    /// Waits until a message has come, the connection has ended, or it is time to end.
     pub fn drain_some(&mut self, inbox: &mut Inbox, mut see: impl FnMut(&Message<'_>)) -> bool {
         let mut any = false;
         while !stopped() && !any {
@@ -190,13 +190,13 @@ impl Conn {
         true
     }
 
-    /// Throws away what has come on the event socket.
+    /// Throws away all that has come on the event socket.
     pub fn drain_events(&mut self, inbox: &mut Inbox) {
         let Some(events) = &self.events else { return };
         while matches!(inbox.read(events.as_fd()), Ok(Some(_))) {}
     }
 
-    /// The same, also when it is time to end: for attacks that have a number to reach.
+    /// The same, also when it is time to end: for attacks that must reach a number.
     pub fn drain_some_until_told(
         &mut self,
         inbox: &mut Inbox,
@@ -221,7 +221,7 @@ impl Conn {
         self.next_id + 1
     }
 
-    /// Asks for a whole message's worth of credits and waits for the first; the broker says how many it has.
+    /// Asks for as many credits as a message can use, and waits for some; the broker says how many there are.
     pub fn want_credits(&mut self, inbox: &mut Inbox) -> bool {
         let mut is_asked = false;
         while !stopped() && (!is_asked || self.credits == 0) {
@@ -360,7 +360,7 @@ pub fn to_line(handles: &[Handle]) -> String {
     handles.iter().map(hex).collect::<Vec<_>>().join(" ")
 }
 
-/// Handles of such a line.
+/// Reads handles back from such a line.
 pub fn from_line(line: &str) -> Vec<Handle> {
     let byte = |text: &[u8]| {
         u8::from_str_radix(std::str::from_utf8(text).expect("ASCII"), 16).expect("hexadecimal")

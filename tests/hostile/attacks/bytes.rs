@@ -31,7 +31,7 @@ pub fn random(attack: &mut Attack) {
             };
             attack.rng.fill(&mut bytes[..length]);
             if attack.rng.below(2) == 0 {
-                // So that more than the version is looked at.
+                // The right version: then the daemon looks at the rest, too.
                 bytes[1..3].copy_from_slice(&[0, 1]);
             }
             let count = if attack.rng.below(4) == 0 { attack.rng.below(MAX_BATCH + 1) } else { 0 };

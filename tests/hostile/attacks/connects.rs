@@ -1,10 +1,10 @@
-//! Connections as such. Must never have more of them open than the process may have fds.
+//! Connections alone are the attack. Must never have more of them open than the process may have fds.
 
 use crate::attack::Attack;
 use crate::support::raw::hello;
 use crate::wire::{Conn, connect_now, nap, stopped};
 
-/// As many as the issue names.
+/// Connections of the flood.
 const CONNECTS: usize = 10_000;
 
 /// Connections that say nothing; those that are refused are kept, too.

@@ -1,5 +1,5 @@
-//! Floods of whole and allowed messages, as many and as big as they may be. Must never send what the broker may end the
-//! connection for, but where that is the attack.
+//! Floods of whole and allowed messages, as many and as big as possible. Must never send anything for which the broker may
+//! end the connection, unless that is the attack.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
@@ -21,7 +21,7 @@ fn items(count: usize) -> Vec<RegisterItem> {
     (0..count).map(block).collect()
 }
 
-/// Whole messages of memfds, kept; then all of them ended.
+/// Whole messages of memfds, which all stay registered; then all are unregistered.
 pub fn accepted(attack: &mut Attack) {
     let fd = memfd(c"flood", 4096, both_seals());
     flood_registers(attack, &[fd.as_fd()]);

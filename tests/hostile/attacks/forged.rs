@@ -1,5 +1,5 @@
-//! Handles, tokens and leases that are somebody else's, or nobody's. What it gets for them it counts: it must be
-//! nothing. Must never use a handle that is its own to use.
+//! Handles, tokens and leases that belong to another client, or to none. Counts what it gets for them: it must be nothing.
+//! Must never use a handle that it may use.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
@@ -24,7 +24,7 @@ fn gained(message: &Message<'_>) -> u64 {
     grants as u64
 }
 
-/// Random ones, own ones with changed bits, and where they are of another user, stolen ones.
+/// Random handles, its own with changed bits and, where the good client is another user, stolen ones.
 pub fn handles(attack: &mut Attack) {
     let fd = memfd(c"forged", 4096, both_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -54,7 +54,7 @@ pub fn handles(attack: &mut Attack) {
     }
 }
 
-/// One's own handle with something else than it had.
+/// The attacker's own handle with one field changed.
 fn forge(own: Handle, kind: usize, rng: &mut crate::attack::Rng) -> Handle {
     let mut handle = own;
     let prefix: &mut HandlePrefix = &mut handle.prefix;
@@ -68,8 +68,8 @@ fn forge(own: Handle, kind: usize, rng: &mut crate::attack::Rng) -> Handle {
     handle
 }
 
-/// Re-deposits with tokens that are not the ones given, declares of leases that it never had. So that tokens are what it
-/// depends on, some are of kept memory whose owner has gone: whoever has its token is given it, and nobody else.
+/// Redeposits with wrong tokens, and declares of leases that it never had. Some are for kept memory whose owner has gone:
+/// whoever has its token gets it, and no other client, so that the token alone decides.
 pub fn tokens(attack: &mut Attack) {
     let fd = memfd(c"orphan", 4096, both_seals());
     let Some(mut orphan) = Orphan::leave(attack, fd.as_fd()) else { return };
@@ -147,8 +147,8 @@ impl Orphan {
         Some(Orphan(item))
     }
 
-    /// Whether its heir is given it, and ends it then; `false`: it is time to end. Its time is not over: it has three seconds,
-    /// and the attacks on it take milliseconds.
+    /// Has the heir adopt it and end it; `false`: it is time to end. Its time to live of three seconds is not over: the attacks
+    /// on it take milliseconds.
     fn is_adopted(&self, attack: &mut Attack) -> bool {
         let Some(mut heir) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return false };
         let bytes = heir.redeposit(&[self.0]);
@@ -158,7 +158,7 @@ impl Orphan {
         if stopped() {
             return false;
         }
-        // If this fails, all the refusals have shown nothing.
+        // If the heir is refused as well, the refusals of the attacks show nothing.
         attack.tally.gained += u64::from(!is_alive || got != 1);
         let bytes = heir.unregister(&[self.0.handle.id()]);
         heir.push(&bytes, &[]);

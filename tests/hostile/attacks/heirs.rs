@@ -1,4 +1,4 @@
-//! Processes that inherit a connection. Must never be more than a few dozen, nor outlive their time.
+//! Processes that inherit a connection. There must never be more than a few dozen, nor may any outlive its time.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};

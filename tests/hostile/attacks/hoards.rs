@@ -1,4 +1,4 @@
-//! Answers to what nobody asked, requests given up, requests that wait. Must never wait itself.
+//! Answers to recalls that were never sent, cancelled requests, requests that wait. An attack must never wait itself.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
@@ -11,10 +11,10 @@ use zerocopy::FromZeros;
 
 /// Connections of the hoard.
 const CONNECTIONS: usize = 48;
-/// Requests of each that are to wait: as many as the broker lets one client park.
+/// Requests of each connection that wait: as many as the broker lets one client park.
 const PARKED: usize = 64;
 
-/// Supplies with fds, of its own allocations, of others, of slots that never were.
+/// Supplies with fds for its own allocations, for those of others, and for slots that were never used.
 pub fn supplies(attack: &mut Attack) {
     let fd = memfd(c"supply", 4096, both_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -49,7 +49,7 @@ pub fn supplies(attack: &mut Attack) {
     }
 }
 
-/// An acquire of what takes a recall, and its cancel; many cancels of nothing.
+/// Acquires that need a recall, each cancelled at once; and many cancels of nothing.
 pub fn cancels(attack: &mut Attack) {
     let fd = memfd(c"cancel", 4096, both_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -106,7 +106,7 @@ pub fn parked(attack: &mut Attack) {
                 *under_way += 1;
                 attack.tally.tries += 1;
             }
-            // What is granted is kept, so that soon nothing is.
+            // The attack keeps what it is granted, so that soon nothing is granted.
             conn.drain(&mut attack.inbox, |_| *under_way -= 1);
         }
         nap();

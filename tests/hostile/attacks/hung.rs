@@ -1,5 +1,5 @@
 //! Fds of a file server that has stopped: their last close never returns. Must never have such an fd in a process that
-//! forks, nor as root longer than it takes to open it.
+//! forks, nor stay root longer than it takes to open the file.
 
 use crate::attack::Attack;
 use crate::support::fuse_server;
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// The server's process. When it ends, everybody who hangs is told.
+/// The server's process. When it ends, all hung closes return.
 #[derive(Debug)]
 pub struct HungServer {
     _peer: Peer,
@@ -36,7 +36,7 @@ pub fn why_not() -> Option<&'static str> {
     fuse_server::why_not()
 }
 
-/// Whole messages of it, single ones, and ones that nobody asked for; as root until the file is open.
+/// Deposits of its fds, one or many in a message, also beyond the credits; root until the file is open.
 pub fn flood(attack: &mut Attack) {
     let (path, uid) = attack.hung_file.split_once(' ').expect("a file and a user");
     let file = File::open(path).expect("the server answers this");

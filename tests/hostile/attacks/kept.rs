@@ -1,5 +1,5 @@
-//! Kept memory, left behind. What it gets beyond the caps, or is told that is not so, it counts: it must be nothing. Must
-//! never keep more than a few dozen allocations of one connection.
+//! Kept memory that its owner leaves behind. Counts what it gets beyond the caps, and answers that are wrong: there must be
+//! none. Must never keep more than a few dozen allocations of one connection.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
@@ -11,8 +11,8 @@ use std::os::fd::AsFd;
 /// Messages of each connection.
 const MESSAGES: usize = 3;
 
-/// Allocations that are to be kept, as many as one message takes; some with a share or flags that are none. Then the
-/// connection ends, and a new one comes.
+/// Registers allocations to be kept, as many as one message takes, some with an invalid share or invalid flags. Then the
+/// connection ends, and a new one follows.
 pub fn hoard(attack: &mut Attack) {
     let fd = memfd(c"kept", 4096, both_seals());
     attack.begin();
@@ -41,11 +41,11 @@ pub fn hoard(attack: &mut Attack) {
             }
         }
     }
-    // A cap that nobody came to is no test of it.
+    // A cap that was never reached was not tested.
     attack.tally.gained += u64::from(!named);
 }
 
-/// To be kept, and one in four broken.
+/// An item to be kept; one in four is invalid.
 fn item(attack: &mut Attack, index: usize) -> RegisterItem {
     let shares = [Share::Uid, Share::Gid, Share::Any];
     let mut item = block(index);
@@ -65,7 +65,7 @@ fn is_broken(item: &RegisterItem) -> bool {
     item.flags & !register_flags::ALL != 0 || Share::from_number(item.share).is_none()
 }
 
-/// How many answers are not as they must be. `named`: whether one has named the cap.
+/// How many answers are wrong. `named`: whether one of them named the cap.
 fn judge(message: &Message<'_>, items: &[RegisterItem], named: &mut bool) -> u64 {
     let Ok((_, answers)) = message.head_and_items::<RegisterReplyHead, Registered>() else {
         return 0;

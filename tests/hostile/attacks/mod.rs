@@ -1,5 +1,5 @@
-//! The attacks, by what they abuse; and the harmless load that the quiet phase has in their place. Each counts what it
-//! did, and ends when it is told to. Must never wait for the daemon.
+//! The attacks, by what they abuse, and the harmless load that replaces them in the quiet phase. Each counts what it did, and
+//! ends when it is told to. Must never wait for the daemon.
 
 pub mod bytes;
 pub mod connects;
@@ -17,7 +17,7 @@ use crate::attack::Attack;
 use crate::wire::stopped;
 use std::os::fd::AsFd;
 
-/// As many system calls as go, against nothing.
+/// As many system calls as possible, without the daemon.
 pub fn burn(attack: &mut Attack) {
     let (one, other) = fdbroker_scm::seqpacket_pair().expect("a socket pair");
     attack.begin();

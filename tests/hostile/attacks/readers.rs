@@ -1,4 +1,4 @@
-//! Clients that do not read, or read badly. Must never read more than they say.
+//! Clients that do not read, or read badly. Must never read more than their description says.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
@@ -7,14 +7,14 @@ use crate::wire::{Conn, Push, block, nap, stopped};
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Connections that hoard.
+/// Connections of `never`.
 const CONNECTIONS: usize = 32;
-/// Those of the horde.
+/// Connections of `unread_hellos`.
 const HORDE: usize = 800;
-/// Requests to each before they are given up for new ones.
+/// Requests on each connection before a new connection takes its place.
 const REQUESTS: usize = 400;
 
-/// Acquires without end, and no answer read; what it owns is ended meanwhile, so that events come, too.
+/// Acquires without end, and reads no answer; ends its own allocations meanwhile, so that events come, too.
 pub fn never(attack: &mut Attack) {
     let fd = memfd(c"never", 4096, both_seals());
     attack.begin();
@@ -56,7 +56,7 @@ pub fn unread_hellos(attack: &mut Attack) {
             attack.tally.tries += 1;
             continue;
         }
-        // They are welcome by now: each is granted what it does not read either.
+        // By now they are welcome: each is granted memory, and does not read that, either.
         for conn in &mut conns {
             let bytes = conn.acquire(&handles, 60_000);
             conn.push(&bytes, &[]);

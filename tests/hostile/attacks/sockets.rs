@@ -1,12 +1,12 @@
-//! Sockets as deposits: full of fds, of each other, of the connection to the broker itself. Must never keep more than
-//! the kernel lets one user have in flight.
+//! Sockets as deposits, in whose queues are fds, each other, or the connection to the broker. Must never have more fds in
+//! flight than the kernel lets one user have.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
 use crate::wire::{Conn, Push, block, push, stopped};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Sockets inside sockets, one in the other: the kernel allows five levels and counts cycles apart.
+/// Sockets inside sockets, nested: the kernel allows five levels, and counts cycles separately.
 const DEPTH: usize = 8;
 
 fn pair() -> (OwnedFd, OwnedFd) {
@@ -21,7 +21,7 @@ pub fn nested(attack: &mut Attack) {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
         for _ in 0..4 {
             let (one, other) = pair();
-            // A cycle: each has the other in its queue, and itself.
+            // A cycle: each has itself and the other in its queue.
             push(one.as_fd(), &[0], &[one.as_fd(), other.as_fd(), fd.as_fd()]);
             push(other.as_fd(), &[0], &[one.as_fd(), other.as_fd()]);
             let (mut outer, mut kept) = pair();
@@ -39,7 +39,7 @@ pub fn nested(attack: &mut Attack) {
     }
 }
 
-/// The broker is sent its own clients' ends, then they are abandoned: read by it or not, nobody else has them.
+/// The broker is sent its clients' own ends of their connections. Then the client drops them: only the broker has them.
 pub fn own(attack: &mut Attack) {
     attack.begin();
     while !stopped() {

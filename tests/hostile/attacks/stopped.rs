@@ -1,5 +1,5 @@
-//! Owners that stop when they are asked for their memory. Must never leave a stopped process: it is of the group that
-//! the test ends.
+//! Owners that stop when they are asked for their memory. Must never leave a stopped process behind: each stays in the group
+//! that the test ends.
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
@@ -10,7 +10,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 use std::os::fd::AsFd;
 
-/// What the stopped owner has: more than its share of the node, so that most of it is evicted.
+/// Allocations of the stopped owner: more than its share of the node, so that most of them are evicted.
 const BLOCKS: usize = 900;
 
 /// An heir registers and stops; the parent asks for all of it, again and again.

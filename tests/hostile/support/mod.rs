@@ -1,5 +1,4 @@
-//! What these tests take from the end-to-end tests, and processes that play parts. Must never do anything by
-//! itself.
+//! Helpers shared with the end-to-end tests, and processes that play parts. Must never do anything by itself.
 #![allow(dead_code)] // not all of it is needed here
 
 #[path = "../../e2e/support/admin.rs"]
