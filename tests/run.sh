@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs every test of the project and ends with the line `N passed, N failed`. Must never skip in silence: what
 # this machine cannot run is named as not run, and counts as failed when CI is set.
+. "$(dirname "$(readlink -f "$0")")/common/start.sh"
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
@@ -22,9 +23,6 @@ HELP
     exit 0 ;;
   *) echo "tests/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
-
-# Started in the background or by nohup(1), these are ignored, and a shell cannot undo that: tests that send them would wait.
-[ -n "${FDBROKER_TEST_SIGNALS-}" ] || FDBROKER_TEST_SIGNALS=default exec env --default-signal=INT,QUIT,HUP "$0"
 
 passed=0 failed=0 not_run=()
 logs=$(mktemp -d)

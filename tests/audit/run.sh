@@ -1,6 +1,8 @@
 #!/bin/bash
 # `fdbroker audit` against faults planted on purpose: a private broker, real clients, each kind of fault named with its
 # process and fd, and nothing named on a clean node. Must never end a process that it has not started.
+# Its copy for another user and for a virtual machine, which has nothing else of this folder, is started by it.
+case ${1-} in --inside*) ;; *) . "$(dirname "$(readlink -f "$0")")/../common/start.sh" ;; esac
 set -uo pipefail
 root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
 

@@ -68,7 +68,15 @@ static int bad_checks, bad_cases;
     bad_cases += bad_checks != 0; \
   } while (0)
 
+/* The same under any parent: signals as after a login, and the fds 0, 1 and 2 alone. */
 static inline void begin(void) {
+  sigset_t none;
+  int fd;
+  for (int one = 1; one < NSIG; one++) signal(one, SIG_DFL);
+  sigemptyset(&none);
+  MUST(sigprocmask(SIG_SETMASK, &none, NULL) == 0);
+  while ((fd = open("/dev/null", O_RDWR)) < 3) MUST(fd >= 0);
+  MUST(close_range(3, ~0u, 0) == 0);
   alarm(LIFE_S);
   setvbuf(stdout, NULL, _IOLBF, 0);
 }
@@ -96,9 +104,13 @@ static inline void broker_start_in(struct broker *broker, const char *set) {
   broker->pid = fork();
   MUST(broker->pid >= 0);
   if (broker->pid == 0) {
-    MUST(dup2(life[0], 8) == 8 && dup2(ready[1], 9) == 9);
-    execl(program, program, "--private", broker->dir, "--log", "error", "--until-eof", "8", "--ready-fd", "9",
-          set ? "--set" : NULL, set, NULL);
+    /* Handed on by the numbers that they have: any other number may be the other one's, or be in use. */
+    char until_eof[12], ready_fd[12];
+    MUST(fcntl(life[0], F_SETFD, 0) == 0 && fcntl(ready[1], F_SETFD, 0) == 0);
+    snprintf(until_eof, sizeof until_eof, "%d", life[0]);
+    snprintf(ready_fd, sizeof ready_fd, "%d", ready[1]);
+    execl(program, program, "--private", broker->dir, "--log", "error", "--until-eof", until_eof, "--ready-fd",
+          ready_fd, set ? "--set" : NULL, set, NULL);
     MUST(!"fdbrokerd can be run");
   }
   close(life[0]);

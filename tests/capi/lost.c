@@ -188,7 +188,6 @@ static void print_stats_is_one_line_on_stderr(void) {
 int main(int argc, char **argv) {
   begin();
   if (argc > 1) every_us = atoi(argv[1]);
-  signal(SIGPIPE, SIG_DFL);
   broker_start(&broker, NULL);
   RUN(a_broker_killed_is_not_connected_and_raises_no_signal);
   RUN(a_broker_that_comes_back_is_found);

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds the C ABI and runs its C tests: shared, static, C++ and dlopen, then the main ones again under valgrind. Ends
 # with the line `N passed, N failed`. Must never pass a test that did not run: what this machine lacks is named.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 root=$(readlink -f "$here/../..")

@@ -1,6 +1,9 @@
-//! What test programs share: saying that a test could not run on this machine, and the name by which a test can start
-//! itself again. Must never let a test that did not run pass for one that did.
+//! What test programs share: a start that does not depend on the parent, saying that a test could not run on this
+//! machine, and the name by which a test can start itself again. Must never let a test that did not run pass for one that
+//! did.
 #![allow(dead_code, reason = "each test program uses its part")]
+
+mod start;
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -2,6 +2,7 @@
 # The broker and containers, made with unshare(1): ranks in user, PID, mount and network namespaces of their own, into
 # which only the directory of the clients' socket is mounted; and daemons in namespaces. Real daemons, real processes.
 # Must never touch the system outside its own directory and namespaces.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs the program of tests/gpu and the demo without a GPU, against a stand-in for the driver (libcuda.c). Shows that the library,
 # the broker and the program work together; must never be taken for a test of CUDA: no figure printed means anything.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 

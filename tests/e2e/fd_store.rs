@@ -39,7 +39,7 @@ fn clients_when_the_service_is_restarted_then_they_notice_nothing_and_nothing_st
     let registrations: Vec<_> = (0..40).map(register).collect();
     let grant = client.acquire(&registrations[3].handle, patience()).expect("granted");
     for _ in 0..3 {
-        let open_fds = manager.open_fds();
+        let open_fds = manager.settled_fds();
         assert_eq!(manager.end(Signal::SIGTERM).code(), Some(0));
 
         assert!(!client.is_current(registrations[0].id()), "a hit without a broker");
@@ -90,7 +90,7 @@ fn state_when_of_another_format_or_damaged_then_one_line_says_so_and_all_its_fds
     for (at, says) in [(8, "it has format"), (40, "its checksum is wrong")] {
         let mut manager = Manager::new(&[]);
         manager.start(&[]);
-        let open_fds = manager.open_fds();
+        let open_fds = manager.settled_fds();
         let mut raw = Raw::connect(&manager.socket());
         let block = memfd(c"block", BLOCK_BYTES, both_seals());
         let registered = raw.register(&[item(0)], &[block.as_fd()]);

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Fuzzing on the stable toolchain: replays every input of every corpus, then fuzzes each target for a while, and prints
 # what that covered. Must never change a corpus unless told to (--merge, --seeds); what fails is left to be looked at.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")"
 

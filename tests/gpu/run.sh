@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs the CUDA backend on a real GPU: the checks and figures of tests/gpu, then the demo with device memory. Ends with
 # `N passed, N failed`. Must never pass for want of a GPU: without one it says what is missing and ends with status 5.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 

@@ -2,6 +2,7 @@
 # Tests systemd/install.sh and what it installs as an application meets it: files and modes, the documented configuration,
 # pkg-config, headers in C and C++, static and run-time linking, examples against a broker. Must never touch the system
 # outside its own directory.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)

@@ -2,6 +2,7 @@
 # Runs the Level Zero bindings, the test driver, the library, the demo and fdbroker's layer under two real loaders and
 # ends with `N passed, N failed`.
 # It must never skip in silence: what cannot run here is a failure with its reason.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 cd "$here/../.."

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs the MPI tests under one of the distribution's MPIs: rank.c with every byte checked, the example
 # mpi_alltoall.c, and rank.py under Open MPI. Must never use a network, nor pass when the world is smaller than asked for.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs a Slurm of its own (slurmctld, slurmd), and under its srun the prefix `fdbroker run --join` and the MPI tests. All
 # in network and PID namespaces of its own: it must never meet another Slurm, use a network, or leave a process behind.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)

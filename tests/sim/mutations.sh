@@ -8,6 +8,7 @@
 #   --- original (whole statements or one expression; must be there exactly once)
 #   --- changed  (instead; or, where it says $ON, the whole text with that as the condition)
 #   --- end
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)

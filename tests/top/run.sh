@@ -1,6 +1,7 @@
 #!/bin/bash
 # Tests `fdbroker top` in a real terminal, one of tmux with 80x24: what is on its screen, what keys do, and that the
 # terminal is as before however top ends. Must never touch a tmux server of anybody else, nor judge by time.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 

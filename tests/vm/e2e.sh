@@ -2,6 +2,7 @@
 # Runs the end-to-end tests (tests/e2e) in the virtual machine, on real dma-bufs (arenas by udmabuf, isolated memory of
 # the dma-heap) and as root. It never builds for the guest: the programs are this machine's. Prints the test program's
 # own output, `test result:` line included.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 

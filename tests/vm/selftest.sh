@@ -1,6 +1,7 @@
 #!/bin/bash
 # Tests tests/vm/run.sh itself: exit status, the two outputs, environment, users, limits, and several at once.
 # It never tests the workspace's own programs, and leaves nothing behind but the guest image that run.sh keeps.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 
 case ${1-} in

@@ -2,6 +2,7 @@
 # Boots a real systemd in the virtual machine, installs the broker there with systemd/install.sh, and tries it as a service:
 # three users under load, restart, kill -9, watchdog, stop and start, reload. The checks are in systemd-guest.sh. It never
 # touches this machine's own systemd.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 root=$(cd "$here/../.." && pwd)

@@ -7,3 +7,5 @@ mod common;
 mod config;
 mod lifecycle;
 mod protocol;
+#[path = "../../../tests/common/mod.rs"]
+mod shared;

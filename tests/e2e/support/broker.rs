@@ -264,25 +264,12 @@ impl Broker {
 
     /// Fds open in the daemon.
     pub fn open_fds(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc").count()
+        open_fds(self.pid())
     }
 
-    /// The same once what has ended before is closed: time alone does not say so where the daemon gets none.
+    /// See [`settled_fds`].
     pub fn settled_fds(&self) -> usize {
-        let admin = self.admin();
-        eventually("all closes are done", || admin.status().closing_now.get() == 0);
-        // Administrators are served in turn: after this each of before has had its own, and its end was seen.
-        for _ in 0..2 {
-            admin.status();
-        }
-        let (with_it, mut last) = (self.open_fds(), usize::MAX);
-        drop(admin);
-        eventually_some("the daemon's fds settle", || {
-            let now = self.open_fds();
-            let settled = now < with_it && now == last;
-            last = now;
-            settled.then_some(now)
-        })
+        settled_fds(self.pid(), &self.admin_socket())
     }
 
     /// Ends it as `kill -9` does.
@@ -372,8 +359,33 @@ impl Broker {
     }
 }
 
-fn admin_socket(dir: &Path) -> PathBuf {
+/// Where a private daemon has its administrator's socket.
+pub fn admin_socket(dir: &Path) -> PathBuf {
     dir.join("fdbroker-admin/admin.sock")
+}
+
+/// Fds open in a process.
+pub fn open_fds(pid: Pid) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
+}
+
+/// Fds open in a daemon once all that has ended is closed, and all that it opens for a moment, too. On a loaded machine
+/// a count is wrong after any fixed time.
+pub fn settled_fds(pid: Pid, admin_socket: &Path) -> usize {
+    let admin = Admin::connect(admin_socket);
+    eventually("all closes are done", || admin.status().closing_now.get() == 0);
+    // The daemon serves administrators in turn: with two answers, it has seen the end of each one that was there before.
+    for _ in 0..2 {
+        admin.status();
+    }
+    let (with_it, mut last) = (open_fds(pid), usize::MAX);
+    drop(admin);
+    eventually_some("the daemon's fds settle", || {
+        let now = open_fds(pid);
+        let settled = now < with_it && now == last;
+        last = now;
+        settled.then_some(now)
+    })
 }
 
 /// The program under test.

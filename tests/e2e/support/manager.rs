@@ -2,6 +2,7 @@
 //! them. It is not systemd, whose part is tested in a virtual machine; it knows of its protocol what sd_notify(3) and
 //! sd_listen_fds(3) say.
 
+use super::broker::{admin_socket, open_fds, settled_fds};
 use super::wait::{PATIENCE, eventually, eventually_some};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::fcntl::{FcntlArg, fcntl};
@@ -190,7 +191,12 @@ impl Manager {
 
     /// Fds open in the daemon.
     pub fn open_fds(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc").count()
+        open_fds(self.pid())
+    }
+
+    /// See [`settled_fds`].
+    pub fn settled_fds(&self) -> usize {
+        settled_fds(self.pid(), &admin_socket(self.dir()))
     }
 
     /// Ends it by `signal`, and waits until it has ended and all that it said and stored is here.

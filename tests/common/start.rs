@@ -1,0 +1,23 @@
+//! What happens in each test program before its `main`, so that a test is the same under any parent: signals as after a
+//! login, and no fd but 0, 1 and 2. Must never allocate or panic: the Rust runtime has not started yet.
+
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+
+/// Run by the C runtime as a constructor, in the only thread.
+#[used]
+// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and Termination Functions").
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    // nohup(1), a background job of a shell or a service may have them ignored or blocked, and children inherit that.
+    for one in Signal::iterator() {
+        // Refused for SIGKILL and SIGSTOP, which nobody can change.
+        // SAFETY: no handler is installed, and nothing else runs yet.
+        let _ = unsafe { signal(one, SigHandler::SigDfl) };
+    }
+    let _ = SigSet::all().thread_unblock();
+    // Of the parent: they would go on into each daemon that a test starts, and be counted there.
+    // SAFETY: nothing in this process has opened an fd yet.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+}
