@@ -21,6 +21,8 @@
 
 mod attack;
 mod attacks;
+#[path = "../common/mod.rs"]
+mod common;
 mod daemon;
 mod good;
 mod measure;
