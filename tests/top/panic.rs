@@ -4,15 +4,12 @@
 #[allow(dead_code)] // what the screen needs of it
 #[path = "../../broker/cli/src/error.rs"]
 mod error;
-#[allow(dead_code)]
-#[path = "../../broker/cli/src/output.rs"]
+#[allow(dead_code, unused_imports, unused_macros)]
+#[path = "../../broker/cli/src/output/mod.rs"]
 mod output;
 #[allow(dead_code)]
-#[path = "../../broker/cli/src/top/screen.rs"]
+#[path = "../../broker/cli/src/commands/top/screen.rs"]
 mod screen;
-#[allow(dead_code)]
-#[path = "../../broker/cli/src/terminal.rs"]
-mod terminal;
 
 use ratatui::style::Style;
 use screen::Screen;

@@ -1,55 +1,28 @@
 //! The command `fdbroker`: picks what to do and turns its outcome into an exit status. Must never hold
 //! logic of its own.
 
-mod act_args;
 mod acts;
 mod admin;
-mod again;
-mod audit;
 mod cli;
-mod clients;
-mod completions;
-mod config;
-mod demo;
-mod doctor;
-mod drain;
+mod commands;
 mod error;
-mod evict;
+mod events;
 #[cfg(test)]
 mod examples;
-mod handle;
 mod help;
-mod holders;
-mod jobs;
-mod join;
-mod left;
-mod level_zero;
-mod limits;
-mod ls;
-mod man;
-mod metrics;
 mod output;
-mod private;
+mod private_broker;
 mod records;
-mod report;
-mod revoke;
-mod run;
-mod say;
-mod show;
 mod signals;
-mod status;
+mod subject;
 mod table;
-mod terminal;
-mod top;
-mod watch;
 
 use clap::Parser;
-use cli::{Cli, Command, LimitsAction};
+use cli::{Cli, Command, visible};
+use commands::*;
 use error::{Error, Result, exit};
-use say::say;
-use std::ffi::OsString;
+use output::say;
 use std::process::ExitCode;
-use std::time::Duration;
 
 fn main() -> ExitCode {
     let outcome = match Cli::try_parse() {
@@ -69,79 +42,35 @@ fn main() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<ExitCode> {
     let status = match command {
-        Command::Run(args) if args.join => {
-            join::run(&args.command, args.max_fds, args.job.as_deref(), layers(&args)?)?
-        }
-        Command::Run(args) => {
-            let report = args.report.as_deref();
-            run::run(&args.command, args.max_fds, args.json, report, layers(&args)?)?
-        }
-        Command::Demo(args) => demo::run(options(&args))?,
-        Command::Status { json } => done(status::run(json))?,
-        Command::Limits { action: None, json } => done(limits::show(json))?,
-        Command::Limits { action: Some(LimitsAction::Set(args)), json } => {
-            done(limits::set(&args.assignments, args.dry_run, json || args.json))?
-        }
-        Command::Metrics { listen: None } => done(metrics::print())?,
-        Command::Metrics { listen: Some(listen) } => done(metrics::serve(&listen))?,
-        Command::Jobs(list) => done(jobs::run(&list))?,
-        Command::Evict(args) => evict::run(args.into())?,
-        Command::Revoke(args) => revoke::run(&args.into())?,
-        Command::Drain(args) => drain::run(args.into())?,
-        Command::Watch { filter, json } => done(watch::run(filter, json))?,
-        Command::Ls(list) => done(ls::run(&list))?,
-        Command::Clients(list) => done(clients::run(&list))?,
-        Command::Holders { subject, list } => done(holders::run(subject, &list))?,
-        Command::Show { subject, json } => done(show::run(subject, json))?,
-        Command::Top { once, interval } => done(top::run(once, interval))?,
-        Command::Config { action } => done(config::run(action))?,
-        Command::Completions { shell } => done(completions::run(shell))?,
-        Command::Doctor { json } => doctor::run(json)?,
-        Command::DoctorProbe { driver } => doctor::probe::main(driver),
-        Command::Man { dir } => done(man::run(&dir))?,
-        Command::Audit { pid, verbose, json } => audit::run(audit::Options { pid, verbose, json })?,
-        Command::Exec { command } => run::exec(&command)?,
-        Command::Keeper { dir, max_fds } => join::keeper::main(&dir, max_fds)?,
-        Command::DemoRank { number, way, plan } => done(demo::rank::main(number, way, &plan))?,
-        Command::Broker { remove, args } => {
-            // Before the daemon has it: it closes its lifeline at its end.
-            let lifeline = private::Lifeline::of_stdin();
-            // The parent has blocked signals that the daemon waits for.
-            signals::restore();
-            // As `ps` shows it; it would be "exe". Nothing depends on it.
-            let _ = nix::sys::prctl::set_name(c"fdbroker-broker");
-            let status = fdbrokerd::cli::run(&args);
-            if let Some(dir) = remove {
-                lifeline?.remove_if_ended(&dir);
-            }
-            return Ok(status);
-        }
+        Command::Run(args) => run::run(args)?,
+        Command::Demo(args) => demo::run(args.into())?,
+        Command::Status(args) => done(status::run(args))?,
+        Command::Ls(args) => done(ls::run(&args))?,
+        Command::Clients(args) => done(clients::run(&args))?,
+        Command::Holders(args) => done(holders::run(args))?,
+        Command::Evict(args) => evict::run(args)?,
+        Command::Revoke(args) => revoke::run(args)?,
+        Command::Drain(args) => drain::run(&args)?,
+        Command::Watch(args) => done(watch::run(args))?,
+        Command::Audit(args) => audit::run(&args)?,
+        Command::Jobs(args) => done(jobs::run(&args))?,
+        Command::Limits(args) => done(limits::run(args))?,
+        Command::Show(args) => done(show::run(args))?,
+        Command::Top(args) => done(top::run(args))?,
+        Command::Metrics(args) => done(metrics::run(args))?,
+        Command::Config(args) => done(config::run(args))?,
+        Command::Completions(args) => done(completions::run(&args, visible()))?,
+        Command::Doctor(args) => doctor::run(args)?,
+        Command::Man(args) => done(man::run(&args, visible()))?,
+        Command::DoctorProbe(args) => doctor::probe::run(args),
+        Command::Broker(args) => return broker::run(&args),
+        Command::Exec(args) => run::exec::run(&args)?,
+        Command::Keeper(args) => run::join::keeper::main(args)?,
+        Command::DemoRank(args) => done(demo::rank::main(args.number, args.way, &args.plan))?,
     };
     Ok(ExitCode::from(status))
 }
 
-/// What enables the layers that `run` was asked for.
-fn layers(args: &cli::RunArgs) -> Result<Vec<(&'static str, OsString)>> {
-    match args.level_zero {
-        true => Ok(level_zero::environment()?.into()),
-        false => Ok(Vec::new()),
-    }
-}
-
 fn done(outcome: Result<()>) -> Result<u8> {
     outcome.map(|()| exit::OK)
-}
-
-fn options(args: &cli::DemoArgs) -> demo::Options {
-    demo::Options {
-        ranks: args.ranks,
-        buffers: args.buffers,
-        size_bytes: args.size,
-        memory: args.memory,
-        max_fds: args.max_fds,
-        without_broker: args.without_broker,
-        hold: Duration::from_secs(args.hold),
-        timeout: Duration::from_secs(args.timeout),
-        json: args.json,
-    }
 }

@@ -6,8 +6,8 @@ use super::sort::{Order, Sorter};
 use super::{Column, ListArgs, Value, choice};
 use crate::admin::{Admin, Record, Selection};
 use crate::error::Result;
+use crate::output::say;
 use crate::output::{self, Columns, Output, Side, commas};
-use crate::say::say;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// Rows that are set as one table; the first so many decide the widths.

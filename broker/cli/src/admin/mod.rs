@@ -1,0 +1,550 @@
+//! The administrator's side of the protocol: finds the broker's admin socket and reads its answers page
+//! by page. Must never hold more than one page, nor wait for an answer without a bound.
+
+pub mod again;
+
+use crate::error::{Context, Error, Result};
+use fdbroker_protocol::admin::{
+    AccountRecord, Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord,
+    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit,
+};
+use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
+use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use nix::errno::Errno;
+use nix::sys::socket::sockopt::SendTimeout;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket};
+use nix::sys::time::TimeVal;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Longest wait for one answer: a page is made in well under a millisecond, so this is a broker that hangs.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// The admin socket's name in its directory.
+pub const ADMIN_SOCKET_NAME: &str = "admin.sock";
+
+/// Where the broker of this environment takes its administrator's questions:
+/// `FDBROKER_ADMIN_SOCKET`, else beside `FDBROKER_SOCKET`, else the user's own, else the node's.
+pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    if let Some(path) = set("FDBROKER_ADMIN_SOCKET") {
+        return path.into();
+    }
+    if let Some(path) = set("FDBROKER_SOCKET") {
+        return beside(Path::new(&path));
+    }
+    let own = set("XDG_RUNTIME_DIR")
+        .map(|dir| PathBuf::from(dir).join("fdbroker-admin").join(ADMIN_SOCKET_NAME));
+    match own {
+        Some(path) if path.exists() => path,
+        _ => Path::new("/run/fdbroker-admin").join(ADMIN_SOCKET_NAME),
+    }
+}
+
+/// `DIR/NAME` of the clients' socket makes `DIR-admin/admin.sock`.
+pub fn beside(client_socket: &Path) -> PathBuf {
+    let folder = client_socket.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let mut folder = folder.unwrap_or(Path::new(".")).as_os_str().to_owned();
+    folder.push("-admin");
+    PathBuf::from(folder).join(ADMIN_SOCKET_NAME)
+}
+
+/// A connection to the admin socket.
+#[derive(Debug)]
+pub struct Admin {
+    socket: OwnedFd,
+    path: PathBuf,
+    buffer: Box<[u8]>,
+    fds: ReceivedFds,
+    writer: Writer,
+    last_id: u64,
+    patience: Duration,
+}
+
+/// Which records are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selection {
+    filter: Filter,
+    value: u64,
+}
+
+impl Selection {
+    /// Everything.
+    pub const ALL: Selection = Selection { filter: Filter::None, value: 0 };
+
+    /// One allocation, or its leases.
+    pub fn allocation(id: fdbroker_protocol::AllocationId) -> Self {
+        let value = u64::from(id.generation) << 32 | u64::from(id.slot);
+        Selection { filter: Filter::Allocation, value }
+    }
+
+    /// Those of a process.
+    pub fn pid(pid: u32) -> Self {
+        Selection { filter: Filter::Pid, value: pid.into() }
+    }
+
+    /// Those of a user.
+    pub fn uid(uid: u32) -> Self {
+        Selection { filter: Filter::Uid, value: uid.into() }
+    }
+
+    /// Those of a job, by its key.
+    pub fn job(key: u64) -> Self {
+        Selection { filter: Filter::Job, value: key }
+    }
+
+    /// An act upon these, from a cursor on.
+    pub fn act(self, cursor: u32, flags: u32) -> Act {
+        Act {
+            cursor: U32::new(cursor),
+            filter: U32::new(self.filter as u32),
+            value: U64::new(self.value),
+            flags: U32::new(flags),
+            reserved: U32::ZERO,
+        }
+    }
+}
+
+/// A record that comes in pages.
+pub trait Record: FromBytes + KnownLayout + Immutable + Unaligned {
+    /// The query for it.
+    const QUERY: Kind;
+    /// The page of it.
+    const REPLY: Kind;
+}
+
+impl Record for AllocationRecord {
+    const QUERY: Kind = Kind::AdminAllocations;
+    const REPLY: Kind = Kind::AdminAllocationsReply;
+}
+impl Record for LeaseRecord {
+    const QUERY: Kind = Kind::AdminLeases;
+    const REPLY: Kind = Kind::AdminLeasesReply;
+}
+impl Record for ClientRecord {
+    const QUERY: Kind = Kind::AdminClients;
+    const REPLY: Kind = Kind::AdminClientsReply;
+}
+
+/// Of jobs; those of domains come by [`Admin::domains`].
+impl Record for AccountRecord {
+    const QUERY: Kind = Kind::AdminJobs;
+    const REPLY: Kind = Kind::AdminJobsReply;
+}
+
+impl Admin {
+    /// Connects to the broker that this process's environment names.
+    pub fn from_env() -> Result<Self> {
+        Self::connect(&find_socket(|name| std::env::var_os(name)))
+    }
+
+    /// Connects to `path`.
+    pub fn connect(path: &Path) -> Result<Self> {
+        Self::connect_within(path, ANSWER_LIMIT)
+    }
+
+    /// The same, waiting no longer than this for each answer, and for room in the queue of a broker that takes nobody in.
+    pub fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let failed = |errno: Errno| connect_error(path, errno.into());
+        let socket =
+            socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(failed)?;
+        let address = UnixAddr::new(path).map_err(failed)?;
+        // Bounds a connect too (socket(7), unix(7)); sends have a bound of their own.
+        let (whole_s, part_us) = (patience.as_secs(), patience.subsec_micros());
+        let limit = TimeVal::new(i64::try_from(whole_s).unwrap_or(i64::MAX), part_us.into());
+        setsockopt(&socket, SendTimeout, &limit).map_err(failed)?;
+        // With a bound it is not begun again by itself after a signal (signal(7)).
+        while let Err(errno) = connect(socket.as_raw_fd(), &address) {
+            if errno != Errno::EINTR {
+                return Err(failed(errno));
+            }
+        }
+        Ok(Admin { patience, ..Self::on(socket, path) })
+    }
+
+    fn on(socket: OwnedFd, path: &Path) -> Self {
+        Admin {
+            socket,
+            path: path.to_owned(),
+            buffer: vec![0; MAX_ADMIN_MESSAGE_BYTES].into_boxed_slice(),
+            fds: ReceivedFds::with_capacity(0),
+            writer: Writer::new(),
+            last_id: 0,
+            patience: ANSWER_LIMIT,
+        }
+    }
+
+    /// The socket connected to.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Inode of our end of the connection.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(nix::sys::stat::fstat(&self.socket).context(|| "look at the own socket")?.st_ino)
+    }
+
+    /// The node at a glance.
+    pub fn status(&mut self) -> Result<NodeStatus> {
+        let reply = self.ask(Kind::AdminStatus, Kind::AdminStatusReply, Selection::ALL, 0)?;
+        Ok(*reply.body_as::<NodeStatus>()?)
+    }
+
+    /// The caps of every level.
+    pub fn limits(&mut self) -> Result<Limits> {
+        let reply = self.ask(Kind::AdminLimits, Kind::AdminLimitsReply, Selection::ALL, 0)?;
+        Ok(*reply.body_as::<Limits>()?)
+    }
+
+    /// Changes a cap, `u64::MAX` = none; gives the former one.
+    pub fn set_limit(&mut self, scope: Scope, resource: Resource, value: u64) -> Result<u64> {
+        let (scope, resource) = (scope as u8, resource as u8);
+        let set = SetLimit { scope, resource, reserved: [0; 6], value: value.into() };
+        let change = self
+            .exchange(Kind::AdminSetLimit, &set, Kind::AdminSetLimitReply)
+            .and_then(|reply| Ok(*reply.body_as::<LimitChange>()?));
+        match change {
+            Ok(change) => Ok(change.former.get()),
+            Err(Error::Refused(ErrorCode::NotPermitted)) => Err(refusal(&self.path)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How long the broker takes.
+    pub fn metrics(&mut self) -> Result<Metrics> {
+        let reply = self.ask(Kind::AdminMetrics, Kind::AdminMetricsReply, Selection::ALL, 0)?;
+        Ok(*reply.body_as::<Metrics>()?)
+    }
+
+    /// Hands every record selected to `each`, a page at a time. Ends at its first error.
+    pub fn each_page<R: Record>(
+        &mut self,
+        selection: Selection,
+        each: impl FnMut(&[R]) -> Result<()>,
+    ) -> Result<()> {
+        self.each_page_of(R::QUERY, R::REPLY, selection, each)
+    }
+
+    /// What every domain is charged for.
+    pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
+        let (query, reply) = (Kind::AdminDomains, Kind::AdminDomainsReply);
+        let mut records = Vec::new();
+        self.each_page_of(query, reply, Selection::ALL, |page: &[AccountRecord]| {
+            records.extend_from_slice(page);
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    fn each_page_of<R: Record>(
+        &mut self,
+        query: Kind,
+        reply: Kind,
+        selection: Selection,
+        mut each: impl FnMut(&[R]) -> Result<()>,
+    ) -> Result<()> {
+        let mut cursor = 0;
+        loop {
+            let reply = self.ask(query, reply, selection, cursor)?;
+            let (page, records) = reply.head_and_items::<Page, R>()?;
+            let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
+            each(records)?;
+            if done {
+                return Ok(());
+            }
+            // Growing cursors are what bounds this loop.
+            if next <= cursor {
+                return Err(self.lost(format!("cursor {next} follows {cursor}")));
+            }
+            cursor = next;
+        }
+    }
+
+    /// The first records selected, pages until there are `enough`, and whether there are more.
+    pub fn first<R: Record + Copy>(
+        &mut self,
+        selection: Selection,
+        enough: usize,
+    ) -> Result<(Vec<R>, bool)> {
+        let (mut records, mut cursor) = (Vec::new(), 0);
+        loop {
+            let reply = self.ask(R::QUERY, R::REPLY, selection, cursor)?;
+            let (page, items) = reply.head_and_items::<Page, R>()?;
+            let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
+            records.extend_from_slice(items);
+            if done || records.len() >= enough {
+                return Ok((records, !done));
+            }
+            // Growing cursors are what bounds this loop.
+            if next <= cursor {
+                return Err(self.lost(format!("cursor {next} follows {cursor}")));
+            }
+            cursor = next;
+        }
+    }
+
+    /// Every record selected, for selections that are known to be small.
+    pub fn all<R: Record + Copy>(&mut self, selection: Selection) -> Result<Vec<R>> {
+        let mut records = Vec::new();
+        self.each_page(selection, |page: &[R]| {
+            records.extend_from_slice(page);
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    fn ask(
+        &mut self,
+        query: Kind,
+        reply: Kind,
+        selection: Selection,
+        cursor: u32,
+    ) -> Result<Message<'_>> {
+        let body = Query {
+            cursor: U32::new(cursor),
+            filter: U32::new(selection.filter as u32),
+            value: U64::new(selection.value),
+            reserved: U64::ZERO,
+        };
+        self.exchange(query, &body, reply)
+    }
+
+    /// Events that a watched broker has sent; `None`: none yet.
+    pub fn try_events(&mut self) -> Result<Option<Vec<EventRecord>>> {
+        let socket = self.socket.as_fd();
+        match fdbroker_scm::recv(socket, &mut self.buffer, &mut self.fds) {
+            Ok(received) => {
+                let message = Message::parse(&self.buffer[..received.len])?;
+                Ok(Some(message.items::<EventRecord>()?.to_vec()))
+            }
+            Err(RecvError::WouldBlock) => Ok(None),
+            Err(RecvError::Eof) => Err(Error::BrokerEnded { path: self.path.clone() }),
+            Err(cause) => Err(lost(&self.path, cause)),
+        }
+    }
+
+    /// Sends one message, and gives its answer.
+    pub fn exchange(
+        &mut self,
+        query: Kind,
+        body: &(impl IntoBytes + Immutable),
+        reply: Kind,
+    ) -> Result<Message<'_>> {
+        self.last_id += 1;
+        self.writer.start(query, self.last_id).push(body);
+        let bytes = self.writer.finish(0, 0);
+        let is_first = self.last_id == 1;
+        let patience = Some(self.patience);
+        let sent = fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], patience);
+        match sent {
+            Ok(()) => {}
+            Err(SendError::PeerGone) if is_first => return Err(refusal(&self.path)),
+            Err(cause) => return Err(lost(&self.path, cause)),
+        }
+
+        let received = fdbroker_scm::recv_timeout(
+            self.socket.as_fd(),
+            &mut self.buffer,
+            &mut self.fds,
+            patience,
+        );
+        let received = match received {
+            Ok(received) => received,
+            Err(RecvError::Eof) if is_first => return Err(refusal(&self.path)),
+            Err(RecvError::TimedOut) => return Err(Error::NoAnswer { path: self.path.clone() }),
+            Err(cause) => return Err(lost(&self.path, cause)),
+        };
+        let message = Message::parse(&self.buffer[..received.len])?;
+        match message.kind {
+            kind if kind == reply && message.id == self.last_id => Ok(message),
+            Kind::Failed => match message.body_as::<Status>()?.result() {
+                Err(code) => Err(Error::Refused(code)),
+                Ok(()) => Err(lost(&self.path, "a failure without a code")),
+            },
+            kind => Err(lost(&self.path, format!("a {kind} message is no answer to {query}"))),
+        }
+    }
+
+    fn lost(&self, cause: String) -> Error {
+        lost(&self.path, cause)
+    }
+}
+
+impl AsFd for Admin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A broker closes at once what it does not let in.
+fn refusal(path: &Path) -> Error {
+    let cause = io::Error::from(io::ErrorKind::PermissionDenied);
+    Error::Denied { path: path.to_owned(), cause }
+}
+
+fn lost(path: &Path, cause: impl std::fmt::Display) -> Error {
+    Error::Lost { path: path.to_owned(), cause: cause.to_string() }
+}
+
+fn connect_error(path: &Path, cause: io::Error) -> Error {
+    let path = path.to_owned();
+    match cause.kind() {
+        io::ErrorKind::PermissionDenied => Error::Denied { path, cause },
+        io::ErrorKind::NotFound
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::ConnectionRefused => Error::NoBroker { path, cause },
+        // Another program's: of another type.
+        _ if cause.raw_os_error() == Some(libc::EPROTOTYPE) => Error::NoBroker { path, cause },
+        // Its queue has stayed full.
+        io::ErrorKind::WouldBlock => Error::NoAnswer { path },
+        _ => Error::Os { what: format!("connect to {}", path.display()), cause },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(pairs: &[(&str, &str)]) -> PathBuf {
+        find_socket(|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn find_socket_when_admin_variable_set_then_it_wins() {
+        let found = find(&[("FDBROKER_ADMIN_SOCKET", "/a/b"), ("FDBROKER_SOCKET", "/c/d")]);
+        assert_eq!(found, Path::new("/a/b"));
+    }
+
+    #[test]
+    fn find_socket_when_client_variable_set_then_beside_its_directory() {
+        let found = find(&[("FDBROKER_SOCKET", "/run/x/broker.sock")]);
+        assert_eq!(found, Path::new("/run/x-admin/admin.sock"));
+    }
+
+    #[test]
+    fn find_socket_when_nothing_set_then_the_nodes() {
+        let node = Path::new("/run/fdbroker-admin/admin.sock");
+        assert_eq!(find(&[]), node);
+        assert_eq!(find(&[("FDBROKER_SOCKET", "")]), node);
+        assert_eq!(find(&[("XDG_RUNTIME_DIR", "/nowhere")]), node);
+    }
+
+    #[test]
+    fn connect_when_nobody_listens_then_no_broker_and_exit_3() {
+        let error = Admin::connect(Path::new("/nowhere/admin.sock")).expect_err("no such socket");
+        assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER);
+        assert!(error.to_string().contains("fdbroker run"), "{error}");
+    }
+
+    #[test]
+    fn connect_when_the_queue_stays_full_then_no_answer_within_the_limit() {
+        use nix::sys::socket::{Backlog, bind, listen};
+        let path = std::env::temp_dir().join(format!("fdb-queue-{}", std::process::id()));
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("one");
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).expect("short")).expect("bound");
+        listen(&listener, Backlog::new(0).expect("a length")).expect("it listens");
+        // Nobody is taken in: the first one fills the queue.
+        let connect = |_| Admin::connect_within(&path, Duration::from_millis(1));
+        let ends: Vec<Result<Admin>> = (0..2).map(connect).collect();
+        let _ = std::fs::remove_file(&path);
+        assert!(ends[0].is_ok(), "{:?}", ends[0]);
+        assert!(matches!(ends[1], Err(Error::NoAnswer { .. })), "{:?}", ends[1]);
+    }
+
+    #[test]
+    fn connect_when_it_is_the_socket_of_another_program_then_no_broker() {
+        let path = std::env::temp_dir().join(format!("fdb-stream-{}", std::process::id()));
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+        let error = Admin::connect(&path).expect_err("another type");
+        drop(listener);
+        let _ = std::fs::remove_file(&path);
+        assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER, "{error}");
+        assert!(error.to_string().contains("FDBROKER_ADMIN_SOCKET"), "{error}");
+    }
+
+    /// A broker that answers queries from a script, one reply each, then closes.
+    fn scripted(replies: Vec<Vec<u8>>) -> Admin {
+        let (ours, theirs) = fdbroker_scm::seqpacket_pair().expect("a socket pair");
+        std::thread::spawn(move || {
+            let (mut buffer, mut fds) = ([0; 128], ReceivedFds::with_capacity(0));
+            for reply in replies {
+                let limit = Some(ANSWER_LIMIT);
+                let _ = fdbroker_scm::recv_timeout(theirs.as_fd(), &mut buffer, &mut fds, limit);
+                let _ = fdbroker_scm::send(theirs.as_fd(), &reply, &[]);
+            }
+        });
+        Admin::on(ours, Path::new("/scripted"))
+    }
+
+    fn page(id: u64, next_cursor: u32, done: u32, clients: &[u32]) -> Vec<u8> {
+        use zerocopy::FromZeros;
+        let mut writer = Writer::new();
+        writer.start(Kind::AdminClientsReply, id);
+        writer.push(&Page { next_cursor: next_cursor.into(), done: done.into() });
+        for client in clients {
+            let mut record = ClientRecord::new_zeroed();
+            record.client = (*client).into();
+            writer.push(&record);
+        }
+        writer.finish(clients.len(), 0).to_vec()
+    }
+
+    fn clients(admin: &mut Admin) -> Result<Vec<u32>> {
+        let records = admin.all::<ClientRecord>(Selection::ALL)?;
+        Ok(records.iter().map(|record| record.client.get()).collect())
+    }
+
+    #[test]
+    fn all_when_in_pages_and_one_is_empty_then_every_record_once() {
+        let mut admin =
+            scripted(vec![page(1, 10, 0, &[1, 2]), page(2, 20, 0, &[]), page(3, 30, 1, &[3])]);
+        assert_eq!(clients(&mut admin).expect("pages"), [1, 2, 3]);
+    }
+
+    #[test]
+    fn first_when_enough_have_come_then_no_further_page_is_asked_for() {
+        let first = |enough, pages| {
+            let (records, is_cut) =
+                scripted(pages).first::<ClientRecord>(Selection::ALL, enough).expect("pages");
+            (records.len(), is_cut)
+        };
+        let pages = || vec![page(1, 10, 0, &[1, 2]), page(2, 20, 1, &[3])];
+        assert_eq!(first(2, pages()), (2, true));
+        assert_eq!(first(3, pages()), (3, false));
+        assert_eq!(first(9, pages()), (3, false));
+        let still = vec![page(1, 10, 0, &[1]), page(2, 10, 0, &[2])];
+        assert!(scripted(still).first::<ClientRecord>(Selection::ALL, 9).is_err());
+    }
+
+    #[test]
+    fn all_when_the_cursor_stands_still_then_an_error_and_no_loop() {
+        let mut admin = scripted(vec![page(1, 10, 0, &[1]), page(2, 10, 0, &[2])]);
+        assert!(matches!(clients(&mut admin), Err(Error::Lost { .. })));
+    }
+
+    #[test]
+    fn all_when_refused_or_nonsense_then_an_error() {
+        let refusal = Writer::new().failed(1, ErrorCode::NotPermitted.into()).to_vec();
+        let error = clients(&mut scripted(vec![refusal])).expect_err("refused");
+        assert_eq!(error.exit_status(), crate::error::exit::NOT_FOUND);
+        for reply in [b"x".to_vec(), page(7, 0, 1, &[])] {
+            assert!(clients(&mut scripted(vec![reply])).is_err());
+        }
+    }
+
+    #[test]
+    fn all_when_the_broker_closes_at_once_then_denied() {
+        let error = clients(&mut scripted(vec![])).expect_err("closed");
+        assert!(matches!(error, Error::Denied { .. }), "{error}");
+    }
+}

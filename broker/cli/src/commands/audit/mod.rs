@@ -1,0 +1,226 @@
+//! `fdbroker audit`: the ledger against /proc of every process that it may read. Must never report what does not hold in
+//! every look, nor change anything.
+
+mod args;
+mod book;
+mod broker;
+mod cuda;
+mod finding;
+mod ledger;
+mod limits;
+mod parse;
+mod peers;
+mod report;
+mod same_memory;
+mod scan;
+#[cfg(test)]
+mod tests;
+mod unheld;
+mod unleased;
+
+pub use args::Args;
+
+use crate::admin::Admin;
+use crate::error::{Error, Result, exit};
+use book::{Book, Look};
+use fdbroker_protocol::MemoryKind;
+use finding::{Finding, Identity};
+use indicatif::{ProgressBar, ProgressStyle};
+use ledger::Ledger;
+use limits::{LOOK_INTERVAL, LOOKS, LOOKS_AT_WORK, PROGRESS_FROM};
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+use report::Report;
+use scan::{MemfdLook, Process};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+
+/// Audits the broker that the environment names; returns the exit status.
+pub fn run(args: &Args) -> Result<u8> {
+    let mut admin = Admin::from_env()?;
+    let memfds = MemfdLook::learn()?;
+    let first = look(&mut admin, &memfds)?;
+    check_pids(&first, admin.inode()?)?;
+    let (look, mut found, looks) = confirm(first, || {
+        std::thread::sleep(LOOK_INTERVAL);
+        look(&mut admin, &memfds)
+    })?;
+    found.retain(|finding| args.pid.is_none() || finding.pid == args.pid);
+    if let Some(pid) = args.pid
+        && found.is_empty()
+    {
+        check_wanted(pid, &look)?;
+    }
+    let processes = look.scan.processes.values().filter(|it| it.unread.is_none()).count();
+    let mut report = Report {
+        processes: processes as u64,
+        fds: look.scan.fds,
+        looks: looks as u64,
+        not_looked_at: gaps(&look, args.pid),
+        ..Report::default()
+    };
+    report.add(found);
+    report.print(args.json, args.verbose)?;
+    Ok(if report.findings.is_empty() { exit::OK } else { exit::FINDINGS })
+}
+
+fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
+    let mut before = Ledger::read(admin)?;
+    let (peers, no_peers) = match peers::read() {
+        Ok(peers) => (peers, None),
+        Err(errno) => (HashMap::new(), Some(errno)),
+    };
+    let bar = ProgressBar::no_length().with_style(style());
+    let mut scan = scan::scan(memfds, before.broker, |done, all| {
+        if all >= PROGRESS_FROM {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+        }
+    })?;
+    bar.finish_and_clear();
+    if let Some(errno) = no_peers {
+        scan.gap(format!("lists of Unix sockets: sock_diag(7) says {errno}"));
+    }
+    let mut after = Ledger::read(admin)?;
+    before.name_cuda_files(&scan.cuda_files);
+    after.name_cuda_files(&scan.cuda_files);
+    add_hidden(&mut scan, &after);
+    Ok(Look { before, after, scan, peers })
+}
+
+/// Holders that /proc does not show to this user (hidepid, proc_pid(5)), so that they are not taken for gone.
+fn add_hidden(scan: &mut scan::Scan, ledger: &Ledger) {
+    let pids: BTreeSet<u32> = ledger.leases.values().map(|lease| lease.pid).collect();
+    for pid in pids {
+        if pid != 0 && !scan.processes.contains_key(&pid) && !is_gone(pid) {
+            let unread = Some("not shown in /proc to this user; run as root".into());
+            scan.processes.insert(pid, Process { unread, ..Process::default() });
+        }
+    }
+}
+
+fn is_gone(pid: u32) -> bool {
+    let pid = i32::try_from(pid).map_or(Pid::from_raw(i32::MAX), Pid::from_raw);
+    kill(pid, None) == Err(Errno::ESRCH)
+}
+
+/// That nothing is found is said of processes that there are.
+fn check_wanted(pid: u32, look: &Look) -> Result<()> {
+    // A thread has a number, too, and kill(2) finds it.
+    let is_hidden =
+        pid != 0 && !is_gone(pid) && !Path::new(&format!("/proc/{pid}/status")).exists();
+    let is_here = look.scan.processes.contains_key(&pid) || is_hidden;
+    match is_here {
+        true => Ok(()),
+        false => Err(Error::NotFound(format!(
+            "no process {pid} here; `fdbroker clients` lists the broker's clients"
+        ))),
+    }
+}
+
+/// The pids of the ledger are those of /proc here when the process that has the broker's pid has the other end of our
+/// connection.
+fn check_pids(look: &Look, own: u64) -> Result<()> {
+    let pid = look.after.broker;
+    let is_it = match look.scan.processes.get(&pid) {
+        // One that /proc shows and the look left out is a thread of the kernel.
+        None => !is_gone(pid) && !Path::new(&format!("/proc/{pid}")).exists(),
+        Some(process) if process.unread.is_some() => true,
+        Some(process) => match look.peers.get(&own) {
+            Some(Some(peer)) => process.sockets.contains(peer),
+            _ => true,
+        },
+    };
+    match is_it {
+        true => Ok(()),
+        false => Err(Error::Other(format!(
+            "process {pid} is not the broker here, so its ledger cannot be compared with this /proc; run audit in \
+             the broker's PID namespace (nsenter --pid --mount --target ITS_PID)"
+        ))),
+    }
+}
+
+fn style() -> ProgressStyle {
+    let style = ProgressStyle::with_template("audit: {pos} of {len} processes");
+    style.unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// Everything that one look shows.
+fn judge(look: &Look) -> Vec<Finding> {
+    let book = Book::new(look);
+    let mut found = Vec::new();
+    unleased::find(&book, &mut found);
+    unheld::find(&book, &mut found);
+    broker::find(&book, &mut found);
+    found
+}
+
+/// Looks again until what was found in all looks holds, or nothing is left of it; gives the last look, what was found, and
+/// how many looks there were.
+fn confirm(
+    first: Look,
+    mut again: impl FnMut() -> Result<Look>,
+) -> Result<(Look, Vec<Finding>, usize)> {
+    let (mut look, mut looks, mut needed) = (first, 1, LOOKS);
+    let mut found = judge(&look);
+    loop {
+        if look.before.done != look.after.done {
+            needed = LOOKS_AT_WORK;
+        }
+        // Where nothing is wrong there is nothing to confirm.
+        if looks >= needed || found.iter().all(|finding| finding.kind.is_note()) {
+            return Ok((look, found, looks));
+        }
+        look = again()?;
+        found = confirmed(judge(&look), &found);
+        looks += 1;
+    }
+}
+
+/// What this look shows and the one before did.
+fn confirmed(now: Vec<Finding>, before: &[Finding]) -> Vec<Finding> {
+    let known: BTreeSet<Identity> = before.iter().map(Finding::identity).collect();
+    now.into_iter().filter(|finding| known.contains(&finding.identity())).collect()
+}
+
+/// What was not looked at, and why; of the process `wanted`, if it is among it, by itself.
+fn gaps(look: &Look, wanted: Option<u32>) -> BTreeMap<String, u64> {
+    let (scan, ledger) = (&look.scan, &look.after);
+    let mut gaps = scan.gaps.clone();
+    let mut add = |what: String, count: u64| {
+        if count > 0 {
+            *gaps.entry(what).or_default() += count;
+        }
+    };
+    for (pid, process) in &scan.processes {
+        let Some(why) = &process.unread else { continue };
+        let whose = match () {
+            () if wanted == Some(*pid) => "the process asked for",
+            () if *pid == ledger.broker => "the broker: its fds",
+            () if ledger.clients.contains_key(pid) => "clients",
+            () => "processes",
+        };
+        add(format!("{whose}: {why}"), 1);
+    }
+    if !scan.processes.contains_key(&ledger.broker) {
+        add("the broker: not shown in /proc to this user; run as root".into(), 1);
+    }
+    add(
+        "clients: the broker does not see their pids (another PID namespace)".into(),
+        ledger.unseen_clients,
+    );
+    let untold = |is_cuda: bool| {
+        let all = ledger.allocations.values().filter(move |it| it.keys().next().is_none());
+        all.filter(move |it| (it.kind == MemoryKind::CudaVmm) == is_cuda).count() as u64
+    };
+    add(
+        "allocations: the broker has no fd of this CUDA memory now, so copies of theirs cannot be told".into(),
+        untold(true),
+    );
+    add(
+        "allocations: the broker has not had an fd of them since it started, so copies of theirs cannot be told".into(),
+        untold(false),
+    );
+    gaps
+}

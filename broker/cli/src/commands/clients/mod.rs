@@ -1,0 +1,19 @@
+//! `fdbroker clients`: every connected process and what it is charged for. Must never decide how a list is
+//! printed: [`crate::table`] does.
+
+mod args;
+
+pub use args::Args;
+
+use crate::admin::{Admin, Selection};
+use crate::error::Result;
+use crate::records::clients::COLUMNS;
+use crate::table::List;
+
+/// Prints the clients of the broker that the environment names.
+pub fn run(args: &Args) -> Result<()> {
+    match List::new("clients", COLUMNS, &args.list)? {
+        Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),
+        None => Ok(()),
+    }
+}

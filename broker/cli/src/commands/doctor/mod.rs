@@ -1,0 +1,76 @@
+//! `fdbroker doctor`: why memory cannot be shared on this node, and what to do. Works with a broker and without. Must never
+//! change anything on the node, nor wait without a bound for a driver or a service that hangs.
+
+mod args;
+mod broker;
+mod check;
+mod devices;
+mod kernel;
+mod limits;
+mod namespaces;
+pub mod probe;
+mod service;
+
+pub use args::Args;
+
+use crate::error::{Result, exit};
+use crate::output::{Output, colour_wanted};
+use check::{Check, Verdict};
+use serde::Serialize;
+use std::io::IsTerminal;
+
+/// The whole as JSON: counts, then every check.
+#[derive(Serialize)]
+struct Report {
+    ok: usize,
+    warn: usize,
+    fail: usize,
+    checks: Vec<Check>,
+}
+
+/// Looks at everything and prints it; 5 when something fails.
+pub fn run(args: Args) -> Result<u8> {
+    let mut checks = Vec::new();
+    checks.extend(broker::checks());
+    checks.extend(limits::checks());
+    checks.extend(kernel::checks());
+    checks.extend(namespaces::checks());
+    checks.extend(devices::checks());
+    checks.extend(service::checks());
+    let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
+    let (ok, warn, fail) = (count(Verdict::Ok), count(Verdict::Warn), count(Verdict::Fail));
+    let report = Report { ok, warn, fail, checks };
+    let mut out = Output::stdout();
+    match args.json {
+        true => {
+            out.json(&report)?;
+            out.text("\n")?;
+        }
+        false => print(&report, &mut out)?,
+    }
+    out.finish()?;
+    Ok(if report.fail > 0 { exit::FINDINGS } else { exit::OK })
+}
+
+fn print(report: &Report, out: &mut Output) -> Result<()> {
+    let is_coloured = colour_wanted(std::io::stdout().is_terminal());
+    let width = |text: fn(&Check) -> &str| {
+        report.checks.iter().map(|check| text(check).len()).max().unwrap_or_default()
+    };
+    let (areas, names) = (width(|check| check.area), width(|check| check.name));
+    for Check { area, name, verdict, found, .. } in &report.checks {
+        let word = verdict.word();
+        let (on, off) = if is_coloured { (verdict.colour(), "\x1b[0m") } else { ("", "") };
+        out.text(&format!("{on}{word:<4}{off}  {area:<areas$}  {name:<names$}  {found}\n"))?;
+    }
+    let mut is_first = true;
+    for Check { area, name, remedy, .. } in &report.checks {
+        let Some(remedy) = remedy else { continue };
+        if std::mem::take(&mut is_first) {
+            out.text("\n")?;
+            out.heading("What to do:")?;
+        }
+        out.text(&format!("  {area}, {name}: {remedy}\n"))?;
+    }
+    out.text(&format!("\n{} ok, {} warn, {} fail\n", report.ok, report.warn, report.fail))
+}

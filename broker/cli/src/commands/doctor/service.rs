@@ -1,0 +1,116 @@
+//! The service of the node under systemd: whether it is installed, runs, and keeps fds over a restart. Must never start or
+//! change a unit.
+
+use super::check::{Area, Check};
+use crate::private_broker::{end_now, wait_bounded};
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const AREA: Area = Area("service");
+
+/// The service manager answers in milliseconds; under load in a second.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Longest answer that is read: a few short lines.
+const MOST_BYTES: u64 = 4096;
+
+/// Fewer fds than the unit of systemd/ has were set by hand.
+const SHIPPED_STORE: u64 = 1152;
+
+const PROPERTIES: &str =
+    "LoadState,ActiveState,FileDescriptorStoreMax,NFileDescriptorStore,LimitNOFILE";
+
+/// All of them; none without systemd.
+pub fn checks() -> Vec<Check> {
+    if !Path::new("/run/systemd/system").exists() {
+        return Vec::new();
+    }
+    match show() {
+        Ok(text) => judge(&properties(&text)),
+        Err(why) => vec![AREA.warn("fdbrokerd.service", why, "see `systemctl status fdbrokerd`")],
+    }
+}
+
+fn show() -> Result<String, String> {
+    let child = Command::new("systemctl")
+        .args(["show", "fdbrokerd.service", "--no-pager", "--property", PROPERTIES])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = child.map_err(|error| format!("systemctl cannot be run: {error}"))?;
+    let Some(status) = wait_bounded(&mut child, PATIENCE) else {
+        end_now(&mut child);
+        return Err(format!("systemctl does not answer in {} s", PATIENCE.as_secs()));
+    };
+    let mut text = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let read = stdout.take(MOST_BYTES).read_to_string(&mut text);
+        read.map_err(|error| format!("systemctl's answer cannot be read: {error}"))?;
+    }
+    if status.success() { Ok(text) } else { Err(format!("systemctl failed: {status}")) }
+}
+
+/// Lines `NAME=VALUE`.
+fn properties(text: &str) -> HashMap<&str, &str> {
+    text.lines().filter_map(|line| line.split_once('=')).collect()
+}
+
+fn judge(found: &HashMap<&str, &str>) -> Vec<Check> {
+    let word = |name: &str| found.get(name).copied().unwrap_or_default();
+    let number = |name: &str| word(name).parse::<u64>().unwrap_or_default();
+    let name = "fdbrokerd.service";
+    if word("LoadState") != "loaded" {
+        return vec![
+            AREA.ok(name, "not installed: jobs start brokers of their own with `fdbroker run`"),
+        ];
+    }
+    let state = word("ActiveState");
+    let running = match state {
+        "active" => AREA.ok(name, state),
+        "inactive" => AREA.ok(name, "inactive: its socket starts it"),
+        _ => AREA.fail(name, state, "journalctl -u fdbrokerd; systemctl restart fdbrokerd"),
+    };
+    let (most, held) = (number("FileDescriptorStoreMax"), number("NFileDescriptorStore"));
+    let stored = format!("{held} of {most} fds");
+    let store = match most {
+        0 => AREA.fail(
+            "fd store",
+            "off: a restart loses every fd",
+            "FileDescriptorStoreMax= of systemd/fdbrokerd.service; systemctl daemon-reload",
+        ),
+        1..SHIPPED_STORE => AREA.warn(
+            "fd store",
+            stored,
+            format!("kept allocations beyond it are lost in a crash: FileDescriptorStoreMax={SHIPPED_STORE}"),
+        ),
+        _ => AREA.ok("fd store", stored),
+    };
+    vec![running, store]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict;
+    use super::*;
+
+    fn verdicts(text: &str) -> Vec<Verdict> {
+        judge(&properties(text)).into_iter().map(|check| check.verdict).collect()
+    }
+
+    #[test]
+    fn judge_when_not_installed_then_ok_and_said() {
+        assert_eq!(verdicts("LoadState=not-found\nActiveState=inactive\n"), [Verdict::Ok]);
+    }
+
+    #[test]
+    fn judge_when_failed_or_without_a_store_then_fail() {
+        let text = "LoadState=loaded\nActiveState=failed\nFileDescriptorStoreMax=0\nNFileDescriptorStore=0\n";
+        assert_eq!(verdicts(text), [Verdict::Fail, Verdict::Fail]);
+        let text = "LoadState=loaded\nActiveState=active\nFileDescriptorStoreMax=8192\nNFileDescriptorStore=3\n";
+        assert_eq!(verdicts(text), [Verdict::Ok, Verdict::Ok]);
+    }
+}

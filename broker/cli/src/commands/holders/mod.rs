@@ -1,0 +1,23 @@
+//! `fdbroker holders`: who has what open or mapped. Must never answer with an empty list when what was
+//! asked about does not exist.
+
+mod args;
+
+pub use args::Args;
+
+use crate::admin::{Admin, Selection};
+use crate::error::Result;
+use crate::records::leases::COLUMNS;
+use crate::subject;
+use crate::table::List;
+
+/// Prints the leases of `subject`, or all.
+pub fn run(args: Args) -> Result<()> {
+    let Some(list) = List::new("holders", COLUMNS, &args.list)? else { return Ok(()) };
+    let mut admin = Admin::from_env()?;
+    let selection = match args.subject {
+        None => Selection::ALL,
+        Some(subject) => subject::select(subject, &mut admin)?,
+    };
+    list.run(&mut admin, selection)
+}

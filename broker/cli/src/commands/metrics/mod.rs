@@ -1,0 +1,31 @@
+//! `fdbroker metrics`: the broker's numbers as OpenMetrics text, once or for a scraper. Must never give more series than
+//! a bounded number, however many users and jobs there are.
+
+mod args;
+mod gather;
+mod listen;
+mod page;
+mod render;
+mod serve;
+
+pub use args::Args;
+
+use crate::admin::Admin;
+use crate::error::Result;
+use crate::output::Output;
+
+/// Prints the metrics, or serves them until a signal ends it.
+pub fn run(args: Args) -> Result<()> {
+    match args.listen {
+        None => print(),
+        Some(listen) => serve::run(&listen),
+    }
+}
+
+/// Prints the metrics of the broker that the environment names.
+fn print() -> Result<()> {
+    let page = render::page(Some(&gather::gather(Admin::from_env()?)?));
+    let mut out = Output::stdout();
+    out.text(&page)?;
+    out.finish()
+}

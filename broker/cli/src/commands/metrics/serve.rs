@@ -1,0 +1,308 @@
+//! A small HTTP server for one page: GET / or /metrics, an answer, and the end of the connection. Must never let a slow or
+//! broken client hold up another, nor keep more than a bounded number of them.
+
+use super::listen::Listen;
+use super::{gather, render};
+use crate::admin::again;
+use crate::error::{Context, Error, Result};
+use crate::output::say;
+use crate::signals::Signals;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::{Mode, umask};
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Connections served at once; a further one is closed. Scrapers are few and take milliseconds.
+const MOST_CONNECTIONS: usize = 8;
+
+/// Time for the request, and again for sending the answer: a scraper's own limit is 10 s by default.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
+
+/// Time for each answer of the broker, which takes milliseconds. The page of one that hangs, on which fdbroker_up is 0, is to
+/// be there within a scraper's limit.
+const BROKER_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Longest request: a scraper's headers are some hundred bytes.
+const MOST_REQUEST_BYTES: usize = 8 * 1024;
+
+/// Pause when a connection cannot be accepted, such as for want of fds or threads: trying at once would spin.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+enum Listener {
+    Unix(UnixListener),
+    Loopback(TcpListener),
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Loopback(TcpStream),
+}
+
+/// The path of a Unix socket, removed with this.
+struct Place<'a>(&'a Path);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
+}
+
+/// Serves until a signal ends it.
+pub fn run(listen: &Listen) -> Result<()> {
+    let signals = Signals::take_over()?;
+    let (listener, place, at) = match listen {
+        Listen::Unix(path) => {
+            let listener = bind_unix(path)?;
+            (Listener::Unix(listener), Some(Place(path)), format!("unix:{}", path.display()))
+        }
+        Listen::Loopback(address) => {
+            let what = || format!("listen on {address}");
+            let listener = TcpListener::bind(address).context(what)?;
+            let address = listener.local_addr().context(what)?;
+            (Listener::Loopback(listener), None, format!("http://{address}/metrics"))
+        }
+    };
+    listener.set_nonblocking().context(|| "set up the socket")?;
+    say!("fdbroker: metrics at {at}");
+    let outcome = accept_until_signal(&listener, &signals);
+    drop(place);
+    outcome
+}
+
+fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
+    // Each connection has a copy: how many there are is how many are served.
+    let served = Arc::new(());
+    loop {
+        let mut fds = [
+            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Err(nix::errno::Errno::EINTR) => {}
+            result => drop(result.context(|| "wait for connections")?),
+        }
+        if signals.next_end().is_some() {
+            return Ok(());
+        }
+        match listener.accept() {
+            // Closed at once: it was one too many.
+            Ok(_) if Arc::strong_count(&served) > MOST_CONNECTIONS => {}
+            Ok(stream) => {
+                let mine = Arc::clone(&served);
+                let started = std::thread::Builder::new().name("metrics".into()).spawn(move || {
+                    // Whatever goes wrong is the client's to notice.
+                    let _ = answer(stream);
+                    drop(mine);
+                });
+                // Closed at once: there are no threads left now, which is no reason to end.
+                if started.is_err() {
+                    std::thread::sleep(ACCEPT_RETRY);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => std::thread::sleep(ACCEPT_RETRY),
+        }
+    }
+}
+
+/// Binds a socket that only this user may open; one that nobody listens on any more is in the way of none.
+fn bind_unix(path: &Path) -> Result<UnixListener> {
+    let what = || format!("listen on {}", path.display());
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+    if is_socket {
+        match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).context(what)?;
+            }
+            _ => {
+                return Err(Error::Other(format!(
+                    "another program listens on {}; end it, or name another path",
+                    path.display()
+                )));
+            }
+        }
+    }
+    let former = umask(Mode::from_bits_truncate(0o177));
+    let bound = UnixListener::bind(path);
+    umask(former);
+    bound.context(what)
+}
+
+/// Reads one request and answers it.
+fn answer(mut stream: Stream) -> io::Result<()> {
+    let until = Instant::now() + CONNECTION_LIMIT;
+    let (status, body) = match read_request(&mut stream, until)? {
+        Request::Get => ("200 OK", page()),
+        Request::OtherPath => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
+        Request::OtherMethod => ("405 Method Not Allowed", "use GET\n".to_owned()),
+        Request::Broken => ("400 Bad Request", "this is no HTTP request\n".to_owned()),
+    };
+    let kind = if status.starts_with("200") { CONTENT_TYPE } else { "text/plain" };
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nAllow: GET\r\nConnection: close\r\n\r\n"
+    );
+    let bytes = [head.as_bytes(), body.as_bytes()].concat();
+    let mut left = &bytes[..];
+    // Anew: the broker may have taken all there was.
+    let until = Instant::now() + CONNECTION_LIMIT;
+    while !left.is_empty() {
+        stream.set_timeouts(until)?;
+        let written = stream.write(left)?;
+        left = &left[written..];
+    }
+    stream.flush()
+}
+
+fn page() -> String {
+    // It goes on for days: a service that was stopped meanwhile stays so.
+    match again::connect_within(BROKER_PATIENCE).and_then(gather::gather) {
+        Ok(gathered) => render::page(Some(&gathered)),
+        Err(error) => {
+            say!("fdbroker: {error}");
+            render::page(None)
+        }
+    }
+}
+
+/// What was asked for.
+#[derive(Debug, PartialEq, Eq)]
+enum Request {
+    Get,
+    OtherPath,
+    OtherMethod,
+    Broken,
+}
+
+/// Reads up to the end of the headers: no request that is answered has a body.
+fn read_request(stream: &mut Stream, until: Instant) -> io::Result<Request> {
+    let mut bytes = Vec::with_capacity(1024);
+    let mut part = [0; 1024];
+    while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
+        if bytes.len() > MOST_REQUEST_BYTES {
+            return Ok(Request::Broken);
+        }
+        stream.set_timeouts(until)?;
+        match stream.read(&mut part)? {
+            0 => return Ok(Request::Broken),
+            read => bytes.extend_from_slice(&part[..read]),
+        }
+    }
+    Ok(request(&bytes))
+}
+
+fn request(bytes: &[u8]) -> Request {
+    let line = bytes.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let Ok(line) = std::str::from_utf8(line) else { return Request::Broken };
+    let words: Vec<&str> = line.split(' ').collect();
+    let [method, target, version] = words[..] else { return Request::Broken };
+    let path = target.split('?').next().unwrap_or_default();
+    match (version.starts_with("HTTP/1."), method, path) {
+        (false, ..) => Request::Broken,
+        (true, "GET", "/" | "/metrics") => Request::Get,
+        (true, "GET", _) => Request::OtherPath,
+        (true, ..) => Request::OtherMethod,
+    }
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Stream> {
+        let stream = match self {
+            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
+            Listener::Loopback(listener) => Stream::Loopback(listener.accept()?.0),
+        };
+        Ok(stream)
+    }
+
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Listener::Unix(listener) => listener.set_nonblocking(true),
+            Listener::Loopback(listener) => listener.set_nonblocking(true),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix(listener) => listener.as_fd(),
+            Listener::Loopback(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// What is left of the time, for the next read or write.
+    fn set_timeouts(&self, until: Instant) -> io::Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match self {
+            Stream::Unix(stream) => {
+                stream.set_read_timeout(Some(left))?;
+                stream.set_write_timeout(Some(left))
+            }
+            Stream::Loopback(stream) => {
+                stream.set_read_timeout(Some(left))?;
+                stream.set_write_timeout(Some(left))
+            }
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.read(buffer),
+            Stream::Loopback(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.write(buffer),
+            Stream::Loopback(stream) => stream.write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Unix(stream) => stream.flush(),
+            Stream::Loopback(stream) => stream.flush(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_when_read_then_only_get_of_the_page_is_answered() {
+        let table = [
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Request::Get),
+            ("GET / HTTP/1.0\r\n\r\n", Request::Get),
+            ("GET /metrics?x=1 HTTP/1.1\r\n\r\n", Request::Get),
+            ("GET /other HTTP/1.1\r\n\r\n", Request::OtherPath),
+            ("POST /metrics HTTP/1.1\r\n\r\n", Request::OtherMethod),
+            ("GET /metrics\r\n\r\n", Request::Broken),
+            ("GET /metrics SPDY/3\r\n\r\n", Request::Broken),
+            ("\r\n\r\n", Request::Broken),
+        ];
+        for (text, expected) in table {
+            assert_eq!(request(text.as_bytes()), expected, "{text}");
+        }
+        assert_eq!(request(b"\xff\xfe x HTTP/1.1\r\n\r\n"), Request::Broken);
+    }
+}

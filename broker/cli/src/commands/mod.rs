@@ -1,0 +1,24 @@
+//! The commands, a folder each: its arguments in `args`, what it does in `run`. Must never use one another: what two of them
+//! need has a place beside this one.
+
+pub mod audit;
+pub mod broker;
+pub mod clients;
+pub mod completions;
+pub mod config;
+pub mod demo;
+pub mod doctor;
+pub mod drain;
+pub mod evict;
+pub mod holders;
+pub mod jobs;
+pub mod limits;
+pub mod ls;
+pub mod man;
+pub mod metrics;
+pub mod revoke;
+pub mod run;
+pub mod show;
+pub mod status;
+pub mod top;
+pub mod watch;

@@ -1,0 +1,130 @@
+//! `fdbroker revoke`: ends allocations for everybody, and says who has duplicates still. Must never end anything that its
+//! user has not agreed to.
+
+mod args;
+
+pub use args::Args;
+
+use crate::acts::left::{Holding, Left};
+use crate::acts::{Missing, Tally, Targets, Verb, act_on_each, allocations, id_of};
+use crate::admin::{Admin, Selection};
+use crate::error::{Context, Error, Result};
+use crate::output::{Output, human_size};
+use crate::subject;
+use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::admin::{ActOutcome, LeaseRecord};
+use serde::Serialize;
+use std::collections::HashSet;
+use std::io::{IsTerminal, Write};
+
+#[derive(Serialize)]
+struct Report {
+    dry_run: bool,
+    revoked: u64,
+    revoked_bytes: u64,
+    ended_already: u64,
+    holders: Vec<Holding>,
+}
+
+/// What came of one pass over the targets.
+struct Pass {
+    tally: Tally,
+    /// Ended now, or before: whose leases count.
+    ids: HashSet<AllocationId>,
+    /// What there is nothing of.
+    missing: Missing,
+}
+
+/// Revokes. The exit status: 4 when there is nothing of one that was named; the others are revoked.
+pub fn run(args: Args) -> Result<u8> {
+    let is_asking = !args.yes && !args.dry_run;
+    if is_asking && !std::io::stdin().is_terminal() {
+        let what = "revoke ends allocations for everybody, and cannot be undone";
+        return Err(Error::Usage(format!(
+            "{what}; add --yes, or --dry-run to see what it would end"
+        )));
+    }
+    let mut admin = Admin::from_env()?;
+    let targets =
+        Targets::of(subject::with_jobs(args.subjects.clone(), args.jobs.clone()), &mut admin)?;
+    let mut said = Missing::default();
+    if is_asking {
+        let pass = pass(&mut admin, &targets, true)?;
+        pass.missing.say();
+        said = pass.missing.clone();
+        if !agrees(&pass, holders(&mut admin, &pass.ids)?.count())? {
+            return Err(Error::Other("nothing was revoked".into()));
+        }
+    }
+    let pass = pass(&mut admin, &targets, args.dry_run)?;
+    let left = holders(&mut admin, &pass.ids)?;
+    show(&args, &pass, left)?;
+    pass.missing.say_beside(&said);
+    Ok(pass.missing.exit_status())
+}
+
+fn pass(admin: &mut Admin, targets: &Targets, is_dry: bool) -> Result<Pass> {
+    let (mut tally, mut ids) = (Tally::default(), HashSet::new());
+    let missing = act_on_each(admin, Verb::Revoke, targets, is_dry, |_, outcome, record| {
+        tally.add(outcome, record);
+        ids.insert(id_of(record));
+        Ok(())
+    })?;
+    Ok(Pass { tally, ids, missing })
+}
+
+/// Who has leases of these.
+fn holders(admin: &mut Admin, ids: &HashSet<AllocationId>) -> Result<Left> {
+    let mut left = Left::default();
+    let selection = match ids.iter().next() {
+        Some(id) if ids.len() == 1 => Selection::allocation(*id),
+        _ => Selection::ALL,
+    };
+    admin.each_page(selection, |page: &[LeaseRecord]| {
+        for lease in page {
+            let id = AllocationId { slot: lease.slot.get(), generation: lease.generation.get() };
+            if ids.contains(&id) {
+                left.add_lease(lease);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(left)
+}
+
+fn agrees(pass: &Pass, holders: usize) -> Result<bool> {
+    let count = allocations(pass.tally.of(ActOutcome::Done));
+    let size = human_size(pass.tally.done_bytes);
+    let question = format!("end {count} ({size}) for everybody, {holders} holders? [y/N] ");
+    std::io::stderr().write_all(question.as_bytes()).context(|| "write to the terminal")?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).context(|| "read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn show(args: &Args, pass: &Pass, left: Left) -> Result<()> {
+    let (revoked, ended) = (pass.tally.of(ActOutcome::Done), pass.tally.of(ActOutcome::Ended));
+    let mut out = Output::stdout();
+    if args.json {
+        out.json(&Report {
+            dry_run: args.dry_run,
+            revoked,
+            revoked_bytes: pass.tally.done_bytes,
+            ended_already: ended,
+            holders: left.into_sorted(),
+        })?;
+        out.text("\n")?;
+        return out.finish();
+    }
+    let would = if args.dry_run { "would be " } else { "" };
+    let (count, size) = (allocations(revoked), human_size(pass.tally.done_bytes));
+    let already = if ended > 0 { format!("; {ended} ended already") } else { String::new() };
+    out.text(&format!("{count} ({size}) {would}{}{already}\n", Verb::Revoke.done()))?;
+    if left.count() == 0 {
+        out.text("nobody holds a lease of it\n")?;
+    } else {
+        out.text("what was handed out cannot be taken back; these hold it until they give it back or end:\n\n")?;
+        left.write(&mut out)?;
+    }
+    out.finish()
+}

@@ -1,0 +1,338 @@
+//! The directory in which the processes of a job on a node meet: its place, its locks, its removal.
+//! Must never use a directory that another user could have made or could change.
+//!
+//! Three files of it are locked by flock(2), so that the kernel gives back what a killed process had:
+//!
+//! | file | shared by | exclusively by |
+//! |---|---|---|
+//! | `gate` | - | who joins or ends the broker, while it does |
+//! | `members` | each process of the job, for its life | the keeper, when it ends the broker |
+//! | `keeper` | - | the keeper, for its life; passed on by the joiner that starts it |
+//!
+//! Who wants several takes `gate` last, or tries the others without waiting while it has it: so nobody waits for one
+//! who waits for him. Only who has all three exclusively may remove the directory, so who has any of them has a
+//! directory that stays, once [`Room::is_current`] has said that it is still the one of the path.
+
+use crate::error::{Context, Error, Result};
+use nix::unistd::Uid;
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// See the module.
+pub const GATE: &str = "gate";
+/// See the module.
+pub const MEMBERS: &str = "members";
+/// See the module.
+pub const KEEPER: &str = "keeper";
+
+/// Longest path of a Unix socket (`sun_path`, unix(7)), its closing zero included.
+const SOCKET_PATH_MAX: usize = 108;
+
+/// The longest path below a job's directory.
+const LONGEST_SOCKET: &str = "fdbroker-admin/admin.sock";
+
+/// Directories looked at for what a killed keeper has left: more jobs at once have no user on a node, and the rest is
+/// looked at by the next job.
+const SWEEP_LIMIT: usize = 256;
+
+/// Tries to remove a directory: each fails only when a late joiner has put a file there in the same moment.
+const REMOVE_TRIES: usize = 8;
+
+/// The directory of all of this user's jobs.
+#[derive(Debug)]
+pub struct Home(PathBuf);
+
+impl Home {
+    /// Makes or finds it: `fdbroker-UID` in $TMPDIR, else in /tmp.
+    ///
+    /// Not in $XDG_RUNTIME_DIR: that one goes when the user's last login session does, also under running ranks
+    /// (`mpirun` by ssh leaves no session behind), and comes with the next login, in the middle of a launch.
+    pub fn open(room_name: &str) -> Result<Self> {
+        let temporary = std::env::var_os("TMPDIR").map(PathBuf::from);
+        let candidates = temporary.into_iter().chain([PathBuf::from("/tmp")]);
+        let mut refused = Vec::new();
+        for parent in candidates.filter(|dir| dir.is_absolute()) {
+            let home = parent.join(format!("fdbroker-{}", Uid::effective()));
+            let longest = home.join(room_name).join(LONGEST_SOCKET);
+            if longest.as_os_str().len() >= SOCKET_PATH_MAX {
+                refused.push(format!("{}: too long for a socket's path", parent.display()));
+                continue;
+            }
+            match make_directory(&home) {
+                Ok(()) => {
+                    check_parent(&parent)?;
+                    check_directory(&home)?;
+                    return Ok(Home(home));
+                }
+                Err(cause) if is_unusable(&cause) => {
+                    refused.push(format!("{}: {cause}", parent.display()));
+                }
+                Err(cause) => return Err(cause).context(|| format!("make {}", home.display())),
+            }
+        }
+        Err(Error::Other(format!(
+            "no place for the job's directory ({}); set TMPDIR, for all ranks of the node alike, to a short path that you may write to",
+            refused.join(", ")
+        )))
+    }
+
+    /// The room of a job, made if it is missing. `None`: it is being removed, try again.
+    pub fn room(&self, name: &str) -> Result<Option<Room>> {
+        let path = self.0.join(name);
+        make_directory(&path).context(|| format!("make {}", path.display()))?;
+        match check_directory(&path) {
+            Ok(()) => Ok(Some(Room { path })),
+            Err(Error::Os { cause, .. }) if cause.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes what killed keepers have left: rooms whose name begins with `prefix` (this node's, of this boot: the
+    /// locks of another node may be out of sight) and that nobody is in.
+    pub fn sweep(&self, prefix: &str) {
+        // Whatever fails here is left to the next job.
+        let Ok(entries) = std::fs::read_dir(&self.0) else { return };
+        for entry in entries.take(SWEEP_LIMIT).flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !name.starts_with(prefix) {
+                continue;
+            }
+            if name.ends_with(GONE) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            } else {
+                let _ = Room { path: entry.path() }.remove_if_abandoned();
+            }
+        }
+    }
+}
+
+/// What a directory under removal is called.
+const GONE: &str = ".gone";
+
+/// The directory of one job.
+#[derive(Debug)]
+pub struct Room {
+    path: PathBuf,
+}
+
+impl Room {
+    /// The room that the joiner who starts a keeper names to it.
+    pub fn at(path: &Path) -> Self {
+        Room { path: path.to_owned() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the broker's clients connect.
+    pub fn socket(&self) -> PathBuf {
+        self.path.join("fdbroker/broker.sock")
+    }
+
+    /// Where its administrator connects.
+    pub fn admin_socket(&self) -> PathBuf {
+        crate::admin::beside(&self.socket())
+    }
+
+    /// What the keeper and its broker have to say.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("broker.log")
+    }
+
+    /// Opens one of the files to lock. `None`: the room has been removed.
+    pub fn open(&self, name: &str) -> Result<Option<File>> {
+        let path = self.path.join(name);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        match options.open(&path) {
+            Ok(file) => Ok(Some(file)),
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(cause).context(|| format!("open {}", path.display())),
+        }
+    }
+
+    /// Whether `file` is what stands under `name` now, not in a room that has been removed since.
+    pub fn is_current(&self, file: &File, name: &str) -> bool {
+        let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
+        let of_path = std::fs::symlink_metadata(self.path.join(name)).map(identity).ok();
+        of_path.is_some() && of_path == file.metadata().map(identity).ok()
+    }
+
+    /// Removes it. The caller has all three locks.
+    pub fn remove(&self) {
+        // Out of the path first: who opens a file from now on makes a room of its own.
+        let mut gone = self.path.clone().into_os_string();
+        gone.push(GONE);
+        let gone = PathBuf::from(gone);
+        let _ = std::fs::remove_dir_all(&gone);
+        if std::fs::rename(&self.path, &gone).is_err() {
+            return;
+        }
+        for _ in 0..REMOVE_TRIES {
+            if std::fs::remove_dir_all(&gone).is_ok() {
+                return;
+            }
+        }
+    }
+
+    fn remove_if_abandoned(&self) -> Result<()> {
+        let Some(gate) = self.open(GATE)? else { return Ok(()) };
+        if !try_lock(&gate)? || !self.is_current(&gate, GATE) {
+            return Ok(());
+        }
+        let (Some(members), Some(keeper)) = (self.open(MEMBERS)?, self.open(KEEPER)?) else {
+            return Ok(());
+        };
+        if try_lock(&members)? && try_lock(&keeper)? {
+            self.remove();
+        }
+        Ok(())
+    }
+}
+
+/// Locks `file` exclusively if nobody has it. The lock ends with the last duplicate of the file, in whatever process.
+pub fn try_lock(file: &File) -> Result<bool> {
+    came(file.try_lock())
+}
+
+/// The same, shared.
+pub fn try_lock_shared(file: &File) -> Result<bool> {
+    came(file.try_lock_shared())
+}
+
+fn came(outcome: std::result::Result<(), TryLockError>) -> Result<bool> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(cause)) => Err(cause).context(
+            || "lock a file of the job's directory (its file system must know flock; set TMPDIR to one that does)",
+        ),
+    }
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(cause) if cause.kind() == ErrorKind::AlreadyExists => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Whether another place should be tried: what is so for every rank of the node, not what may pass.
+fn is_unusable(cause: &io::Error) -> bool {
+    matches!(
+        cause.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnlyFilesystem
+    )
+}
+
+/// In a directory that everybody may write to, only the sticky bit keeps others from putting theirs in our place.
+fn check_parent(path: &Path) -> Result<()> {
+    let found = std::fs::metadata(path).context(|| format!("look at {}", path.display()))?;
+    let mode = found.mode() & 0o7777;
+    if mode & 0o002 != 0 && mode & 0o1000 == 0 {
+        return Err(Error::Other(format!(
+            "{} is not safe: everybody may replace files there (mode {mode:04o}); `chmod +t` it, or set TMPDIR, for all ranks of the node alike, to a directory of yours",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses what another user could have made, or could write to. What is ours stays ours: see [`check_parent`].
+fn check_directory(path: &Path) -> Result<()> {
+    let found =
+        std::fs::symlink_metadata(path).context(|| format!("look at {}", path.display()))?;
+    let us = Uid::effective().as_raw();
+    let mode = found.mode() & 0o777;
+    let problem = if !found.is_dir() {
+        "it is no directory (or a symbolic link)".to_owned()
+    } else if found.uid() != us {
+        format!("it belongs to uid {}, not to uid {us}", found.uid())
+    } else if mode != 0o700 {
+        format!("its mode is {mode:04o}, not 0700")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Other(format!(
+        "{} is not safe: {problem}; remove it, or set TMPDIR, for all ranks of the node alike, to a directory of yours",
+        path.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::private_broker::RuntimeDir;
+
+    fn home() -> (RuntimeDir, Home) {
+        let dir = RuntimeDir::create().expect("a directory");
+        let home = Home(dir.path().to_owned());
+        (dir, home)
+    }
+
+    fn room(home: &Home, name: &str) -> Room {
+        home.room(name).expect("made").expect("there")
+    }
+
+    fn file(room: &Room, name: &str) -> File {
+        room.open(name).expect("opened").expect("there")
+    }
+
+    #[test]
+    fn is_current_when_the_room_was_removed_and_made_anew_then_not() {
+        let (_dir, home) = home();
+        let room = room(&home, "job-1-a");
+        let gate = file(&room, GATE);
+        assert!(room.is_current(&gate, GATE));
+        room.remove();
+        assert!(!room.is_current(&gate, GATE));
+        assert!(room.open(GATE).expect("no error").is_none(), "no room, no file");
+        home.room("job-1-a").expect("made").expect("there");
+        let anew = file(&room, GATE);
+        assert!(!room.is_current(&gate, GATE));
+        assert!(room.is_current(&anew, GATE));
+    }
+
+    #[test]
+    fn sweep_when_any_lock_is_held_then_left_alone_else_removed() {
+        let (_dir, home) = home();
+        for name in [GATE, MEMBERS, KEEPER] {
+            let room = room(&home, "job-1-a");
+            let held = file(&room, name);
+            assert!(try_lock(&held).expect("no error"));
+            home.sweep("job-1-");
+            assert!(room.path().exists(), "{name}");
+            assert!(room.is_current(&held, name));
+            drop(held);
+            home.sweep("job-1-");
+            assert!(!room.path().exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn sweep_when_of_another_boot_then_left_alone_and_a_half_removed_one_goes() {
+        let (_dir, home) = home();
+        let others = room(&home, "job-2-a");
+        let half = room(&home, "job-1-a.gone");
+        drop(file(&half, GATE));
+        home.sweep("job-1-");
+        assert!(others.path().exists());
+        assert!(!half.path().exists());
+    }
+
+    #[test]
+    fn remove_when_a_half_removed_one_is_in_the_way_then_both_go() {
+        let (_dir, home) = home();
+        drop(file(&room(&home, "job-1-a.gone"), GATE));
+        room(&home, "job-1-a").remove();
+        assert_eq!(std::fs::read_dir(&home.0).expect("there").count(), 0);
+    }
+}

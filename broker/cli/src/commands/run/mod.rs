@@ -1,0 +1,143 @@
+//! `fdbroker run -- CMD`: a private broker for one job. CMD's exit status is ours, signals go to CMD, the
+//! summary to stderr. Must never leave the broker or its directory behind.
+
+mod args;
+pub mod exec;
+pub mod join;
+mod level_zero;
+mod report;
+
+pub use args::Args;
+
+use crate::admin::Admin;
+use crate::error::{Context, Result};
+use crate::output::say;
+use crate::output::{commas, human_time};
+use crate::private_broker::{PrivateBroker, SELF, pid_of};
+use crate::records::StatusView;
+use crate::signals::Signals;
+use exec::Variable;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::kill;
+use report::Report;
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+
+/// The job's exit status while the broker cannot be asked is not worth waiting for longer than CMD itself.
+const FOR_EVER: PollTimeout = PollTimeout::NONE;
+
+/// Runs the command with a broker of its own, or joins the job's; returns the exit status to end with.
+pub fn run(args: Args) -> Result<u8> {
+    let Args { command, max_fds, json, join, job, report, level_zero } = args;
+    let layers = if level_zero { level_zero::environment()?.into() } else { Vec::new() };
+    match join {
+        true => join::run(&command, max_fds, job.as_deref(), layers),
+        false => alone(&command, max_fds, json, report.as_deref(), layers),
+    }
+}
+
+/// Runs `command` under a private broker, with `more` in its environment and a `report` of it if wanted; returns the exit status to end with.
+fn alone(
+    command: &[OsString],
+    max_fds: Option<u64>,
+    json: bool,
+    report: Option<&Path>,
+    more: Vec<Variable>,
+) -> Result<u8> {
+    let signals = Signals::take_over()?;
+    let mut broker = PrivateBroker::start(max_fds)?;
+    let report = report.map(|path| Report::start(path, broker.admin_socket())).transpose()?;
+    let mut job = Command::new(SELF)
+        .arg("exec")
+        .arg("--")
+        .args(command)
+        .env("FDBROKER_SOCKET", broker.socket())
+        .env("FDBROKER_ADMIN_SOCKET", broker.admin_socket())
+        .envs(more)
+        .spawn()
+        .context(|| "start the command")?;
+    let status = wait(&mut job, &signals, &mut broker)?;
+    summary(&broker, json);
+    if let Some(report) = report {
+        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        // The job's exit status counts, not the picture's.
+        if let Err(error) = report.finish(&words.join(" ")) {
+            say!("fdbroker: no report: {error}");
+        }
+    }
+    Ok(exit_status(status))
+}
+
+/// Waits for the job and hands it every signal that it has not got already.
+fn wait(job: &mut Child, signals: &Signals, broker: &mut PrivateBroker) -> Result<ExitStatus> {
+    let mut broker_lost = false;
+    loop {
+        if let Some(status) = job.try_wait().context(|| "wait for the command")? {
+            return Ok(status);
+        }
+        if !broker_lost && let Some(end) = broker.ended() {
+            say!("fdbroker: the broker has ended ({end}); the command goes on without it");
+            broker_lost = true;
+        }
+        let mut entries = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut entries, FOR_EVER) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(cause) => return Err(cause).context(|| "wait for signals"),
+        }
+        while let Some(received) = signals.next_end() {
+            // The job is in our process group: what the terminal sends has reached it.
+            if !received.by_terminal {
+                // ESRCH: it has just ended, which the next round finds.
+                let _ = kill(pid_of(job), received.signal);
+            }
+        }
+    }
+}
+
+/// As a shell says it.
+fn exit_status(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(crate::error::exit::ERROR)
+}
+
+fn summary(broker: &PrivateBroker, json: bool) {
+    let asked = Admin::connect(&broker.admin_socket()).and_then(|mut admin| admin.status());
+    let status = match asked {
+        Ok(status) => StatusView::from(&status),
+        Err(error) => return say!("fdbroker: no summary: {error}"),
+    };
+    if json {
+        // Plain data: cannot fail.
+        if let Ok(line) = serde_json::to_string(&status) {
+            say!("{line}");
+        }
+        return;
+    }
+    let cap = status.fds.cap.map_or("no cap".into(), |cap| format!("cap {}", commas(cap)));
+    say!(
+        "fdbroker: {} fds of shared memory at most ({cap}), {} of them in the broker; {} registrations, {} grants, {} evictions, {} recalls, {} waits, {} refusals in {}",
+        commas(status.fds.peak),
+        commas(status.held_fds.peak),
+        commas(status.registrations),
+        commas(status.grants),
+        commas(status.evictions),
+        commas(status.recalls),
+        commas(status.parkings),
+        commas(status.refusals),
+        human_time(status.uptime_ms),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_status_when_code_or_signal_then_as_a_shell_says() {
+        assert_eq!(exit_status(ExitStatus::from_raw(3 << 8)), 3);
+        assert_eq!(exit_status(ExitStatus::from_raw(15)), 143);
+    }
+}

@@ -1,0 +1,50 @@
+//! `fdbroker show`: everything of one allocation, then its holders. Must never show another one that has
+//! taken its slot.
+
+mod args;
+
+pub use args::Args;
+
+use crate::admin::Admin;
+use crate::error::{Error, Result};
+use crate::output::{Column, Columns, Output, Side};
+use crate::records::{allocations, leases};
+use crate::subject::{self, Subject};
+use crate::table::{Fields, List, ListArgs};
+use fdbroker_protocol::admin::AllocationRecord;
+
+const HEADINGS: [Column; 2] = [Column("WHAT", Side::Left), Column("VALUE", Side::Left)];
+
+/// Prints the allocation that `subject` names.
+pub fn run(Args { subject, json }: Args) -> Result<()> {
+    if !matches!(subject, Subject::Handle(_) | Subject::Allocation(_)) {
+        let message = "show takes an allocation: a handle, or SLOT.GENERATION as `fdbroker ls` shows it; \
+                       `fdbroker holders` takes pid:N and uid:N";
+        return Err(Error::Usage(message.into()));
+    }
+    let args = ListArgs { json, ..ListArgs::default() };
+    let Some(list) = List::new("holders", leases::COLUMNS, &args)? else { return Ok(()) };
+    let mut admin = Admin::from_env()?;
+    let selection = subject::select(subject, &mut admin)?;
+    let records = admin.all::<AllocationRecord>(selection)?;
+    let Some(record) = records.first() else {
+        return Err(Error::NotFound("the allocation has ended meanwhile".into()));
+    };
+    let mut out = Output::stdout();
+    if json {
+        let columns: Vec<_> = allocations::COLUMNS.iter().collect();
+        out.text("{\"allocation\":")?;
+        out.json(&Fields { columns: &columns, record })?;
+        out.text(",")?;
+        list.write(&mut admin, selection, &mut out)?;
+        out.text("}\n")?;
+        return out.finish();
+    }
+    let rows = allocations::COLUMNS
+        .iter()
+        .map(|it| vec![it.name.into(), (it.value)(record).shown_exactly()]);
+    Columns::new(HEADINGS, false).write(rows.collect(), &mut out)?;
+    out.text("\n")?;
+    list.write(&mut admin, selection, &mut out)?;
+    out.finish()
+}

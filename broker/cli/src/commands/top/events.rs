@@ -1,0 +1,236 @@
+//! The broker's events as `top` shows them: a bounded list, newest first, in which what differs in its allocation alone is one
+//! line - else grants would leave no room for anything else. Must never read a clock.
+
+use crate::error::Error;
+use crate::events::stream::{Back, Told};
+use crate::events::view::{self, reconnected};
+use fdbroker_protocol::admin::{EventKind, EventRecord};
+use std::collections::VecDeque;
+
+/// Events kept, newest first: as many as the tallest terminals show.
+pub const EVENTS_KEPT: usize = 100;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The broker has told of it.
+    Told {
+        /// The latest of these.
+        latest: EventRecord,
+        /// How many in a row.
+        count: u64,
+        /// Of all of them.
+        size_bytes: u64,
+    },
+    /// Of watching itself.
+    Note {
+        /// Microseconds since 1970.
+        unix_us: u64,
+        /// In a sentence.
+        text: String,
+        /// Somebody should look.
+        is_bad: bool,
+    },
+}
+
+impl Event {
+    fn of(record: &EventRecord) -> Self {
+        Event::Told { latest: *record, count: 1, size_bytes: record.size_bytes.get() }
+    }
+
+    /// That there are no events. Without the socket's path, which would leave no room for why.
+    pub fn none(unix_us: u64, why: &Error) -> Self {
+        let why = match why {
+            Error::BrokerEnded { .. } => "the broker has ended".into(),
+            Error::Lost { cause, .. } => format!("the broker ended the connection ({cause})"),
+            Error::NoBroker { cause, .. } => format!("no broker answers ({cause})"),
+            Error::TooManyWatch { .. } => "as many watch as may; end a watch or another top".into(),
+            Error::NoAnswer { .. } => "the broker does not answer".into(),
+            error => error.to_string(),
+        };
+        Event::Note { unix_us, text: format!("no events: {why}"), is_bad: true }
+    }
+
+    fn back(back: &Back) -> Self {
+        Event::Note { unix_us: back.unix_us, text: reconnected(back), is_bad: false }
+    }
+
+    /// In one line: time (UTC), what, who, which memory, why.
+    pub fn line(&self) -> String {
+        match self {
+            Event::Told { latest, count: 1, .. } => view::line(latest),
+            Event::Told { latest, count, size_bytes } => {
+                view::line_of_many(latest, *count, *size_bytes)
+            }
+            Event::Note { unix_us, text, .. } => format!("{}  {text}", view::clock(*unix_us)),
+        }
+    }
+
+    /// Whether somebody should look.
+    pub fn is_bad(&self) -> bool {
+        match self {
+            Event::Told { latest, .. } => matches!(
+                view::kind_of(latest),
+                Some(EventKind::Refusal | EventKind::Silent | EventKind::Lost)
+            ),
+            Event::Note { is_bad, .. } => *is_bad,
+        }
+    }
+
+    /// Takes one more of the same in; `false`: it is another.
+    fn take_in(&mut self, more: &Event) -> bool {
+        let (
+            Event::Told { latest, count, size_bytes },
+            Event::Told { latest: new, count: more, size_bytes: new_bytes },
+        ) = (self, more)
+        else {
+            return false;
+        };
+        // Of memory, and of the same client, with the same outcome.
+        let key = |it: &EventRecord| (it.kind, it.client, it.pid, it.status.result());
+        let is_of_memory = |it: &EventRecord| it.slot.get() != u32::MAX;
+        if key(latest) != key(new) || !is_of_memory(latest) || !is_of_memory(new) {
+            return false;
+        }
+        *latest = *new;
+        *count += more;
+        *size_bytes = size_bytes.saturating_add(*new_bytes);
+        true
+    }
+}
+
+/// What happened, each at most [`EVENTS_KEPT`].
+#[derive(Debug, Default)]
+pub struct Events {
+    shown: VecDeque<Event>,
+    /// What came in a pause.
+    later: VecDeque<Event>,
+}
+
+impl Events {
+    /// Newest first.
+    pub fn shown(&self) -> impl Iterator<Item = &Event> {
+        self.shown.iter()
+    }
+
+    /// The stream has said this. What comes in a pause is shown after it: see [`Events::go_on`].
+    pub fn tell(&mut self, told: &Told, is_paused: bool) {
+        match told {
+            Told::Events(records) => {
+                records.iter().for_each(|record| self.add(Event::of(record), is_paused));
+            }
+            Told::Lost { unix_us, error } => self.add(Event::none(*unix_us, error), is_paused),
+            Told::Back(back) => self.add(Event::back(back), is_paused),
+            Told::Over { unix_us, error } => self.add(Event::none(*unix_us, error), is_paused),
+        }
+    }
+
+    /// One more.
+    pub fn add(&mut self, event: Event, is_paused: bool) {
+        push(if is_paused { &mut self.later } else { &mut self.shown }, event);
+    }
+
+    /// There is no pause, or none any more.
+    pub fn go_on(&mut self) {
+        let later = std::mem::take(&mut self.later);
+        later.into_iter().rev().for_each(|event| push(&mut self.shown, event));
+    }
+}
+
+fn push(events: &mut VecDeque<Event>, event: Event) {
+    if events.front_mut().is_some_and(|newest| newest.take_in(&event)) {
+        return;
+    }
+    events.push_front(event);
+    events.truncate(EVENTS_KEPT);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::stream::Broker;
+    use crate::events::view::tests::{grant, of_client, record};
+    use std::time::Duration;
+
+    fn lines(events: &Events) -> Vec<String> {
+        events.shown().map(Event::line).collect()
+    }
+
+    fn told(records: &[EventRecord]) -> Events {
+        let mut events = Events::default();
+        events.tell(&Told::Events(records.to_vec()), false);
+        events
+    }
+
+    #[test]
+    fn tell_when_events_come_then_newest_first_with_their_own_times() {
+        let mut refusal = of_client(EventKind::Refusal);
+        refusal.unix_us = 1_000_000.into();
+        let events = told(&[refusal, grant(), record(EventKind::Drain)]);
+        let expected = [
+            "23:59:58.007Z  drain",
+            "23:59:58.007Z  grant      pid 77 app  12.3  64 KiB",
+            "00:00:01.000Z  refusal    pid 77 app",
+        ];
+        assert_eq!(lines(&events), expected);
+        assert_eq!(events.shown().map(Event::is_bad).collect::<Vec<_>>(), [false, false, true]);
+    }
+
+    #[test]
+    fn tell_when_many_differ_in_their_allocation_alone_then_one_line_with_the_latest_time() {
+        let mut other = grant();
+        other.slot = 13.into();
+        other.unix_us = 2_000_000.into();
+        let events = told(&[grant(), other, other]);
+        assert_eq!(lines(&events), ["00:00:02.000Z  grant      pid 77 app  3 times  192 KiB"]);
+    }
+
+    #[test]
+    fn tell_when_of_another_client_kind_or_of_no_memory_then_a_line_each() {
+        let mut other = grant();
+        other.client = 4.into();
+        let mut evict = grant();
+        evict.kind = (EventKind::Evict as u32).into();
+        let gone = of_client(EventKind::Gone);
+        let drain = record(EventKind::Drain);
+        assert_eq!(lines(&told(&[grant(), other, evict, gone, gone, drain, drain])).len(), 7);
+    }
+
+    #[test]
+    fn tell_when_events_were_lost_or_there_are_none_then_it_says_so() {
+        let mut lost = record(EventKind::Lost);
+        lost.lost = 4711.into();
+        let mut events = told(&[lost]);
+        let error = Error::Refused(fdbroker_protocol::ErrorCode::Again);
+        events.tell(&Told::Lost { unix_us: 0, error }, false);
+        let broker = Broker { pid: 78, incarnation: 1 };
+        let gap = Duration::from_millis(200);
+        events.tell(&Told::Back(Back { unix_us: 0, gap, broker, is_continued: Some(true) }), false);
+        let lines = lines(&events);
+        assert!(lines[0].contains("watching broker 78, which goes on"), "{lines:#?}");
+        assert!(lines[1].starts_with("00:00:00.000Z  no events: the broker refused"), "{lines:#?}");
+        assert!(lines[2].ends_with("4,711 events: this reader is too slow"), "{lines:#?}");
+        assert_eq!(events.shown().map(Event::is_bad).collect::<Vec<_>>(), [false, true, true]);
+    }
+
+    #[test]
+    fn tell_when_paused_then_shown_once_it_goes_on() {
+        let mut events = told(&[grant()]);
+        events.tell(&Told::Events(vec![of_client(EventKind::Gone), grant(), grant()]), true);
+        assert_eq!(lines(&events).len(), 1);
+        events.go_on();
+        let lines = lines(&events);
+        assert!(lines[0].contains("2 times") && lines[1].contains("gone"), "{lines:#?}");
+        assert_eq!(lines.len(), 3);
+    }
+
+    #[test]
+    fn tell_when_very_many_come_then_bounded() {
+        let many = [grant(), of_client(EventKind::Gone)].repeat(1000);
+        let mut events = told(&many);
+        events.tell(&Told::Events(many), true);
+        events.go_on();
+        assert_eq!(events.shown().count(), EVENTS_KEPT);
+        assert!(events.shown().next().is_some_and(|it| it.line().contains("gone")));
+    }
+}

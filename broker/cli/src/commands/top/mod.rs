@@ -1,0 +1,262 @@
+//! `fdbroker top`: the node live on a terminal, or one frame of it as text. Must never leave the terminal changed, nor
+//! stop answering keys and signals because the broker does not answer.
+
+mod args;
+mod events;
+mod grid;
+mod keys;
+mod model;
+mod plain;
+mod sample;
+mod screen;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use args::Args;
+
+use crate::admin::again;
+use crate::admin::{Admin, Selection};
+use crate::error::{Context, Error, Result};
+use crate::events::stream::{Stream, Told, Watching, unix_us};
+use crate::output::terminal;
+use crate::output::{Output, colour_wanted};
+use crate::signals::Signals;
+use events::Event;
+use keys::{Act, Choice, Decoder, SEQUENCE_WAIT};
+use model::Model;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use sample::{Sample, Sampler};
+use screen::Screen;
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+use view::View;
+
+/// How often a broker that is gone is looked for, and the time waited for one that hangs is shown.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Bytes of keys read at once.
+const INPUT_BYTES: usize = 256;
+/// Shortest time between two looks at events: each has a frame drawn, and a busy broker tells of thousands a second.
+const EVENTS_INTERVAL: Duration = Duration::from_millis(100);
+/// Messages of events read for a frame that is not for a terminal: more than a broker keeps for a watcher.
+const PLAIN_MESSAGES: usize = 32;
+/// The size of a frame that is not for a terminal.
+const PLAIN_SIZE: (u16, u16) = (80, 24);
+
+/// Shows the broker that the environment names.
+pub fn run(Args { once, interval }: Args) -> Result<()> {
+    if once {
+        return print_once(interval);
+    }
+    if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
+        return Err(Error::Usage(
+            "top needs a terminal for its keys and its screen; elsewhere use `fdbroker top --once`, which prints one frame, or `fdbroker watch`".into(),
+        ));
+    }
+    let mut admin = Admin::from_env()?;
+    let first = Sample::take(&mut admin)?;
+    let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
+    // After the signals are blocked, so that none ends up in the thread.
+    let sampler = Sampler::start(admin)?;
+    let stream = Stream::start(None, Selection::ALL, None, again::connect)?;
+    let watched = Watched { stream: Some(stream), due: first.at };
+    let choice = Choice { interval, ..Choice::default() };
+    let asking = Asking { sampler, due: first.at + interval, asked_at: None };
+    let (model, decoder) = (Model::new(first), Decoder::default());
+    let mut top = Top { model, choice, asking, watched, decoder };
+    top.show(&signals, &mut Screen::open()?)
+}
+
+fn print_once(interval: Duration) -> Result<()> {
+    let mut admin = Admin::from_env()?;
+    let mut model = Model::new(Sample::take(&mut admin)?);
+    let watching = Admin::from_env().and_then(|it| Watching::begin(it, Selection::ALL));
+    std::thread::sleep(interval);
+    model.update(Sample::take(&mut admin)?);
+    match watching.and_then(|it| happened(it, &mut model)) {
+        Ok(()) => {}
+        Err(error) => model.events.add(Event::none(unix_us(), &error), false),
+    }
+    let stdout = std::io::stdout();
+    // One line less than the terminal has: the prompt needs it.
+    let size =
+        terminal::size(std::io::stdout()).map(|(width, height)| (width, height.saturating_sub(1)));
+    let (width, height) = size.unwrap_or(PLAIN_SIZE);
+    let mut buf = Buffer::empty(Rect::new(0, 0, width, height.max(1)));
+    let choice = Choice { interval, ..Choice::default() };
+    View { model: &model, choice: &choice, waited: None, has_keys: false }.draw(&mut buf);
+    let styled = colour_wanted(stdout.is_terminal());
+    let mut out = Output::stdout();
+    out.text(&plain::text(&buf, styled))?;
+    out.finish()
+}
+
+/// Notes what the broker has told by now.
+fn happened(mut watching: Watching, model: &mut Model) -> Result<()> {
+    for _ in 0..PLAIN_MESSAGES {
+        let Some(records) = watching.try_next()? else { break };
+        model.events.tell(&Told::Events(records), false);
+    }
+    Ok(())
+}
+
+/// When the broker is asked.
+struct Asking {
+    sampler: Sampler,
+    /// The next time.
+    due: Instant,
+    /// There is a question that has no answer yet.
+    asked_at: Option<Instant>,
+}
+
+/// When events are looked at.
+struct Watched {
+    /// `None`: there will be none any more.
+    stream: Option<Stream>,
+    /// Not before.
+    due: Instant,
+}
+
+/// All of it while it is shown.
+struct Top {
+    model: Model,
+    choice: Choice,
+    asking: Asking,
+    watched: Watched,
+    decoder: Decoder,
+}
+
+impl Top {
+    /// Until the user quits or a signal ends it.
+    fn show(&mut self, signals: &Signals, screen: &mut Screen) -> Result<()> {
+        loop {
+            self.draw(screen)?;
+            let has_input = self.wait(signals)?;
+            while let Some(received) = signals.next() {
+                match received.signal {
+                    // The next frame has the new size.
+                    Signal::SIGWINCH => {}
+                    Signal::SIGCONT => screen.take()?,
+                    Signal::SIGTSTP => screen.suspend(false)?,
+                    signal => return Err(Error::Interrupted(signal)),
+                }
+            }
+            if let Some(outcome) = self.asking.sampler.take()? {
+                self.asking.asked_at = None;
+                self.answered(outcome);
+            }
+            self.take_events()?;
+            let mut pressed = Vec::new();
+            if has_input {
+                let mut bytes = [0; INPUT_BYTES];
+                match nix::unistd::read(std::io::stdin(), &mut bytes) {
+                    // The terminal is gone.
+                    Ok(0) => return Ok(()),
+                    Ok(count) => pressed = self.decoder.decode(&bytes[..count]),
+                    Err(Errno::EINTR | Errno::EAGAIN) => {}
+                    Err(errno) => return Err(errno).context(|| "read keys from the terminal"),
+                }
+            } else if self.decoder.is_waiting() {
+                pressed.extend(self.decoder.give_up());
+            }
+            for key in pressed {
+                match self.choice.press(key) {
+                    Act::Draw => {}
+                    Act::Repaint => screen.clear()?,
+                    Act::Suspend => screen.suspend(true)?,
+                    Act::Quit => return Ok(()),
+                }
+            }
+            self.ask_if_due()?;
+        }
+    }
+
+    fn draw(&mut self, screen: &mut Screen) -> Result<()> {
+        let waited = self.asking.asked_at.map(|at| at.elapsed());
+        let view = View { model: &self.model, choice: &self.choice, waited, has_keys: true };
+        if let Some(shown) = screen.draw(|buf| view.draw(buf))? {
+            self.choice.shown = shown;
+        }
+        Ok(())
+    }
+
+    /// Waits for a key, a signal, an answer, events or the next time to ask; says whether there is input.
+    fn wait(&self, signals: &Signals) -> Result<bool> {
+        let now = Instant::now();
+        let until_due = self.asking.due.saturating_duration_since(now);
+        let until_events = self.watched.due.saturating_duration_since(now);
+        let limit = match self.asking.asked_at {
+            _ if self.decoder.is_waiting() => SEQUENCE_WAIT,
+            Some(_) => RETRY_INTERVAL,
+            None if self.choice.is_paused => RETRY_INTERVAL,
+            None => until_due,
+        };
+        // Events are not waited for before they are due: then for that.
+        let limit = if until_events.is_zero() { limit } else { limit.min(until_events) };
+        // Rounded up: a wait that ends too early would be repeated without rest.
+        let limit = i32::try_from(limit.as_millis() + 1).unwrap_or(i32::MAX);
+        let stdin = std::io::stdin();
+        let mut fds = vec![stdin.as_fd(), signals.as_fd(), self.asking.sampler.as_fd()];
+        fds.extend(
+            self.watched.stream.as_ref().filter(|_| until_events.is_zero()).map(AsFd::as_fd),
+        );
+        let mut fds: Vec<_> =
+            fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
+            Ok(_) => Ok(fds[0].any().unwrap_or(true)),
+            Err(Errno::EINTR) => Ok(false),
+            Err(errno) => Err(errno).context(|| "wait for keys"),
+        }
+    }
+
+    /// A pause shows what it was begun with, whatever comes then.
+    fn answered(&mut self, outcome: Result<Sample>) {
+        match outcome {
+            _ if self.choice.is_paused => {}
+            Ok(sample) => self.model.update(sample),
+            Err(error) => {
+                self.model.lose(error.to_string());
+                self.asking.due = Instant::now() + RETRY_INTERVAL;
+            }
+        }
+    }
+
+    /// Notes what the broker has told since the last look, if it is time for one.
+    fn take_events(&mut self) -> Result<()> {
+        if !self.choice.is_paused {
+            self.model.events.go_on();
+        }
+        let now = Instant::now();
+        let Some(stream) = self.watched.stream.as_ref().filter(|_| now >= self.watched.due) else {
+            return Ok(());
+        };
+        let all = stream.take()?;
+        if !all.is_empty() {
+            self.watched.due = now + EVENTS_INTERVAL;
+        }
+        for told in &all {
+            self.model.events.tell(told, self.choice.is_paused);
+        }
+        if matches!(all.last(), Some(Told::Over { .. })) {
+            self.watched.stream = None;
+        }
+        Ok(())
+    }
+
+    fn ask_if_due(&mut self) -> Result<()> {
+        let now = Instant::now();
+        // A shorter interval counts at once.
+        self.asking.due = self.asking.due.min(now + self.choice.interval.max(RETRY_INTERVAL));
+        if self.asking.asked_at.is_none() && !self.choice.is_paused && now >= self.asking.due {
+            self.asking.sampler.ask()?;
+            self.asking.asked_at = Some(now);
+            self.asking.due = now + self.choice.interval;
+        }
+        Ok(())
+    }
+}

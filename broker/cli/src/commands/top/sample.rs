@@ -1,0 +1,119 @@
+//! What `top` knows of the broker at one moment, and the thread that asks for it: a broker that hangs must not hold
+//! up keys and signals. Must never read without a bound, nor ask again before it has been told to.
+
+use crate::admin::again;
+use crate::admin::{Admin, Selection};
+use crate::error::{Context, Error, Result};
+use crate::records::StatusView;
+use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::Instant;
+
+/// Clients read for one sample, and at most a page more: more than a node has ranks, in a dozen pages.
+pub const CLIENTS_READ: usize = 4096;
+/// Leases read for one sample, and at most a page more: some twenty pages, a fraction of a millisecond each.
+pub const LEASES_READ: usize = 8192;
+
+/// The broker at one moment.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When it was taken.
+    pub at: Instant,
+    /// Counts and caps.
+    pub status: StatusView,
+    /// Clients, at most [`CLIENTS_READ`] and a page.
+    pub clients: Vec<ClientRecord>,
+    /// There are more.
+    pub clients_cut: bool,
+    /// Leases, at most [`LEASES_READ`] and a page.
+    pub leases: Vec<LeaseRecord>,
+    /// There are more.
+    pub leases_cut: bool,
+}
+
+impl Sample {
+    /// Asks the broker. Its parts are some milliseconds apart.
+    pub fn take(admin: &mut Admin) -> Result<Self> {
+        let status = StatusView::from(&admin.status()?);
+        let (clients, clients_cut) = admin.first(Selection::ALL, CLIENTS_READ)?;
+        let (leases, leases_cut) = admin.first(Selection::ALL, LEASES_READ)?;
+        Ok(Sample { at: Instant::now(), status, clients, clients_cut, leases, leases_cut })
+    }
+}
+
+/// The thread that asks; it ends with the process, since it may be waiting for a broker that hangs.
+pub struct Sampler {
+    requests: Sender<()>,
+    samples: Receiver<Result<Sample>>,
+    came: Arc<EventFd>,
+}
+
+impl Sampler {
+    /// Starts it with this connection; it makes a new one when that is lost.
+    pub fn start(admin: Admin) -> Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let came = Arc::new(EventFd::from_flags(flags).context(|| "open an eventfd")?);
+        let (requests, asked) = channel();
+        let (results, samples) = channel();
+        let tell = Arc::clone(&came);
+        let work = move || {
+            let mut admin = Some(admin);
+            while let Ok(()) = asked.recv() {
+                if results.send(again(&mut admin)).is_err() || tell.write(1).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("sampler".into());
+        thread.spawn(work).context(|| "start a thread")?;
+        Ok(Sampler { requests, samples, came })
+    }
+
+    /// Asks for one sample.
+    pub fn ask(&self) -> Result<()> {
+        self.requests.send(()).map_err(|_| ended())
+    }
+
+    /// The sample asked for, if it has come, or why there is none.
+    pub fn take(&self) -> Result<Option<Result<Sample>>> {
+        // Empty when nothing has come.
+        let _ = self.came.read();
+        match self.samples.try_recv() {
+            Ok(sample) => Ok(Some(sample)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(ended()),
+        }
+    }
+}
+
+impl AsFd for Sampler {
+    /// Readable when a sample has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.came.as_fd()
+    }
+}
+
+fn again(connection: &mut Option<Admin>) -> Result<Sample> {
+    if let Some(mut admin) = connection.take() {
+        match Sample::take(&mut admin) {
+            Ok(sample) => {
+                *connection = Some(admin);
+                return Ok(sample);
+            }
+            Err(error @ Error::NoAnswer { .. }) => return Err(error),
+            // Another broker may have taken over: that one is asked at once.
+            Err(_) => {}
+        }
+    }
+    let mut admin = again::connect()?;
+    let sample = Sample::take(&mut admin)?;
+    *connection = Some(admin);
+    Ok(sample)
+}
+
+fn ended() -> Error {
+    Error::Other("the thread that asks the broker has ended; this is a bug of fdbroker".into())
+}

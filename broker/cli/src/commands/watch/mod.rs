@@ -1,0 +1,136 @@
+//! `fdbroker watch`: what happens in the broker, as it happens, a line each. Must never hold what it has read back, nor end
+//! without a word when the broker does.
+
+mod args;
+
+pub use args::Args;
+
+use crate::admin::again;
+use crate::admin::{Admin, Selection};
+use crate::error::{Context, Error, Result};
+use crate::events::stream::{Back, Stream, Told, Watching};
+use crate::events::view::{self, EventView, reconnected};
+use crate::output::Output;
+use crate::output::say;
+use crate::signals::Signals;
+use crate::subject::{self, Subject};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::Serialize;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// How long a broker that has ended is waited for. One that is taken over is back in milliseconds, one that a service
+/// manager starts again in less than a second; a large one takes some seconds to read its ledger.
+const RECONNECT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// That another broker is watched now, as programs see it.
+#[derive(Debug, Serialize)]
+struct ReconnectedView {
+    #[serde(rename = "time_seconds", serialize_with = "view::as_seconds")]
+    time_us: u64,
+    event: &'static str,
+    broker_pid: u32,
+    incarnation: String,
+    continued: bool,
+    gap_seconds: f64,
+}
+
+impl ReconnectedView {
+    fn new(back: &Back) -> Self {
+        ReconnectedView {
+            time_us: back.unix_us,
+            event: "reconnected",
+            broker_pid: back.broker.pid,
+            // As in `fdbroker status --json`.
+            incarnation: format!("{:016x}", back.broker.incarnation),
+            continued: back.is_continued == Some(true),
+            gap_seconds: back.gap.as_secs_f64(),
+        }
+    }
+}
+
+/// The events that `filter` is for.
+fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
+    match filter {
+        None => Ok(Selection::ALL),
+        Some(Subject::Pid(pid)) => Ok(Selection::pid(pid)),
+        Some(Subject::Uid(uid)) => Ok(Selection::uid(uid)),
+        Some(Subject::Allocation(id)) => Ok(Selection::allocation(id)),
+        Some(Subject::Job(name)) => subject::job(&name, admin),
+        Some(Subject::Handle(handle)) => {
+            Ok(Selection::allocation(subject::handle::id(&handle, admin)?))
+        }
+    }
+}
+
+/// Prints events until it is told to end, or the broker has ended and none comes in its place.
+pub fn run(args: Args) -> Result<()> {
+    let signals = Signals::take_over()?;
+    let mut admin = Admin::from_env()?;
+    let selection = selection(args.filter, &mut admin)?;
+    let first = Watching::begin(admin, selection)?;
+    // After the signals are blocked, so that none ends up in the thread.
+    let patience = Some(RECONNECT_PATIENCE);
+    let stream = Stream::start(Some(first), selection, patience, again::connect)?;
+    let mut out = Output::stdout();
+    loop {
+        if signals.next_end().is_some() {
+            return out.finish();
+        }
+        wait(&stream, &signals)?;
+        for told in stream.take()? {
+            print(told, args.json, &mut out)?;
+        }
+        out.flush()?;
+    }
+}
+
+fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
+    match told {
+        Told::Events(records) if json => {
+            records.iter().try_for_each(|record| json_line(&EventView::new(record), out))
+        }
+        Told::Events(records) => {
+            records.iter().try_for_each(|record| out.text(&(view::line(record) + "\n")))
+        }
+        Told::Lost { error, .. } => {
+            // What was said before comes first.
+            out.flush()?;
+            let seconds = RECONNECT_PATIENCE.as_secs();
+            say!("fdbroker: {error}; waiting up to {seconds} s for one in its place");
+            Ok(())
+        }
+        Told::Back(back) if json => json_line(&ReconnectedView::new(&back), out),
+        Told::Back(back) => {
+            say!("fdbroker: {}", reconnected(&back));
+            Ok(())
+        }
+        Told::Over { error, .. } => {
+            out.flush()?;
+            Err(error)
+        }
+    }
+}
+
+fn json_line(view: &impl Serialize, out: &mut Output) -> Result<()> {
+    out.json(view)?;
+    out.text("\n")
+}
+
+/// Until something is said, or there is a signal. A reader that goes away meanwhile (`watch | head -1`) is not found out by the
+/// next event alone, which may take for ever.
+fn wait(stream: &Stream, signals: &Signals) -> Result<()> {
+    let stdout = std::io::stdout();
+    let mut fds = [
+        PollFd::new(stream.as_fd(), PollFlags::POLLIN),
+        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+        // Only what is told unasked: the reader of a pipe or socket is gone, or the terminal.
+        PollFd::new(stdout.as_fd(), PollFlags::empty()),
+    ];
+    match poll(&mut fds, PollTimeout::NONE) {
+        Ok(_) if fds[2].any() == Some(true) => Err(Error::OutputClosed),
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(errno).context(|| "wait for events"),
+    }
+}

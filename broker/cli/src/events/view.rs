@@ -1,0 +1,197 @@
+//! One event as people and as programs see it. Must never read a clock, nor let a client's name reach a terminal as it is.
+
+use super::stream::Back;
+use crate::output::{commas, human_size, seconds_of_us};
+use crate::records::client_name;
+use fdbroker_protocol::admin::{EventKind, EventRecord};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
+use serde::{Serialize, Serializer};
+
+/// One event as programs see it.
+#[derive(Debug, Serialize)]
+pub struct EventView {
+    #[serde(rename = "time_seconds", serialize_with = "as_seconds")]
+    time_us: u64,
+    event: &'static str,
+    pid: Option<u32>,
+    uid: Option<u32>,
+    name: Option<String>,
+    client: Option<u32>,
+    allocation: Option<String>,
+    size_bytes: Option<u64>,
+    error: Option<&'static str>,
+    resource: Option<&'static str>,
+    scope: Option<&'static str>,
+    cap: Option<u64>,
+    largest_pid: Option<u32>,
+    lost: Option<u64>,
+}
+
+impl EventView {
+    /// Of what the broker said.
+    pub fn new(record: &EventRecord) -> Self {
+        let is_client = record.client.get() != u32::MAX;
+        let (slot, generation) = (record.slot.get(), record.generation.get());
+        let is_allocation = slot != u32::MAX;
+        let status = &record.status;
+        let is_quota = status.result() == Err(ErrorCode::NoQuota);
+        EventView {
+            time_us: record.unix_us.get(),
+            event: kind_of(record).map_or("unknown", EventKind::name),
+            pid: Some(record.pid.get()).filter(|_| is_client),
+            uid: Some(record.uid.get()).filter(|uid| *uid != u32::MAX),
+            name: is_client.then(|| client_name(&record.name)),
+            client: Some(record.client.get()).filter(|_| is_client),
+            allocation: is_allocation.then(|| AllocationId { slot, generation }.to_string()),
+            size_bytes: is_allocation.then(|| record.size_bytes.get()),
+            error: status.result().err().map(ErrorCode::name),
+            resource: Resource::from_number(status.resource).map(Resource::name),
+            scope: Scope::from_number(status.scope).map(Scope::name),
+            cap: is_quota.then(|| status.value.get()),
+            largest_pid: Some(status.pid.get()).filter(|pid| *pid != 0),
+            lost: Some(record.lost.get()).filter(|lost| *lost != 0),
+        }
+    }
+
+    /// As people see it: time (UTC), what, who, allocation, size, and why.
+    fn line(&self, status: &Status) -> String {
+        let mut line = format!("{}  {:<9}", clock(self.time_us), self.event);
+        let mut add = |text: &str| {
+            line.push_str("  ");
+            line.push_str(text);
+        };
+        if let Some(lost) = self.lost {
+            add(&format!("{} events: this reader is too slow", commas(lost)));
+        }
+        match (self.pid, &self.name, self.uid) {
+            (Some(pid), Some(name), _) => add(&format!("pid {pid} {name}")),
+            (_, _, Some(uid)) => add(&format!("uid {uid}")),
+            _ => {}
+        }
+        if let Some(allocation) = &self.allocation {
+            add(allocation);
+        }
+        if let Some(size) = self.size_bytes {
+            add(&human_size(size));
+        }
+        match status.result() {
+            Ok(()) => {}
+            Err(ErrorCode::NoQuota) => add(&status.to_string()),
+            Err(code) => add(code.name()),
+        }
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+/// As people see it, in one line without its end.
+pub fn line(record: &EventRecord) -> String {
+    EventView::new(record).line(&record.status)
+}
+
+/// Several that differ in their allocations alone: the latest, how many, and the bytes of all.
+pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String {
+    let mut view = EventView::new(latest);
+    let many = |_| format!("{} times", commas(count));
+    view.allocation = view.allocation.map(many);
+    view.size_bytes = view.size_bytes.map(|_| size_bytes);
+    view.line(&latest.status)
+}
+
+/// That another broker is watched now, in a sentence.
+pub fn reconnected(back: &Back) -> String {
+    let which = match back.is_continued {
+        Some(true) => ", which goes on where the former one was",
+        Some(false) => ", a new one",
+        None => "",
+    };
+    let (pid, gap) = (back.broker.pid, back.gap.as_secs_f64());
+    format!("watching broker {pid}{which}; what happened in the {gap:.1} s before is not shown")
+}
+
+/// Seconds since 1970, as programs see a time.
+pub fn as_seconds<S: Serializer>(us: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(seconds_of_us(*us))
+}
+
+/// What kind it is, if this command knows it.
+pub fn kind_of(record: &EventRecord) -> Option<EventKind> {
+    EventKind::from_number(record.kind.get())
+}
+
+/// `12:03:04.567Z`.
+pub fn clock(unix_us: u64) -> String {
+    let (seconds, ms) = (unix_us / 1_000_000, unix_us / 1000 % 1000);
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{ms:03}Z", seconds % 60)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// An event of the node, shortly before midnight.
+    pub fn record(kind: EventKind) -> EventRecord {
+        let mut record = EventRecord::new_zeroed();
+        record.kind = (kind as u32).into();
+        record.unix_us = (((23 * 60 + 59) * 60 + 58) * 1_000_000 + 7_000).into();
+        (record.client, record.slot, record.uid) =
+            (u32::MAX.into(), u32::MAX.into(), u32::MAX.into());
+        record
+    }
+
+    /// An event of process 77.
+    pub fn of_client(kind: EventKind) -> EventRecord {
+        let mut record = record(kind);
+        (record.client, record.pid, record.uid) = (3.into(), 77.into(), 1000.into());
+        record.name[..3].copy_from_slice(b"app");
+        record
+    }
+
+    /// A grant of 64 KiB to it.
+    pub fn grant() -> EventRecord {
+        let mut record = of_client(EventKind::Grant);
+        (record.slot, record.generation) = (12.into(), 3.into());
+        record.size_bytes = 65536.into();
+        record
+    }
+
+    #[test]
+    fn line_when_a_grant_then_time_what_who_id_and_size() {
+        assert_eq!(line(&grant()), "23:59:58.007Z  grant      pid 77 app  12.3  64 KiB");
+    }
+
+    #[test]
+    fn line_when_of_many_then_how_many_and_the_bytes_of_all() {
+        let many = line_of_many(&grant(), 1200, 1200 << 16);
+        assert_eq!(many, "23:59:58.007Z  grant      pid 77 app  1,200 times  75 MiB");
+    }
+
+    #[test]
+    fn line_when_of_the_node_then_no_blanks_at_its_end() {
+        assert_eq!(line(&record(EventKind::Drain)), "23:59:58.007Z  drain");
+    }
+
+    #[test]
+    fn line_when_refused_then_the_cap_and_its_largest_holder() {
+        let mut record = of_client(EventKind::Refusal);
+        record.status = Status::no_quota(Resource::Fds, Scope::Node, 64, 99);
+        let line = line(&record);
+        assert!(
+            line.contains("the node cap fds = 64 is full, most of it held by pid 99"),
+            "{line}"
+        );
+        let json = serde_json::to_value(EventView::new(&record)).expect("plain data");
+        assert_eq!((&json["cap"], &json["scope"]), (&64.into(), &"node".into()));
+        assert_eq!(json["time_seconds"], 86_398.007);
+    }
+
+    #[test]
+    fn line_when_events_were_lost_then_how_many() {
+        let mut record = record(EventKind::Lost);
+        record.lost = 1234.into();
+        let line = line(&record);
+        assert_eq!(line, "23:59:58.007Z  lost       1,234 events: this reader is too slow");
+    }
+}

@@ -1,0 +1,383 @@
+//! How results look: plain tables for people, one line of JSON for programs, colour on terminals only.
+//! Must never write through `println!` or `eprintln!`, which panic when the reader is gone (`ls | head`).
+
+mod say;
+pub mod terminal;
+
+pub(crate) use say::say;
+
+use crate::error::{Error, Result};
+use serde::Serialize;
+use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+
+/// Standard output, buffered; a reader that went away is [`Error::OutputClosed`].
+pub struct Output {
+    out: BufWriter<StdoutLock<'static>>,
+    colour: bool,
+}
+
+impl Output {
+    /// Locks standard output.
+    pub fn stdout() -> Self {
+        let stdout = io::stdout();
+        let colour = colour_wanted(stdout.is_terminal());
+        Output { out: BufWriter::new(stdout.lock()), colour }
+    }
+
+    /// Writes text as it is.
+    pub fn text(&mut self, text: &str) -> Result<()> {
+        self.out.write_all(text.as_bytes()).map_err(write_error)
+    }
+
+    /// Writes a line, bold on a terminal.
+    pub fn heading(&mut self, line: &str) -> Result<()> {
+        match self.colour {
+            true => self.text(&format!("\x1b[1m{line}\x1b[0m\n")),
+            false => self.text(&format!("{line}\n")),
+        }
+    }
+
+    /// Writes `value` as JSON, without a line end.
+    pub fn json<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        serde_json::to_writer(&mut self.out, value)
+            .map_err(|cause| write_error(io::Error::from(cause)))
+    }
+
+    /// Sends on what is buffered, before more comes.
+    pub fn flush(&mut self) -> Result<()> {
+        self.out.flush().map_err(write_error)
+    }
+
+    /// Sends on what is buffered. Without it, what went wrong at the end would go unseen.
+    pub fn finish(mut self) -> Result<()> {
+        self.out.flush().map_err(write_error)
+    }
+}
+
+/// Whether to colour: on a terminal, unless NO_COLOR says no (<https://no-color.org>).
+pub fn colour_wanted(is_terminal: bool) -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    is_terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Why output could not be written.
+pub fn write_error(cause: io::Error) -> Error {
+    match cause.kind() {
+        io::ErrorKind::BrokenPipe => Error::OutputClosed,
+        _ => Error::Os { what: "write the output".into(), cause },
+    }
+}
+
+/// A column: its heading, and how its text is set.
+#[derive(Clone, Copy, Debug)]
+pub struct Column(pub &'static str, pub Side);
+
+/// Where a column's text stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Text.
+    Left,
+    /// Text that may be cut where a terminal is too narrow.
+    LeftOrCut,
+    /// Numbers.
+    Right,
+}
+
+/// Blanks between two columns.
+const GAP: usize = 2;
+/// Narrowest that text is cut to; a terminal that has no room for that wraps its lines.
+const LEAST_CUT: usize = 8;
+/// Stands where text has been cut.
+const CUT: char = '…';
+
+/// A table that is written part by part, so that its length has no bound: the first part sets the
+/// columns' least widths, later ones may only widen them.
+pub struct Columns {
+    columns: Vec<Column>,
+    widths: Vec<usize>,
+    heading_due: bool,
+    /// Most characters of a line.
+    room: Option<usize>,
+}
+
+impl Columns {
+    /// A table with these columns.
+    pub fn new(columns: impl AsRef<[Column]>, headings: bool) -> Self {
+        let columns = columns.as_ref().to_vec();
+        Columns { widths: vec![0; columns.len()], columns, heading_due: headings, room: None }
+    }
+
+    /// The same, cut to the width of the terminal that it is printed on, if it is one.
+    pub fn within_the_terminal(mut self) -> Self {
+        self.room = terminal::width(io::stdout());
+        self
+    }
+
+    /// Writes the next rows.
+    pub fn write(&mut self, rows: Vec<Vec<String>>, out: &mut Output) -> Result<()> {
+        let heading = self.heading_due;
+        let text = self.format(rows);
+        let mut lines = text.lines();
+        if heading && let Some(line) = lines.next() {
+            out.heading(line)?;
+        }
+        for line in lines {
+            out.text(line)?;
+            out.text("\n")?;
+        }
+        Ok(())
+    }
+
+    /// The next rows as text, with the heading if it is due.
+    fn format(&mut self, mut rows: Vec<Vec<String>>) -> String {
+        if rows.is_empty() && !self.heading_due {
+            return String::new();
+        }
+        if let Some(room) = self.room {
+            self.cut(&mut rows, room);
+        }
+        let heading = std::mem::take(&mut self.heading_due)
+            .then(|| self.columns.iter().map(|column| column.0.to_owned()).collect::<Vec<_>>());
+        for row in heading.iter().chain(&rows) {
+            for (known, cell) in self.widths.iter_mut().zip(row) {
+                *known = (*known).max(display_width(cell));
+            }
+        }
+        let mut text = String::new();
+        for row in heading.iter().chain(&rows) {
+            self.push_line(row, &mut text);
+        }
+        text
+    }
+
+    fn push_line(&self, row: &[String], text: &mut String) {
+        let mut blanks = 0;
+        for ((cell, width), column) in row.iter().zip(&self.widths).zip(&self.columns) {
+            let padding = width - display_width(cell);
+            let (before, after) = if column.1 == Side::Right { (padding, 0) } else { (0, padding) };
+            // Those of an empty cell, too, are written only before more text: no line ends with blanks.
+            blanks += before;
+            if !cell.is_empty() {
+                text.extend(std::iter::repeat_n(' ', blanks));
+                text.push_str(cell);
+                blanks = 0;
+            }
+            blanks += after + GAP;
+        }
+        text.push('\n');
+    }
+
+    /// Cuts text, the widest columns most, until a line has `room`.
+    fn cut(&self, rows: &mut [Vec<String>], room: usize) {
+        let widest = |index: usize| {
+            let cells =
+                rows.iter().filter_map(|row| row.get(index)).map(|cell| display_width(cell));
+            let known = self.columns[index].0.len().max(self.widths[index]);
+            cells.max().unwrap_or(0).max(known)
+        };
+        let mut widths: Vec<usize> = (0..self.columns.len()).map(widest).collect();
+        let gaps = GAP * widths.len().saturating_sub(1);
+        let mut excess = (widths.iter().sum::<usize>() + gaps).saturating_sub(room);
+        while excess > 0 {
+            let cuttable = self.columns.iter().zip(&mut widths).filter(|(column, width)| {
+                column.1 == Side::LeftOrCut && **width > LEAST_CUT.max(column.0.len())
+            });
+            let Some((_, width)) = cuttable.max_by_key(|(_, width)| **width) else { break };
+            *width -= 1;
+            excess -= 1;
+        }
+        for row in rows {
+            for ((cell, width), column) in row.iter_mut().zip(&widths).zip(&self.columns) {
+                if column.1 == Side::LeftOrCut && display_width(cell) > *width {
+                    *cell = cut_to(cell, *width);
+                }
+            }
+        }
+    }
+}
+
+/// Columns of a terminal that a text takes.
+fn display_width(text: &str) -> usize {
+    match text.is_ascii() {
+        true => text.len(),
+        false => text.chars().map(char_width).sum(),
+    }
+}
+
+/// None for marks on the character before, two for the wide ones: the blocks that are wide as a whole in
+/// EastAsianWidth.txt of Unicode. Where it errs, a column stands one off.
+fn char_width(character: char) -> usize {
+    match character {
+        '\u{300}'..='\u{36f}' | '\u{200b}'..='\u{200f}' | '\u{fe00}'..='\u{fe0f}' => 0,
+        '\u{1100}'..='\u{115f}'
+        | '\u{2e80}'..='\u{303e}'
+        | '\u{3041}'..='\u{a4cf}'
+        | '\u{ac00}'..='\u{d7a3}'
+        | '\u{f900}'..='\u{faff}'
+        | '\u{fe30}'..='\u{fe6f}'
+        | '\u{ff01}'..='\u{ff60}'
+        | '\u{ffe0}'..='\u{ffe6}'
+        | '\u{1f300}'..='\u{1faff}'
+        | '\u{20000}'..='\u{3fffd}' => 2,
+        _ => 1,
+    }
+}
+
+/// The beginning of `text`, with a mark that there is more.
+fn cut_to(text: &str, width: usize) -> String {
+    let mut left = width.saturating_sub(1);
+    let fits = |character: &char| match left.checked_sub(char_width(*character)) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    let mut cut: String = text.chars().take_while(fits).collect();
+    cut.push(CUT);
+    cut
+}
+
+/// A size for people: `64 KiB`, `1.5 MiB`; exact when it is no round number of a small unit.
+pub fn human_size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let power = (bytes.ilog2() / 10).min(6);
+    let unit = 1u64 << (10 * power);
+    let name = UNITS[power as usize - 1];
+    match bytes % unit {
+        0 => format!("{} {name}", bytes / unit),
+        #[allow(clippy::cast_precision_loss)] // one decimal is shown
+        _ => format!("{:.1} {name}", bytes as f64 / unit as f64),
+    }
+}
+
+/// A number with commas: `11,200`.
+pub fn commas(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// So many of a thing: `1 job`, `2 jobs`.
+pub fn counted(number: u64, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {thing}{ending}", commas(number))
+}
+
+/// A time span for scripts: seconds, of which JSON has no more digits than there are.
+pub fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1000.0
+}
+
+/// The same of microseconds, and of a time as seconds since 1970.
+pub fn seconds_of_us(us: u64) -> f64 {
+    us as f64 / 1_000_000.0
+}
+
+/// A time span for people: `850 ms`, `12.3 s`, `4 min 5 s`, `3 h 2 min`.
+pub fn human_time(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..60_000 => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+        60_000..3_600_000 => format!("{} min {} s", ms / 60_000, ms % 60_000 / 1000),
+        _ => format!("{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn human_size_when_round_then_no_decimals() {
+        assert_eq!(human_size(0), "0 B");
+        assert_eq!(human_size(1023), "1023 B");
+        assert_eq!(human_size(65536), "64 KiB");
+        assert_eq!(human_size(1536 * 1024), "1.5 MiB");
+        assert_eq!(human_size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn columns_when_written_in_parts_then_aligned_as_in_the_first() {
+        const COLUMNS: &[Column] = &[Column("NAME", Side::Left), Column("COUNT", Side::Right)];
+        let row = |name: &str, count: &str| vec![name.to_owned(), count.to_owned()];
+        let mut table = Columns::new(COLUMNS, true);
+        let mut text = table.format(vec![row("a long name", "1")]);
+        text += &table.format(vec![]);
+        text += &table.format(vec![row("b", "22")]);
+        assert_eq!(text, "NAME         COUNT\na long name      1\nb               22\n");
+        assert_eq!(Columns::new(COLUMNS, false).format(vec![row("b", "2")]), "b  2\n");
+        assert_eq!(Columns::new(COLUMNS, true).format(vec![]), "NAME  COUNT\n");
+    }
+
+    #[test]
+    fn columns_when_there_is_little_room_then_long_text_is_cut_and_nothing_else() {
+        const COLUMNS: &[Column] = &[
+            Column("NAME", Side::LeftOrCut),
+            Column("ID", Side::Left),
+            Column("JOB", Side::LeftOrCut),
+            Column("COUNT", Side::Right),
+        ];
+        let row = ["a name of its own", "1000000.1000000", "job 日本語 of somebody", "123456"];
+        let row: Vec<String> = row.map(str::to_owned).into();
+        let format = |room| {
+            let mut table = Columns::new(COLUMNS, false);
+            table.room = room;
+            table.format(vec![row.clone(), row.clone()])
+        };
+        let whole = "a name of its own  1000000.1000000  job 日本語 of somebody  123456\n";
+        assert_eq!(format(None), whole.repeat(2));
+        assert_eq!(format(Some(200)), whole.repeat(2));
+        let cut = "a name of i…  1000000.1000000  job 日本語 …  123456\n";
+        assert_eq!(format(Some(51)), cut.repeat(2));
+        let least = "a name …  1000000.1000000  job 日…  123456\n";
+        assert_eq!(format(Some(10)), least.repeat(2));
+    }
+
+    #[test]
+    fn commas_when_long_then_groups_of_three() {
+        assert_eq!(commas(0), "0");
+        assert_eq!(commas(999), "999");
+        assert_eq!(commas(11_200), "11,200");
+        assert_eq!(commas(157_286_400), "157,286,400");
+    }
+
+    #[test]
+    fn counted_when_one_then_no_plural() {
+        assert_eq!(counted(1, "job"), "1 job");
+        assert_eq!(counted(0, "job") + &counted(2000, "x"), "0 jobs2,000 xs");
+    }
+
+    #[test]
+    fn seconds_when_written_as_json_then_to_the_millisecond() {
+        for (ms, text) in [(0, "0.0"), (1, "0.001"), (430_591, "430.591"), (86_400_000, "86400.0")]
+        {
+            assert_eq!(serde_json::to_string(&seconds(ms)).expect("a number"), text);
+        }
+    }
+
+    #[test]
+    fn seconds_of_us_when_a_time_of_today_then_to_the_microsecond() {
+        let texts = [(7, "7e-6"), (1_790_000_000_000_001, "1790000000.000001")];
+        for (us, text) in texts {
+            assert_eq!(serde_json::to_string(&seconds_of_us(us)).expect("a number"), text);
+        }
+    }
+
+    #[test]
+    fn human_time_when_each_unit_then_readable() {
+        assert_eq!(human_time(850), "850 ms");
+        assert_eq!(human_time(12_345), "12.3 s");
+        assert_eq!(human_time(245_000), "4 min 5 s");
+        assert_eq!(human_time(10_920_000), "3 h 2 min");
+    }
+}

@@ -1,0 +1,141 @@
+//! The columns of allocations. Must never decide how they are printed.
+
+use crate::records::{self, NOBODYS_UID};
+use crate::table::{Column, Kind, Value};
+use fdbroker_protocol::admin::{AllocationRecord, AllocationState, NO_OWN_FD};
+use fdbroker_protocol::message::register_flags;
+use fdbroker_protocol::{MemoryKind, Share};
+
+/// Columns of allocations.
+pub const COLUMNS: &[Column<AllocationRecord>] = &[
+    Column::new(Kind::Allocation, "ALLOCATION", "allocation", "its id", |it| {
+        records::id(it.slot, it.generation)
+    }),
+    Column::new(
+        Kind::Text,
+        "STATE",
+        "state",
+        "where its fd is: held, resident, evicted, recalling, ended or reserved",
+        |it| {
+            let state = AllocationState::from_number(it.state.get());
+            Value::word(state.map_or("unknown", AllocationState::name))
+        },
+    ),
+    Column::new(Kind::Text, "KIND", "kind", "kind of memory", |it| {
+        Value::word(MemoryKind::from_number(it.kind).map_or("unknown", MemoryKind::name))
+    }),
+    Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| {
+        Value::Size(it.size_bytes.get())
+    }),
+    Column::new(Kind::Number, "OWNER", "owner_pid", "pid of its owner, none once gone", owner),
+    Column::new(Kind::Text, "NAME", "owner_name", "its owner's name for itself", |it| {
+        records::name(&it.owner_name)
+    }),
+    Column::new(
+        Kind::Number,
+        "UID",
+        "owner_uid",
+        "user of its owner, none before it is named again after a crash of the broker",
+        |it| Value::number_or(uid(it), "-"),
+    ),
+    Column::new(Kind::Number, "OPEN", "open_leases", "leases whose holder has the fd open", |it| {
+        Value::Number(it.open_leases.get().into())
+    }),
+    Column::new(
+        Kind::Number,
+        "MAPPED",
+        "mapped_leases",
+        "leases whose holder has imported it and closed the fd",
+        |it| Value::Number(it.mapped_leases.get().into()),
+    ),
+    Column::new(Kind::Number, "WAITING", "waiters", "requests that wait for it", |it| {
+        Value::Number(it.waiters.get().into())
+    }),
+    Column::new(
+        Kind::Number,
+        "INODE",
+        "inode",
+        "inode of the fd held, or of the last one that was",
+        |it| match it.inode.get() {
+            0 => Value::None("-"),
+            inode => Value::Number(inode),
+        },
+    ),
+    Column::on_request(
+        Kind::Number,
+        "FD",
+        "fd",
+        "the broker's fd of it, as in /proc/PID/fd and lsof; none while it holds none",
+        |it| match it.fd.get() {
+            NO_OWN_FD => Value::None("-"),
+            fd => Value::Number(fd.into()),
+        },
+    ),
+    Column::on_request(
+        Kind::Text,
+        "JOB",
+        "owner_job",
+        "job of its owner, or that has left it",
+        |it| records::job(it.job, &it.job_name),
+    ),
+    Column::on_request(Kind::Text, "SHARE", "share", "who may have it: uid, gid or any", |it| {
+        Value::word(Share::from_number(it.share).map_or("unknown", Share::name))
+    }),
+    Column::on_request(
+        Kind::Flag,
+        "RECALLABLE",
+        "recallable",
+        "its owner can give its fd again, so that it may be evicted",
+        |it| Value::Flag(it.flags & register_flags::RECALLABLE != 0),
+    ),
+    Column::on_request(Kind::Flag, "KEEP", "keep", "it outlives its owner", |it| {
+        Value::Flag(it.flags & register_flags::KEEP != 0)
+    }),
+    Column::on_request(
+        Kind::Number,
+        "ID",
+        "owner_allocation_id",
+        "its owner's number for it",
+        |it| Value::Number(it.owner_allocation_id.get()),
+    ),
+    Column::on_request(Kind::Number, "BASE", "base", "its address in the owner", |it| {
+        Value::Number(it.base.get())
+    }),
+    Column::on_request(Kind::Size, "OFFSET", "fd_offset", "where in the fd it begins", |it| {
+        Value::Size(it.fd_offset.get())
+    }),
+    Column::on_request(
+        Kind::Number,
+        "DEVICE",
+        "device",
+        "the owner's number of the device",
+        |it| Value::Number(it.device.get().into()),
+    ),
+];
+
+fn owner(record: &AllocationRecord) -> Value {
+    let pid = records::nonzero(record.owner_pid).filter(|_| record.owner_gone == 0);
+    // One of before a crash of the broker has no owner yet.
+    Value::number_or(pid, if uid(record).is_some() { "gone" } else { "-" })
+}
+
+fn uid(record: &AllocationRecord) -> Option<u32> {
+    Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn allocation_when_nobody_has_named_it_again_then_no_owner_and_no_uid() {
+        let mut record = AllocationRecord::new_zeroed();
+        record.state = (AllocationState::Reserved as u32).into();
+        record.owner_uid = NOBODYS_UID.into();
+        record.owner_gone = 1;
+        assert_eq!((owner(&record), uid(&record)), (Value::None("-"), None));
+        record.owner_uid = 0.into();
+        assert_eq!((owner(&record), uid(&record)), (Value::None("gone"), Some(0)));
+    }
+}

@@ -1,0 +1,60 @@
+//! The columns of leases. Must never decide how they are printed.
+
+use crate::records;
+use crate::table::{Column, Kind, Value};
+use fdbroker_protocol::admin::LeaseRecord;
+
+/// Columns of leases.
+pub const COLUMNS: &[Column<LeaseRecord>] = &[
+    Column::new(Kind::Number, "HOLDER", "pid", "pid of its holder", |it| {
+        Value::Number(it.pid.get().into())
+    }),
+    Column::new(Kind::Text, "NAME", "name", "its holder's name for itself", |it| {
+        records::name(&it.name)
+    }),
+    Column::new(Kind::Number, "UID", "uid", "user of its holder", |it| {
+        Value::Number(it.uid.get().into())
+    }),
+    Column::new(Kind::Allocation, "ALLOCATION", "allocation", "what it is a lease of", |it| {
+        records::id(it.slot, it.generation)
+    }),
+    Column::new(
+        Kind::Text,
+        "STATE",
+        "state",
+        "open: the holder has the fd; mapped: it has imported it and closed the fd",
+        |it| {
+            Value::word(match it.state.get() {
+                1 => "open",
+                2 => "mapped",
+                _ => "unknown",
+            })
+        },
+    ),
+    Column::new(Kind::Flag, "ENDED", "ended", "its allocation has ended", |it| {
+        Value::Flag(it.ended.get() != 0)
+    }),
+    Column::new(Kind::Size, "SIZE", "size_bytes", "size of its allocation", |it| {
+        Value::Size(it.size_bytes.get())
+    }),
+    Column::new(Kind::Number, "OWNER", "owner_pid", "pid of the owner, none once gone", |it| {
+        Value::number_or(records::nonzero(it.owner_pid), "gone")
+    }),
+    Column::new(Kind::Time, "AGE", "age_seconds", "time since it was granted", |it| {
+        Value::Time(it.age_ms.get())
+    }),
+    Column::on_request(Kind::Text, "JOB", "job", "job of its holder", |it| {
+        records::job(it.job, &it.job_name)
+    }),
+    Column::on_request(
+        Kind::Number,
+        "CLIENT",
+        "client",
+        "number of its holder in the broker",
+        |it| Value::Number(it.client.get().into()),
+    ),
+    // As text: JSON readers round numbers beyond 2^53.
+    Column::on_request(Kind::Text, "LEASE", "lease", "its number, in hex", |it| {
+        Value::Text(format!("{:x}", it.lease.get()).into())
+    }),
+];

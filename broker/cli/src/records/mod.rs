@@ -1,0 +1,179 @@
+//! The broker's status as programs see it, and what the columns of its records have in common. Names are
+//! the protocol's; numbers in JSON are exact. Must never decide what is shown, only how.
+
+pub mod allocations;
+pub mod clients;
+pub mod leases;
+
+use crate::output::seconds;
+use crate::table::Value;
+use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::admin::{NodeStatus, Use};
+use serde::{Serialize, Serializer};
+use zerocopy::little_endian::{U32, U64};
+
+/// The owner's uid in the record of an allocation that no owner has named yet; no process has it.
+pub const NOBODYS_UID: u32 = u32::MAX;
+
+/// Use of one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct UseView {
+    /// In use now.
+    pub now: u64,
+    /// Most ever in use.
+    pub peak: u64,
+    /// The cap; `None` = none.
+    pub cap: Option<u64>,
+}
+
+impl From<&Use> for UseView {
+    fn from(item: &Use) -> Self {
+        let cap = Some(item.cap.get()).filter(|cap| *cap != u64::MAX);
+        UseView { now: item.now.get(), peak: item.peak.get(), cap }
+    }
+}
+
+/// Milliseconds as programs see them.
+fn as_seconds<S: Serializer>(ms: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(seconds(*ms))
+}
+
+/// The same of a time that may be missing.
+pub fn as_seconds_or_null<S: Serializer>(ms: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+    ms.map(seconds).serialize(to)
+}
+
+/// The node at a glance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)] // the protocol's names: see `NodeStatus`
+pub struct StatusView {
+    pub pid: u32,
+    pub draining: bool,
+    #[serde(rename = "uptime_seconds", serialize_with = "as_seconds")]
+    pub uptime_ms: u64,
+    pub node: String,
+    pub incarnation: String,
+    pub clients: u32,
+    pub domains: u32,
+    pub jobs: u32,
+    pub parked: u32,
+    pub fds: UseView,
+    pub held_fds: UseView,
+    pub open_leases: UseView,
+    pub own_fds: UseView,
+    pub held_bytes: UseView,
+    pub mapped_leases: UseView,
+    pub allocations: UseView,
+    pub kept_allocations: UseView,
+    pub pinned_bytes: UseView,
+    pub table_fds: UseView,
+    pub held_now: u64,
+    pub closing_now: u64,
+    pub registrations: u64,
+    pub grants: u64,
+    pub recalls: u64,
+    pub recalls_silent: u64,
+    pub evictions: u64,
+    pub parkings: u64,
+    pub refusals: u64,
+    pub reclaims: u64,
+}
+
+impl From<&NodeStatus> for StatusView {
+    fn from(status: &NodeStatus) -> Self {
+        StatusView {
+            pid: status.pid.get(),
+            draining: status.draining.get() != 0,
+            uptime_ms: status.uptime_ms.get(),
+            // As text: JSON readers round numbers beyond 2^53.
+            node: format!("{:016x}", status.node.get()),
+            incarnation: format!("{:016x}", status.incarnation.get()),
+            clients: status.clients.get(),
+            domains: status.domains.get(),
+            jobs: status.jobs.get(),
+            parked: status.parked.get(),
+            fds: UseView::from(&status.fds),
+            held_fds: UseView::from(&status.held_fds),
+            open_leases: UseView::from(&status.open_leases),
+            own_fds: UseView::from(&status.own_fds),
+            held_bytes: UseView::from(&status.held_bytes),
+            mapped_leases: UseView::from(&status.mapped_leases),
+            allocations: UseView::from(&status.allocations),
+            kept_allocations: UseView::from(&status.kept_allocations),
+            pinned_bytes: UseView::from(&status.pinned_bytes),
+            table_fds: UseView::from(&status.table_fds),
+            held_now: status.held_now.get(),
+            closing_now: status.closing_now.get(),
+            registrations: status.registrations.get(),
+            grants: status.grants.get(),
+            recalls: status.recalls.get(),
+            recalls_silent: status.recalls_silent.get(),
+            evictions: status.evictions.get(),
+            parkings: status.parkings.get(),
+            refusals: status.refusals.get(),
+            reclaims: status.reclaims.get(),
+        }
+    }
+}
+
+/// The allocation that a record names.
+pub fn id(slot: U32, generation: U32) -> Value {
+    Value::Allocation(AllocationId { slot: slot.get(), generation: generation.get() })
+}
+
+/// A pid that may be missing.
+pub fn nonzero(pid: U32) -> Option<u32> {
+    Some(pid.get()).filter(|pid| *pid != 0)
+}
+
+/// A client's name as it may be shown: it chose it, so control characters must not reach a terminal.
+pub fn name(bytes: &[u8]) -> Value {
+    Value::Text(client_name(bytes).into())
+}
+
+/// The same as text.
+pub fn client_name(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let name = String::from_utf8_lossy(&bytes[..end]);
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// What a job is called: its name, or its key where it has none; `None` = no job.
+pub fn job_label(key: U64, name: &[u8]) -> Option<String> {
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    match (key.get(), &name[..end]) {
+        (0, _) => None,
+        (key, []) => Some(format!("job:{key:016x}")),
+        (_, name) => Some(String::from_utf8_lossy(name).into_owned()),
+    }
+}
+
+/// The same in a column.
+pub fn job(key: U64, name: &[u8]) -> Value {
+    job_label(key, name).map_or(Value::None("-"), |label| Value::Text(label.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_when_it_holds_escape_sequences_then_they_are_shown_as_question_marks() {
+        assert_eq!(name(b"a\x1b[2Jb\0xx"), Value::word("a?[2Jb"));
+        assert_eq!(name(b"sixteen_bytes_xx"), Value::word("sixteen_bytes_xx"));
+    }
+
+    #[test]
+    fn job_when_it_has_no_name_then_its_key_names_it() {
+        assert_eq!(job(0.into(), b"\0\0"), Value::None("-"));
+        assert_eq!(job(0xab.into(), b"\0\0"), Value::word("job:00000000000000ab"));
+        assert_eq!(job(0xab.into(), b"slurm:81\0"), Value::word("slurm:81"));
+    }
+
+    #[test]
+    fn use_view_when_no_cap_then_null() {
+        let view = UseView::from(&Use { cap: u64::MAX.into(), ..Use::default() });
+        let json = serde_json::to_string(&view).expect("plain data");
+        assert_eq!(json, r#"{"now":0,"peak":0,"cap":null}"#);
+    }
+}

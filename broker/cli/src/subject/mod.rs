@@ -1,0 +1,200 @@
+//! What a command is about, as its user names it: a handle, an allocation, a process, a user or a job. Must never take
+//! something that does not exist for something that holds nothing.
+
+pub mod handle;
+
+use crate::admin::{Admin, Selection};
+use crate::error::{Error, Result};
+use crate::records;
+use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord};
+use fdbroker_protocol::handle::HANDLE_BYTES;
+use fdbroker_protocol::{AllocationId, Handle};
+use std::collections::BTreeSet;
+use std::str::FromStr;
+
+/// What `holders` is asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A handle, all 64 bytes.
+    Handle(Handle),
+    /// An allocation by its id.
+    Allocation(AllocationId),
+    /// What a process holds.
+    Pid(u32),
+    /// What a user's processes hold.
+    Uid(u32),
+    /// What a job's processes hold, by the job's name as `jobs` shows it.
+    Job(String),
+}
+
+/// Names of jobs begin with their launcher, or with this.
+const JOB_PREFIX: &str = "job:";
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let number = |text: &str| {
+            text.parse().map_err(|_| format!("`{text}` is no number from 0 to {}", u32::MAX))
+        };
+        if let Some(pid) = text.strip_prefix("pid:") {
+            return number(pid).map(Subject::Pid);
+        }
+        if let Some(uid) = text.strip_prefix("uid:") {
+            return number(uid).map(Subject::Uid);
+        }
+        let is_job = ["slurm:", "pbs:", "k8s:", "unit:"].iter().any(|it| text.starts_with(it));
+        if is_job || text.starts_with(JOB_PREFIX) {
+            return Ok(Subject::Job(text.to_owned()));
+        }
+        if text.len() == 2 * HANDLE_BYTES {
+            return handle::parse(text).map(Subject::Handle);
+        }
+        text.parse().map(Subject::Allocation).map_err(|_| {
+            format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, pid:N, uid:N, job:NAME")
+        })
+    }
+}
+
+/// `subjects`, and each of `jobs` by its name.
+pub fn with_jobs(mut subjects: Vec<Subject>, jobs: Vec<String>) -> Vec<Subject> {
+    subjects.extend(jobs.into_iter().map(Subject::Job));
+    subjects
+}
+
+/// What to ask for, once the broker has said that it exists.
+pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
+    match subject {
+        Subject::Handle(handle) => {
+            let id = handle::id(&handle, admin)?;
+            select(Subject::Allocation(id), admin)
+        }
+        Subject::Allocation(id) => {
+            let selection = Selection::allocation(id);
+            let known = admin.all::<AllocationRecord>(selection)?;
+            require(!known.is_empty(), selection, || {
+                format!(
+                    "no allocation {id}: it has ended, or never was; `fdbroker ls` lists those that are"
+                )
+            })
+        }
+        Subject::Pid(pid) => {
+            let selection = Selection::pid(pid);
+            let known = admin.all::<ClientRecord>(selection)?;
+            require(!known.is_empty(), selection, || {
+                format!("process {pid} is no client of this broker; `fdbroker holders` lists all")
+            })
+        }
+        Subject::Uid(uid) => {
+            let selection = Selection::uid(uid);
+            let known = admin.all::<ClientRecord>(selection)?;
+            require(!known.is_empty(), selection, || {
+                format!("user {uid} has no client of this broker; `fdbroker holders` lists all")
+            })
+        }
+        Subject::Job(name) => job(&name, admin),
+    }
+}
+
+/// Keys of the jobs that `jobs` shows by this name; with `job:` before it, or their key. Nearly always one, the same on every
+/// listener; but long names are cut, and a user may give a cgroup the name of another's.
+fn keys_of(name: &str, jobs: &[AccountRecord]) -> BTreeSet<u64> {
+    let bare = name.strip_prefix(JOB_PREFIX).unwrap_or(name);
+    let is_meant = |job: &&AccountRecord| {
+        let Some(label) = records::job_label(job.key, &job.name) else { return false };
+        label == name || label == bare || name == format!("{JOB_PREFIX}{:016x}", job.key.get())
+    };
+    jobs.iter().filter(is_meant).map(|job| job.key.get()).collect()
+}
+
+/// The same of the jobs that use this broker; never none.
+fn known_keys(name: &str, admin: &mut Admin) -> Result<BTreeSet<u64>> {
+    let keys = keys_of(name, &admin.all::<AccountRecord>(Selection::ALL)?);
+    match keys.is_empty() {
+        false => Ok(keys),
+        true => Err(Error::NotFound(format!(
+            "no job {name} uses this broker; `fdbroker jobs` lists those that do"
+        ))),
+    }
+}
+
+/// What is of the jobs of this name: of each.
+pub fn jobs(name: &str, admin: &mut Admin) -> Result<Vec<Selection>> {
+    Ok(known_keys(name, admin)?.into_iter().map(Selection::job).collect())
+}
+
+/// The same where only one can be chosen.
+pub fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
+    let keys = known_keys(name, admin)?;
+    if let (Some(key), 1) = (keys.first(), keys.len()) {
+        return Ok(Selection::job(*key));
+    }
+    let named: Vec<String> = keys.iter().map(|key| format!("{JOB_PREFIX}{key:016x}")).collect();
+    Err(Error::Usage(format!(
+        "{} jobs are called {name}; name one by its key: {}",
+        keys.len(),
+        named.join(", ")
+    )))
+}
+
+fn require(
+    found: bool,
+    selection: Selection,
+    message: impl FnOnce() -> String,
+) -> Result<Selection> {
+    if found { Ok(selection) } else { Err(Error::NotFound(message())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn keys_of_when_two_jobs_have_one_name_then_both_and_by_its_key_one() {
+        let record = |key: u64, uid: u32, name: &str| {
+            let mut record = AccountRecord::new_zeroed();
+            (record.key, record.uid) = (key.into(), uid.into());
+            record.name[..name.len()].copy_from_slice(name.as_bytes());
+            record
+        };
+        let jobs = [
+            record(0xa, 1, "slurm:81"),
+            record(0xa, 2, "slurm:81"),
+            record(0xb, 3, "slurm:81"),
+            record(0xc, 1, ""),
+            record(0, 1, "none"),
+        ];
+        let found = |name: &str| Vec::from_iter(keys_of(name, &jobs));
+        for name in ["slurm:81", "job:slurm:81"] {
+            assert_eq!(found(name), [0xa, 0xb], "{name}");
+        }
+        assert_eq!(found("job:000000000000000b"), [0xb]);
+        assert_eq!(found("job:000000000000000c"), [0xc]);
+        for name in ["slurm:8", "", "job:", "none", "job:0000000000000000"] {
+            assert_eq!(found(name), [0; 0], "{name}");
+        }
+    }
+
+    #[test]
+    fn subject_when_each_form_then_parsed() {
+        assert_eq!("pid:7".parse(), Ok(Subject::Pid(7)));
+        assert_eq!("uid:1000".parse(), Ok(Subject::Uid(1000)));
+        for name in ["slurm:4711", "job:slurm:4711", "job:00000000000000ab", "unit:x.service"] {
+            assert_eq!(name.parse(), Ok(Subject::Job(name.to_owned())));
+        }
+        let id = AllocationId { slot: 12, generation: 3 };
+        assert_eq!("12.3".parse(), Ok(Subject::Allocation(id)));
+        let hex = format!("46444248010300{}", "0".repeat(114));
+        assert!(matches!(hex.parse(), Ok(Subject::Handle(_))));
+    }
+
+    #[test]
+    fn subject_when_nonsense_then_the_forms_are_named() {
+        for text in ["", "x", "12", "pid:x", "é", &"zz".repeat(64), &"00".repeat(64)] {
+            assert!(text.parse::<Subject>().is_err(), "{text}");
+        }
+        let error = "x".parse::<Subject>().expect_err("no subject");
+        assert!(error.contains("SLOT.GENERATION"), "{error}");
+    }
+}
