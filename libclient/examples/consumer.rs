@@ -10,10 +10,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(path) => text = std::fs::read_to_string(path)?,
         None => drop(std::io::stdin().read_to_string(&mut text)?),
     }
-    let handle = parse(text.trim()).ok_or("no handle there: 128 hexadecimal digits")?;
+    let handle = parse(text.trim()).ok_or("no handle: expected 128 hexadecimal digits")?;
 
     let client = Client::builder().name("consumer").connect()?;
-    // Maps the memory and closes the fd: what stays is the mapping.
+    // Maps the memory and closes the fd; the mapping stays.
     let import = client.acquire(&handle, Deadline::from_ms(5000))?.import(Access::Read, 0)?;
     let mut bytes = vec![0; import.len()];
     import.read_at(0, &mut bytes)?;

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bytes: Vec<u8> = (0..SIZE_BYTES).map(pattern).collect();
     buffer.write_at(0, &bytes)?;
 
-    // 64 plain bytes: any way to carry them will do.
+    // A handle is 64 plain bytes, and any way to carry them will do.
     let handle = buffer.register(Deadline::from_ms(5000))?.to_bytes();
     let text = handle.map(|byte| format!("{byte:02x}")).concat() + "\n";
     match std::env::args().nth(1) {
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => print!("{text}"),
     }
     eprintln!("producer: shares {SIZE_BYTES} bytes; Enter ends it");
-    // A read error is as good as Enter.
+    // A read error ends the program like Enter.
     let _ = std::io::stdin().read(&mut [0]);
     Ok(())
 }

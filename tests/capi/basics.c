@@ -1,4 +1,4 @@
-/* Errors, arguments, sizes of structs, handles by themselves: what needs little or no broker. */
+/* Errors, arguments, sizes of structs, and handles without a broker's answer. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -153,7 +153,7 @@ static void values_that_cannot_be_are_refused_one_by_one(void) {
   OK(fdbroker_close(context));
 }
 
-/* A struct of a later release: what this one knows, and a field more. */
+/* A struct of a later release: all fields of this one, and one more. */
 struct later_options {
   fdbroker_options_t known;
   uint64_t unknown;
@@ -166,7 +166,7 @@ static void options_of_other_releases_are_understood(void) {
   CHECK(options.struct_size == sizeof options && options.cache_max_entries == FDBROKER_DEFAULT);
   options.socket = broker.socket;
   options.cache_max_entries = 7;
-  /* Older: ends before the cache's settings, which are then the defaults. */
+  /* An older struct ends before the cache's settings: they get their defaults. */
   options.struct_size = offsetof(fdbroker_options_t, cache_max_entries);
   OK(fdbroker_open(&options, &context));
   CHECK(context != NULL && stats_of(context).max_entries != 7);
@@ -211,7 +211,7 @@ static void outputs_of_other_releases_are_not_overrun(void) {
   stats.known.struct_size = 8;
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_stats(context, &stats.known));
 
-  /* An array of an older release: its stride, not ours. */
+  /* An array of an older release: the library goes by the array's stride, not its own. */
   struct old_grant {
     uint64_t struct_size;
     int32_t fd;

@@ -1,5 +1,5 @@
-/* What every C test uses: cases, checks, counts, and a private broker of the test's own.
- * Must never wait for ever: whatever waits is bounded, and the program by an alarm. */
+/* Shared by all C tests: cases, checks, counters, and a private broker.
+ * Must never wait for ever: every wait has a limit, and an alarm ends the program. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Long enough for anything that happens, in ms; under valgrind too. */
+/* A deadline in ms that only a hang exceeds, also under valgrind. */
 #define SOON 20000u
 /* Longest life of a test program, in s. */
 #define LIFE_S 240u
@@ -36,7 +36,7 @@ static int bad_checks, bad_cases;
     } \
   } while (0)
 
-/* The call answers this code. */
+/* Checks the code that a call answers. */
 #define CODE(expected, call) \
   do { \
     fdbroker_code_t code_ = (call); \
@@ -49,7 +49,7 @@ static int bad_checks, bad_cases;
 
 #define OK(call) CODE(FDBROKER_OK, call)
 
-/* What the test itself needs. */
+/* For calls that the test itself needs: a failure ends the program. */
 #define MUST(condition) \
   do { \
     if (!(condition)) { \
@@ -127,7 +127,7 @@ static inline void broker_start(struct broker *broker, const char *set) {
   broker_start_in(broker, set);
 }
 
-/* Kills it as a crash would. */
+/* Kills the broker, like a crash. */
 static inline void broker_kill(struct broker *broker) {
   MUST(kill(broker->pid, SIGKILL) == 0 && waitpid(broker->pid, NULL, 0) == broker->pid);
   close(broker->life);
@@ -150,7 +150,7 @@ static inline fdbroker_t *open_with(const struct broker *broker, uint32_t flags)
   fdbroker_options_init(&options);
   options.socket = broker->socket;
   options.flags = flags;
-  /* Small: valgrind's search for leaks reads every page of it, which makes the page be there. */
+  /* Small: valgrind's search for leaks reads, and so allocates, every page of it. */
   options.arena_bytes = 16u << 20;
   fdbroker_t *context = NULL;
   OK(fdbroker_open(&options, &context));
@@ -160,7 +160,7 @@ static inline fdbroker_t *open_with(const struct broker *broker, uint32_t flags)
 
 static inline fdbroker_t *open_at(const struct broker *broker) { return open_with(broker, 0); }
 
-/* A number of `fdbroker status --json`, such as open_leases: what the broker's ledger says now. */
+/* One number of the broker's ledger, such as open_leases, by `fdbroker status --json`. */
 static inline long ledger(const struct broker *broker, const char *name) {
   char command[512], text[4096], key[64];
   const char *program = getenv("FDBROKER");
@@ -183,7 +183,7 @@ static inline void nap_ms(long ms) {
   }
 }
 
-/* Until `condition`, for SOON ms at most. One-way messages are on their way. */
+/* Waits for `condition`, for SOON ms at most: one-way messages have no answer to wait for. */
 #define EVENTUALLY(condition) \
   do { \
     for (unsigned waited_ = 0; !(condition) && waited_ < SOON; waited_ += 5) nap_ms(5); \
@@ -206,7 +206,7 @@ static inline int threads(void) { return entries_of("/proc/self/task"); }
 
 /* ---- memory */
 
-/* A memfd as fdbrokerd wants it: sealed, filled with `fill`. */
+/* A memfd with the seals that fdbrokerd demands, filled with `fill`. */
 static inline int sealed_memfd(size_t size, int fill) {
   int fd = memfd_create("capi-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   MUST(fd >= 0 && ftruncate(fd, (off_t)size) == 0);

@@ -1,4 +1,4 @@
-/* Recalls and notices: who is called, when, on what thread, and what changing a callback waits for. */
+/* Recalls and notices: which callback runs, when, on which thread, and what a change of a callback waits for. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -7,7 +7,7 @@
 #define PAGE 4096u
 #define BUFFERS 40
 
-/* A broker that may hold 8 fds, so that 40 allocations must be recalled again and again. */
+/* A broker that may hold 8 fds, so it has to recall 40 allocations again and again. */
 static struct broker broker;
 
 struct owner {
@@ -238,7 +238,7 @@ static atomic_int stop;
 static void *change_all_the_time(void *user) {
   struct owner *owner = user;
   while (!stop) {
-    /* `none` is never there for long: the library asks again within the deadline. */
+    /* The recall fails while no callback is set; the library asks again within the deadline. */
     OK(fdbroker_set_recall_callback(owner->context, recall, owner));
     OK(fdbroker_set_notice_callback(owner->context, NULL, NULL));
   }

@@ -1,4 +1,4 @@
-/* A soft limit of 32 fds: what needs many at once says LOCAL_FD_LIMIT and loses nothing; importing needs none. */
+/* A soft limit of 32 fds: a call that needs more answers LOCAL_FD_LIMIT and loses nothing; imports need none. */
 #define _GNU_SOURCE
 #include "check.h"
 

@@ -1,4 +1,4 @@
-/* fork(2): the child's copy is dead and does no harm, a new context works, the parent notices nothing.
+/* fork(2): the child's copy of the context is dead and harmless, a new context works, the parent notices nothing.
  * usage: forked [ROUNDS] */
 #define _GNU_SOURCE
 #include "check.h"
@@ -53,7 +53,7 @@ static int in_child(fdbroker_import_t *import, uint64_t lease, void *host) {
   OK(fdbroker_handle_parse(&handle, &info));
   CHECK(all_bytes_are(host, 'h', PAGE));
   OK(fdbroker_close(context));
-  /* Its own, from here on. */
+  /* From here on the child uses a context of its own. */
   fdbroker_t *own = open_at(&broker);
   OK(fdbroker_import(own, &handle, FDBROKER_IMPORT_READ, SOON, &again));
   CHECK(again.ptr != NULL && all_bytes_are(again.ptr, 'h', PAGE));

@@ -1,4 +1,4 @@
-/* A broker that dies, comes back, or was never there; and signals: SIGPIPE at its default, a storm of SIGALRM.
+/* A broker that dies and comes back; and signals: SIGPIPE at its default action, a storm of SIGALRM.
  * usage: lost [MICROSECONDS BETWEEN SIGNALS] */
 #define _GNU_SOURCE
 #include "check.h"
@@ -42,7 +42,7 @@ static void a_broker_killed_is_not_connected_and_raises_no_signal(void) {
     CODE(FDBROKER_NOT_CONNECTED, fdbroker_host_alloc(context, FDBROKER_HOST_ISOLATED, PAGE, SOON, &memory, NULL));
   }
   CHECK(fdbroker_is_connected(context) == 0 && fdbroker_import_is_current(context, &import) == 0);
-  /* What is mapped stays readable until it is given back, which is no error. */
+  /* Mapped memory stays readable until its release, which succeeds. */
   CHECK(all_bytes_are(import.ptr, 'k', PAGE));
   OK(fdbroker_import_release(context, &import));
   close(grant.fd);
@@ -71,13 +71,13 @@ static void a_broker_that_comes_back_is_found(void) {
     EVENTUALLY(lost == round);
     broker_start_in(&own, NULL);
     EVENTUALLY(found == round && fdbroker_is_connected(context) == 1);
-    /* The arena's memory is exported again: its handles go on, and what was imported is current. */
+    /* The arena's memory is exported again: its handles go on, and an earlier import is current. */
     CHECK(fdbroker_import_is_current(context, &old) == 1);
     OK(fdbroker_get_handle(context, (char *)host + PAGE, 0, SOON, &again));
     OK(fdbroker_import(context, &again, FDBROKER_IMPORT_READ, SOON, &import));
     CHECK(import.ptr == (char *)old.ptr + PAGE && import.size_bytes == PAGE);
     CHECK(all_bytes_are(import.ptr, 'r', PAGE));
-    /* Isolated memory has given its only fd away: it is lost, by name. */
+    /* Isolated memory had its only fd in the broker: a notice names it as lost. */
     CHECK(gone == round);
     CODE(FDBROKER_STALE, fdbroker_get_handle(context, isolated, 0, SOON, &lone));
     OK(fdbroker_host_free(context, isolated));
@@ -140,7 +140,7 @@ static void calls_in_a_storm_of_signals_are_only_delayed(void) {
   }
   MUST(setitimer(ITIMER_REAL, &calm, NULL) == 0);
   CHECK(interrupted > 5);
-  /* The last one may be on its way still: ignored, it is dropped, and does not meet the default, which ends the program. */
+  /* The last signal may still be on its way. Ignoring it drops it; its default action would end the program. */
   struct sigaction ignored = {.sa_handler = SIG_IGN};
   MUST(sigaction(SIGALRM, &ignored, NULL) == 0);
   MUST(sigaction(SIGALRM, &before, NULL) == 0);

@@ -1,4 +1,4 @@
-/* Progress engines: requests that nobody waits for, and events without a library thread. */
+/* For progress engines: requests without waiting, and events without a library thread. */
 #define _GNU_SOURCE
 #include "check.h"
 

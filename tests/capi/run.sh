@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the C ABI and runs its C tests: shared, static, C++ and dlopen, then the main ones again under valgrind. Ends
-# with the line `N passed, N failed`. Must never pass a test that did not run: what this machine lacks is named.
+# Builds the C ABI and runs its C tests: shared, static, C++ and dlopen, then the main ones under valgrind. Ends with
+# the line `N passed, N failed`. Must never pass a test that did not run: a missing tool is named.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
@@ -14,7 +14,8 @@ usage: tests/capi/run.sh
 
 Builds libfdbroker, fdbrokerd and fdbroker (debug), compiles the C programs of this folder with gcc and g++, and runs
 each against private brokers of its own, bounded in time; no root needed. CC, CXX and VALGRIND name other programs than
-gcc, g++ and valgrind; VALGRIND= leaves valgrind out, which is named as not run (failed under CI=true).
+gcc, g++ and valgrind. VALGRIND= leaves valgrind out: its tests are then named as not run, and with CI set they count as
+failed.
 HELP
     exit 0 ;;
   *) echo "tests/capi/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -64,7 +65,7 @@ check "dlclose leaves the code in place" has 'FLAGS_1.*NODELETE'
 
 echo "== programs"
 flags=(-std=c11 -g -O1 -Wall -Wextra -Werror -I "$include")
-# What rustc's --print native-static-libs says for this target.
+# From rustc's --print native-static-libs for this target.
 static_libs=(-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc)
 compile() { # NAME: compiled with the shared library, or without it (unload)
   local link=(-L "$work" -lfdbroker)
@@ -77,7 +78,7 @@ run() {
   timeout --kill-after=5 "$seconds" "$@" > "$work/out" 2> "$work/err" < /dev/null || status=$?
   cat "$work/out"
   p=$(grep -c '^ok ' "$work/out") f=$(grep -c '^FAIL' "$work/out")
-  # A program that died, or that said nothing, has failed even when no case said so.
+  # A program that died, or that printed no case, has failed.
   if [ $((p + f)) = 0 ] || { [ "$status" != 0 ] && [ "$f" = 0 ]; }; then
     f=$((f + 1)); echo "FAIL  $name: exit status $status"
   fi
@@ -121,7 +122,7 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   done
   run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000
   run "threads under valgrind" 300 "${memcheck[@]}" "$work/threads" 6 1500
-  # Not for leaks: a child has what the parent's other threads had on their stacks, and has not the stacks.
+  # Not for leaks: a child has the memory that the parent's other threads pointed to, but not their stacks.
   run "forked under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/forked" 5
 else
   why="the C tests under valgrind: it is not installed; run: apt-get install valgrind"

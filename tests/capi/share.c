@@ -1,4 +1,4 @@
-/* Memory from process to process, many at once, and given back exactly once. */
+/* Sharing memory between processes: one, many at once, and releases that count exactly once. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -7,7 +7,7 @@
 
 static struct broker broker;
 
-/* The consumer process: handles come through a pipe, by value. */
+/* The consumer process: it reads the handles from a pipe, by value. */
 static int consume(int from) {
   fdbroker_handle_t handles[2];
   MUST(reads_all(from, handles, sizeof handles));
@@ -221,7 +221,7 @@ static void an_allocation_is_registered_once_however_many_pointers_are_asked(voi
     CHECK(info.offset_bytes == (uint64_t)at);
   }
   CHECK(ledger(&broker, "allocations") == 1 && stats_of(context).registrations == 1);
-  /* The address reused: another id. The old handle ends at once. */
+  /* Another id means that the address was reused: the old handle ends at once. */
   allocation.owner_allocation_id = 6;
   OK(fdbroker_register(context, &allocation, fd, SOON, &again));
   CHECK(memcmp(&first, &again, sizeof first) != 0);

@@ -1,4 +1,4 @@
-/* Many threads that call everything at once on one context; afterwards every count is back to zero.
+/* Many threads call every function at once on one context; afterwards every counter is back to zero.
  * usage: threads [THREADS [MS]] */
 #define _GNU_SOURCE
 #include "check.h"
@@ -97,7 +97,7 @@ static void register_some(unsigned *seed) {
   fdbroker_allocation_t allocation = memfd_allocation(PAGE);
   allocation.base = 0x100000u + (uint64_t)(rand_r(seed) % 8) * PAGE;
   allocation.owner_allocation_id = (uint64_t)rand_r(seed) % 3;
-  /* Another thread may register other memory at the same address, which ends this one. */
+  /* Another thread may register other memory at the same address, which ends this registration. */
   expect(fdbroker_register(context, &allocation, fd, SOON, &handle), FDBROKER_STALE, "register");
   close(fd);
   if (!all_bytes_are(&handle, 0, sizeof handle)) {

@@ -1,5 +1,5 @@
-/* dlopen(3), open, close, dlclose, fifty times: threads and fds are then what they were; and a context left open does
- * no harm. Not linked with the library: what check.h calls is looked up here. */
+/* dlopen(3), open, close and dlclose, fifty times: no thread and no fd is left. A context left open does no harm.
+ * The program is not linked with the library: it looks up the functions that check.h calls. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -8,7 +8,7 @@
 static struct broker broker;
 static void *library;
 
-/* The function of that name in the library. */
+/* Looks up a function of the library. */
 #define FOUND(name) ((__typeof__(&name))(size_t)dlsym(library, #name))
 
 const char *fdbroker_error_name(fdbroker_code_t code) { return FOUND(fdbroker_error_name)(code); }

@@ -1,4 +1,4 @@
-/* consumer.c: reads the handle that producer.c wrote, from a file or stdin, maps the memory and checks every byte.
+/* consumer.c: reads the handle that producer.c wrote, from a file or from stdin, maps the memory and checks every byte.
  *
  *     cc consumer.c -o consumer $(pkg-config --cflags --libs fdbroker)
  *     ./consumer handle.txt
@@ -43,12 +43,12 @@ int main(int argc, char **argv)
   fdbroker_import_t import;
 
   if (read_handle(&handle, argc > 1 ? argv[1] : NULL) != 0) {
-    fprintf(stderr, "consumer: no handle there: 128 hexadecimal digits, as the producer writes them\n");
+    fprintf(stderr, "consumer: no handle: expected 128 hexadecimal digits, as the producer writes them\n");
     return 1;
   }
   check(fdbroker_open(NULL, &broker), "open");
 
-  /* Gets an fd from the broker, maps the memory and closes the fd: what stays is the mapping. */
+  /* Gets an fd from the broker, maps the memory and closes the fd; the mapping stays. */
   check(fdbroker_import(broker, &handle, FDBROKER_IMPORT_READ, DEADLINE_MS, &import), "import");
 
   const unsigned char *bytes = import.ptr;
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
   }
   printf("consumer: %" PRIu64 " bytes, %" PRIu64 " of them wrong\n", import.size_bytes, wrong);
 
-  /* The library keeps it mapped for the next import of the same memory; see libclient/SETTINGS.md. */
+  /* The library keeps the memory mapped for the next import of it; see libclient/SETTINGS.md. */
   check(fdbroker_import_release(broker, &import), "import_release");
   check(fdbroker_close(broker), "close");
   return wrong == 0 ? 0 : 1;

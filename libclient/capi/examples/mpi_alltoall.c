@@ -1,9 +1,10 @@
-/* mpi_alltoall.c: every rank shares a buffer; handles travel by MPI_Allgather; every rank reads all the others'.
+/* mpi_alltoall.c: every rank shares a buffer, MPI_Allgather carries the handles, and every rank reads all buffers.
  *
  *     mpicc mpi_alltoall.c -o mpi_alltoall $(pkg-config --cflags --libs fdbroker)
  *     mpirun -n 4 fdbroker run --join -- ./mpi_alltoall
  *
- * A handle is good on its own node: with several nodes use a communicator of one (MPI_COMM_TYPE_SHARED), as here.
+ * A handle works on its own node only. With several nodes use one communicator per node (MPI_COMM_TYPE_SHARED), as
+ * here.
  */
 #include <fdbroker.h>
 #include <mpi.h>
@@ -21,7 +22,7 @@ static void check(fdbroker_code_t code, const char *call)
   }
 }
 
-/* What rank `rank` writes at position `i`. */
+/* The byte that rank `rank` writes at position `i`. */
 static unsigned char pattern(int rank, uint64_t i)
 {
   return (unsigned char)((i + 17u * (unsigned)rank) % 251);
@@ -46,7 +47,7 @@ int main(int argc, char **argv)
     ((unsigned char *)memory)[i] = pattern(rank, i);
   }
 
-  /* 64 bytes of each rank, to all. After it every rank has written its buffer, too. */
+  /* Carries the 64 bytes of each rank to all. When it returns, every rank has written its buffer, too. */
   fdbroker_handle_t *handles = calloc((size_t)size, sizeof *handles);
   fdbroker_import_t *imports = calloc((size_t)size, sizeof *imports);
   fdbroker_code_t *codes = calloc((size_t)size, sizeof *codes);
@@ -55,7 +56,7 @@ int main(int argc, char **argv)
   }
   MPI_Allgather(&mine, sizeof mine, MPI_BYTE, handles, sizeof mine, MPI_BYTE, node);
 
-  /* One call for all of them: one message to the broker for each 253. */
+  /* One call imports them all: it sends the broker one message per 253 handles. */
   check(fdbroker_import_many(broker, (size_t)size, handles, FDBROKER_IMPORT_READ, DEADLINE_MS, imports, codes),
         "import_many");
   unsigned long wrong = 0, wrong_on_node = 0;
@@ -67,7 +68,7 @@ int main(int argc, char **argv)
     check(fdbroker_import_release(broker, &imports[peer]), "import_release");
   }
 
-  /* Everybody has read everything before anybody frees. */
+  /* Every rank has read everything before any rank frees its buffer. */
   MPI_Allreduce(&wrong, &wrong_on_node, 1, MPI_UNSIGNED_LONG, MPI_SUM, node);
   if (rank == 0) {
     printf("mpi_alltoall: %d ranks, %d buffers of %d bytes read by each, %lu bytes wrong\n", size, size, SIZE_BYTES,

@@ -2,7 +2,7 @@
  *
  *     cc producer.c -o producer $(pkg-config --cflags --libs fdbroker)
  *     fdbroker run -- sh            # a private broker, unless the node runs one
- *     ./producer handle.txt         # and meanwhile, in another shell of it: ./consumer handle.txt
+ *     ./producer handle.txt         # meanwhile, in another shell of that broker: ./consumer handle.txt
  */
 #include <fdbroker.h>
 
@@ -11,7 +11,7 @@
 
 enum { SIZE_BYTES = 1 << 20, DEADLINE_MS = 5000 };
 
-/* Ends the program when a call failed; the library says what was tried, why it failed, and what to do. */
+/* Ends the program when a call failed. The library's text says what was tried, why it failed and what to do. */
 static void check(fdbroker_code_t code, const char *call)
 {
   if (code != FDBROKER_OK) {
@@ -20,7 +20,7 @@ static void check(fdbroker_code_t code, const char *call)
   }
 }
 
-/* A handle is 64 plain bytes: any way to carry them will do. Here: as text, to a file or to stdout. */
+/* A handle is 64 plain bytes, and any way to carry them will do. Here they go to a file or to stdout, as text. */
 static int write_handle(const fdbroker_handle_t *handle, const char *path)
 {
   FILE *file = path != NULL ? fopen(path, "w") : stdout;
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
 
   check(fdbroker_open(NULL, &broker), "open");
 
-  /* Host memory that can be shared; GPU memory would be registered by its fd (fdbroker_register). */
+  /* Host memory that can be shared. GPU memory would be registered by its fd (fdbroker_register). */
   check(fdbroker_host_alloc(broker, FDBROKER_HOST_ARENA, SIZE_BYTES, DEADLINE_MS, &memory, &handle), "host_alloc");
   unsigned char *bytes = memory;
   for (size_t i = 0; i < SIZE_BYTES; i++) {
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
   fprintf(stderr, "producer: shares %d bytes; Enter ends it\n", SIZE_BYTES);
   getchar();
 
-  /* From here on the handle is STALE; who still has the memory mapped keeps it until it releases it. */
+  /* From here on the handle is STALE. A consumer that has the memory mapped keeps it until it releases it. */
   check(fdbroker_host_free(broker, memory), "host_free");
   check(fdbroker_close(broker), "close");
   return 0;

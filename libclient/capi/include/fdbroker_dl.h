@@ -23,12 +23,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What is loaded; searched for as dlopen(3) says: LD_LIBRARY_PATH, the program's rpath, the system's places. */
+/* The library to load. dlopen(3) searches LD_LIBRARY_PATH, the program's rpath and the system's places. */
 #ifndef FDBROKER_DL_LIBRARY
 #define FDBROKER_DL_LIBRARY "libfdbroker.so.0"
 #endif
 
-/* Calls X(name) with the name of every function of the library, once. */
+/* Calls X(name) once for every function of the library. */
 #define FDBROKER_DL_FUNCTIONS(X)  \
   X(fdbroker_error_name)          \
   X(fdbroker_strerror)            \
@@ -68,7 +68,7 @@
   X(fdbroker_dispatch)            \
   X(fdbroker_handle_parse)
 
-/* The types are taken from the declarations themselves, so that they cannot differ. */
+/* The types come from the declarations, so they cannot differ from them. */
 #ifdef __cplusplus
 #define FDBROKER_DL_MEMBER(name) decltype(::name) *name;
 #else
@@ -76,12 +76,12 @@
 #endif
 
 typedef struct fdbroker_dl {
-  void *library;   /* dlopen's; NULL: not loaded */
-  char error[256]; /* why the last load failed; empty after one that succeeded */
+  void *library;   /* from dlopen(3); NULL: not loaded */
+  char error[256]; /* why the last load failed; empty after a success */
   FDBROKER_DL_FUNCTIONS(FDBROKER_DL_MEMBER)
 } fdbroker_dl_t;
 
-/* Unloads the library and zeroes `dl`; one that holds nothing is fine. Close every context first. */
+/* Unloads the library and zeroes `dl`; does nothing when none is loaded. Close every context first. */
 static inline void fdbroker_dl_unload(fdbroker_dl_t *dl)
 {
   if (dl->library != NULL) {
@@ -90,18 +90,18 @@ static inline void fdbroker_dl_unload(fdbroker_dl_t *dl)
   memset(dl, 0, sizeof *dl);
 }
 
-/* Finds one function; 0 when the library lacks it. */
+/* Finds one function; answers 0 when the library lacks it. */
 static inline int fdbroker_dl_find(fdbroker_dl_t *dl, const char *name, void *function)
 {
   void *symbol = dlsym(dl->library, name);
-  /* ISO C has no cast from a data pointer to a function pointer; POSIX says that they look alike. */
+  /* ISO C has no cast from a data pointer to a function pointer; POSIX says that both have one representation. */
   memcpy(function, &symbol, sizeof symbol);
   return symbol != NULL;
 }
 
-/* Loads the library and fills every member, whatever `dl` held before. FDBROKER_OK, or FDBROKER_NOT_SUPPORTED when
- * the library or one of its functions is missing: then dl->error says which and what to do, and no member may be
- * called. Threads may load into structs of their own. */
+/* Loads the library and fills every member; what `dl` held before does not matter. Answers FDBROKER_OK, or
+ * FDBROKER_NOT_SUPPORTED when the library or one of its functions is missing: dl->error then says which one and what
+ * to do, and no member may be called. Several threads may load at once, each into a struct of its own. */
 static inline int fdbroker_dl_load(fdbroker_dl_t *dl)
 {
   const char *missing = NULL;

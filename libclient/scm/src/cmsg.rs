@@ -1,5 +1,5 @@
 //! The layout of control messages (cmsg(3)): sizes, and a walk over what the kernel wrote.
-//! It must never read past the bytes it was given, whatever lengths they claim, and owns no fd.
+//! It must never read past the bytes it was given, whatever lengths they claim. It owns no fd.
 
 use std::mem::size_of;
 use std::os::fd::RawFd;

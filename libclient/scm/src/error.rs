@@ -1,5 +1,5 @@
-//! What can go wrong on the socket, as types, each with its cause and its remedy.
-//! It must never turn a state that passes (full, too many in flight) into a death, nor the reverse.
+//! The errors of the socket as types, each with its cause and its remedy.
+//! It must never report a passing state (full, too many in flight) as a dead peer, nor a dead peer as a passing state.
 
 use std::io;
 
@@ -11,8 +11,8 @@ pub enum SendError {
     #[error("the peer has not read what was sent before; wait until the socket is writable")]
     WouldBlock,
     /// `ETOOMANYREFS`: this uid has more unread fds in flight, over all its sockets, than the
-    /// sender's `RLIMIT_NOFILE`. A state, not a death. (Older kernels also say so of Unix
-    /// sockets nested more than four deep in one another, which no waiting cures.)
+    /// sender's `RLIMIT_NOFILE`. It passes. (Older kernels also say so of Unix sockets nested
+    /// more than four deep in one another, and that does not pass.)
     #[error(
         "too many fds of this uid are in flight, sent and not yet received; wait until peers have read, or raise RLIMIT_NOFILE"
     )]
@@ -58,7 +58,7 @@ impl SendError {
     }
 }
 
-/// Why there is no message. Source of the errno values: recv(2), unix(7).
+/// Why no message was received. Source of the errno values: recv(2), unix(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecvError {
     /// `EAGAIN`: nothing is queued.
@@ -77,7 +77,7 @@ pub enum RecvError {
     /// The time given was over and nothing had come.
     #[error("no message came in time; allow more time or find what keeps the peer from answering")]
     TimedOut,
-    /// Any other errno.
+    /// Any other errno of recvmsg(2).
     #[error("recvmsg failed: {}; see recvmsg(2) and unix(7)", io::Error::from_raw_os_error(*.0))]
     Os(i32),
 }

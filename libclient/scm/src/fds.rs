@@ -31,8 +31,8 @@ fn room_for(capacity: usize) -> usize {
 ///
 /// One is made per connection (or per thread) and reused: receiving allocates nothing.
 ///
-/// **Take every fd out before the next receive.** Dropping a received fd closes it, and if it is
-/// of a hung FUSE server that blocks for ever; some drivers take milliseconds. So this crate
+/// **Take every fd out before the next receive.** Dropping a received fd closes it. That blocks for
+/// ever when the fd is of a hung FUSE server, and takes milliseconds with some drivers. So this crate
 /// closes none by itself, and the caller chooses the thread that does. [`clear`](Self::clear),
 /// dropping this value, and dropping [`drain`](Self::drain)'s iterator early close what is left
 /// on the calling thread.
@@ -73,13 +73,13 @@ impl ReceivedFds {
         }
     }
 
-    /// How many fds are here.
+    /// The number of fds that have not been taken out.
     #[must_use]
     pub fn len(&self) -> usize {
         self.fds.len()
     }
 
-    /// Whether no fd is here.
+    /// Whether all fds have been taken out.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.fds.is_empty()
@@ -100,7 +100,7 @@ impl ReceivedFds {
         self.fds.pop_front()
     }
 
-    /// The fds to look at or to send on, still owned here.
+    /// Borrows the fds, to look at them or to send them on.
     #[must_use]
     pub fn as_borrowed(&self) -> &[BorrowedFd<'_>] {
         // One slice holds all: `adopt` makes them contiguous, and taking out keeps them so.

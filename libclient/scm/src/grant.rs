@@ -33,7 +33,7 @@ pub fn send_grant(
     }
     debug_assert!(is_non_blocking(sock), "send_grant needs a non-blocking socket");
     // SAFETY: `sock` is open for the whole call, and `ManuallyDrop` keeps it from being closed.
-    // That it is no datagram socket matters to nobody: only `sendmsg` is called on it.
+    // It is no datagram socket, but only `sendmsg` is called on it.
     let socket = ManuallyDrop::new(unsafe { UnixDatagram::from_raw_fd(sock.as_raw_fd()) });
     loop {
         match socket.send_with_fd(bytes, raw(fds)) {

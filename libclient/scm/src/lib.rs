@@ -1,15 +1,15 @@
 //! Bytes and file descriptors over `AF_UNIX` `SOCK_SEQPACKET`: the only `sendmsg`/`recvmsg` code of fdbroker.
-//! It must never lose or leak an fd unseen, and never close a received fd on its own account: an
-//! fd of a hung FUSE server blocks `close` for ever, so who closes it, and where, is the caller's choice.
+//! It must never lose or leak an fd unseen, and never close a received fd by itself: closing an fd of a hung FUSE
+//! server blocks for ever, so the caller chooses the thread that closes.
 //!
-//! What the kernel does, and what this crate makes of it (unix(7), recvmsg(2), measured on 6.18):
+//! How the kernel behaves, and what this crate makes of it (unix(7), recvmsg(2), measured on 6.18):
 //!
 //! | kernel | here |
 //! |---|---|
 //! | at most 253 fds per message | [`SendError::TooManyFds`], before the kernel is asked |
 //! | one bad fd: nothing is sent | [`SendError::BadFd`] |
 //! | receiver at its `RLIMIT_NOFILE`: bytes come, fds are gone, `MSG_CTRUNC` | [`Message::fds_truncated`]; those that came are handed over |
-//! | room for 1 fd admits 2 (alignment) | what came is counted, not what was asked for |
+//! | room for 1 fd admits 2 (alignment) | counts the fds that came, not those that there was room for |
 //! | a 0-byte message looks like the end | [`RecvError::EmptyMessage`], [`RecvError::Eof`]; [`send`] refuses to send one |
 //! | `ECONNRESET` comes before a queued reply | read again |
 //! | uid over `RLIMIT_NOFILE` fds in flight: `ETOOMANYREFS` | [`SendError::TooManyRefs`]; [`send_timeout`] waits it out |

@@ -1,4 +1,4 @@
-//! Receiving one message: what came, all that came, and whether something is missing.
+//! Receiving one message, with all its fds, and with word of what is missing.
 //! It must never leave a received fd without an owner, never hide a truncation, and never take a
 //! reset or a message without bytes for the end while something is still queued.
 
@@ -10,8 +10,8 @@ use crate::error::{RecvError, last_errno};
 use crate::fds::ReceivedFds;
 use crate::socket::{Deadline, queued_bytes, wait};
 
-/// How often a reset is read past. The kernel reports the peer's death once per socket, so one is
-/// enough; more is for a kernel that does otherwise, and the bound is so that none can spin us.
+/// How often a reset is read past. The kernel reports the peer's death once per socket, so once is
+/// enough. A few more are for a kernel that behaves differently, which must not keep us in a loop.
 const RESET_RETRIES: usize = 4;
 
 /// One received message; its fds are in the caller's [`ReceivedFds`].
@@ -52,7 +52,7 @@ pub fn recv(
         match recv_once(sock, buf, fds) {
             Ok(received) => break received,
             Err(libc::EINTR) => {}
-            // Told once, and before the messages that the peer sent before it died.
+            // The kernel reports it once, ahead of the messages that the peer sent before it died.
             Err(libc::ECONNRESET) if resets < RESET_RETRIES => resets += 1,
             Err(errno) => return Err(RecvError::from_errno(errno)),
         }
@@ -123,7 +123,7 @@ fn recv_once(sock: BorrowedFd<'_>, buf: &mut [u8], fds: &mut ReceivedFds) -> Res
     })
 }
 
-/// Nothing was read: tells a message without bytes from the end.
+/// After a read of no bytes: tells a message without bytes from the end.
 #[cold]
 fn empty_or_end(sock: BorrowedFd<'_>, received: Received) -> RecvError {
     if received.any_control || received.message.fds_truncated {

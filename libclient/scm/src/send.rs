@@ -16,8 +16,8 @@ use crate::socket::{Deadline, wait};
 /// succeeds as long as the buffer is not full, so waiting for "writable" alone may be too long.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Between attempts while fds in flight are over the limit, which no event announces the end of:
-/// from the first doubling to the last. Short against a request, long against a syscall.
+/// The pauses between attempts while too many fds are in flight, doubled from the first to the last: no
+/// event announces the end of that state. Short against a request, long against a system call.
 const FIRST_REFS_PAUSE: Duration = Duration::from_millis(1);
 const LAST_REFS_PAUSE: Duration = Duration::from_millis(16);
 
@@ -38,8 +38,8 @@ pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Resul
     }
 }
 
-/// The same as [`send`], waiting for room until `timeout` (`None` = for ever) has passed. That too
-/// many fds are in flight is waited out as well. A timeout of zero tries once.
+/// The same as [`send`], waiting for room until `timeout` (`None` = for ever) has passed. It also waits
+/// while too many fds are in flight. A timeout of zero tries once.
 ///
 /// # Errors
 /// See [`SendError`]; never `WouldBlock` nor `TooManyRefs`, which become `TimedOut`.
@@ -70,7 +70,7 @@ pub fn send_timeout(
     }
 }
 
-/// What the kernel need not be asked.
+/// Checks that need no system call.
 pub(crate) fn check(bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SendError> {
     if bytes.is_empty() {
         return Err(SendError::Empty);
