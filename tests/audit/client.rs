@@ -1,5 +1,6 @@
-//! One client of a broker for tests/audit/run.sh: an honest one, or one that plants a fault on purpose, says with which fd, and
-//! waits until its input ends. FDBROKER_TEST_MEMORY=udmabuf: its memory is real dma-bufs.
+//! One client of a broker for tests/audit/run.sh. It is honest, or it plants a fault and names the fd; then it waits
+//! until its input ends. FDBROKER_TEST_MEMORY=udmabuf makes its memory real dma-bufs. Must never clean its
+//! fault up before that.
 
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, Grant, Handle, HostMemory, IsolatedBuffer,
@@ -22,7 +23,7 @@ in-flight, forgotten, unmapped, mapped, hold. Each says `ready PID FD` and then 
 
 const BYTES: usize = 64 << 10;
 
-/// The arena's, and one for exports.
+/// The arena's fd and exports on their way to the broker, with room to spare.
 const OWN_FDS: u32 = 4;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -47,7 +48,7 @@ fn deadline() -> Deadline {
     Deadline::from_ms(10_000)
 }
 
-/// Says that it is done, and keeps everything until the input ends.
+/// Prints `ready PID FD`, and keeps everything until the input ends.
 fn wait(pid: u32, fd: i32) -> Outcome<()> {
     println!("ready {pid} {fd}");
     std::io::stdout().flush()?;
@@ -63,7 +64,7 @@ fn produce(client: &Client, count: usize) -> Outcome<()> {
     let arena = Arena::new(client, memory, BYTES * count)?;
     let (mut ranges, mut alone) = (Vec::new(), Vec::new());
     for index in 0..count {
-        // Every second one is a memory of its own.
+        // Every second buffer is memory of its own, outside the arena.
         let handle = if index % 2 == 0 {
             let buffer = arena.alloc(BYTES)?;
             let handle = buffer.register(deadline())?;
@@ -81,7 +82,7 @@ fn produce(client: &Client, count: usize) -> Outcome<()> {
     wait(std::process::id(), -1)
 }
 
-/// A memfd that a broker takes.
+/// A memfd with the seals that a broker demands.
 fn sealed() -> Outcome<OwnedFd> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let memfd = memfd_create(c"audit", flags)?;
@@ -99,7 +100,7 @@ fn orphan(client: &Client) -> Outcome<()> {
     Ok(())
 }
 
-/// An owner that keeps two more fds of what it has deposited.
+/// An owner that keeps two more fds of the memory that it deposited.
 fn own(client: &Client) -> Outcome<()> {
     let memfd = sealed()?;
     let deposit = Deposit::new(MemoryKind::Memfd, BYTES as u64);
@@ -120,26 +121,26 @@ fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
             let _grant = grant;
             wait(own, fd)
         }
-        // The fd outlives the lease.
+        // Keeps an fd after giving the lease back.
         "leak" => {
             let copy = grant.fd.try_clone()?;
             drop(grant);
             wait(own, copy.as_raw_fd())
         }
-        // One lease, two fds.
+        // Keeps two fds with one lease.
         "copy" => {
             let _copy = grant.fd.try_clone()?;
             wait(own, fd)
         }
         "stray" => stray(grant),
-        // Nobody reads it, and no lease is of it any more.
+        // Keeps the fd in an unread message, after giving the lease back.
         "in-flight" => {
             let (from, to) = fdbroker_scm::seqpacket_pair()?;
             fdbroker_scm::send(from.as_fd(), b"x", &[grant.fd.as_fd()])?;
             drop(grant);
             wait(own, to.as_raw_fd())
         }
-        // As a program does that closes fds it does not own.
+        // Closes the fd and keeps the lease open, like a program that closes fds of others.
         "forgotten" => {
             let Grant { fd, lease, .. } = grant;
             drop(fd);
@@ -147,7 +148,7 @@ fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
             drop(lease);
             result
         }
-        // Unmapped by hand: the lease says mapped.
+        // Unmaps the memory by hand and keeps the mapped lease.
         "unmapped" => {
             let import = std::mem::ManuallyDrop::new(grant.import(Access::Read, 0)?);
             let address = NonNull::new(import.as_ptr().cast()).ok_or("no address")?;
@@ -155,7 +156,7 @@ fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
             unsafe { munmap(address, import.len())? };
             wait(own, -1)
         }
-        // Mapped by hand, and the lease given back.
+        // Maps the memory by hand and gives the lease back.
         "mapped" => {
             let length = NonZeroUsize::new(BYTES).ok_or("no bytes")?;
             let offset = i64::try_from(grant.info.fd_offset)?;
@@ -169,7 +170,7 @@ fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
     }
 }
 
-/// One fd open, everything else mapped, as it should be; and fds of its own that are no business of the broker's.
+/// One open fd with its lease, everything else mapped, and two fds of its own memory, which do not concern the broker.
 fn honest(client: &Client, grant: Grant, handles: &[Handle]) -> Outcome<()> {
     let mut imports = Vec::new();
     for handle in handles {
@@ -179,7 +180,7 @@ fn honest(client: &Client, grant: Grant, handles: &[Handle]) -> Outcome<()> {
     wait(std::process::id(), grant.fd.as_raw_fd())
 }
 
-/// A child has the fd that its parent has a lease of.
+/// A child keeps a copy of the fd that its parent has the lease of.
 fn stray(grant: Grant) -> Outcome<()> {
     // SAFETY: the child makes only calls that are safe after fork in a process of several threads.
     match unsafe { fork()? } {

@@ -1,6 +1,5 @@
-//! What test programs share: a start that does not depend on the parent, saying that a test could not run on this
-//! machine, and the name by which a test can start itself again. Must never let a test that did not run pass for one that
-//! did.
+//! Shared by all test programs: a start that does not depend on the parent, naming a test that cannot run on this machine,
+//! and the name by which a test starts itself again. Must never let a test that did not run count as one that ran.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 mod start;
@@ -9,10 +8,10 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::Location;
 
-/// The file that collects the tests which did not run; `tests/run.sh` reads it.
+/// Names the file of tests that did not run; `tests/run.sh` reads it.
 const LOG_VARIABLE: &str = "FDBROKER_NOT_RUN_LOG";
 
-/// Says that `test_name` cannot run here, because of `reason`. The caller returns at once.
+/// Reports that `test_name` cannot run here, because of `reason`. The test then returns at once.
 ///
 /// # Panics
 /// When CI is set: there every test must run.

@@ -1,10 +1,10 @@
-//! Cases that run apart: each in a process of its own under its own switches, because switches, limits, the loader's and
-//! the layer's state are a process's. One file for all programs; it must never pass a case that it has not run.
+//! Runs each case in a process of its own with its own switches: switches, limits and the state of loader and layer
+//! belong to a process. One file for all three programs. Must never pass a case that it has not run.
 
 use crate::fault::Outcome;
 use std::process::{Command, ExitCode, Stdio};
 
-/// Variables to set for a case; what is not named is as the environment has it.
+/// The variables to set for a case; all others stay as they are.
 pub type Switches = &'static [(&'static str, &'static str)];
 
 pub const LEGACY: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy")];
@@ -14,15 +14,15 @@ pub const LEGACY_POOL: Switches =
 pub const OPAQUE_POOL: Switches =
     &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_POOL", "yes")];
 
-/// What the parent of a case needs to know.
+/// A case, for the process that starts it.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
-    /// `what_when_then`; the program runs it when this is its argument.
+    /// `what_when_then`: the argument that makes the program run this case.
     pub name: &'static str,
     pub switches: Switches,
 }
 
-/// The exit status of a case's process.
+/// The exit status for a case's outcome; prints the fault.
 pub fn end(done: Outcome) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -33,7 +33,7 @@ pub fn end(done: Outcome) -> ExitCode {
     }
 }
 
-/// Runs cases one after the other; says what came of each, and at the end how many passed and failed.
+/// Runs cases one after the other; prints the outcome of each, and at the end `N passed, N failed`.
 pub fn run_all(cases: impl IntoIterator<Item = Named>) -> ExitCode {
     let (mut passed, mut failed) = (0, 0);
     for case in cases {

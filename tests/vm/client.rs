@@ -1,5 +1,5 @@
-//! The clients of tests/vm/systemd.sh: an owner, a consumer that never stops, and one that looks once. Must never hide an
-//! error: each is counted under its code, and every byte is compared.
+//! The clients of tests/vm/systemd.sh: an owner, a consumer that acquires all the time, and one that acquires once.
+//! Must never hide an error: each is counted under its code, and every byte is compared.
 
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, Handle, HostBuffer, HostMemory, Import,
@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// A page each.
+/// Bytes of each buffer: one page.
 const BYTES: usize = 4096;
-/// More than a recall's time and a restart on an emulated machine together.
+/// Longer than a recall and a restart of the broker together on an emulated machine.
 const DEADLINE_MS: u32 = 20_000;
-/// Between two writes of the report.
+/// The pause between two writes of the report.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-/// Consumers pause so long after an error: a broker that is away answers at once.
+/// A consumer's pause after an error: without a broker, calls fail at once.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
 const USAGE: &str = "usage:
@@ -57,7 +57,7 @@ fn run() -> Outcome<()> {
     }
 }
 
-/// No word of it is in a buffer of another seed.
+/// The bytes of a buffer: no word of them is in a buffer of another seed.
 fn pattern(seed: u64) -> Vec<u8> {
     let word = |index: u64| (seed << 16 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..BYTES as u64 / 8).flat_map(|index| word(index).to_le_bytes()).collect()
@@ -69,7 +69,7 @@ fn deadline() -> Deadline {
 
 // ---- the owner
 
-/// What keeps the memory of the buffers; dropped when the process ends.
+/// Keeps the memory of a buffer until the process ends.
 #[allow(dead_code, reason = "held, not used")]
 enum Memory {
     Arena(HostBuffer),
@@ -131,20 +131,20 @@ fn keep(client: &Client, seed: u64) -> Outcome<(Memory, Handle)> {
 
 // ---- consumers
 
-/// What happened, by name.
+/// Outcomes and notices by name, with their numbers.
 type Counts = Arc<Mutex<BTreeMap<String, u64>>>;
 
 fn count(counts: &Counts, name: impl Into<String>) {
     *counts.lock().expect("no panic under it").entry(name.into()).or_default() += 1;
 }
 
-/// Whether the bytes are those of `seed`.
+/// Whether the imported bytes are the pattern of `seed`.
 fn compare(import: &Import, seed: u64) -> bool {
     let mut bytes = vec![0; BYTES];
     import.read_at(0, &mut bytes).is_ok() && bytes == pattern(seed)
 }
 
-/// Acquires, maps and compares; what came of it.
+/// Acquires, maps and compares; answers `ok`, `WRONG_BYTES` or the error's code.
 fn look(client: &Client, handle: &Handle, seed: u64) -> String {
     let import = client.acquire(handle, deadline()).and_then(|it| it.import(Access::Read, 0));
     match import {
@@ -235,7 +235,7 @@ fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Written whole or not at all: others read it meanwhile.
+/// Replaces the file as a whole: others read it meanwhile.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let new = suffixed(path, ".new");
     std::fs::write(&new, text)?;
@@ -246,7 +246,7 @@ fn hex(handle: &Handle) -> String {
     handle.to_bytes().map(|byte| format!("{byte:02x}")).concat()
 }
 
-/// Seeds and handles of a file that `deposit` wrote.
+/// Reads the seeds and handles that `deposit` wrote.
 fn read(file: &Path) -> Outcome<Vec<(u64, Handle)>> {
     let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
     let line = |line: &str| {

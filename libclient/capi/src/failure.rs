@@ -1,17 +1,17 @@
-//! Why a function did not succeed: the library's error, or an argument that cannot be.
-//! Must never be made on the way of a call that succeeds: it allocates.
+//! Why a function did not succeed: the library's error, or an argument that is not valid.
+//! Must never be made in a call that succeeds: it allocates.
 
 use crate::errors::{FDBROKER_AGAIN, FDBROKER_INVALID_ARGUMENT, fdbroker_code_t};
 use fdbroker_client::{Error, ErrorCode};
 
-/// What a function answers when it does not succeed.
+/// The reason, which becomes the code and the last error's text.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The caller's arguments cannot be.
+    /// An argument is not valid: FDBROKER_INVALID_ARGUMENT.
     Argument(String),
-    /// The library's or the broker's answer.
+    /// The library's or the broker's error, with its code.
     Library(Error),
-    /// Nothing failed: not ready yet. Leaves the last error's text alone.
+    /// Not ready yet, which is no failure: the last error's text stays.
     NotReady,
 }
 

@@ -1,4 +1,5 @@
-//! The boundary: every exported function runs inside one of these. Must never let a panic into C.
+//! The boundary to C: every exported function that can fail or panic runs inside one of these. Must never let a panic
+//! into C.
 
 use crate::errors::{FDBROKER_INTERNAL, FDBROKER_OK, fdbroker_code_t};
 use crate::failure::Failure;
@@ -6,7 +7,7 @@ use crate::last_error;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `body`; its failure becomes this thread's last error and the code.
+/// Runs `body` and answers its code; a failure becomes this thread's last error.
 pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> fdbroker_code_t {
     match caught(body) {
         Ok(Ok(())) => FDBROKER_OK,
@@ -18,7 +19,7 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> fdbroker_code
     }
 }
 
-/// The same for functions that answer a value: `otherwise` when they fail.
+/// The same for functions that answer a value; they answer `otherwise` when they fail.
 pub(crate) fn guard_value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Failure>) -> T {
     match caught(body) {
         Ok(Ok(value)) => value,
@@ -37,7 +38,7 @@ fn note(failure: &Failure) {
 }
 
 fn caught<T>(body: impl FnOnce() -> T) -> Result<T, ()> {
-    // What a panic interrupts is consistent: locks here are let go between consistent states.
+    // A panic leaves consistent data: every lock here is released between consistent states.
     catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
         let what = reason(payload.as_ref());
         last_error::set(format_args!("INTERNAL: a fault in the library: {what}; please report it"));

@@ -15,7 +15,7 @@ thread_local! {
 pub(crate) fn set(text: impl fmt::Display) {
     TEXT.with(|bytes| {
         let mut cursor = Cursor { bytes, len: 0 };
-        // An error means "cut"; the rest is kept.
+        // An error means that the text was cut; the first part is kept.
         let _ = write!(cursor, "{text}");
         bytes[cursor.len].set(0);
     });
@@ -36,7 +36,7 @@ impl Write for Cursor<'_> {
         let room = LAST_ERROR_BYTES - 1 - self.len;
         let cut = text.floor_char_boundary(room);
         for byte in text[..cut].bytes() {
-            // A NUL inside (of a path, say) would end the text early.
+            // A NUL inside, of a path for example, would end the text early.
             self.bytes[self.len].set(if byte == 0 { b'?' } else { byte });
             self.len += 1;
         }

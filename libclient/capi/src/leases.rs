@@ -1,11 +1,11 @@
-//! The leases that a C program holds, by number: its own count, so that one given back twice is found out.
-//! Must never hold its lock over a callback or a wait.
+//! The leases of a C program by token: a token is never used twice, so that a second release is an error.
+//! Must never hold its lock during a callback or a wait.
 
 use fdbroker_client::{Error, ErrorCode, Lease};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Leases by token. A token is never used twice in a context's life.
+/// All leases of a context by their tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     table: Mutex<Table>,
@@ -15,7 +15,7 @@ pub(crate) struct Leases {
 struct Table {
     last: u64,
     leases: HashMap<u64, Lease>,
-    /// The broker's number -> token of the latest lease with it: notices name leases by the broker's number.
+    /// The broker's number of a lease to its token: notices name leases by the broker's number.
     tokens: HashMap<u64, u64>,
 }
 
@@ -24,7 +24,7 @@ impl Leases {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps one; its token, never 0.
+    /// Keeps a lease; answers its token, which is never 0.
     pub fn insert(&self, lease: Lease) -> u64 {
         let mut table = self.table();
         table.last += 1;
@@ -34,19 +34,19 @@ impl Leases {
         token
     }
 
-    /// Takes one out, to be given back by its drop.
+    /// Takes a lease out; its drop gives it back.
     pub fn take(&self, token: u64) -> Result<Lease, Error> {
         let mut table = self.table();
         let lease = table.leases.remove(&token).ok_or_else(|| unknown("release", token))?;
         let number = lease.number();
-        // It may have another number by now, and another lease its former one.
+        // After a reconnect the lease may have another number, and another lease its former one.
         if table.tokens.get(&number) == Some(&token) {
             table.tokens.remove(&number);
         }
         Ok(lease)
     }
 
-    /// Reads one, or reports it mapped.
+    /// Runs `act` on a lease that stays here.
     pub fn with<T>(
         &self,
         what: &str,
@@ -57,24 +57,24 @@ impl Leases {
         table.leases.get_mut(&token).map(act).ok_or_else(|| unknown(what, token))
     }
 
-    /// How many there are.
+    /// The number of leases that are not given back.
     pub fn len(&self) -> usize {
         self.table().leases.len()
     }
 
-    /// Gives all back.
+    /// Gives all leases back, 253 per message.
     pub fn release_all(&self) {
         let leases = std::mem::take(&mut self.table().leases);
         Lease::release_many(leases.into_values());
     }
 
-    /// Another broker has given them other numbers.
+    /// Looks the broker's numbers up again: a reconnect has changed them.
     pub fn renumber(&self) {
         let Table { leases, tokens, .. } = &mut *self.table();
         *tokens = leases.iter().map(|(token, lease)| (lease.number(), *token)).collect();
     }
 
-    /// The token of the broker's number; 0 when the program has no such lease.
+    /// The token of the lease with this number at the broker; 0 when the program has no such lease.
     pub fn token_of(&self, number: u64) -> u64 {
         self.table().tokens.get(&number).copied().unwrap_or(0)
     }

@@ -1,30 +1,30 @@
-//! Every bound of the C ABI, with its reason; those of the library and of the wire have their own.
+//! The bounds of the C ABI; library and wire have their own.
 //! Must never hold a bound without its reason.
 
 use std::time::Duration;
 
-/// Most items in one call: a rank's working set is a million buffers (DESIGN, 9); far more is a garbage number.
+/// The most items in one call: a rank's working set is a million buffers; far more is a garbage number.
 pub const MAX_COUNT: usize = 1 << 24;
 
-/// Largest struct that a caller may have: ours have 32 to 128 bytes and grow by a field a year; far more is an
-/// uninitialised `struct_size`.
+/// The largest struct that a caller may have. Structs here have 32 to 128 bytes and grow by a field a year; far more
+/// is an uninitialised `struct_size`.
 pub const MAX_STRUCT_BYTES: u64 = 4096;
 
-/// Bytes kept of the last error's text, its NUL included: what was tried, with a socket path (108), a cap and its
-/// holder, and the remedy (at most 200). What is longer is cut.
+/// Bytes of the last error's text, its NUL included: what was tried with a socket path (108), a cap and its holder, and
+/// the remedy (at most 200). A longer text is cut.
 pub const LAST_ERROR_BYTES: usize = 1024;
 
-/// How long changing a callback waits for one that runs: callbacks take microseconds to milliseconds; one that
+/// How long a change of a callback waits for the one that runs. Callbacks take microseconds to milliseconds; one that
 /// hangs must not hang another thread for ever.
 pub const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes of one line of the log; what is longer is cut. Below PIPE_BUF (4096), so that lines of ranks that share
-/// a pipe do not mix (pipe(7)).
+/// Bytes of one line of the log; a longer line is cut. Below PIPE_BUF (4096), so that lines of ranks that share a
+/// pipe do not mix (pipe(7)).
 pub const LOG_LINE_BYTES: usize = 2048;
 
-/// Address space of an arena of host memory: a rank's share of a large node's memory (64 ranks, 4 TiB); it costs
-/// nothing until it is written to.
+/// Address space of an arena of host memory: a rank's share of a large node (64 ranks, 4 TiB). It costs nothing until
+/// it is written to.
 pub const ARENA_BYTES: u64 = 64 << 30;
 
-/// Where halving an arena for want of address space (RLIMIT_AS) ends: a smaller one would not be of use.
+/// The smallest arena, where halving it for lack of address space (RLIMIT_AS) ends: a smaller one is of no use.
 pub const ARENA_LEAST_BYTES: usize = 64 << 20;

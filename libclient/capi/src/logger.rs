@@ -1,5 +1,5 @@
-//! The log of a C program: lines on stderr, as many as FDBROKER_LOG asks for. A Rust host's own logger stays.
-//! Must never raise SIGPIPE, take a lock, or change a byte of what the program itself prints.
+//! The log of a C program: lines on stderr, by the level in FDBROKER_LOG. The logger of a Rust program stays in place.
+//! Must never raise SIGPIPE, take a lock, or mix with the program's own output.
 
 use crate::limits::LOG_LINE_BYTES;
 use log::{LevelFilter, Log, Metadata, Record};
@@ -11,14 +11,14 @@ struct Stderr;
 
 static STDERR: Stderr = Stderr;
 
-/// Installs the log, once per process.
+/// Installs the logger, once per process.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let asked = std::env::var("FDBROKER_LOG").unwrap_or_default();
         let level = level_of(&asked);
         if log::set_logger(&STDERR).is_err() {
-            // The Rust program around this library has one.
+            // The Rust program around this library has a logger.
             return;
         }
         log::set_max_level(level.unwrap_or(LevelFilter::Warn));
@@ -30,7 +30,7 @@ pub(crate) fn install() {
     });
 }
 
-/// `None`: no level has this name.
+/// The level of this name; `None`: there is no such level.
 fn level_of(text: &str) -> Option<LevelFilter> {
     match text {
         "" | "warn" => Some(LevelFilter::Warn),
@@ -62,10 +62,10 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// One line on stderr, in one write(2): `fdbroker[PID]: TEXT`.
+/// Prints the line `fdbroker[PID]: TEXT` to stderr in one write(2).
 pub(crate) fn say(text: impl fmt::Display) {
     let mut line = Line { bytes: [0; LOG_LINE_BYTES], len: 0 };
-    // An error means "cut"; the rest is printed.
+    // An error means that the text was cut; the first part is printed.
     let _ = write!(line, "fdbroker[{}]: {text}", std::process::id());
     line.bytes[line.len] = b'\n';
     without_sigpipe(|| {
@@ -74,7 +74,7 @@ pub(crate) fn say(text: impl fmt::Display) {
     });
 }
 
-/// Runs `body` with SIGPIPE held back on this thread, and takes the one it caused. pthread_sigmask(3),
+/// Runs `body` with SIGPIPE blocked on this thread, and removes the one that it caused: pthread_sigmask(3),
 /// sigtimedwait(2).
 fn without_sigpipe(body: impl FnOnce()) {
     let pipe = SigSet::from(Signal::SIGPIPE);

@@ -1,5 +1,5 @@
-//! Structs that grow: their first field is the size that the caller's header gives them. Reads what is there, writes
-//! what there is room for. Must never touch a byte beyond the caller's struct.
+//! Structs that grow: their first field is their size in the caller's header. Reads the fields that are there, and
+//! writes those that there is room for. Must never touch a byte beyond the caller's struct.
 
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
@@ -12,22 +12,22 @@ use std::mem::size_of;
 /// # Safety
 /// `repr(C)`, `struct_size` first, no padding, and any bytes are a valid value.
 pub(crate) unsafe trait Growable: Copy {
-    /// Its name in C, for messages.
+    /// Its C name, for error texts.
     const NAME: &'static str;
-    /// Bytes without which it means nothing; a caller's may end anywhere after them.
+    /// The least size that has a meaning; a caller's struct may end at any field after it.
     const LEAST_BYTES: u64;
-    /// What the fields mean that a smaller struct lacks.
+    /// The values of fields that a smaller struct lacks.
     fn absent() -> Self;
 }
 
-/// The caller's size, if it can be one.
+/// Checks the caller's `struct_size`.
 fn checked<T: Growable>(size: u64) -> Result<usize, Failure> {
     let name = T::NAME;
     if size < T::LEAST_BYTES {
         let text = format!("{name}: struct_size is {size}; set it to sizeof({name})");
         return Err(Failure::argument(text));
     }
-    // Ours are all multiples of 8, and an array of others would not be aligned.
+    // All structs here are multiples of 8; an array of any other size would not be aligned.
     if size > MAX_STRUCT_BYTES || !size.is_multiple_of(8) {
         let text = format!(
             "{name}: struct_size is {size}, which no release has; set it to sizeof({name})"
@@ -41,7 +41,7 @@ fn null<T: Growable>() -> Failure {
     Failure::argument(format!("a pointer to {} is NULL", T::NAME))
 }
 
-/// The caller's array, to be read; the first one's `struct_size` is the distance of all.
+/// The caller's array, to be read. The first element's `struct_size` is the distance between all.
 pub(crate) struct Input<'a, T> {
     first: *const u8,
     stride: usize,
@@ -64,7 +64,7 @@ impl<T: Growable> Input<'_, T> {
         Ok(Input { first, stride, count, marker: PhantomData })
     }
 
-    /// A copy of one, its missing fields filled in.
+    /// A copy of one element, with its missing fields filled in.
     pub fn get(&self, index: usize) -> Result<T, Failure> {
         assert!(index < self.count, "inside the array");
         let known = self.stride.min(size_of::<T>());
@@ -89,16 +89,16 @@ impl<T: Growable> Input<'_, T> {
     }
 }
 
-/// Reads one.
+/// Reads one struct, with its missing fields filled in.
 ///
 /// # Safety
-/// As [`Input::new`], of one.
+/// As [`Input::new`], for one struct.
 pub(crate) unsafe fn read<T: Growable>(from: *const T) -> Result<T, Failure> {
     // SAFETY: the caller's promise.
     unsafe { Input::new(from, 1) }?.get(0)
 }
 
-/// The caller's array, to be written; the first one's `struct_size` is the distance of all.
+/// The caller's array, to be written. The first element's `struct_size` is the distance between all.
 pub(crate) struct Output<'a, T> {
     first: *mut u8,
     stride: usize,
@@ -115,7 +115,8 @@ impl<T: Growable> Output<'_, T> {
         Ok(Output { first: first.cast(), stride, count, marker: PhantomData })
     }
 
-    /// Writes one: what the caller's struct has room for, and 0 into fields that this release does not know.
+    /// Writes one element: as many fields as the caller's struct has, and 0 into fields that this release does not
+    /// know.
     pub fn set(&mut self, index: usize, value: &T) {
         assert!(index < self.count, "inside the array");
         let known = self.stride.min(size_of::<T>());
@@ -129,17 +130,17 @@ impl<T: Growable> Output<'_, T> {
     }
 }
 
-/// Writes one.
+/// Writes one struct, as [`Output::set`] does.
 ///
 /// # Safety
-/// As [`Output::new`], of one.
+/// As [`Output::new`], for one struct.
 pub(crate) unsafe fn write<T: Growable>(to: *mut T, value: &T) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe { Output::new(to, 1) }?.set(0, value);
     Ok(())
 }
 
-/// Refuses garbage counts.
+/// Refuses more than [`MAX_COUNT`] items.
 pub(crate) fn check_count(count: usize) -> Result<(), Failure> {
     match count <= MAX_COUNT {
         true => Ok(()),
@@ -149,7 +150,7 @@ pub(crate) fn check_count(count: usize) -> Result<(), Failure> {
     }
 }
 
-/// A plain array to be read; NULL only when it is empty.
+/// The caller's plain array, to be read. NULL is allowed only for an empty one.
 ///
 /// # Safety
 /// `first` is NULL or points to `count` values, not written meanwhile.
@@ -167,7 +168,7 @@ pub(crate) unsafe fn slice<'a, T>(
     }
 }
 
-/// A plain array to be written; `None` when it is NULL.
+/// The caller's plain array, to be written; `None` when it is NULL.
 ///
 /// # Safety
 /// `first` is NULL or points to `count` values that nobody else uses meanwhile.
@@ -180,13 +181,13 @@ pub(crate) unsafe fn slice_mut<'a, T>(
     Ok((!first.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(first, count) }))
 }
 
-/// Where the results of a call for many go: an array of `T`, written whole whatever happens.
+/// The array for the results of a call for many. Every element is written, also on failure.
 pub(crate) trait Results<T> {
-    /// Writes one; `None`: there is none.
+    /// Writes the result at `index`; `None` writes "no result".
     fn put(&mut self, index: usize, value: Option<T>);
 }
 
-/// The caller's arrays for the results and their codes.
+/// The caller's arrays for results and codes.
 pub(crate) struct Answers<'a, R> {
     count: usize,
     results: R,
@@ -194,7 +195,7 @@ pub(crate) struct Answers<'a, R> {
 }
 
 impl<'a, R> Answers<'a, R> {
-    /// `results` of the caller, if they can be written; the codes are set even if not.
+    /// Pairs results and codes. When `results` is an error, all codes are set to it.
     ///
     /// # Safety
     /// `codes` is NULL or points to `count` codes that nobody else uses meanwhile.
@@ -214,7 +215,8 @@ impl<'a, R> Answers<'a, R> {
         }
     }
 
-    /// Writes one outcome each; the first failure, or the one that kept all from being tried.
+    /// Writes all outcomes; answers the first failure. An outer error, by which no item was tried, counts for every
+    /// item.
     pub fn fill<T, F: Into<Failure>>(
         &mut self,
         outcomes: Result<impl IntoIterator<Item = Result<T, F>>, Failure>,
@@ -254,7 +256,7 @@ impl<'a, R> Answers<'a, R> {
     }
 }
 
-/// The caller's array, and what stands for "none".
+/// A plain array for results, and the value that stands for "no result".
 pub(crate) type Plain<'a, T> = (&'a mut [T], fn() -> T);
 
 impl<T> Results<T> for Plain<'_, T> {
@@ -264,7 +266,7 @@ impl<T> Results<T> for Plain<'_, T> {
     }
 }
 
-/// A plain array of results of the caller, as [`Answers`] takes it; NULL only when it is empty.
+/// The caller's plain array for results. NULL is allowed only for an empty one.
 ///
 /// # Safety
 /// `first` is NULL or points to `count` values that nobody else uses meanwhile.

@@ -1,5 +1,5 @@
-//! A callback that can be changed while the library thread runs: who changes it waits until the old one has returned.
-//! Must never hold its lock while the callback runs.
+//! A callback that can be changed while the library thread runs. A change waits until the old callback has returned.
+//! Must never hold its lock while a callback runs.
 
 use crate::failure::Failure;
 use crate::limits::CALLBACK_TIMEOUT;
@@ -10,16 +10,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 thread_local! {
-    /// How many callbacks this thread is inside of.
+    /// How many callbacks this thread is running, one inside the other.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether the caller is inside a callback: it must not wait, nor end what calls it.
+/// Whether this thread is inside a callback, where it must not wait, nor close the context.
 pub(crate) fn is_in_callback() -> bool {
     DEPTH.get() > 0
 }
 
-/// Refuses what may not be done inside a callback.
+/// Refuses a call that is not allowed inside a callback.
 pub(crate) fn refuse_in_callback(what: &str) -> Result<(), Failure> {
     match is_in_callback() {
         false => Ok(()),
@@ -30,7 +30,7 @@ pub(crate) fn refuse_in_callback(what: &str) -> Result<(), Failure> {
     }
 }
 
-/// A C function and its first argument.
+/// A C function with its first argument.
 #[derive(Clone, Copy)]
 pub(crate) struct Callback<F> {
     pub call: F,
@@ -42,9 +42,9 @@ unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: as above.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
-/// The callback of the moment.
+/// The place of a callback, which may be empty.
 pub(crate) struct Slot<F> {
-    /// Whoever runs it has a clone.
+    /// Each thread that runs the callback has a clone.
     current: Mutex<Option<Arc<Callback<F>>>>,
     returned: Condvar,
 }
@@ -56,14 +56,14 @@ impl<F> Default for Slot<F> {
 }
 
 impl<F> Slot<F> {
-    /// Runs the callback, if there is one.
+    /// Runs the callback; `None` when there is none.
     pub fn run<T>(&self, act: impl FnOnce(&Callback<F>) -> T) -> Option<T> {
         let callback = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         DEPTH.set(DEPTH.get() + 1);
         let result = act(&callback);
         DEPTH.set(DEPTH.get() - 1);
         {
-            // Under the lock: who waits for it has looked, and sleeps, or will see it gone.
+            // Under the lock, so that a waiting thread does not miss it: it sleeps already, or sees the clone gone.
             let _current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
             drop(callback);
         }
@@ -71,7 +71,7 @@ impl<F> Slot<F> {
         Some(result)
     }
 
-    /// Puts another one in its place; returns when the old one runs no more.
+    /// Changes the callback; returns when the old one runs no more.
     pub fn set(&self, callback: Option<Callback<F>>) -> Result<(), Failure> {
         refuse_in_callback("change a callback")?;
         let until = Instant::now() + CALLBACK_TIMEOUT;
@@ -125,7 +125,7 @@ mod tests {
                 slot.set(callback(2)).unwrap();
                 assert!(ended.load(Ordering::SeqCst), "set has waited");
             });
-            // The new one runs meanwhile, and is not waited for.
+            // The new callback runs meanwhile, and `set` does not wait for it.
             while slot.run(|callback| callback.call) != Some(2) {
                 std::thread::yield_now();
             }

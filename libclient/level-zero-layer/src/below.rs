@@ -1,5 +1,5 @@
-//! The functions below this layer: those that the loader's table had, else the next in the dynamic linker's order.
-//! Must never answer a function of this layer: that would call itself for ever.
+//! The functions below this layer: those that stood in the loader's tables, else the next ones in the dynamic linker's
+//! order. Must never answer a function of this layer, which would call itself for ever.
 
 use level_zero_sys::*;
 use std::ffi::{CStr, c_void};
@@ -12,7 +12,7 @@ const LOADER: &CStr = c"libze_loader.so.1";
 /// The answer for a function that this loader does not have.
 pub const MISSING: ze_result_t = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
 
-/// One function below. `F` is `Option<fn>`, as the tables have it.
+/// One function below. `F` is an `Option<fn>`, as in the tables.
 pub struct Below<F> {
     name: &'static CStr,
     function: AtomicPtr<c_void>,
@@ -44,7 +44,7 @@ impl<F: Copy> Below<F> {
         if function.is_null() {
             function = next(self.name);
             if !function.is_null() {
-                // A table that came meanwhile is the better answer.
+                // A function that a table brought meanwhile goes first.
                 let _ = self.function.compare_exchange(
                     std::ptr::null_mut(),
                     function,
@@ -53,12 +53,12 @@ impl<F: Copy> Below<F> {
                 );
             }
         }
-        // SAFETY: `F` is an `Option<fn>` (the statics above), for which null is `None`; the size is checked. The function
-        // was found under its name, or in its place of a table: it has that type.
+        // SAFETY: `F` is an `Option<fn>` (the statics above), for which null is `None`; the size is checked. The
+        // function was found under its name, or in its place of a table: it has that type.
         unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }
     }
 
-    /// What the table had.
+    /// Keeps the function that stood in a table.
     pub fn set(&self, function: F) {
         // SAFETY: as above, the other way.
         let function = unsafe { std::mem::transmute_copy::<F, *mut c_void>(&function) };
@@ -66,7 +66,7 @@ impl<F: Copy> Below<F> {
     }
 }
 
-/// The function of this name after this library, where it is preloaded, else the loader's; null: none.
+/// The next function of this name behind the preloaded library, else the loader's. Null: none, or not preloaded.
 pub fn next(name: &CStr) -> *mut c_void {
     if !is_preloaded() {
         return std::ptr::null_mut();
@@ -76,7 +76,7 @@ pub fn next(name: &CStr) -> *mut c_void {
     if !found.is_null() {
         return found;
     }
-    // A program that opens the loader itself has it in no scope of ours.
+    // When the program opens the loader itself, RTLD_NEXT does not find it.
     // SAFETY: C strings; NOLOAD runs nothing, and the count it adds only keeps the loader loaded.
     unsafe {
         let loader = libc::dlopen(LOADER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
@@ -87,7 +87,7 @@ pub fn next(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Whether this library was there before the Level Zero loader: LD_PRELOAD. A layer always comes after it.
+/// Whether this library was loaded before the Level Zero loader, by LD_PRELOAD. A layer always comes after the loader.
 pub fn is_preloaded() -> bool {
     static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *ANSWER.get_or_init(|| {
@@ -103,7 +103,7 @@ struct Search {
     answer: Option<bool>,
 }
 
-/// Which comes first, this library or the loader. Objects come in the order in which they were loaded.
+/// Finds out whether this library or the loader was loaded first: objects come in the order of loading.
 unsafe extern "C" fn look_at(
     object: *mut libc::dl_phdr_info,
     _size: libc::size_t,
@@ -125,7 +125,7 @@ unsafe extern "C" fn look_at(
     libc::c_int::from(search.answer.is_some())
 }
 
-/// Where this library is loaded; dladdr(3).
+/// The base address of this library; dladdr(3).
 fn own_base() -> *mut c_void {
     // SAFETY: plain data, for which all zero is a value.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -1,5 +1,5 @@
-//! The consumer's side: opening a handle that was passed by value, and closing what was opened.
-//! Must never open memory whose allocation has ended, keep an fd, or close one that is the program's.
+//! The consumer's side: zeMemOpenIpcHandle and zeMemCloseIpcHandle.
+//! Must never open memory whose allocation has ended, keep an fd, or close the program's fd.
 
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// The arguments of zeMemOpenIpcHandle but the handle.
+/// The arguments of zeMemOpenIpcHandle, without the handle.
 pub struct Opening {
     pub context: ze_context_handle_t,
     pub device: ze_device_handle_t,
@@ -51,7 +51,7 @@ impl Opening {
         }
     }
 
-    /// The program got the fd by its own means: the driver's own handle with that fd.
+    /// The program has put its own fd into the handle: opens the driver's handle with that fd.
     unsafe fn open_with_programs_fd(&self, key: &Key) -> ze_result_t {
         let driver = key.driver_handle().map_or_else(|| ask_for_driver_handle(key), Ok);
         match driver {
@@ -61,7 +61,7 @@ impl Opening {
         }
     }
 
-    /// Without a broker: as if the layer were not there.
+    /// Without a broker: opens the driver's handle, as without the layer.
     unsafe fn open_as_the_driver_does(&self, key: &Key) -> ze_result_t {
         match key.driver_handle() {
             // SAFETY: the caller's promise.
@@ -70,7 +70,7 @@ impl Opening {
         }
     }
 
-    /// The fd is the broker's: needed until the driver has opened it, no longer.
+    /// Opens with the broker's fd, which is closed once the driver has opened it.
     unsafe fn open_granted(&self, broker: &Broker, key: &Key, grant: Grant) -> ze_result_t {
         let Grant { fd, mut lease, info } = grant;
         let driver = Bytes::try_from(info.driver_data.as_bytes()).ok().and_then(|mut driver| {
@@ -105,8 +105,8 @@ impl Opening {
     }
 }
 
-/// Closes, and gives the lease back. The lease is taken first: once the driver has closed it, another thread may be
-/// given this address.
+/// Closes the memory and gives its lease back. The lease is taken out first: once the driver has closed the memory,
+/// another thread may get this address.
 ///
 /// # Safety
 /// As zeMemCloseIpcHandle.
@@ -119,13 +119,13 @@ pub unsafe fn close(context: ze_context_handle_t, pointer: *const c_void) -> ze_
     if let (Some(broker), Some(lease)) = (broker, lease)
         && code != SUCCESS
     {
-        // Still open.
+        // The memory is still open.
         broker.opened().add(pointer.addr(), lease);
     }
     code
 }
 
-/// A driver's handle of a layout that the key does not hold, from the broker.
+/// Asks the broker for a driver's handle of a layout that the key has no room for.
 fn ask_for_driver_handle(key: &Key) -> Result<Bytes, ze_result_t> {
     let broker = broker::connected().ok_or(INVALID)?;
     let granted = broker.client.acquire(&key.handle(), Deadline::after(ACQUIRE_TIMEOUT));
@@ -135,19 +135,19 @@ fn ask_for_driver_handle(key: &Key) -> Result<Bytes, ze_result_t> {
     Ok(driver)
 }
 
-/// The fd at another number than the exporter's: equal numbers send a driver of 26.18 or later to the exporter.
+/// Moves the fd off the exporter's number: with equal numbers a driver of 26.18 or later asks the exporter.
 fn moved_off(exporters: RawFd, fd: OwnedFd) -> Result<OwnedFd, ze_result_t> {
     if fd.as_raw_fd() != exporters {
         return Ok(fd);
     }
-    // Any other number does: a lower one is free as often as not, and a higher one may be over the limit.
+    // Any other number will do. The lowest free one is always below the limit; a higher one may not be.
     let moved = fcntl(&fd, FcntlArg::F_DUPFD_CLOEXEC(0));
     let moved = moved.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
     // SAFETY: the call just made it, for nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(moved) })
 }
 
-/// What the program is told; the user reads the reason.
+/// The code that the program gets; the user gets the reason on stderr.
 fn refuse(error: &Error) -> ze_result_t {
     let news = match error.code {
         ErrorCode::WrongNode => News::OtherNode,
@@ -155,7 +155,7 @@ fn refuse(error: &Error) -> ze_result_t {
     };
     once(news, format_args!("zeMemOpenIpcHandle: {error}"));
     match error.code {
-        // As the driver answers when no fd is free.
+        // The driver's answer when no fd is free.
         ErrorCode::LocalFdLimit | ErrorCode::NoQuota | ErrorCode::TimedOut => {
             ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY
         }

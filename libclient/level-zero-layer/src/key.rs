@@ -1,26 +1,26 @@
-//! The by-value handle: what stands in the 64 bytes of `ze_ipc_mem_handle_t` that a program gets and passes on.
-//! Plain data; must never hold a pointer, nor more of a driver's private layout than is checked when it is made.
+//! The key: the 64 bytes of `ze_ipc_mem_handle_t` that a program gets and passes on by value.
+//! Must never contain a pointer, nor rely on a part of a driver's private layout that is not checked when it is made.
 //!
 //! | bytes | field |
 //! |---|---|
 //! | 0..8 | the driver's fd number, where programs look for it and put their own |
-//! | 8..16 | where the allocation lies in what the fd names, as the driver's handle says it |
+//! | 8..16 | where in the fd's memory the allocation begins, as in the driver's handle |
 //! | 16..20 | magic |
-//! | 20..24 | the fd number once more: another one in 0..4 means that the program has put its own fd there |
-//! | 24..56 | the first 32 bytes of fdbroker's handle, which suffice to resolve it |
-//! | 56..64 | what else the driver's handle has: with it the driver's handle can be made again without the broker |
+//! | 20..24 | the driver's fd number again: a different number in 0..4 is the program's own fd |
+//! | 24..56 | the first 32 bytes of fdbroker's handle, which are enough to resolve it |
+//! | 56..64 | the rest of the driver's handle, so that it can be restored without the broker |
 
 use fdbroker_client::Handle;
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_PREFIX_BYTES, HANDLE_VERSION};
 use std::os::fd::RawFd;
 
-/// A handle's bytes.
+/// The bytes of a `ze_ipc_mem_handle_t`: a driver's handle or a key.
 pub type Bytes = [u8; 64];
 
-/// The first bytes of fdbroker's handle.
+/// The first 32 bytes of fdbroker's handle: they name one allocation.
 pub type Prefix = [u8; HANDLE_PREFIX_BYTES];
 
-/// In compute-runtime's opaque handles the exporter's pid stands here; no pid is so large.
+/// In compute-runtime's opaque handles the exporter's pid stands here. No pid is this large.
 const MAGIC: [u8; 4] = *b"FZE1";
 const OFFSET: usize = 8;
 const MAGIC_AT: usize = 16;
@@ -28,32 +28,32 @@ const FD_COPY: usize = 20;
 const PREFIX: usize = 24;
 const REST: usize = 56;
 
-/// Where compute-runtime's handles have something else than fd and offset: legacy a type, opaque pid and types, the fd
-/// again as u64, one more byte.
+/// The other fields of compute-runtime's handles. Legacy: a type. Opaque: pid and types, the fd again as u64, one
+/// more byte.
 const DRIVER_WORDS: std::ops::Range<usize> = 16..22;
 const DRIVER_FD_COPY: usize = 22;
 const DRIVER_LAST: usize = 62;
 
-/// How the driver's handle can be made again.
+/// How to restore the driver's handle from the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Form {
-    /// A layout that does not fit: only the broker has it.
+    /// Its layout does not fit: only the broker has it.
     Elsewhere = 0,
-    /// All of it is here.
+    /// The key contains all of it.
     Whole = 1,
-    /// All of it, and the fd number stands at [`DRIVER_FD_COPY`] too.
+    /// The key contains all of it, and the fd number goes to [`DRIVER_FD_COPY`], too.
     FdTwice = 2,
 }
 
-/// A handle of ours, taken apart.
+/// A handle of this layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     bytes: Bytes,
 }
 
 impl Key {
-    /// The handle for what the broker knows as `handle` and the driver as `driver`.
+    /// Makes the key of an allocation from the broker's and the driver's handle of it.
     pub fn new(handle: &Handle, driver: &Bytes) -> Self {
         let mut bytes = [0; 64];
         bytes[..4].copy_from_slice(&driver[..4]);
@@ -72,7 +72,7 @@ impl Key {
         key
     }
 
-    /// A handle of ours; `None`: some driver's own.
+    /// Reads a key; `None`: the bytes are a driver's own handle.
     pub fn from_bytes(bytes: &Bytes) -> Option<Self> {
         let is_ours = bytes[MAGIC_AT..MAGIC_AT + 4] == MAGIC
             && bytes[PREFIX..PREFIX + 4] == HANDLE_MAGIC
@@ -80,12 +80,12 @@ impl Key {
         is_ours.then_some(Key { bytes: *bytes })
     }
 
-    /// As they travel.
+    /// The 64 bytes that the program passes on.
     pub fn to_bytes(self) -> Bytes {
         self.bytes
     }
 
-    /// The fd that the program passes: the driver's, or its own.
+    /// The fd in bytes 0..4: the driver's, or one of the program's own.
     pub fn fd(&self) -> RawFd {
         fd_at(&self.bytes, 0)
     }
@@ -95,19 +95,19 @@ impl Key {
         self.fd() != fd_at(&self.bytes, FD_COPY)
     }
 
-    /// See [`Prefix`].
+    /// The allocation's name at the broker.
     pub fn prefix(&self) -> Prefix {
         std::array::from_fn(|i| self.bytes[PREFIX + i])
     }
 
-    /// fdbroker's handle; its hints are not here.
+    /// fdbroker's handle, without its hints.
     pub fn handle(&self) -> Handle {
         let mut bytes = [0; 64];
         bytes[..HANDLE_PREFIX_BYTES].copy_from_slice(&self.prefix());
         Handle::from_bytes(bytes)
     }
 
-    /// The driver's handle as it was; `None`: the broker alone has it.
+    /// Restores the driver's handle; `None`: only the broker has it.
     pub fn driver_handle(&self) -> Option<Bytes> {
         let form = self.bytes[REST + 7];
         if form != Form::Whole as u8 && form != Form::FdTwice as u8 {
@@ -125,8 +125,8 @@ impl Key {
         Some(driver)
     }
 
-    /// Puts this handle's offset into the driver's handle that the broker has of the allocation: that one may be of
-    /// another pointer into it. `None`: it lies outside an allocation of `size_bytes`.
+    /// Puts this key's offset into the driver's handle that the broker has, which may be of another pointer into the
+    /// allocation. `None`: the offset lies outside an allocation of `size_bytes`.
     pub fn put_offset(&self, driver: &mut Bytes, size_bytes: u64) -> Option<()> {
         let here = offset_of(&self.bytes);
         if here != offset_of(driver) && here.abs_diff(offset_of(driver)) >= size_bytes {
@@ -137,18 +137,18 @@ impl Key {
     }
 }
 
-/// The fd in a handle, a driver's or ours.
+/// The fd in bytes 0..4 of a driver's handle or a key.
 pub fn fd_of(handle: &Bytes) -> RawFd {
     fd_at(handle, 0)
 }
 
-/// The same handle with another fd.
+/// The handle with another fd in bytes 0..4.
 pub fn with_fd(mut handle: Bytes, fd: RawFd) -> Bytes {
     handle[..4].copy_from_slice(&fd.to_ne_bytes());
     handle
 }
 
-/// Where a pooled allocation lies, in bytes.
+/// Where in the fd's memory a pooled allocation begins, in bytes.
 pub fn offset_of(handle: &Bytes) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|i| handle[OFFSET + i]))
 }

@@ -1,11 +1,11 @@
-//! What LD_PRELOAD puts before the loader: its functions under their own names. Must never be called from within this
-//! library: the dynamic linker may find the loader's instead.
+//! The loader's functions under their own names, for LD_PRELOAD. Must never be called from within this library: the
+//! dynamic linker may find the loader's instead.
 
 use crate::entry;
 use level_zero_sys::*;
 use std::ffi::c_void;
 
-/// Functions under the loader's names, with the specification's arguments.
+/// Exports functions under the loader's names, with the specification's arguments.
 macro_rules! exports {
     ($(fn $name:ident = $entry:path, ($($argument:ident: $kind:ty),* $(,)?);)*) => {$(
         /// # Safety

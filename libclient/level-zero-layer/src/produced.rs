@@ -30,7 +30,7 @@ pub struct Allocation {
     pub id: u64,
 }
 
-/// One exported allocation.
+/// An exported allocation, with the Gets that are not Put.
 struct Entry {
     allocation: Allocation,
     /// Keys given out by Get and not yet Put.
@@ -176,8 +176,9 @@ impl Produced {
         bases.len()
     }
 
-    /// Exports an allocation again: the broker has closed its fd, and another process wants the memory. The caller keeps
-    /// this table locked throughout: the memory must not be freed, nor the driver taken apart, while it is exported.
+    /// Exports an allocation again: the broker has closed its fd, and another process wants the memory. The caller
+    /// keeps this table locked throughout: the memory must not be freed, nor the driver taken apart, while it is
+    /// exported.
     ///
     /// # Errors
     /// STALE: the memory is gone. SHUTTING_DOWN: this process is about to end. LOCAL_FD_LIMIT, AGAIN: not now.

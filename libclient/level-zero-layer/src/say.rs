@@ -1,12 +1,12 @@
-//! What the layer tells the user: each kind of news once per process, one line on stderr.
-//! Must never raise SIGPIPE, fail, or repeat itself for each handle.
+//! The layer's lines on stderr: one for each kind of news, once per process.
+//! Must never raise SIGPIPE, fail, or print a line for each handle.
 
 use crate::limits::LINE_BYTES;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Kinds of news.
+/// The kinds of news, one bit each.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum News {
@@ -17,7 +17,7 @@ pub enum News {
     OtherNode = 16,
 }
 
-/// Says it, unless something of this kind has been said before or FDBROKER_LOG is `off`.
+/// Prints the line, unless one of this kind was printed before or FDBROKER_LOG is `off`.
 pub fn once(news: News, text: impl Display) {
     static SAID: AtomicU32 = AtomicU32::new(0);
     let bit = news as u32;
@@ -29,7 +29,7 @@ pub fn once(news: News, text: impl Display) {
 
 fn line(text: impl Display) {
     let mut line = String::new();
-    // Writing to a string does not fail.
+    // A write to a string cannot fail.
     let _ = write!(line, "fdbroker-level-zero[{}]: {text}", std::process::id());
     line.truncate(line.floor_char_boundary(LINE_BYTES - 1));
     line.push('\n');
@@ -39,7 +39,7 @@ fn line(text: impl Display) {
     });
 }
 
-/// Runs `body` with SIGPIPE held back on this thread, and takes the one it caused. pthread_sigmask(3),
+/// Runs `body` with SIGPIPE blocked on this thread, and removes the one that it caused: pthread_sigmask(3),
 /// sigtimedwait(2).
 fn without_sigpipe(body: impl FnOnce()) {
     let pipe = SigSet::from(Signal::SIGPIPE);

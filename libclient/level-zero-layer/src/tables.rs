@@ -1,4 +1,4 @@
-//! What the loader asks of a layer: to look at each table of functions, and put itself between.
+//! The loader's tables of functions, which the loader shows to a layer: the layer puts its own functions between.
 //! Must never touch a field that the loader's version of a table does not have: the table ends before it.
 
 use crate::below::{self, Below};
@@ -7,14 +7,14 @@ use level_zero_sys::*;
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 
-/// Versions of the specification in which a field came to its table.
+/// The versions of the specification that added fields to the tables.
 const V1_3: u32 = ze_api_version_t::ZE_API_VERSION_1_3.0;
 const V1_6: u32 = ze_api_version_t::ZE_API_VERSION_1_6.0;
 
-/// Puts `ours` in the place of what is there, and keeps that as the one below.
+/// Puts `ours` into the table, and keeps the function that stood there as the one below.
 macro_rules! between {
     ($table:ident.$field:ident, $below:expr, $ours:expr) => {
-        // The field alone: of an older table no more is there.
+        // Only this field: an older table ends here.
         let place = &raw mut (*$table).$field;
         if let Some(function) = *place
             && function as usize != $ours as *const () as usize
@@ -46,7 +46,7 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
     }
 }
 
-/// What the layer only calls.
+/// Keeps a function that the layer calls but does not replace.
 fn keep<F: Copy>(below: &Below<Option<F>>, function: Option<F>) {
     if function.is_some() {
         below.set(function);
@@ -84,9 +84,9 @@ unsafe fn hook_nothing(_version: u32, _table: *mut c_void) {}
 type Hook = unsafe fn(u32, *mut c_void);
 type TableFunction = unsafe extern "C" fn(ze_api_version_t, *mut c_void) -> ze_result_t;
 
-/// What an exported table function does. As a layer it gets a table filled so far. Preloaded it is found in the place of
-/// the loader's own function of that name (whose calls within itself go by the dynamic linker): that one has
-/// to fill the table first, and may meanwhile call us as a layer.
+/// The body of every exported table function. A layer gets a table that is filled already. A preloaded library is
+/// found in place of the loader's own function of that name, since the loader's inner calls go through the dynamic
+/// linker: the loader's function then has to fill the table first, and may call this one as a layer meanwhile.
 ///
 /// # Safety
 /// The loader's: `table` is null or a table of `version`.
@@ -120,7 +120,7 @@ unsafe fn serve(
     ze_result_t::ZE_RESULT_SUCCESS
 }
 
-/// The loader (1.8.12 for one) gives up when a layer lacks one of its tables, so all are here.
+/// A loader such as 1.8.12 refuses a layer that lacks one of its tables, so all of them are here.
 macro_rules! tables {
     ($($name:ident: $hook:ident;)*) => {$(
         /// # Safety

@@ -1,16 +1,16 @@
-//! How a case fails: with words. It must never fail without saying what was expected.
+//! The failures of cases. Must never lack the expected value.
 
 use level_zero_sys::{CallError, ze_result_t};
 
 pub type Fault = Box<dyn std::error::Error + Send + Sync>;
 pub type Outcome = Result<(), Fault>;
 
-/// A fault unless both are equal.
+/// A fault unless both values are equal.
 pub fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> Outcome {
     holds(found == expected, || format!("{what}: found {found:?}, expected {expected:?}"))
 }
 
-/// A fault unless it holds.
+/// A fault with these words unless the condition holds.
 pub fn holds(holds: bool, words: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(words().into()) }
 }

@@ -1,4 +1,4 @@
-//! One device of a loader, with the calls the cases need. It must never touch a device address itself.
+//! One device, with the calls that the cases need. Must never touch a device address itself.
 
 use crate::counters::{COUNTERS_FUNCTION, Counters, CountersFunction};
 use crate::fault::{Fault, Outcome, same};
@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::ptr;
 
-/// A device address, or one of host memory that the driver allocated.
+/// An address of device memory, or of host memory that the driver allocated.
 pub type Address = *mut c_void;
 
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
@@ -20,7 +20,7 @@ pub struct Gpu {
     list: ze_command_list_handle_t,
 }
 
-/// What zeMemGetAllocProperties says.
+/// The answer of zeMemGetAllocProperties.
 pub struct Properties {
     pub memory_type: ze_memory_type_t,
     pub id: u64,
@@ -30,7 +30,7 @@ pub struct Properties {
 // locals; structures are blank ones that name only locals. Addresses are the cases' own: a wrong one is what they test,
 // and the test driver answers it.
 impl Gpu {
-    /// Loader, driver, device, context and an immediate command list.
+    /// Opens loader, driver, device, context and an immediate command list.
     pub fn open() -> Result<Self, Fault> {
         let level_zero = LevelZero::load()?;
         let (mut driver, mut device) = (ptr::null_mut(), ptr::null_mut());
@@ -53,14 +53,14 @@ impl Gpu {
         Ok(Self { level_zero, driver, device, context, list })
     }
 
-    /// Device memory. `exportable`: with an export_desc, so that it lies in no pool.
+    /// Allocates device memory. `exportable`: with an export_desc, so that it is in no pool.
     pub fn allocate(&self, bytes: usize, exportable: bool) -> Result<Address, CallError> {
         let export = ze_external_memory_export_desc_t { flags: DMA_BUF, ..Structure::blank() };
         let next = if exportable { ptr::from_ref(&export).cast() } else { ptr::null() };
         self.allocate_with(bytes, next)
     }
 
-    /// Device memory behind an fd.
+    /// Imports an fd as device memory.
     pub fn import_fd(&self, fd: RawFd, bytes: usize) -> Result<Address, CallError> {
         let import = ze_external_memory_import_fd_t { flags: DMA_BUF, fd, ..Structure::blank() };
         self.allocate_with(bytes, ptr::from_ref(&import).cast())
@@ -125,7 +125,7 @@ impl Gpu {
         Ok(export.fd)
     }
 
-    /// First address and size of the allocation that holds `address`.
+    /// The first address and the size of the allocation that contains `address`.
     pub fn range(&self, address: Address) -> Result<(Address, usize), CallError> {
         let (mut base, mut size) = (ptr::null_mut(), 0);
         let (base_out, size_out) = (&raw mut base, &raw mut size);
@@ -141,7 +141,7 @@ impl Gpu {
         Ok(handle)
     }
 
-    /// A handle of memory that is gone.
+    /// A handle of memory that is freed by now.
     pub fn get_and_free(&self, bytes: usize) -> Result<ze_ipc_mem_handle_t, CallError> {
         let memory = self.allocate(bytes, true)?;
         let handle = self.get(memory)?;
@@ -205,7 +205,7 @@ impl Gpu {
         Ok(read)
     }
 
-    /// What the driver has of this process.
+    /// The driver's counters for this process.
     pub fn counters(&self) -> Result<Counters, Fault> {
         let mut function = ptr::null_mut();
         let out = &raw mut function;
@@ -222,7 +222,7 @@ impl Gpu {
         Ok(counters)
     }
 
-    /// A fault if anything was not given back.
+    /// A fault when anything was not given back.
     pub fn nothing_left(&self) -> Outcome {
         same("what the driver still has", self.counters()?, Counters::default())
     }
@@ -242,32 +242,32 @@ impl Drop for Gpu {
     }
 }
 
-/// Where programs look for the fd in a handle.
+/// The fd at the place in a handle where programs look for it.
 pub fn handle_fd(handle: ze_ipc_mem_handle_t) -> RawFd {
     let bytes = handle.to_bytes();
     RawFd::from_ne_bytes(std::array::from_fn(|i| bytes[i]))
 }
 
-/// The same handle with another fd there.
+/// The handle with another fd at that place.
 pub fn with_fd(handle: ze_ipc_mem_handle_t, fd: RawFd) -> ze_ipc_mem_handle_t {
     let mut bytes = handle.to_bytes();
     bytes[..4].copy_from_slice(&fd.to_ne_bytes());
     ze_ipc_mem_handle_t::from_bytes(bytes)
 }
 
-/// Where an allocation lies in its pool, as the handle says.
+/// The offset in the pool that a handle names.
 pub fn handle_offset(handle: ze_ipc_mem_handle_t) -> u64 {
     let bytes = handle.to_bytes();
     u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i]))
 }
 
-/// Whether this process has an fd of that number.
+/// Whether this process has an open fd of this number.
 pub fn is_open(fd: RawFd) -> bool {
     // SAFETY: F_GETFD looks at the number only.
     fd >= 0 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0
 }
 
-/// Bytes that tell one allocation, and one moment, from another.
+/// Bytes that differ by salt, to tell allocations and writers apart.
 pub fn pattern(bytes: usize, salt: u8) -> Vec<u8> {
     (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
 }

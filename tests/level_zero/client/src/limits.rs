@@ -1,9 +1,9 @@
-//! Every bound of the client, with its reason. Must never hold a bound without its reason.
+//! The bounds of the client. Must never hold a bound without its reason.
 
 use std::time::Duration;
 
-/// Longest run of one case (SIGALRM ends it): each takes milliseconds, and a hung one should name itself.
+/// The longest run of one case, ended by SIGALRM: a case takes milliseconds, and a hung one should show its name.
 pub const CASE_TIMEOUT_S: u32 = 60;
 
-/// Longest wait for the second process's answer, shorter than a case so that the case can say so.
+/// The longest wait for the peer's answer: shorter than a case, so that the case can report it.
 pub const PEER_TIMEOUT: Duration = Duration::from_secs(30);

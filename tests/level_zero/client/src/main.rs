@@ -1,7 +1,7 @@
-//! Exercises level-zero-sys and the test driver through whatever loader this process gets: `tests/level_zero/run.sh`.
-//! It must never pass a case by not running it: what a loader cannot do is a case of its own.
+//! Tests level-zero-sys and the test driver with the loader that this process finds; `tests/level_zero/run.sh` starts
+//! it. Must never pass a case that it did not run: a function that a loader lacks has cases of its own.
 //!
-//! Without arguments: every case, each in a process of its own under its own switches, then `N passed, N failed`.
+//! Without arguments it runs all cases, each in a process of its own, and prints `N passed, N failed`.
 
 #[path = "../../apart.rs"]
 mod apart;
@@ -17,7 +17,7 @@ use apart::{end, run_all};
 use cases::{CASES, Case};
 use std::process::ExitCode;
 
-/// Argument with which this program is the second process of a case.
+/// The argument that makes this program the second process of a case.
 const PEER: &str = "peer";
 
 fn main() -> ExitCode {

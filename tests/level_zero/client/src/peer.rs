@@ -1,4 +1,4 @@
-//! The second process of a case, which does what it is told over a socket. It must never decide anything: cases do.
+//! The second process of a case: it carries out orders from a socket. Must never decide anything; the cases decide.
 
 use crate::PEER;
 use crate::counters::Counters;
@@ -10,33 +10,33 @@ use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::{Child, Command, Stdio};
 
-/// What a peer can be told. Memory operations are on the one memory it has: allocated, opened or imported last.
+/// An order to the peer. A peer has one piece of memory: the one that it allocated, opened or imported last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Order {
-    /// Allocate `number` bytes.
+    /// Allocate memory of `number` bytes.
     Allocate,
-    /// Export it: the handle, and a duplicate of the fd.
+    /// Export the memory; answers the handle and a duplicate of its fd.
     Get,
-    /// Open the handle as it is.
+    /// Open the handle unchanged.
     Open,
-    /// Open the handle with the fd that comes along, at a number that is not the exporter's.
+    /// Open the handle with the fd that comes along, moved off the exporter's number.
     OpenMoved,
-    /// Open the handle with the fd that comes along, at the exporter's number.
+    /// Open the handle with the fd that comes along, moved to the exporter's number.
     OpenAtSameNumber,
-    /// Import the fd that comes along, `number` bytes; answers 1 if the driver closed it.
+    /// Import `number` bytes of the fd that comes along; answers 1 when the driver closed the fd.
     ImportFd,
-    /// Write the pattern with this salt over `number` bytes.
+    /// Write the pattern of this salt to the first `number` bytes.
     Write,
-    /// Answers 1 if `number` bytes are the pattern with this salt.
+    /// Answers 1 when the first `number` bytes are the pattern of this salt.
     IsPattern,
-    /// Close the opened handle.
+    /// Close the memory by zeMemCloseIpcHandle.
     Close,
-    /// Free the memory.
+    /// Free the memory by zeMemFree.
     Free,
-    /// Answers how many fds the process has open.
+    /// Answers the number of the peer's open fds.
     CountFds,
-    /// Answers 1 if the driver has nothing left.
+    /// Answers 1 when the driver has nothing left.
     IsAllGivenBack,
 }
 
@@ -55,13 +55,13 @@ const ORDERS: [Order; 12] = [
     Order::IsAllGivenBack,
 ];
 
-/// An order or an answer: 80 bytes, and perhaps an fd.
+/// An order or an answer: 80 bytes, with or without an fd.
 #[derive(Clone, Copy, Debug)]
 struct Message {
-    /// The order; in an answer unused.
+    /// The [`Order`]; an answer does not use it.
     order: u8,
     salt: u8,
-    /// In an answer: the driver's code, 0 for success.
+    /// In an answer the driver's code, 0 for success.
     code: u32,
     number: u64,
     handle: ze_ipc_mem_handle_t,
@@ -102,14 +102,14 @@ fn receive(socket: BorrowedFd<'_>) -> Result<(Message, Option<OwnedFd>), RecvErr
     Ok((Message::from_bytes(&bytes), fds.pop_front()))
 }
 
-/// What a peer answered.
+/// The parts of a peer's answer.
 pub struct Answer {
     pub number: u64,
     pub handle: ze_ipc_mem_handle_t,
     pub fd: Option<OwnedFd>,
 }
 
-/// The other process, seen from the case.
+/// The peer, from the case's side of the socket.
 pub struct Peer {
     process: Child,
     socket: OwnedFd,
@@ -123,7 +123,7 @@ impl Peer {
         Ok(Self { process, socket })
     }
 
-    /// Tells it, and waits for the answer; a refusal is the driver's code.
+    /// Sends an order and waits for the answer; the inner error is the driver's code.
     pub fn tell(
         &self,
         order: Order,
@@ -151,19 +151,19 @@ impl Peer {
         })
     }
 
-    /// The number it answers to an order that must succeed.
+    /// The number in the answer to an order that must succeed.
     pub fn number(&self, order: Order, number: usize, salt: u8) -> Result<u64, Fault> {
         Ok(self.tell(order, number, salt)??.number)
     }
 
-    /// Ends it without a chance to clean up.
+    /// Kills the peer, so that it cannot clean up.
     pub fn kill(mut self) -> Outcome {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// Lets it end; its own checks must have passed.
+    /// Lets the peer end; a fault when its own checks failed.
     pub fn finish(self) -> Outcome {
         let Self { mut process, socket } = self;
         drop(socket);
@@ -172,7 +172,7 @@ impl Peer {
     }
 }
 
-/// Is the peer, until the socket (its stdin) ends.
+/// The peer's main function: serves orders until its stdin, the socket, ends.
 pub fn serve() -> Outcome {
     let gpu = Gpu::open()?;
     let mut memory: Address = std::ptr::null_mut();
@@ -243,18 +243,18 @@ fn obey(
     Ok(answer)
 }
 
-/// As a program does that passes fds: its own fd in the handle, closed once it is open.
+/// Opens like a program that passes fds: with its own fd in the handle, which it closes afterwards.
 fn open_moved(gpu: &Gpu, handle: ze_ipc_mem_handle_t, fd: OwnedFd) -> Result<Address, Fault> {
     let moved = off(handle_fd(handle), fd)?;
     let address = gpu.open_handle(with_fd(handle, moved.as_raw_fd()));
     if !is_open(moved.as_raw_fd()) {
-        let _ = moved.into_raw_fd(); // gone already: closing it would close somebody else's
+        let _ = moved.into_raw_fd(); // closed already: a second close may hit another fd of this number
         return Err("zeMemOpenIpcHandle closed the caller's fd".into());
     }
     Ok(address?)
 }
 
-/// The fd at another number than `number`: an opaque handle with equal numbers is taken for the exporter's.
+/// Moves the fd off `number`: with equal numbers in an opaque handle the driver asks the exporter.
 fn off(number: RawFd, fd: OwnedFd) -> std::io::Result<OwnedFd> {
     if fd.as_raw_fd() == number { fd.try_clone() } else { Ok(fd) }
 }
@@ -265,7 +265,7 @@ fn open_at_same_number(
     fd: OwnedFd,
 ) -> Result<Address, Fault> {
     let number = handle_fd(handle);
-    // An fd of this very process may sit at that number: it is put back afterwards.
+    // An fd of this process that has this number is moved away, and put back afterwards.
     let sitting = match is_open(number) {
         // SAFETY: open, and only borrowed to be duplicated.
         true => Some(unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?),
@@ -288,18 +288,18 @@ fn place_at(fd: BorrowedFd<'_>, number: RawFd) -> std::io::Result<()> {
     if placed < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether the driver closed it; if not it is closed here.
+/// Imports the fd, and says whether the driver closed it; otherwise it is closed here.
 fn import_fd(gpu: &Gpu, fd: OwnedFd, bytes: usize) -> Result<(Address, bool), Fault> {
     let number = fd.as_raw_fd();
     let address = gpu.import_fd(number, bytes)?;
     let is_closed = !is_open(number);
     if is_closed {
-        let _ = fd.into_raw_fd(); // not ours any more
+        let _ = fd.into_raw_fd(); // the driver closed it
     }
     Ok((address, is_closed))
 }
 
-/// Open fds of this process, without the one it counts them with.
+/// The number of this process's open fds, without the one that reads the list.
 pub fn count_fds() -> Result<usize, Fault> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count() - 1)
 }

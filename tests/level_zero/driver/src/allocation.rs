@@ -1,5 +1,5 @@
-//! Every allocation and import of the process, by device address. It must never let one end under a copy: all of that
-//! happens under one lock.
+//! The allocations and imports of the process by device address. Must never let one end while a copy uses it: both
+//! happen under one lock.
 
 use crate::answer::Failure;
 use crate::counters::Counters;
@@ -13,38 +13,39 @@ use level_zero_sys::ze_result_t;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What made it, which decides what ends it.
+/// The call that made an allocation, and so the one that ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// zeMemAlloc*; ended by zeMemFree.
+    /// Made by zeMemAlloc*, ended by zeMemFree.
     Allocated,
-    /// zeMemAllocDevice with an fd to import; ended by zeMemFree.
+    /// Made by zeMemAllocDevice with an fd to import, ended by zeMemFree.
     ImportedFd,
-    /// zeMemOpenIpcHandle; ended by zeMemCloseIpcHandle. With the exporter's pid and fd, when fetched from there.
+    /// Made by zeMemOpenIpcHandle, ended by zeMemCloseIpcHandle. `fetched`: the exporter's pid and fd, when the
+    /// driver fetched the fd there.
     Opened { fetched: Option<(u32, i32)> },
 }
 
-/// One range of device (or host) addresses, and the memory behind it.
+/// A range of device or host addresses, and the memory behind it.
 #[derive(Debug)]
 pub struct Allocation {
-    /// Never the same again in this process, unlike the address.
+    /// A number that this process never gives again, unlike the address.
     pub id: u64,
     pub kind: Kind,
     pub origin: Origin,
     pub object: Arc<Object>,
-    /// Where in the object its bytes lie.
+    /// Where in the object its bytes begin.
     pub offset: usize,
     pub bytes: usize,
-    /// What the program was given; for an opened handle of a pool not the first address.
+    /// The pointer that the program got: not the first address when it opened a handle of a pool.
     pub pointer: usize,
-    /// Handles given out by Get and not Put.
+    /// Gets without their Put.
     pub gets: u64,
-    /// The addresses, where they are not the mapping's own.
+    /// The device addresses; `None` for host memory, which has the mapping's own.
     addresses: Option<Mapping>,
 }
 
 impl Allocation {
-    /// First address.
+    /// The first address of the range.
     pub fn base(&self) -> usize {
         match &self.addresses {
             Some(addresses) => addresses.address(),
@@ -61,21 +62,21 @@ pub struct Registry {
     pub fetched: FetchedFds,
 }
 
-/// The pool in use. It ends with the last allocation in it.
+/// The pool that takes new allocations. It ends with its last allocation.
 #[derive(Default)]
 struct Pool {
     object: Weak<Object>,
     used: usize,
 }
 
-/// The registry of this process.
+/// Locks the registry of this process.
 pub fn registry() -> MutexGuard<'static, Registry> {
     static REGISTRY: LazyLock<Mutex<Registry>> = LazyLock::new(Mutex::default);
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Registry {
-    /// New memory; `exportable` memory never comes from a pool.
+    /// Allocates memory. `exportable` memory never comes from a pool.
     pub fn allocate(
         &mut self,
         kind: Kind,
@@ -96,7 +97,7 @@ impl Registry {
         self.add(kind, Origin::Allocated, object, offset, bytes, 0)
     }
 
-    /// Imported memory: all of it, the answer pointing at `offset`.
+    /// Maps imported memory as a whole; answers the address at `offset`.
     pub fn import(
         &mut self,
         kind: Kind,
@@ -139,20 +140,20 @@ impl Registry {
         Ok(base + points_at)
     }
 
-    /// The allocation that holds the address.
+    /// The allocation that contains the address.
     pub fn find(&mut self, address: usize) -> Option<&mut Allocation> {
         let (base, allocation) = self.by_base.range_mut(..=address).next_back()?;
         (address - base < allocation.bytes).then_some(allocation)
     }
 
-    /// Ends the allocation that was given out as `pointer`, if `may_end` says so of its origin.
+    /// Ends the allocation whose pointer is `pointer`, when `may_end` accepts its origin.
     pub fn end(&mut self, pointer: usize, may_end: fn(Origin) -> bool) -> Result<(), Failure> {
         let base = match self.find(pointer) {
             Some(found) if found.pointer == pointer && may_end(found.origin) => found.base(),
             _ => return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
         };
         let ended = self.by_base.remove(&base).expect("found just now");
-        // A pool lives on, and its exported fd with it, without this one's Gets.
+        // A pool and its exported fd live on, without the Gets of this allocation.
         ended.object.take_back(ended.gets, false);
         if let Origin::Opened { fetched: Some(from) } = ended.origin {
             self.fetched.release(from);
@@ -160,7 +161,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Every allocation.
+    /// All allocations and imports, in no order that matters.
     pub fn all(&mut self) -> impl Iterator<Item = &mut Allocation> {
         self.by_base.values_mut()
     }

@@ -1,14 +1,14 @@
-//! Errors inside the driver, and what a program is told of them. No error must ever become a success on its way out.
+//! Errors inside the driver, and the codes that programs get for them. Must never turn an error into a success.
 
 use level_zero_sys::ze_result_t;
 use std::io;
 
-/// Why a call failed.
+/// An error of the driver, before it becomes a code.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{0}")]
     Answer(ze_result_t),
-    /// This process has no room for one more fd.
+    /// This process is at its RLIMIT_NOFILE, or the system at its limit of files.
     #[error("no room for one more fd in this process")]
     FdLimit,
     #[error("{what}: {source}")]
@@ -23,7 +23,7 @@ impl Failure {
         }
     }
 
-    /// What compute-runtime answers: at the fd limit it says that the host is out of memory.
+    /// The code that compute-runtime answers; at the fd limit that is "out of host memory".
     pub fn code(&self) -> ze_result_t {
         match self {
             Self::Answer(code) => *code,
@@ -44,7 +44,7 @@ impl From<ze_result_t> for Failure {
     }
 }
 
-/// What an entry point answers, traced under its name.
+/// The code that an entry point answers. A failure is traced under the function's name.
 pub fn answer(function: &str, done: Result<(), Failure>) -> ze_result_t {
     match done {
         Ok(()) => ze_result_t::ZE_RESULT_SUCCESS,

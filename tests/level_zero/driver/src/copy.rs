@@ -1,4 +1,4 @@
-//! What command lists do: copy and fill. It must never write past the end of an allocation.
+//! The commands of lists: copy and fill. Must never write past the end of an allocation.
 
 use crate::allocation::{Registry, registry};
 use crate::answer::Failure;
@@ -6,7 +6,7 @@ use crate::limits::EVENT_TIMEOUT;
 use crate::signal::Signal;
 use level_zero_sys::ze_result_t;
 
-/// One command, with what it waits for and what it signals.
+/// One command, with the events that it waits for and the one that it signals.
 pub struct Command {
     pub work: Work,
     pub waits: Vec<&'static Signal>,
@@ -14,7 +14,7 @@ pub struct Command {
 }
 
 pub enum Work {
-    /// Addresses: of this driver's memory, or of the program's own.
+    /// Each address is of this driver's memory or of the program's own.
     Copy {
         to: usize,
         from: usize,
@@ -29,13 +29,13 @@ pub enum Work {
 }
 
 impl Command {
-    /// Runs it, all of it, now.
+    /// Runs the command to its end.
     ///
     /// # Safety
     /// Addresses that are not the driver's are the program's own memory, valid for as many bytes. Events live.
     pub unsafe fn run(&self) -> Result<(), Failure> {
         for signal in &self.waits {
-            // Nothing here runs beside the program: what is not signalled soon never will be.
+            // No command runs beside the program: an event that is not signalled soon never will be.
             signal.wait(EVENT_TIMEOUT).map_err(|_| ze_result_t::ZE_RESULT_ERROR_DEVICE_LOST)?;
         }
         // SAFETY: the caller's promise.
@@ -72,7 +72,7 @@ impl Work {
     }
 }
 
-/// Where the bytes of an address really are: of a device address, in the mapping of its object.
+/// Where the CPU finds the bytes of an address: for a device address, in the mapping of its object.
 fn place(registry: &mut Registry, address: usize, bytes: usize) -> Result<*mut u8, Failure> {
     let Some(allocation) = registry.find(address) else {
         return Ok(std::ptr::with_exposed_provenance_mut(address));

@@ -1,4 +1,4 @@
-//! Out of this process: IPC handles and exported fds. It must never make a second fd of one object.
+//! Exports: IPC handles and fds. Must never make a second fd of one object.
 
 use crate::allocation::{Allocation, Registry};
 use crate::answer::Failure;
@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
-/// The handle of the allocation at `address`, counted. An address inside gives the handle of the whole.
+/// The handle of the allocation at `address`, counted. An address inside an allocation gives the handle of all of it.
 pub fn get(registry: &mut Registry, address: usize) -> Result<[u8; HANDLE_BYTES], Failure> {
     let allocation = registry.find(address).ok_or(INVALID)?;
     let fd = allocation.object.exported(true)?;
@@ -17,7 +17,7 @@ pub fn get(registry: &mut Registry, address: usize) -> Result<[u8; HANDLE_BYTES]
     Ok(handle_of(allocation, fd).to_bytes())
 }
 
-/// Counts down what [`get`] counted up. A handle that is not (or no more) known is fine, as with compute-runtime.
+/// Counts down what [`get`] counted up. An unknown handle is no error, as in compute-runtime.
 pub fn put(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) {
     let handle = Handle::from_bytes(bytes, layout());
     let Some(allocation) = named_by(registry, &handle).filter(|allocation| allocation.gets > 0)
@@ -28,8 +28,8 @@ pub fn put(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) {
     allocation.object.take_back(1, true);
 }
 
-/// The exported fd of the allocation at `address`, which the driver keeps. Not counted: only Free, or the last Put of
-/// handles, closes it.
+/// The exported fd of an allocation, which the driver keeps. It does not count: Free or the last Put of a handle closes
+/// it.
 pub fn fd(allocation: &Allocation) -> Result<RawFd, Failure> {
     match allocation.kind {
         Kind::Device => allocation.object.exported(false),
@@ -37,13 +37,13 @@ pub fn fd(allocation: &Allocation) -> Result<RawFd, Failure> {
     }
 }
 
-/// The fd inside a handle that this process gave out.
+/// The fd in a handle of this process's own.
 pub fn fd_of_handle(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<RawFd, Failure> {
     let handle = Handle::from_bytes(bytes, layout());
     named_by(registry, &handle).map(|_| handle.fd).ok_or(INVALID.into())
 }
 
-/// A handle for an fd that this process exported; any other fd is unknown.
+/// A handle for an fd that this process exported; any other fd is an error.
 pub fn handle_of_fd(registry: &mut Registry, fd: RawFd) -> Result<[u8; HANDLE_BYTES], Failure> {
     let exported = registry.all().find(|allocation| allocation.object.exported_now() == Some(fd));
     let address = exported.ok_or(INVALID)?.pointer;

@@ -1,35 +1,35 @@
-//! The bytes of an IPC handle, as compute-runtime lays them out on Linux. Nothing here must look at the world.
+//! The bytes of an IPC handle in compute-runtime's layout on Linux. Must never make a system call.
 
 use crate::settings::Layout;
 use std::os::fd::RawFd;
 
-/// Bytes of a handle.
+/// ZE_MAX_IPC_HANDLE_SIZE of the specification.
 pub const HANDLE_BYTES: usize = 64;
 
-/// What kind of memory a handle names: the type byte.
+/// The type byte: the kind of memory that a handle names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Device,
     Host,
 }
 
-/// A handle's content.
+/// The fields of a handle, in either layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Bytes 0..4: in the exporter its fd, in an importer perhaps its own.
+    /// Bytes 0..4: the exporter's fd, unless an importer has put its own there.
     pub fd: RawFd,
-    /// Where the allocation lies in the exported object: bytes 8..16.
+    /// Bytes 8..16: where in the exported object the allocation begins.
     pub pool_offset: u64,
     pub kind: Kind,
-    /// Who exported; `None` in the legacy layout.
+    /// The exporter; `None` in the legacy layout.
     pub origin: Option<Origin>,
 }
 
-/// What the opaque layout adds.
+/// The fields that the opaque layout adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub pid: u32,
-    /// The exporter's fd number, once more.
+    /// A second copy of the exporter's fd number.
     pub fd: RawFd,
 }
 

@@ -1,4 +1,4 @@
-//! Into this process: handles opened and fds imported. It must never close an fd that stays the caller's.
+//! Imports: opening handles and importing fds. Must never close an fd that stays the caller's.
 
 use crate::allocation::{Origin, Registry};
 use crate::answer::Failure;
@@ -15,11 +15,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
-/// Opens a handle; the answer is a pointer of its own. An fd in the handle stays the caller's.
+/// Opens a handle and answers a new pointer. An fd in the handle stays the caller's.
 pub fn open(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<usize, Failure> {
     let handle = Handle::from_bytes(bytes, layout());
     match handle.origin {
-        // The same number twice: nobody put a local fd there, so it is the exporter's.
+        // The same number twice: the program put no fd of its own there, so it is the exporter's.
         Some(origin) if origin.fd == handle.fd => {
             let from = (origin.pid, origin.fd);
             let object = Object::import(registry.fetched.fetch(from)?);
@@ -50,7 +50,8 @@ fn add(
     registry.import(handle.kind, origin, object, offset)
 }
 
-/// Imports the memory of an fd, at least `bytes` of it. Whether the fd is closed is a switch; a failure closes nothing.
+/// Imports the memory of an fd, which must have at least `bytes`. A switch says whether a success closes the fd; a
+/// failure never does.
 pub fn import_fd(registry: &mut Registry, fd: RawFd, bytes: usize) -> Result<usize, Failure> {
     let object = with_fd(fd, Object::import)?;
     if bytes > object.memory.bytes() {
@@ -65,7 +66,7 @@ pub fn import_fd(registry: &mut Registry, fd: RawFd, bytes: usize) -> Result<usi
     Ok(pointer)
 }
 
-/// Runs `with` on the caller's fd, if it is open.
+/// Runs `with` on the caller's fd; an fd that is not open is an error.
 fn with_fd<T>(
     fd: RawFd,
     with: impl FnOnce(BorrowedFd<'_>) -> Result<T, Failure>,
@@ -78,7 +79,7 @@ fn with_fd<T>(
     with(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Fds fetched from exporters, each kept while an import of it is open, and taken again for the same pid and number.
+/// Fds fetched from exporters. Each is kept while an import of it is open, and reused for the same pid and number.
 #[derive(Default)]
 pub struct FetchedFds {
     by_origin: HashMap<(u32, RawFd), (OwnedFd, usize)>,
@@ -94,7 +95,7 @@ impl FetchedFds {
         Ok(fetched.0.as_fd())
     }
 
-    /// One import less; the last one closes the fd.
+    /// Counts one import less; the last one closes the fd.
     pub fn release(&mut self, from: (u32, RawFd)) {
         let Some((_, users)) = self.by_origin.get_mut(&from) else { return };
         *users -= 1;
@@ -108,7 +109,7 @@ impl FetchedFds {
     }
 }
 
-/// A duplicate of another process's fd; pidfd_open(2), pidfd_getfd(2). `EPERM` without the right to trace it.
+/// A duplicate of another process's fd: pidfd_open(2), pidfd_getfd(2). `EPERM` without the right to trace the process.
 fn get_fd((pid, fd): (u32, RawFd)) -> Result<OwnedFd, Failure> {
     // SAFETY: takes numbers only.
     let process = new_fd("pidfd_open", unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
@@ -119,7 +120,7 @@ fn get_fd((pid, fd): (u32, RawFd)) -> Result<OwnedFd, Failure> {
     Ok(fetched)
 }
 
-/// The new fd that a system call answered.
+/// Takes the new fd that a system call answered, or its errno.
 fn new_fd(what: &'static str, answer: libc::c_long) -> Result<OwnedFd, Failure> {
     match RawFd::try_from(answer) {
         // SAFETY: the call just made it, for nobody else.

@@ -1,23 +1,23 @@
-//! A Level Zero driver for machines without a GPU: the real loader loads it through `ZE_ENABLE_ALT_DRIVERS=/abs/path`.
-//! It must never be installed or shipped, and never be kinder than Intel's driver where a program could rely on it.
+//! A Level Zero driver for machines without a GPU. The real loader loads it by `ZE_ENABLE_ALT_DRIVERS=/abs/path`.
+//! Must never be installed or shipped, and never allow a program what Intel's driver does not.
 //!
-//! "Device" memory is memfds (or udmabufs) that a helper process holds, as the kernel holds a GPU's buffers: an
-//! allocation or an import costs this process no fd, only an export does. Device pointers are addresses of their own
-//! without access: a program that dereferences one faults, as it would on a discrete card.
+//! Device memory consists of memfds (or udmabufs) that a helper process holds, as the kernel holds a GPU's buffers. An
+//! allocation or an import costs this process no fd; an export does. Device pointers are reserved addresses without
+//! access: a program that dereferences one faults, as on a discrete card.
 //!
-//! Rules, after compute-runtime on Linux (`level_zero/core/source/context`):
+//! Its rules are those of compute-runtime on Linux (`level_zero/core/source/context`):
 //!
 //! | what | rule |
 //! |---|---|
-//! | export | one fd per memory object, the driver's own: made at the first Get or `export_fd`, then the same number |
-//! | Put | counts down what Get counted up; at 0 the fd is closed. Of an unknown handle: success, nothing happens |
+//! | export | one fd per memory object, owned by the driver: made at the first Get or `export_fd`, then the same number |
+//! | Put | counts down what Get counted up; at 0 the driver closes the fd. An unknown handle is no error |
 //! | Free | closes the exported fd with the memory; in a pool the fd lives as long as the pool's memory does |
-//! | Open | its fd stays the caller's. Each Open of one handle gives another pointer; Close takes that very pointer |
-//! | `import_fd` | on success the driver closes the fd, or (older drivers) never does: see the switches |
-//! | `...FromFileDescriptorExp` | knows only fds this process exported |
-//! | pool | allocations without `export_desc` may share one object; only the handle's bytes 8..16 say the offset |
-//! | opaque, both fd numbers equal | the fd is fetched from the exporter (`pidfd_getfd`) and kept while the import is |
-//! | | open; for the same pid and number it is taken again, even if the exporter means other memory by now |
+//! | Open | the fd stays the caller's. Each Open of one handle gives a new pointer; Close takes exactly that pointer |
+//! | `import_fd` | on success the driver closes the fd; older drivers never do (a switch) |
+//! | `...FromFileDescriptorExp` | knows only fds that this process exported |
+//! | pool | allocations without `export_desc` may share one object; the offset stands in the handle's bytes 8..16 only |
+//! | opaque, both fd numbers equal | the driver fetches the fd from the exporter (`pidfd_getfd`) and keeps it while the |
+//! | | import is open. It reuses that fd for the same pid and number, even when the number means other memory by now |
 //! | opaque, numbers differ | bytes 0..4 are the caller's own fd |
 //!
 //! Switches, in the environment; a value not named here makes `zeInit` fail:
@@ -28,7 +28,7 @@
 //! | `ZE_TEST_DRIVER_POOL` | `no`, `yes` |
 //! | `ZE_TEST_DRIVER_IMPORT_FD` | `driver-closes`, `caller-closes` |
 //! | `ZE_TEST_DRIVER_MEMORY` | `memfd`, `udmabuf` (needs /dev/udmabuf) |
-//! | `ZE_TEST_DRIVER_TRACE` | `no`, `yes`: each call on stderr, and at exit what was not given back |
+//! | `ZE_TEST_DRIVER_TRACE` | `no`, `yes`: prints each call, and at exit what was not given back |
 //! | `ZE_TEST_DRIVER_HELPER` | path of `ze-test-memory`; by default beside this library |
 
 mod allocation;
@@ -36,7 +36,7 @@ mod answer;
 mod api;
 mod copy;
 #[path = "../../counters.rs"]
-#[allow(dead_code)] // the client has its use of each item
+#[allow(dead_code)] // the client uses the rest
 mod counters;
 mod export;
 mod handle;
@@ -46,7 +46,7 @@ mod mapping;
 mod memory;
 mod object;
 mod opaque;
-#[allow(dead_code)] // the helper has its use of each item
+#[allow(dead_code)] // the helper uses the rest
 mod protocol;
 mod settings;
 mod signal;

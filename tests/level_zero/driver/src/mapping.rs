@@ -1,12 +1,11 @@
-//! Address ranges: memory mapped to be copied, and device addresses that nobody may touch. It must never map less than
-//! it says.
+//! Address ranges: mapped memory, and device addresses without access. Must never map less than it says.
 
 use crate::answer::Failure;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// One range, unmapped when dropped.
+/// One range of addresses, unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     base: *mut c_void,
@@ -19,12 +18,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// The first `bytes` of the memory, shared with all who have it, to read and write.
+    /// Maps the first `bytes` of the memory, shared, for reading and writing.
     pub fn shared(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, Failure> {
         Self::new(bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd())
     }
 
-    /// Addresses without memory or access.
+    /// Reserves addresses without memory behind them.
     pub fn reserved(bytes: usize) -> Result<Self, Failure> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         Self::new(bytes, libc::PROT_NONE, flags, -1)
@@ -47,7 +46,7 @@ impl Mapping {
         self.bytes
     }
 
-    /// Pointer to the byte at `offset`, which must lie inside.
+    /// A pointer to the byte at `offset`, which must lie inside.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset < self.bytes, "an offset inside the mapping");
         self.base.cast::<u8>().wrapping_add(offset)

@@ -1,5 +1,5 @@
-//! Talks to the helper that holds this process's memory. It must never keep an fd of that memory: the caller says how
-//! long it needs one.
+//! Talks to the helper that holds this process's memory. Must never keep an fd of that memory: the caller owns those
+//! that it gets.
 
 use crate::answer::Failure;
 use crate::limits::HELPER_TIMEOUT;
@@ -13,26 +13,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Id of one piece of memory at the helper.
+/// The helper's number of one piece of memory.
 pub type MemoryId = u64;
 
-/// Starts the helper, unless it runs already.
+/// Starts the helper, unless it is running.
 pub fn start() -> Result<(), Failure> {
     helper().map(drop)
 }
 
-/// New memory: its id, and an fd to map it.
+/// Makes memory; answers its id and an fd to map it.
 pub fn allocate(bytes: usize) -> Result<(MemoryId, OwnedFd), Failure> {
     let (id, fd) = ask(Request::Allocate(bytes as u64), None)?;
     Ok((id, fd.ok_or(Failure::FdLimit)?))
 }
 
-/// Has the helper hold memory that came from elsewhere.
+/// Has the helper hold the memory of another process's fd.
 pub fn keep(fd: BorrowedFd<'_>) -> Result<MemoryId, Failure> {
     ask(Request::Keep, Some(fd)).map(|(id, _)| id)
 }
 
-/// An fd of memory that was allocated here, or kept.
+/// An fd of memory at the helper, allocated or kept.
 pub fn export(id: MemoryId, imported: bool) -> Result<OwnedFd, Failure> {
     let exports = settings().map_or(Exports::Memfd, |settings| settings.exports);
     let request = match exports {
@@ -42,7 +42,7 @@ pub fn export(id: MemoryId, imported: bool) -> Result<OwnedFd, Failure> {
     ask(request, None)?.1.ok_or(Failure::FdLimit)
 }
 
-/// Lets the memory go; it stays while anybody else has it.
+/// Has the helper forget the memory. Other holders keep it.
 pub fn free(id: MemoryId) {
     if let Err(failure) = ask(Request::Free(id), None) {
         crate::trace::line(format_args!("memory {id} was not freed: {failure}"));
@@ -50,9 +50,9 @@ pub fn free(id: MemoryId) {
 }
 
 struct Helper {
-    /// One question at a time.
+    /// Locked for one request and its reply.
     socket: Mutex<OwnedFd>,
-    /// The process it serves; a forked child has no Level Zero.
+    /// The pid of the process that it serves; a forked child has no Level Zero.
     process: u32,
 }
 
@@ -72,7 +72,7 @@ fn spawn() -> Result<Helper, String> {
     let program = settings()?.helper.clone().or_else(beside_this_library);
     let program = program.ok_or("where this library lies is unknown; set ZE_TEST_DRIVER_HELPER")?;
     let (ours, theirs) = seqpacket_pair().map_err(|error| format!("socketpair: {error}"))?;
-    // It goes to the background at once, so this ends at once and leaves no child behind.
+    // The helper goes to the background at once, so this wait is short and no child stays behind.
     let status = Command::new(&program)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
@@ -91,7 +91,7 @@ fn spawn() -> Result<Helper, String> {
     }
 }
 
-/// `ze-test-memory` in the folder of this shared object; dladdr(3).
+/// The path of `ze-test-memory` in the folder of this library; dladdr(3).
 fn beside_this_library() -> Option<PathBuf> {
     // SAFETY: plain data, for which all zero is a value.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! One memory object: a GPU's buffer. It must never hold an fd of its memory but the one exported fd.
+//! One memory object, which stands for a GPU's buffer. Must never hold an fd of its memory except the exported one.
 
 use crate::answer::Failure;
 use crate::mapping::Mapping;
@@ -8,7 +8,7 @@ use nix::unistd::{Whence, lseek};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The memory is freed with the last reference; so is the exported fd.
+/// A memory object. Its memory is freed, and its exported fd closed, with the last reference.
 #[derive(Debug)]
 pub struct Object {
     id: MemoryId,
@@ -17,11 +17,11 @@ pub struct Object {
     export: Mutex<Option<Export>>,
 }
 
-/// The one exported fd of an object.
+/// An object has at most one exported fd.
 #[derive(Debug)]
 pub struct Export {
     fd: OwnedFd,
-    /// Gets not yet Put, of all allocations in the object. `export_fd` counts nothing.
+    /// Gets without their Put, over all allocations in the object. `export_fd` does not count.
     pub gets: u64,
 }
 
@@ -32,16 +32,16 @@ impl Object {
         Self::new(id, false, memory)
     }
 
-    /// The object behind an fd, all of it: the fd's own size.
+    /// An object of an fd's memory, as large as the fd says.
     pub fn import(fd: BorrowedFd<'_>) -> Result<Arc<Self>, Failure> {
-        // Of a dma-buf fstat has no size; SEEK_END answers it for memfds too.
+        // fstat has no size for a dma-buf; SEEK_END has one for memfds, too.
         let bytes = lseek(fd, 0, Whence::SeekEnd)
             .map_err(|errno| Failure::os("size of an fd to import", errno as i32))?;
         let bytes = usize::try_from(bytes).unwrap_or(0);
         if bytes == 0 {
             return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
-        // Mapped first: what cannot be mapped is no memory, and need not be kept.
+        // Mapped first: an fd that cannot be mapped is no memory, and the helper need not keep it.
         let memory = Mapping::shared(fd, bytes)?;
         Self::new(memory::keep(fd)?, true, Ok(memory))
     }
@@ -60,7 +60,8 @@ impl Object {
         }
     }
 
-    /// The exported fd's number, the same until it is closed; made when there is none. The driver owns the fd.
+    /// The number of the exported fd, which is made when there is none. The driver owns it; it stays the same until
+    /// closed.
     pub fn exported(&self, counts: bool) -> Result<RawFd, Failure> {
         let mut export = self.export();
         if export.is_none() {
@@ -71,7 +72,7 @@ impl Object {
         Ok(export.fd.as_raw_fd())
     }
 
-    /// Takes back `gets`, and closes the fd when none is left and `closes` says so.
+    /// Counts `gets` down. When none is left and `closes` is true, closes the fd.
     pub fn take_back(&self, gets: u64, closes: bool) {
         let mut export = self.export();
         let Some(exported) = export.as_mut() else { return };
@@ -81,7 +82,7 @@ impl Object {
         }
     }
 
-    /// The exported fd's number, if there is one now.
+    /// The number of the exported fd; `None` when there is none now.
     pub fn exported_now(&self) -> Option<RawFd> {
         self.export().as_ref().map(|export| export.fd.as_raw_fd())
     }

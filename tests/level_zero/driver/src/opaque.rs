@@ -1,21 +1,21 @@
-//! What the driver gives out as `ze_..._handle_t`: boxes. It must never read one that is null.
+//! The boxes behind the driver's `ze_..._handle_t`. Must never read a null handle.
 
 use crate::answer::Failure;
 use level_zero_sys::ze_result_t;
 
-/// Loaders may keep a pointer in a handle's first words, and read one there: they are zero and the loader's.
+/// Loaders may keep a pointer of their own in a handle's first words: these start as zero, and the driver leaves them.
 #[repr(C)]
 pub struct Boxed<T> {
     loader: [usize; 4],
     content: T,
 }
 
-/// A new handle of this content, to be given out as whichever handle type `H` points to.
+/// Makes a handle with this content, of the handle type that points to `H`.
 pub fn make<T, H>(content: T) -> *mut H {
     Box::into_raw(Box::new(Boxed { loader: [0; 4], content })).cast()
 }
 
-/// What is in a handle.
+/// The content of a handle.
 ///
 /// # Safety
 /// `handle` is null, or came from [`make`] with the same `T` and is not destroyed before the answer's last use.
@@ -25,7 +25,7 @@ pub unsafe fn content<'a, T, H>(handle: *mut H) -> Result<&'a T, Failure> {
     Ok(&boxed.ok_or(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_HANDLE)?.content)
 }
 
-/// Ends a handle.
+/// Frees a handle and its content.
 ///
 /// # Safety
 /// As [`content`], and nobody uses it afterwards.
@@ -38,7 +38,7 @@ pub unsafe fn destroy<T, H>(handle: *mut H) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes an answer where the caller wants it.
+/// Writes an answer to the caller's pointer; null is an error.
 ///
 /// # Safety
 /// `out` is null, or valid for one write.
@@ -51,7 +51,7 @@ pub unsafe fn give<T>(out: *mut T, value: T) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is behind a pointer that may be null.
+/// The value behind the caller's pointer; null is an error.
 ///
 /// # Safety
 /// `pointer` is null, or valid and not written while the answer is used.
@@ -60,7 +60,7 @@ pub unsafe fn look<'a, T>(pointer: *const T) -> Result<&'a T, Failure> {
     unsafe { pointer.as_ref() }.ok_or(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER.into())
 }
 
-/// As [`look`], to fill in.
+/// Like [`look`], for a value that the driver fills in.
 ///
 /// # Safety
 /// `pointer` is null, or valid and nobody else's while the answer is used.

@@ -1,25 +1,25 @@
-//! Messages between the driver and its helper: one request, one reply, over SEQPACKET. It must never hold anything but
-//! numbers; fds travel beside them.
+//! The messages between the driver and its helper over SEQPACKET: one request, one reply. Must never contain anything
+//! but numbers; fds travel beside them.
 
-/// Bytes of a request and of a reply.
+/// Size of a request, and of a reply.
 pub const MESSAGE_BYTES: usize = 16;
 
-/// What the helper is asked. All sizes are bytes.
+/// A request to the helper. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// New memory of this size -> its id, and a memfd to map.
+    /// Make memory of this size; answers its id and a memfd to map.
     Allocate(u64),
-    /// Memory from elsewhere (its fd comes along) -> its id.
+    /// Keep other memory, whose fd comes along; answers its id.
     Keep,
-    /// Memory by id -> an fd of it: the memfd, or the fd that was kept.
+    /// Answers an fd of this id's memory: the memfd, or the fd that was kept.
     Export(u64),
-    /// As Export, as a udmabuf: always the same one, as a GPU's driver has one dma-buf per buffer.
+    /// Like Export, as a udmabuf. It is always the same one: a GPU's driver has one dma-buf per buffer.
     ExportUdmabuf(u64),
-    /// Memory by id: forget it.
+    /// Forget this id's memory.
     Free(u64),
 }
 
-/// Its answer: a value, or an errno.
+/// The helper's answer: a value, or an errno.
 pub type Reply = Result<u64, i32>;
 
 impl Request {

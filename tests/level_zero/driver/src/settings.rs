@@ -1,28 +1,28 @@
-//! The switches of the environment, read once. A mistyped one must never pass for its default.
+//! The switches of the environment, read once. Must never take a mistyped switch for its default.
 
 use std::env;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Layout of IPC handles.
+/// The two layouts of IPC handles in compute-runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// fd and pool offset: drivers before 26.09, and 26.09 to 26.30 on older devices.
+    /// The fd and the pool offset: drivers before 26.09, and 26.09 to 26.30 on older devices.
     Legacy,
-    /// With the exporter's pid and a second copy of the fd number.
+    /// Also the exporter's pid and a second copy of the fd number.
     Opaque,
 }
 
 /// Who closes the fd of a successful `ze_external_memory_import_fd_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImportFd {
-    /// From 26.14.37833.4 on.
+    /// Drivers from 26.14.37833.4 on.
     DriverCloses,
-    /// Before.
+    /// Drivers before that.
     CallerCloses,
 }
 
-/// What an exported fd is.
+/// The kind of an exported fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exports {
     Memfd,
@@ -39,7 +39,7 @@ pub struct Settings {
     pub helper: Option<PathBuf>,
 }
 
-/// The settings of this process; what is wrong with them is said once, by `zeInit`.
+/// The settings of this process, or the error that `zeInit` reports.
 pub fn settings() -> Result<&'static Settings, &'static str> {
     static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
     SETTINGS.get_or_init(read).as_ref().map_err(String::as_str)
@@ -66,7 +66,7 @@ fn read() -> Result<Settings, String> {
     })
 }
 
-/// The value of the variable's word; the first choice when it is not set.
+/// The choice that the variable names; the first one when it is not set.
 fn choice<T: Copy>(variable: &str, choices: [(&str, T); 2]) -> Result<T, String> {
     let Some(word) = env::var_os(variable) else { return Ok(choices[0].1) };
     let chosen = choices.iter().find(|(name, _)| word == **name);
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_variable_when_mistyped_is_an_error_that_names_the_choices() {
-        // PATH is set in every test process, and to no such word.
+        // Every test process has a PATH, and it is neither of these words.
         let error = choice("PATH", [("a", 1), ("b", 2)]).unwrap_err();
 
         assert!(error.starts_with("PATH is ") && error.ends_with("it may be a or b"), "{error}");

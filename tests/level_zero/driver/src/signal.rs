@@ -1,11 +1,11 @@
-//! Events and fences: a flag that can be waited for. A wait must never be without end where a program gave one.
+//! Events and fences: a flag that a thread can wait for. A wait must never outlast the program's timeout.
 
 use crate::answer::Failure;
 use level_zero_sys::ze_result_t;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Set by the device or the host, reset by the host.
+/// A flag that the device or the host sets, and the host resets.
 #[derive(Debug, Default)]
 pub struct Signal {
     is_set: Mutex<bool>,
@@ -22,10 +22,10 @@ impl Signal {
         self.changed.notify_all();
     }
 
-    /// Waits until it is set.
+    /// Waits until the flag is set.
     ///
     /// # Errors
-    /// `ZE_RESULT_NOT_READY` when it was not in time.
+    /// `ZE_RESULT_NOT_READY` when the timeout passes first.
     pub fn wait(&self, timeout: Duration) -> Result<(), Failure> {
         let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
         let (is_set, _) = self

@@ -1,4 +1,4 @@
-//! The trace on stderr, and the account at exit. It must never change what a call does or answers.
+//! The trace on stderr, and the counters at exit. Must never change what a call does or answers.
 
 use crate::allocation::registry;
 use crate::counters::Counters;
@@ -6,12 +6,12 @@ use crate::settings::settings;
 use std::io::Write;
 use std::sync::Once;
 
-/// Whether calls are traced.
+/// Whether `ZE_TEST_DRIVER_TRACE` is `yes`.
 pub fn is_on() -> bool {
     settings().is_ok_and(|settings| settings.trace)
 }
 
-/// One line on stderr, when tracing: `ze-test-driver[pid]: ...`.
+/// Writes a line `ze-test-driver[pid]: ...` to stderr, when tracing is on.
 macro_rules! trace {
     ($($words:tt)*) => {
         if $crate::trace::is_on() {
@@ -21,14 +21,14 @@ macro_rules! trace {
 }
 pub(crate) use trace;
 
-/// Written at once, so that two processes' lines do not mix.
+/// Writes the line in one call, so that lines of two processes do not mix.
 pub fn line(words: std::fmt::Arguments<'_>) {
     let line = format!("ze-test-driver[{}]: {words}\n", std::process::id());
-    // A program without stderr has no trace; that is no reason to fail.
+    // A program without stderr has no trace; it must not fail for that.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Has the counters printed when the process (or the loader) lets go of this library.
+/// Prints the counters when the process ends or the loader unloads this library.
 pub fn account_at_exit() {
     extern "C" fn account() {
         let left = registry().counters();

@@ -1,15 +1,15 @@
-//! Every bound of the program, with its reason. Must never hold a bound without its reason.
+//! The bounds of the program. Must never hold a bound without its reason.
 
 use std::time::Duration;
 
-/// Longest run of one case (SIGALRM ends it): each takes a second or so, and a hung one should name itself.
+/// The longest run of one case, ended by SIGALRM: a case takes about a second, and a hung one should show its name.
 pub const CASE_TIMEOUT_S: u32 = 120;
 
-/// Longest wait for anything of another process, shorter than a case so that the case can say so.
+/// The longest wait for another process: shorter than a case, so that the case can report it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Between two looks at what no event announces.
+/// The pause between two looks at the broker's counters, which no event announces.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Longest wait of a call to the broker, in ms: a recall on a loaded machine takes some.
+/// The deadline of calls to the broker, in ms: a recall on a loaded machine takes a while.
 pub const DEADLINE_MS: u32 = 20_000;

@@ -1,8 +1,8 @@
-//! Exercises the library's level_zero backend: the real daemon, a real loader, the test driver, separate processes.
-//! It must never pass a case by not running it: what a loader cannot do is a case of its own.
+//! Tests the library's level_zero backend with the real daemon, a real loader, the test driver and separate processes.
+//! Must never pass a case that it did not run: a function that a loader lacks has cases of its own.
 //!
-//! Without arguments: every case, each in a process of its own under its own switches, then `N passed, N failed`.
-//! FDBROKER names the command `fdbroker`, ZE_ENABLE_ALT_DRIVERS the driver: tests/level_zero/run.sh sets both.
+//! Without arguments it runs all cases, each in a process of its own, and prints `N passed, N failed`. FDBROKER names
+//! the command `fdbroker`, ZE_ENABLE_ALT_DRIVERS the driver; tests/level_zero/run.sh sets both.
 
 #[path = "../../apart.rs"]
 mod apart;
@@ -10,10 +10,10 @@ mod cases;
 #[path = "../../counters.rs"]
 mod counters;
 #[path = "../../client/src/fault.rs"]
-#[allow(dead_code)] // as below
+#[allow(dead_code)] // ze-test-client uses the rest
 mod fault;
 #[path = "../../client/src/gpu.rs"]
-#[allow(dead_code)] // the other program has its use of each item
+#[allow(dead_code)] // ze-test-client uses the rest
 mod gpu;
 mod limits;
 mod node;
@@ -24,7 +24,7 @@ use apart::{end, run_all};
 use cases::{CASES, Case};
 use std::process::ExitCode;
 
-/// Argument with which this program is another process of a case.
+/// The argument that makes this program another process of a case.
 const PEER: &str = "peer";
 
 fn main() -> ExitCode {

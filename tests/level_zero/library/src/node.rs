@@ -1,4 +1,4 @@
-//! The broker of a case: the real daemon in a directory of its own, asked through the command `fdbroker`.
+//! The broker of a case: the real daemon in a directory of its own. The command `fdbroker` reads its counters.
 //! Must never outlive its case.
 
 use crate::fault::{Fault, Outcome};
@@ -19,7 +19,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// `settings` as in the configuration file, `NAME=VALUE`.
+    /// Starts the daemon. `settings` are `NAME=VALUE`, as in the configuration file.
     pub fn start(settings: &[&str]) -> Result<Self, Fault> {
         let program = std::env::var_os("FDBROKER").ok_or("FDBROKER does not name the command")?;
         let program = PathBuf::from(program);
@@ -39,7 +39,7 @@ impl Node {
         let (lifeline, ready) = (child.stdin.take(), child.stdout.take());
         let node = Node { child, lifeline, dir, program };
         let mut text = String::new();
-        // It closes the pipe when it is ready, or ends.
+        // The daemon closes the pipe when it is ready, or when it ends.
         let _ = ready.ok_or("no pipe")?.read_to_string(&mut text);
         match text.as_str() {
             "READY\n" => Ok(node),
@@ -51,7 +51,7 @@ impl Node {
         self.dir.join("fdbroker/broker.sock")
     }
 
-    /// `fdbroker ls`.
+    /// The answer of `fdbroker ls --json`.
     pub fn ls(&self) -> Result<Value, Fault> {
         self.command("ls")
     }
@@ -68,14 +68,14 @@ impl Node {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// A number of the status, such as `/held_fds/now`.
+    /// A number of `fdbroker status --json`, by its JSON pointer, such as `/held_fds/now`.
     pub fn count(&self, pointer: &str) -> Result<u64, Fault> {
         let status = self.command("status")?;
         let number = status.pointer(pointer).and_then(Value::as_u64);
         number.ok_or_else(|| format!("fdbroker status has no {pointer}: {status}").into())
     }
 
-    /// Waits until a number of the status is that.
+    /// Waits until that number is `wanted`.
     pub fn until_count(&self, pointer: &str, wanted: u64) -> Outcome {
         let limit = Instant::now() + PATIENCE;
         loop {

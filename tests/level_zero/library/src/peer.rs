@@ -1,6 +1,7 @@
-//! Another process of a case: a rank that does what it is told, a line at a time. It must never decide anything: cases do.
+//! Another process of a case: a rank that carries out orders, line by line. Must never decide anything; the cases
+//! decide.
 //!
-//! A line is a verb and words; the answer `ok` and words, or `failed`, the library's code or `-`, and why.
+//! A line is a verb with words. The answer is `ok` with words, or `failed`, the library's code or `-`, and the reason.
 
 use crate::PEER;
 use crate::counters::Counters;
@@ -12,7 +13,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The process, seen from the case.
+/// The peer, from the case's side.
 pub struct Peer {
     process: Child,
     to: Option<ChildStdin>,
@@ -20,7 +21,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Started, with a client of this broker. `fds`: its RLIMIT_NOFILE.
+    /// Starts a peer with a client of this broker. `fds` is its RLIMIT_NOFILE.
     pub fn start(socket: &Path, fds: Option<u64>) -> Result<Self, Fault> {
         let program = std::env::current_exe()?;
         let mut process =
@@ -32,7 +33,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Tells it and waits; the answer's words, or its failure.
+    /// Sends a line and waits; the words of the answer, or a fault.
     pub fn tell(&mut self, line: &str) -> Result<Vec<String>, Fault> {
         match self.try_tell(line)? {
             Ok(words) => Ok(words),
@@ -43,7 +44,7 @@ impl Peer {
         }
     }
 
-    /// The same where a failure is looked for: the library's code.
+    /// The same for lines that may fail: the inner error is the library's code and the reason.
     pub fn try_tell(&mut self, line: &str) -> Result<Result<Vec<String>, (String, String)>, Fault> {
         writeln!(self.to.as_ref().ok_or("the pipe is closed")?, "{line}")?;
         let mut answer = String::new();
@@ -59,12 +60,12 @@ impl Peer {
         }
     }
 
-    /// A verb with handles.
+    /// Sends a verb followed by handles.
     pub fn with(&mut self, verb: &str, handles: &[Handle]) -> Result<Vec<String>, Fault> {
         self.tell(&line(verb, handles))
     }
 
-    /// The same where it must fail: with this code of the library's.
+    /// The same for lines that must fail with this code of the library.
     pub fn refuses(&mut self, verb: &str, handles: &[Handle], code: ErrorCode) -> Outcome {
         match self.try_tell(&line(verb, handles))? {
             Err((found, _)) if found == format!("{code:?}") => Ok(()),
@@ -73,25 +74,25 @@ impl Peer {
         }
     }
 
-    /// A verb that answers handles.
+    /// Sends a line that is answered by handles.
     pub fn handles(&mut self, line: &str) -> Result<Vec<Handle>, Fault> {
         self.tell(line)?.iter().map(|word| from_hex(word)).collect()
     }
 
-    /// A verb that answers one number.
+    /// Sends a line that is answered by one number.
     pub fn number(&mut self, line: &str) -> Result<u64, Fault> {
         let words = self.tell(line)?;
         Ok(words.first().ok_or("no number came")?.parse()?)
     }
 
-    /// Ends it without a chance to clean up.
+    /// Kills the peer, so that it cannot clean up.
     pub fn kill(&mut self) -> Outcome {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// Lets it end; it must have nothing left.
+    /// Lets the peer end; a fault when it has anything left.
     pub fn finish(mut self) -> Outcome {
         self.tell("clear")?;
         let left = self.tell("left")?;
@@ -116,7 +117,7 @@ fn line(verb: &str, handles: &[Handle]) -> String {
     std::iter::once(verb.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// Is the peer, until its stdin ends.
+/// The peer's main function: serves lines until its stdin ends.
 pub fn serve() -> Outcome {
     let mut rank = None;
     for line in std::io::stdin().lines() {
@@ -152,7 +153,7 @@ fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<Strin
         "foreign" => return Ok(hex(rank.foreign(numbers()?[0], numbers()?[1], salt(2)?)?)),
         "import" => rank.import(&handles()?)?,
         "import-at-number" => rank.import_at_exporters_number(&handles()?[0])?,
-        // As many rounds of import and release as the case wants, each with the bytes looked at.
+        // Rounds of import and release, with a check of the bytes in each.
         "rounds" => {
             let handle = from_hex(words[2])?;
             for _ in 0..numbers_of(words[0])? {
@@ -168,7 +169,7 @@ fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<Strin
         "clear" => rank.clear()?,
         "fds" => return Ok(vec![count_fds()?.to_string()]),
         "memory-fds" => return Ok(vec![count_memory_fds()?.to_string()]),
-        // What the driver still has; no words when nothing.
+        // The objects that the driver still has; no words when there are none.
         "left" => {
             let left = rank.counters()?;
             return Ok(match left == Counters::default() {
@@ -187,7 +188,7 @@ fn numbers_of(word: &str) -> Result<usize, Fault> {
 
 fn start(words: &[&str]) -> Result<Rank, Fault> {
     if let Ok(fds) = words[1].parse() {
-        // The soft one alone counts here; the driver's helper, which stands for the kernel, raises its own.
+        // Only the soft limit: the driver's helper, which stands for the kernel, raises its own again.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, fds, hard)?;
     }

@@ -1,5 +1,5 @@
-//! One process of a case, as a program with the library is: a client, a device, memory of its own and of others.
-//! It must never decide anything: cases do.
+//! One process of a case, like a program that uses the library: a client, a device, its own memory and imports.
+//! Must never decide anything; the cases decide.
 
 use crate::counters::Counters;
 use crate::fault::{Fault, Outcome, holds, same};
@@ -13,10 +13,10 @@ use fdbroker_protocol::handle::HANDLE_BYTES;
 use std::path::Path;
 
 pub struct Rank {
-    // Field order is drop order.
+    // The order of the fields is the order of their drops.
     pub imports: Vec<LevelZeroImport>,
     pub buffers: Vec<LevelZeroBuffer>,
-    /// Allocated by the application, in its own context.
+    /// The application's allocations, in its own context.
     pub pointers: Vec<Address>,
     pub exports: Exports,
     pub client: Client,
@@ -33,7 +33,7 @@ impl Rank {
         let gpu = Gpu::open()?;
         // SAFETY: the context of `gpu`, which is dropped after everything else here.
         let device = unsafe { Device::of_context(0, gpu.context.cast()) }?;
-        // What the driver and the list open for themselves is there before any fd is counted.
+        // Driver and command list open their own fds here, before any count.
         let memory = LevelZeroMemory::new(&device, 1)?;
         memory.write_at(0, &[1])?;
         drop(memory);
@@ -44,7 +44,7 @@ impl Rank {
         Ok(Rank { imports, buffers, pointers, exports, client, device, gpu })
     }
 
-    /// `count` buffers of the library's, filled, registered in one call.
+    /// Allocates `count` buffers by the library, fills them and registers them in one call.
     pub fn own(&mut self, bytes: usize, count: usize, salt: u8) -> Result<Vec<Handle>, Fault> {
         let first = self.buffers.len();
         for index in 0..count {
@@ -56,7 +56,7 @@ impl Rank {
         Ok(handles.into_iter().collect::<Result<_, _>>()?)
     }
 
-    /// `count` allocations of the application's, filled, exported by pointer.
+    /// Allocates `count` pieces of memory as an application, fills them and exports them by pointer.
     pub fn foreign(&mut self, bytes: usize, count: usize, salt: u8) -> Result<Vec<Handle>, Fault> {
         let mut handles = Vec::new();
         for index in 0..count {
@@ -73,7 +73,7 @@ impl Rank {
         export_pointer(&self.device, &self.exports, at, Share::Uid, soon())
     }
 
-    /// Frees the application's allocations; without a word to the library.
+    /// Frees the application's allocations without telling the library.
     pub fn free_pointers(&mut self) -> Outcome {
         for pointer in std::mem::take(&mut self.pointers) {
             self.gpu.free(pointer)?;
@@ -81,7 +81,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Acquires, imports and keeps.
+    /// Acquires and imports the handles, and keeps the imports.
     pub fn import(&mut self, handles: &[Handle]) -> Outcome {
         let mut failed = None;
         let (client, device) = (self.client.clone(), self.device.clone());
@@ -96,7 +96,7 @@ impl Rank {
         failed.map_or(Ok(()), |why| Err(why.into()))
     }
 
-    /// The import by an fd whose number here is the exporter's, as the driver's handle says it.
+    /// Imports by an fd that has the exporter's number, which stands in the driver's handle.
     pub fn import_at_exporters_number(&mut self, handle: &Handle) -> Outcome {
         use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
         let mut grant = self.client.acquire(handle, soon())?;
@@ -115,7 +115,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Every byte of every import, in their order.
+    /// Checks every byte of every import, in their order.
     pub fn check_imports(&self, salt: u8) -> Outcome {
         for (index, import) in self.imports.iter().enumerate() {
             check(import.memory(), salted(salt, index))?;
@@ -130,7 +130,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Every byte of the own memory, of both kinds.
+    /// Checks every byte of this rank's own memory: the library's and the application's.
     pub fn check_own(&self, bytes: usize, salt: u8) -> Outcome {
         for (index, buffer) in self.buffers.iter().enumerate() {
             check(buffer.memory(), salted(salt, index))?;
@@ -144,7 +144,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Gives back all it has; afterwards the driver must have nothing.
+    /// Gives everything back; a fault when the driver has anything left.
     pub fn clear(&mut self) -> Outcome {
         self.imports.clear();
         self.buffers.clear();
@@ -168,11 +168,11 @@ fn check(memory: &LevelZeroMemory, salt: u8) -> Outcome {
     })
 }
 
-/// Open fds of this process that are of memory: what the broker is for.
+/// The number of this process's open fds of memory: the broker exists to keep it low.
 pub fn count_memory_fds() -> Result<usize, Fault> {
     let mut count = 0;
     for entry in std::fs::read_dir("/proc/self/fd")? {
-        // The one it is read with is gone by then.
+        // The fd that reads the directory is closed by the time this link is read.
         let Ok(link) = std::fs::read_link(entry?.path()) else { continue };
         let link = link.to_string_lossy().into_owned();
         count += usize::from(link.starts_with("/memfd:") || link.starts_with("/dmabuf:"));
@@ -180,7 +180,7 @@ pub fn count_memory_fds() -> Result<usize, Fault> {
     Ok(count)
 }
 
-/// Open fds of this process, without the one it counts them with.
+/// The number of this process's open fds, without the one that reads the list.
 pub fn count_fds() -> Result<usize, Fault> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count() - 1)
 }

@@ -1,11 +1,11 @@
-//! Memory in one process: addresses, ids, bounds. None of these exports anything.
+//! Memory in one process: addresses, ids, bounds. No case here exports.
 
 use crate::fault::{Outcome, holds, refused, same};
 use crate::gpu::{Address, Gpu, handle_offset, pattern};
 use level_zero_sys::{ze_memory_type_t, ze_result_t};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
-/// More than a page, and no multiple of one.
+/// More than a page, and no multiple of a page.
 const BYTES: usize = 10_000;
 
 pub fn read_back(gpu: &Gpu) -> Outcome {
@@ -40,7 +40,7 @@ pub fn another_id(gpu: &Gpu) -> Outcome {
     gpu.free(first)?;
     let second = gpu.allocate(BYTES, false)?;
 
-    // The kernel gives the range that was freed last; a cache that trusts addresses must meet this.
+    // The kernel gives the range freed last again: the case that misleads a cache that trusts addresses.
     same("address of the next allocation", second, first)?;
     let second_id = gpu.properties(second)?.id;
     holds(first_id != second_id, || format!("both have id {first_id}"))?;

@@ -1,4 +1,4 @@
-//! Handles and fds that go out: whose they are, and when they end. None of these opens one.
+//! Exported handles and fds: who owns them, and when they end. No case here opens one.
 
 use crate::fault::{Outcome, holds, refused, same};
 use crate::gpu::{Gpu, handle_fd, handle_offset, is_open};
@@ -10,8 +10,7 @@ use std::os::fd::BorrowedFd;
 const BYTES: usize = 8192;
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
-/// Put, or nothing where the loader has none: then only Free ends an export, and the case goes on.
-/// Answers whether it was there.
+/// Calls Put and answers true; false where the loader has no Put, where only Free ends an export.
 fn put(gpu: &Gpu, handle: ze_ipc_mem_handle_t) -> Result<bool, CallError> {
     match gpu.put(handle) {
         Err(CallError::Missing { .. }) => Ok(false),
@@ -120,14 +119,14 @@ pub fn pooled(gpu: &Gpu) -> Outcome {
     same("fd of the second", handle_fd(of_second), handle_fd(of_first))?;
     let (low, high) = (handle_offset(of_first), handle_offset(of_second));
     holds(low > 0 && high >= low + BYTES as u64, || format!("offsets {low} and {high}"))?;
-    // The pool outlives the first, and its fd with it.
+    // The pool and its fd outlive the first allocation.
     gpu.free(first)?;
     open("after one Free of two", handle_fd(of_first))?;
     gpu.free(second)?;
     closed("after both", handle_fd(of_first))
 }
 
-/// fdbroker takes dma-bufs, and memfds sealed against shrinking and against more seals.
+/// fdbroker accepts dma-bufs, and memfds that are sealed against shrinking and further seals.
 pub fn acceptable(gpu: &Gpu) -> Outcome {
     let memory = gpu.allocate(BYTES, true)?;
     let number = gpu.export_fd(memory)?;
@@ -140,7 +139,7 @@ pub fn acceptable(gpu: &Gpu) -> Outcome {
             let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
             holds(seals.contains(wanted), || format!("seals: {seals:?}"))?;
         }
-        // No memfd: with ZE_TEST_DRIVER_MEMORY=udmabuf it is a dma-buf.
+        // Not a memfd: with ZE_TEST_DRIVER_MEMORY=udmabuf it is a dma-buf.
         Err(_) => {
             let words = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
             holds(words.contains("exp_name:\tudmabuf"), || format!("no udmabuf: {words}"))?;

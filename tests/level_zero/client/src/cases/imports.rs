@@ -1,4 +1,4 @@
-//! Handles and fds that come in, in one process: whose the fd is, and what ends an import.
+//! Imported handles and fds in one process: who owns the fd, and what ends an import.
 
 use crate::fault::{Outcome, holds, refused, same};
 use crate::gpu::{Gpu, handle_fd, handle_offset, is_open, pattern};
@@ -29,7 +29,7 @@ pub fn opened_twice(gpu: &Gpu) -> Outcome {
     Ok(gpu.free(memory)?)
 }
 
-/// A duplicate of the exported fd of `bytes` of memory, which is freed: only the duplicate keeps it.
+/// A duplicate of an exported fd whose memory is freed: only the duplicate keeps the memory alive.
 fn exported(gpu: &Gpu) -> Result<OwnedFd, crate::fault::Fault> {
     let memory = gpu.allocate(BYTES, true)?;
     gpu.write(memory, &pattern(BYTES, 4))?;
@@ -46,7 +46,7 @@ pub fn driver_closes(gpu: &Gpu) -> Outcome {
     let memory = gpu.import_fd(number, BYTES)?;
 
     holds(!is_open(number), || "the fd is still open".to_string())?;
-    let _ = fd.into_raw_fd(); // the driver's, and closed
+    let _ = fd.into_raw_fd(); // the driver took and closed it
     let bytes = gpu.read(memory, BYTES)?;
     holds(bytes == pattern(BYTES, 4), || "other bytes".to_string())?;
     Ok(gpu.free(memory)?)

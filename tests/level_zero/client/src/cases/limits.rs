@@ -1,4 +1,4 @@
-//! Many allocations and few fds. The limit set here must never outlive the case: it is its process's own.
+//! Many allocations with few fds. A case must never lower the limit of another process than its own.
 
 use crate::fault::{Outcome, refused, same};
 use crate::gpu::{Address, Gpu};

@@ -1,10 +1,10 @@
-//! What loaders lack, and what happens without a driver. Nothing here may panic.
+//! Old loaders, and processes without a driver. The bindings must never panic there.
 
 use crate::fault::{Fault, Outcome, holds, same};
 use crate::gpu::Gpu;
 use level_zero_sys::{CallError, LevelZero, ze_ipc_mem_handle_t, ze_result_t};
 
-/// What the spec 1.4 of loader 1.8.12 does not have.
+/// Functions that loader 1.8.12 (spec 1.4) does not have.
 const NEWER_THAN_1_4: [&str; 5] = [
     "zeCommandListHostSynchronize",
     "zeInitDrivers",
@@ -13,7 +13,7 @@ const NEWER_THAN_1_4: [&str; 5] = [
     "zeMemPutIpcHandle",
 ];
 
-/// Which loader this is, as `run.sh` says: it must be the one that was meant.
+/// Whether this is the old loader, by `ZE_TEST_LOADER`; a fault when another loader was loaded than that.
 fn is_old() -> Result<bool, Fault> {
     match std::env::var("ZE_TEST_LOADER").as_deref() {
         Ok("1.8.12") => Ok(true),

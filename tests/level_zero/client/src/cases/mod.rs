@@ -14,7 +14,7 @@ use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
 use crate::peer::count_fds;
 
-/// One case: `what_when_then`.
+/// A case, with the switches that its process gets.
 pub struct Case {
     pub name: &'static str,
     pub switches: Switches,
@@ -22,20 +22,20 @@ pub struct Case {
 }
 
 impl Case {
-    /// As its parent knows it.
+    /// The case, for the process that starts it.
     pub fn named(&self) -> Named {
         Named { name: self.name, switches: self.switches }
     }
 }
 
 enum Body {
-    /// Gets an open device; afterwards the driver must have nothing left, and the process no fd more than before.
+    /// Gets an open device. Afterwards the driver must have nothing left, and the process no more fds than before.
     WithGpu(fn(&Gpu) -> Outcome),
-    /// Does all by itself.
+    /// Opens what it needs itself.
     Bare(fn() -> Outcome),
 }
 
-/// Runs it in this process, whose switches are set.
+/// Runs the case in this process, whose switches are set.
 pub fn run(case: &Case) -> Outcome {
     nix::unistd::alarm::set(CASE_TIMEOUT_S);
     match case.body {

@@ -1,4 +1,4 @@
-//! Two processes: this one and a peer. Whatever the peer imports it gives back, and says so.
+//! Sharing between this process and a peer. In every case the peer gives back all that it imported, and confirms it.
 
 use crate::fault::{Fault, Outcome, holds, refused, same};
 use crate::gpu::{Address, Gpu, handle_fd, pattern, with_fd};
@@ -11,7 +11,7 @@ const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const WRITTEN_HERE: u8 = 1;
 const WRITTEN_THERE: u8 = 2;
 
-/// Memory of this process with a handle, and the fd in it duplicated, as sending does.
+/// Memory of this process, its handle, and a duplicate of the handle's fd: what a sender sends.
 struct Shared {
     memory: Address,
     handle: ze_ipc_mem_handle_t,
@@ -19,7 +19,7 @@ struct Shared {
 }
 
 fn share(gpu: &Gpu) -> Result<Shared, Fault> {
-    // A pool's first allocation would be where a forgotten offset points at its neighbour: take the second.
+    // The second allocation of a pool: with a forgotten offset, an import shows its neighbour's bytes.
     let neighbour = gpu.allocate(BYTES, false)?;
     let memory = gpu.allocate(BYTES, false)?;
     gpu.write(memory, &pattern(BYTES, WRITTEN_HERE))?;
@@ -30,7 +30,7 @@ fn share(gpu: &Gpu) -> Result<Shared, Fault> {
     Ok(Shared { memory, handle, fd })
 }
 
-/// The peer, which has the memory now, reads what was written here and writes what is read here.
+/// Both directions: the peer reads the bytes written here, and this process reads the peer's.
 fn both_ways(gpu: &Gpu, peer: &Peer, memory: Address) -> Outcome {
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
     peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
@@ -38,7 +38,7 @@ fn both_ways(gpu: &Gpu, peer: &Peer, memory: Address) -> Outcome {
     holds(bytes == pattern(BYTES, WRITTEN_THERE), || "the peer's bytes are not here".to_string())
 }
 
-/// The peer opens as `order` says, both write, the peer closes, and neither has anything left.
+/// The peer opens by `order`, both write, the peer closes, and no process has anything left.
 fn opened_by(gpu: &Gpu, order: Order, sends_fd: bool) -> Outcome {
     let peer = Peer::start()?;
     let Shared { memory, handle, fd } = share(gpu)?;
@@ -55,7 +55,7 @@ fn opened_by(gpu: &Gpu, order: Order, sends_fd: bool) -> Outcome {
     peer.finish()
 }
 
-/// The peer's Open is refused, with nothing left there.
+/// The driver refuses the peer's Open, and nothing is left there.
 fn refused_by(gpu: &Gpu, order: Order, sends_fd: bool, frees_first: bool) -> Outcome {
     let peer = Peer::start()?;
     let Shared { memory, handle, fd } = share(gpu)?;
@@ -90,7 +90,7 @@ pub fn same_number_legacy(gpu: &Gpu) -> Outcome {
     opened_by(gpu, Order::OpenAtSameNumber, true)
 }
 
-/// Equal numbers send the driver to the exporter, which has closed it: moving the fd is not a nicety.
+/// With equal numbers the driver asks the exporter, which has closed the fd. So an importer has to move its fd.
 pub fn same_number_opaque(gpu: &Gpu) -> Outcome {
     refused_by(gpu, Order::OpenAtSameNumber, true, true)
 }
@@ -124,7 +124,7 @@ pub fn imported_caller_closes(gpu: &Gpu) -> Outcome {
     imported(gpu, false)
 }
 
-/// The peer's memory and its handle, the fd sent along.
+/// The handle of the peer's memory, and the fd sent with it.
 fn from_peer(peer: &Peer) -> Result<(ze_ipc_mem_handle_t, OwnedFd), Fault> {
     peer.tell(Order::Allocate, BYTES, 0)??;
     peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
@@ -156,8 +156,8 @@ pub fn fetch_from_the_dead(gpu: &Gpu) -> Outcome {
     refused("Open by value", gpu.open_handle(handle), INVALID)
 }
 
-/// As compute-runtime: what was fetched from one pid under one number is taken again while it is open, although that
-/// number means other memory there by now. Who resolves by value must not meet this.
+/// Like compute-runtime, the driver reuses an fd that it fetched from a pid and number while it is open, although the
+/// number means other memory there by now. A layer that resolves handles by value must avoid this.
 pub fn stale_fetch(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (first, _) = from_peer(&peer)?;

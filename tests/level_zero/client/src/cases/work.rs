@@ -1,4 +1,4 @@
-//! Command lists, queues, fences and events. A list must never run before it is executed.
+//! Command lists, queues, fences and events. A list must not run before it is executed.
 
 use crate::fault::{Outcome, holds, refused, same};
 use crate::gpu::{Gpu, pattern};

@@ -1,4 +1,5 @@
-//! Command lists: an immediate one runs at append, a regular one when a queue executes it. Nothing may be left running.
+//! Command lists: an immediate list runs at append, a regular list when a queue executes it. Must never leave a command
+//! running after the call.
 
 use crate::answer::{Failure, answer};
 use crate::copy::{Command, Work};
@@ -10,7 +11,7 @@ use std::ffi::c_void;
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// `None`: immediate.
+/// The commands of a regular list; `None` is an immediate list, which keeps none.
 pub(super) struct List(Option<Mutex<Vec<Command>>>);
 
 impl List {
@@ -19,7 +20,7 @@ impl List {
     }
 
     /// # Safety
-    /// As [`Command::run`], for all that was appended.
+    /// As [`Command::run`], for each appended command.
     pub(super) unsafe fn run(&self) -> Result<(), Failure> {
         let Some(commands) = self.commands() else {
             return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
@@ -146,7 +147,7 @@ pub(super) unsafe extern "C" fn append_fill(
     answer(FUNCTION, unsafe { append(list, fill, signal, wait_count, wait) })
 }
 
-/// Commands run one after the other: a barrier only waits and signals.
+/// A barrier only waits and signals: commands run one after the other anyway.
 pub(super) unsafe extern "C" fn append_barrier(
     list: ze_command_list_handle_t,
     signal: ze_event_handle_t,
@@ -158,7 +159,7 @@ pub(super) unsafe extern "C" fn append_barrier(
     answer("zeCommandListAppendBarrier", done)
 }
 
-/// Whatever was appended has run.
+/// Never waits: appended commands have run.
 pub(super) unsafe extern "C" fn host_synchronize(
     list: ze_command_list_handle_t,
     _timeout_ns: u64,

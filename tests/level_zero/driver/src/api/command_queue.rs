@@ -1,4 +1,4 @@
-//! Command queues and fences. Execution is done when the call returns: nothing may be left running.
+//! Command queues and fences. Must never leave a command running after the call that executes it.
 
 use super::command_list::List;
 use super::event::{set, wait};
@@ -8,7 +8,7 @@ use crate::signal::Signal;
 use level_zero_sys::*;
 use std::slice;
 
-/// Nothing is kept in a queue.
+/// A queue has no content: execution ends within the call.
 struct Queue;
 
 pub(super) unsafe extern "C" fn create(
@@ -58,7 +58,7 @@ unsafe fn run(
     }
 }
 
-/// Whatever was executed is done.
+/// Never waits: executed commands have ended.
 pub(super) unsafe extern "C" fn synchronize(
     queue: ze_command_queue_handle_t,
     _timeout_ns: u64,

@@ -1,10 +1,10 @@
-//! The context group. Contexts here separate nothing: it must never be relied on that they do.
+//! The context group. A context here separates nothing: no test must rely on that.
 
 use crate::answer::{Failure, answer};
 use crate::opaque::{content, destroy, give, make};
 use level_zero_sys::*;
 
-/// Nothing is kept in a context.
+/// A context has no content: all allocations stand in one registry.
 struct Context;
 
 unsafe fn new(context: *mut ze_context_handle_t) -> Result<(), Failure> {

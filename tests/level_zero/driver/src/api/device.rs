@@ -1,4 +1,4 @@
-//! The device group: one device without any engine but the copying one. It must never claim what the driver cannot do.
+//! The device group: one device with a copy engine only. Must never claim an ability that the driver lacks.
 
 use super::driver::{Nothing, list_of_one};
 use crate::answer::answer;
@@ -10,15 +10,15 @@ use std::ptr;
 
 static DEVICE: Nothing = Nothing::new();
 
-/// Intel's PCI vendor id: programs look for it.
+/// Intel's PCI vendor id, which programs look for.
 const VENDOR: u32 = 0x8086;
-/// No device of Intel's has it.
+/// A PCI device id that no device of Intel has.
 const DEVICE_ID: u32 = 0xfdb0;
 const NAME: &CStr = c"fdbroker test device (no GPU)";
-/// Where it says it sits on the PCI bus.
+/// The PCI bus number that the device claims.
 const PCI_BUS: u32 = 0xfd;
 
-/// This device's handle.
+/// The one device: a handle to a static.
 pub(super) fn handle() -> ze_device_handle_t {
     ptr::from_ref(&DEVICE).cast_mut().cast()
 }
@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn properties(
     answer("zeDeviceGetProperties", filled)
 }
 
-/// `name` with its NUL, at the front of the array, which has room for it.
+/// Copies `name` with its NUL to the front of the array, which has room for it.
 fn copy_name(name: &CStr, into: &mut [c_char]) {
     for (to, from) in into.iter_mut().zip(name.to_bytes_with_nul()) {
         *to = from.cast_signed();

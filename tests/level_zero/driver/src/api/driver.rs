@@ -1,4 +1,4 @@
-//! zeInit and the driver group: one driver. It must never start when a switch is wrong.
+//! zeInit and the driver group, with one driver. Must never start with a mistyped switch.
 
 use crate::allocation::registry;
 use crate::answer::{Failure, answer};
@@ -11,10 +11,10 @@ use level_zero_sys::*;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-/// Names this driver among others; the bytes mean nothing.
+/// The driver's UUID; its bytes have no meaning.
 const UUID: [u8; 16] = *b"fdbroker-ze-test";
 
-/// What the loader and the program find in a driver or device handle: nothing, but at an address.
+/// The target of driver and device handles: an address without content.
 #[repr(C)]
 pub(super) struct Nothing([usize; 8]);
 
@@ -33,7 +33,7 @@ fn start() -> Result<(), Failure> {
     }
     crate::memory::start()?;
     if layout() == Layout::Opaque {
-        // As compute-runtime does: any process of this user may fetch exported fds, under Yama too.
+        // As in compute-runtime: any process of this user may fetch exported fds, also under Yama.
         // SAFETY: takes numbers only.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
     }
@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn init(_flags: ze_init_flags_t) -> ze_result_t {
     answer("zeInit", start())
 }
 
-/// Answers a list of one, as all lists of drivers and devices here are: `*count` 0 asks how many.
+/// Answers a list with one element: the one driver or device. `*count` 0 asks for the number only.
 ///
 /// # Safety
 /// `count` is valid, `list` null or valid for `*count` writes.
@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn api_version(
     answer("zeDriverGetApiVersion", unsafe { give(version, spec) })
 }
 
-/// Loader 1.20 calls it while it sorts drivers, without asking whether it is there.
+/// Loader 1.20 calls it while it sorts drivers, and does not check whether the driver has it.
 pub(super) unsafe extern "C" fn properties(
     _driver: ze_driver_handle_t,
     properties: *mut ze_driver_properties_t,

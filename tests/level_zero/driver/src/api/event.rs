@@ -1,4 +1,4 @@
-//! The event groups. Events live as long as the program keeps them, whatever becomes of their pool.
+//! The event groups. An event must never end with its pool: it lives until the program destroys it.
 
 use crate::answer::{Failure, answer};
 use crate::opaque::{content, destroy, give, make};
@@ -6,7 +6,7 @@ use crate::signal::Signal;
 use level_zero_sys::*;
 use std::time::Duration;
 
-/// Nothing is kept in a pool.
+/// A pool has no content: events live on their own.
 struct Pool;
 
 pub(super) unsafe extern "C" fn create_pool(

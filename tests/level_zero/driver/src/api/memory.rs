@@ -1,4 +1,4 @@
-//! The memory group. It must never answer an fd without the switch and rule that say whose it is.
+//! The memory group. Must never take or give an fd without a rule in lib.rs that says who owns it.
 
 use super::device;
 use crate::allocation::{Origin, registry};
@@ -12,14 +12,14 @@ use std::ffi::c_void;
 use std::ptr;
 
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
-/// What compute-runtime calls a page of device memory.
+/// The page size of device memory in compute-runtime.
 const PAGE_BYTES: u64 = 65536;
 
 fn pointer(address: usize) -> *mut c_void {
     ptr::without_provenance_mut(address)
 }
 
-/// Only dma-bufs go in and out, as with compute-runtime.
+/// Like compute-runtime, refuses all external memory types except dma-bufs.
 fn only_dma_buf(flags: ze_external_memory_type_flags_t) -> Result<(), Failure> {
     match flags {
         DMA_BUF => Ok(()),
@@ -73,7 +73,7 @@ pub(super) unsafe extern "C" fn alloc_host(
     answer("zeMemAllocHost", host(size).and_then(|address| unsafe { give(out, address) }))
 }
 
-/// Shared memory is host memory here: both sides can reach it.
+/// Shared memory is host memory here: host and device can reach it.
 pub(super) unsafe extern "C" fn alloc_shared(
     _context: ze_context_handle_t,
     _device_desc: *const ze_device_mem_alloc_desc_t,
@@ -99,7 +99,7 @@ pub(super) unsafe extern "C" fn free(
     answer("zeMemFree", end_allocation(address.addr()))
 }
 
-/// Nothing runs while it is called, so each policy is done at once.
+/// Frees at once under every policy: no command runs during this call.
 pub(super) unsafe extern "C" fn free_ext(
     _context: ze_context_handle_t,
     desc: *const ze_memory_free_ext_desc_t,
@@ -133,7 +133,7 @@ unsafe fn describe(
     let properties = unsafe { look_mut(properties) }?;
     let mut registry = registry();
     let Some(allocation) = registry.find(address) else {
-        // Memory that is none of the driver's is no error.
+        // Memory of somebody else is no error here.
         properties.type_ = ze_memory_type_t::ZE_MEMORY_TYPE_UNKNOWN;
         return Ok(());
     };

@@ -1,4 +1,4 @@
-//! The functions the loader calls, by the specification's groups. None may do more than unpack, call, and answer.
+//! The functions that the loader calls, by the specification's groups. Must never do more than unpack, call and answer.
 
 mod command_list;
 mod command_queue;

@@ -1,11 +1,11 @@
-//! What the loader looks up in a driver: functions that fill tables with the driver's functions. A table must never be
-//! written past the fields that the caller's version of it has: the loader's table ends there.
+//! The functions that fill the loader's tables with the driver's functions. Must never write a field that the caller's
+//! version of a table does not have: the table ends before it.
 
 use super::{command_list, command_queue, context, device, driver, event, memory};
 use level_zero_sys::*;
 use std::ffi::c_void;
 
-/// Version of the specification in which a field was added to its table; the loader says which one its tables have.
+/// The versions of the specification that added fields to the tables. The loader names the version of its tables.
 const V1_0: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_0;
 const V1_6: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_6;
 const V1_10: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_10;
@@ -117,11 +117,12 @@ tables! {
     }
 }
 
-/// Groups of which this driver has nothing, but without which loader 1.8.12 takes no driver: found by leaving each out.
-/// With those above, all but zeGetMemExpProcAddrTable, they are the 46 it demands.
+/// Groups that this driver has no function of. Loader 1.8.12 refuses a driver that lacks one of them (found by
+/// leaving out each). Together with those above, without zeGetMemExpProcAddrTable, they are the 46 tables that it
+/// demands.
 macro_rules! empty_tables {
     ($($export:ident)*) => {$(
-        /// Leaves the loader's table of this group as it is: empty.
+        /// Leaves the loader's table of this group empty.
         #[unsafe(no_mangle)]
         pub extern "C" fn $export(_version: ze_api_version_t, _table: *mut c_void) -> ze_result_t {
             ze_result_t::ZE_RESULT_SUCCESS

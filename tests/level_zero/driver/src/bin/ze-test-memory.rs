@@ -1,5 +1,5 @@
-//! Holds the memory of one process that uses the test driver, as the kernel holds a GPU's buffers for a process.
-//! It must never outlive that process: the end of its socket, which is its stdin, ends it.
+//! Holds the memory of one process that uses the test driver, as the kernel holds a process's GPU buffers.
+//! Must never outlive that process: it ends when its stdin, the socket to that process, ends.
 
 #[path = "../protocol.rs"]
 #[allow(dead_code)]
@@ -17,27 +17,27 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
-/// Fds to ask for, so that a test's low limit is its own process's alone: a million is what systemd gives, and costs
-/// nothing until used.
+/// The limit of fds that the helper asks for: a test sets a low limit for its own process only. A million is what
+/// systemd gives, and costs nothing until used.
 const FDS_WANTED: u64 = 1 << 20;
 
 fn main() -> ExitCode {
     // SAFETY: closes what this process inherited; nothing here uses a descriptor above stderr yet.
     unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
-    // In the background, child of init: the program that uses the driver has no child that it does not know.
+    // In the background, as a child of init: the program must not find a child that it did not start.
     // SAFETY: no other thread exists.
     match unsafe { fork() } {
         Ok(ForkResult::Parent { .. }) => return ExitCode::SUCCESS,
         Ok(ForkResult::Child) => {}
         Err(_) => return ExitCode::FAILURE,
     }
-    let _ = setsid(); // a signal to the program's group is not for this process
+    let _ = setsid(); // a signal to the program's process group must not reach the helper
     raise_limit();
     serve(std::io::stdin().as_fd());
     ExitCode::SUCCESS
 }
 
-/// As high as it goes: where the wanted number is refused, the hard limit.
+/// Raises the limit to [`FDS_WANTED`], or where that is refused, to the hard limit.
 fn raise_limit() {
     let raised = setrlimit(Resource::RLIMIT_NOFILE, FDS_WANTED, FDS_WANTED);
     if let (Err(_), Ok((_, hard))) = (raised, getrlimit(Resource::RLIMIT_NOFILE)) {
@@ -45,7 +45,7 @@ fn raise_limit() {
     }
 }
 
-/// Answers requests until the program is gone.
+/// Answers requests until the program ends.
 fn serve(socket: BorrowedFd<'_>) {
     let mut memory = Memory::default();
     let mut fds = ReceivedFds::new();
@@ -71,7 +71,7 @@ fn send(socket: BorrowedFd<'_>, reply: Reply, fd: Option<BorrowedFd<'_>>) -> boo
     send_timeout(socket, &reply_to_bytes(reply), fd.as_slice(), None).is_ok()
 }
 
-/// One buffer. The udmabuf is made once: a GPU's driver has one dma-buf per buffer, not one per export.
+/// One piece of memory. Its udmabuf is made once: a GPU's driver has one dma-buf per buffer, not one per export.
 struct Buffer {
     fd: OwnedFd,
     udmabuf: Option<OwnedFd>,
@@ -113,7 +113,7 @@ impl Memory {
     }
 }
 
-/// Sealed as the broker wants memfds, and as udmabuf does: nobody can shrink it under a reader, nor seal it further.
+/// A memfd with the seals that broker and udmabuf demand: nobody can shrink it under a reader, or seal it further.
 fn sealed(size: u64) -> Result<OwnedFd, Errno> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create(c"ze-test-memory", flags)?;

@@ -1,4 +1,4 @@
-//! What there is to say before anything is shared. None of these starts a broker.
+//! Devices without sharing: absent drivers and forked children. No case here starts a broker.
 
 use crate::fault::{Outcome, holds, same};
 use fdbroker_client::level_zero::{Device, LevelZeroMemory};
@@ -55,7 +55,7 @@ pub fn forked() -> Outcome {
         }
         ForkResult::Parent { child } => {
             same("the child", waitpid(child, None)?, WaitStatus::Exited(child, 0))?;
-            // The child's drops have freed nothing here.
+            // The child's drops have freed nothing in this process.
             Ok(memory.write_at(0, &[1])?)
         }
     }

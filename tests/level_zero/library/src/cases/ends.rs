@@ -1,4 +1,4 @@
-//! How allocations end, and what must not resolve any more.
+//! The ends of allocations, and handles that must not resolve afterwards.
 
 use crate::fault::{Outcome, holds, same};
 use crate::node::Node;
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd};
 const BYTES: usize = 10_000;
 const SALT: u8 = 60;
 
-/// The kernel gives the range that was freed last; nobody has told the library.
+/// The kernel gives the range freed last again, and nobody has told the library.
 pub fn address_again(node: &Node, rank: &mut Rank) -> Outcome {
     let old = rank.foreign(BYTES, 1, SALT)?[0];
     let address = rank.pointers[0];
@@ -25,7 +25,7 @@ pub fn address_again(node: &Node, rank: &mut Rank) -> Outcome {
     same("the address", rank.pointers[0], address)?;
     holds(new.id() != old.id(), || "the same allocation".to_string())?;
     peer.refuses("import", &[old], ErrorCode::Stale)?;
-    // What was imported stays what it was.
+    // The earlier import keeps its bytes.
     peer.tell(&format!("check {SALT}"))?;
     peer.tell("release")?;
     peer.with("import", &[new])?;
@@ -34,10 +34,10 @@ pub fn address_again(node: &Node, rank: &mut Rank) -> Outcome {
     peer.finish()
 }
 
-/// Evicted and then freed without a word: a recall must not bring back whatever is there now.
+/// Evicted, then freed without telling the library: a recall must not bring back the memory that is there now.
 pub fn freed_behind(node: &Node, rank: &mut Rank) -> Outcome {
     let old = rank.foreign(BYTES, 1, SALT)?[0];
-    // More than the broker may hold: the oldest goes.
+    // More than the broker may hold: it evicts the oldest.
     rank.own(BYTES, 60, SALT)?;
     holds(node.count("/evictions")? > 0, || "nothing was evicted".to_string())?;
     rank.free_pointers()?;
@@ -47,7 +47,7 @@ pub fn freed_behind(node: &Node, rank: &mut Rank) -> Outcome {
 
     peer.refuses("import", &[old], ErrorCode::Stale)?;
 
-    // The new memory's own handle is good.
+    // The handle of the new memory works.
     let new = rank.export(pointer)?;
     peer.with("import", &[new])?;
     peer.finish()
@@ -61,7 +61,7 @@ pub fn retired(node: &Node, rank: &mut Rank) -> Outcome {
     let retired = retire_pointer(&rank.device, &rank.exports, inside);
 
     same("which it was", retired, Some(handles[0].id()))?;
-    // Nobody waits for the message, and the peer's goes another way.
+    // The message is one-way, and the peer has another connection.
     node.until_count("/allocations/now", 1)?;
     peer.refuses("import", &handles[..1], ErrorCode::Stale)?;
     peer.with("import", &handles[1..])?;
@@ -91,7 +91,7 @@ pub fn another_node(node: &Node, rank: &mut Rank) -> Outcome {
     let handle = rank.own(BYTES, 1, SALT)?[0];
     let mut elsewhere = handle;
     elsewhere.prefix.node = (handle.prefix.node.get() ^ 1).into();
-    // What this very node would have given out before a reboot.
+    // A handle that this node could have given before a reboot.
     let mut earlier = handle;
     earlier.prefix.node = node_id("00000000-0000-4000-8000-000000000000").into();
     let mut peer = Peer::start(&node.socket(), None)?;
@@ -101,7 +101,7 @@ pub fn another_node(node: &Node, rank: &mut Rank) -> Outcome {
     peer.finish()
 }
 
-/// A hostile owner's bytes: the driver refuses, or the size is not there.
+/// Driver data of a hostile owner: the driver refuses it, or the memory is too small.
 pub fn garbage(node: &Node, rank: &mut Rank) -> Outcome {
     let pointer = rank.gpu.allocate(BYTES, false)?;
     rank.pointers.push(pointer);
@@ -114,7 +114,7 @@ pub fn garbage(node: &Node, rank: &mut Rank) -> Outcome {
     let kind = if is_memfd { MemoryKind::Memfd } else { MemoryKind::DmaBuf };
     let mut peer = Peer::start(&node.socket(), None)?;
     let fds_before = peer.number("fds")?;
-    // An offset behind the end; one that leaves too few bytes.
+    // Offsets behind the end, and one that leaves too few bytes.
     for offset in [u64::MAX, 1 << 40, 4096] {
         let mut data = [0; 64];
         data[8..16].copy_from_slice(&offset.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Pointers of the application's: one registration per allocation, and no fd left behind.
+//! Exports of the application's pointers: one registration per allocation, and no fd left behind.
 
 use crate::fault::{Outcome, holds, same};
 use crate::gpu::{handle_fd, is_open, pattern};
@@ -21,7 +21,7 @@ pub fn one_fd(node: &Node, rank: &mut Rank) -> Outcome {
     same("of the application's Gets", rank.counters()?.gets, if_kept(rank, 2, 0))
 }
 
-/// Without Put the library's Gets stay counted, with the fd; neither can be given back.
+/// `kept` where the loader has no Put: there the library's Gets stay counted, and their fds open.
 fn if_kept(rank: &Rank, kept: u64, else_: u64) -> u64 {
     if rank.device.keeps_exported_fds() { kept } else { else_ }
 }
@@ -33,7 +33,7 @@ pub fn interior(node: &Node, rank: &mut Rank) -> Outcome {
     same("the allocation", inside.id(), whole.id())?;
     same("its offset", inside.offset_bytes.get(), 5000)?;
     same("allocations", node.count("/allocations/now")?, 1)?;
-    // First seen by an address inside, it is the same allocation too.
+    // An allocation that is first exported by an address inside is the same allocation, too.
     let other = rank.gpu.allocate(BYTES, false)?;
     rank.pointers.push(other);
     let inside = rank.export(other.wrapping_byte_add(1))?;
@@ -41,7 +41,7 @@ pub fn interior(node: &Node, rank: &mut Rank) -> Outcome {
     same("allocations", node.count("/allocations/now")?, 2)
 }
 
-/// Their fds are of one object, and they are not.
+/// They share one object and its fd, and are still separate allocations.
 pub fn pooled(node: &Node, rank: &mut Rank) -> Outcome {
     let handles = rank.foreign(BYTES, 3, SALT)?;
     same("allocations", node.count("/allocations/now")?, 3)?;
@@ -50,7 +50,7 @@ pub fn pooled(node: &Node, rank: &mut Rank) -> Outcome {
     let mut offsets: Vec<u64> = rank.imports.iter().map(|one| one.info().fd_offset).collect();
     offsets.dedup();
     same("different offsets in the fd", offsets.len(), 3)?;
-    // Who maps the fd without a driver finds the same bytes there.
+    // A mapping of the fd without a driver shows the same bytes.
     let import = rank.client.acquire(&handles[2], soon())?.import(Access::Read, 0)?;
     let mut bytes = vec![0; BYTES];
     import.read_at(0, &mut bytes)?;
@@ -77,7 +77,7 @@ pub fn cached(node: &Node, rank: &mut Rank) -> Outcome {
 }
 
 pub fn no_fd_left(_node: &Node, rank: &mut Rank) -> Outcome {
-    // The loader's own word, which the other cases take from the library.
+    // Asks the loader itself; the other cases ask the library.
     let lacks_put = rank.gpu.level_zero.missing().contains(&"zeMemPutIpcHandle");
     same("the driver keeps fds", rank.device.keeps_exported_fds(), lacks_put)?;
     let before = count_memory_fds()?;
@@ -87,12 +87,12 @@ pub fn no_fd_left(_node: &Node, rank: &mut Rank) -> Outcome {
     let fds = count_memory_fds()? - before;
     same("fds of 20 exports", fds as u64, if_kept(rank, 20, 0))?;
     same("as the driver counts", rank.counters()?.exported_fds, if_kept(rank, 20, 0))?;
-    // Without Put they go with the memory.
+    // Without Put the fds end with the memory.
     rank.clear()?;
     same("fds afterwards", count_memory_fds()?, before)
 }
 
-/// What it got itself it also keeps.
+/// The library must not Put a handle that the application got itself.
 pub fn application_handle(_node: &Node, rank: &mut Rank) -> Outcome {
     let pointer = rank.gpu.allocate(BYTES, false)?;
     rank.pointers.push(pointer);

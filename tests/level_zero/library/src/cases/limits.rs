@@ -1,4 +1,4 @@
-//! Many of something and few fds. A limit set here must never outlive the case: it is its process's own.
+//! Many rounds or allocations with few fds. A case must never lower the limit of another process than its own.
 
 use crate::fault::{Outcome, holds, same};
 use crate::node::Node;
@@ -14,14 +14,14 @@ const SALT: u8 = 40;
 const ROUNDS: usize = 1000;
 const MANY: usize = 2000;
 const MANY_FDS: u64 = 256;
-/// More than the broker may hold.
+/// More allocations than the broker may hold.
 const RECALLED: usize = 60;
-/// Handles in one line for a peer, far below the message's 253 and the pipe's 64 KiB.
+/// Handles in one line to a peer: far below the 253 of a message and the 64 KiB of a pipe.
 const LINE: usize = 100;
 
 fn rounds(node: &Node, handle: Handle) -> Outcome {
     let mut peer = Peer::start(&node.socket(), None)?;
-    // The first import finds out what the driver does with fds.
+    // The first import finds out whether the driver closes imported fds.
     peer.tell(&format!("rounds 1 {SALT} {}", crate::rank::to_hex(&handle)))?;
     let fds_before = peer.number("fds")?;
 
@@ -42,7 +42,7 @@ pub fn rounds_foreign(node: &Node, rank: &mut Rank) -> Outcome {
     rounds(node, handle)
 }
 
-/// Allocated, exported, retired and freed: neither side keeps anything.
+/// Rounds of allocate, export, retire and free: library and broker keep nothing.
 pub fn export_rounds(node: &Node, rank: &mut Rank) -> Outcome {
     let before = crate::rank::count_fds()?;
     for _ in 0..ROUNDS / 2 {
@@ -60,7 +60,7 @@ pub fn export_rounds(node: &Node, rank: &mut Rank) -> Outcome {
     same("registrations", node.count("/registrations")?, ROUNDS as u64)
 }
 
-/// The broker cannot hold all; what it let go comes back with its bytes, and again.
+/// The broker cannot hold all of them: it recalls those that it evicted, twice, with their bytes.
 fn recalled(node: &Node, rank: &Rank, handles: &[Handle]) -> Outcome {
     let mut peer = Peer::start(&node.socket(), None)?;
     for _ in 0..2 {
@@ -89,8 +89,8 @@ pub fn recall_foreign(node: &Node, rank: &mut Rank) -> Outcome {
     recalled(node, rank, &handles)
 }
 
-/// Both processes may have 256 fds. Where the loader has no Put the driver keeps one per export, so there the owner
-/// may have more: nothing but the driver could close them.
+/// Both processes may have 256 fds. Where the loader has no Put, the driver keeps an fd per export that nobody else can
+/// close: there the owner may have more.
 fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     const SMALL: usize = 64;
     let keeps = rank.device.keeps_exported_fds();
@@ -98,7 +98,7 @@ fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     let mut owner = Peer::start(&node.socket(), Some(if keeps { most } else { MANY_FDS }))?;
     let mut consumer = Peer::start(&node.socket(), Some(MANY_FDS))?;
     for first in (0..MANY).step_by(LINE) {
-        // So that the salts go on from line to line as the consumer's count of imports does.
+        // The consumer counts salts over all its imports, so each line goes on where the last one ended.
         let salt = SALT + u8::try_from(first % 200)?;
         let handles = owner.handles(&format!("{verb} {SMALL} {LINE} {salt}"))?;
         consumer.with("import", &handles)?;

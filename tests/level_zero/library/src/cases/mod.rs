@@ -12,7 +12,7 @@ use crate::limits::CASE_TIMEOUT_S;
 use crate::node::Node;
 use crate::rank::{Rank, count_fds};
 
-/// One case: `what_when_then`.
+/// A case, with the switches that its process gets.
 pub struct Case {
     pub name: &'static str,
     pub switches: Switches,
@@ -20,26 +20,26 @@ pub struct Case {
 }
 
 impl Case {
-    /// As its parent knows it.
+    /// The case, for the process that starts it.
     pub fn named(&self) -> Named {
         Named { name: self.name, switches: self.switches }
     }
 }
 
 enum Body {
-    /// Gets a broker and a rank in this process; afterwards the driver must have nothing left of it, the broker
-    /// nothing held, and the process no fd more than before.
+    /// Gets a broker, and a rank in this process. Afterwards driver and broker must have nothing left, and the process
+    /// no more fds than before.
     WithRank(fn(&Node, &mut Rank) -> Outcome),
-    /// The same with a broker that may have few fds.
+    /// The same, with a broker that may have [`FEW_FDS`].
     WithFewFds(fn(&Node, &mut Rank) -> Outcome),
-    /// Does all by itself.
+    /// Opens what it needs itself.
     Bare(fn() -> Outcome),
 }
 
-/// Fds that the broker may have in a case of few: less than the allocations, more than one for each who takes part.
+/// A cap below the number of allocations, with more than one fd for each process of the case.
 const FEW_FDS: &str = "caps.node.fds=24";
 
-/// Runs it in this process, whose switches are set.
+/// Runs the case in this process, whose switches are set.
 pub fn run(case: &Case) -> Outcome {
     nix::unistd::alarm::set(CASE_TIMEOUT_S);
     match case.body {

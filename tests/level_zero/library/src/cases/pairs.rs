@@ -1,4 +1,4 @@
-//! Two processes: this one and a peer, which gets handles by value. Whatever the peer imports it gives back, and says so.
+//! Sharing with a peer that gets handles by value. In every case the peer gives back all imports, and confirms it.
 
 use crate::fault::{Outcome, holds, same};
 use crate::node::Node;
@@ -7,13 +7,13 @@ use crate::rank::Rank;
 use fdbroker_client::level_zero::FdCloser;
 use fdbroker_client::{ErrorCode, Handle};
 
-/// More than a page, and no multiple of one.
+/// More than a page, and no multiple of a page.
 const BYTES: usize = 10_000;
 const COUNT: usize = 5;
 const WRITTEN_HERE: u8 = 1;
 const WRITTEN_THERE: u8 = 101;
 
-/// The peer imports, reads what was written here, writes what is read here, and lets go.
+/// The peer imports, reads the bytes written here, writes bytes that are read here, and releases.
 fn shared(node: &Node, rank: &Rank, handles: &[Handle]) -> Outcome {
     let mut peer = Peer::start(&node.socket(), None)?;
     let fds_before = peer.number("fds")?;
@@ -38,16 +38,16 @@ pub fn foreign(node: &Node, rank: &mut Rank) -> Outcome {
     shared(node, rank, &handles)
 }
 
-/// A driver with opaque handles takes an fd of the exporter's number for the exporter's own.
+/// With an opaque handle, the driver takes an fd of the exporter's number for the exporter's fd.
 pub fn same_number(node: &Node, rank: &mut Rank) -> Outcome {
-    // Below this, the numbers of the peer are taken.
+    // The peer's fd numbers below this are taken.
     const FREE_THERE: usize = 60;
     let taken: Vec<_> = (0..FREE_THERE).map(|_| std::fs::File::open("/dev/null")).collect();
     let handles = rank.foreign(BYTES, 1, WRITTEN_HERE)?;
     drop(taken);
     let mut peer = Peer::start(&node.socket(), None)?;
     let fds_before = peer.number("fds")?;
-    // So a driver that fetched by pid would find nothing here. The broker's copy is what it was.
+    // A driver that fetched by pid would find nothing here; the broker's copy is unchanged.
     rank.free_pointers()?;
     peer.with("import-at-number", &handles)?;
     peer.tell(&format!("check {WRITTEN_HERE}"))?;
@@ -69,7 +69,7 @@ pub fn twice(node: &Node, rank: &mut Rank) -> Outcome {
     peer.finish()
 }
 
-/// In this very process, which may be told what its driver does.
+/// Set in this process instead of found out.
 pub fn closer_set(_node: &Node, rank: &mut Rank) -> Outcome {
     let handle = rank.own(BYTES, 1, WRITTEN_HERE)?[0];
     same("known before", rank.device.fd_closer(), None)?;
@@ -86,7 +86,7 @@ fn owner_killed(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
 
     peer.kill()?;
 
-    // Its memory is no more the broker's, and all that is imported is still here.
+    // The broker has let the memory go, and the imports still have it.
     node.until_count("/held_now", 0)?;
     let mut others = rank.imports.iter();
     holds(others.all(|import| !import.is_current()), || "still current".to_string())?;

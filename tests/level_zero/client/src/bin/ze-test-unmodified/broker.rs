@@ -1,15 +1,15 @@
-//! What the broker says of itself, asked through its command. It must never be asked by a case for what a program is
-//! to do: only for what it has left behind.
+//! The broker's counters, by its command. A case must never use them to decide what to do, only to check what it left
+//! behind.
 
 use crate::fault::{Fault, Outcome, holds};
 use crate::limits::PEER_TIMEOUT;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// One-way messages are on their way for microseconds.
+/// One-way messages take microseconds.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What is there now, and what has been.
+/// The counters that cases check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     pub pid: u64,
@@ -23,12 +23,12 @@ pub struct Counts {
     pub recalls: u64,
 }
 
-/// The broker named in the environment, by the command named there.
+/// Asks the broker that the environment names, by the command that ZE_TEST_FDBROKER names.
 pub fn counts() -> Result<Counts, Fault> {
     let command = std::env::var_os("ZE_TEST_FDBROKER").ok_or("ZE_TEST_FDBROKER is not set")?;
     let out = Command::new(command)
         .args(["status", "--json"])
-        // Not the layer's and loader's libraries: it is another program.
+        // The libraries of layer and loader are for this program only.
         .env_remove("LD_LIBRARY_PATH")
         .env_remove("LD_PRELOAD")
         .stderr(Stdio::inherit())
@@ -48,14 +48,14 @@ pub fn counts() -> Result<Counts, Fault> {
     })
 }
 
-/// The number that follows in a line of JSON.
+/// The number that follows `after` in a line of JSON.
 fn number(text: &str, after: &str) -> Result<u64, Fault> {
     let at = text.find(after).ok_or_else(|| format!("no {after} in {text}"))?;
     let digits = text[at + after.len()..].split(|it: char| !it.is_ascii_digit()).next();
     Ok(digits.unwrap_or_default().parse()?)
 }
 
-/// Waits until the broker counts so.
+/// Waits until the condition holds for the broker's counters.
 pub fn wait_for(what: &str, is_so: impl Fn(&Counts) -> bool) -> Outcome {
     let until = Instant::now() + PEER_TIMEOUT;
     loop {
@@ -68,7 +68,7 @@ pub fn wait_for(what: &str, is_so: impl Fn(&Counts) -> bool) -> Outcome {
     }
 }
 
-/// Waits until nothing is left in it.
+/// Waits until the broker has no allocation, lease or fd left.
 pub fn wait_until_empty() -> Outcome {
     wait_for("nothing left", |counts| {
         (counts.allocations, counts.open_leases, counts.mapped_leases, counts.held_fds)

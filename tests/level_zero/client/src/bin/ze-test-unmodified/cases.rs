@@ -6,12 +6,12 @@ use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
 use crate::{broker, exporting, opening, sharing, without};
 
-/// Which cases run together, under the same broker or none.
+/// A list of cases that run with the same broker, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
     /// With the layer and a broker.
     Broker,
-    /// With the layer and a broker that the case ends.
+    /// With the layer, and a broker that the case ends.
     Lost,
     /// With the layer, and no broker.
     NoBroker,
@@ -28,7 +28,7 @@ impl List {
     }
 }
 
-/// One case: `what_when_then`.
+/// A case, with the switches that its process gets.
 pub struct Case {
     pub name: &'static str,
     pub list: List,
@@ -37,14 +37,13 @@ pub struct Case {
 }
 
 impl Case {
-    /// As its parent knows it.
+    /// The case, for the process that starts it.
     pub fn named(&self) -> Named {
         Named { name: self.name, switches: self.switches }
     }
 }
 
-/// Runs it in this process, whose switches are set. Afterwards the driver must have nothing left, nor the broker of
-/// this process.
+/// Runs the case in this process, whose switches are set. Afterwards driver and broker must have nothing left.
 pub fn run(case: &Case) -> Outcome {
     nix::unistd::alarm::set(CASE_TIMEOUT_S);
     let gpu = Gpu::open()?;

@@ -1,4 +1,4 @@
-//! What ends a handle, and what does not. The exporter is this process, a peer opens.
+//! Events that end a handle, and events that do not. This process exports, a peer opens.
 
 use crate::broker;
 use crate::fault::{Fault, Outcome, holds, refused, same};
@@ -8,12 +8,12 @@ use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
 use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
 use nix::sys::resource::{Resource, setrlimit};
 
-/// Whether the loader is one with Put. `ZE_TEST_LOADER` says which it is.
+/// Whether the loader has Put, by `ZE_TEST_LOADER`.
 fn has_put() -> Result<bool, Fault> {
     Ok(std::env::var("ZE_TEST_LOADER")? != "1.8.12")
 }
 
-/// Where the loader has no Put it must be missing as ever; true when it is there and was done.
+/// Calls Put and answers true. False where the loader has no Put: the layer must not add one.
 fn put_if_there(gpu: &Gpu, handle: ze_ipc_mem_handle_t) -> Result<bool, Fault> {
     match (has_put()?, gpu.put(handle)) {
         (true, Ok(())) => Ok(true),
@@ -22,7 +22,7 @@ fn put_if_there(gpu: &Gpu, handle: ze_ipc_mem_handle_t) -> Result<bool, Fault> {
     }
 }
 
-/// The peer opens it and reads what was written here.
+/// The peer opens the handle and reads the bytes written here.
 fn is_shared(peer: &Peer, handle: ze_ipc_mem_handle_t, salt: u8) -> Outcome {
     peer.tell_with(Order::Open, 0, 0, handle, None)??;
     same("the peer reads", peer.number(Order::IsPattern, BYTES, salt)?, 1)?;
@@ -66,7 +66,7 @@ pub fn put(gpu: &Gpu) -> Outcome {
         same("the driver's fd", is_open(handle_fd(handle)), false)?;
         broker::wait_for("no fd", |counts| counts.held_fds == 0)?;
         is_refused(&peer, handle)?;
-        // The memory is there, and another handle of it is another handle.
+        // The memory lives on, and a new handle of it differs.
         let again = gpu.get(memory)?;
         is_shared(&peer, again, WRITTEN_HERE)?;
         is_refused(&peer, handle)?;
@@ -107,7 +107,7 @@ fn freed(gpu: &Gpu, free: fn(&Gpu, Address) -> Result<(), CallError>) -> Outcome
     let (memory, handle) = export(gpu)?;
     is_shared(&peer, handle, WRITTEN_HERE)?;
     free(gpu, memory)?;
-    // The broker's fd must not keep the memory.
+    // The broker must not keep freed memory by its fd.
     broker::wait_for("no fd", |counts| counts.held_fds == 0)?;
     is_refused(&peer, handle)?;
     peer.finish()
@@ -131,7 +131,7 @@ pub fn free_pooled(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// The address, the fd number and the size are those of before; the memory is not.
+/// Address, fd number and size are the same as before, but the memory is another.
 pub fn address_reused(gpu: &Gpu) -> Outcome {
     const TRIES: usize = 100;
     const OTHER: u8 = 7;
@@ -167,7 +167,7 @@ pub fn fd_of_handle(gpu: &Gpu) -> Outcome {
     Ok(gpu.free(memory)?)
 }
 
-/// Memory of its own object, with these bytes in it; none when it cannot be exported.
+/// Allocates an object with these bytes and exports it; frees it when the export fails.
 fn export_small(gpu: &Gpu, bytes: &[u8]) -> Result<(Address, ze_ipc_mem_handle_t), CallError> {
     let memory = gpu.allocate(bytes.len(), true)?;
     gpu.write(memory, bytes)?;
@@ -180,7 +180,7 @@ fn export_small(gpu: &Gpu, bytes: &[u8]) -> Result<(Address, ze_ipc_mem_handle_t
     }
 }
 
-/// More exports than the process, the peer and the broker (`--max-fds 256`) may have fds, none of them Put.
+/// More exports without Put than this process, the peer or the broker (`--max-fds 256`) may have fds.
 pub fn many(gpu: &Gpu) -> Outcome {
     const ALLOCATIONS: usize = 2000;
     const FDS: u64 = 256;
@@ -192,7 +192,7 @@ pub fn many(gpu: &Gpu) -> Outcome {
     for at in 0..ALLOCATIONS {
         match export_small(gpu, &pattern(SMALL, salt(at))) {
             Ok(both) => exported.push(both),
-            // Without Put nothing can be given back to the driver: it ends where it ends without a layer.
+            // Without Put the layer can give no export back: the exports end where they end without a layer.
             Err(error) if !has_put()? => {
                 let full = ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
                 same("at the limit", error.code(), Some(full))?;

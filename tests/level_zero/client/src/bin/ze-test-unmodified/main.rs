@@ -1,8 +1,8 @@
-//! A program that knows nothing of fdbroker: it gets, passes by value and opens Level Zero IPC handles as any does.
-//! `tests/level_zero/layer.sh` runs it with and without the layer. It must never link the library it is tested with.
+//! A program that knows nothing of fdbroker. It gets Level Zero IPC handles, passes them by value and opens them.
+//! `tests/level_zero/layer.sh` runs it with and without the layer. Must never link fdbroker's library.
 //!
-//! Arguments: a case's name, or the name of a list of cases; each runs in a process of its own under its own switches,
-//! then `N passed, N failed`.
+//! The argument names a case or a list of cases. Each case of a list runs in a process of its own; the last line is
+//! `N passed, N failed`.
 
 #[path = "../../../../apart.rs"]
 mod apart;
@@ -14,13 +14,13 @@ mod exporting;
 #[path = "../../fault.rs"]
 mod fault;
 #[path = "../../gpu.rs"]
-#[allow(dead_code)] // the other program uses the rest
+#[allow(dead_code)] // ze-test-client uses the rest
 mod gpu;
 #[path = "../../limits.rs"]
 mod limits;
 mod opening;
 #[path = "../../peer.rs"]
-#[allow(dead_code)] // as above
+#[allow(dead_code)] // ze-test-client uses the rest
 mod peer;
 mod sharing;
 mod without;
@@ -29,7 +29,7 @@ use apart::{end, run_all};
 use cases::{CASES, Case, List};
 use std::process::ExitCode;
 
-/// Argument with which this program is the second process of a case.
+/// The argument that makes this program the second process of a case.
 const PEER: &str = "peer";
 
 fn main() -> ExitCode {

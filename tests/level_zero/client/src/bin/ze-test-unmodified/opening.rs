@@ -1,4 +1,4 @@
-//! One handle opened in more than one way. The exporter is this very process: to the layer that is a consumer as any.
+//! Opening a handle in several ways. The exporter is this process itself, which the layer treats like any consumer.
 
 use crate::broker;
 use crate::fault::{Fault, Outcome, holds, refused, same};
@@ -8,7 +8,7 @@ use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
 use level_zero_sys::ze_ipc_mem_handle_t;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Where the layer's handle has the node, and a byte of what proves it: `level-zero-layer/src/key.rs`.
+/// Offsets of the node and of a byte of the MAC in the layer's handle: `level-zero-layer/src/key.rs`.
 const NODE: usize = 32;
 const MAC: usize = 48;
 
@@ -33,10 +33,10 @@ pub fn twice(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// An opaque handle with equal numbers would make the driver fetch the fd from the exporter, which only processes that
-/// may trace it can.
+/// With equal fd numbers in an opaque handle, the driver would fetch the fd from the exporter, which takes the right to
+/// trace it.
 pub fn same_number(gpu: &Gpu) -> Outcome {
-    // The peer has the first of these too and not the others, so its exported fd gets a number that is free here.
+    // The peer inherits the first of these and not the others, so its exported fd gets a number that is free here.
     const FILLERS: usize = 40;
     const INHERITED: usize = 30;
     let fillers: Vec<OwnedFd> =
@@ -46,7 +46,7 @@ pub fn same_number(gpu: &Gpu) -> Outcome {
     peer.tell(Order::Allocate, BYTES, 0)??;
     peer.tell(Order::Write, BYTES, WRITTEN_HERE)??;
     let handle = peer.tell(Order::Get, 0, 0)??.handle;
-    // So that the connection has its fds.
+    // The first Open makes the connection, which takes fds.
     gpu.close_handle(gpu.open_handle(handle)?)?;
 
     let mut below = Vec::new();
@@ -67,7 +67,7 @@ pub fn same_number(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// An fd of no meaning at the lowest free number.
+/// An fd of /dev/null, to fill the lowest free number.
 fn filler(close_on_exec: bool) -> Result<OwnedFd, Fault> {
     let flag = if close_on_exec { libc::O_CLOEXEC } else { 0 };
     // SAFETY: a C string.
@@ -113,7 +113,7 @@ pub fn threads(gpu: &Gpu) -> Outcome {
             level_zero.zeMemOpenIpcHandle(context, device, again, 0, &raw mut opened)?;
             level_zero.zeMemCloseIpcHandle(context, opened)?;
             if let Err(error) = level_zero.zeMemPutIpcHandle(context, again) {
-                // An older loader has none.
+                // An old loader has no Put.
                 same("Put", error.code(), None)?;
             }
         }
@@ -126,7 +126,7 @@ pub fn threads(gpu: &Gpu) -> Outcome {
     })?;
     same("allocations", broker::counts()?.allocations, 1)?;
     broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
-    // The first Get is still out.
+    // The first Get has no Put yet.
     gpu.close_handle(gpu.open_handle(handle)?)?;
     Ok(gpu.free(memory)?)
 }

@@ -1,4 +1,4 @@
-//! Two processes share memory. Whatever the peer opens it closes, and says that nothing is left.
+//! Two processes share memory. In every case the peer closes all that it opened, and confirms that nothing is left.
 
 use crate::broker;
 use crate::fault::{Fault, Outcome, holds, refused, same};
@@ -15,8 +15,8 @@ pub const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 pub const WRITTEN_HERE: u8 = 1;
 const WRITTEN_THERE: u8 = 2;
 
-/// Memory with the pattern in it, and its handle. In a pool it is not the first: a forgotten offset shows its
-/// neighbour's bytes.
+/// Memory with the pattern in it, and its handle. In a pool it is the second allocation: with a forgotten offset an
+/// import shows its neighbour's bytes.
 pub fn export(gpu: &Gpu) -> Result<(Address, ze_ipc_mem_handle_t), Fault> {
     let neighbour = gpu.allocate(BYTES, false)?;
     let memory = gpu.allocate(BYTES, false)?;
@@ -25,13 +25,13 @@ pub fn export(gpu: &Gpu) -> Result<(Address, ze_ipc_mem_handle_t), Fault> {
     Ok((memory, gpu.get(memory)?))
 }
 
-/// The fd in the handle, duplicated, as sending does.
+/// A duplicate of the handle's fd: what a sender sends.
 fn copy_of_fd(handle: ze_ipc_mem_handle_t) -> Result<OwnedFd, Fault> {
     // SAFETY: the driver's fd, which lives until the memory is freed.
     Ok(unsafe { BorrowedFd::borrow_raw(handle_fd(handle)) }.try_clone_to_owned()?)
 }
 
-/// The peer, which has the memory now, reads what was written here and writes what is read here.
+/// Both directions: the peer reads the bytes written here, and this process reads the peer's.
 fn both_ways(gpu: &Gpu, peer: &Peer, memory: Address) -> Outcome {
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
     peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
@@ -41,7 +41,7 @@ fn both_ways(gpu: &Gpu, peer: &Peer, memory: Address) -> Outcome {
     Ok(())
 }
 
-/// The peer closes what it has open and has nothing left.
+/// The peer closes the memory and has nothing left.
 fn closed_there(peer: &Peer) -> Outcome {
     peer.tell(Order::Close, 0, 0)??;
     same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)
@@ -51,7 +51,7 @@ pub fn by_value(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
     let mut fds = Vec::new();
-    // Again and again: a connection to a broker may cost fds once, memory none.
+    // Several rounds: the connection may cost fds once, each memory must cost none.
     for _ in 0..3 {
         peer.tell_with(Order::Open, 0, 0, handle, None)??;
         both_ways(gpu, &peer, memory)?;
@@ -67,7 +67,7 @@ pub fn by_value(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// Each process is a producer and a consumer.
+/// Each process is producer and consumer at once.
 pub fn both_export(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
@@ -93,7 +93,7 @@ pub fn programs_fd(gpu: &Gpu) -> Outcome {
     opened_with_fd(gpu, Order::OpenMoved)
 }
 
-/// Nobody can tell that the program has moved the fd: the broker has the same memory.
+/// The layer cannot tell that the program has put its fd there, but the broker has the same memory.
 pub fn programs_fd_same_number(gpu: &Gpu) -> Outcome {
     opened_with_fd(gpu, Order::OpenAtSameNumber)
 }
@@ -109,7 +109,7 @@ fn opened_with_fd(gpu: &Gpu, order: Order) -> Outcome {
     peer.finish()
 }
 
-/// As without the layer: the fd alone keeps the memory.
+/// As without the layer: the fd alone keeps the memory alive.
 pub fn programs_fd_after_free(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
@@ -136,12 +136,13 @@ pub fn producer_killed(gpu: &Gpu) -> Outcome {
     Ok(gpu.close_handle(opened)?)
 }
 
-/// The child exports what its parent has allocated and exported: the driver still has the fd there.
+/// The child exports memory that its parent allocated and exported: the driver still has the fd in the child.
 pub fn forked(gpu: &Gpu) -> Outcome {
     let (memory, handle) = export(gpu)?;
     let (mut from_child, to_parent) = std::io::pipe()?;
     let (from_parent, to_child) = std::io::pipe()?;
-    // SAFETY: this process has one thread but for the layer's, whose locks a child must not need: that is what is tested.
+    // SAFETY: this process has one thread but for the layer's, whose locks a child must not need: that is what is
+    // tested.
     match unsafe { nix::unistd::fork() }? {
         ForkResult::Child => {
             drop(to_child);
@@ -169,7 +170,7 @@ pub fn forked(gpu: &Gpu) -> Outcome {
         }
     }
     broker::wait_for("the end of the child's", |counts| counts.allocations == 1)?;
-    // The parent's own is as it was.
+    // The parent's handle still works.
     let opened = gpu.open_handle(handle)?;
     gpu.close_handle(opened)?;
     Ok(gpu.free(memory)?)
@@ -183,7 +184,7 @@ fn export_in_child(
 ) -> Outcome {
     let handle = gpu.get(memory)?;
     to_parent.write_all(&handle.to_bytes())?;
-    // Until the parent has opened it.
+    // Wait until the parent has opened the handle.
     let _ = from_parent.read(&mut [0])?;
     Ok(())
 }

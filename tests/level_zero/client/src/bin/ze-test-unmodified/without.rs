@@ -44,7 +44,7 @@ pub fn absent(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// Handles of before the broker's end are the driver's own again, where they are all in the bytes.
+/// After the broker's end, a handle whose bytes contain the driver's handle works as the driver's.
 pub fn lost(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
@@ -54,13 +54,13 @@ pub fn lost(gpu: &Gpu) -> Outcome {
     let broker = i32::try_from(broker::counts()?.pid)?;
     kill(Pid::from_raw(broker), Signal::SIGKILL)?;
 
-    // Opened memory stays, here and there, and is closed as ever.
+    // Opened memory stays in both processes, and Close works as before.
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
     holds(gpu.read(opened, BYTES)? == pattern(BYTES, WRITTEN_HERE), || "other bytes".to_string())?;
     gpu.close_handle(opened)?;
     peer.tell(Order::Close, 0, 0)??;
 
-    // An opaque handle is good by value where processes may trace each other, as these may.
+    // The driver resolves an opaque handle by value where processes may trace each other, as these may.
     peer.tell_with(Order::Open, 0, 0, handle, None)??;
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
     peer.tell(Order::Close, 0, 0)??;
