@@ -1,4 +1,4 @@
-//! What the daemon's tables take for each allocation and each lease, in bytes of the heap. Must never start a broker: its
+//! The bytes of heap that the daemon's tables take for each allocation and each lease. Must never start a broker: its
 //! threads' memory would not be counted.
 
 use fdbroker_core::{
@@ -11,24 +11,24 @@ use files::{Files, FilesBySlot};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-// The daemon's own, which it shows to nobody.
+// The daemon's own modules, which it does not export.
 #[path = "../src/files.rs"]
 mod files;
 
-/// What docs/figures.md says, the fds and kinds (5 bytes) apart, at a count for which the tables have no room to spare.
+/// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the tables.
 const ALLOCATION_BYTES: f64 = 177.0;
 const LEASE_BYTES: f64 = 56.1;
 const FILE_BYTES: f64 = 8.0;
 const CHANGED_FILE_BYTES: f64 = 64.0;
-/// The largest message.
+/// The most items of one message.
 const BATCH: u32 = 253;
 
 thread_local! {
-    /// Bytes in use that this thread has taken, less those that it has given back.
+    /// The bytes that this thread has allocated, less those that it has freed.
     static HEAP: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's heap, counted.
+/// The system's allocator, with a count of the bytes.
 struct Counted;
 
 // SAFETY: all is the system's, called as this is called; a cell without a destructor takes no memory.
@@ -97,7 +97,7 @@ fn deposit(number: u32) -> Deposit {
     }
 }
 
-/// Bytes of the heap for each allocation, and for each lease.
+/// The bytes of heap for each allocation, and for each lease.
 fn of_core(count: u32) -> (f64, f64) {
     let mut core = Core::new(config(count)).expect("sound");
     let mut fx = Effects::default();
@@ -133,7 +133,7 @@ fn of_core(count: u32) -> (f64, f64) {
     (each(of_allocations, count), each(of_leases, count))
 }
 
-/// Bytes of the heap for each slot whose file is the first, and the most for each whose file has changed.
+/// The bytes of heap for each slot with its first file, and the most for each slot whose file has changed.
 fn of_files(count: u32) -> (f64, f64) {
     let before = heap();
     let mut files = FilesBySlot::with_capacity(count as usize);
@@ -149,7 +149,7 @@ fn of_files(count: u32) -> (f64, f64) {
     (each(unchanged, count), each(most, count))
 }
 
-/// Each table has this many entries: a power of two, so that none has grown beyond what it needs.
+/// The entries of each table: a power of two, so that no table has grown beyond its need.
 const COUNT: u32 = 1 << 17;
 
 #[test]

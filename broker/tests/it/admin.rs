@@ -43,7 +43,7 @@ impl Admin {
         self.0.recv()
     }
 
-    /// The kind of the answer, if one comes.
+    /// The kind of the answer; `None` when none comes.
     fn try_ask(&self, kind: Kind) -> Option<Kind> {
         self.0.send(&question(kind, Filter::None, 0), &[]);
         self.0.try_recv(PATIENCE).ok().map(|reply| reply.kind())
@@ -81,7 +81,7 @@ impl Admin {
         self.0.recv()
     }
 
-    /// How many grants, and how many recalls, have been timed.
+    /// The numbers of timed grants and of timed recalls.
     fn timed(&self) -> (u64, u64) {
         let reply = self.ask(Kind::AdminMetrics, Filter::None, 0);
         let metrics = *reply.message().body_as::<Metrics>().expect("metrics");
@@ -93,7 +93,7 @@ impl Admin {
 }
 
 impl Admin {
-    /// Asks to be told what happens.
+    /// Asks for the stream of events.
     fn watch(&self) -> crate::common::Reply {
         let act = Act {
             cursor: 0.into(),
@@ -116,7 +116,7 @@ fn watch_when_as_many_do_as_may_then_refused_until_one_ends() {
     watchers.iter().for_each(|it| assert_eq!(it.watch().kind(), Kind::AdminEvents));
     let late = Admin::of(&broker);
     assert_eq!(late.watch().failed().result(), Err(ErrorCode::Again));
-    // Who watches may choose anew, and who may not can ask all else.
+    // A watcher may choose again, and a client that may not watch can ask everything else.
     assert_eq!(watchers[0].watch().kind(), Kind::AdminEvents);
     assert_eq!(late.ask(Kind::AdminStatus, Filter::None, 0).kind(), Kind::AdminStatusReply);
     watchers.pop();
@@ -138,12 +138,13 @@ fn command_when_every_place_is_taken_then_the_longest_idle_gives_way_and_watcher
     watchers.iter().for_each(|it| it.0.expect_silence());
 }
 
-/// Asks the same without a pause, on one connection after the other, until told to end; as `fdbroker top` does, but faster.
+/// Asks one query without a pause, on one connection after the other, until told to end: like `fdbroker top`, but
+/// faster.
 fn ask_for_ever(path: &Path, is_over: &AtomicBool) {
     let bytes = &question(Kind::AdminStatus, Filter::None, 0);
     while !is_over.load(Relaxed) {
         let socket = Socket::connect(path);
-        // An error: its place is another's.
+        // An error: another connection has its place.
         while !is_over.load(Relaxed)
             && fdbroker_scm::send(socket.0.as_fd(), bytes, &[]).is_ok()
             && socket.try_recv(PATIENCE).is_ok()
@@ -158,7 +159,7 @@ fn command_when_others_ask_without_a_pause_beside_all_watchers_then_it_is_answer
     watchers.iter().for_each(|it| assert_eq!(it.watch().kind(), Kind::AdminEvents));
     let (path, is_over) = (broker.admin_dir().join("admin.sock"), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        // More of them than there are places.
+        // More connections than there are places.
         for _ in 0..MAX_ADMIN_CONNECTIONS {
             scope.spawn(|| ask_for_ever(&path, &is_over));
         }
@@ -176,7 +177,7 @@ fn command_when_others_do_not_read_their_answers_then_it_is_answered() {
     let deaf: Vec<_> = (0..MAX_ADMIN_CONNECTIONS).map(|_| Admin::of(&broker)).collect();
     let bytes = &question(Kind::AdminMetrics, Filter::None, 0);
     for admin in &deaf {
-        // Until the broker reads no more, since its answers are not taken.
+        // Sends until the broker reads no more, because nobody reads its answers.
         let limit = Some(Duration::from_millis(100));
         while fdbroker_scm::send_timeout(admin.0.0.as_fd(), bytes, &[], limit).is_ok() {}
     }
@@ -248,7 +249,7 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     let lease = consumer.acquire(&[newest], 0).grants()[0].lease.get();
     assert_eq!(admin.timed(), (1, 0));
 
-    // Its cap is full: refused at once, and then parked until it gives its lease back.
+    // The cap is full: the first request is refused at once, the second parked until the lease comes back.
     assert!(!consumer.acquire(&[newest], 0).grants()[0].status.is_ok());
     assert_eq!(admin.timed(), (1, 0));
     let id = consumer.id();
@@ -258,7 +259,7 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     assert_eq!(admin.timed(), (2, 0));
     consumer.main.send(&lease_bytes(Kind::Release, 0, &[lease]), &[]);
 
-    // The oldest is evicted.
+    // The broker evicts the oldest.
     let id = consumer.id();
     consumer.main.send(&acquire_bytes(id, &[handles[0].prefix], 10_000), &[]);
     let recall = owner.event.recv();
@@ -288,7 +289,7 @@ fn jobs_when_a_client_is_of_one_then_named_charged_and_filtered_by() {
     let _grants = client.acquire(&prefixes, 0);
     let admin = Admin::of(&broker);
 
-    // Whatever the cgroup of this test is, it is one.
+    // This test runs in one cgroup, whichever it is.
     let jobs: Vec<AccountRecord> = admin.page(Kind::AdminJobs, Filter::None, 0);
     let [job] = jobs[..] else { panic!("{} jobs", jobs.len()) };
     assert_ne!(job.key.get(), 0);

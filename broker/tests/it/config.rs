@@ -1,5 +1,4 @@
-//! Settings as an administrator meets them: `--check-config`, precedence, errors with their remedy,
-//! help.
+//! The settings from an administrator's view: `--check-config`, precedence, errors with their remedy, help.
 
 use crate::common::program;
 use std::process::{Command, Output, Stdio};
@@ -85,7 +84,7 @@ fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_s
         let (output, _, err) = check(program().arg("--config").arg(file.path()));
         assert_eq!(output.status.code(), Some(1), "{content}");
         assert!(err.contains(part), "{part} in {err}");
-        // One that does start ends at once, without an error.
+        // A daemon that does start ends at once, without an error.
         let mut start = program();
         start.args(["--until-eof", "0", "--config"]).arg(file.path()).stdin(Stdio::piped());
         let started = start.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -97,7 +96,7 @@ fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_s
     }
 }
 
-/// An error without who says it.
+/// An error text without the program's name in front.
 fn without_program(line: &str) -> &str {
     line.trim_end().trim_start_matches("fdbrokerd: ")
 }

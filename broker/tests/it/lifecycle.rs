@@ -1,5 +1,4 @@
-//! The daemon as a process: start, modes, end, death, restart, and what is refused at the start.
-//! Must never depend on time.
+//! The daemon as a process: start, modes, end, death, restart, and refused starts. Must never depend on time.
 
 use crate::common::*;
 use fdbroker_protocol::page::{FUTEX_OWNER_DIED, LIVENESS_OFFSET, generation_offset, is_alive};
@@ -52,7 +51,7 @@ fn end_when_the_signal_was_ignored_at_the_start_then_it_goes_on() {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         kill(pid, signal).unwrap();
-        // It had its chance to end.
+        // By now the daemon had its chance to end.
         drop(Client::connect(&socket_in(dir.path())));
     }
     drop(Client::connect(&socket_in(dir.path())));
@@ -63,7 +62,7 @@ fn end_when_the_signal_was_ignored_at_the_start_then_it_goes_on() {
 #[test]
 fn end_when_until_eof_ends_then_as_by_a_signal() {
     let (ours, theirs) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
-    // Inherited by number.
+    // The fd is inherited by its number.
     nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let number = ours.as_raw_fd().to_string();
@@ -103,7 +102,7 @@ fn modes_when_service_then_all_may_connect_none_may_administrate_and_it_is_not_d
     assert_eq!((mode(socket.parent().unwrap()), mode(&socket)), (0o755, 0o666));
     assert_eq!((mode(&admin), mode(&admin.join("admin.sock"))), (0o700, 0o600));
     if is_root {
-        // Files in /proc/PID of a process that is not dumpable belong to root (proc(5)).
+        // The files in /proc/PID of a process that is not dumpable belong to root (proc(5)).
         let environ = format!("/proc/{}/environ", broker.child.id());
         let owner = std::fs::metadata(environ).unwrap().uid();
         assert_eq!(owner, 0);
@@ -133,7 +132,7 @@ fn death_when_killed_then_the_kernel_marks_the_page_and_a_new_broker_takes_over(
     assert_ne!(again.hello.incarnation, client.hello.incarnation);
     assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)), "to who still maps it, it stays dead");
     assert!(is_alive(word(&again.page, LIVENESS_OFFSET)));
-    // The key is the same; its owner has its time to name it again, and does not.
+    // The key is the same. The owner gets its grace time to name the allocation again, and does not.
     let status = again.acquire(&[handle.prefix], 20_000).grants()[0].status;
     assert_eq!(status.result(), Err(ErrorCode::OwnerGone));
     let new = again.register_memfds(1)[0];
@@ -189,7 +188,7 @@ fn start_when_another_broker_serves_the_place_then_refused_and_left_alone() {
     let broker = Broker::start(&[]);
     let error = refused(program().arg("--private").arg(broker.dir.path()));
     assert!(error.contains("another broker serves"), "{error}");
-    // The same socket, administrated from elsewhere.
+    // The same socket with another administrator's directory.
     let dir = tempfile::tempdir().unwrap();
     let admin = dir.path().join("elsewhere/admin.sock");
     let socket = broker.socket();
@@ -248,7 +247,7 @@ fn accept_when_no_fd_is_free_then_the_connection_waits_and_is_served_later() {
             former
         }
     };
-    // Not even one that the daemon has just closed.
+    // Not even an fd that the daemon has just closed.
     let former = set_soft(0);
     let waiting = Socket::connect(&broker.socket());
     waiting.send(&hello_bytes(1), &[]);
@@ -257,19 +256,19 @@ fn accept_when_no_fd_is_free_then_the_connection_waits_and_is_served_later() {
     assert_eq!(waiting.recv().kind(), Kind::HelloReply);
 }
 
-/// Not a test of its own: a client process for the test below, when it is told so.
+/// No test by itself: the client process of the test below, which starts it with a variable.
 #[test]
 fn helper_client_process() {
     let Ok(socket) = std::env::var("FDBROKERD_TEST_SOCKET") else { return };
     let mut client = Client::connect(Path::new(&socket));
-    // A request answered: the broker has closed its copies of what hello's reply carried, and the
-    // test may count its fds.
+    // After an answered request the broker has closed its copies of the fds in hello's reply, and the test may
+    // count its fds.
     client.release(&[u64::MAX]);
     for fd in [&client.main.0, &client.event.0] {
         nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
     }
-    // An heir that holds both sockets.
-    #[allow(clippy::zombie_processes)] // it outlives this process, and the test ends it
+    // A child that inherits both sockets.
+    #[allow(clippy::zombie_processes)] // the child outlives this process, and the test ends it
     let heir = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
     println!("\nheir {}", heir.id());
     let mut byte = [0];
@@ -301,7 +300,7 @@ fn client_when_its_process_dies_then_gone_even_if_an_heir_holds_its_socket() {
         process.wait().unwrap();
         match is_seen {
             true => eventually("the client is gone", || broker.open_fds() < before),
-            // Another client's round trip: the broker has had its chance to see it.
+            // After another client's round trip the broker had its chance to see it.
             false => {
                 drop(Client::connect(&broker.socket()));
                 eventually("the other client is gone", || broker.open_fds() == before);

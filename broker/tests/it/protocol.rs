@@ -1,5 +1,5 @@
-//! The daemon end to end, spoken to in the bare protocol: every request, and every way to get one
-//! wrong. Must never depend on time.
+//! The daemon end to end, in the bare protocol: every request, and every way to get one wrong. Must never depend on
+//! time.
 
 use crate::common::*;
 use fdbroker_protocol::handle::HandlePrefix;
@@ -259,7 +259,7 @@ fn message_when_broken_then_protocol_and_the_connection_ends() {
     let mut version = hello_bytes(5);
     version[0] = Kind::Release as u8;
     version[2] = 9;
-    // Bytes, fds sent with them.
+    // The bytes of a message, and the number of fds with it.
     let cases: Vec<(Vec<u8>, usize)> = vec![
         (vec![1], 0),
         (short[..short.len() - 1].to_vec(), 1),
@@ -308,7 +308,7 @@ fn event_socket_when_something_but_a_supply_comes_then_ended() {
     client.main.expect_end();
 }
 
-/// The answer to a recall, with one fd.
+/// Answers a recall with one fd.
 fn supply_bytes(wanted: &RecallItem) -> Vec<u8> {
     let supply = SupplyItem {
         slot: wanted.slot,
@@ -341,7 +341,7 @@ fn declared(handle: &Handle, flags: u32) -> DeclareItem {
     DeclareItem { handle: handle.prefix, flags: flags.into(), reserved: 0.into() }
 }
 
-/// Registers one memfd and gives all that its owner knows of it.
+/// Registers one memfd; answers all that its owner gets to know of it.
 fn register_known(client: &mut Client, item: RegisterItem) -> RedepositItem {
     let fd = sealed_memfd(4096);
     let id = client.id();
@@ -351,7 +351,7 @@ fn register_known(client: &mut Client, item: RegisterItem) -> RedepositItem {
     RedepositItem { item, handle: registered.handle, token: registered.token }
 }
 
-/// A broker that was killed with two allocations live, and the one that came after it.
+/// A broker that was killed with two live allocations, and its successor.
 fn after_a_crash() -> (Broker, [RedepositItem; 2]) {
     let mut broker = Broker::start(&["--set", "limits.grace_ms=60000"]);
     let mut owner = Client::connect(&broker.socket());
@@ -415,7 +415,7 @@ fn redeposit_when_anything_of_it_is_wrong_then_its_own_status_says_so() {
         Some(ErrorCode::NotPermitted),
         Some(ErrorCode::Protocol),
         Some(ErrorCode::Protocol),
-        // Nobody has its fd any more.
+        // No process has its fd any more.
         Some(ErrorCode::OwnerGone),
         None,
     ];
@@ -468,7 +468,7 @@ fn redeposit_and_declare_when_empty_or_with_fds_then_protocol_and_the_connection
 
 #[test]
 fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
-    // Room for two held fds: the third deposit evicts.
+    // Room for two held fds: the third deposit evicts one.
     let broker =
         Broker::start(&["--set", "caps.node.held_fds=4", "--set", "limits.base_credits=1"]);
     let mut owner = Client::connect(&broker.socket());
@@ -492,7 +492,7 @@ fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
         handles.push(registered[0].handle);
         fds.push(fd);
     }
-    // The first is long evicted.
+    // The first one is evicted by now.
     let id = consumer.id();
     consumer.main.send(&acquire_bytes(id, &[handles[0].prefix], 10_000), &[]);
     let recall = owner.event.recv();

@@ -1,4 +1,4 @@
-//! Host arenas against a scripted broker: ranges reused only when drained, recalls answered by the library.
+//! Host arenas with a scripted broker: a range is reused only when drained, and the library answers recalls.
 
 use crate::support::*;
 use fdbroker_client::host::{Arena, HostMemory};
@@ -37,7 +37,7 @@ fn register_when_memfd_then_every_buffer_is_the_same_file_at_its_offset() {
         let handles: Vec<_> = handles.join().unwrap().into_iter().map(Result::unwrap).collect();
         assert_eq!(handles, [handle(1), handle(2), handle(3)]);
     });
-    // Again: nothing is sent.
+    // A second time sends nothing.
     assert_eq!(call()[2].as_ref().unwrap(), &handle(3));
     assert_eq!(buffers[0].handle(), Some(handle(1)));
 }
@@ -86,7 +86,7 @@ fn drop_when_no_lease_was_left_then_reply_alone_frees_the_range() {
         }
         assert!(call.join().unwrap().iter().all(Result::is_ok));
     });
-    // Nobody calls meanwhile: the library thread reads the replies, and those waiting go in batches.
+    // No call is made meanwhile: the library thread reads the replies, and the waiting releases go in batches.
     drop(buffers);
     let (mut unregistered, mut messages) = (0, 0);
     while unregistered < 300 {
@@ -145,7 +145,7 @@ fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ranges_are_or
     });
     drop(peer);
     assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
-    // Freed while nobody can say who has it mapped.
+    // Freed while no broker can tell which consumers have it mapped.
     drop(freed);
     assert_eq!(arena.orphaned_bytes(), PAGE);
     let peer = broker.accept(Terms::default());
@@ -171,7 +171,7 @@ fn register_when_same_buffer_twice_in_one_call_then_counted_once() {
     let buffer = arena.alloc(PAGE).unwrap();
     thread::scope(|scope| {
         let call = scope.spawn(|| arena.register([&buffer, &buffer], soon()).unwrap());
-        // A broker that counts would give both the same handle.
+        // A real broker would give both the same handle.
         let request = peer.recv();
         assert_eq!(request.count, 1);
         peer.registered(&request, 8, 1);

@@ -1,5 +1,5 @@
-//! A broker that was killed and comes back, by script: what is named to it, in which order, and what becomes of what it
-//! refuses. Must never rely on how long something takes.
+//! A scripted broker that was killed and comes back: what the library names to it, in which order, and what happens
+//! to the things that it refuses. Must never rely on durations.
 
 use crate::support::*;
 use fdbroker_client::{
@@ -34,7 +34,7 @@ fn recallable(id: u64) -> Deposit {
     Deposit { recallable: true, ..deposit(id) }
 }
 
-/// Registers, at slots from `first` on.
+/// Registers allocations at the slots from `first` on.
 fn register(client: &Client, peer: &Peer, deposits: &[Deposit], first: u32) -> Vec<Registration> {
     let fd = memory(b"");
     let fds = vec![fd.as_fd(); deposits.len()];
@@ -45,7 +45,7 @@ fn register(client: &Client, peer: &Peer, deposits: &[Deposit], first: u32) -> V
     })
 }
 
-/// Acquires handles of the slots that the fake broker counts.
+/// Acquires the handles of the slots from 1 on, as the scripted broker numbers them.
 fn acquire(client: &Client, peer: &mut Peer, count: usize) -> Vec<Grant> {
     let fd = memory(b"");
     let first = peer.next_lease as u32;
@@ -147,7 +147,7 @@ fn comeback_when_refused_then_told_one_by_one_and_no_broker_hears_of_them_again(
     assert_eq!(told[1], lost(refused, refused_id, ErrorCode::NotPermitted));
     assert_eq!(told[2], Notice::Revoked { id: id(1), lease: 1, code: ErrorCode::OwnerGone });
     assert!(matches!(told[3], Notice::Reconnected { .. }));
-    // The page happens to show it.
+    // The page shows it alive by chance.
     peer.page.set(id(1));
     assert!(!grants[0].lease.is_current());
     let error = client.unregister(&registered[1]).unwrap_err();
@@ -179,7 +179,7 @@ fn comeback_when_ended_while_there_was_no_broker_then_not_named() {
         acquire(&client, &mut peer, 3).into_iter().map(|grant| grant.lease).collect();
     lose(peer, &notices);
     assert_eq!(client.unregister(&registered[0]).unwrap_err().code, ErrorCode::NotConnected);
-    // Other memory at the address of the second.
+    // Other memory at the second one's address.
     let error = client.register(&at(9, 8192), memory(b"").as_fd(), soon()).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotConnected);
     assert_eq!(leases.remove(0).release().unwrap_err().code, ErrorCode::NotConnected);
@@ -212,7 +212,7 @@ fn comeback_when_ended_before_the_answer_then_ended_at_the_broker_too() {
     let request = peer.recv();
     assert_eq!(client.unregister(&registered[0]).unwrap_err().code, ErrorCode::NotConnected);
     peer.named(&request, &[Ok(())]);
-    // In either order: the end of the one, and the others' declaration.
+    // The end of one and the declaration of the others come in either order.
     let (ended, declared): (Vec<_>, Vec<_>) =
         [peer.recv(), peer.recv()].into_iter().partition(|one| one.kind == Kind::Unregister);
     assert_eq!(ended[0].unregister(), [id(100)]);
@@ -263,7 +263,7 @@ fn comeback_when_what_was_to_replace_it_was_refused_and_it_is_registered_again_t
         call.join().unwrap()
     });
     assert_eq!(refused.unwrap_err().code, ErrorCode::NoQuota);
-    // As the broker has not ended it, it counts it again.
+    // The broker has not ended it, so it counts it again.
     register(&client, &peer, &[first], 100);
     lose(peer, &notices);
     let peer = broker.accept(Terms::default());
@@ -271,7 +271,7 @@ fn comeback_when_what_was_to_replace_it_was_refused_and_it_is_registered_again_t
     assert_eq!(request.redeposit()[0].handle.id(), id(100));
     peer.named(&request, &[Ok(())]);
     assert_reconnected(&notices);
-    // Replaced in fact, it is not named to the next one.
+    // It is replaced, so the next broker does not hear of it.
     register(&client, &peer, &[other], 200);
     lose(peer, &notices);
     let peer = broker.accept(Terms::default());
@@ -296,7 +296,7 @@ fn comeback_when_registered_again_over_the_next_connection_then_the_last_unregis
         assert_reconnected(&notices);
         peer
     };
-    // The broker is told of both ends: it counts as many.
+    // The broker hears of both ends: it counted both.
     let end = |peer: &Peer, one: &Registration| {
         thread::scope(|scope| {
             let call = scope.spawn(|| client.unregister(one));
@@ -347,7 +347,7 @@ fn comeback_when_the_broker_dies_again_while_it_is_told_then_all_is_named_to_the
     register(&client, &peer, &[recallable(1), recallable(2)], 100);
     let grants = acquire(&client, &mut peer, 2);
     lose(peer, &notices);
-    // Before an answer, after half of the answers, after all but the last.
+    // The broker dies before the first answer, after half of them, and before the last.
     for answered in 0..3 {
         let mut peer = broker.accept(Terms::default());
         peer.next_lease = 50;
@@ -358,7 +358,7 @@ fn comeback_when_the_broker_dies_again_while_it_is_told_then_all_is_named_to_the
             let request = peer.recv();
             assert_eq!(request.declare().len(), 2);
             if answered > 1 {
-                // Dead before the client has read it, perhaps.
+                // It may die before the client has read the answer.
                 peer.declared(&request, &[Ok(()), Ok(())]);
             }
         }
@@ -369,7 +369,7 @@ fn comeback_when_the_broker_dies_again_while_it_is_told_then_all_is_named_to_the
     peer.named(&request, &[Ok(()), Ok(())]);
     let request = peer.recv();
     let leases = peer.declared(&request, &[Ok(()), Ok(())]);
-    // It may have heard the third's last words, and have had it for a moment.
+    // It may have seen the third one for a moment before its release.
     eventually("it is connected", || client.is_connected());
     eventually("the numbers are those of the last", || {
         grants.iter().map(|grant| grant.lease.number()).eq(leases.iter().copied())
@@ -440,7 +440,7 @@ fn liveness_when_it_dies_and_comes_back_on_the_same_page_then_all_goes_on_and_no
     assert!(grants[0].lease.is_current());
     peer.page.set_liveness(1 | FUTEX_OWNER_DIED);
     assert!(!grants[0].lease.is_current() && client.is_connected());
-    // Another process' thread.
+    // A thread of another process.
     peer.page.set_liveness(77);
     assert!(grants[0].lease.is_current());
     peer.assert_silent();

@@ -1,5 +1,5 @@
-//! The CUDA backend against a scripted broker and a stand-in for the driver: what is exported, sent, mapped, released,
-//! and what it says where something is missing. What only a GPU can show is in tests/gpu.
+//! The CUDA backend with a scripted broker and a stand-in for the driver: exports, messages, mappings, releases, and
+//! the errors where a part is missing. Tests that need a GPU are in tests/gpu.
 
 use crate::support::stub::{Stub, under_stub};
 use crate::support::*;
@@ -17,14 +17,14 @@ use nix::unistd::{ForkResult, fork};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 
-/// Bytes asked for, and what a device makes of them.
+/// Bytes asked for, and the size that a device rounds them to.
 const BYTES: usize = 100_000;
 
 fn device() -> Device {
     Device::open(0).unwrap()
 }
 
-/// A pattern that no page repeats.
+/// A pattern that differs from page to page.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let byte = |i: u64| (i.wrapping_mul(0x9e37_79b9).wrapping_add(seed) >> 11) as u8;
     (0..len as u64).map(byte).collect()
@@ -36,7 +36,7 @@ fn read_all(memory: &CudaMemory) -> Vec<u8> {
     bytes
 }
 
-/// Fds of "device memory" that this process has open.
+/// The number of this process's open fds of stand-in device memory.
 fn open_exports() -> usize {
     let dir = std::env::var("FDBROKER_CUDA_STUB_DIR").unwrap();
     let links = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -44,7 +44,7 @@ fn open_exports() -> usize {
     targets.filter(|target| target.starts_with(&dir)).count()
 }
 
-/// A buffer registered at slot 1, and the fd as the broker has it.
+/// Registers a buffer at slot 1; answers it with the fd that the broker got.
 fn register(client: &Client, peer: &Peer, buffer: &CudaBuffer) -> OwnedFd {
     thread::scope(|scope| {
         let call = scope.spawn(|| buffer.register(soon()).unwrap());
@@ -142,7 +142,7 @@ fn new_when_registered_then_the_deposit_is_true_and_no_fd_is_kept() {
             assert_eq!(items[0].base.get(), buffer.device_ptr());
             assert_eq!(items[0].owner_allocation_id.get(), buffer.owner_allocation_id());
             assert_eq!(items[0].fd_offset.get(), 0);
-            // The request has one; ours was closed when it was sent.
+            // The request carries one; the library closed its own after sending.
             assert_eq!(open_exports(), 1);
             buffer
         });
@@ -169,7 +169,7 @@ fn drop_when_unregistered_and_registered_then_the_device_memory_is_given_back() 
         drop(register(&client, &peer, &buffer));
         drop(buffer);
         assert_eq!(files().unwrap().count(), 0);
-        // Only of the one that was registered.
+        // Only for the one that is registered.
         assert_eq!(peer.recv().unregister().len(), 1);
     });
 }
@@ -183,7 +183,7 @@ fn recall_when_evicted_then_exported_again_with_its_data_and_freed_is_stale() {
         let buffer = CudaBuffer::allocate(&client, &device, BYTES, Share::Uid).unwrap();
         let bytes = pattern(1, buffer.len());
         buffer.memory().write_at(0, &bytes).unwrap();
-        // Evicted: the broker closes its fd.
+        // The broker evicts it: closes its fd.
         drop(register(&client, &peer, &buffer));
         let (id, base) = (buffer.id().unwrap(), buffer.device_ptr());
         let owner_id = buffer.owner_allocation_id();
@@ -240,7 +240,7 @@ fn register_many_when_the_window_is_small_then_no_more_fds_at_once_and_all_are_r
         let new = |_| CudaBuffer::allocate(&client, &device, BYTES, Share::Uid).unwrap();
         let buffers: Vec<CudaBuffer> = (0..7).map(new).collect();
         thread::scope(|scope| {
-            // The first is named twice.
+            // The first handle stands there twice.
             let twice = buffers.iter().chain([&buffers[0]]);
             let call = scope.spawn(|| CudaBuffer::register_many(twice, soon()).unwrap());
             let mut registered = 0;
@@ -277,7 +277,7 @@ fn import_when_granted_then_mapped_without_fd_and_given_back_on_drop() {
         assert_eq!(import.len(), memory.len());
         assert_ne!(import.device_ptr(), memory.device_ptr());
         assert_eq!(read_all(import.memory()), bytes);
-        // The same memory, not a copy; and it outlives its owner.
+        // It is the same memory, not a copy, and it outlives its owner.
         import.memory().write_at(7, b"mark").unwrap();
         let mut mark = [0; 4];
         memory.read_at(7, &mut mark).unwrap();
@@ -307,7 +307,7 @@ fn import_when_it_cannot_be_then_says_why_and_the_grant_is_given_back() {
         assert_eq!(code(MemoryKind::DmaBuf, &fd, size), ErrorCode::NotSupported);
         assert_eq!(code(MemoryKind::CudaVmm, &self::memory(b""), size), ErrorCode::UnsupportedFd);
         assert_eq!(code(MemoryKind::CudaVmm, &fd, u64::MAX), ErrorCode::BadHandle);
-        // The owner claims more than there is.
+        // The owner claims more bytes than the memory has.
         assert_eq!(code(MemoryKind::CudaVmm, &fd, 2 * size), ErrorCode::Internal);
         drop(fd);
         assert_eq!(open_exports(), 0);
@@ -334,7 +334,7 @@ fn memory_when_out_of_bounds_or_for_reading_then_refused() {
         assert_eq!(CudaMemory::new(&device, 0).unwrap_err().code, ErrorCode::BadHandle);
         assert_eq!(CudaMemory::new(&device, usize::MAX).unwrap_err().code, ErrorCode::BadHandle);
 
-        // A claim of less than there is shows no more than that.
+        // A claim of fewer bytes shows only these.
         let fd = memory.export().unwrap();
         let granted = grant(&client, &mut peer, &fd, 5000);
         let import = CudaImport::new(&device, granted, Access::Read).unwrap();
@@ -350,7 +350,7 @@ fn write_and_fill_when_they_return_then_every_other_process_sees_it() {
     let name = "write_and_fill_when_they_return_then_every_other_process_sees_it";
     under_stub(name, Stub::Whole, &[], || {
         let memory = CudaMemory::new(&device(), BYTES).unwrap();
-        // As another process has it: no call of this process's driver is between.
+        // As in another process, without a call of this process's driver.
         let fd = memory.export().unwrap();
         let seen = |offset| {
             let mut bytes = [0; 4];
@@ -462,7 +462,7 @@ fn import_with_when_cached_then_device_memory_stays_open_in_the_cache() {
         assert_eq!(open_exports(), 0);
         assert_eq!(import.len(), memory.len());
         assert_eq!(import.id(), handle(1).id());
-        // What the CPU cannot read by the library is refused, not read.
+        // The library refuses to read memory that the CPU cannot read.
         assert_eq!(import.read_at(0, &mut [0]).unwrap_err().code, ErrorCode::NotSupported);
     });
 }

@@ -1,4 +1,4 @@
-//! Registering and recalls against a scripted broker: credits, the export window, callbacks.
+//! Registering and recalls with a scripted broker: credits, the export window, callbacks.
 
 use crate::support::*;
 use fdbroker_client::{
@@ -62,7 +62,7 @@ fn register_many_when_credits_are_few_then_chunks_never_exceed_them() {
         peer.registered(&first, 3, 0);
         let second = peer.recv();
         assert_eq!((second.register().0, second.count), (1, 3));
-        // No place just now: the library asks for one.
+        // There is no credit now: the library asks for one.
         peer.registered(&second, 0, 2);
         let ask = peer.recv();
         assert_eq!((ask.register().0, ask.count, ask.fds.len()), (1, 0, 0));
@@ -134,7 +134,7 @@ fn register_when_threads_share_few_credits_then_none_is_overdrawn() {
 #[test]
 fn register_with_when_window_is_small_then_no_more_exports_exist_at_once() {
     let broker = FakeBroker::listen();
-    // One for an arena, three in the window.
+    // One fd for an arena, three in the export window.
     let (client, peer) = broker.client_with(Client::builder().own_fds(4), terms(100));
     let deposits: Vec<_> = (0..8).map(deposit).collect();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Dispatch mode against a scripted broker: who serves, when the event fd says so, and losses.
+//! Dispatch mode with a scripted broker: which calls serve, when the event fd is readable, and lost connections.
 
 use crate::support::child::{is_child, start};
 use crate::support::*;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const STALE: Answer<'_> = Answer::Refuse(ErrorCode::Stale);
 
-/// One in dispatch mode that answers recalls.
+/// A client in dispatch mode that answers recalls.
 fn builder() -> ClientBuilder {
     let answer = |recall: &Recall| Ok(RecallAnswer::unchanged(recall, memory(b"")));
     Client::builder().dispatch(true).own_fds(2).on_recall(Box::new(answer))
@@ -51,7 +51,7 @@ fn serve(client: &Client) -> usize {
     client.dispatch(Duration::ZERO).unwrap()
 }
 
-/// Serves until it is true.
+/// Serves until the condition is true.
 fn serve_until(client: &Client, mut is_true: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is_true() {
@@ -64,7 +64,7 @@ fn recall(peer: &Peer, slot: u32) {
     peer.recall(&[recall_item(AllocationId { slot, generation: 1 }, 5, 0)]);
 }
 
-/// The recall of that slot has been answered with an fd.
+/// Checks that the recall of this slot is answered with an fd.
 #[track_caller]
 fn assert_supplied(peer: &Peer, slot: u32) {
     let supply = peer.recv_event();
@@ -170,7 +170,7 @@ fn acquire_when_the_socket_is_full_then_serves_while_it_waits_for_room() {
     let terms = Terms { max_parked: 10_000, ..Terms::default() };
     let (client, peer) = broker.client_with(builder(), terms);
     let handles: Vec<_> = (0..253).map(handle).collect();
-    // More than the socket holds; nobody reads them.
+    // More messages than the socket holds, and nobody reads them.
     let started: Vec<_> =
         (0..400).map(|_| client.acquire_start(&handles, soon()).unwrap()).collect();
     thread::scope(|scope| {
@@ -195,10 +195,10 @@ fn register_when_recalled_while_it_has_the_whole_window_then_supplied_after() {
             scope.spawn(|| client.register_with(&deposits, |_| Ok(memory(b"")), soon()).unwrap());
         let request = peer.recv_kind(Kind::Register);
         assert_eq!(request.count, 1, "one place");
-        // The one thread there is has the place: it can neither give it nor wait for it.
+        // The only thread has the credit itself: it can neither give it back nor wait for it.
         recall(&peer, 9);
         peer.registered(&request, 8, 1);
-        // Before the next registration takes it again.
+        // Before the next registration takes the credit again.
         assert_supplied(&peer, 9);
         for slot in 2..4 {
             let request = peer.recv_kind(Kind::Register);
@@ -240,7 +240,7 @@ fn test_when_recalled_then_serves_without_waiting() {
     }
     assert_supplied(&peer, 1);
     peer.grant(received.id, &[STALE]);
-    // The fd tells of the reply, too, and is quiet once it is read.
+    // The fd is readable for the reply, too, and no longer once that is read.
     assert!(is_readable_within(&client, PATIENCE));
     serve_until(&client, || !is_readable(&client));
     let Progress::Done(outcomes) = request.test() else { panic!("its reply was read") };
@@ -305,7 +305,7 @@ fn drop_when_the_socket_is_full_then_dispatch_sends_the_rest() {
         }
         taken.join().unwrap()
     });
-    // One message each until the socket is full.
+    // Each round sends one message, until the socket is full.
     drop(leases);
     thread::scope(|scope| {
         let released = scope.spawn(|| {
@@ -353,7 +353,7 @@ fn callback_when_it_calls_what_waits_then_not_supported_whoever_serves() {
         }
         assert_eq!(call.join().unwrap().unwrap_err().code, ErrorCode::Stale);
     });
-    // The callback keeps it for ever otherwise.
+    // Otherwise the callback would keep it for ever.
     assert!(client.is_connected());
 }
 
@@ -374,7 +374,7 @@ fn callback_when_it_takes_long_then_other_threads_calls_go_on() {
         let first = peer.recv_kind(Kind::Acquire);
         recall(&peer, 1);
         has_entered.recv_timeout(PATIENCE).unwrap();
-        // Both are in the library, and the one that reads for both is in the callback.
+        // Both threads are in the library, and the one that reads for both is inside the callback.
         let other = scope.spawn(move || acquire(2));
         let second = peer.recv_kind(Kind::Acquire);
         peer.grant(second.id, &[STALE]);
@@ -463,7 +463,7 @@ fn reconnect_when_dispatched_then_the_same_event_fd_tells_of_the_new_connection(
     drop(peer);
     assert_eq!(serve(&client), 1);
     assert_eq!(notices.try_recv().unwrap(), Notice::Disconnected);
-    // It is asked for again and again by the fd itself.
+    // The fd stays readable, so dispatch is called again and again.
     (0..3).for_each(|_| assert_eq!(serve(&client), 0));
     let error = client.acquire(&handle(1), soon()).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotConnected);
@@ -520,7 +520,7 @@ fn reconnect_when_the_broker_does_not_answer_hello_then_nobody_waits_for_it() {
     let broker = FakeBroker::listen();
     let (client, peer) = connect(&broker);
     drop(peer);
-    // It connects, and nobody accepts: were a call to wait for hello, it would take seconds each.
+    // connect(2) succeeds, but nobody accepts: a call that waited for hello would take seconds.
     serve_until(&client, || !client.is_connected());
     for _ in 0..1000 {
         assert!(client.acquire(&handle(1), soon()).is_err());
@@ -573,7 +573,7 @@ fn drop_when_last_clone_then_both_sockets_end() {
     assert_eq!(outcomes[0].as_ref().unwrap_err().code, ErrorCode::NotConnected);
 }
 
-/// Threads of this process, by name.
+/// The names of this process's threads.
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let name = |task: std::io::Result<std::fs::DirEntry>| {
@@ -611,7 +611,7 @@ fn fork_when_dispatching_then_the_child_is_told_and_the_parents_event_fd_is_undi
         &broker,
     );
     let mut peer = broker.accept(Terms::default());
-    // The parent says that its child has ended.
+    // A message of the parent says that its child has ended.
     let request = peer.recv_kind(Kind::Acquire);
     peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);
     peer.grant(request.id, &[STALE]);

@@ -1,4 +1,4 @@
-//! The producer's table against a scripted broker: one registration per allocation, nothing of what was freed.
+//! The producer's table with a scripted broker: one registration per allocation, and none for freed memory.
 
 use crate::support::*;
 use fdbroker_client::{
@@ -14,7 +14,7 @@ use std::thread;
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// `size` bytes at BASE + `offset`, with this id.
+/// An allocation of `size` bytes at BASE + `offset`, with this id.
 fn at(offset: u64, size: u64, owner_allocation_id: u64) -> Deposit {
     let base = BASE + offset;
     Deposit { base, owner_allocation_id, ..Deposit::new(MemoryKind::Memfd, size) }
@@ -24,12 +24,12 @@ fn id(slot: u32) -> AllocationId {
     AllocationId { slot, generation: 1 }
 }
 
-/// Fails: what is known is not exported again.
+/// An export that must not be called: a known allocation is not exported again.
 fn no_export() -> Result<std::os::fd::OwnedFd, Error> {
     panic!("exported although it is known")
 }
 
-/// Registers one that is not known, as slot `slot`.
+/// Registers an unknown allocation, as slot `slot`.
 #[track_caller]
 fn register(exports: &Exports, peer: &Peer, deposit: &Deposit, slot: u32) -> Handle {
     thread::scope(|scope| {
@@ -79,7 +79,7 @@ fn assert_retires(old: &[Deposit], new: Deposit, retired: &[u32]) {
             assert_eq!(ids, retired.iter().map(|slot| id(*slot)).collect::<Vec<_>>());
         }
         let request = peer.recv_kind(Kind::Register);
-        // Not answered yet: what was there is gone already.
+        // The reply is not there yet, but the old registration is gone already.
         for (slot, deposit) in (1..).zip(old) {
             let expected = (!retired.contains(&slot)).then_some(handle(slot));
             assert_eq!(exports.lookup(deposit.device, deposit.base), expected, "slot {slot}");
@@ -215,7 +215,7 @@ fn register_when_another_thread_does_not_end_then_timed_out_at_the_deadline() {
             assert_eq!(error.code, ErrorCode::TimedOut, "{error}");
         }
         peer.registered(&request, 8, 1);
-        // The second one said that other memory is there now.
+        // The second registration has shown that other memory is there now.
         assert_eq!(first.join().unwrap().unwrap_err().code, ErrorCode::Stale);
     });
     assert_eq!(peer.recv().unregister(), [id(1)]);
@@ -242,7 +242,7 @@ fn retire_when_under_way_then_the_registration_is_undone() {
 #[test]
 fn register_when_other_memory_is_under_way_there_then_the_broker_hears_of_it_after() {
     let broker = FakeBroker::listen();
-    // So that the export window does not keep the second one from sending.
+    // Leaves room in the export window for the second one to send.
     let (client, peer) = broker.client_with(Client::builder().own_fds(3), Terms::default());
     let exports = Exports::new(&client);
     let (inside, is_inside) = channel();
@@ -265,7 +265,7 @@ fn register_when_other_memory_is_under_way_there_then_the_broker_hears_of_it_aft
         assert_eq!(request.register().1[0].owner_allocation_id.get(), 5);
         peer.registered(&request, 8, 1);
         assert_eq!(old.join().unwrap().unwrap_err().code, ErrorCode::Stale);
-        // In any order: the old one is undone, the new one made.
+        // In any order: the end of the old one, and the new one.
         let mut kinds = Vec::new();
         for _ in 0..2 {
             let request = peer.recv();
@@ -320,7 +320,7 @@ fn retire_when_known_then_gone_at_once_and_unregistered_without_waiting() {
     assert_eq!((exports.lookup(0, BASE + 9), exports.len()), (None, 0));
     assert_eq!(exports.retire(0, BASE), None, "once");
     assert_eq!(peer.recv().unregister(), [id(1)]);
-    // The same again is a registration of its own.
+    // The same once more is a new registration.
     assert_eq!(register(&exports, &peer, &at(0, 4096, 5), 2), handle(2));
 }
 
@@ -406,7 +406,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     let gone = ErrorCode::OwnerGone;
     assert_eq!(told, [(id(5), 9, resident.base, gone), (id(4), 8, refused.base, gone)]);
     assert!(matches!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Reconnected { .. }));
-    // The new broker's page says so of all, for a time.
+    // The new broker's page shows this for all, for a time.
     (1..6).for_each(|slot| peer.page.set(id(slot)));
     assert_eq!((exports.lookup(0, BASE + 7), exports.len()), (Some(handle(1).at(7)), 1));
     assert_eq!(exports.register(&stays, no_export, soon()).unwrap(), handle(1));
@@ -534,7 +534,7 @@ fn lookup_and_retire_when_in_a_callback_then_work_and_register_of_the_unknown_is
     register(&exports, &peer, &at(0, 4096, 5), 1);
     assert!(EXPORTS.set(Arc::clone(&exports)).is_ok());
     peer.recall(&[recall_item(id(1), 5, BASE)]);
-    // A panic there would be answered INTERNAL.
+    // A panic in the callback would be answered by INTERNAL.
     assert_eq!(peer.recv_event().supply()[0].code.get(), ErrorCode::Cancelled as u16);
     assert_eq!(peer.recv().unregister(), [id(1)]);
 }

@@ -1,4 +1,4 @@
-//! Isolated memory against a scripted broker: registered from the beginning, resident, no fd kept.
+//! Isolated memory with a scripted broker: registered from the beginning, resident, no fd kept.
 
 use crate::support::*;
 use fdbroker_client::host::{IsolatedBuffer, IsolatedMemory};
@@ -16,7 +16,7 @@ fn builder() -> fdbroker_client::ClientBuilder {
     Client::builder().own_fds(2)
 }
 
-/// Makes one as slot `slot`; what the broker got.
+/// Makes a buffer as slot `slot`; answers it with the fd that the broker got.
 fn isolated(client: &Client, peer: &Peer, share: Share, slot: u32) -> (IsolatedBuffer, Received) {
     let memory = IsolatedMemory::Memfd;
     thread::scope(|scope| {
@@ -27,7 +27,7 @@ fn isolated(client: &Client, peer: &Peer, share: Share, slot: u32) -> (IsolatedB
     })
 }
 
-/// Inodes of the memfds of this name that this process has open or mapped, as /proc shows them.
+/// The inodes of the memfds of this name that this process has open or mapped, from /proc.
 fn inodes(name: &str) -> (Vec<u64>, Vec<u64>) {
     let mut open = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
@@ -102,7 +102,7 @@ fn new_when_the_broker_is_full_then_no_quota_names_cap_and_holder_and_nothing_is
     let (client, peer) = broker.client_with(builder(), Terms { credits: 1, ..Terms::default() });
     let quota = Status::no_quota(Resource::HeldFds, Scope::Node, 3, 4711);
     let new = || IsolatedBuffer::new(&client, IsolatedMemory::Memfd, 1, Share::Uid, soon());
-    // By its answer to the deposit, and then already when asked for a place: nothing is allocated for that.
+    // Refused in the answer to the deposit, then already when asked for a credit, before anything is allocated.
     for deposits in [1, 0] {
         thread::scope(|scope| {
             let call = scope.spawn(new);
@@ -141,7 +141,7 @@ fn reconnect_when_made_before_then_memory_stays_and_is_not_shared_any_more() {
         matches!(lost, Notice::RegistrationLost { id: i, code: c, .. } if (i, c) == (id, code))
     );
     assert!(matches!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Reconnected { .. }));
-    // The new broker happens to have given the same number to something else.
+    // The new broker has given the same number to another allocation.
     peer.page.set(handle(1).id());
     assert_eq!((buffer.is_shared(), buffer.handle(), buffer.id()), (false, None, None));
     let mut bytes = [0; 4];
@@ -182,7 +182,7 @@ fn new_when_it_cannot_be_then_says_why_and_sends_nothing() {
         assert!(error.to_string().contains("/dev/dma_heap/system"), "{error}");
     }
     peer.assert_silent();
-    // The credits and the window of what was not sent are free again.
+    // The credits and the export window of unsent deposits are free again.
     let (_buffer, _) = isolated(&client, &peer, Share::Uid, 1);
 }
 

@@ -1,5 +1,5 @@
-//! What the Level Zero backend says where something is missing: the loader, a symbol in it, a driver. What needs a
-//! driver is in tests/level_zero, which has one.
+//! The Level Zero backend without a loader, without one of its symbols, and without a driver. tests/level_zero has
+//! the tests with a driver.
 
 use crate::shared::full_name;
 use fdbroker_client::level_zero::Device;
@@ -7,10 +7,10 @@ use fdbroker_client::{ErrorCode, backend};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Set in the process that a test starts.
+/// The variable that is set in the process that a test starts.
 const CHILD: &str = "FDBROKER_UNDER_ANOTHER_LOADER";
 
-/// A directory for the library; removed with the value.
+/// A directory for the library, removed on drop.
 struct Dir(PathBuf);
 
 impl Drop for Dir {
@@ -19,8 +19,8 @@ impl Drop for Dir {
     }
 }
 
-/// Runs `body` in a process of this very test, whose libze_loader.so.1 is of this C source; `None`: a file that is no
-/// library, also where there is a real loader.
+/// Runs `body` in a process of this test whose libze_loader.so.1 is made from this C source. `None`: a file that is no
+/// library, which also hides a real loader.
 #[track_caller]
 fn under_loader(test: &str, source: Option<&str>, body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
@@ -51,7 +51,7 @@ fn under_loader(test: &str, source: Option<&str>, body: impl FnOnce()) {
     assert!(text[0].contains("1 passed"), "there is no test {test}: {}", text[0]);
 }
 
-/// Every way in says the same, with these words.
+/// Every entry point fails with these words.
 fn assert_absent(words: &[&str]) {
     let error = Device::open(0).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotSupported, "{error}");

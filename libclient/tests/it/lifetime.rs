@@ -1,4 +1,4 @@
-//! The connection's life against a scripted broker: the page, the end, reconnecting, dropping.
+//! The life of a connection with a scripted broker: the page, the end, reconnects, drops.
 
 use crate::support::*;
 use fdbroker_client::{AllocationId, Client, ErrorCode, Notice};
@@ -91,7 +91,7 @@ fn call_when_event_socket_ends_then_not_connected() {
 #[test]
 fn call_when_answered_right_before_the_end_then_the_answer_counts() {
     let broker = FakeBroker::listen();
-    // Often enough that the library thread sees the end first.
+    // Enough rounds for the library thread to see the end first in some.
     for _ in 0..50 {
         let (builder, _notices) = noticing();
         let (client, peer) = broker.client_with(builder.reconnect(false), Terms::default());
@@ -198,7 +198,7 @@ fn failed_when_shutting_down_then_all_items_of_all_chunks_answer_so() {
 
 static IS_GONE: AtomicBool = AtomicBool::new(false);
 
-/// The last of a thread: its locals end after everything that it runs.
+/// A thread-local value: it is dropped after everything that the thread runs.
 struct Last;
 
 impl Drop for Last {

@@ -1,5 +1,5 @@
-//! What an arena costs: nothing until it is touched, nothing once it is freed; and what stands in the way of a large
-//! one is named. Limits are a process's, so those tests start themselves in a process of their own.
+//! The memory of an arena: none until it is touched, none once it is freed. An error names the limit that a large arena
+//! meets; such a test starts itself in a process of its own, because a limit belongs to a process.
 
 use crate::shared::full_name;
 use crate::support::*;
@@ -14,10 +14,10 @@ use std::thread;
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
-/// What an arena may keep of freed memory, and some for its bookkeeping in the kernel.
+/// The freed memory that an arena may keep, and some for the kernel's bookkeeping.
 const KEPT: usize = 5 * MIB;
 
-/// Registers a buffer as slot `slot`; the arena's memfd, as the broker got it.
+/// Registers a buffer as slot `slot`; answers the arena's memfd that the broker got.
 fn memfd_of(buffer: &HostBuffer, peer: &Peer, slot: u32) -> OwnedFd {
     thread::scope(|scope| {
         let call = scope.spawn(|| buffer.register(soon()).unwrap());
@@ -28,7 +28,7 @@ fn memfd_of(buffer: &HostBuffer, peer: &Peer, slot: u32) -> OwnedFd {
     })
 }
 
-/// Bytes of memory that a file has.
+/// The bytes of memory that a file uses.
 fn resident(fd: &OwnedFd) -> usize {
     usize::try_from(fstat(fd).unwrap().st_blocks).unwrap() * 512
 }
@@ -120,7 +120,7 @@ fn free_when_small_and_many_then_no_more_than_a_bound_is_kept() {
 fn alloc_when_threads_free_meanwhile_then_nobody_is_given_what_becomes_zeros() {
     let broker = FakeBroker::listen();
     let (client, _peer) = broker.client();
-    // Room for two of the four, so that what one frees another takes at once.
+    // Room for two of the four buffers, so that a freed one is taken again at once.
     let arena = Arena::new(&client, HostMemory::Memfd, 16 * MIB).unwrap();
     const THREADS: u8 = 4;
     const ROUNDS: usize = 40;
@@ -135,7 +135,7 @@ fn alloc_when_threads_free_meanwhile_then_nobody_is_given_what_becomes_zeros() {
         for n in 1..=THREADS {
             scope.spawn(move || {
                 for round in 0..ROUNDS {
-                    // More than is kept warm, so that each goes back to the system.
+                    // More than the arena keeps, so that each goes back to the system.
                     let buffer = alloc((5 + round % 3) * MIB);
                     let places = (0..buffer.len()).step_by(PAGE);
                     places.clone().for_each(|at| buffer.write_at(at, &[n; 8]).unwrap());
@@ -151,7 +151,7 @@ fn alloc_when_threads_free_meanwhile_then_nobody_is_given_what_becomes_zeros() {
     assert_eq!(arena.free_bytes(), 16 * MIB);
 }
 
-/// Set in the process that a test starts.
+/// The variable that is set in the process that a test starts.
 const CHILD: &str = "FDBROKER_TEST_CHILD";
 
 /// Runs `test` again in a process of its own, where `child` tries an arena of 1 GiB under the limit.

@@ -1,5 +1,5 @@
-//! What a whole process must be spoilt for: a full fd table, fork. Each test starts itself in a process of its
-//! own, whose part is the `child_` function, against a scripted broker here.
+//! A full fd table and fork(2), which change a whole process. Each test starts itself again in a process of its own,
+//! which runs the `child_` function with the scripted broker of this process.
 
 use crate::support::child::{is_child, leave_room_for, start};
 use crate::support::*;
@@ -27,13 +27,13 @@ fn acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks
     let fd = memory(b"");
     let request = peer.recv();
     peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096); 5]);
-    // The kernel installs fds in order: the last two are gone, and their leases come back.
+    // The kernel installs fds in order: the last two are gone, and the library gives their leases back.
     assert_eq!(released(&peer, 2), [4, 5]);
     let request = peer.recv_kind(Kind::Acquire);
     assert_eq!(request.acquire().1.len(), 2);
     peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096); 2]);
     assert_eq!(released(&peer, 2), [6, 7]);
-    // The caller made room and tries again.
+    // The caller has made room and tries again.
     assert_eq!(released(&peer, 3), [1, 2, 3]);
     let request = peer.recv_kind(Kind::Acquire);
     peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096); 2]);
@@ -87,7 +87,7 @@ fn acquire_each_when_fd_table_is_nearly_full_then_all_come_in_turn() {
             kind => panic!("unexpected {kind}"),
         }
     }
-    // 5 asked: 2 fit, 3 back; 2 fit, 1 back; 1.
+    // Asks for 5: 2 fit and 3 come back; 2 fit and 1 comes back; 1 fits.
     assert_eq!(released, 4);
     assert!(child.wait().unwrap().success());
 }
@@ -116,7 +116,7 @@ fn fork_when_connected_then_child_is_dead_and_parent_goes_on() {
     let request = peer.recv();
     let first = peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
     assert_eq!(peer.recv_kind(Kind::Mapped).leases(), first);
-    // The next that comes is of the parent: its child's drops said nothing.
+    // The next message is the parent's: the child's drops sent none.
     let request = peer.recv_kind(Kind::Acquire);
     let second = peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
     assert_eq!(peer.recv_kind(Kind::Release).leases(), second);
@@ -167,7 +167,7 @@ fn fork_when_a_producer_then_its_child_frees_retires_and_empties_nothing() {
     let peer = broker.accept(Terms::default());
     peer.registered(&peer.recv_kind(Kind::Register), 8, 1);
     peer.registered(&peer.recv_kind(Kind::Register), 8, 2);
-    // All that comes is of the parent.
+    // All messages are the parent's.
     for slot in [1, 2] {
         assert_eq!(peer.recv_kind(Kind::Unregister).unregister(), [handle(slot).id()]);
     }

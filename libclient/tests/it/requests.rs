@@ -1,4 +1,4 @@
-//! Requests and replies against a scripted broker: order, lateness, refusals, threads, full sockets.
+//! Requests and replies with a scripted broker: order, late replies, refusals, threads, full sockets.
 
 use crate::support::*;
 use fdbroker_client::{Access, AllocationId, Client, Deadline, ErrorCode, Grant, Lease};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Takes `count` leases, their fds closed at once.
+/// Acquires `count` leases and closes their fds at once.
 fn leases(client: &Client, peer: &mut Peer, count: usize) -> Vec<Lease> {
     let fd = memory(b"");
     let handles: Vec<_> = (0..count as u32).map(handle).collect();
@@ -207,7 +207,7 @@ fn acquire_each_when_handed_over_then_no_fds_pile_up() {
         for _ in 0..2 {
             let request = peer.recv();
             peer.grant(request.id, &vec![Answer::Grant(fd.as_fd(), 4096); 253]);
-            // All imported, hence closed, before the next are asked for.
+            // All are imported, and so their fds closed, before the client asks for the next ones.
             let mapped: usize = (0..253).map(|_| peer.recv_kind(Kind::Mapped).count).sum();
             assert_eq!(mapped, 253);
         }
@@ -237,7 +237,7 @@ fn acquire_when_replies_come_in_reverse_then_each_thread_has_its_own() {
                 let slot = request.acquire().1[0].slot;
                 peer.grant(request.id, &[Answer::Grant(fds[slot as usize].as_fd(), 4096)]);
             }
-            // Mapped and released, each: one-way messages in any order between the threads.
+            // Each is mapped and released; between threads these one-way messages come in any order.
             (0..16).for_each(|_| assert_eq!(peer.recv().count, 1));
         });
     }
@@ -253,7 +253,7 @@ fn acquire_when_reply_comes_too_late_then_cancelled_closed_and_released() {
         let cancel = peer.recv_kind(Kind::Cancel);
         assert_eq!(cancel.id, request.id);
         let (canary, sent) = canary();
-        // Nobody calls: the library thread reads it.
+        // No call is made: the library thread reads the reply.
         let leases = peer.grant(request.id, &[Answer::Grant(sent.as_fd(), 4096)]);
         drop(sent);
         assert_eq!(peer.recv_kind(Kind::Release).leases(), leases);
@@ -386,8 +386,8 @@ fn call_when_broker_reads_only_after_its_replies_are_read_then_no_deadlock() {
     const CALLS: u32 = 400;
     let failed = AtomicUsize::new(0);
     thread::scope(|scope| {
-        // The broker's side is full of replies to nobody before the client's fills up; it then
-        // waits, as a broker does, for the client to read before it reads itself.
+        // The broker's side is full of unasked replies before the client's side is. The broker then waits, like a
+        // real one, until the client reads, before it reads itself.
         for slot in 0..CALLS {
             let (client, failed) = (&client, &failed);
             if slot % 50 == 0 {
@@ -407,7 +407,7 @@ fn call_when_broker_reads_only_after_its_replies_are_read_then_no_deadlock() {
                     break received;
                 }
             };
-            // Twice: the second is nobody's, and its release makes the client send more.
+            // Sent twice: nobody waits for the second reply, and its release makes the client send more.
             peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
             peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
         }
@@ -422,12 +422,12 @@ fn send_when_both_directions_are_full_then_reads_and_goes_on() {
     let (client, mut peer) = broker.client();
     let leases = leases(&client, &mut peer, 506);
     thread::scope(|scope| {
-        // Fills the client's direction: one message each until the socket is full.
+        // Fills the client's direction: each round sends one message, until the socket is full.
         drop(leases);
         let call = scope.spawn(|| client.acquire(&handle(600), soon()));
         thread::sleep(SILENCE);
-        // Fills the broker's: more than the socket holds, so this returns only when the client
-        // reads, although its own send is stuck.
+        // Fills the broker's direction with more than the socket holds: this returns only when the client reads,
+        // although its own send is stuck.
         for n in 0..1000u64 {
             peer.fail(1 << 40 | n, Status::error(ErrorCode::Stale));
         }

@@ -1,4 +1,4 @@
-//! Requests that nobody waits for against a scripted broker: late replies, full sockets, cancels, other threads.
+//! Requests without waiting, with a scripted broker: late replies, full sockets, cancels, other threads.
 
 use crate::support::child::{is_child, leave_room_for, start};
 use crate::support::*;
@@ -15,7 +15,7 @@ type Outcomes = Vec<Result<Grant, Error>>;
 const AGAIN: Answer<'_> = Answer::Refuse(ErrorCode::Again);
 const STALE: Answer<'_> = Answer::Refuse(ErrorCode::Stale);
 
-/// Tests it until it is done.
+/// Tests the request until it is done.
 fn finish(request: AcquireRequest) -> Outcomes {
     let mut request = Some(request);
     let mut outcomes = None;
@@ -29,7 +29,7 @@ fn finish(request: AcquireRequest) -> Outcomes {
     outcomes.unwrap()
 }
 
-/// Tests it once; it must still be under way.
+/// Tests the request once; it must still be under way.
 #[track_caller]
 fn assert_under_way(request: AcquireRequest) -> AcquireRequest {
     match request.test() {
@@ -52,7 +52,7 @@ fn test_when_broker_is_silent_then_under_way_each_time_and_done_when_it_answers(
     let broker = FakeBroker::listen();
     let (client, mut peer) = broker.client();
     let fd = memory(b"");
-    // Were anything in here to wait, it would wait until the deadline and be done then.
+    // A call that waited here would wait until the deadline, and be done then.
     let mut request = client.acquire_start(&[handle(1)], soon()).unwrap();
     for _ in 0..1000 {
         request = assert_under_way(request);
@@ -115,7 +115,7 @@ fn test_when_again_until_deadline_then_timed_out() {
             asked += 1;
             peer.grant(received.id, &[AGAIN]);
         }
-        // By the clock, doubling from 1 ms to 20: not as often as it is tested.
+        // The library asks again by the clock, after 1 ms doubled up to 20, not with every test.
         assert!((1..=20).contains(&asked), "asked {asked} times");
         assert_eq!(codes(&outcomes.join().unwrap()), [Some(ErrorCode::TimedOut)]);
     });
@@ -132,7 +132,7 @@ fn test_when_unanswered_beyond_the_deadline_then_timed_out_cancelled_and_given_b
     assert!(client.is_connected());
 }
 
-/// The request has been cancelled; it is granted all the same, and the grant comes back.
+/// The broker grants a cancelled request all the same, and gets the grant back.
 #[track_caller]
 fn assert_late_grant_is_given_back(peer: &mut Peer, id: u64) {
     assert_eq!(peer.recv_kind(Kind::Cancel).id, id);
@@ -171,7 +171,7 @@ fn drop_when_the_reply_lies_unread_then_given_back() {
     let (canary, sent) = canary();
     let leases = peer.grant(received.id, &[Answer::Grant(sent.as_fd(), 4096)]);
     drop((request, sent));
-    // A cancel of what was answered, and the release, in any order.
+    // The cancel of an answered request, and the release, in any order.
     let two = [peer.recv(), peer.recv()];
     let release = two.iter().find(|message| message.kind == Kind::Release).unwrap();
     assert_eq!(release.leases(), leases);
@@ -207,7 +207,7 @@ fn drop_when_partly_granted_then_what_was_granted_is_given_back() {
     let mut request = Some(client.acquire_start(&[handle(1), handle(2)], soon()).unwrap());
     let received = peer.recv_kind(Kind::Acquire);
     let leases = peer.grant(received.id, &[Answer::Grant(fd.as_fd(), 4096), AGAIN]);
-    // Until it has asked again.
+    // Test until the library has asked again.
     let again = thread::scope(|scope| {
         let again = scope.spawn(|| peer.recv_kind(Kind::Acquire));
         eventually("the second message", || {
@@ -243,7 +243,7 @@ fn start_when_more_than_max_parked_then_sent_in_turn_by_later_tests() {
                 }
             }
         }
-        // Those under way, and no more, whatever is waiting.
+        // The library sends those under way and no more, however many wait.
         let expected = 2.min(REQUESTS - answered);
         for received in (0..expected).map(|_| peer.recv_kind(Kind::Acquire)).collect::<Vec<_>>() {
             peer.grant(received.id, &[STALE]);
@@ -257,7 +257,7 @@ fn start_when_more_than_max_parked_then_sent_in_turn_by_later_tests() {
 fn start_and_cancel_when_the_broker_does_not_read_then_what_is_owed_stays_bounded() {
     let broker = FakeBroker::listen();
     let (client, mut peer) = client_with_places(&broker, 4);
-    // Far more than the library lets a broker owe.
+    // Far more requests than the library lets a broker owe.
     for n in 0..5000 {
         client.acquire_start(&[handle(n)], soon()).unwrap().cancel();
     }
@@ -297,7 +297,7 @@ fn start_when_the_socket_is_full_then_sent_by_later_tests() {
     let broker = FakeBroker::listen();
     let (client, mut peer) = client_with_places(&broker, 10_000);
     let handles: Vec<Handle> = (0..253).map(handle).collect();
-    // 8 KB each: more than any socket holds.
+    // 8 KB each, in all more than any socket holds.
     const REQUESTS: usize = 400;
     let mut requests: Vec<_> =
         (0..REQUESTS).map(|_| client.acquire_start(&handles, soon()).unwrap()).collect();
@@ -338,7 +338,7 @@ fn acquire_when_started_requests_take_all_places_then_reads_for_them_and_gets_it
     let fd = memory(b"");
     let request = client.acquire_start(&[handle(1)], soon()).unwrap();
     thread::scope(|scope| {
-        // Nobody tests the first: who waits for its place must read.
+        // The first request is not tested any more: the one that waits for its place has to read.
         let call = scope.spawn(|| client.acquire(&handle(2), soon()));
         let first = peer.recv_kind(Kind::Acquire);
         peer.assert_silent();
@@ -455,7 +455,7 @@ fn requests_when_threads_block_and_test_at_once_then_each_has_its_own() {
                     let requests =
                         slots.map(|slot| client.acquire_start(&[handle(slot)], soon()).unwrap());
                     for (slot, request) in slots.into_iter().zip(requests) {
-                        // One of them is given up each time.
+                        // Each round drops one of them.
                         match slot % 4 {
                             0 => drop(request),
                             _ => check(slot, finish(request).pop().unwrap().unwrap()),
@@ -464,7 +464,7 @@ fn requests_when_threads_block_and_test_at_once_then_each_has_its_own() {
                 }
             }));
         }
-        // A request given up may never have been sent: a silence ends it, after all have asked and given back.
+        // A dropped request may never have been sent, so silence is the end, after all have asked and given back.
         let mut granted = Vec::new();
         let mut released = Vec::new();
         let mut last = Instant::now();
@@ -547,7 +547,7 @@ fn fork_when_requests_are_under_way_then_the_child_is_told_and_the_parent_goes_o
     let fd = memory(b"");
     let first = peer.recv_kind(Kind::Acquire);
     let second = peer.recv_kind(Kind::Acquire);
-    // The parent says when its child has ended: no message, above all no cancel, came before.
+    // The parent's message says that its child has ended. No message came before it, above all no cancel.
     let third = peer.recv_kind(Kind::Acquire);
     for received in [first, second, third] {
         peer.grant(received.id, &[Answer::Grant(fd.as_fd(), 4096)]);

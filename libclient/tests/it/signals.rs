@@ -1,4 +1,4 @@
-//! Signals and the library against a scripted broker: interrupted system calls, SIGPIPE, whose thread a signal runs on.
+//! Signals with a scripted broker: interrupted system calls, SIGPIPE, and the thread that a signal runs on.
 
 use crate::support::child::{is_child, start};
 use crate::support::*;
@@ -11,18 +11,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Signals handled.
+/// The number of signals handled so far.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn count(_: libc::c_int) {
     HANDLED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Between two signals: less than any wait takes, more than their handler does.
+/// The pause between two signals: less than any wait takes, more than the handler takes.
 const INTERVAL: Duration = Duration::from_micros(100);
 
-/// Runs `calls` while its thread is interrupted all the time, by signals whose handler does not restart what it
-/// interrupts.
+/// Runs `calls` while signals interrupt its thread all the time; their handler does not restart system calls.
 fn in_a_storm(calls: impl FnOnce()) {
     let action = SigAction::new(SigHandler::Handler(count), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler does one atomic add, which is async-signal-safe.
@@ -43,13 +42,13 @@ fn in_a_storm(calls: impl FnOnce()) {
     });
 }
 
-/// Waits until the caller of the library has been interrupted some times more.
+/// Waits until the library's caller was interrupted a few more times.
 fn until_interrupted() {
     let before = HANDLED.load(Ordering::Relaxed);
     eventually("some signals", || HANDLED.load(Ordering::Relaxed) > before + 5);
 }
 
-/// Every wait of a call is interrupted many times, and every call succeeds.
+/// Signals interrupt every wait of a call many times, and every call succeeds.
 #[track_caller]
 fn assert_calls_succeed_in_a_storm(builder: ClientBuilder) {
     const ROUNDS: u32 = 20;
@@ -82,7 +81,7 @@ fn assert_calls_succeed_in_a_storm(builder: ClientBuilder) {
                     let again = [Answer::Refuse(ErrorCode::Again)];
                     let grant = [Answer::Grant(fd.as_fd(), 4096)];
                     answered += 1;
-                    // Every other one waits between two tries, too.
+                    // Every second one also waits between two attempts.
                     peer.grant(received.id, if answered % 2 == 0 { &grant } else { &again });
                 }
                 Kind::Register => {
@@ -137,7 +136,7 @@ fn process_when_the_broker_is_gone_then_no_sigpipe_kills_it() {
         peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
         let item = recall_item(handle(1).id(), 5, 0);
         peer.recall(&[item]);
-        // One socket before the other, at times in between of what the client says.
+        // Closes one socket before the other, at times between two messages of the client.
         let Peer { socket, events, .. } = peer;
         match round % 2 {
             0 => drop((socket, events)),

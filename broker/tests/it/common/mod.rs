@@ -1,5 +1,5 @@
-//! What the daemon's tests share: a broker in a directory of its own, and a client that speaks the
-//! bare protocol. Must never use the client library: these tests send what it would not.
+//! Shared by the daemon's tests: a broker in a directory of its own, and a client that speaks the bare protocol.
+//! Must never use the client library: these tests send messages that it would not send.
 
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::handle::HandlePrefix;
@@ -20,17 +20,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// How long a test waits for what must come. Never reached when all is well.
+/// How long a test waits for an event that must come.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A broker of this test's own; ended and removed with the value.
+/// A broker for one test. Its drop ends it and removes its directory.
 pub struct Broker {
     pub child: Child,
     pub dir: tempfile::TempDir,
 }
 
 impl Broker {
-    /// A private broker with these further flags.
+    /// Starts a private broker with these further flags.
     pub fn start(flags: &[&str]) -> Broker {
         let dir = tempfile::tempdir().unwrap();
         let child = start_in(dir.path(), flags);
@@ -49,7 +49,7 @@ impl Broker {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// Asks it to end and waits until it has.
+    /// Asks the broker to end, and waits until it has ended.
     pub fn end(&mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         self.child.wait().unwrap()
@@ -61,7 +61,7 @@ impl Broker {
         text
     }
 
-    /// Fds the broker has open.
+    /// The number of the broker's open fds.
     pub fn open_fds(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
@@ -106,7 +106,7 @@ pub fn wait_ready(mut command: Command) -> Child {
     child
 }
 
-/// One message as received.
+/// A received message with its fds.
 pub struct Reply {
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
@@ -121,7 +121,7 @@ impl Reply {
         self.message().kind
     }
 
-    /// Of a `failed`.
+    /// The code of a `failed` reply.
     pub fn failed(&self) -> Status {
         assert_eq!(self.kind(), Kind::Failed);
         *self.message().body_as::<Status>().unwrap()
@@ -185,7 +185,7 @@ impl Socket {
         }
     }
 
-    /// Nothing has come and the connection stands.
+    /// Whether nothing has come and the connection is open.
     pub fn expect_silence(&self) {
         match self.try_recv(Duration::ZERO) {
             Err(RecvError::TimedOut) => {}
@@ -195,7 +195,7 @@ impl Socket {
     }
 }
 
-/// A client after its hello.
+/// A client whose hello was answered.
 pub struct Client {
     pub main: Socket,
     pub event: Socket,
@@ -242,13 +242,13 @@ impl Client {
         self.next_id
     }
 
-    /// Sends a request of `items` and gives its reply.
+    /// Sends a request of `items`; answers the reply.
     pub fn call(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Reply {
         self.main.send(bytes, fds);
         self.main.recv()
     }
 
-    /// Registers memfds of one page each; panics unless all are taken.
+    /// Registers memfds of one page each; panics unless the broker takes all.
     pub fn register_memfds(&mut self, count: usize) -> Vec<Handle> {
         let mut handles = Vec::new();
         while handles.len() < count {
@@ -330,7 +330,7 @@ pub fn sealed_memfd(size: i64) -> OwnedFd {
     memfd(size, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL)
 }
 
-/// Waits until `holds`, which something else must bring about.
+/// Waits until `holds` answers true.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let end = std::time::Instant::now() + PATIENCE;
     while !holds() {
@@ -339,7 +339,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Inode of an open fd.
+/// The inode of an open fd.
 pub fn inode(fd: impl AsFd) -> u64 {
     fdbrokerd::kernel::stat(fd.as_fd()).unwrap().inode
 }

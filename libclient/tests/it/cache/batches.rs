@@ -1,4 +1,4 @@
-//! Many in one call.
+//! Imports and releases of many handles in one call.
 
 use super::broker::*;
 use crate::support::*;
@@ -8,7 +8,7 @@ use std::sync::Barrier;
 #[test]
 fn import_many_when_300_with_some_stale_then_the_right_outcome_each() {
     let rig = rig(unbounded());
-    // Some are cached, some ended while cached, some ended before.
+    // Some are cached, some ended while cached, and some ended before.
     (1..=40).for_each(|slot| rig.touch(slot));
     let is_ended = |slot: u32| slot.is_multiple_of(7);
     (1..=300).filter(|slot| is_ended(*slot)).for_each(|slot| rig.granting.end(slot));
@@ -27,7 +27,7 @@ fn import_many_when_300_with_some_stale_then_the_right_outcome_each() {
             }
         }
     }
-    // 35 of the first 40 are hits: 265 are asked for, 253 by the message.
+    // 35 of the first 40 are hits, so the cache asks for 265, 253 per message.
     assert_eq!(
         rig.granting.log(|log| log.acquires[before..].iter().map(Vec::len).collect::<Vec<_>>()),
         [253, 12]

@@ -1,4 +1,4 @@
-//! How much is kept: limits, order, modes, what the broker wants back.
+//! What the cache keeps: limits, order, modes, and leases that the broker asks back.
 
 use super::broker::*;
 use crate::support::*;
@@ -15,7 +15,7 @@ fn import_when_over_three_entries_then_the_least_recent_goes() {
     rig.touch(4);
     assert_eq!(rig.granting.acquires(), 4);
     assert_eq!(rig.cached(1..10), [1, 3, 4]);
-    // `cached` has used all of them. Who was used since the last look stays once more, oldest first.
+    // `cached` has used all of them: an entry used since the last look stays one more round, oldest first.
     rig.touch(5);
     rig.touch(6);
     assert_eq!(rig.cached(1..10).len(), 3);
@@ -168,7 +168,7 @@ fn import_when_the_broker_has_no_quota_then_unused_entries_are_closed_for_it() {
         .log(|log| assert_eq!((&log.released[..], log.acquires.len()), (&[vec![2]][..], 4)));
     assert_bytes(&used, 1);
     assert_eq!(rig.cached(1..10), [1, 3]);
-    // The same for many.
+    // The same for a call for many.
     rig.granting.refuse_until_released(4, 3);
     let outcomes = rig.cache.import_many(&handles([5, 4]), Access::Read, soon()).unwrap();
     outcomes.iter().zip([5, 4]).for_each(|(one, slot)| assert_bytes(one.as_ref().unwrap(), slot));

@@ -1,5 +1,5 @@
-//! A broker that grants what lives, by itself, and writes down what it is told. Slot `n` has the byte `n` in all of its
-//! memory. Must never answer for what its test has ended.
+//! A broker that grants live allocations by itself, and records all messages. All bytes of slot `n` are `n`. Must never
+//! grant an allocation that its test has ended.
 
 use crate::support::*;
 use fdbroker_client::{
@@ -16,38 +16,38 @@ use std::thread::JoinHandle;
 /// Bytes of every allocation.
 pub const BYTES: usize = 4096;
 
-/// What the broker has been told.
+/// The record of the client's messages.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// Each acquire: its ids.
+    /// The ids of each acquire.
     pub acquires: Vec<Vec<AllocationId>>,
-    /// Each `mapped`: its leases.
+    /// The leases of each `mapped`.
     pub mapped: Vec<Vec<u64>>,
-    /// Each release: its leases.
+    /// The leases of each release.
     pub released: Vec<Vec<u64>>,
-    /// Each declare: its allocations, and whether their fds are open.
+    /// The allocations of each declare, and whether their fds are open.
     pub declared: Vec<Vec<(AllocationId, bool)>>,
-    /// Leases open, and of what.
+    /// The leases not given back, with their slots.
     pub leases: BTreeMap<u64, AllocationId>,
-    /// Leases ever given.
+    /// The number of leases given so far.
     pub next_lease: u64,
 }
 
-/// What the broker does next.
+/// The broker's behaviour, as the test sets it.
 #[derive(Debug, Default)]
 struct Script {
     log: Log,
-    /// Answered so instead of granted.
+    /// Codes to answer for slots instead of a grant.
     refused: BTreeMap<u32, ErrorCode>,
-    /// Granted as ever, but ended on the page before the answer is sent.
+    /// Slots to grant, but to end on the page before the answer is sent.
     ended_at_grant: BTreeSet<u32>,
-    /// NO_QUOTA for the slot while the lease is not given back.
+    /// Answers NO_QUOTA for the slot until the lease is given back.
     awaited: Option<(u32, u64)>,
-    /// No acquire is answered until this is false.
+    /// While true, no acquire is answered.
     holds_answers: bool,
 }
 
-/// See the file's head.
+/// The broker of this file's head comment.
 pub struct Granting {
     pub peer: Arc<Peer>,
     script: Arc<(Mutex<Script>, Condvar)>,
@@ -91,14 +91,14 @@ impl Rig {
         self.cache.import(&handle(slot), Access::Read, soon())
     }
 
-    /// Imports and gives back.
+    /// Imports and releases, so that the cache keeps it unused.
     #[track_caller]
     pub fn touch(&self, slot: u32) {
         let import = self.import(slot);
         assert_bytes(&import, slot);
     }
 
-    /// Whether it is in the cache, without importing it.
+    /// Whether the slot is in the cache, without an import.
     pub fn has(&self, slot: u32) -> bool {
         self.cache.hit(&handle(slot), Access::Read).is_some()
     }
@@ -108,7 +108,7 @@ impl Rig {
         slots.filter(|slot| self.has(*slot)).collect()
     }
 
-    /// The broker's leases come to be as many as the cache has entries.
+    /// Waits until the broker has as many leases as the cache has entries.
     #[track_caller]
     pub fn assert_leases_match(&self) {
         let entries = self.cache.stats().entries as usize;
@@ -130,14 +130,14 @@ impl Granting {
         Self::start_at(peer, 0)
     }
 
-    /// The same of a broker that gives other numbers to leases.
+    /// The same with a broker that gives other numbers to leases.
     pub fn start_at(peer: Peer, last_lease: u64) -> Self {
         let granting = Self::silent(peer);
         granting.change(|script| script.log.next_lease = last_lease);
         granting.serve()
     }
 
-    /// One that does not serve yet.
+    /// Makes a broker that does not serve yet.
     pub fn silent(peer: Peer) -> Self {
         let peer = Arc::new(peer);
         let script: Arc<(Mutex<Script>, Condvar)> = Arc::default();
@@ -145,11 +145,11 @@ impl Granting {
         Granting { peer, script, server: None }
     }
 
-    /// Serves from now on.
+    /// Starts to serve.
     pub fn serve(mut self) -> Self {
         self.server = Some(std::thread::spawn({
             let (peer, script) = (Arc::clone(&self.peer), Arc::clone(&self.script));
-            // It ends with the connection.
+            // The thread ends with the connection.
             move || while serve_one(&peer, &script).is_some() {}
         }));
         self
@@ -169,12 +169,12 @@ impl Granting {
         self.change(|script| change(&mut script.log))
     }
 
-    /// Acquires so far.
+    /// The number of acquires so far.
     pub fn acquires(&self) -> usize {
         self.log(|log| log.acquires.len())
     }
 
-    /// Ends an allocation as the broker does: the page first.
+    /// Ends an allocation like the broker, on the page first.
     pub fn end(&self, slot: u32) {
         self.peer.page.end(handle(slot).id());
         self.refuse(slot, ErrorCode::Stale);
@@ -188,7 +188,7 @@ impl Granting {
         self.change(|script| script.refused.remove(&slot));
     }
 
-    /// NO_QUOTA for the slot while the lease is not given back.
+    /// Answers NO_QUOTA for the slot until the lease is given back.
     pub fn refuse_until_released(&self, slot: u32, lease: u64) {
         self.change(|script| script.awaited = Some((slot, lease)));
     }
@@ -309,7 +309,7 @@ fn granted(id: AllocationId, lease: u64, fd_index: u16) -> GrantItem {
     item
 }
 
-/// Handles of some slots.
+/// The handles of these slots.
 pub fn handles(slots: impl IntoIterator<Item = u32>) -> Vec<Handle> {
     slots.into_iter().map(handle).collect()
 }

@@ -1,4 +1,4 @@
-//! Allocations that end, brokers that go: never a hit, never unmapped under a user, no lease lost.
+//! Ended allocations and lost brokers: never a hit, never unmapped under a user, no lease lost.
 
 use super::broker::*;
 use crate::support::*;
@@ -35,7 +35,7 @@ fn import_when_ended_a_moment_ago_then_stale_and_never_the_old() {
     let rig = rig(unbounded());
     rig.touch(5);
     rig.granting.end(5);
-    // Nobody has told the cache anything: the page alone says it.
+    // No message has told the cache: only the page says so.
     assert!(!rig.has(5));
     assert_eq!(rig.try_import(5).unwrap_err().code, ErrorCode::Stale);
     let stats = rig.cache.stats();
@@ -77,7 +77,7 @@ fn import_when_the_slot_is_reused_then_the_new_one_and_the_old_stays_with_its_us
     let new = rig.cache.import(&new_handle, Access::Read, soon()).unwrap();
     assert_ne!(new.as_ptr(), old.as_ptr());
     assert!(new.is_current() && !old.is_current());
-    // The new one is found while the old is still in use, and after.
+    // An import finds the new allocation while the old one is in use, and afterwards.
     let found = rig.cache.hit(&new_handle, Access::Read).unwrap();
     assert_eq!(found.as_ptr(), new.as_ptr());
     assert!(!rig.has(5));
@@ -110,7 +110,7 @@ fn revoked_when_in_use_then_readable_until_the_last_release_gives_it_back() {
     let rig = rig_of(builder, unbounded());
     let (one, two) = (rig.import(5), rig.import(5));
     revoke(&rig, 5, 1);
-    // The application is told after the cache.
+    // The application hears of it after the cache.
     assert!(matches!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Revoked { lease: 1, .. }));
     assert!(!one.is_current());
     drop(one);
@@ -139,7 +139,7 @@ fn import_when_the_broker_comes_back_then_all_is_a_miss_until_declared_and_then_
     assert_eq!(cache.stats().entries, 5, "nothing is closed for that");
     broker.start();
     let granting = Granting::silent(broker.accept(Terms::default()));
-    // The new broker's page says that all slots live, with the same generations. But nothing is declared.
+    // The new broker's page shows all slots alive with the same generations, but nothing is declared yet.
     let hits = (1..6).filter(|slot| cache.hit(&handle(*slot), Access::Read).is_some());
     assert_eq!(hits.count(), 0);
     assert!(!used.is_current() && !client.is_current(used.id()));
@@ -164,11 +164,11 @@ fn import_when_the_broker_comes_back_then_all_is_a_miss_until_declared_and_then_
     assert!(used.is_current() && !refused.is_current());
     assert_bytes(&refused, 3);
     assert_eq!(cache.stats().entries, 4, "what was refused and not in use is closed");
-    // By its new number, which is asked back and given back.
+    // The broker asks for it, and gets it, under its new number.
     let number =
         |slot| granting.log(|log| *log.leases.iter().find(|(_, id)| id.slot == slot).unwrap().0);
     let (one, five) = (number(1), number(5));
-    // 5 was the number of slot 2 before.
+    // The former broker's number of slot 2 was 5.
     reclaim(&granting, &[one, five, 5]);
     granting.until("its lease is back", |log| log.released == [vec![five]]);
     drop((used, refused));

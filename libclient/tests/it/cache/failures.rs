@@ -1,4 +1,4 @@
-//! Imports that fail: no lease, no count, no mapping is left.
+//! Imports that fail: no lease, no count and no mapping is left.
 
 use super::broker::*;
 use crate::support::*;
@@ -6,7 +6,7 @@ use fdbroker_client::{Access, Deadline, Error, ErrorCode, Grant, Opened};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Memory that is none, and is counted by the `Arc`.
+/// A stand-in for memory, counted by the `Arc`.
 #[derive(Debug)]
 struct Counted(#[expect(dead_code, reason = "its count is what is looked at")] Arc<()>, usize);
 
@@ -36,7 +36,7 @@ fn import_when_the_offset_is_outside_then_bad_handle_and_nothing_is_left() {
         assert_eq!(error.code, ErrorCode::BadHandle);
         assert_nothing_left(&rig);
         rig.touch(5);
-        // The same of what is cached.
+        // The same for a cached entry.
         assert!(rig.cache.hit(&outside, Access::Read).is_none());
         let error = rig.cache.import(&outside, Access::Read, soon()).unwrap_err();
         assert_eq!(error.code, ErrorCode::BadHandle);
@@ -78,7 +78,7 @@ fn import_with_when_opened_then_the_openers_memory_and_closed_when_evicted() {
         Ok(Box::new(Counted(Arc::clone(&alive), 2 * BYTES)) as Box<dyn Opened>)
     };
     let import = rig.cache.import_with(&handle(5), Access::Read, soon(), &mut open).unwrap();
-    // The grant's size bounds it, whatever the opener says.
+    // The grant's size is the bound, whatever the opener answers.
     assert_eq!((import.as_ptr().addr(), import.len()), (0x1000, BYTES));
     let error = import.read_at(0, &mut [0]).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotSupported, "not the CPU's to read");

@@ -1,4 +1,4 @@
-//! What a hit is, and what it costs the broker: nothing.
+//! Hits, which cost the broker nothing.
 
 use super::broker::*;
 use crate::support::*;
@@ -76,7 +76,7 @@ fn import_when_wanted_for_writing_then_anew_and_it_serves_readers() {
     writer.write_at(0, b"x").unwrap();
     assert_ne!(writer.as_ptr(), reader.as_ptr());
     assert_bytes(&reader, 5);
-    // Both are open while both are in use; who comes now gets the writable one.
+    // Both are open while both are in use; a new import gets the writable one.
     assert_eq!(rig.cache.stats().entries, 2);
     let another = rig.import(5);
     assert_eq!(another.as_ptr(), writer.as_ptr());
@@ -103,7 +103,7 @@ fn import_when_64_threads_miss_at_once_then_one_acquire() {
             });
         }
         start.wait();
-        // All of them are there, or will be; the one that asked is answered when all but it wait.
+        // All imports have begun, or will; the broker answers the one that asked when all others wait.
         eventually("63 wait", || rig.cache.stats().misses == 64);
         rig.granting.hold_answers(false);
     });
@@ -161,7 +161,7 @@ fn release_when_twice_then_bad_handle_and_counters_untouched() {
     assert_eq!(rig.cache.release(pin).unwrap_err().code, ErrorCode::BadHandle);
     assert_eq!(rig.cache.stats(), before);
     assert_eq!((before.pinned, before.entries), (0, 1));
-    // Closed and open again: a pin of before is not one of now.
+    // Closed and opened again: an earlier pin is not valid any more.
     assert_eq!(rig.cache.empty(), 1);
     assert_eq!(rig.cache.release(pin).unwrap_err().code, ErrorCode::BadHandle);
     let again = rig.import(5).into_pin();

@@ -1,4 +1,4 @@
-//! The import cache against a scripted broker that keeps count: what is asked, what is mapped, what is given back.
+//! The import cache with a scripted broker that counts acquires, mappings and releases.
 
 mod batches;
 mod bounds;

@@ -1,5 +1,5 @@
-//! What a whole process must be spoilt for: fork. The test starts itself in a process of its own, whose part is the
-//! `child_` function, against a broker here.
+//! fork(2), which changes a whole process. The test starts itself again in a process of its own, which runs the
+//! `child_` function with the broker of this process.
 
 use super::broker::*;
 use crate::shared::full_name;
@@ -10,7 +10,7 @@ use nix::unistd::{ForkResult, fork};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
 
-/// Set in the process that the test starts.
+/// The variable that is set in the process that the test starts.
 const CHILD: &str = "FDBROKER_TEST_CHILD";
 
 #[test]
@@ -24,14 +24,14 @@ fn fork_when_imported_then_the_child_has_no_hit_and_the_parent_is_undisturbed() 
         .args(["--exact", &full_name(test)])
         .env("FDBROKER_SOCKET", &broker.path)
         .env(CHILD, "1")
-        // Its own count is not one more test.
+        // Its result line must not count as one more test.
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
     let granting = Granting::start(broker.accept(Terms::default()));
     assert!(child.wait().unwrap().success());
     granting.log(|log| {
-        // 1 and 2 before the fork, 3 after, in the parent; the child said nothing.
+        // The parent acquired 1 and 2 before the fork and 3 after it; the child sent nothing.
         let asked: Vec<u32> = log.acquires.concat().iter().map(|id| id.slot).collect();
         assert_eq!(asked, [1, 2, 3]);
         assert!(log.released.concat().len() <= 3);

@@ -1,4 +1,4 @@
-//! Hits against closes, as fast as they go: what is pinned is open.
+//! Hits and closes at the same time, as fast as possible: pinned memory must be open.
 
 use super::broker::*;
 use crate::support::*;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Long enough for thousands of closes.
 const TIME: Duration = Duration::from_millis(1500);
 
-/// A word that says whether it is open. Never freed, so that who looks too late sees it.
+/// A word that says whether it is open. It is never freed, so that a read after the close shows the fault.
 #[derive(Debug)]
 struct Flag(&'static AtomicU32);
 
@@ -42,7 +42,7 @@ fn is_open(ptr: *mut u8) -> bool {
     unsafe { AtomicU32::from_ptr(ptr.cast()) }.load(Ordering::SeqCst) == OPEN
 }
 
-/// Three threads import and look, while `disturb` closes.
+/// Three threads import and read, while `disturb` closes.
 fn race(settings: CacheSettings, slots: u32, mut disturb: impl FnMut(&Rig)) {
     let rig = rig(settings);
     let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -108,7 +108,8 @@ fn hit_when_the_allocation_ends_and_lives_again_then_never_closed_memory() {
     });
 }
 
-/// Each closes the memory under the hits once. Reading the address before the state showed within 10,000 on two cores.
+/// Rounds, each of which closes the memory under the hits once. A cache that read the address before the state failed
+/// within 10,000 rounds on two cores.
 const REOPENINGS: usize = 60_000;
 
 #[test]

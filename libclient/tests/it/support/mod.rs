@@ -1,5 +1,5 @@
-//! A broker that does what a test says: a real listener, real fds, the real wire format, no logic of its own.
-//! Must never answer by itself: the test is the script.
+//! A broker that follows a test's script: a real listener, real fds, the real wire format, no logic of its own.
+//! Must never answer by itself.
 
 pub mod child;
 pub mod stub;
@@ -26,9 +26,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Long enough for anything that happens, short enough for what does not.
+/// How long a test waits for an event that must come.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// How long silence is believed.
+/// How long nothing may come before a test takes it for silence.
 pub const SILENCE: Duration = Duration::from_millis(150);
 
 pub const NODE: u64 = 42;
@@ -44,7 +44,7 @@ pub struct FakeBroker {
     listener: Option<OwnedFd>,
 }
 
-/// What hello's reply says.
+/// The values of hello's reply.
 pub struct Terms {
     pub credits: u32,
     pub max_parked: u32,
@@ -73,7 +73,7 @@ impl FakeBroker {
         listener
     }
 
-    /// Nobody listens any more.
+    /// Stops listening.
     pub fn stop(&mut self) {
         std::fs::remove_file(&self.path).unwrap();
         self.listener = None;
@@ -169,7 +169,7 @@ impl Page {
     }
 }
 
-/// A message as received.
+/// A received message with its fds.
 #[derive(Debug)]
 pub struct Received {
     pub kind: Kind,
@@ -211,7 +211,7 @@ impl Received {
         })
     }
 
-    /// The allocations whose leases are declared, and whether their fds are open.
+    /// The allocations of the declared leases, and whether their fds are open.
     pub fn declare(&self) -> Vec<(AllocationId, bool)> {
         assert_eq!(self.kind, Kind::Declare);
         let read = |item: &DeclareItem| (item.handle.id(), item.flags.get() == declare_flags::OPEN);
@@ -247,7 +247,7 @@ pub fn receive(socket: BorrowedFd<'_>, patience: Duration) -> Result<Received, R
     Ok(Received { kind, id, count, fds: fds.drain().collect(), bytes })
 }
 
-/// One answer to one handle.
+/// The answer to one handle of an acquire.
 #[derive(Clone, Copy)]
 pub enum Answer<'a> {
     Grant(BorrowedFd<'a>, u64),
@@ -279,7 +279,7 @@ impl Peer {
         receive(self.events.as_fd(), PATIENCE).unwrap()
     }
 
-    /// Nothing comes for a while.
+    /// Checks that nothing comes for a while.
     pub fn assert_silent(&self) {
         match receive(self.socket.as_fd(), SILENCE) {
             Err(RecvError::TimedOut) => {}
@@ -304,7 +304,8 @@ impl Peer {
         self.send(Writer::new().failed(id, status), &[]);
     }
 
-    /// Answers an acquire; grants get leases from `next_lease` on. Slot = lease number, generation 1.
+    /// Answers an acquire; grants get leases from `next_lease` on. A grant's slot is its lease's number, its
+    /// generation 1.
     pub fn grant(&mut self, id: u64, answers: &[Answer<'_>]) -> Vec<u64> {
         let mut writer = Writer::new();
         writer.start(Kind::Granted, id);
@@ -339,7 +340,7 @@ impl Peer {
         leases
     }
 
-    /// Answers a register: all OK, slots from `first_slot` on, generation 1.
+    /// Answers a register by OK for all, with slots from `first_slot` on and generation 1.
     pub fn registered(&self, request: &Received, credits: u32, first_slot: u32) {
         let mut writer = Writer::new();
         writer.start(Kind::RegisterReply, request.id);
@@ -353,7 +354,7 @@ impl Peer {
         self.send(writer.finish(request.count, 0), &[]);
     }
 
-    /// Answers a redeposit: one code each, in its order; what is OK lives on the page.
+    /// Answers a redeposit by one code each, in order; those with OK are alive on the page.
     pub fn named(&self, request: &Received, codes: &[Result<(), ErrorCode>]) {
         let items = request.redeposit();
         assert_eq!(items.len(), codes.len());
@@ -377,7 +378,7 @@ impl Peer {
         self.send(writer.finish(items.len(), 0), &[]);
     }
 
-    /// Answers a declare: one code each, in its order. The new leases, from `next_lease` on.
+    /// Answers a declare by one code each, in order, with new leases from `next_lease` on; answers these leases.
     pub fn declared(&mut self, request: &Received, codes: &[Result<(), ErrorCode>]) -> Vec<u64> {
         let items = request.declare();
         assert_eq!(items.len(), codes.len());
@@ -460,7 +461,7 @@ pub fn recall_item(id: AllocationId, owner_allocation_id: u64, base: u64) -> Rec
     }
 }
 
-/// The handle of a slot, generation 1.
+/// The handle of a slot's generation 1.
 pub fn handle(slot: u32) -> Handle {
     let fields = HandleFields {
         id: AllocationId { slot, generation: 1 },
@@ -472,7 +473,7 @@ pub fn handle(slot: u32) -> Handle {
     NodeKey::from_bytes([7; 32]).seal(NODE, &fields)
 }
 
-/// A memfd with some bytes in it.
+/// A memfd with these bytes in it.
 pub fn memory(bytes: &[u8]) -> OwnedFd {
     let fd = memfd_create(c"memory", MFdFlags::MFD_CLOEXEC).unwrap();
     nix::unistd::ftruncate(&fd, 4096).unwrap();
@@ -486,7 +487,7 @@ pub fn deposit(owner_allocation_id: u64) -> Deposit {
     deposit
 }
 
-/// Waits until it is true.
+/// Waits until the condition is true.
 pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let until = std::time::Instant::now() + PATIENCE;
     while !is_true() {
@@ -495,12 +496,12 @@ pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// The read end of a pipe whose write end is sent as "memory": at its end when every copy is closed.
+/// The read end of a pipe whose write end is sent as "memory": it reads the end when every copy is closed.
 pub fn canary() -> (OwnedFd, OwnedFd) {
     nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK).unwrap()
 }
 
-/// Whether every copy of the canary's other end is closed.
+/// Whether every copy of the pipe's write end is closed.
 pub fn is_closed(canary: &OwnedFd) -> bool {
     matches!(nix::unistd::read(canary, &mut [0; 1]), Ok(0))
 }

@@ -1,25 +1,25 @@
-//! Runs a test again in a process of its own whose libcuda.so.1 is tests/cuda_stub: the library's calls without a GPU.
-//! Must never be taken for CUDA: the stub says what it is in its device's name.
+//! Runs a test again in a process of its own whose libcuda.so.1 is tests/cuda_stub: for tests without a GPU.
+//! The stub must never be taken for CUDA: its device's name says what it is.
 
 use crate::shared::full_name;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Set in the process that a test starts.
+/// The variable that is set in the process that a test starts.
 const CHILD: &str = "FDBROKER_UNDER_CUDA_STUB";
 
-/// How the stub is built.
+/// The variants of the stub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stub {
     /// With all symbols.
     Whole,
     /// Without cuMemExportToShareableHandle.
     WithoutExport,
-    /// No library at all, but a file of its name: also where there is a real driver.
+    /// A file of the library's name that is no library, which also hides a real driver.
     NoLibrary,
 }
 
-/// A directory for "device memory" and the library; removed with the value.
+/// A directory for stand-in device memory and the library, removed on drop.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -36,7 +36,7 @@ impl Drop for Dir {
     }
 }
 
-/// Runs `body` under the stub: in a process of this very test.
+/// Runs `body` with the stub, in a process of this test.
 #[track_caller]
 pub fn under_stub(test: &str, stub: Stub, variables: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
