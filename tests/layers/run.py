@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Checks that the crates and their modules use one another in one direction only.
+
+layers.txt beside this file says what is meant. A crate with a list of layers: a module uses only modules of lower lines.
+In the folders of such a crate: no circles. Ends with `N passed, N failed`; each crate is one test. Code of `mod tests` is
+left out: a test may use everything. Must never need anything but Python 3.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else HERE.parent.parent
+IDENTIFIER = r"[A-Za-z_]\w*"
+COMMENT_OR_TEXT = re.compile(
+    r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|\'(?:\\.[^\']*|[^\'\\])\'', re.S)
+USE = re.compile(r"(\bpub(?:\([^)]*\))?\s+)?\buse\s+([^;]+);")
+PATH = re.compile(r"(?<![\w:$])(?:crate|self|super|%s)(?:\s*::\s*%s)+" % (IDENTIFIER, IDENTIFIER))
+
+
+def read_layers(path):
+    """The sections of layers.txt: {heading: [words of a line, ...]}."""
+    sections, lines = {}, None
+    for line in path.read_text().splitlines():
+        line = line.split("#")[0].strip()
+        if line.startswith("["):
+            lines = sections.setdefault(line.strip("[]"), [])
+        elif line:
+            lines.append(line.replace(":", " ").split())
+    return sections
+
+
+def code_of(path):
+    """A file's code, each line in its place: without comments, texts and the tests at its end."""
+    blank = lambda found: re.sub(r"[^\n]", " ", found.group())
+    code = COMMENT_OR_TEXT.sub(blank, path.read_text())
+    return re.split(r"#\[cfg\(test\)\]\s*(?:pub\s+)?mod\s+\w+\s*\{", code)[0]
+
+
+def leaves(tree, before=()):
+    """The paths that a use tree names: `a::{b, c::d as e}` names a::b and a::c::d."""
+    tree = tree.strip()
+    head, brace, rest = tree.partition("{")
+    path = before + tuple(part.strip() for part in head.split("::") if part.strip())
+    if not brace:
+        last = path[-1].split()[0] if path else ""
+        return [path[:-1] + (last,)] if last not in ("", "self") else [path[:-1]]
+    parts, depth, start = [], 0, 0
+    inside = rest.rstrip()[:-1]
+    for at, character in enumerate(inside + ","):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append(inside[start:at])
+            start = at + 1
+    return [leaf for part in parts if part.strip() for leaf in leaves(part, path)]
+
+
+class Crate:
+    """The modules of one crate, and which of them use which."""
+
+    def __init__(self, folder, root=ROOT):
+        self.root, self.folder = root, root / folder
+        self.files = {}  # module, as a tuple of names: its file
+        for path in sorted(self.folder.rglob("*.rs")):
+            names = list(path.relative_to(self.folder).with_suffix("").parts)
+            if "tests" in names or names == ["examples"]:
+                continue
+            if names[-1] == "mod" or names in (["main"], ["lib"]):
+                names.pop()
+            self.files[tuple(names)] = path
+        self.code = {module: code_of(path) for module, path in self.files.items()}
+        self.reexports = {module: self.reexports_of(module) for module in self.files}
+
+    def absolute(self, module, path):
+        """A path as seen from `module`, from the crate's root on; None: of another crate."""
+        if path[0] == "crate":
+            return path[1:]
+        at = list(module)
+        if path[0] in ("self", "super"):
+            path = list(path)
+            while path and path[0] in ("self", "super"):
+                if path.pop(0) == "super" and at:
+                    at.pop()
+            return tuple(at + path)
+        return module + path if module + path[:1] in self.files else None
+
+    def reexports_of(self, module):
+        """The names that a module hands on, and the paths they come from."""
+        found = {}
+        for use in USE.finditer(self.code[module]):
+            if use.group(1):
+                for leaf in leaves(use.group(2)):
+                    path = self.absolute(module, leaf)
+                    if path:
+                        found[leaf[-1]] = path
+        return found
+
+    def module_of(self, path):
+        """The module in which what `path` names is written, whoever hands it on."""
+        for _ in range(8):
+            module = path
+            while module not in self.files:
+                module = module[:-1]
+            onward = self.reexports[module].get(path[len(module)]) if len(path) > len(module) else None
+            if onward is None or onward == path:
+                return module
+            path = onward + path[len(module) + 1:]
+        return module
+
+    def uses(self):
+        """(module, line, module it uses) of each path in the code."""
+        for module, code in self.code.items():
+            found = []
+            for use in USE.finditer(code):
+                if not use.group(1):
+                    found += [(use.start(2), leaf) for leaf in leaves(use.group(2))]
+            rest = USE.sub(lambda use: re.sub(r"[^\n]", " ", use.group()), code)
+            for path in PATH.finditer(rest):
+                found.append((path.start(), tuple(re.findall(IDENTIFIER, path.group()))))
+            for at, leaf in found:
+                path = self.absolute(module, leaf)
+                if path is not None:
+                    used = self.module_of(path)
+                    if used != module:
+                        yield module, code.count("\n", 0, at) + 1, used
+
+    def place(self, module, line):
+        return f"{self.files[module].relative_to(self.root)}:{line}"
+
+
+def name(module):
+    return "::".join(module) or "the crate's root"
+
+
+def check_layers(crate, layers):
+    """What breaks the list: one text each."""
+    level = {module: number for number, line in enumerate(layers) for module in line}
+    top = {module[0] for module in crate.files if module}
+    for module in sorted(top - level.keys()):
+        yield f"{crate.folder.relative_to(crate.root)}: module {module} stands in no layer; add it to tests/layers/layers.txt"
+    for module in sorted(level.keys() - top - {"root"}):
+        yield f"tests/layers/layers.txt: {crate.folder.relative_to(crate.root)} has no module {module}; take it out"
+    for module, line, used in crate.uses():
+        user, used_top = (path[0] if path else "root" for path in (module, used))
+        if user == used_top or user not in level or used_top not in level:
+            continue
+        if level[user] >= level[used_top]:
+            which = "of the same layer" if level[user] == level[used_top] else "of a higher layer"
+            yield (f"{crate.place(module, line)}: {user} uses {used_top}, {which}; "
+                   "move what both need into a module below them, or have the caller pass it in")
+
+
+def check_circles(crate):
+    """The circles between the modules of one folder."""
+    edges = {}  # folder: {(a, b): place}; a folder's own file is None
+    for module, line, used in crate.uses():
+        depth = 0
+        while depth < min(len(module), len(used)) and module[depth] == used[depth]:
+            depth += 1
+        ends = tuple(path[depth] if len(path) > depth else None for path in (module, used))
+        edges.setdefault(module[:depth], {}).setdefault(ends, crate.place(module, line))
+    for folder, pairs in sorted(edges.items()):
+        reach = {a: {b for x, b in pairs if x == a} for a, _ in pairs}
+        for _ in reach:
+            for known in reach.values():
+                known.update(*(reach.get(b, ()) for b in list(known)))
+        for (a, b), place in sorted(pairs.items(), key=lambda it: it[1]):
+            if a in reach.get(b, ()):
+                a, b = (it or f"{name(folder)} itself" for it in (a, b))
+                yield (f"{place}: {a} uses {b}, which uses {a} (perhaps through others); "
+                       "move what both need into a module of its own")
+
+
+def check_crates(allowed):
+    """Each crate's dependencies on others of the workspace. Those of tests are left out."""
+    manifests, names = {}, {}
+    for path in sorted(ROOT.glob("**/Cargo.toml")):
+        if "target" in path.relative_to(ROOT).parts:
+            continue
+        text = path.read_text()
+        found = re.search(r'^\[package\].*?^name = "([^"]+)"', text, re.S | re.M)
+        if found:
+            manifests[path], names[found.group(1)] = text, path
+    wanted = {line[0]: set(line[1:]) for line in allowed}
+    for crate, path in sorted(names.items()):
+        here = path.relative_to(ROOT)
+        if "tests" in here.parts:
+            continue
+        if crate not in wanted:
+            yield f"{here}: crate {crate} is not in tests/layers/layers.txt; add what it may depend on"
+            continue
+        section = ""
+        for number, line in enumerate(manifests[path].splitlines(), 1):
+            section = line.strip("[] ") if line.startswith("[") else section
+            used = re.match(r"[\w-]+", line)
+            if re.search(r"(^|\.)dependencies$", section) and used and used.group() in names \
+                    and used.group() not in wanted[crate]:
+                yield f"{here}:{number}: {crate} depends on {used.group()}, a crate that it must not know"
+
+
+def check_itself():
+    """Plants faults in a crate of its own: a check that finds nothing is worth nothing."""
+    files = {"src/main.rs": "mod a;\nmod b;\nuse a::A;\n", "src/b.rs": "// crate::a\nuse crate::{\n    a::A,\n};\n",
+             "src/a/mod.rs": "mod x;\nmod y;\npub use x::A;\n", "src/a/x.rs": "use super::y::Y;\n",
+             "src/a/y.rs": "fn y() {\n    super::A::new()\n}\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n"}
+    with tempfile.TemporaryDirectory() as folder:
+        for file, text in files.items():
+            path = Path(folder, file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        crate = Crate("src", Path(folder))
+        found = [fault.split("; ")[0] for fault in check_layers(crate, [["root"], ["a"], ["b"]])]
+        found += [fault.split(",")[0] for fault in check_circles(crate)]
+    planted = ["src/b.rs:2: b uses a, of a higher layer", "src/a/x.rs:1: x uses y", "src/a/y.rs:2: y uses x"]
+    if found != planted:
+        yield f"planted {planted}, found {found}"
+
+
+def main():
+    sections = read_layers(HERE / "layers.txt")
+    passed = failed = 0
+    for heading, lines in {"this check": [], **sections}.items():
+        if heading == "not yet":
+            for (folder, *_) in lines:
+                print(f"not checked yet: {folder}")
+            continue
+        if heading == "this check":
+            faults = list(check_itself())
+        elif heading == "crates":
+            faults = list(check_crates(lines))
+        else:
+            crate = Crate(heading)
+            faults = list(check_layers(crate, lines)) + list(check_circles(crate))
+        passed, failed = passed + (not faults), failed + bool(faults)
+        print(f"{'FAILED' if faults else 'ok    '} {heading}")
+        for fault in faults:
+            print(f"  {fault}")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
