@@ -4,6 +4,10 @@
 use std::mem::size_of;
 use std::os::fd::RawFd;
 
+/// The most fds one message can carry, all control messages summed.
+/// Source: `SCM_MAX_FD` in the kernel's `include/net/scm.h`, unix(7).
+pub const MAX_FDS: usize = 253;
+
 /// Bytes of a control message header including its padding; the data follows.
 // SAFETY: `CMSG_LEN` is arithmetic on its argument alone.
 pub(crate) const HEADER_LEN: usize = unsafe { libc::CMSG_LEN(0) } as usize;
@@ -100,7 +104,7 @@ mod tests {
 
     #[test]
     fn sizes_when_computed_then_are_those_of_libc() {
-        for fds in 0..=crate::MAX_FDS {
+        for fds in 0..=MAX_FDS {
             let data_len = fds * 4;
             // SAFETY: arithmetic on the argument alone.
             let (len, space) = unsafe {

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::MAX_FDS;
-use crate::cmsg::{ControlMessages, space_for};
+use crate::cmsg::{ControlMessages, MAX_FDS, space_for};
 
 /// Control buffer for a full message, in 8-byte words. The fds need `space_for(253 * 4)` = 1032
 /// bytes; the rest is for what the socket's owner may have turned on and the kernel puts first:

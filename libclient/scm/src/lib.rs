@@ -24,6 +24,7 @@ mod recv;
 mod send;
 mod socket;
 
+pub use cmsg::MAX_FDS;
 pub use error::{RecvError, SendError};
 pub use fds::ReceivedFds;
 #[cfg(feature = "sendfd")]
@@ -31,7 +32,3 @@ pub use grant::send_grant;
 pub use recv::{Message, is_control_next, recv, recv_timeout};
 pub use send::{send, send_timeout};
 pub use socket::{seqpacket_pair, unread_bytes};
-
-/// The most fds one message can carry, all control messages summed.
-/// Source: `SCM_MAX_FD` in the kernel's `include/net/scm.h`, unix(7).
-pub const MAX_FDS: usize = 253;

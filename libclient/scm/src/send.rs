@@ -6,8 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
-use crate::MAX_FDS;
-use crate::cmsg::{HEADER_LEN, len_for};
+use crate::cmsg::{HEADER_LEN, MAX_FDS, len_for};
 use crate::error::{SendError, last_errno};
 use crate::socket::{Deadline, wait};
 

@@ -1,8 +1,7 @@
 //! `--filter`: which records are wanted. Must never take what is missing for a value: a comparison with it
 //! is false, but for `!=` and for the word `none`.
 
-use super::{Column, Value, parse};
-use crate::error::Result;
+use super::{Column, Value};
 use std::cmp::Ordering;
 
 /// How a value is compared.
@@ -66,11 +65,6 @@ pub enum Filter<R: 'static> {
 }
 
 impl<R> Filter<R> {
-    /// Parses what follows `--filter`.
-    pub fn parse(columns: &'static [Column<R>], text: &str) -> Result<Self> {
-        parse::filter(columns, text)
-    }
-
     /// Whether a record is wanted.
     pub fn has(&self, record: &R) -> bool {
         match self {
@@ -85,7 +79,7 @@ impl<R> Filter<R> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kind;
+    use super::super::{Kind, parse};
     use super::*;
     use fdbroker_protocol::AllocationId;
 
@@ -103,7 +97,7 @@ mod tests {
     ];
 
     fn has(filter: &str, row: &Row) -> bool {
-        Filter::parse(COLUMNS, filter).unwrap_or_else(|error| panic!("{error}")).has(row)
+        parse::filter(COLUMNS, filter).unwrap_or_else(|error| panic!("{error}")).has(row)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::filter::Filter;
 use super::sort::{Order, Sorter};
-use super::{Column, ListArgs, Value, choice};
+use super::{Column, ListArgs, Value, choice, parse};
 use crate::admin::{Admin, Record, Selection};
 use crate::error::Result;
 use crate::output::say;
@@ -40,7 +40,7 @@ impl<R: Record + Copy> List<R> {
             None if args.json => columns.iter().collect(),
             None => choice::defaults(columns),
         };
-        let filter = args.filter.as_deref().map(|text| Filter::parse(columns, text));
+        let filter = args.filter.as_deref().map(|text| parse::filter(columns, text));
         let order = args.sort.as_deref().map(|text| Order::parse(columns, text));
         Ok(Some(List {
             name,

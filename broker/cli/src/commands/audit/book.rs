@@ -3,8 +3,8 @@
 //! only as sure.
 
 use super::ledger::{Allocation, Lease, Ledger, MemoryKey};
+use super::process::{MemoryFd, Process, Scan};
 use super::same_memory::SameMemory;
-use super::scan::{MemoryFd, Process, Scan};
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,7 +1,7 @@
 //! Which fds of the NVIDIA device are duplicates of the broker's: all have one inode, and only kcmp(2) tells them apart.
 //! Must never take an fd for the broker's that the kernel did not say is one.
 
-use super::scan::Scan;
+use super::process::Scan;
 use fdbroker_protocol::MemoryKind;
 use std::cmp::Ordering;
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 
 use super::ledger::{Lease, MemoryKey};
 use super::limits::MAX_LISTED;
-use super::scan::Process;
+use super::process::Process;
 use crate::records::as_seconds_or_null;
 use fdbroker_protocol::AllocationId;
 use serde::Serialize;

@@ -10,6 +10,7 @@ mod ledger;
 mod limits;
 mod parse;
 mod peers;
+mod process;
 mod report;
 mod same_memory;
 mod scan;
@@ -31,8 +32,9 @@ use limits::{LOOK_INTERVAL, LOOKS, LOOKS_AT_WORK, PROGRESS_FROM};
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
+use process::{Process, Scan};
 use report::Report;
-use scan::{MemfdLook, Process};
+use scan::MemfdLook;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
@@ -90,7 +92,7 @@ fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
 }
 
 /// Holders that /proc does not show to this user (hidepid, proc_pid(5)), so that they are not taken for gone.
-fn add_hidden(scan: &mut scan::Scan, ledger: &Ledger) {
+fn add_hidden(scan: &mut Scan, ledger: &Ledger) {
     let pids: BTreeSet<u32> = ledger.leases.values().map(|lease| lease.pid).collect();
     for pid in pids {
         if pid != 0 && !scan.processes.contains_key(&pid) && !is_gone(pid) {

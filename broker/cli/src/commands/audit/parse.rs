@@ -2,7 +2,7 @@
 //! Documentation/filesystems/proc.rst). Must never trust a part that a process can choose.
 
 use super::ledger::MemoryKey;
-use super::scan::Process;
+use super::process::Process;
 use fdbroker_protocol::MemoryKind;
 
 /// The number of a line `name:\tnumber`, the first of that name.

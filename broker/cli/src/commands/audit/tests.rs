@@ -4,7 +4,7 @@ use super::book::Look;
 use super::finding::{Finding, Kind};
 use super::ledger::{Allocation, Client, Files, Lease, Ledger, MemoryKey};
 use super::limits::{LOOKS, LOOKS_AT_WORK};
-use super::scan::{Mapped, MemoryFd, Process, Queue};
+use super::process::{Mapped, MemoryFd, Process, Queue};
 use super::{check_wanted, confirm, confirmed, gaps, judge};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, MemoryKind};

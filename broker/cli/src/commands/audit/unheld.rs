@@ -4,7 +4,7 @@
 use super::book::{Book, Holder, Of};
 use super::finding::{Finding, Kind, count};
 use super::ledger::Lease;
-use super::scan::Process;
+use super::process::Process;
 use super::unleased::{self, InFlight};
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::BTreeMap;

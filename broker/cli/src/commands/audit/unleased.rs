@@ -3,7 +3,7 @@
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};
-use super::scan::{Process, Queue};
+use super::process::{Process, Queue};
 use fdbroker_protocol::MemoryKind;
 use std::collections::{BTreeMap, BTreeSet};
 
