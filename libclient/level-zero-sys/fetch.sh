@@ -1,7 +1,7 @@
 #!/bin/bash
 # Unpacks Debian 13's Level Zero loader (libze1) and headers (libze-dev) into a directory of their own, through apt,
-# with the C and C++ libraries that this loader was linked to: it needs a newer libstdc++ than Debian 12 has.
-# It never installs a package, never edits the system's apt configuration, and names no mirror of its own.
+# with the C and C++ libraries that this loader needs: its libstdc++ is newer than Debian 12's.
+# Must never install a package, edit the system's apt configuration or name a mirror of its own.
 set -euo pipefail
 
 # Spec 1.12.
@@ -32,8 +32,8 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# apt's own lists, cache and state, so that the other suite is known to this one call only; the mirror and the key
-# are those the system uses already.
+# Own lists, cache and state for apt, so that only this call knows the other suite. The mirror and the key are the
+# system's.
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' 'Label: Debian' |
   sed -n 1p)
 [ -n "$mirror" ] || die "apt knows no mirror of Debian" "check /etc/apt/sources.list*, then: apt-get update"
@@ -52,7 +52,7 @@ apt-get "${apt[@]}" update < /dev/null >&2 || die "apt-get update failed for $su
 for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 [ -e "$work/unpacked/usr/include/level_zero/ze_ddi.h" ] || die "the packages hold no level_zero/ze_ddi.h"
 
-# Whole or not at all, also when two of these run at once: the second finds the place taken and keeps the first's.
+# As a whole or not at all, also when two of these run at once: the second one keeps the folder of the first.
 echo "$version" > "$work/unpacked/.version"
 mkdir -p "$(dirname "$target")"
 staged=$(mktemp -d "$target.XXXXXX")

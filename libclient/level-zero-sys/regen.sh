@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes src/bindings.rs and src/result_names.rs again from the published Level Zero headers, byte for byte.
-# It must never take another version of bindgen or of the headers than those named here and in fetch.sh.
+# Makes src/bindings.rs and src/result_names.rs from the published Level Zero headers, the same to the byte every time.
+# Must never use another version of bindgen or of the headers than those named here and in fetch.sh.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 repository=$here/../..
@@ -34,14 +34,14 @@ grep -qF "$header_version" "$headers/level_zero/ze_api.h" || die "$headers is no
 bindgen=${BINDGEN:-$image/bindgen/bin/bindgen}
 is_pinned() { [ "$("$bindgen" --version 2> /dev/null)" = "bindgen $bindgen_version" ]; }
 if [ -z "${BINDGEN-}" ] && ! is_pinned; then
-  # It runs once: to optimise it would take longer than it takes.
+  # Not optimised: that would take longer than its one run.
   cargo install bindgen-cli --version "$bindgen_version" --locked --quiet --debug --root "$image/bindgen" \
     --target-dir "$image/bindgen/target" --no-track --force >&2 || die "cargo could not build bindgen $bindgen_version"
   rm -rf "$image/bindgen/target"
 fi
 is_pinned || die "$bindgen is not bindgen $bindgen_version"
 
-# What the library's backend, the layer, the test driver and the tests call: no more.
+# The functions that the library's backend, the layer, the test driver and the tests call, and no more.
 any() { local IFS='|'; echo "($*)"; }
 functions=(
   Init InitDrivers
@@ -76,7 +76,7 @@ types="$types|ze_pfnGet$(any "${getters[@]}")ProcAddrTable_t"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# prettyplease, not rustfmt: it is part of the pinned bindgen, rustfmt is whatever the machine has.
+# prettyplease, not rustfmt: it is part of the pinned bindgen; the machine's rustfmt has any version.
 "$bindgen" "$here/wrapper.h" --rust-target 1.85 --rust-edition 2024 --formatter prettyplease --use-core \
   --default-enum-style newtype --with-derive-default --merge-extern-blocks --no-doc-comments --ignore-functions \
   --allowlist-type "$types" --allowlist-var 'ZE_MAX_(IPC_HANDLE_SIZE|DEVICE_NAME)' \

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes a copy of a program that runs with Debian 13's Level Zero loader (1.20.6) on a host with an older one.
-# It never changes the program itself, the loader or the system, and the copy runs on this host only.
+# Copies a program so that the copy runs with Debian 13's Level Zero loader (1.20.6) on a host with an older one.
+# Must never change the program itself, the loader or the system. The copy runs on this host only.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 
@@ -8,10 +8,10 @@ usage() {
   cat << 'HELP'
 usage: tests/level_zero/debian13.sh PROGRAM COPY
 
-COPY is PROGRAM with Debian 13's dynamic linker and library folder written into it, because that loader needs a newer
-libstdc++, and this a newer C library, than Debian 12 has. So COPY, and what it starts by its own path, uses them;
-other programs it starts do not. LD_LIBRARY_PATH still adds libraries under names that Debian 13's folder here does not
-have, a Level Zero layer for instance. Fetches Debian 13's files once, into tests/level_zero/img (another place:
+COPY is PROGRAM with Debian 13's dynamic linker and library folder written into it: that loader needs a newer libstdc++
+than Debian 12 has, and that a newer C library. COPY uses them, and so do processes that it starts by its own path; other
+programs that it starts do not. LD_LIBRARY_PATH still adds libraries that Debian 13's folder here does not have, a Level
+Zero layer for example. Fetches Debian 13's files once, into tests/level_zero/img (another place:
 FDBROKER_ZE_IMG=DIR).
 HELP
 }
@@ -27,8 +27,8 @@ command -v patchelf > /dev/null || {
 image=$(realpath -m "${FDBROKER_ZE_IMG:-$here/img}")/debian13
 "$here/../../libclient/level-zero-sys/fetch.sh" "$image"
 
-# Only what must be Debian 13's: a folder in the program itself comes before LD_LIBRARY_PATH. The tracing layer, because
-# the loader takes it uninvited and gives up (ZE_RESULT_ERROR_UNSUPPORTED_VERSION) when it finds an older loader's.
+# Only the libraries that must be Debian 13's: a folder in the program itself comes before LD_LIBRARY_PATH. The tracing
+# layer is one of them: the loader always loads it, and fails (ZE_RESULT_ERROR_UNSUPPORTED_VERSION) with an older one's.
 libraries=$image/for-programs
 names=(libze_loader.so.1 libze_tracing_layer.so.1 libstdc++.so.6 libgcc_s.so.1
   libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1)
@@ -38,6 +38,6 @@ if [ ! -d "$libraries" ]; then
   chmod 755 "$staged"
   mv -T "$staged" "$libraries" 2> /dev/null || rm -rf "$staged"
 fi
-# DT_RPATH, not DT_RUNPATH: it must hold for the loader's own libraries too.
+# DT_RPATH, not DT_RUNPATH: it must apply to the loader's own libraries, too.
 patchelf --set-interpreter "$image/usr/lib64/ld-linux-x86-64.so.2" --force-rpath --set-rpath "$libraries" \
   --output "$2" "$1"

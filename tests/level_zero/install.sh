@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs what tests/level_zero/run.sh needs on a Debian 12 (amd64) host: the Level Zero loader, patchelf, libclang.
-# It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
-# Needs root, unless everything is already there: then it only says so.
+# Must never remove a package, edit the system's apt configuration or name a mirror of its own.
+# Needs root, unless everything is installed already: then it only says so.
 set -euo pipefail
 
 say() { echo "install.sh: $*" >&2; }
@@ -16,7 +16,7 @@ case ${1-} in
   *) say "unknown argument '$1' (it takes none; -h explains)"; exit 2 ;;
 esac
 
-# A file the scripts use, and the package that brings it. libclang with its headers is for bindgen (regen.sh).
+# Files that the scripts use, and their packages. libclang with its headers is for bindgen (regen.sh).
 libraries=/usr/lib/x86_64-linux-gnu
 needs="$libraries/libze_loader.so.1:libze1 /usr/bin/patchelf:patchelf /usr/lib/llvm-14/lib/libclang.so:libclang-14-dev"
 
@@ -38,13 +38,13 @@ missing_packages() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# One installation at a time. Somebody else may have finished it while this one waited.
+# One installation at a time. Another one may have finished while this one waited.
 exec 9> /run/lock/fdbroker-level-zero-install.lock
 flock 9
 packages=$(missing_packages | xargs)
 [ -n "$packages" ] || { say "all there already"; exit 0; }
 
-# Package lists of its own, so that it neither needs nor changes the system's.
+# Its own package lists, so that it neither needs nor changes the system's.
 mkdir -p "$work/lists/partial"
 apt=(-qq -o "Dir::State::Lists=$work/lists" -o APT::Sandbox::User=root -o Acquire::Languages=none
   -o DPkg::Lock::Timeout=300)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs programs that know nothing of fdbroker with and without its Level Zero layer, under one loader, and ends with
-# `N passed, N failed`. It must never pass a part that did not run. Called by run.sh, which sets the stage:
-# ZE_TEST_LOADER, ZE_ENABLE_ALT_DRIVERS.
+# `N passed, N failed`. Must never pass a part that did not run. run.sh starts it and sets ZE_TEST_LOADER and
+# ZE_ENABLE_ALT_DRIVERS.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 
@@ -21,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 ok() { passed=$((passed + 1)); echo "ok      $*"; }
 bad() { failed=$((failed + 1)); echo "FAILED  $*"; }
 
-# cases NAME COMMAND...: a run whose last line counts its cases.
+# cases NAME COMMAND...: a program whose last line is `N passed, N failed`.
 cases() {
   local name=$1 status=0 p f; shift
   "$@" > "$work/log" 2>&1 || status=$?
@@ -32,7 +32,7 @@ cases() {
   passed=$((passed + ${p:-0})) failed=$((failed + f))
 }
 
-# ends NAME STATUS TEXT COMMAND...: an exit status, and words somewhere in what it says.
+# ends NAME STATUS TEXT COMMAND...: a program that must end with this status and print this text.
 ends() {
   local name=$1 status=$2 text=$3 got=0 out; shift 3
   out=$("$@" 2>&1) || got=$?
@@ -47,7 +47,7 @@ by_value=handle_when_passed_by_value_shares_legacy
 by_hand=(env ZE_ENABLE_VALIDATION_LAYER=1 "LD_LIBRARY_PATH=$built/fdbroker-level-zero")
 no_broker=FDBROKER_SOCKET=$work/no/broker.sock
 
-# Without the layer an fd number passed by value means nothing: if this passed, the rest would prove nothing.
+# Without the layer an fd number that is passed by value means nothing. If this passed, the rest would prove nothing.
 ends "by value, without the layer: refused" 1 ZE_RESULT_ERROR_INVALID_ARGUMENT \
   "$fdbroker" run -- env ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
 cases "layer" "$fdbroker" run --level-zero --max-fds 256 -- "$unmodified" broker
@@ -60,7 +60,7 @@ cases "preloaded" "$fdbroker" run --max-fds 256 -- env "LD_PRELOAD=$layer" "$unm
 ends "by value, layer and preloaded" 0 "" \
   "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
 
-# The same linked to the loader, in C: the dynamic linker finds functions another way than dlopen(3) does.
+# A C program that is linked to the loader: the dynamic linker finds functions in another way than dlopen(3).
 if gcc -Wall -o "$work/linked" "$here/linked.c" -l:libze_loader.so.1 &&
   { [ "$ZE_TEST_LOADER" = 1.8.12 ] || { "$here/debian13.sh" "$work/linked" "$work/other" && mv "$work/other" "$work/linked"; }; }
 then
@@ -72,7 +72,7 @@ else
   bad "linked: it does not build"
 fi
 
-# Without a broker every case of the program that knows the driver's own ways holds as it is.
+# Without a broker all cases of ze-test-client, which knows the driver's rules, must pass unchanged.
 cases "no broker" "${by_hand[@]}" "$no_broker" "$unmodified" no-broker
 cases "no broker" "${by_hand[@]}" "$no_broker" "$client"
 cases "no broker, preloaded" env "LD_PRELOAD=$layer" "$no_broker" "$client"
@@ -83,7 +83,7 @@ lines=$("$fdbroker" run --level-zero -- env ZE_TEST_DRIVER_HANDLES=legacy \
   "$unmodified" handle_when_of_another_node_is_refused 2>&1 | grep -c '^fdbroker-level-zero.*WRONG_NODE')
 if [ "$lines" = 1 ]; then ok "another node: one line"; else bad "another node: $lines lines on stderr, expected 1"; fi
 
-# A program is never run without the layer it was to have.
+# `run --level-zero` must never run a program without the layer.
 cp "$fdbroker" "$work/fdbroker"
 ends "run --level-zero without a layer: an error with its remedy" 1 "cargo build -p fdbroker-ze-layer" \
   "$work/fdbroker" run --level-zero -- true

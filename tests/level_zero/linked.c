@@ -1,5 +1,5 @@
-// A program linked to the Level Zero loader, as most are, that passes an IPC handle by value through a pipe.
-// It must never know of fdbroker, nor need a header: what it calls is declared here. Exit status 0: it shared.
+// A program that is linked to the Level Zero loader, like most, and passes an IPC handle by value through a pipe.
+// Must never know of fdbroker, nor need a header: it declares the functions that it calls. Exit status 0: it shared.
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ static int produce(int to, int until) {
     CALL(zeCommandListAppendMemoryCopy(list, memory, text, sizeof text, NULL, 0, NULL));
     CALL(zeMemGetIpcHandle(context, memory, &h));
     if (write(to, &h, sizeof h) != sizeof h) return 1;
-    if (read(until, &end, 1) != 0) return 1; /* until the consumer has ended */
+    if (read(until, &end, 1) != 0) return 1; /* the end: the consumer has closed its side */
     CALL(zeMemFree(context, memory));
     CALL(zeCommandListDestroy(list));
     CALL(zeContextDestroy(context));

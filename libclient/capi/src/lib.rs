@@ -1,9 +1,9 @@
 //! The C ABI of fdbroker's library: libfdbroker.so.0, and fdbroker.h, which is made from these files.
 //! Thin: checks arguments, calls the Rust library, converts. Must never let a panic into C, nor export another symbol.
 //!
-//! Layers: `limits <- last_error, logger <- errors <- failure <- guard, sized, slot <- leases, handle <- callbacks,
-//! arenas <- context <- acquire, forked, stats <- open, register, host, request, import, events`; a module uses only
-//! those before it.
+//! Layers (tests/layers checks them): `leases, limits <- last_error, logger <- errors <- failure <- guard, sized,
+//! slot <- arenas, callbacks, handle <- context <- acquire, events, forked, host, import, register, stats <- open,
+//! request`.
 //!
 //! Each public module belongs to a section of the header (tests/header.rs): its doc comments are written for the C
 //! programmer, and its types have C names.
