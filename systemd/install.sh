@@ -11,7 +11,7 @@ usage_error() { echo "install.sh: $1 (--help explains)" >&2; exit 2; }
 
 help() {
   cat << 'HELP'
-usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--no-build] [--systemd VERSION]
+usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--from DIR] [--systemd VERSION]
        systemd/install.sh --uninstall [--prefix DIR] [--libdir DIR] [--destdir DIR]
 
 Builds the release programs and libraries if needed, and installs:
@@ -30,7 +30,7 @@ Builds the release programs and libraries if needed, and installs:
   --prefix DIR    where it will be used from (default /usr/local)
   --libdir DIR    where the libraries go (default PREFIX/lib)
   --destdir DIR   put everything under DIR instead of /, for packages and tests; needs no root
-  --no-build      install what `cargo build --release --workspace` built before
+  --from DIR      install what was built before in DIR (target/release, say) instead of building
   --systemd N     install for this version of systemd (default: this machine's); from 254 on a stop keeps the fd store
   --uninstall     stop the service and remove what was installed; /etc/fdbroker and the user fdbroker stay
 
@@ -48,14 +48,15 @@ absolute() {
   printf '%s\n' "$path"
 }
 
-prefix=/usr/local libdir='' destdir='' build=yes systemd='' uninstall=''
+prefix=/usr/local libdir='' destdir='' from='' systemd='' uninstall=''
 while [ $# -gt 0 ]; do
   case $1 in
-    --prefix=* | --libdir=* | --destdir=* | --systemd=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-    --prefix | --libdir | --destdir)
+    --prefix=* | --libdir=* | --destdir=* | --from=* | --systemd=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+    --prefix | --libdir | --destdir | --from)
       [ $# -ge 2 ] || usage_error "$1 needs a directory"
       case $1 in
         --destdir) destdir=$(absolute "$1" "$2") ;;
+        --from) from=$(absolute "$1" "$2") ;;
         --prefix) prefix=$2 ;;
         --libdir) libdir=$2 ;;
       esac
@@ -63,7 +64,6 @@ while [ $# -gt 0 ]; do
     --systemd)
       [[ ${2-} =~ ^[0-9]{1,4}$ ]] || usage_error "--systemd needs a version, such as 252"
       systemd=$2; shift 2 ;;
-    --no-build) build=no; shift ;;
     --uninstall) uninstall=yes; shift ;;
     -h | --help) help; exit 0 ;;
     *) usage_error "unknown argument '$1'" ;;
@@ -122,15 +122,15 @@ fi
 
 # ---- build
 
-built=${CARGO_TARGET_DIR:-$PWD/target}/release
-if [ "$build" = yes ] && command -v cargo > /dev/null; then
+built=${from:-${CARGO_TARGET_DIR:-$PWD/target}/release}
+if [ -z "$from" ] && command -v cargo > /dev/null; then
   metadata=$(cargo metadata --format-version 1 --no-deps) || die "cargo cannot read this workspace; its message is above"
   built=$(sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p' <<< "$metadata")/release
   say "building in $built"
   # The whole workspace, like the tests: the same features, so that nothing is built twice.
   cargo build --release --workspace --quiet || die "the build failed; cargo's message is above" \
     "Rust 1.95 or later is needed (https://rustup.rs), and a C linker (package gcc)"
-elif [ "$build" = yes ]; then
+elif [ -z "$from" ]; then
   say "no cargo in PATH: installing what was built before"
 fi
 [ -x "$built/fdbroker" ] && [ -x "$built/fdbrokerd" ] || die "nothing is built in $built" \

@@ -13,7 +13,7 @@ usage: libclient/level-zero-sys/regen.sh [--check]
 
 Writes src/bindings.rs and src/result_names.rs. With --check it writes nothing and compares: exit 1 when they differ.
 It fetches the headers through apt (fetch.sh) and, unless BINDGEN names one, builds bindgen with cargo, both
-once, into tests/level_zero/img (another place: FDBROKER_ZE_IMG=DIR). Needs libclang: tests/level_zero/install.sh.
+once, into tests/level_zero/img (another place: FDBROKER_ZE_IMG=DIR). Needs libclang: tests/install.sh.
 HELP
 }
 die() { echo "regen.sh: $1" >&2; shift; for line in "$@"; do echo "  $line" >&2; done; exit 1; }

@@ -6,16 +6,15 @@ case ${1-} in --inside*) ;; *) . "$(dirname "$(readlink -f "$0")")/../common/sta
 set -uo pipefail
 root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
 
-profile=release mode=all bin=
+mode=all bin=
 while [ $# -gt 0 ]; do case $1 in
-  --debug) profile=debug ;;
   --vm) mode=vm ;;
   --inside | --inside-user) mode=$1 bin=$2; shift ;;
   -h | --help)
     cat << 'HELP'
-usage: tests/audit/run.sh [--debug] [--vm]
+usage: tests/audit/run.sh [--vm]
 
-Builds the command and the test client (release; --debug: as they are for development), starts a private broker and plants, one
+Builds the command and the test client, starts a private broker and plants, one
 by one and all at once: a leaked duplicate, a second duplicate under one lease, an owner's copies, a duplicate in a child
 after fork, fds in the queue of a socket that nobody reads, a forgotten lease, a lease of what is not mapped any more, a
 mapping without a lease, a kept allocation without owner, ended memory of a stopped client. `fdbroker audit` must name
@@ -28,10 +27,7 @@ HELP
 esac; shift; done
 
 if [ "$mode" = all ] || [ "$mode" = vm ]; then
-  flags=(); [ "$profile" = debug ] || flags=(--release)
-  (cd "$root" && cargo build --quiet ${flags[@]+"${flags[@]}"} -p fdbroker --bin fdbroker \
-    && cargo build --quiet ${flags[@]+"${flags[@]}"} -p fdbroker-client --example audit-client) || exit 1
-  target=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/$profile")
+  target=$("$root/tests/programs.py") || exit 1
   place=$(mktemp -d /tmp/fdb-audit.XXXXXX)
   trap 'rm -rf "$place"' EXIT
   if [ "$mode" = vm ]; then

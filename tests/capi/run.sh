@@ -12,7 +12,7 @@ case ${1-} in
     cat << 'HELP'
 usage: tests/capi/run.sh
 
-Builds libfdbroker, fdbrokerd and fdbroker (debug), compiles the C programs of this folder with gcc and g++, and runs
+Builds libfdbroker, fdbrokerd and fdbroker, compiles the C programs of this folder with gcc and g++, and runs
 each against private brokers of its own, bounded in time; no root needed. CC, CXX and VALGRIND name other programs than
 gcc, g++ and valgrind. VALGRIND= leaves valgrind out: its tests are then named as not run, and with CI set they count as
 failed.
@@ -36,10 +36,9 @@ check() {
 
 echo "== build"
 cd "$root"
-if ! cargo build --quiet -p fdbroker-capi -p fdbrokerd -p fdbroker; then
+if ! target=$(tests/programs.py); then
   fail "the library and the programs are built"; echo "$passed passed, $failed failed"; exit 1
 fi
-target=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug
 include=$root/libclient/capi/include header=$root/libclient/capi/include/fdbroker.h
 ln -s "$target/libfdbroker.so" "$work/libfdbroker.so"
 ln -s "$target/libfdbroker.so" "$work/libfdbroker.so.0"

@@ -76,12 +76,11 @@ refuses() {
   [ "$got" != 0 ] && [[ $out == *"$text"* ]]
 }
 
-(cd "$root" && cargo build --quiet --release -p fdbrokerd -p fdbroker -p fdbroker-client --bins --examples) || exit 1
-release=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/release")
+programs=$("$root/tests/programs.py") || exit 1
 # Where other users can read them: a checkout may be private.
 chmod 755 "$work"
 bin=$work/bin; mkdir "$bin"
-cp "$release/fdbrokerd" "$release/fdbroker" "$release/examples/producer" "$release/examples/consumer" "$bin/"
+cp "$programs/fdbrokerd" "$programs/fdbroker" "$programs/examples/producer" "$programs/examples/consumer" "$bin/"
 chmod -R a+rX "$bin"
 
 as() { # as UID COMMAND...: this user, and nothing of root.

@@ -8,18 +8,11 @@ cd "$(dirname "$(readlink -f "$0")")/../.."
 case ${1-} in
   '') ;;
   -h | --help)
-    echo "usage: tests/cuda_stub/run.sh      (FDBROKER_BIN_DIR: a directory with fdbroker and gpu; else they are built)"; exit 0 ;;
+    echo "usage: tests/cuda_stub/run.sh      (no options)"; exit 0 ;;
   *) echo "tests/cuda_stub/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
 
-if [ -n "${FDBROKER_BIN_DIR-}" ]; then
-  gpu=$FDBROKER_BIN_DIR/gpu
-else
-  cargo build --release --quiet -p fdbroker --bins --example gpu || exit 1
-  FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
-  gpu=$FDBROKER_BIN_DIR/examples/gpu
-fi
-FDBROKER_BIN_DIR=$(readlink -f "$FDBROKER_BIN_DIR")
+FDBROKER_BIN_DIR=$(tests/programs.py) || exit 1
 export FDBROKER_BIN_DIR
 
 work=$(mktemp -d)
@@ -36,7 +29,7 @@ under_stub() {
   "${private[@]}" env LD_LIBRARY_PATH="$work" LD_PRELOAD="$work/libcuda.so.1" FDBROKER_CUDA_STUB_DIR="$memory" timeout --kill-after=10 "$@"
 }
 
-under_stub 320 "$gpu" > "$work/out"
+under_stub 320 "$FDBROKER_BIN_DIR/examples/gpu" > "$work/out"
 status=$?
 grep -v '^{' "$work/out"
 read -r passed failed < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$work/out")

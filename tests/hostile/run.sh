@@ -4,4 +4,5 @@
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
-exec cargo test --release --quiet -p fdbrokerd --test hostile -- "$@"
+program=$(tests/programs.py hostile)
+exec "$program" "$@"

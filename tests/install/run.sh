@@ -17,7 +17,7 @@ case ${1-} in
 esac
 for tool in pkg-config gcc g++ nm; do
   command -v "$tool" > /dev/null && continue
-  echo "$tool is not installed; run: sudo tests/mpi/install.sh"
+  echo "$tool is not installed; run: sudo tests/install.sh"
   exit 77
 done
 
@@ -50,9 +50,10 @@ same() { diff <(printf '%s\n' "$1") <(printf '%s\n' "$2"); }
 # ---- the installation
 
 install=$root/systemd/install.sh
+programs=$("$root/tests/programs.py") || exit 1
 stage=$work/stage
 # An odd umask must not show in what is installed, nor a strange working directory in where it goes.
-install_from_elsewhere() { (umask 077 && cd "$work" && "$install" --destdir stage --prefix /usr --systemd 257); }
+install_from_elsewhere() { (umask 077 && cd "$work" && "$install" --from "$programs" --destdir stage --prefix /usr --systemd 257); }
 check "install.sh --destdir relative to the caller" install_from_elsewhere
 [ -e "$stage/usr/lib/libfdbroker.so" ] || { cat "$log"; echo "the rest needs it"; echo "$passed passed, $failed failed"; exit 1; }
 
@@ -92,13 +93,13 @@ check "links lead to the library" same "libfdbroker.so.0 libfdbroker.so.0.1.0" \
 sums() { (cd "$stage" && find . -type f -exec sha256sum {} + | sort -k2; find . -type l -printf '%p %l\n' | sort); }
 before=$(sums)
 exec 8< "$stage/usr/bin/fdbroker"
-check "a second installation" "$install" --destdir "$stage" --prefix /usr --no-build --systemd 257
+check "a second installation" "$install" --destdir "$stage" --prefix /usr --from "$programs" --systemd 257
 check "it changes nothing and leaves nothing behind" same "$before" "$(sums)"
 check "who has a program open keeps it" test \
   "$(stat -L -c %i /proc/self/fd/8)" != "$(stat -c %i "$stage/usr/bin/fdbroker")"
 exec 8<&-
 
-check "another prefix and library directory" "$install" --no-build --destdir="$work/other" --prefix=/opt/x \
+check "another prefix and library directory" "$install" --from "$programs" --destdir="$work/other" --prefix=/opt/x \
   --libdir=/opt/x/lib64 --systemd 252
 check "units name the prefix" same "ExecStart=/opt/x/bin/fdbrokerd" \
   "$(grep -o '^ExecStart=[^ ]*' "$work/other/opt/x/lib/systemd/system/fdbrokerd.service")"
@@ -107,9 +108,9 @@ check "an older systemd: not the drop-in that it would warn about" test ! -e \
 check "so does the pkg-config file" same "-I/opt/x/include -L/opt/x/lib64 -lfdbroker" "$(
   PKG_CONFIG_PATH=$work/other/opt/x/lib64/pkgconfig pkg-config --cflags --libs fdbroker | xargs)"
 check "a place that cannot be written: status 1 and the remedy" ends 1 "run as root, or choose another place" \
-  "$install" --no-build --destdir /proc/nowhere
+  "$install" --from "$programs" --destdir /proc/nowhere
 check "nothing built: status 1 and the remedy" ends 1 "cargo build --release --workspace" \
-  env CARGO_TARGET_DIR="$work/empty" "$install" --no-build --destdir "$work/none"
+  "$install" --from "$work/empty" --destdir "$work/none"
 check "an unknown argument: status 2" ends 2 "unknown argument '--perfix'" "$install" --perfix /usr
 check "a missing directory: status 2" ends 2 "--destdir needs a directory" "$install" --destdir
 check "a prefix that cannot be written into a unit: status 2" ends 2 "absolute path" "$install" --prefix 'my dir'
@@ -133,7 +134,7 @@ check "each key comes with its reason" same "" "$(awk '
   /^# / { is_told = 1; next }
   /^#[a-z_]+ = / { if (is_detailed && !is_told) print; is_told = 0; next }' "$example")"
 echo 'log = "debug"' > "$example"
-check "an administrator's configuration" "$install" --no-build --destdir "$stage" --prefix /usr --systemd 257
+check "an administrator's configuration" "$install" --from "$programs" --destdir "$stage" --prefix /usr --systemd 257
 check "is left as it is" same 'log = "debug"' "$(cat "$example")"
 
 # ---- removal
@@ -141,7 +142,7 @@ check "is left as it is" same 'log = "debug"' "$(cat "$example")"
 echo /usr/bin/of_old >> "$work/other/opt/x/share/fdbroker/installed"
 printf '%s\n' /opt/x/lib/of_old.so >> "$work/other/opt/x/share/fdbroker/installed"
 touch "$work/other/opt/x/lib/of_old.so" "$work/other/opt/x/lib/of_another"
-check "an upgrade" "$install" --no-build --destdir="$work/other" --prefix=/opt/x --libdir=/opt/x/lib64 --systemd 252
+check "an upgrade" "$install" --from "$programs" --destdir="$work/other" --prefix=/opt/x --libdir=/opt/x/lib64 --systemd 252
 check "removes what it no longer has, and nothing else" same "of_another" \
   "$(cd "$work/other/opt/x/lib" && find . -maxdepth 1 -type f -printf '%f\n')"
 rm "$work/other/opt/x/lib/of_another"
@@ -232,12 +233,9 @@ pair() { with_library fdbroker run -- bash "$work/pair" "$1" "$2" "$work/handle"
 check "producer.c and consumer.c" pair "$work/producer" "$work/consumer"
 check "the same with the archive" pair "$work/producer-static" "$work/consumer-static"
 
-target=$(cd "$root" && cargo metadata --format-version 1 --no-deps | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
-build_examples() { (cd "$root" && cargo build --quiet -p fdbroker-client --examples); }
-check "producer.rs, consumer.rs: build" build_examples
-check "producer.rs and consumer.rs" pair "$target/debug/examples/producer" "$target/debug/examples/consumer"
-check "producer.rs and consumer.c" pair "$target/debug/examples/producer" "$work/consumer"
-check "producer.c and consumer.rs" pair "$work/producer" "$target/debug/examples/consumer"
+check "producer.rs and consumer.rs" pair "$programs/examples/producer" "$programs/examples/consumer"
+check "producer.rs and consumer.c" pair "$programs/examples/producer" "$work/consumer"
+check "producer.c and consumer.rs" pair "$work/producer" "$programs/examples/consumer"
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -20,7 +20,7 @@ case ${1-} in
 esac
 [ $# = 2 ] || { usage >&2; exit 2; }
 command -v patchelf > /dev/null || {
-  echo "debian13.sh: no patchelf; run: sudo tests/level_zero/install.sh" >&2
+  echo "debian13.sh: no patchelf; run: sudo tests/install.sh" >&2
   exit 1
 }
 

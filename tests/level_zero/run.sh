@@ -16,7 +16,7 @@ usage: tests/level_zero/run.sh
 Loaders: 1.8.12, Debian 12's libze1 (spec 1.4: no zeMemPutIpcHandle), and 1.20.6, Debian 13's (spec 1.12), unpacked
 into tests/level_zero/img. The driver is tests/level_zero/driver: no GPU is needed. With qemu the cases also run on real
 dma-bufs (tests/vm). The checked-in bindings are made again and compared. As root it installs what is missing
-(tests/level_zero/install.sh). The library's cases (tests/level_zero/library) start the real daemon and separate
+(tests/install.sh). The library's cases (tests/level_zero/library) start the real daemon and separate
 processes. Exit status: 0 when nothing failed.
 
 By hand, one case or another program:
@@ -90,9 +90,9 @@ demo_refused() { # WORD COMMAND...
 }
 
 libraries=/usr/lib/x86_64-linux-gnu
-if [ "$(id -u)" = 0 ]; then "$here/install.sh" || give_up "the host is not ready (see above)"; fi
+if [ "$(id -u)" = 0 ]; then tests/install.sh || give_up "the host is not ready (see above)"; fi
 [ -e "$libraries/libze_loader.so.1" ] ||
-  give_up "no Level Zero loader; run: sudo tests/level_zero/install.sh"
+  give_up "no Level Zero loader; run: sudo tests/install.sh"
 version=$(dpkg-query -W -f '${Version}' libze1)
 [ "${version%-*}" = 1.8.12 ] || give_up "libze1 here is $version; the cases know 1.8.12, Debian 12's"
 
@@ -146,7 +146,7 @@ if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
   counted "layer, loader 1.8.12, on real dma-bufs" on_dma_bufs "$optimised/libfdbroker_ze.so" "$optimised/ze-test-unmodified" \
     -- "$optimised/fdbroker" run --level-zero --max-fds 256 -- ./ze-test-unmodified broker
 else
-  echo "not run: real dma-bufs: qemu is not installed; run: sudo tests/vm/install.sh"
+  echo "not run: real dma-bufs: qemu is not installed; run: sudo tests/install.sh"
   [ -z "${CI-}" ] || failed=$((failed + 1))
 fi
 

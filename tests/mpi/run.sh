@@ -21,7 +21,7 @@ Open MPI's, started by the Slurm that the caller is in (tests/mpi/slurm.sh makes
   --rounds N     rounds of sharing, checking, freeing and allocating anew (default 20)
   --buffers N    buffers of each rank (default 16)
 
-Debian's packages: openmpi-bin libopenmpi-dev mpich libmpich-dev python3-mpi4py pkg-config; tests/mpi/install.sh installs
+Debian's packages: openmpi-bin libopenmpi-dev mpich libmpich-dev python3-mpi4py pkg-config; tests/install.sh installs
 them. Ends with the summary of rank.c and the line `N passed, N failed`. Exit status: 0 all passed, 1 not, 2 usage,
 77 when that MPI is not installed.
 HELP
@@ -51,7 +51,7 @@ case $launcher in srun) mpi=openmpi start=srun ;; *) mpi=$launcher start=mpirun.
 
 for tool in "mpicc.$mpi" "$start" pkg-config; do
   command -v "$tool" > /dev/null && continue
-  echo "$tool is not installed; run: sudo tests/mpi/install.sh"
+  echo "$tool is not installed; run: sudo tests/install.sh"
   exit 77
 done
 
@@ -60,7 +60,8 @@ trap 'rm -rf "$work"' EXIT
 
 # ---- build against an installation, as an application would
 
-if ! "$root/systemd/install.sh" --destdir "$work/stage" --prefix /usr > "$work/log" 2>&1; then
+programs=$("$root/tests/programs.py") || exit 1
+if ! "$root/systemd/install.sh" --from "$programs" --destdir "$work/stage" --prefix /usr > "$work/log" 2>&1; then
   tail -n 30 "$work/log" >&2; say "the installation failed"; exit 1
 fi
 export PKG_CONFIG_SYSROOT_DIR=$work/stage PKG_CONFIG_PATH=$work/stage/usr/lib/pkgconfig
@@ -181,10 +182,10 @@ if [ "$mpi" = openmpi ]; then
     check "rank.py: from Python by ctypes" $? "$work/both"
   elif [ -n "${FDBROKER_NOT_RUN_LOG-}" ]; then
     # tests/run.sh names it, and takes it from what passed.
-    echo "MPI: rank.py: python3-mpi4py is not installed; run: sudo tests/mpi/install.sh" >> "$FDBROKER_NOT_RUN_LOG"
+    echo "MPI: rank.py: python3-mpi4py is not installed; run: sudo tests/install.sh" >> "$FDBROKER_NOT_RUN_LOG"
     passed=$((passed + 1))
   else
-    check "rank.py: python3-mpi4py is not installed; run: sudo tests/mpi/install.sh" 1
+    check "rank.py: python3-mpi4py is not installed; run: sudo tests/install.sh" 1
   fi
 fi
 

@@ -13,7 +13,7 @@ usage: tests/mpi/slurm.sh [RANKS]
 
 Starts Slurm in namespaces of its own, then runs with its srun: the prefix `fdbroker run --join` (one broker per step, its
 end, signals of scancel), the epilog, and `tests/mpi/run.sh srun RANKS` (default 4). Needs root for the namespaces and the packages slurmctld slurmd
-slurm-client slurm-wlm-basic-plugins iproute2 (tests/mpi/install.sh). Ends with `N passed, N failed`. Exit status: 0 all
+slurm-client slurm-wlm-basic-plugins iproute2 (tests/install.sh). Ends with `N passed, N failed`. Exit status: 0 all
 passed, 1 not, 77 when it cannot run here.
 HELP
     exit 0 ;;
@@ -23,7 +23,7 @@ ranks=${1:-4}
 cannot() { echo "$1"; exit 77; }
 [ "$(id -u)" = 0 ] || cannot "Slurm: its namespaces need root; run: sudo tests/mpi/slurm.sh"
 for tool in slurmctld slurmd srun ip unshare gcc; do
-  command -v "$tool" > /dev/null || cannot "$tool is not installed; run: sudo tests/mpi/install.sh"
+  command -v "$tool" > /dev/null || cannot "$tool is not installed; run: sudo tests/install.sh"
 done
 
 if [ -z "${FDBROKER_TEST_SLURM-}" ]; then
@@ -32,8 +32,7 @@ if [ -z "${FDBROKER_TEST_SLURM-}" ]; then
     unshare --net --pid --fork --kill-child --mount-proc "$0" "$ranks"
 fi
 
-(cd "$root" && cargo build --release --quiet -p fdbroker -p fdbrokerd -p fdbroker-capi) || exit 1
-programs=$(readlink -f "${CARGO_TARGET_DIR:-$root/target}/release")
+programs=$("$root/tests/programs.py") || exit 1
 
 work=$(mktemp -d)
 trap 'umount "$work/cgroup" 2> /dev/null; rm -rf "$work"' EXIT

@@ -5,6 +5,5 @@
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 # Run by itself, not by cargo: Ctrl-C is to reach the simulator alone, which then prints its totals.
-built=$(cargo test --release --quiet -p fdbroker-core --test sim --no-run --message-format=json)
-program=$(sed -n 's/.*"executable":"\([^"]*\/sim-[^"]*\)".*/\1/p' <<<"$built" | tail -1)
+program=$(tests/programs.py sim)
 exec "$program" "$@"

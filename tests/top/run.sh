@@ -8,21 +8,14 @@ cd "$(dirname "$(readlink -f "$0")")/../.."
 case ${1-} in
   '') ;;
   -h | --help)
-    echo "usage: tests/top/run.sh      (FDBROKER_BIN_DIR: a directory with fdbroker and examples/top_panic; else they are built."
-    echo "                             Status 77: no tmux)"; exit 0 ;;
+    echo "usage: tests/top/run.sh      (no options; status 77: no tmux)"; exit 0 ;;
   *) echo "tests/top/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
-command -v tmux > /dev/null || { echo "tmux is not installed; run: sudo tests/mpi/install.sh"; exit 77; }
+command -v tmux > /dev/null || { echo "tmux is not installed; run: sudo tests/install.sh"; exit 77; }
 
-if [ -z "${FDBROKER_BIN_DIR-}" ]; then
-  cargo build --release --quiet -p fdbroker --bins --example top_panic || exit 1
-  FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
-fi
-fdbroker=$(readlink -f "$FDBROKER_BIN_DIR")/fdbroker
-top_panic=$(readlink -f "$FDBROKER_BIN_DIR")/examples/top_panic
-for program in "$fdbroker" "$top_panic"; do
-  [ -x "$program" ] || { echo "no $program; run: cargo build -p fdbroker --bins --example top_panic"; exit 1; }
-done
+programs=$(tests/programs.py) || exit 1
+fdbroker=$programs/fdbroker
+top_panic=$programs/examples/top_panic
 work=$(mktemp -d)
 unset TMUX FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET RUST_BACKTRACE
 # The C locale of a bare machine would have tmux show what is not ASCII as underscores.

@@ -12,14 +12,8 @@ case ${1-} in
     exit 0 ;;
 esac
 
-# Optimised: the guest is emulated, and unoptimised programs take ten times as long in it.
-built=$(cargo test --quiet --release -p fdbrokerd --test e2e --no-run --message-format=json)
-executable() { # KIND NAME
-  printf '%s\n' "$built" | grep -F "\"kind\":[\"$1\"]" | grep -F "\"name\":\"$2\"" |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
-}
-tests=$(executable test e2e) daemon=$(executable bin fdbrokerd)
-[ -x "$tests" ] && [ -x "$daemon" ] || { echo "e2e.sh: cargo named no test program or no daemon" >&2; exit 1; }
+tests=$(tests/programs.py e2e)
+daemon=$(tests/programs.py)/fdbrokerd
 
 exec tests/vm/run.sh -t 600 -f "$daemon" -e FDBROKERD=/t/fdbrokerd -e FDBROKER_TEST_MEMORY=udmabuf -e CI=true \
   -e TMPDIR=/tmp "$tests" "$@"

@@ -71,8 +71,8 @@ shift $((OPTIND - 1))
 # --- host and image -----------------------------------------------------------------------------------------------
 for tool in qemu-system-x86_64 busybox cpio xz zstd ${suite:+mmdebstrap}; do
   command -v "$tool" > /dev/null && continue
-  [ "$(id -u)" = 0 ] || die 1 "this host has no $tool" "run: sudo tests/vm/install.sh"
-  "$here/install.sh" >&2 || die 1 "the host is not ready (see above)"
+  [ "$(id -u)" = 0 ] || die 1 "this host has no $tool" "run: sudo tests/install.sh"
+  "$here/../install.sh" >&2 || die 1 "the host is not ready (see above)"
   break
 done
 image=$(realpath -m "${FDBROKER_VM_IMG:-$here/img}")/cloud

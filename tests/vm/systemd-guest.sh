@@ -131,7 +131,7 @@ kill_owners() {
 # ---- installation
 
 echo "-- systemd $version, Linux $(uname -r)"
-check "install.sh" env CARGO_TARGET_DIR="$source_tree/target" "$source_tree/systemd/install.sh" --prefix /usr --no-build
+check "install.sh" "$source_tree/systemd/install.sh" --prefix /usr --from "$source_tree/target/release"
 check "the user fdbroker: no shell, no home" grep -qE '^fdbroker:[^:]*:[0-9]+:[0-9]+:[^:]*:/:.*nologin$' /etc/passwd
 check "directories: owner and mode" is "$(stat -c '%n %U %a' /run/fdbroker /run/fdbroker-admin | xargs)" \
   "/run/fdbroker fdbroker 755 /run/fdbroker-admin fdbroker 700"

@@ -9,29 +9,27 @@ root=$(cd "$here/../.." && pwd)
 
 usage() {
   cat << 'HELP'
-usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS] [-n]
+usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS]
 
 Builds the programs here, boots Debian SUITE (bookworm: systemd 252, trixie: systemd 257) and runs the checks of
 tests/vm/systemd-guest.sh in it. Without -s: all of them in bookworm, then in trixie what depends on the version of systemd,
 so that it takes no longer than a few minutes: installation, start, one restart under load, stop and start with a store
-that outlives the stop. Needs what tests/vm/install.sh installs, and Debian 12 here: the guests run the programs built
+that outlives the stop. Needs what tests/install.sh installs, and Debian 12 here: the guests run the programs built
 here. Ends with the line `N passed, N failed`.
 
   -s SUITE     all checks in this one only; may be repeated
   -t SECONDS   limit for each (900)
-  -n           take the programs as they were built before
 
 exit status    0 nothing failed, 1 something did, 2 wrong usage, 77 no virtual machine here (the last line says why)
 HELP
 }
 
-suites=() limit=900 build=yes
+suites=() limit=900
 [ "${1-}" != --help ] || { usage; exit 0; }
-while getopts :s:t:nh option; do
+while getopts :s:t:h option; do
   case $option in
     s) suites+=("$OPTARG") ;;
     t) limit=$OPTARG ;;
-    n) build='' ;;
     h) usage; exit 0 ;;
     *) echo "systemd.sh: unknown option or no value: -$OPTARG (-h explains)" >&2; exit 2 ;;
   esac
@@ -42,26 +40,21 @@ short=''
 [ ${#suites[@]} -gt 0 ] || { suites=(bookworm trixie); short=trixie; }
 if [ "$(id -u)" != 0 ]; then
   for tool in qemu-system-x86_64 busybox cpio xz zstd mmdebstrap; do
-    command -v "$tool" > /dev/null || { echo "$tool is not installed; run: sudo tests/vm/install.sh"; exit 77; }
+    command -v "$tool" > /dev/null || { echo "$tool is not installed; run: sudo tests/install.sh"; exit 77; }
   done
 fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$root" || exit 1
-target=${CARGO_TARGET_DIR:-target}
-build() {
-  cargo build --release --quiet -p fdbrokerd -p fdbroker &&
-    cargo build --release --quiet -p fdbroker-client --example vm-client
-}
-[ -z "$build" ] || build || { echo "the build failed"; echo "0 passed, 1 failed"; exit 1; }
+target=$(tests/programs.py) || { echo "the build failed"; echo "0 passed, 1 failed"; exit 1; }
 
 # What install.sh reads, and what it installs. Debug information would only fill the guest's memory.
 stage=$work/fdbroker
 mkdir -p "$stage/target/release"
 tar -c Cargo.toml README.md LICENSE-* systemd libclient/SETTINGS.md libclient/protocol/PROTOCOL.md libclient/examples \
   libclient/capi/examples | tar -x -C "$stage"
-for program in "$target/release/fdbroker" "$target/release/fdbrokerd" "$target/release/examples/vm-client"; do
+for program in "$target/fdbroker" "$target/fdbrokerd" "$target/examples/vm-client"; do
   place=$stage/target/release/$(basename "$program")
   strip --strip-debug -o "$place" "$program" 2> /dev/null || cp "$program" "$place"
 done

@@ -1,0 +1,28 @@
+#!/bin/bash
+# Checks what the compiler does not: format, lints, documentation, layers, scripts. Ends with the line `N passed, N failed`.
+# Builds in a folder of its own (target/style), so that it can run beside tests; it must never change a file of the tree.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+passed=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+check() { # NAME COMMAND...
+  local name=$1; shift
+  if "$@" > "$log" 2>&1; then
+    passed=$((passed + 1)); echo "ok      $name"
+  else
+    failed=$((failed + 1)); echo "FAILED  $name: $*"; tail -n 60 "$log"
+  fi
+}
+parse_scripts() { local script; for script in $(git ls-files '*.sh' .ci/run); do bash -n "$script" || return 1; done; }
+
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/style
+check "cargo fmt" cargo fmt --all --check
+check "cargo fmt, fuzz targets" cargo fmt --check --manifest-path tests/fuzz/Cargo.toml
+check "cargo clippy" cargo clippy --workspace --all-targets --quiet -- -D warnings
+check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+check "layers" tests/layers/run.py
+check "scripts parse" parse_scripts
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
