@@ -22,7 +22,7 @@ check "cargo fmt" cargo fmt --all --check
 check "cargo fmt, fuzz targets" cargo fmt --check --manifest-path tests/fuzz/Cargo.toml
 check "cargo clippy" cargo clippy --workspace --all-targets --quiet -- -D warnings
 check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-check "layers" tests/layers/run.py
+check "layers" python3 tests/layers/run.py
 check "scripts parse" parse_scripts
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
