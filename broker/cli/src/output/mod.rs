@@ -9,6 +9,8 @@ pub(crate) use say::say;
 use crate::error::{Error, Result};
 use serde::Serialize;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+use unicode_truncate::UnicodeTruncateStr;
+use unicode_width::UnicodeWidthStr;
 
 /// Standard output, buffered; a reader that went away is [`Error::OutputClosed`].
 pub struct Output {
@@ -140,7 +142,7 @@ impl Columns {
             .then(|| self.columns.iter().map(|column| column.0.to_owned()).collect::<Vec<_>>());
         for row in heading.iter().chain(&rows) {
             for (known, cell) in self.widths.iter_mut().zip(row) {
-                *known = (*known).max(display_width(cell));
+                *known = (*known).max(cell.width());
             }
         }
         let mut text = String::new();
@@ -153,7 +155,7 @@ impl Columns {
     fn push_line(&self, row: &[String], text: &mut String) {
         let mut blanks = 0;
         for ((cell, width), column) in row.iter().zip(&self.widths).zip(&self.columns) {
-            let padding = width - display_width(cell);
+            let padding = width - cell.width();
             let (before, after) = if column.1 == Side::Right { (padding, 0) } else { (0, padding) };
             // Those of an empty cell, too, are written only before more text: no line ends with blanks.
             blanks += before;
@@ -170,8 +172,7 @@ impl Columns {
     /// Cuts text, the widest columns most, until a line has `room`.
     fn cut(&self, rows: &mut [Vec<String>], room: usize) {
         let widest = |index: usize| {
-            let cells =
-                rows.iter().filter_map(|row| row.get(index)).map(|cell| display_width(cell));
+            let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.width());
             let known = self.columns[index].0.len().max(self.widths[index]);
             cells.max().unwrap_or(0).max(known)
         };
@@ -188,7 +189,7 @@ impl Columns {
         }
         for row in rows {
             for ((cell, width), column) in row.iter_mut().zip(&widths).zip(&self.columns) {
-                if column.1 == Side::LeftOrCut && display_width(cell) > *width {
+                if column.1 == Side::LeftOrCut && cell.width() > *width {
                     *cell = cut_to(cell, *width);
                 }
             }
@@ -196,61 +197,30 @@ impl Columns {
     }
 }
 
-/// Columns of a terminal that a text takes.
-fn display_width(text: &str) -> usize {
-    match text.is_ascii() {
-        true => text.len(),
-        false => text.chars().map(char_width).sum(),
-    }
-}
-
-/// None for marks on the character before, two for the wide ones: the blocks that are wide as a whole in
-/// EastAsianWidth.txt of Unicode. Where it errs, a column stands one off.
-fn char_width(character: char) -> usize {
-    match character {
-        '\u{300}'..='\u{36f}' | '\u{200b}'..='\u{200f}' | '\u{fe00}'..='\u{fe0f}' => 0,
-        '\u{1100}'..='\u{115f}'
-        | '\u{2e80}'..='\u{303e}'
-        | '\u{3041}'..='\u{a4cf}'
-        | '\u{ac00}'..='\u{d7a3}'
-        | '\u{f900}'..='\u{faff}'
-        | '\u{fe30}'..='\u{fe6f}'
-        | '\u{ff01}'..='\u{ff60}'
-        | '\u{ffe0}'..='\u{ffe6}'
-        | '\u{1f300}'..='\u{1faff}'
-        | '\u{20000}'..='\u{3fffd}' => 2,
-        _ => 1,
-    }
-}
-
 /// The beginning of `text`, with a mark that there is more.
 fn cut_to(text: &str, width: usize) -> String {
-    let mut left = width.saturating_sub(1);
-    let fits = |character: &char| match left.checked_sub(char_width(*character)) {
-        Some(rest) => {
-            left = rest;
-            true
-        }
-        None => false,
-    };
-    let mut cut: String = text.chars().take_while(fits).collect();
-    cut.push(CUT);
-    cut
+    let (start, _) = text.unicode_truncate(width.saturating_sub(1));
+    format!("{start}{CUT}")
 }
 
-/// A size for people: `64 KiB`, `1.5 MiB`; exact when it is no round number of a small unit.
+/// A size for people: `64 KiB`, `1.5 MiB`. Whole numbers of a unit are exact, others have one decimal.
+#[allow(clippy::cast_precision_loss)] // one decimal is shown
 pub fn human_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    // With one decimal this is 1024.0, which is 1.0 of the next unit.
+    const NEXT_UNIT: f64 = 1023.95;
     if bytes < 1024 {
         return format!("{bytes} B");
     }
-    let power = (bytes.ilog2() / 10).min(6);
-    let unit = 1u64 << (10 * power);
-    let name = UNITS[power as usize - 1];
+    let amount = |power: u32| bytes as f64 / (1u64 << (10 * power)) as f64;
+    let mut power = bytes.ilog2() / 10;
+    if amount(power) >= NEXT_UNIT {
+        power += 1;
+    }
+    let (unit, name) = (1u64 << (10 * power), UNITS[power as usize - 1]);
     match bytes % unit {
         0 => format!("{} {name}", bytes / unit),
-        #[allow(clippy::cast_precision_loss)] // one decimal is shown
-        _ => format!("{:.1} {name}", bytes as f64 / unit as f64),
+        _ => format!("{:.1} {name}", amount(power)),
     }
 }
 
@@ -300,10 +270,38 @@ mod tests {
     #[test]
     fn human_size_when_round_then_no_decimals() {
         assert_eq!(human_size(0), "0 B");
+        assert_eq!(human_size(1), "1 B");
         assert_eq!(human_size(1023), "1023 B");
+        assert_eq!(human_size(1024), "1 KiB");
+        assert_eq!(human_size(1025), "1.0 KiB");
         assert_eq!(human_size(65536), "64 KiB");
         assert_eq!(human_size(1536 * 1024), "1.5 MiB");
         assert_eq!(human_size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn human_size_when_just_below_a_unit_then_never_1024_of_the_one_below() {
+        for (index, units) in
+            ["KiB MiB", "MiB GiB", "GiB TiB", "TiB PiB", "PiB EiB"].iter().enumerate()
+        {
+            let (below, above) = units.split_once(' ').expect("two");
+            let unit = 1u64 << (10 * (index + 1));
+            // The first size that is shown as one of the unit above: 1023.95 of the unit below, rounded up.
+            let first = unit * 1023 + (unit * 95).div_ceil(100);
+            let shown = [
+                (unit * 1023, format!("1023 {below}")),
+                (unit * 1023 + unit / 100 * 94, format!("1023.9 {below}")),
+                (first - unit / 1024, format!("1023.9 {below}")),
+                (first, format!("1.0 {above}")),
+                (unit * 1023 + unit / 100 * 99, format!("1.0 {above}")),
+                (unit * 1024 - 1, format!("1.0 {above}")),
+                (unit * 1024, format!("1 {above}")),
+                (unit * 1024 + 1, format!("1.0 {above}")),
+            ];
+            for (bytes, text) in shown {
+                assert_eq!(human_size(bytes), text, "{bytes}");
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::table::{Column, Kind};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
-use ratatui::text::Span;
+use unicode_width::UnicodeWidthStr;
 
 /// Blanks between two columns.
 const GAP: u16 = 1;
@@ -45,7 +45,7 @@ pub fn draw<R>(
 
 /// Widths of the columns that have room, from the first on.
 fn widths<R>(room: u16, columns: &[&Column<R>], rows: &[Vec<String>]) -> Vec<u16> {
-    let width = |text: &str| u16::try_from(Span::raw(text).width()).unwrap_or(u16::MAX);
+    let width = |text: &str| u16::try_from(text.width()).unwrap_or(u16::MAX);
     let widest = |(index, column): (usize, &&Column<R>)| {
         let content = rows.iter().map(|row| width(&row[index])).max().unwrap_or(0);
         let content = if column.kind == Kind::Text { content.min(TEXT_WIDTH) } else { content };
@@ -78,7 +78,7 @@ fn set<R>(
     style: Style,
 ) {
     let is_left = matches!(column.kind, Kind::Text | Kind::Flag | Kind::Allocation);
-    let text_width = u16::try_from(Span::raw(text).width()).unwrap_or(u16::MAX);
+    let text_width = u16::try_from(text.width()).unwrap_or(u16::MAX);
     let blanks = if is_left { 0 } else { width.saturating_sub(text_width) };
     buf.set_stringn(x + blanks, y, text, (width - blanks).into(), style);
 }

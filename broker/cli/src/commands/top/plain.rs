@@ -2,7 +2,7 @@
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
-use ratatui::text::Span;
+use unicode_width::UnicodeWidthStr;
 
 /// The lines of `buf` without blanks at their ends; with colours and weights as SGR sequences if asked for.
 pub fn text(buf: &Buffer, styled: bool) -> String {
@@ -17,7 +17,7 @@ pub fn text(buf: &Buffer, styled: bool) -> String {
                 covered -= 1;
                 continue;
             }
-            covered = Span::raw(cell.symbol()).width().saturating_sub(1);
+            covered = cell.symbol().width().saturating_sub(1);
             let wanted = if styled { sgr(cell) } else { String::new() };
             if wanted != style {
                 line += "\x1b[0m";
