@@ -1,4 +1,4 @@
-//! The flags that every list has, and their help. Must never read or print anything.
+//! The flags of every list, and their help. Must never read or print anything.
 
 use clap::Args;
 
@@ -15,34 +15,34 @@ pub struct ListArgs {
     /// Columns, separated by commas; +COLS adds to those shown by default
     #[arg(short = 'o', long, value_name = "COLS")]
     pub output: Option<String>,
-    /// List the columns and what they mean
+    /// List the columns and their meaning
     #[arg(short = 'H', long)]
     pub list_columns: bool,
     /// Sort by these columns, such as SIZE:desc,UID
     #[arg(long, value_name = "COL[:desc],...")]
     pub sort: Option<String>,
-    /// Only these, such as 'SIZE >= 64KiB and NAME =~ rank'
+    /// Only matching records, such as 'SIZE >= 64KiB and NAME =~ rank'
     #[arg(long, value_name = "EXPR")]
     pub filter: Option<String>,
 }
 
 const LIST_HELP: &str = "\
-Columns are named by their heading in any case, or by their key in JSON (-H shows both).
+A column is named by its heading, in any case, or by its key in JSON (-H shows both).
 
 Filters compare a column with a value; `and`, `or` and parentheses join comparisons, and `and` binds closer.
   == != < <= > >=   as usual; for flags only == and !=
-  =~                text that contains this
-  sizes             whole numbers with B, KiB, MiB, GiB, TiB or PiB; bytes if without
-  times             whole numbers with ms, s, m, h or d; seconds if without
+  =~                the text contains this
+  sizes             whole numbers with B, KiB, MiB, GiB, TiB or PiB; bytes without a unit
+  times             whole numbers with ms, s, m, h or d; seconds without a unit
   flags             yes, no
-  none              what is missing, such as the pid of an owner that is gone
-Text with blanks or one of ()=!<>~ is put in quotation marks, '...' or \"...\".
+  none              no value, such as the pid of an owner that is gone
+Text with blanks or one of ()=!<>~ needs quotation marks: '...' or \"...\".
 
-Without --sort the list is printed as it comes, page by page. With it at most 1048576 are kept, the first in order, and
-how many are left out is said on stderr.
+Without --sort the list is printed page by page, in the broker's order. With --sort at most 1048576 records are
+printed, the first in the order wanted; stderr says how many are left out.
 ";
 
-/// Help of a list, with its own examples.
+/// The help of a list: the common part, then the list's own examples.
 pub fn after_help(examples: &str) -> String {
     format!("{LIST_HELP}\n{examples}")
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_when_it_names_the_bound_then_the_one_in_force() {
+    fn help_when_it_names_the_bound_then_the_real_one() {
         assert!(LIST_HELP.contains(&super::super::sort::SORTED_RECORDS.to_string()));
     }
 }

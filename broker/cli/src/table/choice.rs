@@ -1,9 +1,9 @@
-//! Which columns are meant: `-o`, and names of columns anywhere. Must never take a name for another.
+//! Finds columns by name, and chooses those of `-o`. Must never take one column for another.
 
-use super::Column;
+use super::column::Column;
 use crate::error::{Error, Result};
 
-/// The column that `name` means, by heading in any case or by its key in JSON.
+/// The column with this heading, in any case, or with this key in JSON.
 pub fn find<R>(columns: &'static [Column<R>], name: &str) -> Result<&'static Column<R>> {
     let is_it = |column: &&Column<R>| column.name.eq_ignore_ascii_case(name) || column.key == name;
     columns.iter().find(is_it).ok_or_else(|| {
@@ -13,14 +13,14 @@ pub fn find<R>(columns: &'static [Column<R>], name: &str) -> Result<&'static Col
     })
 }
 
-/// The columns of `-o LIST`; `+A,B` are the default ones, then A and B. One named twice comes once.
+/// The columns of `-o LIST`, each once. `+A,B` adds A and B to the default columns.
 pub fn choose<R>(columns: &'static [Column<R>], list: &str) -> Result<Vec<&'static Column<R>>> {
     let (mut chosen, names) = match list.strip_prefix('+') {
         Some(more) => (defaults(columns), more),
         None => (Vec::new(), list),
     };
     for name in names.split(',') {
-        // `+A,+B` is what one writes by habit.
+        // Users write `+A,+B` by habit.
         let name = name.trim();
         let column = find(columns, name.strip_prefix('+').unwrap_or(name))?;
         if !chosen.iter().any(|known: &&Column<R>| known.key == column.key) {
@@ -37,7 +37,8 @@ pub fn defaults<R>(columns: &'static [Column<R>]) -> Vec<&'static Column<R>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, Value};
+    use super::super::column::Kind;
+    use super::super::value::Value;
     use super::*;
 
     const COLUMNS: &[Column<u64>] = &[

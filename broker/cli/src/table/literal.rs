@@ -1,7 +1,7 @@
-//! Values as they are written in a filter. Must never guess: a number has at most one unit, which is the
-//! column's, and is whole.
+//! Reads the values in a filter. Must never guess: numbers are whole, and have at most one unit, which fits the column.
 
-use super::{Kind, Value};
+use super::column::Kind;
+use super::value::Value;
 use std::borrow::Cow;
 
 const SIZE_UNITS: &[(&str, u64)] = &[
@@ -14,12 +14,12 @@ const SIZE_UNITS: &[(&str, u64)] = &[
     ("", 1),
 ];
 
-/// In ms; a bare number is seconds.
+/// In ms. A number without a unit is in seconds.
 const TIME_UNITS: &[(&str, u64)] =
     &[("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000), ("", 1000)];
 
 impl Kind {
-    /// The value that `text` stands for in a column of this kind.
+    /// Reads a value of a column of this kind; the error says what is wrong with it.
     pub fn parse(self, text: &str) -> Result<Value, String> {
         let wrong = |what: &str| format!("`{}` is not {what}", text.escape_debug());
         match self {
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// Digits and one of `units`; `None` for anything else, and for what 64 bits cannot hold.
+/// Reads digits and one of `units`. `None` for any other text, and for numbers above 64 bits.
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);

@@ -1,4 +1,4 @@
-//! The grammar of `--filter`. Must never recurse deeper than a named bound, whatever is written.
+//! Reads `--filter`. Must never recurse deeper than a named bound.
 //!
 //! ```text
 //! any        = all { "or" all }
@@ -7,16 +7,17 @@
 //! ```
 
 use super::choice::find;
+use super::column::{Column, Kind};
 use super::filter::{Filter, Operator};
-use super::{Column, Kind, Value};
+use super::value::Value;
 use crate::error::{Error, Result};
 
-/// Longest filter: a hundred comparisons, and far below what a command line may be.
+/// Longest filter: room for a hundred comparisons, and far below the limit of a command line.
 pub const FILTER_BYTES: usize = 4096;
-/// Deepest parentheses: each level is a level of recursion here and for each record.
+/// Deepest nesting of parentheses. Each level is one of recursion, here and for each record.
 pub const FILTER_DEPTH: u32 = 32;
 
-/// Parses a filter of `columns`.
+/// Reads a filter of `columns`.
 pub fn filter<R>(columns: &'static [Column<R>], text: &str) -> Result<Filter<R>> {
     if text.len() > FILTER_BYTES {
         let message = format!("--filter: {} bytes, at most {FILTER_BYTES} are read", text.len());
@@ -43,7 +44,7 @@ enum Token<'a> {
 struct Parser<'a, R: 'static> {
     columns: &'static [Column<R>],
     text: &'a str,
-    /// Where the next token is looked for, in bytes.
+    /// Where the next token begins, in bytes.
     at: usize,
 }
 
@@ -153,7 +154,7 @@ impl<'a, R> Parser<'a, R> {
         }
     }
 
-    /// An error that shows where it was found.
+    /// An error that shows the text up to the place of the problem.
     fn error(&self, problem: &str) -> Error {
         let read = self.text[..self.at].escape_debug();
         Error::Usage(format!(
@@ -162,7 +163,7 @@ impl<'a, R> Parser<'a, R> {
     }
 }
 
-/// The only part as it is.
+/// Joins the parts, unless there is only one.
 fn one_or<R>(mut parts: Vec<Filter<R>>, join: fn(Vec<Filter<R>>) -> Filter<R>) -> Filter<R> {
     match (parts.pop(), parts.is_empty()) {
         (Some(part), true) => part,
@@ -176,6 +177,7 @@ fn one_or<R>(mut parts: Vec<Filter<R>>, join: fn(Vec<Filter<R>>) -> Filter<R>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_protocol::AllocationId;
 
     const COLUMNS: &[Column<u64>] = &[
         Column::new(Kind::Size, "SIZE", "size_bytes", "", |it| Value::Size(*it)),
@@ -239,7 +241,7 @@ mod tests {
         }
     }
 
-    /// Every short string over what the grammar is made of: none may panic.
+    /// Tries all short sequences of tokens: none may panic.
     #[test]
     fn filter_when_any_short_sequence_of_tokens_then_an_answer() {
         const PIECES: &[&str] =
@@ -255,5 +257,68 @@ mod tests {
             taken += usize::from(filter(COLUMNS, &text).is_ok());
         }
         assert!(taken > 0);
+    }
+
+    struct Row(u64, Option<u32>, &'static str, bool);
+
+    const ROW_COLUMNS: &[Column<Row>] = &[
+        Column::new(Kind::Size, "SIZE", "size_bytes", "", |it| Value::Size(it.0)),
+        Column::new(Kind::Number, "OWNER", "owner_pid", "", |it| Value::number_or(it.1, "gone")),
+        Column::new(Kind::Text, "NAME", "name", "", |it| Value::word(it.2)),
+        Column::new(Kind::Flag, "KEEP", "keep", "", |it| Value::Flag(it.3)),
+        Column::new(Kind::Time, "AGE", "age_seconds", "", |it| Value::Time(it.0)),
+        Column::new(Kind::Allocation, "ALLOCATION", "allocation", "", |it| {
+            Value::Allocation(AllocationId { slot: 12, generation: it.1.unwrap_or(0) })
+        }),
+    ];
+
+    fn has(text: &str, row: &Row) -> bool {
+        filter(ROW_COLUMNS, text).unwrap_or_else(|error| panic!("{error}")).has(row)
+    }
+
+    #[test]
+    fn filter_when_each_operator_then_as_written() {
+        let row = Row(65536, Some(7), "rank 3", true);
+        for (filter, expected) in [
+            ("SIZE == 64KiB", true),
+            ("SIZE!=65536", false),
+            ("SIZE < 64KiB", false),
+            ("SIZE <= 64KiB", true),
+            ("SIZE > 1KiB", true),
+            ("size_bytes >= 1MiB", false),
+            ("NAME =~ rank", true),
+            ("NAME =~ 'k 3'", true),
+            ("NAME =~ Rank", false),
+            ("NAME == \"rank 3\"", true),
+            ("KEEP == yes", true),
+            ("KEEP != true", false),
+            ("AGE > 1m", true),
+            ("age > 66", false),
+            ("ALLOCATION == 12.7", true),
+            ("ALLOCATION < 12.8", true),
+            ("OWNER == 0x7", true),
+        ] {
+            assert_eq!(has(filter, &row), expected, "{filter}");
+        }
+    }
+
+    #[test]
+    fn filter_when_joined_then_and_before_or_and_parentheses_first() {
+        let row = Row(1, Some(7), "x", false);
+        assert!(has("SIZE == 1 or SIZE == 2 and OWNER == 8", &row));
+        assert!(!has("(SIZE == 1 or SIZE == 2) and OWNER == 8", &row));
+        assert!(has("((SIZE==1))AND(owner==7 Or NAME==y)", &row));
+    }
+
+    #[test]
+    fn filter_when_a_value_is_missing_then_only_none_and_unequal_find_it() {
+        let gone = Row(1, None, "none", false);
+        for filter in ["OWNER < 9", "OWNER >= 0", "OWNER == 0", "OWNER != none", "OWNER <= none"] {
+            assert!(!has(filter, &gone), "{filter}");
+        }
+        assert!(has("OWNER == none", &gone) && has("OWNER != 7", &gone));
+        assert!(has("OWNER != none", &Row(1, Some(0), "", false)));
+        // In quotes it is a text like any other.
+        assert!(has("NAME == 'none'", &gone) && !has("NAME == none", &gone));
     }
 }

@@ -1,19 +1,22 @@
-//! Prints a list as its flags say. Must never hold more than a page without `--sort`, nor ask the broker
-//! anything before the flags have been found good.
+//! Prints a list. Must never hold more than a page without `--sort`, nor ask the broker before all flags are checked.
 
+use super::args::ListArgs;
+use super::choice;
+use super::column::Column;
 use super::filter::Filter;
+use super::parse;
 use super::sort::{Order, Sorter};
-use super::{Column, ListArgs, Value, choice, parse};
+use super::value::Value;
 use crate::admin::{Admin, Record, Selection};
 use crate::error::Result;
 use crate::output::say;
 use crate::output::{self, Columns, Output, Side, commas};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Rows that are set as one table; the first so many decide the widths.
+/// Rows that are aligned together. The first of them set the least widths of the columns.
 const ROWS_AT_ONCE: usize = 256;
 
-/// A list of records, with its flags understood.
+/// A list of records, with its flags checked.
 pub struct List<R: 'static> {
     /// Key of the array in JSON.
     name: &'static str,
@@ -25,7 +28,7 @@ pub struct List<R: 'static> {
 }
 
 impl<R: Record + Copy> List<R> {
-    /// `None`: `-H` was given, and the columns have been listed.
+    /// Checks the flags. `None`: `-H` was given, and the columns are printed.
     pub fn new(
         name: &'static str,
         columns: &'static [Column<R>],
@@ -52,7 +55,7 @@ impl<R: Record + Copy> List<R> {
         }))
     }
 
-    /// Prints those of the broker's records that are selected: `{"NAME":[{...},...]}` or a table.
+    /// Prints the selected records of the broker as a table, or as `{"NAME":[{...},...]}`.
     pub fn run(self, admin: &mut Admin, selection: Selection) -> Result<()> {
         let (mut out, is_json) = (Output::stdout(), self.is_json);
         if is_json {
@@ -65,7 +68,7 @@ impl<R: Record + Copy> List<R> {
         out.finish()
     }
 
-    /// Writes them as a table, or in JSON as the member `"NAME":[{...},...]` of an object.
+    /// Writes the selected records as a table, or as the member `"NAME":[{...},...]` of a JSON object.
     pub fn write(self, admin: &mut Admin, selection: Selection, out: &mut Output) -> Result<()> {
         let List { name, columns, filter, order, is_json, no_headings } = self;
         let mut rows = match is_json {
@@ -112,7 +115,7 @@ impl<R: Record + Copy> List<R> {
     }
 }
 
-/// Where rows go.
+/// Rows on their way to the output.
 enum Rows<R: 'static> {
     Json { columns: Vec<&'static Column<R>>, is_first: bool },
     Table { columns: Vec<&'static Column<R>>, table: Columns, waiting: Vec<Vec<String>> },
@@ -137,7 +140,7 @@ impl<R> Rows<R> {
         }
     }
 
-    /// Writes what is left, or at least the headings.
+    /// Writes the rows that still wait, and the headings if there were no rows.
     fn finish(self, out: &mut Output) -> Result<()> {
         match self {
             Rows::Json { .. } => out.text("]"),
@@ -146,11 +149,11 @@ impl<R> Rows<R> {
     }
 }
 
-/// One record as an object of its columns' keys.
+/// A record as a JSON object: the keys and values of some columns.
 pub struct Fields<'a, R: 'static> {
-    /// Those wanted.
+    /// The columns that become members.
     pub columns: &'a [&'static Column<R>],
-    /// Whose values.
+    /// The record that has the values.
     pub record: &'a R,
 }
 
@@ -164,7 +167,7 @@ impl<R> Serialize for Fields<'_, R> {
     }
 }
 
-/// What `-H` prints.
+/// `-H`: prints the columns and their help.
 fn list_columns<R>(columns: &[Column<R>], args: &ListArgs) -> Result<()> {
     let mut out = Output::stdout();
     if args.json {

@@ -1,19 +1,19 @@
-//! `--sort`: records in an order. Must never hold more than a bounded number of them.
+//! `--sort`: sorts records. Must never hold more than a bounded number of them.
 
-use super::Column;
 use super::choice::find;
+use super::column::Column;
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
-/// Most records that `--sort` keeps: as many as a broker has slots by default. At 96 bytes each, and a quarter
-/// more while they come, some 130 MiB.
+/// Most records that `--sort` keeps: the default number of slots of a broker. With 96 bytes each, and a quarter more while
+/// records arrive, this takes some 130 MiB.
 pub const SORTED_RECORDS: usize = 1 << 20;
 
-/// What to sort by: the first that differs decides, then the broker's own order.
+/// The columns to sort by, and whether each is descending. The first that differs decides, then the broker's order.
 pub struct Order<R: 'static>(Vec<(&'static Column<R>, bool)>);
 
 impl<R> Order<R> {
-    /// Parses `COL[:desc][,...]`.
+    /// Reads `COL[:desc][,...]`.
     pub fn parse(columns: &'static [Column<R>], text: &str) -> Result<Self> {
         let key = |part: &str| {
             let (name, direction) = part.trim().split_once(':').unwrap_or((part.trim(), "asc"));
@@ -42,7 +42,7 @@ impl<R> Order<R> {
     }
 }
 
-/// Keeps the first [`SORTED_RECORDS`] in order of all records it is given.
+/// Sorts the records it is given, and keeps the first [`SORTED_RECORDS`].
 pub struct Sorter<R: 'static> {
     order: Order<R>,
     kept: Vec<(u64, R)>,
@@ -51,7 +51,7 @@ pub struct Sorter<R: 'static> {
 }
 
 impl<R> Sorter<R> {
-    /// An empty one.
+    /// Has no records yet.
     pub fn new(order: Order<R>) -> Self {
         Self::with_room(order, SORTED_RECORDS)
     }
@@ -60,17 +60,17 @@ impl<R> Sorter<R> {
         Sorter { order, kept: Vec::new(), most, seen: 0 }
     }
 
-    /// Takes the next record.
+    /// Adds a record, in the order of the broker.
     pub fn push(&mut self, record: R) {
         self.kept.push((self.seen, record));
         self.seen += 1;
-        // Rarely enough that each record costs the same however many come.
+        // Rare enough for a constant cost per record.
         if self.kept.len() > self.most + self.most / 4 {
             self.cut();
         }
     }
 
-    /// The records in order, and how many are left out.
+    /// The sorted records, and the number of those left out.
     pub fn finish(mut self) -> (Vec<R>, u64) {
         self.cut();
         let Sorter { order, mut kept, seen, .. } = self;
@@ -92,7 +92,8 @@ impl<R> Sorter<R> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, Value};
+    use super::super::column::Kind;
+    use super::super::value::Value;
     use super::*;
 
     const COLUMNS: &[Column<(u64, u64)>] = &[

@@ -1,4 +1,4 @@
-//! A value of a record: its order, how people see it, how JSON has it. Must never round in JSON.
+//! A value of a record: compared, as text, and as JSON. Must never round in JSON.
 
 use crate::output::{human_size, human_time, seconds};
 use fdbroker_protocol::AllocationId;
@@ -9,9 +9,9 @@ use std::cmp::Ordering;
 /// One value of a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// There is none: `null` in JSON, this text for people.
+    /// No value: this text in a table, `null` in JSON.
     None(&'static str),
-    /// Text, fit for a terminal.
+    /// Any text, fit for a terminal.
     Text(Cow<'static, str>),
     /// A count or number.
     Number(u64),
@@ -26,18 +26,18 @@ pub enum Value {
 }
 
 impl Value {
-    /// A number that may be missing; `none` is shown then.
+    /// A number, or the text `none` if there is none.
     pub fn number_or(number: Option<u32>, none: &'static str) -> Self {
         number.map_or(Value::None(none), |number| Value::Number(number.into()))
     }
 
-    /// Text that is known when this is compiled.
+    /// A fixed text.
     pub const fn word(word: &'static str) -> Self {
         Value::Text(Cow::Borrowed(word))
     }
 
-    /// Order for `--sort` and `--filter`: what is missing comes first. Values of one column are of one kind;
-    /// others are equal.
+    /// Order for `--sort` and `--filter`. No value comes first. Values of different kinds, which never stand in one column,
+    /// are equal.
     pub fn order(&self, other: &Value) -> Ordering {
         match (self, other) {
             (Value::None(_), Value::None(_)) => Ordering::Equal,
@@ -55,7 +55,7 @@ impl Value {
         }
     }
 
-    /// As people see it in a table.
+    /// Its text in a table.
     pub fn shown(&self) -> String {
         match self {
             Value::None(text) => (*text).to_owned(),
@@ -68,7 +68,7 @@ impl Value {
         }
     }
 
-    /// The same with the exact number where a table rounds.
+    /// Its text with the exact number where a table rounds.
     pub fn shown_exactly(&self) -> String {
         match self {
             Value::Size(bytes) if *bytes >= 1024 => format!("{} ({bytes})", self.shown()),
