@@ -1,31 +1,31 @@
-//! The arguments of `fdbroker run` and their help. Must never do anything.
+//! The arguments of `fdbroker run` and their help. Must never act on them.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 const HELP: &str = "\
-Without --join the broker serves this job alone, from a directory of its own (mode 0700) that goes away with it.
-COMMAND finds it through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET. Signals go to COMMAND. A summary is printed on
-stderr. It is for one node: the ranks that mpirun starts on others cannot reach it.
+Without --join, COMMAND has a broker of its own, in a private directory (mode 0700) that is removed at the end.
+COMMAND finds the broker through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET. Signals go to COMMAND. A summary is printed
+on stderr. The broker serves this node only: ranks that mpirun starts on other nodes cannot reach it.
 
-With --join it is a prefix for the ranks. The first rank on a node starts the broker, the others join it, on every node
-of the job. COMMAND then takes the place of fdbroker: same pid, signals, exit status, stdin, stdout and inherited fds;
-there is no summary. FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET are always set to the job's broker on this node,
-whatever the launcher passed on. --max-fds counts for the rank that starts the broker: give it to all.
+With --join, `fdbroker run` is a prefix for each rank. On every node the first rank starts a broker and the others join
+it. COMMAND takes the place of fdbroker: same pid, signals, exit status, stdin, stdout and inherited fds. There is no
+summary. FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET always name the job's broker on this node, whatever the launcher
+passed on. The rank that starts the broker decides --max-fds, so give it to all ranks.
 
-The broker ends when the last rank on the node has ended, however it did, with everything that ranks have started and
-left running and that still has the inherited fd of its membership; a program that has closed all its fds counts as
-long as it is connected. A joined broker that has been killed is started again by the next process that joins.
+The broker ends when the last rank on the node has ended, for whatever reason. Processes that ranks have left running
+count as ranks while they have the fd inherited from the rank; a process that has closed all fds counts while it is
+connected. If the broker is killed, the next process that joins starts another.
 
-A job is what its launcher says: PMIX_NAMESPACE, SLURM_JOB_ID with SLURM_STEP_ID and their like in the environment, and
-the launcher's process on this node (orted, hydra_pmi_proxy, slurmstepd, mpirun, ...), also above a shell script. Where
-there is none of these it is the parent process. What MPI_Comm_spawn starts is a job of its own. --job NAME overrides
-all this.
-Ranks meet in fdbroker-UID in $TMPDIR, else in /tmp: TMPDIR must be the same for all ranks of a node.
+The launcher tells the job: by the environment (PMIX_NAMESPACE, SLURM_JOB_ID with SLURM_STEP_ID, FLUX_JOB_ID, PALS_APID
+and others), and by its process on this node (orted, hydra_pmi_proxy, slurmstepd, mpirun, ...), which may be above a
+shell script. Without either, the parent process tells the job. Processes started by MPI_Comm_spawn are another job.
+--job NAME overrides all this.
+Ranks meet in the directory fdbroker-UID in $TMPDIR, else in /tmp: TMPDIR must be the same for all ranks of a node.
 
-With --level-zero unmodified programs share GPU memory by value: what zeMemGetIpcHandle gives in one process,
-zeMemOpenIpcHandle opens in another, with no fd passed between them. It sets ZE_ENABLE_VALIDATION_LAYER=1 and puts
-the directory of fdbroker's layer first into LD_LIBRARY_PATH; another validation layer is not used then.
+With --level-zero, unmodified programs share GPU memory by value: zeMemOpenIpcHandle opens the handle that
+zeMemGetIpcHandle gave in another process, and no fd passes between the two. This sets ZE_ENABLE_VALIDATION_LAYER=1
+and puts the directory of fdbroker's layer first into LD_LIBRARY_PATH. No other validation layer is used then.
 
 Examples:
   fdbroker run -- mpirun -n 4 ./app
@@ -52,16 +52,16 @@ pub struct Args {
     /// The summary as one line of JSON
     #[arg(short = 'J', long, conflicts_with = "join")]
     pub json: bool,
-    /// Share one broker with the other processes of this job on this node; for use by each rank
+    /// Share one broker with the other processes of this job on this node; a prefix for each rank
     #[arg(long)]
     pub join: bool,
-    /// With --join: which job this is, if its launcher cannot tell; the same NAME for all of its processes
+    /// With --join: name the job if its launcher does not; the same NAME for all its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
     /// Draw the job's fds over time: the broker's, the ranks', the cap, and what it would be without a broker
     #[arg(long, value_name = "FILE.svg", conflicts_with = "join")]
     pub report: Option<PathBuf>,
-    /// Make the Level Zero IPC handles of COMMAND good by value, in all processes of the node: see below
+    /// Let Level Zero IPC handles of COMMAND work by value in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,
     /// Command and its arguments, after `--`

@@ -1,4 +1,4 @@
-//! Becomes the command that a job consists of, by exec(2). Must never leave a signal mask of ours to it.
+//! Becomes the command of a job by exec(2). Must never pass a signal mask of ours on to the command.
 
 use crate::error::{Error, Result};
 use crate::output::say;
@@ -7,11 +7,11 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Exit status for a command that does not exist, and for one that cannot be executed: the shell's.
+/// Exit status for a command that does not exist, and for one that cannot be executed, as in a shell.
 const COMMAND_NOT_FOUND: u8 = 127;
 const COMMAND_NOT_EXECUTABLE: u8 = 126;
 
-/// A variable for the command.
+/// Name and value of a variable for the command.
 pub type Variable = (&'static str, OsString);
 
 /// The job of `run`
@@ -22,17 +22,17 @@ pub struct ExecArgs {
     pub command: Vec<OsString>,
 }
 
-/// The hidden command that becomes the job: undoes our signal mask, then executes it.
+/// The hidden command that `run` starts: restores the signal mask, then becomes the job.
 pub fn run(args: &ExecArgs) -> Result<u8> {
     signals::restore();
     become_command(&args.command, Vec::new())
 }
 
-/// Replaces this process by `command`; returns an exit status only if that fails, as a shell does.
+/// Replaces this process by `command`. Returns only if that fails, with the exit status of a shell.
 pub fn become_command(command: &[OsString], environment: Vec<Variable>) -> Result<u8> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| Error::Usage("no command was given".into()))?;
-    // The signal mask is left alone. SIGPIPE, which Rust ignores, does again what it does by default.
+    // The signal mask stays as it is. SIGPIPE, which Rust ignores, gets its default action back.
     let cause = Command::new(program).args(arguments).envs(environment).exec();
     say!("fdbroker: cannot run {}: {cause}", program.display());
     Ok(match cause.kind() {

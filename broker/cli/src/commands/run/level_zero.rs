@@ -1,4 +1,4 @@
-//! `run --level-zero`: finds the Level Zero layer that belongs to this program and says how it is enabled.
+//! `run --level-zero`: finds the Level Zero layer that belongs to this program, and the variables that enable it.
 //! Must never run a command without the layer that was asked for.
 
 use crate::error::{Error, Result};
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 /// The name that the Level Zero loader opens.
 const LINK: &str = "libze_validation_layer.so.1";
 
-/// The layer itself, as cargo names it.
+/// The layer's file, as cargo names it.
 const LIBRARY: &str = "libfdbroker_ze.so";
 
-/// Where the link is, seen from the directory of an installed program, and from that of a built one.
+/// Where the link is, relative to the directory of an installed program, and of a program in a build tree.
 const INSTALLED: &str = "../lib/fdbroker/level-zero";
 const BUILT: &str = "fdbroker-level-zero";
 
-/// What enables the layer: the switch, and its directory before what is in LD_LIBRARY_PATH already.
+/// The variables that enable the layer: the loader's switch, and LD_LIBRARY_PATH with the layer's directory first.
 pub fn environment() -> Result<[(&'static str, OsString); 2]> {
     let dir = find()?;
     let mut path = dir.into_os_string();
@@ -39,7 +39,7 @@ fn find() -> Result<PathBuf> {
              (systemd/install.sh), or build it: cargo build -p fdbroker-ze-layer"
         ))
     })?;
-    // Both characters part the directories of LD_LIBRARY_PATH: ld.so(8).
+    // Both characters separate directories in LD_LIBRARY_PATH: ld.so(8).
     match found.as_os_str().as_bytes().iter().any(|byte| b":;".contains(byte)) {
         false => Ok(found),
         true => Err(Error::Other(format!(
@@ -54,14 +54,14 @@ fn installed(here: &Path) -> Option<PathBuf> {
     dir.join(LINK).exists().then_some(dir)
 }
 
-/// In a build tree there is the library alone: the link is made, in a directory of its own, so that nothing else there
-/// comes into the library path.
+/// A build tree has the library without the link. The link is made in a directory of its own, so that no other library
+/// of the build tree is found through LD_LIBRARY_PATH.
 fn built(here: &Path) -> Option<PathBuf> {
     here.join(LIBRARY).exists().then_some(())?;
     let dir = here.join(BUILT);
     let link = dir.join(LINK);
     if !link.exists() {
-        // Another process may be at it; whether the link is there in the end is what counts.
+        // Another process may make the link at the same time. All that counts is that the link is there.
         let _ = std::fs::create_dir(&dir);
         let _ = std::os::unix::fs::symlink(Path::new("..").join(LIBRARY), &link);
     }

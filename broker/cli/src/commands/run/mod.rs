@@ -1,5 +1,5 @@
-//! `fdbroker run -- CMD`: a private broker for one job. CMD's exit status is ours, signals go to CMD, the
-//! summary to stderr. Must never leave the broker or its directory behind.
+//! `fdbroker run -- CMD`: a private broker for one job. Passes signals on to CMD, ends with CMD's exit status, and prints a
+//! summary on stderr. Must never leave the broker or its directory behind.
 
 mod args;
 pub mod exec;
@@ -26,7 +26,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 
-/// The job's exit status while the broker cannot be asked is not worth waiting for longer than CMD itself.
+/// A job has no time limit.
 const FOR_EVER: PollTimeout = PollTimeout::NONE;
 
 /// Runs the command with a broker of its own, or joins the job's; returns the exit status to end with.
@@ -39,7 +39,8 @@ pub fn run(args: Args) -> Result<u8> {
     }
 }
 
-/// Runs `command` under a private broker, with `more` in its environment and a `report` of it if wanted; returns the exit status to end with.
+/// Runs `command` with a private broker and with `more` in its environment, and writes a `report` if wanted. Returns the
+/// exit status to end with.
 fn alone(
     command: &[OsString],
     max_fds: Option<u64>,
@@ -71,7 +72,7 @@ fn alone(
     Ok(exit_status(status))
 }
 
-/// Waits for the job and hands it every signal that it has not got already.
+/// Waits for the end of the job, and passes on each signal that the job has not received itself.
 fn wait(job: &mut Child, signals: &Signals, broker: &mut PrivateBroker) -> Result<ExitStatus> {
     let mut broker_lost = false;
     loop {
@@ -88,16 +89,16 @@ fn wait(job: &mut Child, signals: &Signals, broker: &mut PrivateBroker) -> Resul
             Err(cause) => return Err(cause).context(|| "wait for signals"),
         }
         while let Some(received) = signals.next_end() {
-            // The job is in our process group: what the terminal sends has reached it.
+            // The terminal has sent its signals to the whole process group, and so to the job.
             if !received.by_terminal {
-                // ESRCH: it has just ended, which the next round finds.
+                // ESRCH: the job has just ended, which the next round finds.
                 let _ = kill(pid_of(job), received.signal);
             }
         }
     }
 }
 
-/// As a shell says it.
+/// The exit status as a shell reports it: 128 and the signal's number if a signal ended the job.
 fn exit_status(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(crate::error::exit::ERROR)

@@ -1,5 +1,5 @@
-//! Which job this process belongs to: a name that every process of the job on this node finds by itself, and no
-//! other job finds. Must never depend on what may differ between the ranks of one job.
+//! Which job this process belongs to. Every process of a job on this node finds the same name by itself, and processes of
+//! other jobs find other names. Must never depend on anything that differs between the ranks of a job.
 
 use crate::error::{Context, Error, Result};
 use fdbrokerd::schedulers::{Ids, is_launcher};
@@ -8,11 +8,11 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use std::fmt;
 use std::hash::Hasher;
 
-/// How far up a launcher is looked for: wrappers of wrappers are a few, so this only bounds the loop.
+/// How many ancestors are searched for a launcher. Real jobs have a few wrappers, so this only bounds the loop.
 const MAX_ANCESTORS: usize = 64;
 
-/// How many hexadecimal digits of a directory's name tell the boot, and how many the job. Together they leave room
-/// for the sockets' names in the 108 bytes of a socket's path.
+/// Hexadecimal digits of a directory's name that identify the boot and the job. They are few, so that the names of the
+/// sockets fit in the 108 bytes of a socket's path.
 const BOOT_DIGITS: usize = 6;
 const JOB_DIGITS: usize = 12;
 
@@ -39,23 +39,23 @@ impl Job {
         let mut parts = parts(ids.job, parent, Process::read);
         if parts.is_empty() {
             return Err(Error::Other(format!(
-                "cannot tell which job this is: no launcher has named it, and the parent process ({parent}) is out of sight; name it yourself, the same for all of its processes: fdbroker run --join --job NAME -- CMD"
+                "cannot tell which job this is: no launcher has named it, and the parent process ({parent}) cannot be seen; give all processes of the job the same name: fdbroker run --join --job NAME -- CMD"
             )));
         }
         if parts.iter().any(|(name, _)| name == "process") {
-            // A pid says which process only within its namespace.
+            // A pid identifies a process only within its namespace.
             parts.push(("pid namespace".into(), namespace()?));
         }
         Ok(Job { parts, allocation: ids.allocation })
     }
 
-    /// The name of its directory on this node, in this boot.
+    /// Name of the job's directory on this node, in this boot.
     pub fn directory_name(&self) -> Result<String> {
         Ok(self.name_in(&boot_id()?, Uid::effective()))
     }
 
     fn name_in(&self, boot_id: &str, uid: Uid) -> String {
-        // The whole boot id, as /tmp may be one for many nodes: its digits in the name are too few for that.
+        // The whole boot id counts, since many nodes may share one /tmp: the digits of it in the name are too few.
         let mut texts = vec![boot_id.to_owned(), uid.to_string()];
         texts.extend(self.parts.iter().flat_map(|(name, value)| [name.clone(), value.clone()]));
         let job = digits(&texts, JOB_DIGITS);
@@ -72,7 +72,7 @@ impl fmt::Display for Job {
     }
 }
 
-/// How the names of all jobs' directories begin on this node, in this boot.
+/// Start of the names of all jobs' directories on this node, in this boot.
 pub fn directory_prefix() -> Result<String> {
     Ok(boot_prefix(&boot_id()?))
 }
@@ -93,7 +93,7 @@ fn namespace() -> Result<String> {
     Ok(link.to_string_lossy().into_owned())
 }
 
-/// Keys are zero: the name must be the same in every process, and guessing it gives nobody access.
+/// A hash with the key zero: every process must get the same name, and guessing a name gives no access.
 fn digits(texts: &[String], count: usize) -> String {
     let mut hasher = SipHasher24::new();
     for text in texts {
@@ -105,12 +105,12 @@ fn digits(texts: &[String], count: usize) -> String {
     text
 }
 
-/// What identifies a process, and leads to its parent.
+/// A process, as /proc shows it.
 #[derive(Clone, Debug)]
 struct Process {
     name: String,
     parent: i32,
-    /// Ticks since boot: tells two processes of one pid apart.
+    /// Ticks since boot. Tells two processes apart that had the same pid one after the other.
     started: u64,
 }
 
@@ -123,7 +123,7 @@ impl Process {
     fn parse(stat: &str) -> Option<Self> {
         let (head, tail) = stat.rsplit_once(')')?;
         let (_, name) = head.split_once('(')?;
-        // Field 3 is the first of these: the parent is field 4, the start field 22.
+        // `tail` begins with field 3. The parent is field 4, the start is field 22.
         let mut fields = tail.split_ascii_whitespace();
         let parent = fields.nth(1)?.parse().ok()?;
         let started = fields.nth(17)?.parse().ok()?;
@@ -147,7 +147,7 @@ fn parts(
     parts
 }
 
-/// The nearest launcher among the ancestors: with a shell in between, the ranks' parents differ.
+/// The nearest launcher among the ancestors. It need not be the parent: each rank may have a shell of its own.
 fn launcher_above(
     parent: i32,
     process: &impl Fn(i32) -> Option<Process>,

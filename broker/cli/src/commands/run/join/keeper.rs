@@ -1,14 +1,15 @@
-//! The keeper of a job's broker: a process of its own that starts the broker, and ends it when the last process of
-//! the job has gone. Must never hold anything of the process that started it: no pipe, no socket, no terminal.
+//! The keeper of a job's broker: a process that starts the broker, and ends it after the last process of the job.
+//! Must never keep anything open that its joiner had open: no pipe, no socket, no terminal.
 //!
-//! What can meet here, and why nothing hangs or is lost:
-//! - It waits for `members`, then for `gate`. A joiner has `gate` and only tries `members`: it gives `gate` back and
-//!   comes again. So the broker ends before that joiner is in, or after it has gone.
-//! - A joiner that is in has `members`, so the keeper does not get it: the broker that was found alive stays.
-//! - Keeper killed: its broker's lifeline ends, `keeper` is free, the next joiner starts another one.
-//! - Broker killed: `keeper` is given back at once, so that the next joiner starts another one in the same place; this
-//!   process stays, to remove the room if there is no next one.
-//! - Members that closed every fd are known by their connection alone: while one is connected the broker stays.
+//! Why no race here hangs or loses a process:
+//! - The keeper waits for `members`, then for `gate`. A joiner that has `gate` only tries `members`; if that fails it
+//!   releases `gate` and tries again later. So the broker ends before the joiner has joined, or after it has ended.
+//! - A joiner that has joined holds `members`, so the keeper cannot lock it: the broker that the joiner found stays.
+//! - If the keeper is killed, its broker ends too and `keeper` is free: the next joiner starts another keeper.
+//! - If the broker is killed, its keeper releases `keeper` at once: the next joiner starts another keeper in the same
+//!   room. The old keeper stays, to remove the room if no process joins.
+//! - A member may close all its fds, and its lock with them. Its connection still counts: the broker stays while a
+//!   client is connected.
 
 use super::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use crate::admin::Admin;
@@ -31,17 +32,16 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time for the broker of a killed keeper to end: it has lost its lifeline, and takes milliseconds.
+/// Longest wait for the end of a killed keeper's broker, which takes milliseconds: the broker's lifeline is cut.
 const PREDECESSOR_LIMIT: Duration = Duration::from_secs(5);
 
-/// Between two looks at whether it has.
+/// Pause between two looks at whether that broker has ended.
 const PREDECESSOR_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Between two looks at whether the last connection of a process that is no member any more has gone: rare, and nobody
-/// waits for it.
+/// Pause between two looks at whether the last client without a lock has gone. That is rare, and no process waits for it.
 const CLIENT_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Signals that a launcher sends to all processes of a job. They are for the ranks: the keeper ends with these.
+/// Signals that a launcher sends to all processes of a job. They are for the ranks: the keeper ends after the ranks.
 const SIGNALS_OF_THE_JOB: [Signal; 7] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -52,7 +52,7 @@ const SIGNALS_OF_THE_JOB: [Signal; 7] = [
     Signal::SIGALRM,
 ];
 
-/// The broker, and the lock that says that somebody answers for it.
+/// The broker, and the lock on `keeper` that says that this process looks after it.
 #[derive(Debug)]
 struct Tenure {
     broker: PrivateBroker,
@@ -71,20 +71,20 @@ pub struct KeeperArgs {
     pub max_fds: Option<u64>,
 }
 
-/// The keeper's whole life. On stdin it gets the locked `keeper` file, on stdout the pipe that tells the joiner that
-/// the broker serves, on stderr the log.
+/// Runs the keeper until its end. Its stdin is the locked file `keeper`, its stdout the pipe that tells the joiner that
+/// the broker serves, its stderr the log.
 pub fn main(KeeperArgs { dir, max_fds }: KeeperArgs) -> Result<u8> {
     let (lock, mut ready) = detach()?;
     match Keeper::start(&dir, max_fds, lock) {
         Ok(keeper) => {
-            // The joiner may have been killed by now: then the first look at the members finds nobody.
+            // This fails if the joiner has been killed. Then the keeper finds no members, and ends.
             let _ = ready.write_all(b"READY\n");
             drop(ready);
             keeper.serve()?;
             Ok(exit::OK)
         }
         Err(error) => {
-            // Before the pipe ends: the joiner then shows the log.
+            // The pipe is still open here: when it closes, the joiner shows the log.
             say!("fdbroker: {error}");
             Ok(exit::ERROR)
         }
@@ -99,7 +99,7 @@ struct Keeper {
     members: File,
     /// `None` once the broker has ended by itself.
     tenure: SharedTenure,
-    /// What clears old files passes by a directory that is locked (tmpfiles.d(5)).
+    /// Locked, so that systemd-tmpfiles does not clean the directory up (tmpfiles.d(5)).
     _directory: File,
 }
 
@@ -108,7 +108,7 @@ impl Keeper {
         let room = Room::at(dir);
         let (gate, members) = (open(&room, GATE)?, open(&room, MEMBERS)?);
         let directory = File::open(dir).context(|| format!("open {}", dir.display()))?;
-        // Nothing else depends on it.
+        // Without this lock a clean-up of old files may remove the room. Nothing else depends on it.
         let _ = directory.try_lock_shared();
         wait_for_predecessor(&room)?;
         let broker = PrivateBroker::start_in(dir, max_fds)?;
@@ -122,7 +122,7 @@ impl Keeper {
         Ok(Keeper { room, gate, members, tenure, _directory: directory })
     }
 
-    /// Until there is nothing to keep any more.
+    /// Returns once the broker has ended and the room is removed, or is another keeper's.
     fn serve(&self) -> Result<()> {
         loop {
             wait_for(&self.members)?;
@@ -136,8 +136,8 @@ impl Keeper {
         }
     }
 
-    /// Ends the broker and removes the room, unless somebody is connected; returns whether. The caller has the
-    /// members and the gate.
+    /// Ends the broker and removes the room, unless a client is connected; returns whether it did. The caller has locked
+    /// `members` and `gate`.
     fn end(&self) -> Result<bool> {
         let mut tenure = locked(&self.tenure);
         if tenure.as_ref().is_some_and(|own| clients(&own.broker) > 0) {
@@ -148,12 +148,12 @@ impl Keeper {
                 drop(broker);
                 Some(lock)
             }
-            // Another keeper may have removed the room since: the one in its place is not ours.
+            // Another keeper has removed the room since. A new room in its place is not ours.
             None if !self.room.is_current(&self.gate, GATE) => None,
-            // Or may answer for it now.
+            // Another keeper may look after the room now: it has the lock.
             None => self.room.open(KEEPER)?,
         };
-        // What this open file has locked already is locked again without harm (flock(2)).
+        // Locking again what this open file has already locked does no harm (flock(2)).
         if let Some(lock) = lock
             && try_lock(&lock)?
         {
@@ -168,13 +168,13 @@ fn open(room: &Room, name: &str) -> Result<File> {
     room.open(name)?.ok_or_else(gone)
 }
 
-/// Cuts every tie to the joiner; returns what it passed on: the lock and the readiness pipe.
+/// Cuts every tie to the joiner. Returns what the joiner passed on: the lock and the readiness pipe.
 fn detach() -> Result<(File, File)> {
-    // Whatever the launcher gave to the rank (PMI's sockets, its pipes) would be open as long as we live.
+    // The launcher's sockets and pipes for the rank would stay open as long as the keeper lives.
     // SAFETY: main() has opened nothing yet, so no owner of an fd from 3 on exists in this process.
     let closed = unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
     Errno::result(closed).context(|| "close inherited fds (close_range)")?;
-    // Another parent and session: the rank must find no child that it did not start.
+    // With another parent and session, the rank's wait(2) does not find a child that the rank did not start.
     daemon(false, true).context(|| "become a process of its own")?;
     let _ = nix::sys::prctl::set_name(c"fdbroker-keeper");
     umask(Mode::from_bits_truncate(0o077));
@@ -185,7 +185,7 @@ fn detach() -> Result<(File, File)> {
     unbind_from_cores();
     let stdio = |fd: std::os::fd::BorrowedFd<'_>| -> Result<File> {
         let number = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(3)).context(|| "duplicate an fd")?;
-        // SAFETY: the kernel has just made it for us.
+        // SAFETY: the kernel has just made this fd, so nothing else owns it.
         Ok(File::from(unsafe { OwnedFd::from_raw_fd(number) }))
     };
     let (lock, ready) = (stdio(std::io::stdin().as_fd())?, stdio(std::io::stdout().as_fd())?);
@@ -196,17 +196,17 @@ fn detach() -> Result<(File, File)> {
     Ok((lock, ready))
 }
 
-/// Launchers bind each rank to its cores. The broker is for all of them: it must not take the first one's.
+/// Undoes the binding to cores that the launcher gave to the rank: the broker serves all ranks, and must not slow the first.
 fn unbind_from_cores() {
     let mut all = CpuSet::new();
     for cpu in 0..CpuSet::count() {
         let _ = all.set(cpu);
     }
-    // The kernel keeps to the cores that the job has. Without them all it is slower, not wrong.
+    // The kernel leaves out cores that are not the job's. If this fails the broker is slower, not wrong.
     let _ = sched_setaffinity(Pid::from_raw(0), &all);
 }
 
-/// Waits until the broker of a killed keeper has ended: one place, one broker.
+/// Waits until the broker of a killed keeper has ended: a room has one broker at a time.
 fn wait_for_predecessor(room: &Room) -> Result<()> {
     let admin_socket = room.admin_socket();
     let Some(directory) = admin_socket.parent().filter(|directory| directory.exists()) else {
@@ -224,9 +224,9 @@ fn wait_for_predecessor(room: &Room) -> Result<()> {
     }
 }
 
-/// Gives the lock back when the broker ends by itself.
+/// Releases the lock when the broker ends by itself.
 fn watch(pid: Pid, tenure: &SharedTenure) {
-    // Its status stays to be taken, so that the pid stays its own.
+    // The broker stays a zombie, so that no other process gets its pid.
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     while waitid(Id::Pid(pid), flags) == Err(Errno::EINTR) {}
     if let Some(mut lost) = locked(tenure).take() {
@@ -235,7 +235,7 @@ fn watch(pid: Pid, tenure: &SharedTenure) {
     }
 }
 
-/// Clients connected; none if the broker does not answer.
+/// How many clients are connected; 0 if the broker does not answer.
 fn clients(broker: &PrivateBroker) -> u32 {
     let asked = Admin::connect(&broker.admin_socket()).and_then(|mut admin| admin.status());
     asked.map_or(0, |status| status.clients.get())

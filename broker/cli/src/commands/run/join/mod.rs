@@ -1,9 +1,9 @@
-//! `fdbroker run --join -- CMD`: one broker for the processes of a job on a node, without anybody who starts it: the
-//! first one does, the last one's end ends it. Must never leave CMD with a broker that is not this job's on this node.
+//! `fdbroker run --join -- CMD`: one broker for the processes of a job on a node. The first process starts the broker;
+//! the broker ends when the last process has ended. Must never leave CMD with the broker of another job or node.
 //!
-//! The joiner becomes CMD by exec(2): pid, signals, exit status, stdio and inherited fds are CMD's own. What stays of
-//! it is one inherited fd, a shared lock on `members`, which the kernel gives back however CMD ends. See [`room`] for
-//! the locks and [`keeper`] for what can meet.
+//! The joiner becomes CMD by exec(2): pid, signals, exit status, stdio and inherited fds are CMD's own. Only one fd of
+//! the joiner stays open in CMD: it holds a shared lock on `members`, which the kernel releases however CMD ends. [`room`]
+//! describes the locks, and [`keeper`] the races between joiners and the end of the broker.
 
 mod job;
 pub mod keeper;
@@ -27,21 +27,22 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time until this process has joined. Others before it may start a broker (20 s at most), or be ending one
-/// (10 s for its answer, 5 s for its end); hundreds of ranks pass one after the other, each in a millisecond.
+/// Longest time until this process has joined. A process before it may start a broker (20 s at most) or end one (10 s
+/// for its answer, 5 s for its end). Hundreds of ranks join one after the other, in a millisecond each.
 const JOIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Between two tries to get in: a broker starts in some ten milliseconds, and hundreds of ranks may be trying.
+/// Pause between two tries to join. A broker starts in some ten milliseconds, and hundreds of ranks may try at once.
 const TRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The membership's fd in CMD, or half of what the limit allows: out of the way of numbers that programs and shells
-/// choose themselves (up to 255), and below FD_SETSIZE.
+/// Lowest number of the lock's fd in CMD; half of RLIMIT_NOFILE if that is less. Programs and shells choose numbers up to
+/// 255 themselves, and select(2) needs numbers below FD_SETSIZE.
 const MEMBER_FD_FROM: u64 = 500;
 
-/// How much of the log is shown when the broker does not start: its last words.
+/// How much of the log's end is shown when the broker does not start.
 const LOG_TAIL_BYTES: usize = 2000;
 
-/// Joins the job's broker, starting it if need be, and becomes `command`, with `more` in its environment. Returns only if that fails.
+/// Joins the job's broker, which it starts if there is none, and becomes `command` with `more` in its environment.
+/// Returns only if that fails.
 pub fn run(
     command: &[OsString],
     max_fds: Option<u64>,
@@ -51,7 +52,7 @@ pub fn run(
     let job = Job::find(job)?;
     let (room, members) = Joiner { job: &job, max_fds }.join()?;
     keep_across_exec(members)?;
-    // Always both, whatever was inherited: a path of another node, or of a broker long dead, must not get through.
+    // Both are always set: an inherited path may belong to another node, or to a broker that ended long ago.
     let mut environment = vec![
         ("FDBROKER_SOCKET", room.socket().into_os_string()),
         ("FDBROKER_ADMIN_SOCKET", room.admin_socket().into_os_string()),
@@ -66,7 +67,7 @@ struct Joiner<'a> {
 }
 
 impl Joiner<'_> {
-    /// The room, with a broker in it, and the membership.
+    /// The room, with a broker in it, and the shared lock that keeps the broker alive.
     fn join(&self) -> Result<(Room, File)> {
         let name = self.job.directory_name()?;
         let home = Home::open(&name)?;
@@ -81,26 +82,26 @@ impl Joiner<'_> {
         }
         let seconds = JOIN_LIMIT.as_secs();
         Err(Error::Other(format!(
-            "the job's broker could not be joined within {seconds} s: {} or {MEMBERS} beside it stays locked; see who has it with `lslocks`, and end it",
+            "the job's broker could not be joined within {seconds} s: {} or {MEMBERS} beside it stays locked; find the process with `lslocks`, and end it",
             home.room(&name)?.map_or(name, |room| room.path().join(GATE).display().to_string()),
         )))
     }
 
-    /// `None`: somebody else is at it, or the room is being removed.
+    /// `None`: another process starts or ends the broker, or removes the room. Try again.
     fn try_join(&self, home: &Home, room: &Room, until: Instant) -> Result<Option<File>> {
         let Some(gate) = room.open(GATE)? else { return Ok(None) };
         if !try_lock(&gate)? || !room.is_current(&gate, GATE) {
             return Ok(None);
         }
         let Some(members) = room.open(MEMBERS)? else { return Ok(None) };
-        // The keeper has it and is ending the broker: it needs the gate now.
+        // The keeper has locked the members to end the broker. It needs the gate now.
         if !try_lock_shared(&members)? {
             return Ok(None);
         }
         match self.ensure_broker(home, room, until) {
             Ok(is_there) => Ok(is_there.then_some(members)),
             Err(error) => {
-                // Without us the room may be nobody's.
+                // This process may have been the only one in the room.
                 drop((gate, members));
                 home.sweep(&job::directory_prefix()?);
                 Err(error)
@@ -108,7 +109,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// With the gate and a membership in hand nobody else starts or ends a broker here.
+    /// Makes sure that a broker serves. The caller holds the gate and a lock on `members`, so that no other process
+    /// starts or ends a broker here.
     fn ensure_broker(&self, home: &Home, room: &Room, until: Instant) -> Result<bool> {
         loop {
             let Some(keeper) = room.open(KEEPER)? else { return Ok(false) };
@@ -117,7 +119,7 @@ impl Joiner<'_> {
                 self.start_keeper(room, keeper)?;
                 return Ok(true);
             }
-            // A keeper whose joiner was killed is still starting it; one whose broker was killed has not seen it yet.
+            // No answer: the keeper is still starting its broker, or has not yet seen that its broker was killed.
             let asked = Admin::connect(&room.admin_socket()).and_then(|mut admin| admin.status());
             match asked {
                 Ok(_) => return Ok(true),
@@ -127,12 +129,12 @@ impl Joiner<'_> {
         }
     }
 
-    /// Starts the keeper and waits until its broker serves. It inherits `lock`, so there is no moment without.
+    /// Starts the keeper and waits until its broker serves. The keeper inherits `lock`, so that it is never free.
     fn start_keeper(&self, room: &Room, lock: File) -> Result<()> {
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut log = options.open(room.log()).context(|| "open the broker's log")?;
-        // For who wonders why two ranks do not meet. Nothing depends on it.
+        // Tells users why two ranks did not meet. Nothing depends on this line.
         let _ = writeln!(log, "fdbroker: the job is: {}", self.job);
         let mut command = Command::new(SELF);
         command.arg0("fdbroker").arg("keeper").arg(room.path());
@@ -141,7 +143,7 @@ impl Joiner<'_> {
         }
         command.stdin(lock).stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().context(|| "start the broker's keeper")?;
-        // Our own copy of the lock.
+        // The command holds a copy of the lock.
         drop(command);
         let pipe = child.stdout.take();
         let _ = child.wait();
@@ -156,7 +158,7 @@ impl Joiner<'_> {
 }
 
 fn wait_until_ready(pipe: OwnedFd) -> Result<bool> {
-    // Twice: the keeper itself waits so long for the broker, and then has something to say.
+    // Twice the broker's own limit: the keeper must have time to say why its broker did not start.
     let limit = PollTimeout::try_from(2 * START_LIMIT).unwrap_or(PollTimeout::MAX);
     let mut entries = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
     if poll(&mut entries, limit).context(|| "wait for the broker's keeper")? == 0 {
@@ -174,11 +176,11 @@ fn last_words(room: &Room) -> Option<String> {
     (!text.is_empty()).then(|| format!("its log ends with: {text}"))
 }
 
-/// The membership goes on in the program that this process becomes, and in its children.
+/// Keeps the lock on `members` open in the program that this process becomes, and in that program's children.
 fn keep_across_exec(members: File) -> Result<()> {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).context(|| "read RLIMIT_NOFILE")?;
     let from = i32::try_from(MEMBER_FD_FROM.min(soft / 2)).unwrap_or(0);
-    // Without close-on-exec, and never closed by us.
+    // The duplicate has no close-on-exec, and nothing in this process closes it.
     fcntl(&members, FcntlArg::F_DUPFD(from)).context(|| "keep the membership open")?;
     Ok(())
 }

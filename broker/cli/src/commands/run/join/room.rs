@@ -1,17 +1,17 @@
 //! The directory in which the processes of a job on a node meet: its place, its locks, its removal.
 //! Must never use a directory that another user could have made or could change.
 //!
-//! Three files of it are locked by flock(2), so that the kernel gives back what a killed process had:
+//! Three files in it are locked with flock(2), so that the kernel releases the locks of a killed process:
 //!
-//! | file | shared by | exclusively by |
+//! | file | shared lock | exclusive lock |
 //! |---|---|---|
-//! | `gate` | - | who joins or ends the broker, while it does |
+//! | `gate` | - | a process that joins the broker or ends it, meanwhile |
 //! | `members` | each process of the job, for its life | the keeper, when it ends the broker |
-//! | `keeper` | - | the keeper, for its life; passed on by the joiner that starts it |
+//! | `keeper` | - | the keeper, for its life; its joiner passes the lock on |
 //!
-//! Who wants several takes `gate` last, or tries the others without waiting while it has it: so nobody waits for one
-//! who waits for him. Only who has all three exclusively may remove the directory, so who has any of them has a
-//! directory that stays, once [`Room::is_current`] has said that it is still the one of the path.
+//! A process that wants several locks takes `gate` last, or takes `gate` first and only tries the others: so there is no
+//! deadlock. Only a process that holds all three exclusively may remove the directory. So a process that holds one of
+//! them knows that the directory stays, once [`Room::is_current`] has confirmed that the file is still at its path.
 
 use crate::error::{Context, Error, Result};
 use nix::unistd::Uid;
@@ -20,11 +20,11 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// See the module.
+/// File that a process locks while it joins or ends the broker.
 pub const GATE: &str = "gate";
-/// See the module.
+/// File that each process of the job locks.
 pub const MEMBERS: &str = "members";
-/// See the module.
+/// File that the keeper locks.
 pub const KEEPER: &str = "keeper";
 
 /// Longest path of a Unix socket (`sun_path`, unix(7)), its closing zero included.
@@ -33,11 +33,11 @@ const SOCKET_PATH_MAX: usize = 108;
 /// The longest path below a job's directory.
 const LONGEST_SOCKET: &str = "fdbroker-admin/admin.sock";
 
-/// Directories looked at for what a killed keeper has left: more jobs at once have no user on a node, and the rest is
-/// looked at by the next job.
+/// How many directories one job checks for what killed keepers have left. No user has as many jobs at once on a node;
+/// the next job checks the rest.
 const SWEEP_LIMIT: usize = 256;
 
-/// Tries to remove a directory: each fails only when a late joiner has put a file there in the same moment.
+/// How often the removal of a directory is tried. A try fails only if a late joiner puts a file there meanwhile.
 const REMOVE_TRIES: usize = 8;
 
 /// The directory of all of this user's jobs.
@@ -47,8 +47,8 @@ pub struct Home(PathBuf);
 impl Home {
     /// Makes or finds it: `fdbroker-UID` in $TMPDIR, else in /tmp.
     ///
-    /// Not in $XDG_RUNTIME_DIR: that one goes when the user's last login session does, also under running ranks
-    /// (`mpirun` by ssh leaves no session behind), and comes with the next login, in the middle of a launch.
+    /// $XDG_RUNTIME_DIR will not do: it is removed with the user's last login session, while ranks may still run
+    /// (`mpirun` over ssh leaves no session behind), and it comes back with the next login, in the middle of a launch.
     pub fn open(room_name: &str) -> Result<Self> {
         let temporary = std::env::var_os("TMPDIR").map(PathBuf::from);
         let candidates = temporary.into_iter().chain([PathBuf::from("/tmp")]);
@@ -73,12 +73,12 @@ impl Home {
             }
         }
         Err(Error::Other(format!(
-            "no place for the job's directory ({}); set TMPDIR, for all ranks of the node alike, to a short path that you may write to",
+            "no place for the job's directory ({}); set TMPDIR to a short path that you may write to, the same for all ranks of the node",
             refused.join(", ")
         )))
     }
 
-    /// The room of a job, made if it is missing. `None`: it is being removed, try again.
+    /// The room of a job, made if it is missing. `None`: another process removes it, try again.
     pub fn room(&self, name: &str) -> Result<Option<Room>> {
         let path = self.0.join(name);
         make_directory(&path).context(|| format!("make {}", path.display()))?;
@@ -89,10 +89,10 @@ impl Home {
         }
     }
 
-    /// Removes what killed keepers have left: rooms whose name begins with `prefix` (this node's, of this boot: the
-    /// locks of another node may be out of sight) and that nobody is in.
+    /// Removes the rooms that killed keepers have left. Their names begin with `prefix`, which stands for this node and
+    /// boot: locks of another node may be invisible here.
     pub fn sweep(&self, prefix: &str) {
-        // Whatever fails here is left to the next job.
+        // The next job tries again what fails here.
         let Ok(entries) = std::fs::read_dir(&self.0) else { return };
         for entry in entries.take(SWEEP_LIMIT).flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -108,7 +108,7 @@ impl Home {
     }
 }
 
-/// What a directory under removal is called.
+/// Ends the name of a directory that is being removed.
 const GONE: &str = ".gone";
 
 /// The directory of one job.
@@ -118,12 +118,12 @@ pub struct Room {
 }
 
 impl Room {
-    /// The room that the joiner who starts a keeper names to it.
+    /// The room at a path that a joiner has given to its keeper.
     pub fn at(path: &Path) -> Self {
         Room { path: path.to_owned() }
     }
 
-    /// Where it is.
+    /// Absolute path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -133,12 +133,12 @@ impl Room {
         self.path.join("fdbroker/broker.sock")
     }
 
-    /// Where its administrator connects.
+    /// Where administrators of the broker connect.
     pub fn admin_socket(&self) -> PathBuf {
         crate::admin::beside(&self.socket())
     }
 
-    /// What the keeper and its broker have to say.
+    /// Standard error of the keeper and its broker.
     pub fn log(&self) -> PathBuf {
         self.path.join("broker.log")
     }
@@ -156,16 +156,16 @@ impl Room {
         }
     }
 
-    /// Whether `file` is what stands under `name` now, not in a room that has been removed since.
+    /// Whether `file` is still the file `name` of this room: false if the room has been removed since, or made anew.
     pub fn is_current(&self, file: &File, name: &str) -> bool {
         let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
         let of_path = std::fs::symlink_metadata(self.path.join(name)).map(identity).ok();
         of_path.is_some() && of_path == file.metadata().map(identity).ok()
     }
 
-    /// Removes it. The caller has all three locks.
+    /// Removes the directory. The caller has locked all three files exclusively.
     pub fn remove(&self) {
-        // Out of the path first: who opens a file from now on makes a room of its own.
+        // Renamed first: a process that joins from now on makes a new room.
         let mut gone = self.path.clone().into_os_string();
         gone.push(GONE);
         let gone = PathBuf::from(gone);
@@ -195,12 +195,12 @@ impl Room {
     }
 }
 
-/// Locks `file` exclusively if nobody has it. The lock ends with the last duplicate of the file, in whatever process.
+/// Locks `file` exclusively if it is free. The lock lasts until the last duplicate of the fd is closed, in any process.
 pub fn try_lock(file: &File) -> Result<bool> {
     came(file.try_lock())
 }
 
-/// The same, shared.
+/// Locks `file` for reading if no process has locked it exclusively.
 pub fn try_lock_shared(file: &File) -> Result<bool> {
     came(file.try_lock_shared())
 }
@@ -210,7 +210,7 @@ fn came(outcome: std::result::Result<(), TryLockError>) -> Result<bool> {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
         Err(TryLockError::Error(cause)) => Err(cause).context(
-            || "lock a file of the job's directory (its file system must know flock; set TMPDIR to one that does)",
+            || "lock a file of the job's directory (set TMPDIR to a file system that supports flock)",
         ),
     }
 }
@@ -222,7 +222,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether another place should be tried: what is so for every rank of the node, not what may pass.
+/// Whether to try another parent directory. Only for causes that all ranks of the node meet alike, and that stay.
 fn is_unusable(cause: &io::Error) -> bool {
     matches!(
         cause.kind(),
@@ -233,27 +233,27 @@ fn is_unusable(cause: &io::Error) -> bool {
     )
 }
 
-/// In a directory that everybody may write to, only the sticky bit keeps others from putting theirs in our place.
+/// Refuses a parent directory in which other users could replace ours: writable for all, without the sticky bit.
 fn check_parent(path: &Path) -> Result<()> {
     let found = std::fs::metadata(path).context(|| format!("look at {}", path.display()))?;
     let mode = found.mode() & 0o7777;
     if mode & 0o002 != 0 && mode & 0o1000 == 0 {
         return Err(Error::Other(format!(
-            "{} is not safe: everybody may replace files there (mode {mode:04o}); `chmod +t` it, or set TMPDIR, for all ranks of the node alike, to a directory of yours",
+            "{} is not safe: all users may replace files there (mode {mode:04o}); `chmod +t` it, or set TMPDIR to a directory of yours, the same for all ranks of the node",
             path.display()
         )));
     }
     Ok(())
 }
 
-/// Refuses what another user could have made, or could write to. What is ours stays ours: see [`check_parent`].
+/// Refuses a directory that another user could have made or could write to. [`check_parent`] makes sure that it stays ours.
 fn check_directory(path: &Path) -> Result<()> {
     let found =
         std::fs::symlink_metadata(path).context(|| format!("look at {}", path.display()))?;
     let us = Uid::effective().as_raw();
     let mode = found.mode() & 0o777;
     let problem = if !found.is_dir() {
-        "it is no directory (or a symbolic link)".to_owned()
+        "it is not a directory, or a symbolic link".to_owned()
     } else if found.uid() != us {
         format!("it belongs to uid {}, not to uid {us}", found.uid())
     } else if mode != 0o700 {
@@ -262,7 +262,7 @@ fn check_directory(path: &Path) -> Result<()> {
         return Ok(());
     };
     Err(Error::Other(format!(
-        "{} is not safe: {problem}; remove it, or set TMPDIR, for all ranks of the node alike, to a directory of yours",
+        "{} is not safe: {problem}; remove it, or set TMPDIR to a directory of yours, the same for all ranks of the node",
         path.display()
     )))
 }
