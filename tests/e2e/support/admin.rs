@@ -1,4 +1,4 @@
-//! The administrator's queries, by hand: the ledger as the daemon tells it.
+//! An administrator's queries, sent by hand: reads the daemon's ledger.
 //! Must never change anything in the daemon.
 
 use super::raw::{Incoming, open, receive_from};
@@ -22,7 +22,7 @@ impl Admin {
         Admin { socket: open(path).expect("connect to the administrator's socket") }
     }
 
-    /// One query, one answer.
+    /// Sends one query and returns its answer.
     pub fn ask(&self, kind: Kind, cursor: u32) -> Incoming {
         let query = Query {
             cursor: cursor.into(),
@@ -47,7 +47,7 @@ impl Admin {
         self.all(Kind::AdminAllocations)
     }
 
-    /// The record of one allocation, if it is still there.
+    /// The record of an allocation; `None` once the allocation is gone.
     pub fn allocation(&self, id: AllocationId) -> Option<AllocationRecord> {
         let is_it = |record: &AllocationRecord| {
             (record.slot.get(), record.generation.get()) == (id.slot, id.generation)

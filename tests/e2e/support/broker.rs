@@ -1,5 +1,5 @@
-//! The real daemon as a process of its own, in a directory of its own, one per test; and what each test ends with:
-//! the daemon neither panicked nor died unasked. Must never outlive its test.
+//! The real daemon as a process, in a directory of its own, one per test. Each test ends with the check that its daemon
+//! neither panicked nor ended by itself. The daemon must never outlive its test.
 
 use super::admin::Admin;
 use super::peer::signal_and_await;
@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use tempfile::TempDir;
 
-/// The program under test; another one by the variable, for another machine.
+/// Variable that names the program under test, where it is not the one that cargo built.
 const PROGRAM_VARIABLE: &str = "FDBROKERD";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fdbrokerd");
 
-/// Users of services: so many in each process, and of so many processes side by side. All of them are below 65,536, since
-/// a container may have no others.
+/// Uids for services: how many each test process uses, and how many test processes run side by side. All uids are below
+/// 65,536: a container may have no others.
 const FIRST_UID: u32 = 20_000;
 const SERVICES: u32 = 16;
 const PROCESSES: u32 = 2_500;
@@ -51,26 +51,26 @@ impl Setup {
         self
     }
 
-    /// The node's cap.
+    /// Sets the cap on the node's fds.
     pub fn max_fds(mut self, cap: u64) -> Setup {
         self.arguments.extend(["--max-fds".into(), cap.to_string()]);
         self
     }
 
-    /// Size of its fd table (RLIMIT_NOFILE).
+    /// Sets the size of the daemon's fd table (RLIMIT_NOFILE).
     pub fn nofile(mut self, limit: u64) -> Setup {
         self.nofile = Some(limit);
         self
     }
 
-    /// Has it do without these, as on an older kernel.
+    /// Has the daemon do without these kernel features, as on an older kernel.
     pub fn without_kernel_features(mut self, list: &str) -> Setup {
         self.arguments.extend(["--without-kernel-features".into(), list.to_owned()]);
         self
     }
 
-    /// Runs it as a user of its own, open to all users, like a service. Needs root. The kernel counts fds in flight by
-    /// user: daemons of one user would take each other's room.
+    /// Runs the daemon like a service: as a user of its own, open to all users. Needs root. Each daemon needs another user,
+    /// since the kernel limits the fds in flight of each user.
     pub fn service(mut self) -> Setup {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -113,11 +113,11 @@ impl Setup {
         if self.uid.is_none() {
             return program();
         }
-        // The other user may not be able to reach the folder it was built in.
+        // The daemon's user may not be able to reach the folder in which the program was built.
         let copy = dir.join("fdbrokerd");
         if !copy.exists() {
-            // By another process: were it written by this one, a child that another thread starts at this moment would
-            // have it open for writing, too, and then it cannot be executed.
+            // cp makes the copy. If this process wrote the file, a child that another thread starts meanwhile would have
+            // it open for writing too, and execve would fail with ETXTBSY.
             let copied = Command::new("cp").arg(program()).arg(&copy).status();
             assert!(copied.expect("run cp").success());
             std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("chmod");
@@ -126,7 +126,7 @@ impl Setup {
     }
 }
 
-/// A running daemon; its stdin is its lifeline.
+/// A running daemon. A private one ends when its stdin does.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -146,7 +146,7 @@ impl Process {
             None if setup.listeners.is_empty() => {
                 command.arg("--private").arg(dir);
             }
-            // The configuration says where.
+            // The configuration names the sockets.
             None => {
                 command.arg("--set").arg(format!("admin_socket={:?}", admin_socket(dir)));
             }
@@ -167,9 +167,9 @@ impl Process {
         let lifeline = child.stdin.take();
         let mut ready = child.stdout.take().expect("the readiness pipe");
         let mut process = Process { child, lifeline };
-        // It closes the pipe when it is ready.
+        // The daemon closes the pipe when it is ready.
         if read_to_end(&mut ready).as_deref() != Some("READY\n") {
-            // It says why, and ends.
+            // The daemon writes why it cannot start, and ends.
             let end = process.wait();
             let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
             return Err(format!("fdbrokerd was not ready ({end:?}); its log:\n{log}"));
@@ -181,7 +181,7 @@ impl Process {
         Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
     }
 
-    /// Waits until it has ended.
+    /// Waits until the daemon has ended.
     pub fn wait(&mut self) -> ExitStatus {
         eventually_some("the daemon has ended", || self.child.try_wait().expect("wait"))
     }
@@ -193,7 +193,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Never panics nor waits for ever: a test may be failing, and a process whose close hangs does not go.
+    /// Must not panic, as the test may be panicking already. Must not wait for ever: a process whose close hangs never ends.
     fn drop(&mut self) {
         let until = Instant::now() + PATIENCE;
         let _ = self.child.kill();
@@ -209,12 +209,12 @@ pub struct Broker {
     setup: Setup,
     dir: TempDir,
     process: Option<Process>,
-    /// `None`: they cannot be seen.
+    /// `None`: this user cannot see the daemon's fds.
     fds_at_start: Option<usize>,
 }
 
 impl Broker {
-    /// One with defaults.
+    /// Starts a daemon with defaults.
     pub fn start() -> Broker {
         Setup::new().start()
     }
@@ -227,7 +227,7 @@ impl Broker {
         self.dir().join("fdbroker/broker.sock")
     }
 
-    /// Whose it is, of a service.
+    /// The user that runs the daemon, if it is a service.
     pub fn uid(&self) -> u32 {
         self.setup.uid.expect("a service")
     }
@@ -249,7 +249,7 @@ impl Broker {
         self.builder(name).connect().expect("connect")
     }
 
-    /// The same, with more to be said.
+    /// A client in this process, with other options.
     pub fn builder(&self, name: &str) -> ClientBuilder {
         Client::builder().socket(self.socket()).name(name)
     }
@@ -272,77 +272,77 @@ impl Broker {
         settled_fds(self.pid(), &self.admin_socket())
     }
 
-    /// Ends it as `kill -9` does.
+    /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) {
         self.process.take().expect("the daemon runs").kill();
     }
 
-    /// Asks it to end and waits until it has.
+    /// Asks the daemon to end, and waits for its end.
     pub fn terminate(&mut self) {
         let mut process = self.ask_to_end();
         assert!(process.wait().success(), "after SIGTERM: {}", self.log());
     }
 
-    /// Asks it to end.
+    /// Asks the daemon to end.
     pub fn ask_to_end(&mut self) -> Process {
         let process = self.process.take().expect("the daemon runs");
         kill(process.pid(), Signal::SIGTERM).expect("SIGTERM");
         process
     }
 
-    /// Makes it sleep: it reads and answers nothing.
+    /// Stops the daemon: it reads and answers nothing.
     pub fn stop(&self) {
         signal_and_await(self.pid(), Signal::SIGSTOP, 'T');
     }
 
-    /// Lets it go on.
+    /// Lets a stopped daemon go on.
     pub fn go_on(&self) {
         kill(self.pid(), Signal::SIGCONT).expect("SIGCONT");
     }
 
-    /// Starts it anew in the same directory.
+    /// Starts another daemon in the same directory.
     pub fn restart(&mut self) {
         self.try_restart().expect("it starts");
     }
 
-    /// The same; why not, if not.
+    /// Starts another daemon in the same directory; the error says why it did not start.
     pub fn try_restart(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "it still runs");
-        // Its fds are not counted again: clients may be back already, and it opens what the first one opened.
+        // The first count of fds stays valid: this daemon opens the same ones, and clients may be back already.
         self.process = Some(Process::start(&self.setup, self.dir.path(), &[])?);
         Ok(())
     }
 
-    /// Starts another one that takes over from it, and waits until that one serves and the first one has ended.
+    /// Starts a second daemon that takes over, and waits until it serves and the first one has ended.
     pub fn take_over(&mut self) {
         self.try_take_over().expect("it takes over");
     }
 
-    /// The same; why not, if not: then the first one is still there.
+    /// Has a second daemon take over. The error says why it did not start; then the first one still serves.
     pub fn try_take_over(&mut self) -> Result<(), String> {
         let successor = self.start_successor(&[])?;
         self.succeed(successor);
         Ok(())
     }
 
-    /// Starts one that takes over, with these further arguments.
+    /// Starts a daemon that takes over, with more arguments.
     pub fn start_successor(&self, more: &[&str]) -> Result<Process, String> {
         let more: Vec<_> = ["--takeover"].iter().chain(more).copied().collect();
         Process::start(&self.setup, self.dir.path(), &more)
     }
 
-    /// The one that has taken over is the daemon of this test from now on; waits for the end of the first one.
+    /// Makes `successor` the daemon of this test, and waits for the end of the first one.
     pub fn succeed(&mut self, successor: Process) {
         let mut former = self.process.replace(successor).expect("the daemon runs");
         assert!(former.wait().success(), "after a takeover: {}", self.log());
     }
 
-    /// What it wrote to stderr.
+    /// All that the daemon wrote to stderr.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
     }
 
-    /// Nothing is left of any client: each account is zero and each fd closed.
+    /// Asserts that nothing is left of any client: all accounts are zero, all its fds are closed.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         let admin = self.admin();
@@ -369,12 +369,12 @@ pub fn open_fds(pid: Pid) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
 }
 
-/// Fds open in a daemon once all that has ended is closed, and all that it opens for a moment, too. On a loaded machine
-/// a count is wrong after any fixed time.
+/// Counts the fds of a daemon once it has closed those of ended clients, and those it opens for a moment only. Waits for
+/// a stable count, since no fixed time is long enough on a loaded machine.
 pub fn settled_fds(pid: Pid, admin_socket: &Path) -> usize {
     let admin = Admin::connect(admin_socket);
     eventually("all closes are done", || admin.status().closing_now.get() == 0);
-    // The daemon serves administrators in turn: with two answers, it has seen the end of each one that was there before.
+    // The daemon serves administrators in turn: after two answers it has seen the end of each earlier connection.
     for _ in 0..2 {
         admin.status();
     }
@@ -393,7 +393,7 @@ pub fn program() -> PathBuf {
     std::env::var_os(PROGRAM_VARIABLE).map_or(PROGRAM.into(), PathBuf::from)
 }
 
-/// Whether nobody is connected and nothing is charged.
+/// Whether no client is connected and nothing is charged.
 fn is_idle(status: &NodeStatus) -> bool {
     let accounts: [&Use; 8] = [
         &status.fds,
@@ -415,7 +415,7 @@ impl Drop for Broker {
     fn drop(&mut self) {
         let mut ended_well = true;
         if let Some(mut process) = self.process.take() {
-            // Its end is asked for by the lifeline, as `fdbroker run` does.
+            // The end of its stdin asks a private daemon to end, as under `fdbroker run`.
             process.lifeline = None;
             ended_well = std::thread::panicking() || process.wait().success();
         }

@@ -1,5 +1,5 @@
-//! A file whose file server hangs, and a client of the broker that has it open. Must never have it open in a process
-//! that forks.
+//! A file whose file server hangs, and a client of the broker that has the file open. Must never have the file open in a
+//! process that forks.
 
 use super::memory::BLOCK_BYTES;
 use super::peer::{Link, Peer};
@@ -11,8 +11,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// A hung file: who serves it, and who has it open and can deposit it. No process that forks may have it open: a close
-/// of it hangs, that of close-on-exec too. The fields are in the order in which they must end.
+/// A hung file: the process that serves it, and the process that has it open and can deposit it. No process that forks may
+/// have the file open, since its close hangs, at exec too. The fields stand in the order in which they must end.
 #[derive(Debug)]
 pub struct HungFile {
     pub server: Peer,
@@ -20,10 +20,10 @@ pub struct HungFile {
 }
 
 impl HungFile {
-    /// One in `dir`, and a client of the broker at `socket` that has it open.
+    /// Makes a hung file in `dir`, and a client of the broker at `socket` that has it open.
     pub fn new(dir: &Path, socket: &Path) -> HungFile {
         let mut server = Peer::start("hung file server");
-        // A thread's mount namespace is seen through that thread alone.
+        // Only the path of its thread in /proc leads into the server's mount namespace.
         let thread = server.ask(&dir.display().to_string());
         let path = format!("/proc/{}/task/{thread}/root{}/hung", server.pid(), dir.display());
         let mut depositor = Peer::start("hung file depositor");
@@ -33,18 +33,18 @@ impl HungFile {
         HungFile { server, depositor }
     }
 
-    /// What becomes of a deposit of it.
+    /// Deposits the file; returns the outcome.
     pub fn deposit(&mut self) -> String {
         self.depositor.ask("deposit")
     }
 
-    /// Sends a broken message with `count` fds of it.
+    /// Sends a broken message with `count` fds of the file.
     pub fn send_broken(&mut self, count: usize) {
         assert_eq!(self.depositor.ask(&format!("break {count}")), "sent");
     }
 }
 
-/// The part of the depositor.
+/// Plays the depositor.
 pub fn play_depositor(mut link: Link) {
     let line = link.hear().expect("a socket and a path");
     let (socket, path) = line.split_once(' ').expect("two words");

@@ -1,5 +1,5 @@
-//! A file server that hangs: it answers until its one file is open, and nothing after that. Needs root and /dev/fuse;
-//! lives in a mount namespace of its own, so that nothing of it stays behind.
+//! A file server that hangs: it answers requests until its one file is open, then no more. Needs root and /dev/fuse. Lives
+//! in a mount namespace of its own, so that its mount ends with it.
 
 use super::peer::Link;
 use nix::sched::{CloneFlags, unshare};
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 
-// Of linux/fuse.h.
+// Numbers of linux/fuse.h.
 const FUSE_GETATTR: u32 = 3;
 const FUSE_OPEN: u32 = 14;
 const FUSE_INIT: u32 = 26;
@@ -19,10 +19,10 @@ const INIT_OUT_BYTES: usize = 64;
 const ATTR_OUT_BYTES: usize = 104;
 const OPEN_OUT_BYTES: usize = 16;
 
-/// More than any request: INIT's, GETATTR's and OPEN's are below 200 bytes, and the kernel asks for at least 8 KiB.
+/// Buffer for a request. INIT, GETATTR and OPEN are below 200 bytes; the kernel demands at least 8 KiB (FUSE_MIN_READ_BUFFER).
 const REQUEST_BYTES: usize = 256 * 1024;
 
-/// Why there can be none here, if so.
+/// Why a file server cannot run here; `None` if it can.
 pub fn why_not() -> Option<&'static str> {
     if !nix::unistd::geteuid().is_root() {
         return Some("mounting needs root");
@@ -33,7 +33,7 @@ pub fn why_not() -> Option<&'static str> {
     }
 }
 
-/// The part of the server.
+/// Plays the file server.
 pub fn play(mut link: Link) {
     let dir = link.hear().expect("a directory");
     let mountpoint = format!("{dir}/hung");
@@ -46,11 +46,11 @@ pub fn play(mut link: Link) {
     link.say(&nix::unistd::gettid().to_string());
     while answer(&mut device) != FUSE_OPEN {}
     link.say("hung");
-    // Until the test ends it: the kernel then tells everyone who hangs.
+    // Waits until the test ends this process. Then the kernel fails all calls that hang.
     let _ = link.hear();
 }
 
-/// Answers one request; which it was.
+/// Answers one request; returns its operation.
 fn answer(device: &mut File) -> u32 {
     let mut request = vec![0; REQUEST_BYTES];
     let length = device.read(&mut request).expect("a request");
@@ -68,7 +68,7 @@ fn answer(device: &mut File) -> u32 {
         FUSE_INIT => {
             put(0, KERNEL_VERSION);
             put(4, KERNEL_MINOR_VERSION);
-            // max_write: the least there is.
+            // max_write: the least that FUSE allows.
             put(20, 4096);
         }
         // attr.mode and attr.nlink: a regular file.

@@ -1,6 +1,5 @@
-//! Stands in for the service manager: takes notifications and fds on a socket, keeps the fds, and starts the daemon with
-//! them. It is not systemd, whose part is tested in a virtual machine; it knows of its protocol what sd_notify(3) and
-//! sd_listen_fds(3) say.
+//! Stands in for the service manager: receives notifications and fds on a socket, stores the fds, and starts the daemon
+//! with them. It follows sd_notify(3) and sd_listen_fds(3). Systemd itself is tested in a virtual machine.
 
 use super::broker::{admin_socket, open_fds, settled_fds};
 use super::wait::{PATIENCE, eventually, eventually_some};
@@ -23,7 +22,7 @@ use std::time::Duration;
 const FIRST_FD: i32 = 3;
 const ASIDE_FD: i32 = 400;
 
-/// What is said here after a daemon's end.
+/// Message that the test sends to the manager after a daemon's end.
 const ENDED: &str = "ENDED=1";
 
 #[derive(Debug, Default)]
@@ -32,7 +31,7 @@ struct Heard {
     store: Vec<(String, OwnedFd)>,
 }
 
-/// See the module.
+/// A service manager with one service, the daemon.
 #[derive(Debug)]
 pub struct Manager {
     dir: tempfile::TempDir,
@@ -45,7 +44,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Of a private daemon with these further flags.
+    /// Manages a private daemon that has these flags too.
     pub fn new(flags: &[&str]) -> Manager {
         let dir = tempfile::Builder::new().prefix("fdb-").tempdir().expect("a directory");
         let socket = UnixDatagram::bind(dir.path().join("notify")).expect("bind");
@@ -63,7 +62,7 @@ impl Manager {
         }
     }
 
-    /// The flags that it starts the next daemon with.
+    /// Sets the flags of the next daemon.
     pub fn use_flags(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     }
@@ -84,14 +83,14 @@ impl Manager {
         std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
     }
 
-    /// Starts the daemon with all that the store has and with `sockets`, and waits until it is ready.
+    /// Starts the daemon with all stored fds and with `sockets`, and waits until it is ready.
     pub fn start(&mut self, sockets: &[(&str, OwnedFd)]) {
         let ready = self.count("READY=1");
         let mut names = Vec::new();
         let mut fds: Vec<OwnedFd> = Vec::new();
         let aside = |fd: &OwnedFd| {
             let moved = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(ASIDE_FD)).expect("dup");
-            // SAFETY: fcntl(2) has just made it, and nobody else knows it.
+            // SAFETY: fcntl(2) has just made this fd, so nothing else owns it.
             unsafe { OwnedFd::from_raw_fd(moved) }
         };
         for (name, fd) in sockets {
@@ -103,7 +102,7 @@ impl Manager {
             fds.push(aside(fd));
         }
         let log = File::options().create(true).append(true).open(self.dir().join("log"));
-        // The pid is known in the process alone.
+        // Only the new process knows its pid for LISTEN_PID.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(super::broker::program());
         command.arg("--private").arg(self.dir()).args(&self.flags).env_clear();
@@ -132,48 +131,48 @@ impl Manager {
         });
     }
 
-    /// How often this line was said.
+    /// How often the daemon has sent this line.
     pub fn count(&self, line: &str) -> usize {
         let heard = self.heard.lock().expect("no panic");
         heard.said.iter().filter(|said| said.starts_with(line)).count()
     }
 
-    /// Lines said so far.
+    /// Lines that the daemon has sent so far.
     pub fn said(&self) -> Vec<String> {
         self.heard.lock().expect("no panic").said.clone()
     }
 
-    /// Names in the store.
+    /// Names of the stored fds.
     pub fn stored(&self) -> Vec<String> {
         let heard = self.heard.lock().expect("no panic");
         heard.store.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Puts another fd into the place of a stored one.
+    /// Replaces a stored fd by another one.
     pub fn replace(&self, name: &str, change: impl FnOnce(&OwnedFd) -> OwnedFd) {
         let mut heard = self.heard.lock().expect("no panic");
         let (_, fd) = heard.store.iter_mut().find(|(its, _)| its == name).expect("it is stored");
         *fd = change(fd);
     }
 
-    /// A duplicate of all that it stores, in its order.
+    /// Duplicates of all stored fds, in the order of the store.
     pub fn copy(&self) -> Vec<(String, OwnedFd)> {
         let heard = self.heard.lock().expect("no panic");
         let copy = |fd: &OwnedFd| fd.try_clone().expect("dup");
         heard.store.iter().map(|(name, fd)| (name.clone(), copy(fd))).collect()
     }
 
-    /// Puts these into the store, as if nobody had removed them.
+    /// Adds these fds to the store, as if they had never been removed.
     pub fn put_back(&self, fds: Vec<(String, OwnedFd)>) {
         self.heard.lock().expect("no panic").store.extend(fds);
     }
 
-    /// Reads nothing, and has no room for a message, while this runs; of the manager it may ask for the log alone.
+    /// Calls `run` while the manager reads nothing and its socket is full. `run` may use only the manager's log.
     pub fn while_stuck(&self, run: impl FnOnce(&Manager)) {
         let heard = self.heard.lock().expect("no panic");
         let socket = UnixDatagram::unbound().expect("a socket");
         socket.connect(self.dir().join("notify")).expect("connect");
-        // The one that it has read already may make room once more.
+        // The manager may still take one message off the socket, which makes room for another.
         socket.set_write_timeout(Some(LOOK * 10)).expect("a timeout");
         while socket.send(b"FILLED=1\n").is_ok() {}
         run(self);
@@ -199,12 +198,12 @@ impl Manager {
         settled_fds(self.pid(), &admin_socket(self.dir()))
     }
 
-    /// Ends it by `signal`, and waits until it has ended and all that it said and stored is here.
+    /// Ends the daemon with `signal`, and waits for its end and for all that it has sent.
     pub fn end(&mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
         let mut child = self.child.take().expect("it runs");
         let end = eventually_some("the daemon has ended", || child.try_wait().expect("wait"));
-        // Messages come in the order in which they were sent: after this one there is none of the daemon's.
+        // Messages arrive in the order of sending: after this one none of the daemon's is left.
         let (socket, heard) = (UnixDatagram::unbound().expect("a socket"), self.count(ENDED));
         socket.send_to(ENDED.as_bytes(), self.dir().join("notify")).expect("the listener reads");
         eventually("all is heard", || self.count(ENDED) > heard);
@@ -228,7 +227,7 @@ impl Drop for Manager {
     }
 }
 
-/// Between two looks at whether it is over.
+/// Pause between two looks at whether the test has ended.
 const LOOK: Duration = Duration::from_millis(20);
 const _: () = assert!(LOOK.as_millis() < PATIENCE.as_millis());
 
@@ -248,8 +247,8 @@ fn listen(socket: &UnixDatagram, heard: &Mutex<Heard>, is_over: &AtomicBool) {
         for fd in fds.drain() {
             if let (Some(name), true) = (name, lines.contains(&"FDSTORE=1")) {
                 assert!(lines.contains(&"FDPOLL=0"), "{text}");
-                // As systemd does (service_add_fd_store): one of the same open file is closed, whatever its name, and
-                // nobody is told.
+                // Like systemd (service_add_fd_store), closes a duplicate of a stored open file, whatever its name, and
+                // tells no one.
                 if !heard.store.iter().any(|(_, stored)| is_same_file(stored, &fd)) {
                     heard.store.push((name.to_owned(), fd));
                 }

@@ -1,5 +1,5 @@
-//! Memory to share that the tests own themselves, without the library's arena, and the bytes that are in it: a memfd or
-//! real dma-bufs, as FDBROKER_TEST_MEMORY says. Must never hand out two blocks that overlap.
+//! Memory that the tests share without the library's arena, and its contents: a memfd or real dma-bufs, as
+//! FDBROKER_TEST_MEMORY says. Must never hand out two blocks that overlap.
 
 use fdbroker_client::{
     Access, Deposit, Grant, HostMemory, Import, IsolatedMemory, Recall, RecallAnswer,
@@ -15,13 +15,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// Bytes of every allocation of the tests: a page.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// Chooses the kind of memory: `memfd` (default) or `udmabuf`.
+/// Variable that chooses the kind of memory: `memfd` (default) or `udmabuf`.
 const MEMORY_VARIABLE: &str = "FDBROKER_TEST_MEMORY";
 
-/// Where the blocks of a test's own memory pretend to be in its address space.
+/// Address at which a test claims that its blocks begin.
 const BASE: u64 = 0x7000_0000_0000;
 
-/// The kind of memory that this run is about.
+/// The kind of memory that this run tests.
 pub fn host_memory() -> HostMemory {
     match std::env::var(MEMORY_VARIABLE).as_deref() {
         Err(_) | Ok("memfd") => HostMemory::Memfd,
@@ -30,7 +30,7 @@ pub fn host_memory() -> HostMemory {
     }
 }
 
-/// The same that has an fd of its own: where there are dma-bufs, the dma-heap's.
+/// The kind of memory of this run for allocations with an fd of their own: dma-heap buffers where it is dma-bufs.
 pub fn isolated_memory() -> IsolatedMemory {
     match host_memory() {
         HostMemory::Memfd => IsolatedMemory::Memfd,
@@ -38,7 +38,7 @@ pub fn isolated_memory() -> IsolatedMemory {
     }
 }
 
-/// The same as handles name it.
+/// The kind of memory of this run, as handles name it.
 pub fn memory_kind() -> MemoryKind {
     match host_memory() {
         HostMemory::Memfd => MemoryKind::Memfd,
@@ -84,7 +84,7 @@ pub fn both_seals() -> SealFlag {
     SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL
 }
 
-/// Blocks of memory that can be exported at will.
+/// Blocks of memory that can be exported any number of times.
 #[derive(Debug)]
 pub struct Blocks {
     memfd: OwnedFd,
@@ -112,7 +112,7 @@ impl Blocks {
         (index * BLOCK_BYTES) as u64
     }
 
-    /// What to say of a block when it is deposited; its id is its index.
+    /// The deposit of a block. The allocation's id is the block's index.
     pub fn deposit(&self, index: usize) -> Deposit {
         let mut deposit = Deposit::new(memory_kind(), BLOCK_BYTES as u64);
         deposit.base = BASE + self.offset(index);
@@ -173,9 +173,9 @@ fn udmabuf(memfd: BorrowedFd<'_>, offset: u64) -> OwnedFd {
 /// `DMA_BUF_SET_NAME_B` of linux/dma-buf.h: `_IOW('b', 1, u64)`.
 const DMA_BUF_SET_NAME: libc::Ioctl = 0x4008_6201;
 
-/// One block of the kind of memory of this run, whose name says what only the kernel may say.
+/// A block of the kind of memory of this run. Its name imitates the lines that the kernel writes into fdinfo.
 pub fn block_with_forged_name() -> OwnedFd {
-    // As long as a dma-buf's name may be, 31 bytes.
+    // 31 bytes, the longest name of a dma-buf.
     let name = c"x\nsize:\t99999999\nexp_name:\tevil";
     match host_memory() {
         HostMemory::Memfd => memfd(name, BLOCK_BYTES, both_seals()),

@@ -1,4 +1,4 @@
-//! What the tests stand on: the daemon, clients good and bad, helper processes, memory, waiting.
+//! What the tests share: the daemon, good and bad clients, helper processes, memory, waiting.
 
 pub mod admin;
 pub mod broker;

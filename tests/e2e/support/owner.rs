@@ -1,5 +1,5 @@
-//! A client that owns blocks of memory and exports them again when asked; and what clients were told.
-//! Must never answer a recall otherwise than its test wants.
+//! A client that owns blocks of memory and exports them again when recalled, and the notices that clients get.
+//! Must never answer a recall differently from what its test wants.
 
 use super::broker::Broker;
 use super::memory::Blocks;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-/// Longest time in which nothing is expected to come. What it proves is weak, what it disproves is sure.
+/// How long a test waits to see that nothing arrives. Silence proves little; an arrival disproves for sure.
 const QUIET_TIME: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// What a client was told.
+/// A notice that a client got.
 #[derive(Debug)]
 pub struct Notices(Receiver<Notice>);
 
-/// A place for notices, and the callback that fills it.
+/// A queue of notices, and the callback that fills it.
 pub fn notices() -> (Notices, NoticeCallback) {
     let (sender, receiver) = channel();
-    // The test may have ended before its client.
+    // This fails if the test has ended before its client.
     let tell = move |notice| drop(sender.send(notice));
     (Notices(receiver), Box::new(tell))
 }
 
 impl Notices {
-    /// Awaits one that `wanted` takes; others are passed over.
+    /// Awaits a notice that `wanted` accepts, and drops the others.
     #[track_caller]
     pub fn until<T>(&self, what: &str, mut wanted: impl FnMut(Notice) -> Option<T>) -> T {
         loop {
@@ -48,7 +48,7 @@ impl Notices {
         });
     }
 
-    /// Awaits that a lease of the allocation is revoked; why.
+    /// Awaits that a lease of the allocation is revoked; returns the reason.
     #[track_caller]
     pub fn until_revoked(&self, wanted: AllocationId) -> fdbroker_protocol::ErrorCode {
         self.until(&format!("revoked {wanted}"), |notice| match notice {
@@ -69,7 +69,7 @@ impl Notices {
         }
     }
 
-    /// Asserts that no drained has come so far.
+    /// Asserts that no notice of a drained allocation has arrived so far.
     #[track_caller]
     pub fn assert_not_drained(&self) {
         while let Ok(notice) = self.0.recv_timeout(QUIET_TIME) {
@@ -88,16 +88,16 @@ pub struct Owner {
     recalls: Arc<AtomicU64>,
 }
 
-/// Blocks that are registered with one call, and so within its time: thousands of exports take an emulated machine longer.
+/// Blocks in one call to register. An emulated machine cannot export thousands within the time limit of one call.
 const PORTION: usize = 1000;
 
 impl Owner {
-    /// Registers `count` blocks, recallable, the bytes of block `i` being `pattern(i)`.
+    /// Registers `count` recallable blocks; block `i` has the bytes of `pattern(i)`.
     pub fn of(broker: &Broker, name: &str, count: usize) -> Owner {
         Owner::with(broker, name, count, |deposit| deposit)
     }
 
-    /// The same, saying something else of each.
+    /// Registers `count` blocks after `change` has changed each deposit.
     pub fn with(
         broker: &Broker,
         name: &str,
@@ -109,7 +109,7 @@ impl Owner {
         owner
     }
 
-    /// Connected, with blocks of which none is registered.
+    /// Connects with `count` blocks, and registers none.
     pub fn without(broker: &Broker, name: &str, count: usize) -> Owner {
         let blocks = Arc::new(Blocks::new(count));
         let recalls = Arc::new(AtomicU64::new(0));

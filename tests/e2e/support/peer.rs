@@ -1,5 +1,5 @@
-//! Processes that help a test: this very program again, told by a variable which part to play, with a socket to its test
-//! as stdin. Must never outlive their test: they are ended by pid, and by the end of that socket.
+//! Processes that help a test: this program again, with a variable that names the part to play, and a socket to the test as
+//! stdin. They must never outlive their test: it ends them by pid, and they end at the end of that socket.
 
 use super::wait::PATIENCE;
 use fdbroker_protocol::Handle;
@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-/// Names the part to play; absent in a test.
+/// Variable that names the part to play; unset in a test.
 const PART_VARIABLE: &str = "FDBROKER_TEST_PART";
 
-/// The test below, by which the parts are reached.
+/// The test below that plays the parts.
 const ENTRANCE: &str = "support::peer::peer_when_its_part_fails_then_the_test_hears_it";
 
-/// A name and what it does.
+/// A part's name, and the function that plays it.
 type Part = (&'static str, fn(Link));
 
 /// Every part that a process may play.
@@ -45,11 +45,11 @@ impl Link {
 
     pub fn say(&mut self, line: &str) {
         assert!(!line.contains('\n'), "one line at a time");
-        // The other side has ended: what it did not say will be missed where it is awaited.
+        // The other side has ended. The test fails where it awaits the missing line.
         let _ = writeln!(self.reader.get_mut(), "{line}");
     }
 
-    /// Readable when a line comes.
+    /// Fd that is readable when a line has come.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.reader.get_ref().as_fd()
     }
@@ -96,7 +96,7 @@ impl Peer {
         Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
     }
 
-    /// Says a line and awaits the answer.
+    /// Sends a line and awaits the answer.
     #[track_caller]
     pub fn ask(&mut self, line: &str) -> String {
         self.link.say(line);
@@ -108,17 +108,17 @@ impl Peer {
         self.link.hear().expect("the helper has ended; its message is above")
     }
 
-    /// Stops it: it neither answers nor ends.
+    /// Stops the process: it neither answers nor ends.
     pub fn stop(&self) {
         signal_and_await(self.pid(), Signal::SIGSTOP, 'T');
     }
 
-    /// Lets it go on.
+    /// Lets the stopped process go on.
     pub fn go_on(&self) {
         kill(self.pid(), Signal::SIGCONT).expect("SIGCONT");
     }
 
-    /// Ends it as `kill -9` does, and waits for its end.
+    /// Kills the process with SIGKILL, and waits for its end.
     pub fn kill(&mut self) {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");
@@ -133,7 +133,7 @@ impl Drop for Peer {
     }
 }
 
-/// Sends a signal and waits until the process is in a state of /proc/PID/stat.
+/// Sends a signal, and waits until /proc/PID/stat shows the state.
 pub fn signal_and_await(pid: Pid, signal: Signal, wanted: char) {
     kill(pid, signal).expect("kill");
     super::wait::eventually("the process is in that state", || {
@@ -151,7 +151,7 @@ pub fn to_line(handles: &[Handle]) -> String {
     handles.iter().map(hex).collect::<Vec<_>>().join(" ")
 }
 
-/// Handles of such a line.
+/// Handles from the words of such a line.
 pub fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Handle> {
     let byte = |text: &[u8]| {
         let text = std::str::from_utf8(text).expect("ASCII");
@@ -165,7 +165,7 @@ pub fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Handle> {
         .collect()
 }
 
-/// In a test: a helper that fails is heard of. In a helper: its part.
+/// In a helper process, plays its part. In a test run, checks that the failure of a helper is noticed.
 #[test]
 fn peer_when_its_part_fails_then_the_test_hears_it() {
     let Ok(part) = std::env::var(PART_VARIABLE) else {

@@ -1,4 +1,4 @@
-//! The part of a rank, played by a process of its own: does what its test tells it, one line each, with the library.
+//! A helper process that plays a rank: each line of its test is one thing to do with the library.
 //! Must never end by itself while its test lives.
 
 use super::memory::{BLOCK_BYTES, Blocks, host_memory, pattern};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::str::SplitAsciiWhitespace;
 use std::time::Duration;
 
-/// What it has.
+/// All that the rank holds.
 #[derive(Default)]
 struct Rank {
     client: Option<Client>,
@@ -21,7 +21,7 @@ struct Rank {
     imports: Vec<Import>,
 }
 
-/// Plays until the test has ended.
+/// Plays the rank until the test has ended.
 pub fn play(mut link: Link) {
     let mut rank = Rank::default();
     while let Some(line) = rank.hear(&mut link) {
@@ -35,7 +35,7 @@ pub fn play(mut link: Link) {
 }
 
 impl Rank {
-    /// The next line. In dispatch mode it serves until that comes, as a rank's progress engine does.
+    /// The next line. In dispatch mode the rank serves until the line comes, like a progress engine.
     fn hear(&self, link: &mut Link) -> Option<String> {
         let serving = self.client.as_ref().filter(|client| client.event_fd().is_ok());
         while let Some(client) = serving {
@@ -101,7 +101,7 @@ impl Rank {
         self.client.as_ref().expect("connected")
     }
 
-    /// `count` buffers of an arena, of which buffer `i` gets the bytes `pattern(seed + i)`.
+    /// Shares `count` buffers of an arena; buffer `i` has the bytes of `pattern(seed + i)`.
     fn share(&mut self, count: u64, seed: u64) -> Result<String, Error> {
         let count = usize::try_from(count).expect("few");
         let arena = Arena::new(self.client(), host_memory(), count * BLOCK_BYTES)?;
@@ -114,7 +114,7 @@ impl Rank {
         Ok(to_line(&handles.into_iter().collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// One block of memory for these, resident, with the bytes `pattern(0)`; kept or not.
+    /// Shares one resident block with the bytes of `pattern(0)`, registered with `keep` or not.
     fn deposit(&mut self, whom: &str, keep: bool) -> Result<String, Error> {
         let blocks = Blocks::new(1);
         let mut deposit = blocks.deposit(0);
@@ -127,7 +127,7 @@ impl Rank {
         Ok(to_line(&[registered.handle]))
     }
 
-    /// Acquires one after the other, from `first` on and round, and compares every byte of each.
+    /// Acquires all handles one after the other, from the one at `first` on, and compares every byte.
     fn cycle(&mut self, first: usize, handles: &[Handle]) -> Result<String, Error> {
         for place in 0..handles.len() {
             let index = (first + place) % handles.len();
@@ -139,7 +139,7 @@ impl Rank {
         Ok("OK".into())
     }
 
-    /// Acquires each by a request of its own, all at once, never blocking; compares every byte, gives all back.
+    /// Acquires each handle with a request of its own, all at once and without blocking. Compares every byte, releases all.
     fn progress(&mut self, seed: u64, handles: &[Handle]) -> Result<String, Error> {
         let start = |(handle, n)| Ok((self.client().acquire_start(&[handle], patience())?, n));
         let started = handles.iter().copied().zip(seed..).map(start);
@@ -162,7 +162,7 @@ impl Rank {
         Ok("OK".into())
     }
 
-    /// Acquires all, compares every byte, gives all back.
+    /// Acquires all handles, compares every byte, releases all.
     fn check(&mut self, seed: u64, handles: &[Handle]) -> Result<String, Error> {
         let mut failed = None;
         let mut wrong = 0;
@@ -206,7 +206,7 @@ pub fn rank(socket: &Path) -> Peer {
     rank
 }
 
-/// A rank without a library thread: it serves in calls that wait, and while it has nothing else to do.
+/// A rank without a library thread. It serves within calls that wait, and while it is idle.
 pub fn dispatching_rank(socket: &Path) -> Peer {
     let mut rank = Peer::start("rank");
     assert_eq!(rank.ask(&format!("connect {} dispatch", socket.display())), "OK");
@@ -214,7 +214,7 @@ pub fn dispatching_rank(socket: &Path) -> Peer {
 }
 
 impl Peer {
-    /// Tells it to share buffers of an arena.
+    /// Has the rank share buffers of an arena.
     #[track_caller]
     pub fn share(&mut self, count: usize, seed: u64) -> Vec<Handle> {
         let answer = self.ask(&format!("share {count} {seed}"));
@@ -223,7 +223,7 @@ impl Peer {
         handles
     }
 
-    /// Tells it to do something with handles; the answer.
+    /// Has the rank do something with handles; returns its answer.
     #[track_caller]
     pub fn with_handles(&mut self, verb: &str, handles: &[Handle]) -> String {
         self.ask(&format!("{verb} {}", to_line(handles)))

@@ -1,5 +1,5 @@
-//! A client that speaks the protocol by hand, well or badly: what the library would never send.
-//! Must never check what it sends; every wait for an answer is bounded.
+//! A client that speaks the protocol by hand, and can send what the library never would.
+//! Must never check what it sends. Every wait for an answer is bounded.
 
 use super::wait::PATIENCE;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A message that came, with its fds.
+/// A received message, with its fds.
 #[derive(Debug)]
 pub struct Incoming {
     bytes: Vec<u8>,
@@ -41,12 +41,12 @@ impl Incoming {
 #[derive(Debug)]
 pub struct Raw {
     pub socket: OwnedFd,
-    /// After hello.
+    /// Set after hello.
     pub welcome: Option<Welcome>,
     next_id: u64,
 }
 
-/// What hello's reply brought.
+/// What the reply to hello brought.
 #[derive(Debug)]
 pub struct Welcome {
     pub reply: HelloReply,
@@ -68,7 +68,7 @@ pub fn hello() -> Hello {
     }
 }
 
-/// Connects without a word.
+/// Connects and sends nothing.
 pub fn open(path: &Path) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
@@ -77,17 +77,17 @@ pub fn open(path: &Path) -> nix::Result<OwnedFd> {
 }
 
 impl Raw {
-    /// Connected, before hello.
+    /// Connects, and does not say hello.
     pub fn silent(path: &Path) -> Raw {
         Raw::of(open(path).expect("connect"))
     }
 
-    /// The same, of a socket connected before.
+    /// Takes a connected socket, and does not say hello.
     pub fn of(socket: OwnedFd) -> Raw {
         Raw { socket, welcome: None, next_id: 1 }
     }
 
-    /// Connected and welcome.
+    /// Connects and says hello.
     pub fn connect(path: &Path) -> Raw {
         let mut raw = Raw::silent(path);
         let mut answer = raw.request(Kind::Hello, |writer| writer.push(&hello()), 0, &[]);
@@ -103,7 +103,7 @@ impl Raw {
         self.welcome.as_ref().expect("after hello").events.as_fd()
     }
 
-    /// An id that was not used before.
+    /// A request id that was not used before.
     pub fn fresh_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
@@ -142,7 +142,7 @@ impl Raw {
         receive_from(self.events(), PATIENCE)
     }
 
-    /// Registers with credit for as many again.
+    /// Registers, and asks for credit for the same number again.
     #[track_caller]
     pub fn register(&mut self, items: &[RegisterItem], fds: &[BorrowedFd<'_>]) -> Vec<Registered> {
         let wanted = u32::try_from(items.len()).expect("few");
@@ -156,7 +156,7 @@ impl Raw {
         registered.to_vec()
     }
 
-    /// Asks for more deposit credits; how many there are now.
+    /// Asks for more deposit credits; returns how many there are now.
     #[track_caller]
     pub fn want_credits(&mut self, wanted: u32) -> u32 {
         let deadline_ms = u32::try_from(PATIENCE.as_millis()).expect("minutes");
@@ -169,7 +169,7 @@ impl Raw {
         head.deposit_credits.get()
     }
 
-    /// Sends an acquire and does not await the answer; its id.
+    /// Sends an acquire without awaiting the answer; returns its id.
     pub fn start_acquire(&mut self, handles: &[Handle], deadline_ms: u32) -> u64 {
         let id = self.fresh_id();
         let mut writer = Writer::new();
@@ -178,8 +178,8 @@ impl Raw {
         id
     }
 
-    /// Acquires; the items, and the fds in the order that they came. Asks again for what answers AGAIN, as clients are to:
-    /// while others wait for their turns, a grant has a part of what was asked for.
+    /// Acquires; returns the items, and the fds in the order of arrival. Asks again for items that answer AGAIN, as clients
+    /// must: while other clients wait for their turn, a grant has only a part of what was asked for.
     #[track_caller]
     pub fn acquire(&mut self, handles: &[Handle]) -> (Vec<GrantItem>, Vec<OwnedFd>) {
         let until = Instant::now() + PATIENCE;
@@ -207,13 +207,13 @@ impl Raw {
         (all.into_iter().map(|(_, item)| item).collect(), fds)
     }
 
-    /// Gives leases back; a status each.
+    /// Releases leases; returns a status for each.
     #[track_caller]
     pub fn release(&mut self, leases: &[u64]) -> Vec<Status> {
         self.lease_request(Kind::Release, leases)
     }
 
-    /// Says that leases are mapped; a status each.
+    /// Reports leases as mapped; returns a status for each.
     #[track_caller]
     pub fn mapped(&mut self, leases: &[u64]) -> Vec<Status> {
         self.lease_request(Kind::Mapped, leases)
@@ -229,7 +229,7 @@ impl Raw {
         message.items::<Status>().expect("statuses").to_vec()
     }
 
-    /// Ends registrations; a status each.
+    /// Unregisters allocations; returns a status for each.
     #[track_caller]
     pub fn unregister(&mut self, ids: &[AllocationId]) -> Vec<Status> {
         let items: Vec<_> = ids
@@ -247,7 +247,7 @@ impl Raw {
         message.items::<Status>().expect("statuses").to_vec()
     }
 
-    /// The broker calls it a broken protocol and ends the connection.
+    /// Asserts that the broker answers PROTOCOL and ends the connection.
     #[track_caller]
     pub fn assert_refused(&self) {
         loop {
@@ -263,7 +263,7 @@ impl Raw {
         self.assert_ended();
     }
 
-    /// Both sockets are at their end.
+    /// Asserts that the broker has closed both sockets.
     #[track_caller]
     pub fn assert_ended(&self) {
         assert_at_end(self.socket.as_fd());

@@ -1,5 +1,5 @@
-//! Waiting for what another process does: always bounded, by one number.
-//! Must never be a substitute for an event: what can be awaited is awaited.
+//! Waits for another process, always with the same bound.
+//! Must never look again and again where there is an event to await.
 
 use fdbroker_client::Deadline;
 use nix::errno::Errno;
@@ -9,31 +9,31 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest time that anything here may take. It ends a test that hangs, and is far above what an emulated
-/// machine needs: no test passes or fails by how long something took below it.
+/// Longest time of every wait. It ends a test that hangs. It is far above the needs of an emulated machine: no test passes
+/// or fails by how long something took.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Between two looks at a state that no event announces.
+/// Pause between two looks at a state that no event announces.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// For calls that are expected to succeed.
+/// The deadline of calls that are expected to succeed.
 pub fn patience() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Looks until `condition` holds.
+/// Looks again and again until `condition` holds.
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     eventually_some(what, || condition().then_some(()));
 }
 
-/// Looks until `look` finds something.
+/// Calls `look` until it finds something, which is returned.
 #[track_caller]
 pub fn eventually_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     eventually_ok(what, || look().ok_or("not so"))
 }
 
-/// Looks until `look` succeeds.
+/// Calls `look` until it succeeds.
 #[track_caller]
 pub fn eventually_ok<T, E: Display>(what: &str, mut look: impl FnMut() -> Result<T, E>) -> T {
     let until = Instant::now() + PATIENCE;
@@ -60,13 +60,13 @@ pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// The same without waiting.
+/// Whether a read would not block now.
 pub fn is_readable_now(fd: BorrowedFd<'_>) -> bool {
     let mut entries = [PollFd::new(fd, PollFlags::POLLIN)];
     poll(&mut entries, PollTimeout::ZERO).is_ok_and(|count| count > 0)
 }
 
-/// All that comes until the other side closes the pipe; `None` when it does not, or says no text.
+/// All text until the other side closes the pipe. `None` if that does not happen in time, or the bytes are no text.
 pub fn read_to_end(pipe: &mut (impl Read + AsFd)) -> Option<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 256]);
     while is_readable(pipe.as_fd()) {
