@@ -1,57 +1,58 @@
 #!/bin/bash
-# Fuzzing on the stable toolchain: replays every input of every corpus, then fuzzes each target for a while, and prints
-# what that covered. Must never change a corpus unless told to (--merge, --seeds); what fails is left to be looked at.
+# Fuzzing on the stable toolchain: builds the targets, runs each on its regressions, on generated seeds and on new
+# inputs, and prints what that covered. Must never change a file that git knows.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")"
 
 usage() {
   cat << 'HELP'
-usage: tests/fuzz/run.sh [--seconds N] [--target NAME]... [--merge] [--seeds] [--list]
+usage: tests/fuzz/run.sh [--seconds N] [--target NAME]... [--jobs N] [--list]
 
-Builds the fuzz targets with the compiler's coverage flags (stable toolchain, a C++ compiler for libFuzzer, a target
-directory of its own), replays corpus/NAME, the regressions among it, and then fuzzes each target for N seconds on one
-core. Prints a table: inputs replayed, executions, executions per second, edges and features (edges with how often) covered; ends
-with the line `N passed, N failed`: replay and fuzzing of a target count as one test each. There is no address
-sanitizer on the stable toolchain: what is found are panics, broken invariants, leaked fds and hangs.
+Builds the fuzz targets with the compiler's coverage flags (stable toolchain, and a C++ compiler for libFuzzer). Each
+target then runs every input of
+  regressions/NAME  inputs that once showed a fault; kept in git
+  seeds             written anew each time by src/seeds.rs
+  corpus/NAME       what earlier runs have found; git ignores it, and you may delete it
+and goes on with new inputs that libFuzzer makes of these. New inputs that reach more code are added to corpus/NAME.
+Prints a table: inputs at the start, executions in all and per second, edges and features (an edge and how often it is
+taken) reached. Ends with the line `N passed, N failed`; each target counts as one test. The stable toolchain has no
+address sanitizer: the targets find panics, broken invariants, leaked fds and hangs.
 
-  --seconds N    how long each target is fuzzed (default 10; 0: only the replay)
-  --target NAME  this one only; may be repeated
-  --merge        then take new inputs that reach more edges into corpus/NAME, minimised
-  --seeds        write the seeds (src/seeds.rs) into the corpora first
-  --list         the names of the targets
+  --seconds N    how long each target runs (default 10; 0: only the inputs that there are)
+  --target NAME  this target only; may be repeated
+  --jobs N       targets that run at a time (default: one per core)
+  --list         prints the names of the targets, then the path of the program
 
-An input that fails is kept as findings/NAME-*: mend what it shows, and move it to corpus/NAME/regression-WHAT.
-To run one by hand: FDBROKER_FUZZ_TARGET=NAME PROGRAM FILE, where PROGRAM is the last line of --list.
+An input that fails is kept as findings/NAME-*. Mend the fault, and move the input to regressions/NAME/WHAT.
+To run one input by hand: FDBROKER_FUZZ_TARGET=NAME PROGRAM FILE, where PROGRAM is the last line of --list.
 HELP
 }
 
+fail() { echo "tests/fuzz/run.sh: $* (--help explains)" >&2; exit 2; }
+
 all=(cgroup config core daemon fdinfo handle library page saved wire)
-seconds=10 targets=() merge='' seeds='' list=''
+seconds=10 targets=() jobs=$(nproc) list=''
 while [ $# -gt 0 ]; do
   case $1 in
     --seconds) seconds=${2?"--seconds needs a number"}; shift 2 ;;
     --target) targets+=("${2?"--target needs a name"}"); shift 2 ;;
-    --merge) merge=1; shift ;;
-    --seeds) seeds=1; shift ;;
+    --jobs) jobs=${2?"--jobs needs a number"}; shift 2 ;;
     --list) list=1; shift ;;
     -h | --help) usage; exit 0 ;;
-    *) echo "tests/fuzz/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+    *) fail "unknown argument '$1'" ;;
   esac
 done
-[[ $seconds =~ ^[0-9]+$ ]] || { echo "tests/fuzz/run.sh: --seconds '$seconds' is no number" >&2; exit 2; }
+[[ $seconds =~ ^[0-9]+$ ]] || fail "--seconds '$seconds' is not a number"
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "--jobs '$jobs' is not a number above 0"
 [ ${#targets[@]} -gt 0 ] || targets=("${all[@]}")
 for target in "${targets[@]}"; do
-  case " ${all[*]} " in
-    *" $target "*) ;;
-    *) echo "tests/fuzz/run.sh: no target '$target'; one of: ${all[*]}" >&2; exit 2 ;;
-  esac
+  [[ " ${all[*]} " == *" $target "* ]] || fail "no target '$target'; one of: ${all[*]}"
 done
 
-host=$(rustc -vV | sed -n 's/^host: //p')
-# Beside the workspace's own, so that neither build throws the other's away.
-dir=${CARGO_TARGET_DIR:-../../target}/fuzz
-program=$(readlink -m "$dir/$host/release/fuzz")
+# The workspace's own directory: the crates that its other builds have left there are not built again.
+dir=$(readlink -m "${CARGO_TARGET_DIR:-../../target}")
+program=$dir/debug/fuzz
 if [ -n "$list" ]; then printf '%s\n' "${all[@]}" "$program"; exit 0; fi
 
 if ! command -v "${CXX:-c++}" > /dev/null; then
@@ -59,63 +60,57 @@ if ! command -v "${CXX:-c++}" > /dev/null; then
   exit 77
 fi
 
-# For the target alone (--target): build scripts and macros are not instrumented. These flags are those of
-# clang's -fsanitize=fuzzer-no-link; rustc takes them without a nightly compiler.
-coverage='-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
-  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
-  -Cllvm-args=-sanitizer-coverage-trace-compares'
-RUSTFLAGS="${coverage//$'\n'/ }" \
-  cargo build --quiet --release --target "$host" --target-dir "$dir"
-[ -z "$seeds" ] || FDBROKER_FUZZ_SEEDS=corpus "$program"
+RUSTC_WRAPPER=$PWD/rustc.sh cargo build --quiet --target-dir "$dir"
 
-# Where targets make sockets and pages.
+# The targets make their sockets and pages here.
 TMPDIR=$(mktemp -d)
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
-passed=0 failed=0
+FDBROKER_FUZZ_SEEDS=$TMPDIR/seeds "$program" 2> "$TMPDIR/log" || { cat "$TMPDIR/log" >&2; exit 1; }
 
-# stat LOG NAME: a figure of libFuzzer's last report.
-stat() { sed -n "s/^stat::$2: *//p" "$1" | tail -n 1; }
-# Edges, features: of the last line that has them.
+# figure LOG NAME: a figure of libFuzzer's last report.
+figure() { sed -n "s/^stat::$2: *//p" "$1" | tail -n 1; }
+# covered LOG: edges and features, from the last line that has them.
 covered() { sed -n 's/.* cov: \([0-9]*\) ft: \([0-9]*\) .*/\1 \2/p' "$1" | tail -n 1; }
-judge() {
-  if [ "$1" = 0 ]; then passed=$((passed + 1)); return; fi
-  failed=$((failed + 1))
-  grep -aE "^(thread|assertion|  (left|right)|==|SUMMARY|.*panicked)" "$3" | head -n 20 >&2
-  echo "FAILED: $2; see findings/" >&2
+
+row='%-9s %8s %11s %10s %7s %9s  %s\n'
+# fuzz NAME: runs one target, prints its row, and leaves an empty file passed.NAME when nothing failed.
+fuzz() {
+  local target=$1 log=$TMPDIR/$1.log inputs=() result=FAILED edges='' features=''
+  local new=$TMPDIR/$1.new
+  mkdir -p findings "corpus/$target" "$new"
+  for folder in "corpus/$target" "regressions/$target" "$TMPDIR/seeds/$target"; do
+    [ ! -d "$folder" ] || inputs+=("$folder")
+  done
+  # To libFuzzer a time of 0 is no limit; -runs=0 ends after the inputs that there are.
+  local limit=(-max_total_time="$seconds"); [ "$seconds" -gt 0 ] || limit=(-runs=0)
+  local count; count=$(find "${inputs[@]}" -type f | wc -l)
+  export FDBROKER_FUZZ_TARGET=$target
+  # libFuzzer adds what it finds to the first folder.
+  if "$program" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="findings/$target-" \
+    "${limit[@]}" "$new" "${inputs[@]}" > "$log" 2>&1; then
+    result=passed; : > "$TMPDIR/passed.$target"
+    # Of the new inputs, those that reach more edges than the corpus are kept.
+    "$program" -merge=1 -use_counters=0 "corpus/$target" "$new" > "$log.merge" 2>&1 \
+      || echo "the new inputs of $target were not kept" >&2
+  else
+    grep -aE "^(thread|assertion|  (left|right)|==|SUMMARY|.*panicked)" "$log" | head -n 20 >&2 || true
+    echo "FAILED: $target; see findings/" >&2
+  fi
+  read -r edges features < <(covered "$log") || true
+  # shellcheck disable=SC2059
+  printf "$row" "$target" "$count" "$(figure "$log" number_of_executed_units)" \
+    "$(figure "$log" average_exec_per_sec)" "$edges" "$features" "$result"
 }
 
-printf '%-9s %8s %11s %10s %7s %9s  %s\n' target replayed executions execs/s edges features result
+# shellcheck disable=SC2059
+printf "$row" target inputs executions execs/s edges features result
 for target in "${targets[@]}"; do
-  export FDBROKER_FUZZ_TARGET=$target
-  log=$TMPDIR/log result=passed executions=0 rate=0
-  mkdir -p findings
-  common=(-timeout=20 -rss_limit_mb=2048 -artifact_prefix="findings/$target-" -print_final_stats=1)
-  inputs=("corpus/$target"/*)
-  replayed=${#inputs[@]} status=0
-  # As files: every one runs, also those that cover nothing new.
-  "$program" "${common[@]}" "${inputs[@]}" > "$log" 2>&1 || status=$?
-  judge $status "replay of $target" "$log"
-  [ $status = 0 ] || result=FAILED
-  grown=$TMPDIR/$target; mkdir -p "$grown"; status=0
-  # 0 is no limit to libFuzzer; so is -runs=0 to stop when the corpus is read.
-  limit=(-max_total_time="$seconds"); [ "$seconds" -gt 0 ] || limit=(-runs=0)
-  "$program" "${common[@]}" "${limit[@]}" "$grown" "corpus/$target" > "$log" 2>&1 || status=$?
-  judge $status "fuzzing of $target" "$log"
-  [ $status = 0 ] || result=FAILED
-  executions=$(stat "$log" number_of_executed_units); rate=$(stat "$log" average_exec_per_sec)
-  read -r edges features < <(covered "$log") || true
-  printf '%-9s %8s %11s %10s %7s %9s  %s\n' \
-    "$target" "$replayed" "${executions:--}" "${rate:--}" "${edges:--}" "${features:--}" "$result"
-  if [ -n "$merge" ] && [ "$result" = passed ]; then
-    mkdir "$TMPDIR/merged"
-    # By edges alone: one input for each that is reached keeps the corpora small.
-    "$program" "${common[@]}" -merge=1 -use_counters=0 "$TMPDIR/merged" "corpus/$target" "$grown" > "$log" 2>&1
-    find "corpus/$target" -type f ! -name 'regression-*' -delete
-    # Named by what they contain.
-    find "$TMPDIR/merged" -type f -size -4k -exec mv -t "corpus/$target" {} +
-    rm -rf "$TMPDIR/merged"
-  fi
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
+  fuzz "$target" &
 done
-printf '%d passed, %d failed\n' "$passed" "$failed"
+wait
+passed=$(find "$TMPDIR" -maxdepth 1 -name 'passed.*' | wc -l)
+failed=$((${#targets[@]} - passed))
+echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

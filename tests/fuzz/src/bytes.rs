@@ -1,4 +1,4 @@
-//! Takes values from an input's front, and zeros when it has ended, so that every input means something. Must never
+//! Takes values from the front of an input, and zeros after its end, so that every input means something. Must never
 //! panic.
 
 /// What is left of an input.

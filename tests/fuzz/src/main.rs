@@ -1,5 +1,5 @@
-//! One program for all fuzz targets: FDBROKER_FUZZ_TARGET names the one that libFuzzer feeds, FDBROKER_FUZZ_SEEDS a
-//! directory to write the seeds to instead. A target panics when the product is wrong; must never do so otherwise.
+//! One program for all fuzz targets. FDBROKER_FUZZ_TARGET names the target that libFuzzer feeds. With FDBROKER_FUZZ_SEEDS the
+//! program writes the seeds to that directory instead. A target must never panic unless the product is wrong.
 #![no_main]
 
 mod bytes;

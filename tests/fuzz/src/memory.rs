@@ -1,14 +1,14 @@
-//! Real fds for the targets that pass some: sealed memfds. Must never be shared with what is to be closed: the kernel
-//! makes the duplicates.
+//! Real fds for the targets that pass fds: memfds, sealed or not. A target must never close one of these: it passes them
+//! on, and the kernel makes duplicates.
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::os::fd::OwnedFd;
 
-/// Bytes of each.
+/// Size of each memfd, bytes.
 pub const SIZE: u64 = 4096;
 
-/// A memfd that the broker takes.
+/// A memfd that the broker accepts.
 pub fn sealed() -> OwnedFd {
     let fd = unsealed();
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;

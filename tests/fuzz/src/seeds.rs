@@ -1,12 +1,15 @@
-//! The seeds: what a real library, broker and kernel say, written as the targets read it. `run.sh --seeds` writes them
-//! into the corpora. Must never be random: the same program writes the same files.
+//! The seeds: what a real library, broker and kernel say, written as the targets read it, and the same with changes.
+//! Each run of `run.sh` writes them anew. Must never be random: the same program writes the same files.
 
-use fdbroker_protocol::admin::{Page, Query};
+use crate::targets::wire::{Bodies, Layout, visit};
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::page::{PAGE_MAGIC, PAGE_VERSION, page_bytes};
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Status, Writer};
+use fdbroker_protocol::{ErrorCode, FdType, Kind, Resource, Scope, Status, Writer};
+use fdbrokerd::cli::Args;
+use fdbrokerd::config::ConfigFile;
+use fdbrokerd::{Environment, Host, Settings};
 use std::path::Path;
-use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Writes every target's seeds to a directory of its name.
 pub fn write_all(directory: &Path) {
@@ -19,96 +22,156 @@ pub fn write_all(directory: &Path) {
         ("handle", vec![vec![0; 29], vec![1; 64], (0..96).collect()]),
         ("library", library()),
         ("page", page()),
-        ("saved", core().iter().map(|input| crate::targets::core::saved(input)).collect()),
+        ("saved", saved()),
         ("wire", wire()),
     ];
     for (target, seeds) in seeds {
         let directory = directory.join(target);
         std::fs::create_dir_all(&directory).expect("the directory can be made");
         for (number, seed) in seeds.iter().enumerate() {
-            let path = directory.join(format!("seed-{number:02}"));
+            let path = directory.join(format!("seed-{number:04}"));
             std::fs::write(path, seed).expect("the file can be written");
         }
     }
 }
 
-/// One message of each kind, with as many items as are usual.
+/// Bytes without a pattern, the same ones each time for a number (splitmix64). A target that reads its input as a list of
+/// acts plays a long story of them.
+fn noise(number: u64, length: usize) -> Vec<u8> {
+    let word = |index: u64| {
+        let mut word = (number << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (word ^ word >> 31).to_le_bytes()
+    };
+    (1..).flat_map(word).take(length).collect()
+}
+
+/// Messages of every kind with zero, one and two items, a status of each sort, and messages that lie about themselves.
 fn wire() -> Vec<Vec<u8>> {
-    let head = RegisterHead { credits_wanted: 2.into(), deadline_ms: 10.into() };
-    let acquire = AcquireHead { deadline_ms: 10.into(), flags: 0.into() };
-    let reply = RegisterReplyHead { deposit_credits: 1.into(), reserved: [0.into(); 3] };
-    let quota = Status::no_quota(Resource::Fds, Scope::Node, 64, 1);
-    let mut grants = [GrantItem::new_zeroed(), GrantItem::new_zeroed()];
-    grants[1].driver_data_len = 5;
-    let granted = [grants.as_bytes(), &[5; 64]].concat();
-    let page = Page { next_cursor: 0.into(), done: 1.into() };
-    let query = Query::new_zeroed();
-    vec![
-        message(Kind::Hello, 0, 0, &[hello().as_bytes()]),
-        message(Kind::HelloReply, 0, 2, &[&zeros::<HelloReply>(1)]),
-        message(Kind::Failed, 0, 0, &[quota.as_bytes()]),
-        message(Kind::Register, 2, 2, &[head.as_bytes(), &zeros::<RegisterItem>(2)]),
-        message(Kind::RegisterReply, 2, 0, &[reply.as_bytes(), &zeros::<Registered>(2)]),
-        message(Kind::Unregister, 2, 0, &[&zeros::<AllocationItem>(2)]),
-        message(Kind::UnregisterReply, 2, 0, &[quota.as_bytes(), Status::OK.as_bytes()]),
-        message(Kind::Redeposit, 1, 0, &[head.as_bytes(), &zeros::<RedepositItem>(1)]),
-        message(Kind::Acquire, 2, 0, &[acquire.as_bytes(), &[0; 64]]),
-        message(Kind::Granted, 2, 1, &[&granted]),
-        message(Kind::Cancel, 0, 0, &[]),
-        message(Kind::Mapped, 1, 0, &[&zeros::<LeaseItem>(1)]),
-        message(Kind::Release, 2, 0, &[&zeros::<LeaseItem>(2)]),
-        message(Kind::LeaseReply, 1, 0, &[Status::error(ErrorCode::Stale).as_bytes()]),
-        message(Kind::Declare, 1, 0, &[&zeros::<DeclareItem>(1)]),
-        message(Kind::Recall, 1, 0, &[&zeros::<RecallItem>(1)]),
-        message(Kind::Supply, 2, 2, &[&zeros::<SupplyItem>(2)]),
-        message(Kind::Reclaim, 1, 0, &[&zeros::<LeaseItem>(1)]),
-        message(Kind::Revoked, 1, 0, &[&zeros::<RevokedItem>(1)]),
-        message(Kind::Drained, 1, 0, &[&zeros::<DrainedItem>(1)]),
-        message(Kind::GoingAway, 0, 0, &[&zeros::<GoingAway>(1)]),
-        message(Kind::AdminAllocations, 0, 0, &[query.as_bytes()]),
-        message(Kind::AdminClientsReply, 0, 0, &[page.as_bytes()]),
-        message(Kind::AdminLeasesReply, 1, 0, &[page.as_bytes(), &[0; 80]]),
-    ]
-}
-
-fn message(kind: Kind, count: usize, fds: usize, parts: &[&[u8]]) -> Vec<u8> {
+    let of_each_kind = |count| Kind::ALL.iter().map(move |kind| message(*kind, count, 0));
+    let mut seeds: Vec<Vec<u8>> = [0, 1, 2].into_iter().flat_map(of_each_kind).collect();
     let mut writer = Writer::new();
-    writer.start(kind, 9);
-    for part in parts {
-        writer.push(*part);
+    let statuses = statuses();
+    writer.start(Kind::LeaseReply, 9).push(&statuses[..]);
+    seeds.push(writer.finish(statuses.len(), 0).to_vec());
+    let granted = message(Kind::Granted, 2, 5);
+    seeds.extend((0..granted.len()).map(|length| granted[..length].to_vec()));
+    seeds.push([&granted[..], &[0]].concat());
+    for kind in [Kind::Hello, Kind::Granted, Kind::AdminJobsReply] {
+        for at in 0..size_of::<Header>() {
+            let mut changed = message(kind, 1, 0);
+            changed[at] ^= 0xff;
+            seeds.push(changed);
+        }
     }
-    writer.finish(count, fds).to_vec()
+    seeds
 }
 
-fn zeros<T: FromZeros + IntoBytes + Immutable>(count: usize) -> Vec<u8> {
-    (0..count).flat_map(|_| T::new_zeroed().as_bytes().to_vec()).collect()
+/// A status of each error, cap and fd type, and some with numbers that have no name.
+fn statuses() -> Vec<Status> {
+    let mut all: Vec<Status> = ErrorCode::ALL.iter().map(|code| Status::error(*code)).collect();
+    for resource in Resource::ALL {
+        all.extend(Scope::ALL.iter().map(|scope| Status::no_quota(*resource, *scope, 64, 1)));
+    }
+    let quota = Status::no_quota(Resource::Fds, Scope::Node, 64, 0);
+    all.extend([
+        Status { resource: 99, ..quota },
+        Status { scope: 99, ..quota },
+        quota,
+        Status::OK,
+    ]);
+    let fd_types = FdType::ALL.iter().map(|fd| *fd as u64).chain([99]);
+    all.extend(fd_types.map(|fd| Status::with_value(ErrorCode::UnsupportedFd, fd)));
+    all.push(Status::with_value(ErrorCode::Protocol, 2));
+    all.push(Status { code: 999.into(), ..Status::OK });
+    all
 }
 
-fn hello() -> Hello {
-    let mut hello = Hello::new_zeroed();
-    hello.magic = HELLO_MAGIC;
-    (hello.version_min, hello.version_max) = (1.into(), 1.into());
-    hello
+/// A whole message: `byte` everywhere in its body, and as many fds as a library or broker sends with it.
+fn message(kind: Kind, count: usize, byte: u8) -> Vec<u8> {
+    let mut body = Body { count, byte, counted: 0, bytes: Vec::new() };
+    visit(kind, &mut body);
+    let fds = match kind {
+        Kind::HelloReply => 2,
+        Kind::Register | Kind::Granted | Kind::Supply => body.counted,
+        _ => 0,
+    };
+    if kind == Kind::Hello {
+        // Its magic, lowest and highest version.
+        body.bytes[..12].copy_from_slice(b"fdbroker\x01\0\x01\0");
+    }
+    let mut writer = Writer::new();
+    writer.start(kind, 9).push(&body.bytes[..]);
+    writer.finish(body.counted, fds).to_vec()
 }
 
-/// What kernels print for dma-bufs and for others (drivers/dma-buf/dma-buf.c, fs/proc/fd.c).
+/// Makes the body of a message out of one byte.
+struct Body {
+    /// Items, where the kind has some.
+    count: usize,
+    byte: u8,
+    /// What the header is to count.
+    counted: usize,
+    bytes: Vec<u8>,
+}
+
+impl Body {
+    fn push(&mut self, length: usize) {
+        self.bytes.resize(self.bytes.len() + length, self.byte);
+    }
+}
+
+impl Bodies for Body {
+    fn empty(&mut self) {}
+
+    fn body<T: Layout>(&mut self) {
+        self.push(size_of::<T>());
+    }
+
+    fn items<T: Layout>(&mut self) {
+        self.push(self.count * size_of::<T>());
+        self.counted = self.count;
+    }
+
+    fn head_and_items<H: Layout, T: Layout>(&mut self) {
+        self.body::<H>();
+        self.items::<T>();
+    }
+
+    fn grants(&mut self) {
+        self.items::<GrantItem>();
+        if self.byte != 0 {
+            self.push(self.count * DRIVER_DATA_BYTES);
+        }
+    }
+}
+
+/// What kernels print for dma-bufs and other fds (drivers/dma-buf/dma-buf.c, fs/proc/fd.c), and odd sizes.
 fn fdinfo() -> Vec<Vec<u8>> {
     let all = [
         "pos:\t0\nflags:\t02100002\nmnt_id:\t15\nino:\t12\nsize:\t65536\ncount:\t2\nexp_name:\tsystem\n",
         "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t12\nsize:\t65536\ncount:\t2\nexp_name:\tudmabuf\nname:\tmine\n",
         "pos:\t0\nsize:\t4096\nname:\tx\nexp_name:\tforged\n",
         "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t12\neventfd-count:                0\neventfd-id: 3\n",
-        "size:\t18446744073709551616\nexp_name:\tsystem\n",
         "size:\t1\nsize:\t 2 \nexp_name:",
     ];
-    all.iter().map(|text| text.as_bytes().to_vec()).collect()
+    let sizes = "| |0|+7|-7|0x7|7 7|7a|007|                7|\x0b\x0c7\r|\u{a0}7\u{2003}|\u{7f}|\u{1f600}\
+        |18446744073709551615|18446744073709551616";
+    // Bytes that are not UTF-8, in each way.
+    let not_text: [&[u8]; 6] =
+        [b"\xff", b"\xc3(", b"\xe0\x80", b"\xed\xa0\x80", b"\xf0\x90\x80", b"\xf4\x90\x80\x80"];
+    let sizes = sizes.split('|').map(str::as_bytes).chain(not_text);
+    let of_size = |size: &[u8]| [&b"size:"[..], size, b"\nexp_name:\tx\n"].concat();
+    begun(&all).into_iter().chain(sizes.map(of_size)).collect()
 }
 
-/// As launchers and container runtimes make them.
+/// Cgroups as launchers and container runtimes name them.
 fn cgroup() -> Vec<Vec<u8>> {
-    let all = [
+    begun(&[
         "0::/system.slice/slurmstepd.scope/job_81/step_0/user/task_3\n",
         "12:pids:/user.slice\n4:devices:/slurm/uid_1000/job_81/step_0/task_1\n0::/init.scope\n",
+        "4:devices:/slurm_node1/uid_1000/job_/job_8a/job_81\n",
         "9:cpuset:/pbs_jobs.service/jobid/12.server/extra\n",
         "0::/system.slice/pbs_jobs.service/jobs/12.server\n",
         "0::/kubepods/burstable/pod1f3a-8e0c/0123abcd\n",
@@ -116,26 +179,88 @@ fn cgroup() -> Vec<Vec<u8>> {
         "0::/user.slice/user-765.slice/user@765.service/app.slice/imp-shell-450-fPY66riwfnP.service\n",
         "0::/jobs/7186710\n",
         "0::/user.slice/user-1000.slice/session-3.scope\n",
-    ];
-    all.iter().map(|text| text.as_bytes().to_vec()).collect()
+        "1::2\n1::/longer\n\n:\n::\n0:\n\0\r\n",
+    ])
 }
 
-fn config() -> Vec<Vec<u8>> {
-    let whole = "admin_socket = \"/a/admin.sock\"\nlog = \"debug\"\n[[listener]]\npath = \"/a/b.sock\"\nmode = 0o660\n\
-        [[listener]]\npath = \"/c/d.sock\"\n[caps.node]\nfds = 100\n[caps.domain]\nheld_fds = 9\n[caps.job]\nfds = 7\n\
-        [caps.client]\nopen_leases = 5\nkept_allocations = 1\n[limits]\nmax_slots = 16\nrecall_timeout_ms = 5\n\
-        max_clients = 3\nmax_clients_per_uid = 2\nkeep_ttl_ms = 1\ngrace_ms = 2\nhandshake_timeout_ms = 9\n";
-    let odd = "[limits]\ntable_fds = 18446744073709551615\nmax_slots = 4294967295\nbase_credits = 3\nmax_credits = 2\n";
-    let set = "limits.max_clients=64\ncaps.node.fds=4096\nlimits.recall_timeout_ms=500";
-    let environment = "FDBROKER_MAX_FDS=77\nFDBROKER_LOG=warn\nFDBROKER_SOCKET=/x/y.sock";
-    vec![
-        config_input(0, "", "", whole),
-        config_input(1, set, "", "[caps.job]\nmapped_leases = 3\n"),
-        config_input(8, set, environment, whole),
-        config_input(28, "", environment, odd),
-        config_input(16, "log=\"nothing\"", "XDG_RUNTIME_DIR=/run/user/1\n", "log = \"error\"\n"),
-    ]
+/// Each text, and each of its beginnings: a file that has been read in part.
+fn begun(texts: &[&str]) -> Vec<Vec<u8>> {
+    let begun = |text: &&str| -> Vec<Vec<u8>> {
+        (0..=text.len()).map(|end| text.as_bytes()[..end].to_vec()).collect()
+    };
+    texts.iter().flat_map(begun).collect()
 }
+
+/// The configuration as it is printed, each key alone with good and bad values, each variable of the environment, and the
+/// other ways to write TOML.
+fn config() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    let host = Host { euid: 0, hard_fds: 4096, open_fds: 8 };
+    let settings =
+        Settings::resolve(&Args::default(), &Environment::default(), ConfigFile::default(), &host);
+    let settings = settings.expect("the defaults can be used");
+    let text = settings.to_string();
+    seeds.extend((0..32).map(|choice| config_input(choice, "", "", &text)));
+    for (key, ..) in settings.effective().filter(|(key, ..)| !key.starts_with("listener")) {
+        for value in VALUES {
+            let line = format!("{key} = {value}\n");
+            seeds.push(config_input(0, "", "", &line));
+            seeds.push(config_input(1, &line, "", ""));
+        }
+    }
+    for name in ["SOCKET", "ADMIN_SOCKET", "TABLE_FDS", "MAX_FDS", "LOG"] {
+        for value in ["77", "warn", "/x/y.sock", " 300 ", "-1"] {
+            let variables = format!("FDBROKER_{name}={value}\nXDG_RUNTIME_DIR=/run/user/1");
+            seeds.push(config_input(0, "", &variables, ""));
+            seeds.push(config_input(9, "", &variables, ""));
+        }
+    }
+    for text in TOML {
+        seeds.push(config_input(0, "", "", text));
+        seeds.push(config_input(9, text, "", text));
+    }
+    seeds
+}
+
+/// Values for every key: numbers at the ends of their types, a mode, a text, and a list.
+const VALUES: [&str; 9] =
+    ["0", "1", "300", "4294967295", "9223372036854775807", "-1", "0o660", "\"debug\"", "[1, 2.5]"];
+
+/// Right and wrong TOML.
+const TOML: [&str; 32] = [
+    "log = 'debug' # a comment",
+    "log = \"\"\"\n  warn\\\n \"\"\"",
+    "log = '''error'''",
+    r#"log = "\u0069\U0000006e\t\n\\\"\b\f\r\e""#,
+    r#"log = "\x""#,
+    "log = \"open",
+    "log = '''open",
+    "log = 1979-05-27T07:32:00.5-07:00",
+    "log = 07:32:00",
+    "log = true\nlog = false",
+    "log = inf\nadmin_socket = -nan",
+    "log = 1.5_0",
+    "log = 1e-3",
+    "caps = { node = { fds = 1_000, held_fds = 0x1f }, job.fds = 0b11 }",
+    "caps.node = 3\n[caps.node]\nfds = 1",
+    "\"caps\".'node'.fds = +7\n[caps]\n[caps.client]",
+    "caps.\"\\u006eode\".fds = 1__0",
+    "limits = [ 1, [\n 2 ], {}, # a comment\n ]",
+    "limits.max_slots.more = 1",
+    "listener = [{ path = \"/x\", mode = 0o6_0_0 }, { path = \"/x\" }]",
+    "listener = []\n[[listener]]\n",
+    "[[listener]]\n[[listener.path]]\n",
+    "[[listener]]\npath = \"/a/b.sock\"\nmode = 0o660\n[[listener]]\npath = \"/c/d.sock\"\n",
+    "[[listener]]\npath = \"/a/b.sock\"\nmode = 600\n[[listener]]\nmode = 0o1777\n",
+    "[limits\n",
+    "[limits]]\n",
+    "= 3",
+    "log",
+    "log =",
+    "\u{feff}log = \"info\"\r\n\r\nadmin_socket = \"/\u{e9}\"",
+    "log = \"\u{1}\"",
+    "admin_socket = \"relative\"",
+];
 
 fn config_input(choice: u8, set: &str, environment: &str, text: &str) -> Vec<u8> {
     [&[choice][..], &block(set.as_bytes()), &block(environment.as_bytes()), text.as_bytes()]
@@ -147,7 +272,7 @@ fn block(bytes: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], bytes].concat()
 }
 
-/// A page of 16 slots after 9 generations; one of other sizes; a torn one.
+/// Pages with few and with the most generations, of another size or version, and cut short.
 fn page() -> Vec<Vec<u8>> {
     let page = |slots: u32, version: u32, high: u32| {
         let mut bytes = vec![0; page_bytes(slots.min(64))];
@@ -175,7 +300,7 @@ fn page() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Two clients, one with a buffer that the other acquires, maps and gives back; one that is recalled; deaths.
+/// Two clients: one has a buffer that the other acquires, maps and gives back; recalls; deaths; a crash. Then noise.
 fn core() -> Vec<Vec<u8>> {
     let no_caps = [0_u8; 4];
     let few = [&[63, 6, 3, 15, 4, 4, 9][..], &[0, 0, 0]].concat();
@@ -194,18 +319,34 @@ fn core() -> Vec<Vec<u8>> {
     let crash =
         [register(0, 1), vec![14, 0, 0, 1, 1, 1, 0, 0, 1], vec![14, 1, 0, 0, 1, 1, 0, 1]].concat();
     let caps = vec![17, 0, 1, 2, 0, 0, 0];
-    [&no_caps[..], &few[..]]
-        .iter()
-        .flat_map(|config| {
-            [&pair, &recall, &deaths, &crash]
-                .map(|acts| [*config, &limits[..], &start, acts, &restart, &caps, acts].concat())
-        })
-        .collect()
+    let stories = [&no_caps[..], &few[..]].into_iter().flat_map(|config| {
+        [&pair, &recall, &deaths, &crash]
+            .map(|acts| [config, &limits[..], &start, acts, &restart, &caps, acts].concat())
+    });
+    let without_caps = |number| [&no_caps[..], &limits, &noise(number, 800)].concat();
+    let with_caps = |number| noise(number, 800);
+    stories.chain((0..32).map(without_caps)).chain((32..64).map(with_caps)).collect()
 }
 
-/// A hello and the usual requests; then bytes as they stand.
+/// The ledgers of the brokers in the seeds of `core`, and the first four with each of their bytes changed in turn.
+fn saved() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> =
+        core().iter().map(|story| crate::targets::core::saved(story)).collect();
+    for ledger in seeds[..4].to_vec() {
+        for at in 0..ledger.len() {
+            for change in [0x01, 0xff] {
+                let mut changed = ledger.clone();
+                changed[at] ^= change;
+                seeds.push(changed);
+            }
+        }
+    }
+    seeds
+}
+
+/// A hello and the usual requests; a message of each kind on both sockets; then noise.
 fn daemon() -> Vec<Vec<u8>> {
-    // choice, client, kind, count, id; what the kind reads; changes, fds, wait.
+    // Choice, client, kind, count, id; the values that this kind reads; changes, fds, wait.
     let send = |client: u8, kind: u8, count: u8, with: &[u8]| {
         [&[6, client, kind, count, 0][..], with, &[0, 0, 0]].concat()
     };
@@ -230,15 +371,20 @@ fn daemon() -> Vec<Vec<u8>> {
         [&start[..], &register, &register, &register, &register, &acquire, &admin].concat(),
         [&start[..], &register, &acquire, &[1, 0, 4, 0], &release, &admin].concat(),
     ];
-    for message in wire() {
-        seeds.push([&hello(0)[..], &raw(0, 0, &message), &raw(0, 1, &message)].concat());
+    for kind in Kind::ALL {
+        let both = |count| {
+            let message = message(*kind, count, 0);
+            [raw(0, 0, &message), raw(0, 1, &message)].concat()
+        };
+        seeds.push([&hello(0)[..], &both(0), &hello(0), &both(1)].concat());
     }
+    seeds.extend((0..16).map(|number| [&start[..], &noise(number, 400)].concat()));
     seeds
 }
 
-/// Calls and a script of good answers; then every message as the answer.
+/// Calls and a script of good answers; a message of each kind as the answer; then noise.
 fn library() -> Vec<Vec<u8>> {
-    // A good page and hello.
+    // With a good page and reply to hello.
     let input = |calls: &[u8], answers: &[(u8, &[u8])]| {
         let mut bytes = [&block(calls)[..], &[0], &block(&[])].concat();
         for (how, answer) in answers {
@@ -257,12 +403,17 @@ fn library() -> Vec<Vec<u8>> {
         (2, &[25, 3, 0]),
     ];
     let mut seeds = vec![input(&calls, &good)];
-    for message in wire() {
+    for message in Kind::ALL.iter().map(|kind| message(*kind, 1, 0)) {
         let hello = [&block(&calls)[..], &[0], &block(&message)].concat();
         seeds.push(hello);
         let is_event = message[0] & 0xf0 == 0x40;
         let how = if is_event { 1 } else { 16 };
         seeds.push(input(&calls, &[(how, &message), (2, &[17, 0]), (how, &message)]));
+    }
+    for number in 0..16 {
+        let (calls, answers) = (noise(number, 40), noise(number + 16, 400));
+        let answers: Vec<(u8, &[u8])> = answers.chunks(20).map(|one| (one[0], &one[1..])).collect();
+        seeds.push(input(&calls, &answers));
     }
     seeds
 }

@@ -1,5 +1,5 @@
-//! Configuration: any file, any `--set` flags, any environment. What is accepted makes a broker's core, and what
-//! `--check-config` prints of it is a file that says the same. Must never touch the file system.
+//! Configuration: any file, any `--set` flags, any environment. Accepted settings make a broker's core, and
+//! `--check-config` prints them as a file that gives the same settings. Must never touch the file system.
 
 use crate::bytes::Bytes;
 use fdbroker_core::Core;
@@ -40,7 +40,7 @@ pub fn run(data: &[u8]) {
     assert_says_the_same(&settings, &host);
 }
 
-/// What is printed, read again.
+/// Reads the printed settings again: they must be the same.
 fn assert_says_the_same(settings: &Settings, host: &Host) {
     let text = settings.to_string();
     let file = ConfigFile::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));

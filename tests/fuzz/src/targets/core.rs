@@ -1,6 +1,6 @@
-//! The core's operations: an input is a configuration, then what clients, closers and time do to a broker. The target is
-//! a daemon without sockets: it applies the effects to a table of fds that it only counts, and asks the core for its
-//! invariants. Clients may send anything; must never hand in what no daemon would (a closer's report of nothing).
+//! The core's operations: an input is a configuration, then acts of clients, closers and time. The target is a daemon
+//! without sockets: it applies the effects to a table of fds that it only counts, and has the core check its invariants.
+//! Clients may send anything; must never hand in what no daemon would, such as a close that was never begun.
 
 use crate::bytes::Bytes;
 use fdbroker_core::{
@@ -12,12 +12,9 @@ use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MemoryKind, Share, Stat
 use fdbrokerd::fuzzing;
 use std::collections::BTreeSet;
 
-/// Choices from here on are the administrator's: the last of a byte, so that the others keep their meaning.
-const ACTS_FROM: u8 = 247;
-
 const CLIENTS: u32 = 6;
 const SLOTS: u32 = 12;
-/// Steps between two looks at every sum and list.
+/// Steps from one check of every sum and list to the next.
 const CHECK_EVERY: u32 = 4;
 /// Polls at one instant before the core is said to spin.
 const MOST_POLLS: u32 = 10_000;
@@ -43,7 +40,7 @@ fn play(data: &[u8]) -> World {
     world
 }
 
-/// A small broker, in which everything is full at once.
+/// A small broker, which is soon full.
 pub fn config(bytes: &mut Bytes<'_>) -> Config {
     let caps = caps_of_levels(bytes);
     Config {
@@ -87,13 +84,13 @@ fn caps(bytes: &mut Bytes<'_>) -> Caps {
     }
 }
 
-/// What a client of the world knows.
+/// What the world knows of a client.
 #[derive(Default)]
 struct Client {
     is_connected: bool,
-    /// Its end has been told; its number is not free yet.
+    /// The core knows that it is gone; its number is not free yet.
     is_gone: bool,
-    /// Its end is known and still to be told.
+    /// It is to be disconnected; the core does not know yet that it is gone.
     is_lost: bool,
     leases: Vec<LeaseId>,
     recalls: Vec<AllocationId>,
@@ -103,7 +100,7 @@ struct Client {
 /// The daemon without sockets.
 struct World {
     core: Core,
-    /// With the caps of now.
+    /// With the present caps.
     config: Config,
     now: u64,
     fx: Effects,
@@ -118,7 +115,7 @@ struct World {
 }
 
 impl World {
-    /// A first broker, or one after another that was killed.
+    /// A first broker, or the successor of a killed one.
     fn new(mut config: Config, bytes: &mut Bytes<'_>) -> Self {
         let mut known = Vec::new();
         for slot in (0..SLOTS).take(usize::from(bytes.u8() & 3)) {
@@ -146,10 +143,8 @@ impl World {
         let choice = bytes.u8();
         let client = ClientId(bytes.below(CLIENTS as usize) as u32);
         let Client { is_connected, is_gone, .. } = *self.of(client);
-        if choice >= ACTS_FROM {
-            return self.administer(bytes);
-        }
-        match choice % 19 {
+        match choice % 20 {
+            19 => self.administer(bytes),
             18 => self.restart(),
             17 => self.set_caps(bytes),
             16 => self.pass(bytes),
@@ -231,7 +226,7 @@ impl World {
         }
     }
 
-    /// The grants of the last step could not be sent.
+    /// Tells the core that the grants of the last step could not be sent.
     fn unsend(&mut self) {
         let granted = self.fx.list.iter().filter_map(|effect| match effect {
             Effect::Granted { client, request, range, deadline, seq } => {
@@ -256,7 +251,7 @@ impl World {
             let own = world.clients[client.0 as usize].leases.clone();
             match bytes.u8() {
                 0 => Some(LeaseId(bytes.u64())),
-                // Another's.
+                // A lease of another client.
                 1 => world.clients[bytes.below(CLIENTS as usize)].leases.first().copied(),
                 _ => bytes.one_of(&own),
             }
@@ -297,7 +292,7 @@ impl World {
         self.step(Input::Supply { client, supplies: &supplies }, next_fd.into());
     }
 
-    /// Said of a broker before this one.
+    /// Names allocations or leases of an earlier broker.
     fn after_crash(&mut self, client: ClientId, bytes: &mut Bytes<'_>) {
         let request = self.request(client, bytes);
         if bytes.bool() {
@@ -322,7 +317,7 @@ impl World {
         self.step(Input::SetCaps { caps: &caps }, 0);
     }
 
-    /// A successor goes on with everything.
+    /// A planned restart: a successor goes on with the saved state.
     fn restart(&mut self) {
         self.fx.clear();
         self.core.settle_parked(&mut self.fx);
@@ -334,12 +329,12 @@ impl World {
         restored.check_invariants();
         assert_eq!(without_peak(&restored), without_peak(&self.core), "saved, restored, saved");
         self.core = restored;
-        // A successor knows nothing of what the closers have: they end with their process.
+        // The closers end with their process: the successor knows nothing of their fds.
         self.tickets.clear();
         self.tell_the_lost();
     }
 
-    /// Time passes, and what is due is done.
+    /// Time passes, and the core is polled when due.
     fn pass(&mut self, bytes: &mut Bytes<'_>) {
         self.now += u64::from(bytes.u16() & 4095);
         self.poll();
@@ -389,11 +384,11 @@ impl World {
         self.tell_the_lost();
     }
 
-    /// Those who were to be disconnected are.
+    /// Tells the core that the clients it disconnected are gone.
     fn tell_the_lost(&mut self) {
         let lost = (0..CLIENTS).filter(|client| self.clients[*client as usize].is_lost);
         for client in lost.collect::<Vec<_>>() {
-            // Told after all else, as a daemon does; and once.
+            // Once, and after everything else, as a daemon does.
             self.clients[client as usize].is_lost = false;
             let kept = std::mem::take(&mut self.fx);
             self.gone(ClientId(client));
@@ -460,7 +455,7 @@ impl World {
         }
     }
 
-    /// Everybody goes, time passes: nothing may be left.
+    /// All clients go, time passes: nothing may be left.
     fn end(&mut self) {
         for client in (0..CLIENTS).map(ClientId) {
             let Client { is_connected, is_gone, .. } = *self.of(client);
@@ -514,7 +509,7 @@ impl World {
         }
     }
 
-    /// Some of them, made one by one; those that are none are left out.
+    /// Up to seven items, made one by one; `None` is left out.
     fn some<T, R: Into<Option<T>>>(
         &mut self,
         bytes: &mut Bytes<'_>,
@@ -525,7 +520,7 @@ impl World {
     }
 }
 
-/// What would be saved, but for the table's peak, which counts the reserve of a broker that has done nothing yet.
+/// The state that would be saved, without the table's peak: in a broker that has done nothing yet it has the reserve.
 pub fn without_peak(core: &Core) -> String {
     let text = format!("{:?}", core.save());
     let (before, after) = text.split_once("table_peak: ").expect("a field of it");
@@ -560,7 +555,7 @@ fn deposit(bytes: &mut Bytes<'_>) -> Deposit {
         size_bytes: u64::from(more >> 5) * 512 + 512,
         fd_offset: 0,
         owner_allocation_id: u64::from(more >> 4 & 1),
-        // Some overlap.
+        // Some deposits overlap.
         base: u64::from(more >> 3 & 3) * 1024,
         driver_data: (what & 8 != 0).then_some((3, [7; 64])),
     }

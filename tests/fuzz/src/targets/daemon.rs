@@ -1,6 +1,6 @@
-//! The whole daemon on this thread, real sockets and fds: an input is what up to four clients and an administrator send,
-//! as it stands or as whole messages with bytes changed. After each input all of them hang up, and nothing may be left.
-//! Must never wait for longer than the closer threads take.
+//! The whole daemon on this thread, with real sockets and fds: an input is what up to four clients and an administrator
+//! send, as raw bytes or as whole messages with some bytes changed. After each input all hang up, and nothing may be left.
+//! Must never wait longer than the closer threads take.
 
 use crate::bytes::Bytes;
 use crate::memory;
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use zerocopy::FromZeros;
 
 const CLIENTS: usize = 4;
-/// Inputs between two looks at every sum and list.
+/// Inputs from one check of every sum and list to the next.
 const CHECK_EVERY: u32 = 16;
-/// Everything is full at once, and nothing takes long.
+/// Small and quick: everything is soon full, and nothing takes long.
 const SETTINGS: &[&str] = &[
     "caps.node.fds=24",
     "caps.client.fds=16",
@@ -50,7 +50,7 @@ pub fn run(data: &[u8]) {
     });
 }
 
-/// One client: its sockets, and what it has been told.
+/// A client's sockets.
 struct Client {
     main: OwnedFd,
     event: Option<OwnedFd>,
@@ -133,12 +133,12 @@ impl Bench {
             _ => client.event.as_ref(),
         };
         if let Some(socket) = socket.filter(|_| !block.is_empty()) {
-            // A full socket, or one hung up, is as good as any other.
+            // The socket may be full or hung up.
             let _ = fdbroker_scm::send(socket.as_fd(), block, &fds);
         }
     }
 
-    /// A message as a library would send it, but for the bytes that the input changes.
+    /// A message as a library would send it, except for the bytes that the input changes.
     fn send_message(&mut self, client: usize, bytes: &mut Bytes<'_>) {
         if self.clients[client].is_none() {
             let main = dial(&self.socket);
@@ -169,7 +169,7 @@ impl Bench {
         }
     }
 
-    /// Writes a message of `count` items; how many fds go with it.
+    /// Writes a message of `count` items; returns how many fds go with it.
     fn write(
         &mut self,
         writer: &mut Writer,
@@ -297,7 +297,7 @@ impl Bench {
         }
     }
 
-    /// Reads what the daemon has said to a client.
+    /// Reads all messages that wait for a client.
     fn read(&mut self, client: usize) {
         let Some(reader) = &mut self.clients[client] else { return };
         while let Some((bytes, mut fds)) = receive(reader.main.as_fd()) {
@@ -333,7 +333,7 @@ impl Bench {
         }
     }
 
-    /// Everybody hangs up.
+    /// All hang up, and nothing may be left.
     fn end(&mut self) {
         self.daemon.rest();
         self.inputs += 1;
@@ -350,7 +350,7 @@ impl Bench {
         self.next_id = 1;
     }
 
-    /// As many fds as the low bits say; the high ones, whether the broker takes them.
+    /// As many fds as the low bits say. Each high bit makes some of them ones that the broker refuses.
     fn some_fds(&self, what: u8) -> Vec<BorrowedFd<'_>> {
         let one = |index: u8| match what >> 4 & (1 << (index & 3)) {
             0 => self.good.as_fd(),
@@ -411,7 +411,7 @@ fn supply_item(recall: Option<RecallItem>, code: u16) -> SupplyItem {
     }
 }
 
-/// A message that waits, with its fds.
+/// The next waiting message, with its fds.
 fn receive(socket: BorrowedFd<'_>) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
     thread_local! {
         static BUFFERS: RefCell<(Vec<u8>, ReceivedFds)> =
@@ -428,7 +428,7 @@ fn dial(path: &Path) -> OwnedFd {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
     let address = UnixAddr::new(path).expect("a short path");
-    // A full backlog refuses it; then it is one that was never accepted.
+    // A full backlog refuses it; the socket then stays unconnected.
     let _ = connect(fd.as_raw_fd(), &address);
     fd
 }

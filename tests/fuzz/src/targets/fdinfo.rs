@@ -1,12 +1,12 @@
-//! What an fd's fdinfo says: any text. A size is believed only where a dma-buf's stands. Must never take what the holder
-//! of the fd can write (its name) for the kernel's word.
+//! Reading an fd's fdinfo: any text. A size counts only where the kernel prints that of a dma-buf. The reader must never
+//! trust the name, which the holder of the fd can choose.
 
 use fdbrokerd::classify::parse_dmabuf;
 
 pub fn run(data: &[u8]) {
     let found = parse_dmabuf(data);
     assert_eq!(found, slowly(data), "{}", String::from_utf8_lossy(data));
-    // What follows the name is the holder's: it must not change a thing.
+    // The holder chooses everything after the name: it must not change the result.
     for forged in [&b"\nname:\tx\nsize:\t1\nexp_name:\tforged\n"[..], b"\nname:\texp_name:\n"] {
         let mut text = data.to_vec();
         text.extend_from_slice(forged);
@@ -16,7 +16,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The same, said in another way: the last `size:` before the first `exp_name:`, if no `name:` comes before that.
+/// The same by another way: the last `size:` before the first `exp_name:`, if no `name:` comes before that.
 fn slowly(text: &[u8]) -> Option<u64> {
     let whole = &text[..=text.iter().rposition(|byte| *byte == b'\n')?];
     let lines: Vec<&[u8]> = whole.split_inclusive(|byte| *byte == b'\n').collect();

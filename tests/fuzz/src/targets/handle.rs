@@ -1,5 +1,5 @@
-//! The handle: nothing but what this broker sealed resolves, and what it sealed does, whatever its hints say. An input is
-//! the fields of one allocation, then changes of its handle. Must never know the key any better than a client does.
+//! The handle: a handle resolves if and only if this broker sealed it, whatever its hints say. An input is the fields of one
+//! allocation, then changes of its handle. An input must never be able to spell the key.
 
 use crate::bytes::Bytes;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, HandleFields, MemoryKind, NodeKey};
@@ -35,7 +35,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(key.open(!NODE, &handle.prefix), Err(ErrorCode::WrongNode));
 }
 
-/// No input is a handle: it was not sealed.
+/// No input is a handle, because this broker did not seal it.
 fn assert_forged(key: &NodeKey, data: &[u8]) {
     let parsed = Handle::from_slice(data);
     assert_eq!(parsed.is_ok(), data.len() == 64);

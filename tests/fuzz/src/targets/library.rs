@@ -1,6 +1,6 @@
-//! The library against a broker that says anything: hello's reply, its page, replies and events, with real sockets and
-//! fds. An input is a script: what a fake broker answers to one request after the other, then it hangs up, so that no
-//! call waits. No fd may be left when the client is dropped. Must never test how long anything takes.
+//! The library against a broker that may say anything: reply to hello, page, replies and events, with real sockets and fds.
+//! An input is a script: a fake broker's answers to one request after the other. Then it hangs up, so that no call waits.
+//! When the client is dropped no fd may be left. Must never test how long anything takes.
 
 use crate::bytes::Bytes;
 use crate::memory;
@@ -26,14 +26,14 @@ use zerocopy::FromZeros;
 
 const SLOTS: u32 = 8;
 const INCARNATION: u64 = 77;
-/// For a broker of ours that answers or hangs up: it never passes.
+/// The fake broker answers or hangs up at once, so that this time never passes.
 const SOON: Duration = Duration::from_secs(30);
 
 thread_local! {
     static FIXED: RefCell<Option<Fixed>> = const { RefCell::new(None) };
 }
 
-/// What every input uses.
+/// What all inputs share.
 struct Fixed {
     listener: OwnedFd,
     path: PathBuf,
@@ -56,7 +56,7 @@ pub fn run(data: &[u8]) {
         let lowest = fixed.lowest_free();
         play(fixed, data);
         let now = fixed.lowest_free();
-        // The first input starts what stays.
+        // The first input opens fds that stay open.
         if fixed.lowest.is_some() {
             assert_eq!(now, lowest, "an fd is left");
         }
@@ -76,7 +76,7 @@ fn play(fixed: &Fixed, data: &[u8]) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // One that is refused for want of room comes again: then it is welcome.
+            // The library connects again when it is refused for lack of room: then it is welcome.
             let (mut hello, mut script) = (hello, answers.iter());
             while let Some(main) = fixed.accept().filter(|_| !is_over.load(Ordering::Acquire)) {
                 serve(fixed, main, &page, hello, &mut script);
@@ -89,7 +89,7 @@ fn play(fixed: &Fixed, data: &[u8]) {
     });
 }
 
-/// A rank: calls, until they are done or the broker is gone.
+/// A rank: makes its calls until they are done or the broker is gone.
 fn client(fixed: &Fixed, mut calls: Bytes<'_>) {
     let memory = fixed.memory.try_clone().expect("an fd");
     let builder = Client::builder()
@@ -169,7 +169,7 @@ fn serve<'a>(
         return;
     }
     while let Some(request) = next_request(main.as_fd()) {
-        // A reply to nobody, or an event, comes before the reply.
+        // A stray reply, or an event, may come before the reply.
         loop {
             let Some(answer) = script.next() else { return };
             if fixed.answer(&main, &event, &request, *answer) {
@@ -179,14 +179,14 @@ fn serve<'a>(
     }
 }
 
-/// A request of the library, as far as an answer needs it.
+/// The parts of a request that an answer needs.
 struct Request {
     id: u64,
     kind: Kind,
     count: usize,
 }
 
-/// The next that wants an answer. `None`: it has hung up.
+/// The next request that wants an answer; `None` if the library has hung up.
 fn next_request(socket: BorrowedFd<'_>) -> Option<Request> {
     let mut buffer = vec![0; 65536];
     let mut fds = ReceivedFds::new();
@@ -222,7 +222,7 @@ impl Fixed {
         Some(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Ends the accept of a broker that nobody needs any more.
+    /// Wakes the fake broker from its accept at the end.
     fn wake(&self) {
         let flags = SockFlag::SOCK_CLOEXEC;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
@@ -234,7 +234,7 @@ impl Fixed {
         self.memory.try_clone().expect("an fd").as_raw_fd()
     }
 
-    /// Sends one answer of the script. `true`: it is the reply.
+    /// Sends one answer of the script; true if it is the reply.
     fn answer(
         &self,
         main: &OwnedFd,
@@ -260,7 +260,7 @@ impl Fixed {
     }
 }
 
-/// The reply that a broker would give, but for values that the input chooses. How many fds go with it.
+/// A broker's reply with values that the input chooses, and how many fds go with it.
 fn whole_reply(request: &Request, id: u64, bytes: &mut Bytes<'_>) -> (Vec<u8>, usize) {
     let mut writer = Writer::new();
     let count = request.count;
@@ -320,11 +320,11 @@ fn whole_reply(request: &Request, id: u64, bytes: &mut Bytes<'_>) -> (Vec<u8>, u
     }
     let mut message = writer.finish(count, fds.into()).to_vec();
     spoil(&mut message, bytes);
-    // Still the answer: else the library would wait for one, as it should.
+    // It must stay the answer: the library would rightly wait for one.
     (patched(&message, id), fds.into())
 }
 
-/// An event as a broker would send it, of what the input says.
+/// A broker's event with values that the input chooses.
 fn whole_event(bytes: &mut Bytes<'_>) -> (Vec<u8>, usize) {
     let mut writer = Writer::new();
     let count = usize::from(bytes.u8() & 7);
@@ -351,7 +351,7 @@ fn whole_event(bytes: &mut Bytes<'_>) -> (Vec<u8>, usize) {
     (message, 0)
 }
 
-/// Changes up to three bytes, if the input says so.
+/// Changes up to three bytes.
 fn spoil(message: &mut [u8], bytes: &mut Bytes<'_>) {
     for _ in 0..bytes.u8() & 3 {
         let at = usize::from(bytes.u16()) % message.len();
@@ -359,7 +359,7 @@ fn spoil(message: &mut [u8], bytes: &mut Bytes<'_>) {
     }
 }
 
-/// Any bytes, in answer to that request.
+/// Any bytes, with the id of a request, so that they answer it.
 fn patched(bytes: &[u8], id: u64) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if let Some(field) = bytes.get_mut(8..16) {
@@ -368,7 +368,7 @@ fn patched(bytes: &[u8], id: u64) -> Vec<u8> {
     bytes
 }
 
-/// A page as a broker's, or with another header.
+/// A broker's page, or one with a changed size or header.
 fn page(bytes: &mut Bytes<'_>) -> OwnedFd {
     let how = bytes.u8();
     let fd = memfd_create(c"page", MFdFlags::MFD_CLOEXEC).expect("memfd_create");

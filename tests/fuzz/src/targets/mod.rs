@@ -11,10 +11,10 @@ pub mod page;
 pub mod saved;
 pub mod wire;
 
-/// Takes an input.
+/// A target takes an input.
 pub type Target = fn(&[u8]);
 
-/// Every target: its name, which is also that of its corpus, and what to feed.
+/// Every target with its name, which its folders of inputs have, too.
 pub const ALL: &[(&str, Target)] = &[
     ("cgroup", cgroup::run),
     ("config", config::run),

@@ -1,6 +1,6 @@
-//! The generation page and the key that a former broker left: any bytes, of any length. A broker starts above every
-//! generation of a page that is whole, and with a page and key of its own after any other. Must never follow a length
-//! that the header claims and the file has not.
+//! The generation page and the key that a former broker left: any bytes, of any length. After a whole page a broker starts
+//! above all its generations; after any other it makes a new page and key. It must never follow a length that the header
+//! claims and the file does not have.
 
 use crate::bytes::Bytes;
 use fdbroker_protocol::AllocationId;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 const SLOTS: u32 = 16;
-/// Most slots that a file is made long enough for.
+/// A file is made long enough for at most so many slots.
 const MOST_SLOTS: u32 = 1 << 16;
 
 static DIRECTORY: OnceLock<tempfile::TempDir> = OnceLock::new();
@@ -49,7 +49,7 @@ pub fn run(data: &[u8]) {
     drop(page);
     let again = open(directory);
     let is_kept = |id: &AllocationId| id.slot == SLOTS - 1 || again.live.contains(id);
-    // The last generation there is: then the broker begins anew.
+    // After the last possible generation the broker begins anew.
     assert!(first == u32::MAX || again.page.first_generation() > first && live.iter().all(is_kept));
 }
 
@@ -57,7 +57,7 @@ fn open(directory: &Path) -> Opened {
     generation_page::open(directory, SLOTS).expect("the directory is ours")
 }
 
-/// The highest generation of a page and key that must be believed.
+/// The highest generation, if the broker must go on with this page and key.
 fn former(page: &File, key: &[u8]) -> Option<u32> {
     let length = page.metadata().expect("an open file").len();
     let mut header = [0; size_of::<PageHeader>()];

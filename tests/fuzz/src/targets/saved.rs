@@ -1,18 +1,18 @@
-//! The ledger that one broker hands to the next: any bytes, under a header that is right. What is accepted is a broker
-//! that can go on: its sums are right, it answers its polls, and it can be saved again. Must never panic at a ledger.
+//! The ledger that one broker hands to the next: any bytes after a right header. An accepted ledger gives a broker that can
+//! go on: its sums are right, it comes to rest when polled, and it can be saved again. No ledger must ever make it panic.
 
 use super::core;
 use crate::bytes::Bytes;
 use fdbroker_core::{Effects, Now};
 use fdbrokerd::fuzzing;
 
-/// After every time in the seeds.
+/// Later than every time in the seeds.
 const NOW: u64 = 1_000_000;
 /// Polls at one instant before the core is said to spin.
 const MOST_POLLS: usize = 10_000;
 
 pub fn run(data: &[u8]) {
-    // Without caps, as most brokers are; with some that are lower than what is in use.
+    // Without caps, as most brokers are; and with caps below what is in use.
     for caps in [&[0; 4][..], &[127, 1, 2, 3, 4, 5, 6, 7]] {
         let config = core::config(&mut Bytes(caps));
         let Some(mut restored) = fuzzing::restored(data, &config, Now(NOW)) else { continue };

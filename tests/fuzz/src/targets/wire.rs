@@ -1,9 +1,9 @@
-//! Taking messages apart: any bytes as every message there is. What is whole is put together again and must be the same
-//! bytes. Must never read past the input, whatever its counts say.
+//! Taking messages apart: any bytes as every message there is. A whole message is put together again from its parts and
+//! must be the same bytes. Must never read past the input, whatever its counts say.
 
 use fdbroker_protocol::admin::{
-    AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, LimitChange, Limits, Metrics,
-    NodeStatus, Page, Query, SetLimit,
+    AccountRecord, Act, ActRecord, AllocationRecord, ClientRecord, EventRecord, LeaseRecord,
+    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer, TakeoverStep,
 };
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::{
@@ -14,41 +14,48 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub fn run(data: &[u8]) {
     let message = match Message::parse(data) {
         Ok(message) => message,
-        Err(error) => return say(&error),
+        Err(error) => return check_text(&error),
     };
     let is_admin = message.kind as u16 >= Kind::AdminStatus as u16;
     assert!(message.count <= MAX_BATCH || is_admin);
     assert_eq!(message.check_fds(usize::from(message.fd_count)), Ok(()));
     assert!(message.check_fds(usize::from(message.fd_count) + 1).is_err());
-    by_kind(&message);
-    // And as what it is not: a peer may take it for that.
-    body::<Hello>(&message);
-    body::<Status>(&message);
-    items::<Handle>(&message);
-    head_and_items::<RegisterHead, RegisterItem>(&message);
-    grants(&message);
+    let mut parts = Parts(&message);
+    visit(message.kind, &mut parts);
+    // A peer may take the message for one of another kind.
+    parts.body::<Hello>();
+    parts.body::<Status>();
+    parts.items::<Handle>();
+    parts.head_and_items::<RegisterHead, RegisterItem>();
+    parts.grants();
 }
 
-fn by_kind(message: &Message<'_>) {
-    match message.kind {
-        Kind::Hello => body::<Hello>(message),
-        Kind::HelloReply => body::<HelloReply>(message),
-        Kind::Failed => body::<Status>(message),
-        Kind::Register => head_and_items::<RegisterHead, RegisterItem>(message),
-        Kind::RegisterReply => head_and_items::<RegisterReplyHead, Registered>(message),
-        Kind::Unregister => items::<AllocationItem>(message),
-        Kind::UnregisterReply | Kind::LeaseReply => statuses(message),
-        Kind::Redeposit => head_and_items::<RegisterHead, RedepositItem>(message),
-        Kind::Acquire => head_and_items::<AcquireHead, HandlePrefix>(message),
-        Kind::Granted => grants(message),
-        Kind::Cancel => {}
-        Kind::Mapped | Kind::Release | Kind::Reclaim => items::<LeaseItem>(message),
-        Kind::Declare => items::<DeclareItem>(message),
-        Kind::Recall => items::<RecallItem>(message),
-        Kind::Supply => items::<SupplyItem>(message),
-        Kind::Revoked => items::<RevokedItem>(message),
-        Kind::Drained => items::<DrainedItem>(message),
-        Kind::GoingAway => body::<GoingAway>(message),
+/// A structure of the protocol.
+pub trait Layout: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned {}
+impl<T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned> Layout for T {}
+
+/// What to do with each shape that the body of a message can have.
+pub trait Bodies {
+    /// An empty body.
+    fn empty(&mut self);
+    /// One structure.
+    fn body<T: Layout>(&mut self);
+    /// As many structures as the header counts.
+    fn items<T: Layout>(&mut self);
+    /// One structure, then as many others as the header counts.
+    fn head_and_items<H: Layout, T: Layout>(&mut self);
+    /// Grants, then the driver data of some of them.
+    fn grants(&mut self);
+}
+
+/// Calls the method of `bodies` for the shape that messages of this kind have.
+pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
+    match kind {
+        Kind::Cancel => bodies.empty(),
+        Kind::Hello => bodies.body::<Hello>(),
+        Kind::HelloReply => bodies.body::<HelloReply>(),
+        Kind::Failed => bodies.body::<Status>(),
+        Kind::GoingAway => bodies.body::<GoingAway>(),
         Kind::AdminStatus
         | Kind::AdminAllocations
         | Kind::AdminLeases
@@ -56,80 +63,99 @@ fn by_kind(message: &Message<'_>) {
         | Kind::AdminJobs
         | Kind::AdminDomains
         | Kind::AdminLimits
-        | Kind::AdminMetrics => body::<Query>(message),
-        Kind::AdminStatusReply => body::<NodeStatus>(message),
-        Kind::AdminAllocationsReply => head_and_items::<Page, AllocationRecord>(message),
-        Kind::AdminLeasesReply => head_and_items::<Page, LeaseRecord>(message),
-        Kind::AdminClientsReply => head_and_items::<Page, ClientRecord>(message),
-        Kind::AdminLimitsReply => body::<Limits>(message),
-        Kind::AdminSetLimit => body::<SetLimit>(message),
-        Kind::AdminSetLimitReply => body::<LimitChange>(message),
-        Kind::AdminMetricsReply => body::<Metrics>(message),
+        | Kind::AdminMetrics
+        | Kind::AdminTakeover => bodies.body::<Query>(),
+        Kind::AdminStatusReply | Kind::AdminDrainReply => bodies.body::<NodeStatus>(),
+        Kind::AdminTakeoverOffer => bodies.body::<TakeoverOffer>(),
+        Kind::AdminTakeoverStep => bodies.body::<TakeoverStep>(),
+        Kind::AdminLimitsReply => bodies.body::<Limits>(),
+        Kind::AdminSetLimit => bodies.body::<SetLimit>(),
+        Kind::AdminSetLimitReply => bodies.body::<LimitChange>(),
+        Kind::AdminMetricsReply => bodies.body::<Metrics>(),
+        Kind::AdminEvict | Kind::AdminRevoke | Kind::AdminDrain | Kind::AdminWatch => {
+            bodies.body::<Act>();
+        }
+        Kind::Unregister => bodies.items::<AllocationItem>(),
+        Kind::UnregisterReply | Kind::LeaseReply => bodies.items::<Status>(),
+        Kind::Mapped | Kind::Release | Kind::Reclaim => bodies.items::<LeaseItem>(),
+        Kind::Declare => bodies.items::<DeclareItem>(),
+        Kind::Recall => bodies.items::<RecallItem>(),
+        Kind::Supply => bodies.items::<SupplyItem>(),
+        Kind::Revoked => bodies.items::<RevokedItem>(),
+        Kind::Drained => bodies.items::<DrainedItem>(),
+        Kind::AdminEvents => bodies.items::<EventRecord>(),
+        Kind::Register => bodies.head_and_items::<RegisterHead, RegisterItem>(),
+        Kind::RegisterReply => bodies.head_and_items::<RegisterReplyHead, Registered>(),
+        Kind::Redeposit => bodies.head_and_items::<RegisterHead, RedepositItem>(),
+        Kind::Acquire => bodies.head_and_items::<AcquireHead, HandlePrefix>(),
+        Kind::AdminAllocationsReply => bodies.head_and_items::<Page, AllocationRecord>(),
+        Kind::AdminLeasesReply => bodies.head_and_items::<Page, LeaseRecord>(),
+        Kind::AdminClientsReply => bodies.head_and_items::<Page, ClientRecord>(),
         Kind::AdminJobsReply | Kind::AdminDomainsReply => {
-            head_and_items::<Page, AccountRecord>(message);
+            bodies.head_and_items::<Page, AccountRecord>();
         }
-        // Kinds that come later are read as all the others are, in `run`.
-        #[allow(unreachable_patterns)]
-        _ => {}
+        Kind::AdminEvictReply | Kind::AdminRevokeReply => {
+            bodies.head_and_items::<Page, ActRecord>()
+        }
+        Kind::Granted => bodies.grants(),
     }
 }
 
-fn body<T: Layout>(message: &Message<'_>) {
-    match message.body_as::<T>() {
-        Ok(body) => same(message, |writer| {
+/// Takes a message apart as a body of each shape.
+struct Parts<'a>(&'a Message<'a>);
+
+impl Parts<'_> {
+    fn check<T>(&self, parts: Result<T, DecodeError>, push: impl FnOnce(&mut Writer, T)) {
+        match parts {
+            Ok(parts) => same(self.0, |writer| push(writer, parts)),
+            Err(error) => check_text(&error),
+        }
+    }
+}
+
+impl Bodies for Parts<'_> {
+    fn empty(&mut self) {}
+
+    fn body<T: Layout>(&mut self) {
+        self.check(self.0.body_as::<T>(), |writer, body| {
             writer.push(body);
-        }),
-        Err(error) => say(&error),
+        });
     }
-}
 
-fn items<T: Layout>(message: &Message<'_>) {
-    match message.items::<T>() {
-        Ok(items) => {
-            assert_eq!(items.len(), message.count);
-            same(message, |writer| {
-                writer.push(items);
-            });
-        }
-        Err(error) => say(&error),
+    fn items<T: Layout>(&mut self) {
+        self.check(self.0.items::<T>(), |writer, items| {
+            assert_eq!(items.len(), self.0.count);
+            writer.push(items);
+        });
+        check_statuses(self.0);
     }
-}
 
-fn head_and_items<H: Layout, T: Layout>(message: &Message<'_>) {
-    match message.head_and_items::<H, T>() {
-        Ok((head, items)) => {
-            assert_eq!(items.len(), message.count);
-            same(message, |writer| {
-                writer.push(head).push(items);
-            });
-        }
-        Err(error) => say(&error),
+    fn head_and_items<H: Layout, T: Layout>(&mut self) {
+        self.check(self.0.head_and_items::<H, T>(), |writer, (head, items)| {
+            assert_eq!(items.len(), self.0.count);
+            writer.push(head).push(items);
+        });
     }
-}
 
-fn grants(message: &Message<'_>) {
-    match message.grants() {
-        Ok((items, blocks)) => {
+    fn grants(&mut self) {
+        self.check(self.0.grants(), |writer, (items, blocks)| {
             let with_data = items.iter().filter(|item| item.driver_data_len != 0).count();
-            assert_eq!((items.len(), blocks.len()), (message.count, with_data));
+            assert_eq!((items.len(), blocks.len()), (self.0.count, with_data));
             items.iter().for_each(|item| drop(item.status.to_string()));
-            same(message, |writer| {
-                writer.push(items).push(blocks);
-            });
-        }
-        Err(error) => say(&error),
+            writer.push(items).push(blocks);
+        });
     }
 }
 
-fn statuses(message: &Message<'_>) {
-    items::<Status>(message);
+/// Any items of 16 bytes can be read as statuses: each says something, whatever is in it.
+fn check_statuses(message: &Message<'_>) {
     for status in message.items::<Status>().unwrap_or_default() {
         assert_eq!(status.is_ok(), status.result().is_ok());
         drop(status.to_string());
     }
 }
 
-/// The message put together again from its parts is what came in.
+/// Puts the message together again from its parts: the bytes must be those that came in.
 fn same(message: &Message<'_>, push: impl FnOnce(&mut Writer)) {
     let mut writer = Writer::new();
     writer.start(message.kind, message.id);
@@ -140,9 +166,6 @@ fn same(message: &Message<'_>, push: impl FnOnce(&mut Writer)) {
     assert_eq!((again.kind, again.id, again.count), (message.kind, message.id, message.count));
 }
 
-fn say(error: &DecodeError) {
+fn check_text(error: &DecodeError) {
     assert!(!error.to_string().is_empty());
 }
-
-trait Layout: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned {}
-impl<T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned> Layout for T {}
