@@ -1,5 +1,5 @@
-//! What the simulated daemon does, owned and printable: an input of the core, a poll, or taking events.
-//! Must say no more than the core's API says: it is what a replay prints.
+//! Each call that the simulated daemon makes of the core, as an owned value that a replay can print. Must say no more
+//! than the core's API says.
 
 use crate::jobs;
 use fdbroker_core::{CapsOfLevels, ClientId, JobKey, Now, Peer};
@@ -101,7 +101,7 @@ pub enum Action {
     },
     /// `Core::poll`.
     Poll,
-    /// `Core::settle_parked`, before a restart in order.
+    /// `Core::settle_parked`, before a planned restart.
     Settle,
 }
 
@@ -175,7 +175,7 @@ impl Action {
         Some(input)
     }
 
-    /// The client and its request, of those that only a welcomed client may make.
+    /// The client and its request, if only a welcomed client may make it.
     pub fn request(&self) -> Option<(u32, Option<u64>)> {
         match self {
             Action::Register { client, request, .. }
@@ -190,7 +190,7 @@ impl Action {
         }
     }
 
-    /// Whether no answer is due.
+    /// Whether the core owes no answer to it.
     pub fn is_one_way(&self) -> bool {
         matches!(self.request(), Some((_, None)))
     }
@@ -208,7 +208,7 @@ impl Action {
     }
 }
 
-/// The group and the other groups of the process of that number.
+/// The main group and the other groups that the simulated process `pid` has.
 pub fn groups_of(pid: u32) -> (u32, &'static [u32]) {
     let groups: &[u32] = if pid.is_multiple_of(5) { &[100, 102] } else { &[] };
     (100 + pid % 3, groups)
@@ -280,7 +280,7 @@ pub fn show_action(action: &Action) -> String {
     out
 }
 
-/// Some of many, for one line.
+/// The first items of a list, in one line.
 fn some(items: impl ExactSizeIterator<Item = String>) -> String {
     let more = items.len().saturating_sub(SHOWN_ITEMS);
     let mut line = items.take(SHOWN_ITEMS).collect::<Vec<_>>().join(", ");
@@ -318,7 +318,7 @@ pub fn show_status(status: &Status) -> String {
     }
 }
 
-/// One line for an effect, its ranges resolved.
+/// One line for an effect, with the items that its ranges stand for.
 pub fn show_effect(effect: &Effect, all: &Effects) -> String {
     match effect {
         Effect::Granted { client, request, range, deadline, seq } => {

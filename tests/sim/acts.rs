@@ -1,5 +1,5 @@
-//! The administrator's acts: drawn for the world, and what became of them judged. The judge must never look into the
-//! core: only at what it answers, and the model.
+//! The administrator's acts: draws them for the world, and judges their outcomes. The judge must never look into the core:
+//! only at the core's answers and the model.
 
 use crate::action::Action;
 use crate::judge::{Step, ensure};
@@ -12,14 +12,14 @@ use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::collections::BTreeSet;
 
-/// Most allocations of one act here: some more than one message may name.
+/// Most allocations of one act here: a few more than one message may name.
 const MOST_NAMED: u64 = ENDS_PER_MESSAGE as u64 + 6;
 
 /// A broker that is being drained, as the model knows it.
 #[derive(Debug, Default)]
 pub struct Draining {
     pub is_on: bool,
-    /// Connected since: client and the order of its connection.
+    /// Clients that connected after the drain began, each with the order of its connection.
     late: BTreeSet<(u32, u64)>,
 }
 
@@ -43,8 +43,8 @@ impl World {
         }
     }
 
-    /// Live ones for the most part, some that were, some twice. None of an owner that is being torn down: what is said of
-    /// those depends on how far that is.
+    /// Mostly live allocations; some have ended, some stand twice. None has an owner that is being torn down: its outcome
+    /// would depend on how far the teardown is.
     fn draw_ids(&mut self, most: u64) -> Vec<AllocationId> {
         let model = &self.model;
         let gone = |client: &u32| {
@@ -60,7 +60,7 @@ impl World {
 }
 
 impl Model {
-    /// A revoke makes it true that these have ended.
+    /// A revoke ends these allocations.
     pub fn begin_revoke(&self, step: &mut Step, ids: &[AllocationId]) {
         for id in ids.iter().take(ENDS_PER_MESSAGE) {
             if self.live(*id).is_some() {
@@ -69,7 +69,7 @@ impl Model {
         }
     }
 
-    /// From now on who connects is late, or nobody is.
+    /// Begins a drain, in which new clients count as late; or ends it.
     pub fn set_draining(&mut self, is_on: bool) {
         if is_on != self.draining.is_on {
             self.draining = Draining { is_on, late: BTreeSet::new() };
@@ -83,25 +83,31 @@ impl Model {
         }
     }
 
-    /// Whether it may deposit nothing.
+    /// Whether the client connected during the drain, and so may deposit nothing.
     pub fn is_late(&self, client: u32) -> bool {
         let order = self.client_orders.get(&client).copied().unwrap_or(0);
         self.draining.late.contains(&(client, order))
     }
 
-    /// What became of each, by what the model knew before the step's effects, which `step` and the slots show.
+    /// Judges the outcome of each allocation by the state before the step's effects, as `step` and the slots show it.
     pub fn acted(&self, step: &Step, action: &Action, acted: &[Acted]) -> Check {
         let (ids, is_evict) = match action {
             Action::Evict { ids } => (ids, true),
             Action::Revoke { ids } => (ids, false),
             _ => {
-                ensure!(acted.is_empty(), "acted upon what nobody named");
+                ensure!(
+                    acted.is_empty(),
+                    "the core acted on allocations that the act does not name"
+                );
                 return Ok(());
             }
         };
         let ids = &ids[..ids.len().min(ENDS_PER_MESSAGE)];
         let answered = acted.iter().map(|acted| acted.id);
-        ensure!(answered.eq(ids.iter().copied()), "an act is answered for others than it names");
+        ensure!(
+            answered.eq(ids.iter().copied()),
+            "the answer names other allocations than the act"
+        );
         self.proofs.count(Promise::Eviction, ids.len());
         let mut seen = BTreeSet::new();
         for Acted { id, outcome } in acted {
@@ -129,7 +135,7 @@ impl Model {
         let can_be = known.deposit.recallable && !known.deposit.keep;
         match outcome {
             ActOutcome::Done => ensure!(was_evicted && can_be, "{id} is said to be evicted"),
-            // Kept ones too: named again after a crash, and not recalled since.
+            // A kept allocation that was named again after a crash has not been recalled since, either.
             ActOutcome::Evicted => ensure!(!self.is_held(id), "{id} is held, and {outcome}"),
             ActOutcome::Resident | ActOutcome::Kept => {
                 ensure!(!can_be && self.is_held(id), "{id} is {outcome}");
@@ -139,7 +145,7 @@ impl Model {
             ActOutcome::Recalling => ensure!(!self.is_held(id), "{id} is held, and {outcome}"),
             ActOutcome::Waited => ensure!(self.is_held(id), "{id} is not held, and {outcome}"),
             ActOutcome::OwnerSilent => {
-                // Where not every step is looked at, it is not known of this one.
+                // A model that does not look at every step cannot know it of this one.
                 let is_silent = !self.exact || step.silent_before.contains(&known.owner);
                 ensure!(is_silent, "{id}: its owner answers");
             }

@@ -1,5 +1,5 @@
 //! The manners of the simulated clients and what they do next: well-behaved, slow, silent, refusing, lying,
-//! hoarding, abusive, mortal. Must only choose; the world hands the choice to the core.
+//! hoarding, abusive, mortal. Must only choose: the world hands each choice to the core.
 
 use crate::action::Action;
 use crate::model::Phase;
@@ -11,9 +11,9 @@ use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MAX_BATCH, MemoryKind, 
 /// How often, in a thousand, a client misbehaves in each way.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manners {
-    /// Has no room for another message after a grant.
+    /// Has no room in its socket for another message after a grant.
     pub slow: u64,
-    /// Lets events lie, or recalls unanswered, for long.
+    /// Leaves events unread or recalls unanswered for long.
     pub silent: u64,
     /// Answers a recall with an error.
     pub refuse: u64,
@@ -21,16 +21,16 @@ pub struct Manners {
     pub lie: u64,
     /// Does not release.
     pub hoard: u64,
-    /// Names what is not its own, twice, or out of nothing.
+    /// Names things that are another's, or invented, or the same thing twice.
     pub abuse: u64,
     /// Dies at its next act.
     pub die: u64,
-    /// Does this one thing only, by its place among a hundred; see [`World::choose`].
+    /// Does one thing only: the one that this number below 100 stands for in [`World::choose`].
     pub only: Option<u64>,
 }
 
 impl Manners {
-    /// Well-behaved, apart from dying once in a while.
+    /// A client that behaves well, apart from dying once in a while.
     pub const GOOD: Manners = Manners {
         slow: 10,
         silent: 10,
@@ -42,7 +42,7 @@ impl Manners {
         only: None,
     };
 
-    /// Good ones mostly; `rogues` in a thousand have one vice.
+    /// Draws manners: of a thousand clients, `rogues` have one vice.
     pub fn draw(rng: &mut Rng, rogues: u64) -> Self {
         let mut manners = Self::GOOD;
         if !rng.chance(rogues) {
@@ -64,20 +64,20 @@ impl Manners {
 /// A simulated client's own state.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    /// Which connection of its number.
+    /// Counts the connections that had its number.
     pub order: u64,
     pub manners: Manners,
     /// Recalls taken and not answered.
     pub recalls: Vec<RecallEvent>,
-    /// A message that it has sent and that has not arrived, and how many of others had by then.
+    /// A message on its way, and how many messages the core had been given when it was sent.
     pub on_its_way: Option<(u64, Action)>,
     /// Leases that it will give back because it was asked to.
     pub asked_back: Vec<LeaseId>,
-    /// It will look at its events.
+    /// A look at its events is scheduled.
     pub events_due: bool,
-    /// It will answer its recalls.
+    /// An answer to its recalls is scheduled.
     pub supply_due: bool,
-    /// Leases it gave back, to give them back again.
+    /// Leases that it gave back, to be given back once more.
     pub old_leases: Vec<LeaseId>,
     /// Number of its next request.
     pub next_request: u64,
@@ -135,8 +135,8 @@ impl World {
         }
     }
 
-    /// If the client has died and is not torn down yet: now and then another that was killed with it is gone before
-    /// the daemon does anything else.
+    /// While a dead client is not torn down yet: now and then a client that was killed with it is gone before the daemon
+    /// does anything else.
     pub fn choose_another_death(&mut self, client: u32) -> Option<Action> {
         if self.phase(client) != Some(Phase::Gone) || !self.rng.chance(300) {
             return None;
@@ -170,7 +170,7 @@ impl World {
         let most = self.setup.config.max_parked_per_client as usize;
         let waits = self.model.clients.get(&client)?.requests.len();
         if waits >= most && self.rng.chance(900) {
-            // More would only be refused.
+            // The core would refuse more.
             return self.choose_release(client, self.agents.get(&client)?.manners);
         }
         let count = if self.rng.chance(700) { 1 } else { self.rng.skewed(1, self.setup.batch) };
@@ -204,7 +204,7 @@ impl World {
         AllocationId { slot, generation }
     }
 
-    /// A handle that somebody passed on: of the own domain mostly, alive mostly.
+    /// A handle that another client passed on: mostly of the same domain, mostly alive.
     fn draw_live(&mut self, client: u32) -> Option<AllocationId> {
         let domain = self.model.clients.get(&client)?.domain;
         let foreign = self.rng.chance(60);
@@ -309,7 +309,7 @@ impl World {
         Some(Action::Register { client, request, deposits, credits_wanted, deadline })
     }
 
-    /// A register of 0 items: waits for credit when it has none.
+    /// A register of 0 items, which waits for credit if the client has none.
     fn choose_credits(&mut self, client: u32) -> Option<Action> {
         self.register(client, 0)
     }
@@ -320,7 +320,7 @@ impl World {
         let old = self.rng.pick(owns).and_then(|id| self.model.live(id)).map(|a| a.deposit);
         let Some(old) = old else { return deposit };
         match self.rng.below(100) {
-            // The same again, counted.
+            // The same deposit again: it is counted.
             0..=7 => return Deposit { checked: Ok(()), ..old },
             // The address was reused.
             8..=14 => deposit.base = old.base,
@@ -414,7 +414,7 @@ impl World {
                 let count = (credits + self.rng.skewed(1, 8)).min(MAX_BATCH as u64);
                 self.register(client, count)
             }
-            // A world looked at now and then cannot tell which recalls are on their way.
+            // A world whose views are compared only now and then cannot tell which recalls are on their way.
             6 if self.model.exact => self.choose_uninvited(client),
             7 => {
                 let wanted = (0..self.rng.below(253)).map(|_| Ok(self.draw_forged())).collect();
@@ -489,7 +489,7 @@ impl World {
         Some(Action::Register { client, request, deposits, credits_wanted: u32::MAX, deadline })
     }
 
-    /// The answers to the recalls that the client has taken: all when at rest, some of them else.
+    /// Answers recalls that the client has taken: all of them during a rest, otherwise some.
     pub fn choose_supply(&mut self, client: u32) -> Option<Action> {
         let (quiet, agent) = (self.quiet, self.agents.get_mut(&client)?);
         if agent.recalls.is_empty() {
@@ -520,7 +520,7 @@ impl World {
         let refuses = !self.quiet && self.rng.chance(manners.refuse);
         if refuses {
             self.stats.refusals += 1;
-            // Every code there is: a client may say what it likes.
+            // Any code: a client may answer what it likes.
             supply.fd = Err(self.rng.pick(ErrorCode::ALL).unwrap_or(ErrorCode::Again));
             let bad_fd = self.rng.chance(300);
             supply.refused_fd = bad_fd.then_some((*fds, Lane::Refused));
@@ -540,7 +540,7 @@ impl World {
         supply
     }
 
-    /// Everything the client holds, to be given back.
+    /// The leases that the client holds, at most one message of them.
     pub fn all_leases(&self, client: u32) -> Vec<LeaseId> {
         let leases = self.model.clients.get(&client).map(|c| c.leases.as_slice());
         leases.unwrap_or_default().iter().take(MAX_BATCH).copied().map(LeaseId).collect()

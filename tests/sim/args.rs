@@ -4,18 +4,18 @@ use crate::setups;
 
 /// What is printed for `--help`.
 pub const HELP: &str = "\
-usage: tests/sim/run.sh [OPTIONS] [NAME]      (or: cargo test --release -p fdbroker-core --test sim -- ...)
+usage: tests/sim/run.sh [--release] [OPTIONS] [NAME]      (or: cargo test -p fdbroker-core --test sim -- [OPTIONS] [NAME])
 
-NAME           run only the scenarios whose name contains it
---seed N       one seed instead of the fixed list
---steps N      steps in all (default 1,200,000; 60,000 without --release)
+NAME           only the scenarios whose name contains it
+--seed N       one seed instead of the fixed seeds 1 to 4
+--steps N      steps in all (default 1,200,000; by cargo test 200,000)
 --config NAME  one configuration instead of all
---threads N    worlds at a time (default: one per core); what comes out is the same
---soak         random seeds until stopped (SIGINT, SIGTERM); one line a minute, violations at once
---fail-fast    begin nothing more after a violation
+--threads N    worlds at a time (default: one per core); the outcome is the same
+--soak         random seeds until SIGINT or SIGTERM; prints a line a minute, and violations at once
+--fail-fast    start no further world after a violation
 --trace        print every input and effect (one thread)
 --list         names of scenarios and configurations
---help         this";
+--help         this text";
 
 /// What was asked for.
 #[derive(Clone, Debug, Default)]
@@ -33,13 +33,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// Everything that there is is to run.
+    /// Whether all scenarios and configurations run.
     pub fn is_whole(&self) -> bool {
         self.config.is_none() && self.name.is_none()
     }
 }
 
-/// Reads the command line, the program's name left out.
+/// Reads the command line, without the program's name.
 pub fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, String> {
     let mut args = Args::default();
     while let Some(arg) = given.next() {
@@ -53,8 +53,9 @@ pub fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, String> {
             "--threads" => args.threads = Some(number()?),
             "--config" => {
                 let name = given.next().unwrap_or_default();
-                if !setups::NAMES.contains(&name.as_str()) {
-                    return Err(format!("no configuration `{name}`: {}", setups::NAMES.join(", ")));
+                if !setups::names().any(|known| known == name) {
+                    let names: Vec<&str> = setups::names().collect();
+                    return Err(format!("no configuration `{name}`; one of: {}", names.join(", ")));
                 }
                 args.config = Some(name);
             }
@@ -63,7 +64,7 @@ pub fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, String> {
             "--trace" => args.trace = true,
             "--list" => args.list = true,
             "--help" | "-h" => args.help = true,
-            // What cargo and its runners pass to every test program.
+            // Cargo and its runners pass these to every test program.
             "--nocapture" | "--quiet" | "-q" | "--exact" | "--show-output" => {}
             "--test-threads" | "--format" | "--color" => drop(given.next()),
             name if !name.starts_with('-') => args.name = Some(name.to_owned()),

@@ -1,5 +1,5 @@
-//! Compares the core's views with the model after a step, and checks what no single effect shows: caps, order of
-//! service, nobody forgotten, and that all comes to rest. Must never change what it checks.
+//! Compares the core's views with the model after a step, and checks what no single effect shows: caps, the order of
+//! service, that no request is forgotten, and that everything comes to rest. Must never change what it checks.
 
 use crate::action::Action;
 use crate::jobs;
@@ -27,8 +27,8 @@ const COUNTED: [Resource; 9] = [
     Resource::KeptAllocations,
 ];
 
-/// Takes over from the views what effects do not show: recalls not yet told, silence, pins, promises. Each
-/// change of them must have a cause.
+/// Copies into the model what effects do not show: recalls that no client has been told of, silent owners, pins,
+/// promises. Each change of them must have a cause.
 pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Check {
     let mut recalling = BTreeMap::new();
     let mut pinned = BTreeSet::new();
@@ -49,7 +49,7 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
     let new = recalling.keys().filter(|id| !model.recalling.contains_key(id));
     for id in new.filter(|_| model.exact) {
         let asked = step.asked.contains(id) || waits_for(model, *id);
-        ensure!(asked, "{id} is recalled, and nobody asked for it");
+        ensure!(asked, "{id} is recalled, and no request wants it");
         let again = model.live(*id).is_some_and(|a| a.recalled_at.is_some());
         ensure!(!again, "{id} is recalled again while its owner is asked");
     }
@@ -65,7 +65,7 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
     sync_promises(model, core)
 }
 
-/// What is leased until the teardown of a gone client, which is done in portions, has come to it.
+/// Allocations that are leased until the teardown of a gone client, which goes in portions, comes to them.
 fn leases_of_gone_clients(model: &Model, core: &Core) -> BTreeSet<AllocationId> {
     let gone = |client: u32| model.phase(client) == Some(Phase::Gone);
     if !model.clients.keys().copied().any(gone) {
@@ -74,7 +74,7 @@ fn leases_of_gone_clients(model: &Model, core: &Core) -> BTreeSet<AllocationId> 
     core.leases(0).filter(|view| gone(view.client.0)).map(|view| view.allocation).collect()
 }
 
-/// Not evicted: what is waited for, and what its owner may not give again.
+/// Checks that nothing is evicted that a request waits for or that its owner cannot give again.
 fn evictions(model: &Model, step: &Step, action: &Action) -> Check {
     let leaves =
         matches!(action, Action::Gone { .. } | Action::Sendable { .. } | Action::Cancel { .. });
@@ -116,7 +116,7 @@ fn sync_silence(model: &mut Model, core: &Core, step: &Step, action: &Action) ->
     for client in model.silent.difference(&silent) {
         let gone = model.phase(*client).is_none_or(|phase| phase == Phase::Gone);
         let answered = matches!(action, Action::Supply { client: who, .. } if who == client);
-        // What it missed may have ended, or been given more time.
+        // The recall that it missed may have ended, or may have got more time.
         let ended = step.ended_of.contains(client);
         ensure!(
             gone || answered || ended || !misses(*client),
@@ -127,7 +127,7 @@ fn sync_silence(model: &mut Model, core: &Core, step: &Step, action: &Action) ->
     Ok(())
 }
 
-/// A client's open leases beyond those it was granted are promises: at most one for each recall it waits for.
+/// Open leases that a client is charged for and was not granted are promises: at most one for each recall it waits for.
 fn sync_promises(model: &mut Model, core: &Core) -> Check {
     let mut promised = BTreeMap::new();
     for view in core.clients(0).filter(|view| !view.gone) {
@@ -166,7 +166,7 @@ fn is_open(model: &Model, lease: &u64) -> bool {
     model.leases.get(lease).is_some_and(|lease| !lease.mapped)
 }
 
-/// Whether the core is still taking down what a gone client left; it must then ask to be polled at once.
+/// Whether the core is still taking down a gone client. It must then ask to be polled at once.
 fn tears_down(model: &Model, core: &Core) -> Check<bool> {
     let left = |account: &Account| {
         [Resource::OpenLeases, Resource::MappedLeases, Resource::Allocations]
@@ -182,7 +182,7 @@ fn tears_down(model: &Model, core: &Core) -> Check<bool> {
     Ok(tearing)
 }
 
-/// Caps hold by the model's own sums, and the core's sums and views are equal to them.
+/// Checks the caps by the model's sums, and that the core's sums and views equal these.
 pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
     caps(model, ledger)?;
     if tears_down(model, core)? {
@@ -246,7 +246,7 @@ fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -
     Ok(())
 }
 
-/// Invariants 1 and 2, by the model's own sums.
+/// Checks invariants 1 and 2 by the model's sums.
 fn caps(model: &Model, ledger: &Ledger) -> Check {
     for (account, sums) in ledger.accounts() {
         model.proofs.count(Promise::Caps, CAPPED.len());
@@ -268,13 +268,16 @@ fn caps(model: &Model, ledger: &Ledger) -> Check {
     Ok(())
 }
 
-/// The lists of allocations and leases, record by record.
+/// Compares the lists of allocations and leases, record by record.
 fn records(model: &Model, core_: &Core) -> Check {
     let mut seen = 0;
     for view in core_.allocations(0) {
         seen += 1;
         let id = view.id;
-        let known = model.allocations.get(&id).ok_or_else(|| format!("{id} is nobody's"))?;
+        let known = model
+            .allocations
+            .get(&id)
+            .ok_or_else(|| format!("{id} is listed, and was never registered"))?;
         let held = matches!(view.state, AllocationState::Held | AllocationState::Resident);
         let ended = view.state == AllocationState::Ended;
         ensure!(held == model.is_held(id), "{id} is {:?}", view.state);
@@ -313,7 +316,7 @@ fn records(model: &Model, core_: &Core) -> Check {
     Ok(())
 }
 
-/// What is to be remembered of a kept allocation is what was registered; of no other is there anything.
+/// A kept allocation is remembered as it was registered, and no other allocation is remembered.
 fn kept(model: &Model, core: &Core, id: AllocationId, known: &Allocation) -> Check {
     let stored = model.kept_slots.contains(&id.slot) && model.is_held(id);
     let is_kept = known.ended.is_none() && known.deposit.keep && model.is_held(id);
@@ -328,7 +331,7 @@ fn kept(model: &Model, core: &Core, id: AllocationId, known: &Allocation) -> Che
     Ok(())
 }
 
-/// After a poll was done as soon as it was due: no deadline has passed, none will be slept through.
+/// After polls that came as soon as they were due: no deadline has passed, and the next poll comes before the next one.
 pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     let due = core.poll_timeout().map_or(u64::MAX, |at| at.0);
     for (client, state) in &model.clients {
@@ -343,8 +346,8 @@ pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     Ok(())
 }
 
-/// Parked requests that could be answered, in the order of arrival: not those of clients that do not read.
-/// (By arrival alone: that a request wants an fd kept back for others does not put it before those ahead of it.)
+/// Parked requests that could be answered, in the order of arrival; requests of clients that do not read are left out.
+/// (Only the arrival counts: a request for an fd that is kept back for other requests does not overtake any.)
 fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
     let mut all: Vec<(u32, &Client, &Request)> = model
         .clients
@@ -357,7 +360,7 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
     all
 }
 
-/// The caps that a request stands before: later ones that need the same wait for it.
+/// The caps that block a request: later requests that need the same wait for it.
 fn stands_before(model: &Model, ledger: &Ledger, client: u32, request: &Request) -> Vec<Blocker> {
     match request.ask {
         Ask::Register { .. } => credit_blockers(model, ledger, client),
@@ -370,8 +373,8 @@ fn stands_before(model: &Model, ledger: &Ledger, client: u32, request: &Request)
     }
 }
 
-/// The caps in the way of each thing that a request could be served with: empty = it could be served now. `None`:
-/// it waits for a recall, or for nothing that room would help.
+/// The caps that block every way to serve a request; empty if it could be served now. `None` if it waits for a recall, or
+/// if no room would help it.
 fn in_the_way(
     model: &Model,
     ledger: &Ledger,
@@ -395,7 +398,7 @@ fn in_the_way(
     Some(all)
 }
 
-/// No room will help: it has ended, or is not permitted, or its owner does not answer.
+/// Whether no room would help: the allocation has ended, or is not permitted, or its owner does not answer.
 fn is_final(model: &Model, client: u32, id: AllocationId) -> bool {
     let unanswered = model.is_unanswered(id) && !model.is_awaited(id);
     let open = |allocation| model.permitted(client, allocation) && !unanswered;
@@ -424,17 +427,17 @@ pub fn is_waited_for(model: &Model, ledger: &Ledger, account: Holder, resource: 
     })
 }
 
-/// A parked request, and the caps that it stands before.
+/// A parked request, and the caps that block it.
 pub struct Waiting<'a> {
     pub client: u32,
     pub state: &'a Client,
     pub request: &'a Request,
     pub stands: Vec<Blocker>,
-    /// The accounts and resources that it takes from when it is served.
+    /// The accounts and resources that serving it takes from.
     needs: Vec<(Vec<Holder>, &'static [Resource])>,
 }
 
-/// Everybody who waits, by arrival.
+/// All waiting requests, in the order of arrival.
 pub fn everybody<'a>(model: &'a Model, ledger: &Ledger) -> Vec<Waiting<'a>> {
     let all = waiting(model).into_iter();
     all.map(|(client, state, request)| one_of(model, ledger, client, state, request)).collect()
@@ -452,8 +455,8 @@ fn one_of<'a>(
     Waiting { client, state, request, stands, needs }
 }
 
-/// Whether one that may come before it waits for what it needs: one of its domain that came earlier, or any of
-/// another domain, since domains take turns.
+/// Whether a request that may be served first waits for what this one needs: an earlier request of its domain, or any
+/// request of another domain, since domains take turns.
 pub fn is_behind(all: &[Waiting<'_>], one: &Waiting<'_>) -> bool {
     all.iter().any(|other| {
         let before = match other.state.domain == one.state.domain {
@@ -464,7 +467,7 @@ pub fn is_behind(all: &[Waiting<'_>], one: &Waiting<'_>) -> bool {
     })
 }
 
-/// Whether serving the later request could take what an earlier one waits for.
+/// Whether serving the later request could take what the earlier request waits for.
 pub fn waits_behind(later: &Waiting<'_>, earlier: &[Blocker]) -> bool {
     earlier.iter().any(|blocker| {
         later.needs.iter().any(|(accounts, resources)| {
@@ -494,8 +497,8 @@ const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TableF
 const PLACE: &[Resource] =
     &[Resource::HeldFds, Resource::Fds, Resource::TableFds, Resource::HeldBytes];
 
-/// After each step that leaves no poll due: who can be served is served, unless one before it waits for the same;
-/// and who waits for a place that could be made by closing something sees it made.
+/// After each step that leaves no poll due: a request that can be served is served, unless a request before it waits for
+/// the same; and if closing an fd would make the place that a request waits for, an fd is closed.
 pub fn nothing_left_waiting(
     model: &Model,
     core: &Core,
@@ -511,21 +514,24 @@ pub fn nothing_left_waiting(
         model.proofs.count(Promise::NoHarm, 1);
         let mut wanted = request.wanted().peekable();
         let decided = wanted.peek().is_some() && wanted.all(|id| is_final(model, client, id));
-        ensure!(!decided, "client {client} waits for what is decided: {:?}", request.ask);
+        ensure!(!decided, "client {client} waits, though its answer is certain: {:?}", request.ask);
         let behind = is_behind(all, one);
         let blockers = in_the_way(model, ledger, client, request);
         if let Some(blockers) = blockers.filter(|_| !behind && !request.unsent) {
             let what = || format!("request of client {client}: {:?}", request.ask);
             ensure!(!blockers.is_empty(), "{} could be served, and waits", what());
             if let Some(blocker) = room_could_be_made(model, request, &blockers) {
-                return Err(format!("{} waits, and nobody makes room in {blocker:?}", what()));
+                return Err(format!(
+                    "{} waits, and no fd is closed to make room in {blocker:?}",
+                    what()
+                ));
             }
         }
     }
     Ok(())
 }
 
-/// A single cap in the way, an fd that could be closed to make room in it, and none that is being closed.
+/// The cap that blocks the request, if it is the only one, an fd could be closed to make room in it, and none is closing.
 fn room_could_be_made(model: &Model, request: &Request, blockers: &[Blocker]) -> Option<Blocker> {
     let closable = |blocker: &Blocker| {
         matches!(
@@ -565,8 +571,8 @@ fn evictable(model: &Model) -> Vec<Evictable> {
     .collect()
 }
 
-/// First come first served within a domain: nobody is granted while one that came earlier could have had the
-/// same, or waits for nothing else.
+/// First come, first served within a domain: no request is granted while an earlier one could have had the same, or waits
+/// for nothing else.
 pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Check {
     if step.grants.is_empty() || matches!(action, Action::Supply { .. }) {
         return Ok(());
@@ -600,7 +606,7 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
     Ok(())
 }
 
-/// At rest: nobody waits for what could be had, were everything closed that may be.
+/// At rest: no request waits for something that it could have if every evictable fd were closed.
 pub fn nothing_stuck(model: &Model) -> Check {
     let ledger = model.ledger();
     let victims = evictable(model);
@@ -609,8 +615,8 @@ pub fn nothing_stuck(model: &Model) -> Check {
         let all: Vec<_> = all.map(|(_, c, d, bytes)| (*c, *d, *bytes)).collect();
         ledger.clone().without(&all)
     };
-    // Of several, one may make room for another; the only one that is wanted may not go for itself: who waits for
-    // a lease of it stands before a full cap, though there is nothing else to close.
+    // Of several wanted allocations one may be closed to make room for another. A single wanted allocation may not be
+    // closed for itself: its request is blocked by a full cap, though there is nothing else to close.
     let spared = |request: &Request| {
         let wanted: BTreeSet<AllocationId> = request.wanted().collect();
         if wanted.len() == 1 { wanted } else { BTreeSet::new() }
@@ -625,22 +631,25 @@ pub fn nothing_stuck(model: &Model) -> Check {
         let (client, request) = (one.client, one.request);
         let reserved = |id| model.live(id).is_some_and(|known| known.reserved);
         if request.wanted().any(reserved) {
-            // Its owner has time to come back.
+            // Its owner still has time to come back.
             continue;
         }
         let Some(blockers) = in_the_way(model, &without(&spared(request)), client, request) else {
-            return Err(format!("at rest, client {client} waits for nothing: {:?}", request.ask));
+            return Err(format!(
+                "at rest, client {client} waits, and nothing would answer it: {:?}",
+                request.ask
+            ));
         };
         ensure!(
             !blockers.is_empty() || is_behind(&all, one),
-            "at rest, client {client} waits for what could be had: {:?}",
+            "at rest, client {client} waits for something that it could have: {:?}",
             request.ask
         );
     }
     Ok(())
 }
 
-/// After a rest: everything answered, told, closed; what is charged is what is there.
+/// After a rest: every request is answered, every event told, every fd closed, and the charges are right.
 pub fn settled(model: &Model, core: &Core) -> Check {
     for (client, state) in &model.clients {
         ensure!(state.phase == Phase::Active, "after a rest client {client} is {:?}", state.phase);
@@ -649,7 +658,7 @@ pub fn settled(model: &Model, core: &Core) -> Check {
     }
     ensure!(model.leases.is_empty(), "after a rest there are leases");
     ensure!(model.tickets.is_empty(), "after a rest fds are closing");
-    // What the model knows of these may be as old as the last full check.
+    // The model's own knowledge of these may be as old as the last full check.
     let mut allocations = core.allocations(0);
     let recalling = allocations.any(|view| view.state == AllocationState::Recalling);
     ensure!(!recalling, "after a rest recalls are under way");

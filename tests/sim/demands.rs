@@ -1,5 +1,5 @@
-//! What is asked of clients and caps from outside: leases that a client is to give back, caps that the administrator
-//! changes. Must only draw and hand in: what is made of it is for the judges.
+//! Demands from outside: leases that a client is asked to give back, and caps that the administrator changes. Must only
+//! draw them and hand them in: the judges look at the outcome.
 
 use crate::action::Action;
 use crate::model::{Check, set_caps};
@@ -9,7 +9,7 @@ use fdbroker_core::LeaseId;
 use fdbroker_protocol::MAX_BATCH;
 
 impl World {
-    /// The leases that the client is asked for: most clients give most of them back, some none.
+    /// The client is asked for leases: most clients give most of them back, some give none.
     pub fn give_back_later(&mut self, client: u32, leases: &[LeaseId]) {
         self.stats.reclaims += leases.len() as u64;
         let Some(agent) = self.agents.get_mut(&client) else { return };
@@ -28,7 +28,7 @@ impl World {
         let Some(agent) = self.agents.get_mut(&client) else { return Ok(()) };
         let mut leases = std::mem::take(&mut agent.asked_back);
         leases.truncate(MAX_BATCH);
-        // Some are in use.
+        // The client is using the others.
         leases.retain(|_| !self.rng.chance(200));
         if leases.is_empty() {
             return Ok(());
@@ -36,7 +36,7 @@ impl World {
         self.feed(Action::Release { client, request: None, leases })
     }
 
-    /// The administrator changes caps: of those that there are, some are lower now, some as at the beginning.
+    /// The administrator changes caps: lowers some, and sets some back to where they began.
     pub fn change_caps(&mut self) -> Check {
         self.stats.fault(Fault::CapsChanged);
         let mut caps = self.first_caps;

@@ -1,5 +1,5 @@
-//! Judges each effect in its order: it must be due, true, and addressed to one that is there. Must never look
-//! into the core.
+//! Judges each effect in its order: it must be due, true, and for a client that is connected. Must never look into the
+//! core.
 
 use crate::action::{groups_of, show_status};
 use crate::judge::{Fate, Foretold, Grant, Quota, Step, ensure, foretold_refusal, overlaps};
@@ -14,7 +14,7 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use std::collections::BTreeSet;
 
 impl Model {
-    /// One effect, in its order.
+    /// Judges the next effect.
     pub fn effect(&mut self, step: &mut Step, effect: &Effect, all: &Effects) -> Check {
         match effect {
             Effect::StoreArrived { index, slot } => self.stored(step, usize::from(*index), *slot),
@@ -75,7 +75,7 @@ impl Model {
         take_arrived(step, index, Fate::Closed(lane))?;
         let uninvited = step.uninvited.contains(&index);
         step.arrived_tickets.push(ticket);
-        let sender = step.sender.ok_or("fds arrived from nobody")?;
+        let sender = step.sender.ok_or("fds arrived without a sender")?;
         let closing = self.closing_of_sender(sender, lane == Lane::Refused, uninvited)?;
         self.new_ticket(ticket, closing)
     }
@@ -92,7 +92,7 @@ impl Model {
 
     fn new_ticket(&mut self, ticket: u32, closing: Closing) -> Check {
         let known = self.tickets.insert(ticket, closing);
-        ensure!(known.is_none(), "ticket {ticket} is under way twice");
+        ensure!(known.is_none(), "ticket {ticket} is in use twice");
         Ok(())
     }
 
@@ -104,7 +104,7 @@ impl Model {
         if state.published != 0 {
             step.evicted.push(AllocationId { slot, generation: state.published });
         }
-        let closing = state.owner.ok_or_else(|| format!("slot {slot} is nobody's"))?;
+        let closing = state.owner.ok_or_else(|| format!("slot {slot} has no owner"))?;
         self.new_ticket(ticket, closing)
     }
 
@@ -118,7 +118,7 @@ impl Model {
         ensure!(generation > floor, "slot {slot} gets generation {generation}, not above {floor}");
         state.published = generation;
         state.highest = generation;
-        let sender = step.sender.ok_or("an allocation of nobody")?;
+        let sender = step.sender.ok_or("an allocation without an owner")?;
         let owner = self.closing_of_sender(sender, false, false)?;
         self.slots[slot as usize].owner = Some(owner);
         step.published.insert(AllocationId { slot, generation });
@@ -157,7 +157,7 @@ impl Model {
         self.heard.insert(client.0);
         let state = self.client_mut(client.0)?;
         state.requests.remove(&request).ok_or_else(|| {
-            format!("request {request} of client {} is answered, and is not under way", client.0)
+            format!("request {request} of client {} is answered, and was not asked", client.0)
         })
     }
 
@@ -202,7 +202,7 @@ impl Model {
             ensure!(usize::from(item.index) == index, "reply {index} says index {}", item.index);
             self.registered_item(step, client.0, (index, deposit), item)?;
         }
-        // A wait for credit is answered with what the client has got meanwhile, too.
+        // The answer to a wait for credit includes the credits that came in the meantime.
         let has = if deposits.is_empty() { self.client(client.0)?.credits } else { 0 };
         let most = self.config.max_credits.min(credits_wanted.max(self.config.base_credits));
         let most = u64::from(most).max(has);
@@ -243,7 +243,7 @@ impl Model {
             return Ok(());
         }
         ensure!(item.status.result() == Err(ErrorCode::NoQuota), "deposit {index}: {shown}");
-        // The address was reused, whether there is room for the new allocation or not.
+        // The address was reused, whether or not there is room for the new allocation.
         self.end_overlapped_now(step, client, deposit);
         let need = need_of(&item.status, deposit.size_bytes, 1);
         let passing = step.arrived.len() > 1;
@@ -262,7 +262,7 @@ impl Model {
             ensure!(!self.is_late(client), "new {id} of a client that is too late");
             match fate {
                 Fate::Stored(slot) => ensure!(slot == id.slot, "new {id}: its fd is in {slot}"),
-                // Bytes are full: it begins its life evicted.
+                // The cap on bytes is reached: the allocation is evicted at once.
                 Fate::Closed(_) if deposit.recallable && !deposit.keep => step.not_kept.push(id),
                 _ => return Err(format!("new {id}: its fd is {fate:?}")),
             }
@@ -283,7 +283,7 @@ impl Model {
         Ok(())
     }
 
-    /// AGAIN: the message has ended as many as it may, and of what the deposit overlaps some is left.
+    /// AGAIN: the message has ended as many allocations as it may, and the deposit still overlaps some.
     fn overlaps_too_many(&mut self, step: &mut Step, client: u32, deposit: &Deposit) -> Check {
         let ended = step.unpublished.len();
         ensure!(ended == ENDS_PER_MESSAGE, "AGAIN, and the message has ended {ended}");
@@ -296,7 +296,7 @@ impl Model {
         Ok(())
     }
 
-    /// What an earlier deposit of the same message has begun, and this one ends.
+    /// An earlier deposit of the same message began an allocation that this deposit ends.
     fn end_overlapped_now(&mut self, step: &mut Step, client: u32, deposit: &Deposit) {
         let owns = self.clients.get(&client).map(|c| c.owns.clone()).unwrap_or_default();
         for id in owns {
@@ -359,7 +359,7 @@ impl Model {
                 Foretold::Ends(id) => {
                     let drained = !step.ended_leased.contains(id);
                     if let Some(ended) = self.allocations.get_mut(id).filter(|_| drained) {
-                        // The answer says so; no event follows.
+                        // The answer tells it, so that no event follows.
                         ended.drain = Drain::Told;
                     }
                     item.is_ok() && item.value.get() == u64::from(drained)
@@ -421,7 +421,10 @@ impl Model {
                 return self.deposits_refused(step, client.0, &deposits, status);
             }
             Ask::Register { deadline, .. } => {
-                ensure!(deadline <= self.now || too_many, "no credit, and the deadline is to come");
+                ensure!(
+                    deadline <= self.now || too_many,
+                    "no credit, and the deadline has not passed"
+                );
             }
             Ask::Acquire { wanted, .. } => {
                 step.asked.extend(wanted.iter().flatten());
@@ -434,7 +437,7 @@ impl Model {
         Ok(())
     }
 
-    /// A whole message of deposits is refused unread: too many refused fds of the domain are closing already.
+    /// The whole message of deposits is refused unread: too many refused fds of the domain are closing already.
     fn deposits_refused(
         &mut self,
         step: &mut Step,
@@ -544,7 +547,7 @@ impl Model {
         let code = item.status.result().err().ok_or("unreachable: OK")?;
         let id = match item.wanted {
             Err(given) => {
-                // One item of a batch that waited for another may be asked to come again.
+                // In a batch, an item that waited for another may be told to ask again.
                 let right = code == given || cancelled || code == ErrorCode::Again;
                 ensure!(right, "{given:?} became {code:?}");
                 return Ok(());
@@ -566,7 +569,7 @@ impl Model {
         );
         match code {
             ErrorCode::NotPermitted | ErrorCode::Again => Ok(()),
-            // It is too late to name it again, and its turn to be ended comes.
+            // The grace is over: the allocation can no longer be named again, and is about to end.
             ErrorCode::OwnerGone if allocation.reserved && self.grace_ending => Ok(()),
             ErrorCode::NoQuota => {
                 let resource = Resource::from_number(item.status.resource);
@@ -608,21 +611,21 @@ impl Model {
         let cause = self.ended.get(&id);
         self.proofs.count(Promise::Handles, 1);
         let right = match code {
-            // Of before the broker's time nobody can say that.
+            // The broker cannot know this of an allocation from before its own start.
             ErrorCode::Stale => {
                 id.generation >= self.config.first_generation
                     || self.allocations.contains_key(&id)
                     || cause.is_some()
             }
-            // Who asks after the owner's death is told what is true now.
+            // After the owner's death the answer says what is true now.
             ErrorCode::OwnerGone => {
                 let owner_here = self.allocations.get(&id).is_some_and(|a| self.owner_here(a));
-                // So is who names one of before the broker's time.
+                // The same goes for allocations from before the broker's start.
                 let former = id.generation < self.config.first_generation;
                 former || cause.is_some() && !owner_here
             }
             ErrorCode::BadHandle => cause.is_none(),
-            // One of another domain may be told that it is none of its business.
+            // A client of another domain may be told that it has no permission.
             ErrorCode::NotPermitted => cause.is_some(),
             ErrorCode::Again => items > 1,
             _ => false,

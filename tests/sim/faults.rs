@@ -1,5 +1,5 @@
-//! Counts the faults that the world has put to the core, by looking at what it hands in and what comes of it. Must
-//! never change anything: a fault is counted where it is seen, whoever has made it.
+//! Counts the faults that the core was exposed to, from its inputs and their effects. Must never change anything: a fault
+//! is counted where it is seen, whatever part of the world made it.
 
 use crate::action::Action;
 use crate::judge::Step;
@@ -9,7 +9,7 @@ use crate::tally::Fault;
 use fdbroker_core::{Effect, Supply};
 use fdbroker_protocol::AllocationId;
 
-/// What the input is, before the model takes it over.
+/// Counts the faults in an input, before the model learns of it.
 pub fn of_action(stats: &mut Stats, model: &Model, action: &Action) {
     match action {
         Action::Gone { client } => stats.fault(death(model, *client)),
@@ -52,7 +52,7 @@ fn of_supply(stats: &mut Stats, model: &Model, supply: &Supply) {
     }
 }
 
-/// The state that death meets: the one that leaves most to be taken down.
+/// The state in which a client dies; of several the one that leaves most to be taken down.
 fn death(model: &Model, client: u32) -> Fault {
     let Some(state) = model.clients.get(&client) else { return Fault::DeathBeforeHello };
     let recalled = |id: &AllocationId| model.recalling.contains_key(id);
@@ -71,7 +71,7 @@ fn death(model: &Model, client: u32) -> Fault {
     }
 }
 
-/// What came of the input.
+/// Counts the faults in the effects of an input.
 pub fn of_step(stats: &mut Stats, model: &Model, step: &Step, action: &Action, all: &[Effect]) {
     stats.faults(Fault::Uninvited, step.uninvited.len());
     if let Action::Register { .. } = action {

@@ -1,5 +1,5 @@
-//! Judges whose everything is: of which job each client, each allocation and what a gone owner has left. Must go by the
-//! model alone for what is right: a job that is forgotten cannot be cleaned up after.
+//! Judges to which job each client and each allocation belongs, those of gone owners included. Must take only the model
+//! for right: nothing cleans up after a job that the core has forgotten.
 
 use crate::judge::ensure;
 use crate::model::{Allocation, Check, Model};
@@ -8,12 +8,12 @@ use fdbroker_core::{Core, DomainKey, JobKey, JobName};
 use fdbroker_protocol::AllocationId;
 use std::collections::BTreeMap;
 
-/// What the world calls a job.
+/// The name that the world gives a job.
 pub fn named(job: JobKey) -> (JobKey, JobName) {
     (job, JobName::new(&format!("job:{}", job.0)))
 }
 
-/// The jobs that are listed are those that have clients or have left something, with their numbers and names.
+/// The core lists the jobs that have clients or have left something, with their numbers and names.
 pub fn listed(model: &Model, core: &Core) -> Check {
     let mut right: BTreeMap<(DomainKey, JobKey), (u32, u32)> = BTreeMap::new();
     for client in model.clients.values() {
@@ -35,11 +35,11 @@ pub fn listed(model: &Model, core: &Core) -> Check {
         ensure!(view.name == named(view.key).1, "{key:?} is called {:?}", view.name);
         ensure!(core.job_name(view.domain, view.key) == view.name, "{key:?} has two names");
     }
-    ensure!(right.is_empty(), "not listed, or another's: {right:?}");
+    ensure!(right.is_empty(), "not listed, or listed for another job: {right:?}");
     Ok(())
 }
 
-/// The job that is told of an allocation.
+/// The core tells the right job of an allocation.
 pub fn of_allocation(
     model: &Model,
     id: AllocationId,

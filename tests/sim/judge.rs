@@ -1,5 +1,5 @@
-//! Judges one step: what the input alone makes true, and what must have happened by its end (each effect
-//! between the two is judged in `effects`). Must never look into the core: only at inputs, effects and the model.
+//! Judges one step: first what follows from the input alone, at the end what must have happened. `effects` judges each
+//! effect in between. Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
@@ -20,7 +20,7 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// What became of an fd of the message.
+/// What has become of an fd of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Waiting,
@@ -33,7 +33,7 @@ pub enum Fate {
 pub enum Foretold {
     Exactly(Status),
     OneOf(&'static [ErrorCode]),
-    /// OK to the last unregister: with 1 as the value when nobody held a lease of it.
+    /// OK to the last unregister: its value is 1 if no client holds a lease of the allocation.
     Ends(AllocationId),
 }
 
@@ -43,42 +43,42 @@ pub struct Step {
     pub arrived: Vec<Fate>,
     /// The client that sent the message.
     pub sender: Option<u32>,
-    /// Indices of its fds that have no place reserved.
+    /// Indices of the fds for which no place was reserved.
     pub uninvited: BTreeSet<usize>,
-    /// Closers that fds of the message went to.
+    /// Tickets of the closes of fds of the message.
     pub arrived_tickets: Vec<u32>,
-    /// Allocations that the input ends, and why: each ends when the page says so.
+    /// Allocations that the input ends, and why. Each ends when the page says so.
     pub due_end: BTreeMap<AllocationId, ErrorCode>,
-    /// Allocations that have ended in the step.
+    /// Allocations that ended in this step.
     pub ended: BTreeSet<AllocationId>,
-    /// Their owners.
+    /// The owners of these.
     pub ended_of: BTreeSet<u32>,
-    /// Of these, those that were leased.
+    /// The ended allocations that were leased.
     pub ended_leased: BTreeSet<AllocationId>,
-    /// Allocations of a gone client, taken off the page in portions.
+    /// Allocations of a gone client: the core takes them off the page in portions.
     pub orphaned: BTreeSet<AllocationId>,
-    /// Generations the page turned to 0 in this step.
+    /// Allocations that the page stopped showing in this step.
     pub unpublished: BTreeSet<AllocationId>,
-    /// Generations the page turned on in this step, not yet bound to a deposit.
+    /// Allocations that the page began to show in this step, until the deposit of each is known.
     pub published: BTreeSet<AllocationId>,
     /// The client that the core may disconnect, and whether it must.
     pub disconnect: Option<(u32, bool)>,
     pub disconnected: BTreeSet<u32>,
     /// Statuses foretold for the request in the input.
     pub foretold: Option<Vec<Foretold>>,
-    /// The request must be answered so as a whole.
+    /// The whole request must fail with this code.
     pub must_fail: Option<ErrorCode>,
     /// A request that only a welcomed client may make.
     pub stranger: bool,
-    /// For each deposit the allocation that it names again.
+    /// For each deposit the live allocation that it repeats.
     pub same: Vec<Option<AllocationId>>,
-    /// Deposits refused as a whole: too many refused fds of the domain are closing.
+    /// The whole message of deposits is refused: too many refused fds of the domain are closing.
     pub refused_unread: bool,
     /// Deposits and requests refused because the broker is being drained.
     pub turned_away: u64,
     /// A new connection.
     pub connecting: Option<u32>,
-    /// A request that came back unsent may be told to ask again: its client has no place in the queue.
+    /// A request whose grant could not be sent may be told to ask again: its client has no place left in the queue.
     pub may_ask_again: bool,
     /// A parked request that was cancelled.
     pub cancelled: Option<(u32, u64)>,
@@ -86,53 +86,53 @@ pub struct Step {
     pub must_store: BTreeMap<usize, AllocationId>,
     /// Whether an Events effect was seen.
     pub events_seen: bool,
-    /// NO_QUOTA answers to be proved with the sums before and after; of each request one item must bear it out.
+    /// NO_QUOTA answers to be proved with the sums before and after the step. Of each request one item must be true.
     pub quotas: Vec<Vec<Quota>>,
-    /// The client whose request the last of them is of, while it is being looked at.
+    /// The client to which the last of these belongs, while its request is being judged.
     pub quota_of: Option<u32>,
-    /// Owners said to be silent, to be proved by the views before and after.
+    /// Owners that an answer called silent, to be proved by the views before and after.
     pub said_silent: Vec<u32>,
     /// Owners silent before the step.
     pub silent_before: BTreeSet<u32>,
-    /// Grants of the step in order.
+    /// Grants of the step, in order.
     pub grants: Vec<Grant>,
-    /// Allocations wanted by requests answered in the step.
+    /// Allocations that the requests answered in this step wanted.
     pub asked: BTreeSet<AllocationId>,
-    /// fds that the core closed of allocations that live on.
+    /// Allocations that live on and whose fd the core closed.
     pub evicted: Vec<AllocationId>,
-    /// Allocations registered and evicted at once, for want of bytes.
+    /// Allocations that were evicted as soon as they were registered, because of the cap on bytes.
     pub not_kept: Vec<AllocationId>,
     pub new_allocations: u64,
     /// What each item of a redeposit may come to.
     pub returns: Vec<Return>,
 }
 
-/// A request of which something was granted.
+/// A request for which at least one item was granted.
 #[derive(Clone, Debug)]
 pub struct Grant {
     pub client: u32,
     /// Number of its arrival.
     pub order: u64,
     pub granted: Vec<AllocationId>,
-    /// An fd was kept back for it: it goes before the others.
+    /// An fd was kept back for it: it comes before other requests.
     pub was_supplied: bool,
 }
 
-/// A NO_QUOTA to be proved: the cap was full.
+/// A NO_QUOTA to be proved: the cap must have been full.
 #[derive(Clone, Copy, Debug)]
 pub struct Quota {
     pub status: Status,
     pub client: u32,
-    /// The allocation's owner and domain, for places of a recall.
+    /// The allocation's owner and domain: they are charged for the place of a recall.
     pub owner: Option<(u32, DomainKey)>,
-    /// Most that the request could have needed of the resource.
+    /// The most that the request could have needed of the resource.
     pub need: u64,
-    /// One of several in a message: what was full may have changed since.
+    /// One of several items in a message: the cap may have got room again since.
     pub passing: bool,
 }
 
 impl Model {
-    /// What the input alone makes true.
+    /// Notes what follows from the input alone.
     pub fn begin(&mut self, now: u64, action: &Action) -> Check<Step> {
         self.now = now;
         let mut step = Step {
@@ -224,7 +224,7 @@ impl Model {
         Ok(step)
     }
 
-    /// A request before hello.
+    /// A request that comes before hello.
     fn begin_stranger(
         &mut self,
         step: &mut Step,
@@ -294,7 +294,7 @@ impl Model {
         for lease in leases {
             self.drop_lease(lease);
         }
-        // Of what it owned and ended before, nobody is to be told any more.
+        // No owner is left to be told of the drains of allocations that had ended before.
         let order = self.client_orders.get(&client).copied();
         let mut done = Vec::new();
         for (id, allocation) in &mut self.allocations {
@@ -343,7 +343,7 @@ impl Model {
         Ok(())
     }
 
-    /// The live allocation that a deposit names again.
+    /// The live allocation that a deposit repeats.
     pub fn same(&self, step: &Step, client: u32, deposit: &Deposit) -> Option<AllocationId> {
         let owns = &self.clients.get(&client)?.owns;
         let same = |id: &&AllocationId| {
@@ -358,7 +358,7 @@ impl Model {
         owns.iter().filter(|id| !step.due_end.contains_key(id)).find(same).copied()
     }
 
-    /// A deposit at an address in use shows that the memory that was there is gone.
+    /// A deposit at an address in use shows that the earlier memory at this address is gone.
     fn overlapped_end(&self, step: &mut Step, client: u32, deposit: &Deposit) {
         let owns = self.clients.get(&client).map(|c| c.owns.as_slice()).unwrap_or_default();
         for id in owns {
@@ -378,7 +378,7 @@ impl Model {
                 ErrorCode::OwnerGone,
             ]);
         };
-        // An orphan's owner may have had the number that is this client's now.
+        // The gone owner of an orphan may have had the number that this client has now.
         let order = self.client_orders.get(&client).copied();
         if allocation.owner != client || Some(allocation.owner_order) != order {
             return Foretold::Exactly(Status::error(ErrorCode::NotPermitted));
@@ -523,7 +523,7 @@ impl Model {
         }
     }
 
-    /// What must have happened by the end of the step.
+    /// Checks what must have happened by the end of the step.
     pub fn finish(&mut self, step: &mut Step, action: &Action) -> Check {
         self.proofs.count(Promise::Fds, step.arrived.len());
         for (index, fate) in step.arrived.iter().enumerate() {
@@ -535,7 +535,7 @@ impl Model {
                 ensure!(*fate == Fate::Stored(id.slot), "the fd supplied for {id} is {fate:?}");
             }
         }
-        ensure!(step.published.is_empty(), "published, but of no deposit: {:?}", step.published);
+        ensure!(step.published.is_empty(), "published without a deposit: {:?}", step.published);
         self.finish_pages(step)?;
         if matches!(action, Action::Gone { .. }) {
             let (ends, most) = (step.unpublished.len(), limits::TEARDOWN_PER_STEP);
@@ -594,7 +594,7 @@ impl Model {
         Ok(())
     }
 
-    /// Fds whose close may hang pile up to a bound; who goes beyond it is disconnected.
+    /// Fds whose close may hang pile up to a bound; a client that goes beyond it is disconnected.
     fn finish_refused(&self, step: &Step) -> Check {
         let Some(sender) = step.sender else { return Ok(()) };
         let added = step.arrived_tickets.iter().filter_map(|ticket| self.tickets.get(ticket));
@@ -644,7 +644,7 @@ impl Model {
 }
 
 impl Request {
-    /// When it must be answered; `None` = at once.
+    /// The time at which it must be answered; `None` = at once.
     pub fn may_wait_until(&self) -> Option<u64> {
         match &self.ask {
             Ask::Acquire { deadline, .. } => Some(*deadline),
@@ -653,7 +653,7 @@ impl Request {
         }
     }
 
-    /// The handles it wants; none when it wants credit.
+    /// The allocations that it wants; none if it wants credit.
     pub fn wanted(&self) -> impl Iterator<Item = AllocationId> {
         let wanted = match &self.ask {
             Ask::Acquire { wanted, .. } => wanted.as_slice(),
@@ -663,7 +663,7 @@ impl Request {
     }
 }
 
-/// What a deposit is refused for whatever the state of the broker; `None` = nothing.
+/// The error that refuses a deposit in any state of the broker; `None` if there is none.
 pub fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
     if let Err(status) = deposit.checked {
         return Some(status);
@@ -675,7 +675,7 @@ pub fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
     None
 }
 
-/// Every allocation id of a slot.
+/// All allocation ids that a slot can have.
 pub fn slot_range(slot: u32) -> std::ops::RangeInclusive<AllocationId> {
     AllocationId { slot, generation: 0 }..=AllocationId { slot, generation: u32::MAX }
 }

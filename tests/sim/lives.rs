@@ -1,5 +1,5 @@
-//! The broker's own lives: a restart in order, in which a successor goes on with what was saved; and a crash, after
-//! which a new broker knows the generation page alone. Must only do what the daemon does: the model judges.
+//! The ends of a broker: a planned restart, after which a successor goes on with the saved state, and a crash, after which a
+//! new broker knows only the generation page and the store. Must only do what the daemon does: the model judges.
 
 use crate::action::Action;
 use crate::checks;
@@ -14,7 +14,7 @@ use fdbroker_core::{Core, Declared, Deposit, Former, Kept, Now, Redeposit};
 use fdbroker_protocol::{AllocationId, ErrorCode};
 
 impl World {
-    /// A restart in order: nothing but what is parked and what is being closed may show that there was one.
+    /// A planned restart: only parked requests and closing fds may show that there was one.
     pub fn restart(&mut self) -> Check {
         self.stats.fault(Fault::Restart);
         self.feed(Action::Settle)?;
@@ -25,7 +25,7 @@ impl World {
         ensure!(core.save() == saved, "what was restored is not what was saved");
         core.check_invariants();
         self.core = core;
-        // Their fds were closed with the process, or are nobody's any more.
+        // The old process closed these fds when it ended, or nobody is charged for them any more.
         self.closing.clear();
         self.model.tickets.clear();
         self.model.proofs.count(Promise::Lives, 1);
@@ -33,7 +33,7 @@ impl World {
         checks::sync(&mut self.model, &self.core, &step, &Action::Poll)?;
         self.ledger = self.model.ledger();
         self.model.drain(&self.ledger);
-        // Nobody waits any more, so that it is nobody's turn.
+        // No request waits any more, so that no domain has a turn.
         self.turns = Turns::default();
         checks::sums(&self.model, &self.core, &self.ledger)?;
         let clients: Vec<u32> = self.agents.keys().copied().collect();
@@ -41,13 +41,13 @@ impl World {
         Ok(())
     }
 
-    /// The broker is killed. The page and the fds in the service manager's store are left; its clients remember what
-    /// they had, and some of them come back and say so.
+    /// The broker is killed. The page and the fds in the service manager's store are left. Clients remember what they had,
+    /// and some of them come back and name it.
     pub fn crash(&mut self) -> Check {
         let highest = self.model.slots.iter().map(|slot| slot.highest).max().unwrap_or(0);
         let first = highest.max(self.model.config.first_generation).saturating_add(1);
         if first > u32::MAX - 4 {
-            // No generation is left to begin anew with.
+            // No generation is left for a new broker.
             return Ok(());
         }
         self.stats.fault(Fault::Crash);
@@ -73,7 +73,7 @@ impl World {
         self.reclaims = Reclaims::default();
         self.model.now = self.now;
         self.model.crash(&kept, first);
-        // What was kept may be above caps that were lowered since.
+        // Kept allocations may be above caps that were lowered in the meantime.
         self.model.note_what_is_above();
         self.core.check_invariants();
         self.ledger = self.model.ledger();
@@ -81,7 +81,7 @@ impl World {
         checks::sums(&self.model, &self.core, &self.ledger)
     }
 
-    /// What its clients had.
+    /// What the clients of the killed broker had.
     fn remember(&mut self) {
         self.former.clear();
         let model = &self.model;
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// A client names something of before the crash again: its own mostly; or it adopts what was kept.
+    /// A client names something from before the crash again, mostly its own; or it adopts a kept allocation.
     pub fn choose_return(&mut self, client: u32) -> Option<Action> {
         let domain = self.model.clients.get(&client)?.domain;
         let (mut items, mut declared) = (Vec::new(), Vec::new());
@@ -154,7 +154,7 @@ impl World {
             2 => deposit.base = 0x10_0000 + self.rng.below(self.setup.pages) * 4096,
             _ => {}
         }
-        // The daemon has compared the token: who has none is not let through.
+        // The daemon compares the owner's token first, and refuses a client without it.
         let id = match self.rng.below(20) {
             0 => Err(ErrorCode::NotPermitted),
             _ => self.draw_returned(id),
@@ -163,15 +163,15 @@ impl World {
     }
 }
 
-/// What a client remembers of before a crash: an allocation as deposited, or a lease and whether it is open.
+/// What a client remembers from before a crash: an allocation as it was deposited, or a lease and whether it is open.
 #[derive(Clone, Copy, Debug)]
 pub enum Remembered {
     Owned(Deposit),
     Leased(bool),
 }
 
-/// Leaves of items that depend on each other the first: what becomes of the others would depend on caps that the model
-/// learns of only by the answer. (In messages of their own they are judged.)
+/// Keeps only the first of several items that depend on each other. The outcome of the others would depend on caps that the
+/// model learns only from the answer. (In a message of its own each is judged.)
 fn keep_apart(items: &mut Vec<Redeposit>) {
     let mut apart: Vec<Redeposit> = Vec::new();
     for item in items.drain(..) {

@@ -1,5 +1,5 @@
-//! The naive model: who is connected, what lives, who holds what, which fd is where; learnt from inputs and
-//! effects alone. Must never be clever: every sum is counted anew, nothing is kept in order of use.
+//! The naive model: clients, allocations, leases, and where each fd is, learnt from inputs and effects alone. Must never be
+//! clever: it counts every sum anew, and keeps nothing in the order of use.
 
 use crate::action::groups_of;
 use crate::tally::Proofs;
@@ -20,13 +20,13 @@ pub enum Phase {
     Connected,
     /// Welcomed.
     Active,
-    /// Told to go by the core; its `Gone` comes.
+    /// The core has disconnected it; its `Gone` is to come.
     Dropped,
-    /// Gone; its `Forget` comes.
+    /// Gone; its `Forget` is to come.
     Gone,
 }
 
-/// What a request under way asks.
+/// What an unanswered request asks for.
 #[derive(Clone, Debug)]
 pub enum Ask {
     Hello { own_fds: u32 },
@@ -38,13 +38,13 @@ pub enum Ask {
     Declare { items: Vec<Declared> },
 }
 
-/// A request under way.
+/// An unanswered request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub ask: Ask,
-    /// Number of its arrival; kept when it goes back to the queue.
+    /// Number of its arrival. It keeps the number when it goes back to the queue.
     pub order: u64,
-    /// It went back because its grant could not be sent, and the client has not been said to read since.
+    /// Its grant could not be sent, so that it went back to the queue, and the client has not been reported to read since.
     pub unsent: bool,
 }
 
@@ -63,12 +63,12 @@ pub struct Client {
     /// Live allocations it owns.
     pub owns: Vec<AllocationId>,
     pub requests: BTreeMap<u64, Request>,
-    /// Orders of acquires answered in the step just done, for those that turn out unsent.
+    /// Arrival numbers of acquires that the last step answered: some of the answers may turn out unsent.
     pub answered: BTreeMap<u64, u64>,
 }
 
 impl Client {
-    /// Whether the client of this number, which this is, is charged to an account.
+    /// Whether this client, whose number is `number`, is charged to an account.
     pub fn is_of(&self, number: u32, account: Holder) -> bool {
         match account {
             Holder::Client(client) => client == number,
@@ -79,48 +79,48 @@ impl Client {
     }
 }
 
-/// The new caps of every level.
+/// Puts the caps of every level into a configuration.
 pub fn set_caps(config: &mut Config, caps: &CapsOfLevels) {
     let CapsOfLevels { node, domain, job, client } = *caps;
     (config.node, config.domain, config.job, config.client) = (node, domain, job, client);
 }
 
-/// How an allocation ended.
+/// Whether the owner is told that the last lease of an ended allocation is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
-    /// Nobody is to be told (yet).
+    /// There is nobody to tell, or there are leases left.
     No,
-    /// The owner is to be told.
+    /// The owner is still to be told.
     Due,
-    /// It was told.
+    /// The owner was told.
     Told,
 }
 
-/// An allocation that lives, or has ended and is still leased or its owner not told.
+/// An allocation that lives; or has ended, and is still leased or its owner still to be told.
 #[derive(Clone, Debug)]
 pub struct Allocation {
     pub owner: u32,
-    /// Which connection of that number: numbers are used again.
+    /// Counts the connections that had the owner's number: numbers are used again.
     pub owner_order: u64,
     pub domain: DomainKey,
     /// Its owner's group.
     pub gid: u32,
-    /// Its owner's job; it stays that of what outlives the owner.
+    /// Its owner's job, also after the owner is gone.
     pub job: Option<JobKey>,
     pub deposit: Deposit,
-    /// Registrations of it.
+    /// How often it was registered.
     pub count: u64,
     /// How it ended; `None` = it lives.
     pub ended: Option<ErrorCode>,
     pub leases: BTreeSet<u64>,
-    /// A recall was handed to the owner, and when, and is not answered.
+    /// When the owner took a recall that it has not answered.
     pub recalled_at: Option<u64>,
     /// The owner's last answer was a refusal with this code.
     pub refused: Option<ErrorCode>,
     pub drain: Drain,
-    /// Of before a crash, and nobody has named it again.
+    /// From before a crash, and not named again yet.
     pub reserved: bool,
-    /// Kept, and its owner gone: since when, at the earliest and, once that is known, at the latest.
+    /// Kept, and its owner gone: the earliest time at which that began and, once it is known, the latest.
     pub orphaned_at: Option<(u64, Option<u64>)>,
 }
 
@@ -142,7 +142,7 @@ pub struct Slot {
     pub highest: u32,
     /// The broker has an fd there.
     pub full: bool,
-    /// Who is charged for that fd.
+    /// The client that is charged for that fd.
     pub owner: Option<Closing>,
 }
 
@@ -154,7 +154,7 @@ pub struct Closing {
     pub domain: DomainKey,
     /// Of the refused lane.
     pub refused: bool,
-    /// Nobody had room reserved for it: sent beyond credit, or not asked for.
+    /// It came without a reserved place: beyond the credits, or unasked.
     pub uninvited: bool,
 }
 
@@ -186,7 +186,7 @@ impl Sums {
         self.held_fds() + self.open + self.promised_open + self.own
     }
 
-    /// Use of a capped resource.
+    /// How much of a resource is in use.
     pub fn usage(&self, resource: Resource) -> u128 {
         match resource {
             Resource::Fds => self.fds().into(),
@@ -270,13 +270,13 @@ impl Ledger {
         .unwrap_or_default()
     }
 
-    /// Takes an open lease off.
+    /// The same with one open lease less.
     pub fn without_lease(mut self, client: u32, domain: DomainKey) -> Self {
         self.charge(Some(client), domain, |sums| sums.open = sums.open.saturating_sub(1));
         self
     }
 
-    /// Takes the fds off that the broker could close to make room.
+    /// The same without fds that the broker could close to make room.
     pub fn without(mut self, evictable: &[(Option<u32>, DomainKey, u64)]) -> Self {
         for (client, domain, bytes) in evictable {
             self.charge(*client, *domain, |sums| {
@@ -310,45 +310,45 @@ pub struct Model {
     pub config: Config,
     pub now: u64,
     pub clients: BTreeMap<u32, Client>,
-    /// Which connection of its number a client is.
+    /// How many connections each client number has had.
     pub client_orders: BTreeMap<u32, u64>,
     pub allocations: BTreeMap<AllocationId, Allocation>,
-    /// How everything that ever ended did.
+    /// The cause of each end there ever was.
     pub ended: FxHashMap<AllocationId, ErrorCode>,
     pub leases: BTreeMap<u64, Lease>,
-    /// Highest lease number's generation given per lease slot: numbers are never used twice.
+    /// The highest generation granted in each lease slot: lease numbers are never used twice.
     pub lease_highest: FxHashMap<u32, u32>,
     pub slots: Vec<Slot>,
     pub tickets: BTreeMap<u32, Closing>,
-    /// Allocations whose recall is under way, told or not yet, as the core's view says; and since when.
+    /// Allocations that are being recalled, whether or not the owner has been told, as the core's view says; and since when.
     pub recalling: BTreeMap<AllocationId, u64>,
-    /// Allocations supplied and not to be evicted until their waiters are served, as the view says.
+    /// Supplied allocations that must stay until the requests waiting for them are served, as the core's view says.
     pub pinned: BTreeSet<AllocationId>,
     /// The same before the step.
     pub was_pinned: BTreeSet<AllocationId>,
-    /// Places for leases promised with recalls, by client, as the view says.
+    /// Leases promised to each client along with a recall, as the core's view says.
     pub promised: BTreeMap<u32, u64>,
     /// Allocations of gone clients that the core has still to take off the page.
     pub to_unpublish: BTreeSet<AllocationId>,
-    /// Allocations that a gone client has leases of which the core has still to take down, as the view says.
+    /// Allocations with leases of gone clients that the core has still to take down, as the core's view says.
     pub still_leased: BTreeSet<AllocationId>,
     /// Slots whose fd is in the service manager's store.
     pub kept_slots: BTreeSet<u32>,
-    /// Until when those of before a crash may be named again.
+    /// Until when allocations from before a crash may be named again.
     pub grace_until: Option<u64>,
-    /// It is over, and the core has been told the time.
+    /// That time is over, and the core knows it.
     pub grace_ending: bool,
-    /// Clients that miss a recall, as the core's view says.
+    /// Clients that have missed a recall, as the core's view says.
     pub silent: BTreeSet<u32>,
-    /// What was above its cap when that was lowered, and what is left of it.
+    /// Uses that were above a cap when it was lowered, and how much of each is left.
     pub above: BTreeMap<(Holder, Resource), u128>,
-    /// Arrivals so far.
+    /// Requests that have arrived so far.
     pub orders: u64,
     /// The administrator wants the broker empty.
     pub draining: crate::acts::Draining,
-    /// Clients of which a request was answered in this step: until then it may have waited before others.
+    /// Clients of which a request was answered in this step: before that, it may have been ahead of other requests.
     pub heard: BTreeSet<u32>,
-    /// The views are looked at after every step, not only now and then.
+    /// The views are compared after every step, not only now and then.
     pub exact: bool,
     /// How often each promise was checked.
     pub proofs: Proofs,
@@ -432,19 +432,19 @@ impl Model {
             && self.clients.get(&allocation.owner).is_some_and(|owner| owner.phase != Phase::Gone)
     }
 
-    /// Whether nothing but its owner's voice could bring it: not held, and the owner does not answer.
+    /// Whether only its owner could supply it, and the owner does not answer.
     pub fn is_unanswered(&self, id: AllocationId) -> bool {
         let silent = |a: &Allocation| self.silent.contains(&a.owner);
         !self.is_held(id) && self.live(id).is_some_and(silent)
     }
 
-    /// Whether who wants it waits for its owner alone: to give the fd, or to name it again.
+    /// Whether requests for it wait for its owner alone: to supply the fd, or to name it again.
     pub fn is_awaited(&self, id: AllocationId) -> bool {
         let reserved = self.live(id).is_some_and(|allocation| allocation.reserved);
         self.recalling.contains_key(&id) || reserved
     }
 
-    /// Ends an allocation: no grants, holders to be told.
+    /// Ends an allocation: from now on it is not granted, and its holders are to be told.
     pub fn end(&mut self, id: AllocationId, code: ErrorCode) {
         let Some(allocation) = self.allocations.get_mut(&id) else { return };
         allocation.ended = Some(code);
@@ -480,13 +480,13 @@ impl Model {
         Some(lease)
     }
 
-    /// Whether the owner is to be told that nobody has a lease of it any more: the last of them may be a gone
-    /// client's, which goes in portions.
+    /// Whether the owner is to be told that no lease of it is left. The last lease may be that of a gone client, whose
+    /// teardown goes in portions.
     pub fn is_drained(&self, id: AllocationId, allocation: &Allocation) -> bool {
         allocation.drain == Drain::Due && !self.still_leased.contains(&id)
     }
 
-    /// Forgets an ended allocation that nobody holds and nobody is to be told about.
+    /// Forgets an ended allocation without leases whose owner need not be told of it.
     pub fn sweep(&mut self, id: AllocationId) {
         let done = self.allocations.get(&id).is_some_and(|allocation| {
             allocation.ended.is_some()
@@ -535,7 +535,7 @@ impl Model {
             && self.clients.contains_key(&closing.client)
     }
 
-    /// The accounts that a client's charges are made on, the narrowest first; its own alone when it is gone.
+    /// The accounts that a client is charged to, the narrowest first; only its own if it is gone.
     pub fn accounts_of_client(&self, client: u32) -> Vec<Holder> {
         let mut all = vec![Holder::Client(client)];
         if let Some(state) = self.clients.get(&client) {
@@ -568,7 +568,7 @@ impl Model {
         });
     }
 
-    /// Fds in the broker's own table, those included that came without a place.
+    /// Fds in the broker's own table, including those that came without a reserved place.
     pub fn table_fds(&self, node: &Sums) -> u64 {
         let uninvited = self.tickets.values().filter(|closing| closing.uninvited).count() as u64;
         node.held_fds()
@@ -577,13 +577,13 @@ impl Model {
             + limits::TABLE_RESERVE
     }
 
-    /// Fds of a domain in the closers that were refused or came without a place.
+    /// Closing fds of a domain that were refused or came without a reserved place.
     pub fn refused_of(&self, domain: DomainKey) -> u64 {
         let closing = self.tickets.values().filter(|closing| closing.domain == domain);
         closing.filter(|closing| closing.uninvited || closing.refused).count() as u64
     }
 
-    /// Fds in the closers that will soon be room in an account: not those whose close may hang.
+    /// Closing fds that will soon leave room in an account; fds whose close may hang are left out.
     pub fn closing_in(&self, account: Holder) -> usize {
         let of = |closing: &&Closing| match account {
             Holder::Client(client) => closing.client == client,
@@ -617,13 +617,13 @@ impl Model {
         }
     }
 
-    /// New caps: what is above them now may stay.
+    /// Takes new caps; a use that is above them now may stay.
     pub fn set_caps(&mut self, caps: &CapsOfLevels) {
         set_caps(&mut self.config, caps);
         self.note_what_is_above();
     }
 
-    /// What is above its cap now may stay.
+    /// Notes the uses that are above their cap now: they may stay.
     pub fn note_what_is_above(&mut self) {
         let ledger = self.ledger();
         self.above.clear();
@@ -637,14 +637,14 @@ impl Model {
         }
     }
 
-    /// What was above its cap and is less now never grows again.
+    /// A use that was above its cap and has shrunk must not grow again.
     pub fn drain(&mut self, ledger: &Ledger) {
         for ((account, resource), above) in &mut self.above {
             *above = (*above).min(ledger.of(*account).usage(*resource));
         }
     }
 
-    /// Whether so much more of a resource passes the account's cap.
+    /// Whether `need` more of a resource would pass the account's cap.
     pub fn is_full(&self, ledger: &Ledger, account: Holder, resource: Resource, need: u64) -> bool {
         if resource == Resource::TableFds {
             return self.table_fds(&ledger.node) + need > self.config.table_fds;
@@ -653,8 +653,8 @@ impl Model {
         ledger.of(account).usage(resource) + u128::from(need) > u128::from(cap)
     }
 
-    /// Every cap in the way of a grant of `id` to `client`; `None` when no room would help: it has ended, or
-    /// is not permitted.
+    /// Every cap that blocks a grant of `id` to `client`; `None` if no room would help: the allocation has ended, or is not
+    /// permitted.
     pub fn blockers(&self, ledger: &Ledger, client: u32, id: AllocationId) -> Option<Vec<Blocker>> {
         let allocation = self.live(id).filter(|allocation| !allocation.reserved)?;
         let asking = self.clients.get(&client)?;

@@ -1,41 +1,46 @@
 #!/bin/bash
-# Breaks each promise of the core on purpose, and expects the simulator to say so: a mutation that survives, or whose
-# text is no longer there, is a failure. Works on a copy; must never change the tree.
+# Breaks each promise of the core on purpose, and expects the simulator to notice. A mutation that survives is a failure,
+# and so is one whose original text is no longer in the core. Works on a copy; must never change the tree.
 #
-# All mutations go into one build, each behind a switch that is read once (SIM_MUTATION=N), so that a build is paid
-# for once and each costs a run. Format of mutations/*.txt, as often as wanted:
-#   mutation: NAME / breaks: THE PROMISE / file: PATH / run: ARGUMENTS (of the simulator, for what shows too rarely)
-#   --- original (whole statements or one expression; must be there exactly once)
-#   --- changed  (instead; or, where it says $ON, the whole text with that as the condition)
+# One build has all mutations, each behind a switch that is read once (SIM_MUTATION=N): the build is paid for once, and each
+# mutation costs one run. mutations/*.txt has any number of
+#   mutation: NAME
+#   breaks: THE PROMISE
+#   file: PATH
+#   run: ARGUMENTS (optional: of the simulator, for a mutation that shows too rarely in the usual run)
+#   --- original
+#   whole statements or one expression, exactly once in the file
+#   --- changed
+#   what stands there instead; or, where it says $ON, the whole text, with $ON as the condition
 #   --- end
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 root=$(cd "$here/../.." && pwd)
 steps=${SIM_MUTATION_STEPS:-150000}
-jobs=$(nproc)
-only=''
 
 usage() {
     cat <<END
-usage: tests/sim/mutations.sh [--only NAME] [--list] [--keep DIR]
-  --only NAME  those whose name contains it
-  --list       names and what they break
-  --keep DIR   build there, and leave it: the next time is faster
-Ends with "N passed, N failed". SIM_MUTATION_STEPS: most steps of one (default 150000).
+usage: tests/sim/mutations.sh [--sample N | --only NAME] [--list]
+  --sample N   N mutations, spread evenly over the list; each commit has a sample of its own
+  --only NAME  the mutations whose name contains NAME
+  --list       prints the names and what each mutation breaks
+Without options all of them run. Ends with "N passed, N failed".
+SIM_MUTATION_STEPS: most steps of one run (default 150000).
 END
 }
 
-list='' keep=''
+only='' sample='' list=''
 while (($#)); do
     case $1 in
         --only) only=${2:?--only needs a name}; shift 2 ;;
-        --keep) keep=${2:?--keep needs a directory}; shift 2 ;;
+        --sample) sample=${2:?--sample needs a number}; shift 2 ;;
         --list) list=yes; shift ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; exit 2 ;;
     esac
 done
+[[ $sample =~ ^([1-9][0-9]*)?$ ]] || { usage >&2; exit 2; }
 
 names=() breaks=() files=() runs=() originals=() changes=()
 read_list() {
@@ -73,19 +78,40 @@ if [[ $list ]]; then
     exit 0
 fi
 
-work=${keep:-$(mktemp -d)}
-mkdir -p "$work"
-[[ $keep ]] || trap 'rm -rf "$work"' EXIT
+# The indices of the mutations that were asked for.
+choose() {
+    local at total=${#names[@]} id first
+    if [[ $sample ]] && ((sample < total)); then
+        # A clone without its history has the commit, too; a source archive has neither, and takes the day.
+        id=$(git -C "$root" rev-parse --short=7 HEAD 2>/dev/null) || id=$(date +%Y%m%d)
+        first=$((16#$id % total))
+        echo "a sample of $sample of $total, by $id; to repeat one: tests/sim/mutations.sh --only NAME" >&2
+        for ((at = 0; at < sample; at++)); do echo $(((first + at * total) / sample)); done
+        return
+    fi
+    for at in "${!names[@]}"; do [[ ${names[at]} != *"$only"* ]] || echo "$at"; done
+}
 
-# What the simulator needs, and no more; the manifest's other members are left out.
+target=$(readlink -m "${CARGO_TARGET_DIR:-$root/target}")
+tree=$target/mutations
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+# Copies what the simulator needs, with the mutations in it. A file that is as it was keeps its time: then cargo does not
+# build it again.
 copy() {
-    rm -rf "$work/tree.new" && mkdir -p "$work/tree.new/broker" "$work/tree.new/libclient" "$work/tree.new/tests"
-    cp "$root/Cargo.lock" "$work/tree.new/"
-    sed '/^members = \[/,/^\]/c members = ["broker/core", "libclient/protocol"]' "$root/Cargo.toml" >"$work/tree.new/Cargo.toml"
-    cp -a "$root/broker/core" "$work/tree.new/broker/"
-    cp -a "$root/libclient/protocol" "$work/tree.new/libclient/"
-    cp -a "$root/tests/sim" "$work/tree.new/tests/"
-    rm -rf "$work/tree" && mv "$work/tree.new" "$work/tree"
+    local new=$tree.new file
+    rm -rf "$new" && mkdir -p "$new/broker" "$new/libclient" "$new/tests"
+    cp "$root/Cargo.lock" "$new/"
+    sed '/^members = \[/,/^\]/c members = ["broker/core", "libclient/protocol"]' "$root/Cargo.toml" >"$new/Cargo.toml"
+    cp -a "$root/broker/core" "$new/broker/"
+    cp -a "$root/libclient/protocol" "$new/libclient/"
+    cp -a "$root/tests/sim" "$new/tests/"
+    apply_all "$new"
+    (cd "$new" && find . -type f) | while IFS= read -r file; do
+        if cmp -s "$new/$file" "$tree/$file"; then touch -r "$tree/$file" "$new/$file"; fi
+    done
+    rm -rf "$tree" && mv "$new" "$tree"
 }
 
 # The mutation behind its switch, in place of the original.
@@ -100,14 +126,14 @@ switched() {
     fi
 }
 
-passed=0 failed=0
 declare -A text=() broken=()
+# Puts every mutation into the files below a directory.
 apply_all() {
     local at file content rest new
     for at in "${!names[@]}"; do
         file=${files[at]}
-        [[ -f $root/$file ]] || { broken[$at]="no file $file"; continue; }
-        [[ -v text[$file] ]] || text[$file]=$(<"$work/tree/$file")
+        [[ -f $1/$file ]] || { broken[$at]="there is no file $file"; continue; }
+        [[ -v text[$file] ]] || text[$file]=$(<"$1/$file")
         content=${text[$file]}
         rest=${content#*"${originals[at]}"}
         if [[ $rest == "$content" ]]; then
@@ -119,8 +145,8 @@ apply_all() {
             text[$file]=${content%%"${originals[at]}"*}$new$rest
         fi
     done
-    for file in "${!text[@]}"; do printf '%s\n' "${text[$file]}" >"$work/tree/$file"; done
-    cat >>"$work/tree/broker/core/src/lib.rs" <<'END'
+    for file in "${!text[@]}"; do printf '%s\n' "${text[$file]}" >"$1/$file"; done
+    cat >>"$1/broker/core/src/lib.rs" <<'END'
 
 /// Whether this mutation is switched on.
 pub(crate) fn mutated(number: usize) -> bool {
@@ -131,33 +157,36 @@ pub(crate) fn mutated(number: usize) -> bool {
 END
 }
 
+# In the workspace's own target directory, with its profile: the dependencies have been built for the other tests.
 build() {
-    # Little optimisation: the build is most of the time. Overflow checks as in a release.
-    export CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=0
-    export CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
-    local log=$work/build.log
-    if ! (cd "$work/tree" && CARGO_TARGET_DIR=$work/target cargo test --release --quiet \
-        -p fdbroker-core --test sim --no-run --message-format=json-render-diagnostics) >"$work/built.json" 2>"$log"; then
-        tail -60 "$log"
-        echo "mutations: the mutated core does not build: a mutation above must be mended"
-        echo "0 passed, ${#names[@]} failed"
+    if ! (cd "$tree" && CARGO_TARGET_DIR=$target cargo test --quiet -p fdbroker-core --test sim --no-run \
+        --message-format=json-render-diagnostics) >"$out/built.json" 2>"$out/build.log"; then
+        tail -60 "$out/build.log"
+        echo "mutations: the mutated core does not build: mend the mutation named above"
+        echo "0 passed, ${#chosen[@]} failed"
         exit 1
     fi
-    program=$(sed -n 's/.*"executable":"\([^"]*\/sim-[^"]*\)".*/\1/p' "$work/built.json" | tail -1)
+    program=$(sed -n 's/.*"executable":"\([^"]*\/sim-[^"]*\)".*/\1/p' "$out/built.json" | tail -1)
 }
 
-# One mutation, or none with -1. A run that takes ten times as long as it should, hangs.
+# Runs one mutation, or with -1 the core as it is. A run that takes ten times as long as it should has hung.
 run_one() {
-    local at=$1 out=$work/out.$1 rc=0 run=(--steps "$steps")
+    local at=$1 rc=0 run=(--steps "$steps")
     [[ $at == -1 || -z ${runs[at]} ]] || read -ra run <<<"${runs[at]}"
-    SIM_MUTATION=$at timeout 600 "$program" "${run[@]}" --threads 1 --fail-fast >"$out" 2>&1 || rc=$?
-    echo "$rc" >"$out.rc"
+    SIM_MUTATION=$at timeout 600 "$program" "${run[@]}" --threads 1 --fail-fast >"$out/$at" 2>&1 || rc=$?
+    echo "$rc" >"$out/$at.rc"
 }
 
+passed=0 failed=0
 report() {
-    local at=$1 out=$work/out.$1 rc why
-    rc=$(<"$out.rc")
-    why=$(sed -n 's/^  violated: //p' "$out" | head -1)
+    local at=$1 rc why
+    if [[ -v broken[$at] ]]; then
+        failed=$((failed + 1))
+        printf 'STALE     %-42s %s\n' "${names[at]}" "${broken[$at]}"
+        return
+    fi
+    rc=$(<"$out/$at.rc")
+    why=$(sed -n 's/^  violated: //p' "$out/$at" | head -1)
     if [[ $rc == 1 && $why ]]; then
         passed=$((passed + 1))
         printf 'caught    %-42s %s\n' "${names[at]}" "${why:0:110}"
@@ -167,31 +196,22 @@ report() {
     fi
 }
 
+mapfile -t chosen < <(choose)
+mkdir -p "$target"
 copy
-apply_all
 build
-run_one -1
-if [[ $(<"$work/out.-1.rc") != 0 ]]; then
-    tail -20 "$work/out.-1"
-    echo "mutations: the core as it is does not pass: nothing can be said of its mutations"
-    echo "0 passed, 1 failed"
-    exit 1
-fi
-chosen=()
-for at in "${!names[@]}"; do
-    [[ ${names[at]} == *"$only"* ]] || continue
-    if [[ -v broken[$at] ]]; then
-        failed=$((failed + 1))
-        printf 'STALE     %-42s %s\n' "${names[at]}" "${broken[$at]}"
-    else
-        chosen+=("$at")
-    fi
-done
-for at in "${chosen[@]}"; do
-    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
+for at in -1 "${chosen[@]}"; do
+    [[ ! -v broken[$at] ]] || continue
+    while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n || true; done
     run_one "$at" &
 done
 wait
+if [[ $(<"$out/-1.rc") != 0 ]]; then
+    tail -20 "$out/-1"
+    echo "mutations: the core without mutations does not pass, so that nothing is shown by the mutations"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
 for at in "${chosen[@]}"; do report "$at"; done
 echo "$passed passed, $failed failed"
 ((failed == 0))

@@ -1,5 +1,5 @@
-//! Judges every NO_QUOTA: the cap it names must have been full, and the holder it names the largest. Must never
-//! look into the core.
+//! Judges every NO_QUOTA: the cap that it names must have been full, and the process that it names must hold most. Must
+//! never look into the core.
 
 use crate::action::show_status;
 use crate::judge::{Quota, Step, ensure, slot_range};
@@ -10,7 +10,7 @@ use fdbroker_protocol::{Resource, Scope, Status};
 impl Model {
     /// Whether the NO_QUOTA of a request is true for one of its items.
     pub fn check_quotas(&self, step: &Step, quotas: &[Quota], ledgers: &[&Ledger]) -> Check {
-        // Who holds most changes within a step that also grants, keeps or evicts.
+        // The largest holder may change within a step that also grants, keeps or evicts.
         let steady = step.evicted.is_empty()
             && step.grants.is_empty()
             && step.new_allocations == 0
@@ -25,7 +25,7 @@ impl Model {
         outcome
     }
 
-    /// Whether a NO_QUOTA names a cap that was full, and the largest holder, by one of the sums given.
+    /// Whether, by one of the sums given, a NO_QUOTA names a cap that was full and the largest holder.
     fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger], steady: bool) -> Check {
         let shown = show_status(&quota.status);
         self.proofs.count(Promise::NoQuota, 1);
@@ -54,7 +54,7 @@ impl Model {
             other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
         };
         ensure!(cap == value, "{shown} names another cap: it is {cap}");
-        // Full for this one, or waited for by one before it that needs more, or that was answered in this very step.
+        // The cap is full for this request; or a request before it waits for it, or did until this step answered it.
         let heard_of = |account: Holder| {
             let mut others = self.heard.iter().filter(|client| **client != quota.client);
             others.any(|client| {
@@ -104,7 +104,7 @@ impl Model {
         }
     }
 
-    /// Give or take one: a promise made and taken back within the step.
+    /// Give or take one, for a promise that was made and taken back within the step.
     fn is_largest(
         &self,
         ledger: &Ledger,
@@ -125,7 +125,7 @@ impl Model {
     }
 }
 
-/// What of the named resource an item needs.
+/// How much of the named resource an item needs.
 pub fn need_of(status: &Status, size_bytes: u64, fds: u64) -> u64 {
     match Resource::from_number(status.resource) {
         Some(Resource::HeldBytes) => size_bytes,

@@ -1,5 +1,5 @@
-//! Checks reclaim: who is asked, for which leases, and that somebody is when leases are all that is in the way. Must
-//! never look at more of the core than which leases it has marked.
+//! Checks reclaim: which clients are asked for which leases, and that some client is asked when nothing but leases blocks a
+//! request. Must look at nothing in the core but the leases that it has marked.
 
 use crate::action::Action;
 use crate::checks::Waiting;
@@ -13,27 +13,27 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What the check remembers from step to step.
 #[derive(Debug, Default)]
 pub struct Reclaims {
-    /// The number of each client's last activity.
+    /// For each client, the number of its last activity.
     active: BTreeMap<u32, u64>,
     acts: u64,
-    /// Fds that the step under way may be short of.
+    /// Fds that the current step may lack.
     need: u64,
-    /// Leases that their holders are asked for.
+    /// Leases that their holders have been asked for.
     marked: BTreeSet<u64>,
-    /// Leases that there were before the step under way.
+    /// The leases before the current step.
     before: BTreeSet<u64>,
-    /// When each was last told of, as open or as mapped.
+    /// When each lease was last asked for, as open or as mapped.
     told: BTreeMap<(u64, bool), u64>,
     /// When a lease of an account was last marked.
     last_mark: BTreeMap<Holder, u64>,
-    /// Requests that nothing but an account's open leases stand before, and since when.
+    /// Requests that only an account's cap on open leases blocks, and since when.
     since: BTreeMap<(u32, u64), (Holder, u64)>,
 }
 
 impl Reclaims {
     /// Before each step.
     pub fn note(&mut self, action: &Action) {
-        // A grant with its recall takes two; credits and a client's own fds are asked for by the number.
+        // A grant with its recall takes two. Credits and a client's own fds come in larger numbers.
         self.need = match action {
             Action::Hello { own_fds, .. } => u64::from(*own_fds).max(2),
             Action::Register { credits_wanted, .. } => u64::from(*credits_wanted).max(2),
@@ -53,14 +53,14 @@ impl Reclaims {
         self.active.insert(client, self.acts);
     }
 
-    /// A message that asks for these was taken.
+    /// The client took a message that asks for these leases.
     pub fn took(&mut self, model: &Model, client: u32, leases: &[u64]) -> Check {
         for lease in leases {
             model.proofs.count(Promise::Reclaim, 1);
             let known = model.leases.get(lease).filter(|known| known.client == client);
             let known = known.ok_or_else(|| format!("client {client} is asked for {lease:#x}"))?;
             ensure!(model.live(known.id).is_some(), "{lease:#x} is asked for, and has ended");
-            // Told as late as a client looks at its events.
+            // The client may have looked at its events late.
             let slack = 100_000;
             let again = self.told.insert((*lease, known.mapped), model.now);
             let early = |at: u64| model.now < at + limits::RECLAIM_AGAIN_US - slack;
@@ -70,7 +70,7 @@ impl Reclaims {
         Ok(())
     }
 
-    /// After each step: what it has marked.
+    /// Checks the leases that a step has marked.
     pub fn check(
         &mut self,
         model: &Model,
@@ -106,7 +106,7 @@ impl Reclaims {
         };
         let accounts = model.accounts_of_client(client);
         let mut full = accounts.iter().filter(|account| {
-            // A broker that is being drained asks all for all.
+            // During a drain the broker asks all clients for all leases.
             let drains = model.draining.is_on && **account == Holder::Node;
             let full = |resource| {
                 drains
@@ -116,8 +116,8 @@ impl Reclaims {
             };
             resources.iter().copied().any(full)
         });
-        // One that was granted in the same step was there too late, maybe: of two supplied fds, say, the second
-        // is granted when those who wait for a lease of the first have asked for leases already.
+        // A lease that was granted in the same step may have come too late. Of two supplied fds, say, the second is granted
+        // after the requests for the first have had clients asked for leases.
         let could_not = |other: u64| marked.contains(&other) || !self.before.contains(&other);
         let fair = full.any(|account| {
             model.clients.iter().all(|(other, state)| {
@@ -125,7 +125,7 @@ impl Reclaims {
                     || !state.is_of(*other, *account)
                     || !self.is_more_idle(*other, client)
                     || !has_one(model, state, mapped, could_not)
-                    // Those that keep what they were asked for come last.
+                    // Clients that keep what they were asked for come last.
                     || state.leases.iter().any(|lease| marked.contains(lease))
             })
         });
@@ -149,7 +149,7 @@ impl Reclaims {
         act(one) < act(than)
     }
 
-    /// A request that waits for open leases of one account alone sees its clients asked.
+    /// If only the cap on open leases of one account blocks a request, clients of this account are asked.
     fn check_somebody_is_asked(
         &mut self,
         model: &Model,
@@ -177,14 +177,18 @@ impl Reclaims {
                     && has_one(model, state, false, |lease| self.marked.contains(&lease))
             });
             model.proofs.count(Promise::Reclaim, usize::from(somebody));
-            ensure!(!late || !somebody, "client {} waits, and nobody is asked", one.client);
+            ensure!(
+                !late || !somebody,
+                "client {} waits, and no client is asked for leases",
+                one.client
+            );
         }
         self.since = since;
         Ok(())
     }
 }
 
-/// Whether a client has a lease of that kind that it could be asked for; not one of those left out.
+/// Whether a client has a lease of that kind that it could be asked for, not counting `left_out`.
 fn has_one(model: &Model, state: &Client, mapped: bool, left_out: impl Fn(u64) -> bool) -> bool {
     state.phase != Phase::Gone
         && state.leases.iter().any(|number| {

@@ -1,41 +1,46 @@
-//! Counts, the trace, and how a violation is told. Must never decide anything: a run is the same whether it
-//! is traced or not.
+//! Counts, the trace, and the text of a violation. Must never decide anything: a run is the same whether it is traced or
+//! not.
 
 use crate::tally::{Counts, Fault, Promise};
 use fdbroker_protocol::ErrorCode;
 use std::collections::VecDeque;
 
-/// Lines kept for a violation: the last steps with their effects.
+/// Steps that are kept for the text of a violation.
 const RING_STEPS: usize = 50;
 
-/// What happened, counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Stats {
-    pub steps: u64,
-    pub polls: u64,
-    pub worlds: u64,
-    pub grants: u64,
-    pub recalls: u64,
-    pub supplies: u64,
-    pub evictions: u64,
-    pub registrations: u64,
-    pub deaths: u64,
-    pub silences: u64,
-    pub refusals: u64,
-    pub no_quota: u64,
-    pub parked: u64,
-    pub unsent: u64,
-    pub reclaims: u64,
-    pub revoked: u64,
-    pub drained: u64,
-    pub retired: u64,
-    pub quiesced: u64,
-    /// Faults by kind.
-    pub by_fault: Counts,
-    /// Checks by promise.
-    pub by_promise: Counts,
-    /// Codes that recalls were refused with, a bit each.
-    pub refusal_codes: u32,
+macro_rules! stats {
+    ($($field:ident)*) => {
+        /// What happened, counted.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct Stats {
+            $(pub $field: u64,)*
+            /// Faults by kind.
+            pub by_fault: Counts,
+            /// Checks by promise.
+            pub by_promise: Counts,
+            /// Codes that recalls were refused with, a bit each.
+            pub refusal_codes: u32,
+        }
+
+        impl Stats {
+            /// Adds the counts of another run.
+            pub fn add(&mut self, other: &Stats) {
+                $(self.$field += other.$field;)*
+                self.by_fault.add_all(&other.by_fault);
+                self.by_promise.add_all(&other.by_promise);
+                self.refusal_codes |= other.refusal_codes;
+            }
+
+            fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($field), self.$field)),*].into_iter()
+            }
+        }
+    };
+}
+
+stats! {
+    steps polls worlds grants recalls supplies evictions registrations deaths silences
+    refusals no_quota parked unsent reclaims revoked drained retired quiesced
 }
 
 impl Stats {
@@ -44,54 +49,15 @@ impl Stats {
         self.faults(fault, 1);
     }
 
-    /// So many of them.
+    /// The fault has happened so many times.
     pub fn faults(&mut self, fault: Fault, count: usize) {
         self.by_fault.add(fault as usize, count as u64);
-    }
-
-    /// Adds the counts of another run.
-    pub fn add(&mut self, other: &Stats) {
-        self.by_fault.add_all(&other.by_fault);
-        self.by_promise.add_all(&other.by_promise);
-        self.refusal_codes |= other.refusal_codes;
-        for (to, from) in self.fields_mut().into_iter().zip(other.fields()) {
-            *to.1 += from.1;
-        }
-    }
-
-    fn fields_mut(&mut self) -> [(&'static str, &mut u64); 19] {
-        [
-            ("steps", &mut self.steps),
-            ("polls", &mut self.polls),
-            ("worlds", &mut self.worlds),
-            ("grants", &mut self.grants),
-            ("recalls", &mut self.recalls),
-            ("supplies", &mut self.supplies),
-            ("evictions", &mut self.evictions),
-            ("registrations", &mut self.registrations),
-            ("deaths", &mut self.deaths),
-            ("silences", &mut self.silences),
-            ("refusals", &mut self.refusals),
-            ("no_quota", &mut self.no_quota),
-            ("parked", &mut self.parked),
-            ("unsent", &mut self.unsent),
-            ("reclaims", &mut self.reclaims),
-            ("revoked", &mut self.revoked),
-            ("drained", &mut self.drained),
-            ("retired", &mut self.retired),
-            ("quiesced", &mut self.quiesced),
-        ]
-    }
-
-    fn fields(&self) -> [(&'static str, u64); 19] {
-        let mut copy = *self;
-        copy.fields_mut().map(|(name, value)| (name, *value))
     }
 }
 
 impl std::fmt::Display for Stats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (at, (name, value)) in self.fields().into_iter().enumerate() {
+        for (at, (name, value)) in self.fields().enumerate() {
             let comma = if at == 0 { "" } else { ", " };
             write!(f, "{comma}{name} {value}")?;
         }
@@ -159,11 +125,11 @@ impl Trace {
 /// A broken promise of the core, with the way to see it again.
 #[derive(Debug)]
 pub struct Violation {
-    /// Where: a scenario's name, or configuration, seed and step.
+    /// A scenario's name; or configuration, seed and step.
     pub place: String,
-    /// What.
+    /// The promise that is broken, and for which client or allocation.
     pub message: String,
-    /// The one command that replays it.
+    /// The command that replays it.
     pub replay: String,
     /// The last inputs and effects.
     pub trace: Vec<String>,
@@ -180,7 +146,7 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// All counts of a run: what happened, faults by kind, checks by promise, violations.
+/// Prints all counts of a run.
 pub fn print(total: &Stats, violations: usize, seconds: f64) {
     println!("sim: {total}");
     println!("faults:");
@@ -197,7 +163,7 @@ pub fn print(total: &Stats, violations: usize, seconds: f64) {
     println!("sim: steps {}, steps/s {rate:.0}, violations {violations}", total.steps);
 }
 
-/// What never happened in a run, and what it never checked.
+/// The faults that never happened in a run, and the promises that it never checked.
 pub fn missing(total: &Stats) -> Vec<&'static str> {
     let faults = Fault::ALL.iter().filter(|fault| total.by_fault.of(**fault as usize) == 0);
     let promises = Promise::ALL.iter().filter(|one| total.by_promise.of(**one as usize) == 0);

@@ -1,5 +1,5 @@
-//! A rest: no faults, all answers, all closes, all leases given back; then what can be granted must have been, and
-//! everything be answered at its deadline. Must never wait for a time by itself: it moves the world's.
+//! A rest: no faults, all recalls answered, all fds closed, all leases given back. Then every request that can be granted
+//! must have been, and the others must be answered at their deadline. Must never read a clock: it moves the world's time.
 
 use crate::action::Action;
 use crate::checks;
@@ -7,12 +7,11 @@ use crate::judge::ensure;
 use crate::model::{Check, Phase};
 use crate::world::World;
 
-/// Rounds of answering everything before a rest is said never to come.
+/// Rounds of answering everything before the world is said never to rest.
 const MAX_REST_ROUNDS: u64 = 4_000;
 
 impl World {
-    /// Lets everything settle: no faults, all answers, all closes, all leases given back. Then what can be
-    /// granted must have been, and at its deadline everything must be answered.
+    /// Lets everything settle, and checks that nothing is left; see the top of the file.
     pub fn rest(&mut self) -> Check {
         self.trace.step(|| format!("{} -- rest --", self.now));
         self.quiet = true;
@@ -26,7 +25,7 @@ impl World {
             ensure!(rounds < MAX_REST_ROUNDS, "it does not settle");
         }
         checks::nothing_stuck(&self.model)?;
-        // Deadlines far out of reach would end the world's time: those are cancelled.
+        // Waiting for deadlines far ahead would use up the world's time: such requests are cancelled.
         let horizon = self.now + 10_000_000;
         for (client, request) in self.requests_after(horizon) {
             self.feed(Action::Cancel { client, request })?;
@@ -51,7 +50,7 @@ impl World {
             .collect()
     }
 
-    /// Answers everything that can be answered now; whether there was anything.
+    /// Answers everything that can be answered now; false if there was nothing.
     fn settle_round(&mut self) -> Check<bool> {
         let mut moved = false;
         let clients: Vec<u32> = self.model.clients.keys().copied().collect();

@@ -1,5 +1,5 @@
-//! Judges what outlives an owner or a broker: kept allocations, what is reserved after a crash, re-deposit and
-//! declare. Must never look into the core: only at inputs, effects and the model.
+//! Judges what outlives an owner or a broker: kept allocations, allocations reserved after a crash, redeposit and declare.
+//! Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::{groups_of, show_status};
 use crate::judge::{Quota, Step, ensure, overlaps};
@@ -17,16 +17,16 @@ pub const NOBODY: u32 = u32::MAX;
 /// What an item of a redeposit may come to.
 #[derive(Debug)]
 pub struct Return {
-    /// OK, or NO_QUOTA: the allocation, and what it was before.
+    /// For OK or NO_QUOTA: the allocation, and its state before.
     taken: Option<(AllocationId, Box<Allocation>)>,
-    /// Errors that it may answer.
+    /// Errors that it may be answered with.
     codes: Vec<ErrorCode>,
 }
 
 impl Model {
     // --- keep -----------------------------------------------------------------------------------
 
-    /// The fd of a slot goes to the store.
+    /// The fd of a slot goes to the service manager's store.
     pub fn keep(&mut self, slot: u32) -> Check {
         let full = self.slots.get(slot as usize).is_some_and(|state| state.full);
         ensure!(full, "slot {slot} is kept, and has no fd");
@@ -35,7 +35,7 @@ impl Model {
         Ok(())
     }
 
-    /// The fd of a slot leaves the store: before it is closed.
+    /// The fd of a slot leaves the store, before it is closed.
     pub fn unkeep(&mut self, slot: u32) -> Check {
         let full = self.slots.get(slot as usize).is_some_and(|state| state.full);
         ensure!(full, "slot {slot} leaves the store, and was closed before");
@@ -43,7 +43,7 @@ impl Model {
         Ok(())
     }
 
-    /// What the store has is something else now.
+    /// The record of a slot in the store has changed.
     pub fn kept_changed(&self, slot: u32) -> Check {
         ensure!(
             self.kept_slots.contains(&slot),
@@ -57,7 +57,7 @@ impl Model {
         allocation.ended.is_none() && !allocation.reserved && !self.owner_here(allocation)
     }
 
-    /// Why a slot may be taken off the page by time alone: its grace or its time to live is over.
+    /// Why an allocation may end by time alone: its grace or its time to live is over.
     pub fn timed_out(&self, id: AllocationId) -> Option<ErrorCode> {
         let allocation = self.live(id)?;
         let grace_over = allocation.reserved && self.grace_until.is_some_and(|at| at <= self.now);
@@ -67,7 +67,7 @@ impl Model {
         (grace_over || ttl_over).then_some(ErrorCode::OwnerGone)
     }
 
-    /// After all polls that were due: what had its time is gone, and nothing else.
+    /// After all polls that were due: no allocation outlives its grace or its time to live.
     pub fn nothing_outstays(&mut self) -> Check {
         let (now, ttl, grace) = (self.now, self.config.keep_ttl_us, self.grace_until);
         let orders = &self.client_orders;
@@ -87,7 +87,7 @@ impl Model {
                 continue;
             }
             let (since, latest) = allocation.orphaned_at.unwrap_or((now, None));
-            // By now it has been taken off its owner.
+            // By now the core has noticed that the owner is gone.
             let latest = latest.unwrap_or(now);
             allocation.orphaned_at = Some((since, Some(latest)));
             ensure!(now < latest.saturating_add(ttl), "{id} is kept beyond its time to live");
@@ -97,7 +97,7 @@ impl Model {
 
     // --- crash ----------------------------------------------------------------------------------
 
-    /// The broker was killed: what is left is the page, and the fds of the store.
+    /// The broker was killed: the page and the fds in the store are left.
     pub fn crash(&mut self, kept: &[Kept], first_generation: u32) {
         self.config.first_generation = first_generation;
         self.clients.clear();
@@ -145,7 +145,7 @@ impl Model {
 
     // --- redeposit ------------------------------------------------------------------------------
 
-    /// What each item may come to; what may be taken is taken, until the answer says otherwise.
+    /// Notes what each item may come to. An allocation that may be taken over is, until the answer says otherwise.
     pub fn begin_redeposit(&mut self, step: &mut Step, client: u32, items: &[Redeposit]) {
         for item in items {
             let found = self.redeposit_item(step, client, item);
@@ -258,7 +258,7 @@ impl Model {
         Return { taken: Some((id, Box::new(former))), codes }
     }
 
-    /// The answer to a redeposit.
+    /// Judges the answer to a redeposit.
     pub fn redeposited(
         &mut self,
         step: &mut Step,
@@ -284,7 +284,7 @@ impl Model {
             let quota = code == ErrorCode::NoQuota && expected.taken.is_some();
             ensure!(
                 quota || expected.codes.contains(&code),
-                "a return says {shown}, not {:?}",
+                "a redeposit is answered {shown}, not {:?}",
                 expected.codes
             );
             let Some((id, former)) = expected.taken else { continue };
@@ -329,7 +329,7 @@ impl Model {
         owns.iter().any(|id| self.live(*id).is_some_and(|own| overlaps(&own.deposit, deposit)))
     }
 
-    /// What is said of one that is not there.
+    /// The error for an allocation that is not there.
     pub fn absent(&self, id: AllocationId) -> ErrorCode {
         match id.generation < self.config.first_generation {
             true => ErrorCode::OwnerGone,
@@ -339,7 +339,7 @@ impl Model {
 
     // --- declare --------------------------------------------------------------------------------
 
-    /// The answer to a declare.
+    /// Judges the answer to a declare.
     pub fn declared(
         &mut self,
         step: &mut Step,
@@ -393,7 +393,7 @@ impl Model {
         Ok(())
     }
 
-    /// The errors that a declared lease may answer; empty = it is a lease.
+    /// The errors that a declared lease may be answered with; empty if it must become a lease.
     fn declare_error(&self, client: u32, asked: &Declared) -> Vec<ErrorCode> {
         let id = match asked.wanted {
             Ok(id) => id,
@@ -403,7 +403,7 @@ impl Model {
             return vec![ErrorCode::Stale];
         }
         let Some(known) = self.allocations.get(&id) else {
-            // One of a dying owner may still be in its records.
+            // The owner may be in its teardown, which still knows the allocation.
             return vec![ErrorCode::OwnerGone, ErrorCode::Stale, ErrorCode::NotPermitted];
         };
         match known.ended {
@@ -424,7 +424,7 @@ fn nobodys(domain: DomainKey) -> Closing {
     Closing { client: NOBODY, client_order: 0, domain, refused: false, uninvited: false }
 }
 
-/// One that nobody has named again.
+/// An allocation from before a crash that no client has named again.
 fn reserved() -> Allocation {
     Allocation {
         owner: NOBODY,

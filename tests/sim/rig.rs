@@ -1,5 +1,4 @@
-//! A world without chance, and hands to work it with: what the scenarios are told with. Must never judge: the
-//! world does.
+//! A world without chance, and the calls that scenarios move it with. Must never judge: the world does.
 
 use crate::action::{Action, show_status};
 use crate::agents::Manners;
@@ -18,7 +17,7 @@ use fdbroker_protocol::{AllocationId, MAX_BATCH, MemoryKind, Share, Status};
 pub const LONG_US: u64 = 60_000_000;
 pub const PAGE_BYTES: u64 = 4096;
 
-/// A world without chance, and hands to work it with.
+/// A world without chance, and the calls that scenarios move it with.
 #[derive(Debug)]
 pub struct Rig {
     pub world: World,
@@ -95,7 +94,7 @@ impl Rig {
         self.world.replies.as_mut().and_then(|replies| replies.remove(&(client, request)))
     }
 
-    /// Registers, with as many messages and waits as credits need; the allocations in order.
+    /// Registers in as many messages as the credits allow; the allocations in order.
     pub fn register(&mut self, client: u32, deposits: &[Deposit]) -> Check<Vec<AllocationId>> {
         let mut ids = Vec::new();
         while ids.len() < deposits.len() {
@@ -200,7 +199,7 @@ impl Rig {
         Ok(!tickets.is_empty())
     }
 
-    /// Closers close, owners (apart from the mute ones) answer recalls, due polls are done; until nothing moves.
+    /// Closes fds, has all owners but the mute ones answer recalls, and polls when due, until nothing moves.
     pub fn settle(&mut self, mute: &[u32]) -> Check {
         for _ in 0..10_000 {
             let mut moved = self.close_all()?;
@@ -230,7 +229,7 @@ impl Rig {
         self.world.model.is_held(id)
     }
 
-    /// Makes the broker evict `id` by asking for others until it has.
+    /// Makes the broker evict `id` by acquiring the others.
     pub fn evict(&mut self, id: AllocationId, consumer: u32, others: &[AllocationId]) -> Check {
         for other in others.iter().cycle().take(others.len() * 4) {
             if !self.is_held(id) {

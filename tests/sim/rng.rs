@@ -32,7 +32,7 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// Small numbers often, large ones seldom: a random power of two bounds the draw.
+    /// A number from `low` to `high`, small ones more often: a random power of two bounds the draw.
     pub fn skewed(&mut self, low: u64, high: u64) -> u64 {
         let bits = u64::from(64 - (high - low).leading_zeros());
         let top = 1u64.checked_shl(self.below(bits + 1) as u32).unwrap_or(u64::MAX);

@@ -1,5 +1,5 @@
-//! Runs worlds and scenarios, several at a time: each run is decided by its configuration and seed alone, whatever
-//! thread it is on. Must never let one run see another.
+//! Runs worlds and scenarios, several at a time. Configuration and seed alone decide a run, whatever its thread. Must never
+//! let one run see another.
 
 use crate::args::Args;
 use crate::report::{Stats, Trace, TraceMode, Violation};
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Seeds that run when none is asked for.
 pub const SEEDS: [u64; 4] = [1, 2, 3, 4];
-/// Steps of a whole run when none are asked for: fewer without optimisation.
-const STEPS: u64 = if cfg!(debug_assertions) { 60_000 } else { 1_200_000 };
-/// Steps before a world is given up for a new one of the same seed: old worlds see other things than young ones.
+/// Steps of a whole run when none are asked for: seconds, for `cargo test`. `run.sh` asks for more.
+const STEPS: u64 = 200_000;
+/// Steps of one world; then a new one of the same seed begins. Young worlds show other things than old ones.
 pub const STEPS_PER_WORLD: u64 = 12_000;
 
-/// What one run came to.
+/// The counts of a run, or the promise that it broke.
 pub type Outcome = Result<Stats, Box<Violation>>;
 
 /// One configuration with one seed.
@@ -29,17 +29,22 @@ pub struct Run {
     pub steps: u64,
 }
 
-/// The runs that are asked for.
+/// The runs that the arguments ask for.
 pub fn planned(args: &Args) -> Vec<Run> {
     if args.name.is_some() {
         return Vec::new();
     }
-    let wanted = |name: &&&str| args.config.as_ref().is_none_or(|config| config == **name);
-    let configs: Vec<&'static str> = setups::NAMES.iter().filter(wanted).copied().collect();
+    let configs = configs(args);
     let seeds = args.seed.map_or(SEEDS.to_vec(), |seed| vec![seed]);
     let steps = args.steps.unwrap_or(STEPS).div_ceil((configs.len() * seeds.len()) as u64);
     let runs = configs.iter().flat_map(|config| seeds.iter().map(move |seed| (config, *seed)));
     runs.map(|(config, seed)| Run { config, seed, steps }).collect()
+}
+
+/// The configurations that the arguments ask for.
+pub fn configs(args: &Args) -> Vec<&'static str> {
+    let wanted = |name: &&str| args.config.as_ref().is_none_or(|config| config == name);
+    setups::names().filter(wanted).collect()
 }
 
 /// Worlds that run at a time.
@@ -49,14 +54,13 @@ pub fn threads(args: &Args) -> usize {
     if args.trace { 1 } else { asked }
 }
 
-/// Runs all of them, so many at a time; their outcomes in order. With `--fail-fast` none is begun after one that
-/// breaks a promise.
+/// Runs all of them, several at a time; their outcomes in order. With `--fail-fast` none begins after a broken promise.
 pub fn run_all(runs: &[Run], args: &Args) -> Vec<Outcome> {
     let failed = AtomicBool::new(false);
     let outcomes: Vec<Mutex<Option<Outcome>>> = runs.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
-        // The last ones are the longest: they go first.
+        // The last runs of the list take longest: they go first.
         while let Some(at) = runs.len().checked_sub(1 + next.fetch_add(1, Ordering::Relaxed)) {
             if args.fail_fast && failed.load(Ordering::Relaxed) {
                 return;
@@ -103,7 +107,7 @@ pub fn run(run: &Run, trace: bool) -> Outcome {
     Ok(done)
 }
 
-/// Runs the scenarios that are asked for.
+/// Runs the scenarios that the arguments ask for.
 pub fn run_scenarios(args: &Args) -> Vec<Outcome> {
     if args.config.is_some() || args.seed.is_some() && args.name.is_none() {
         return Vec::new();
@@ -123,7 +127,7 @@ pub fn run_scenarios(args: &Args) -> Vec<Outcome> {
     chosen.map(tell).collect()
 }
 
-/// Runs something on a new thing; a panic of the core is a broken promise too.
+/// Makes a world and runs it; a panic of the core counts as a broken promise.
 fn attempt<T>(
     make: impl FnOnce() -> T,
     run: impl FnOnce(&mut T) -> model::Check,
@@ -135,11 +139,11 @@ fn attempt<T>(
 }
 
 thread_local! {
-    /// What the last panic of this thread, and so of the world that it runs, said.
+    /// The text of the last panic on this thread, which runs one world at a time.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Panics are told with their violation, not when they happen.
+/// Keeps panics quiet when they happen: the text of the violation has them.
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
         let said = info.to_string().replace('\n', " ");

@@ -1,4 +1,4 @@
-//! Stories with a known end, each told step by step to the same core and judged by the same model as the random
+//! Stories with a known end. They run step by step on the same core, and the same model judges them, as in the random
 //! worlds. Must leave nothing to chance.
 
 use crate::action::{Action, show_status};
@@ -11,97 +11,39 @@ use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Sta
 
 type Scenario = fn(&mut Rig) -> Check;
 
-/// Every scenario by name.
-pub const ALL: &[(&str, Scenario)] = &[
-    (
-        "lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served",
-        lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served,
-    ),
-    (
-        "two_ranks_when_each_waits_for_the_other_then_both_are_served",
-        two_ranks_when_each_waits_for_the_other_then_both_are_served,
-    ),
-    (
-        "credit_when_all_is_resident_then_no_quota_names_the_cap",
-        credit_when_all_is_resident_then_no_quota_names_the_cap,
-    ),
-    (
-        "owner_when_killed_while_consumers_wait_then_owner_gone",
-        owner_when_killed_while_consumers_wait_then_owner_gone,
-    ),
-    (
-        "consumer_when_killed_while_holding_then_accounts_are_zero",
-        consumer_when_killed_while_holding_then_accounts_are_zero,
-    ),
-    (
-        "recall_when_unanswered_then_owner_silent_until_it_answers",
-        recall_when_unanswered_then_owner_silent_until_it_answers,
-    ),
-    ("supply_when_late_then_accepted_and_granted", supply_when_late_then_accepted_and_granted),
-    (
-        "supply_when_refused_then_owner_silent_and_place_is_free",
-        supply_when_refused_then_owner_silent_and_place_is_free,
-    ),
-    ("supply_when_id_differs_then_allocation_ends", supply_when_id_differs_then_allocation_ends),
-    (
-        "range_when_reused_then_old_ends_and_is_drained_after_its_last_lease",
-        range_when_reused_then_old_ends_and_is_drained_after_its_last_lease,
-    ),
-    (
-        "register_when_same_again_then_as_many_unregisters_end_it",
-        register_when_same_again_then_as_many_unregisters_end_it,
-    ),
-    (
-        "requests_when_waiting_for_room_then_served_in_order_of_arrival",
-        requests_when_waiting_for_room_then_served_in_order_of_arrival,
-    ),
-    (
-        "client_when_it_cannot_be_sent_to_then_others_pass_it",
-        client_when_it_cannot_be_sent_to_then_others_pass_it,
-    ),
-    (
-        "grant_when_unsent_then_request_is_first_again",
-        grant_when_unsent_then_request_is_first_again,
-    ),
-    (
-        "close_when_it_hangs_then_its_place_stays_taken",
-        close_when_it_hangs_then_its_place_stays_taken,
-    ),
-    (
-        "slots_when_generations_are_used_up_then_retired",
-        slots_when_generations_are_used_up_then_retired,
-    ),
-    (
-        "client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps",
-        client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps,
-    ),
-    (
-        "batch_when_it_wants_all_that_is_held_then_one_makes_room_for_another",
-        batch_when_it_wants_all_that_is_held_then_one_makes_room_for_another,
-    ),
-    (
-        "recall_when_missed_and_then_ended_then_owner_is_silent_no_more",
-        recall_when_missed_and_then_ended_then_owner_is_silent_no_more,
-    ),
-    (
-        "refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same",
-        refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same,
-    ),
-    (
-        "eviction_when_room_is_needed_then_least_recently_used_goes",
-        eviction_when_room_is_needed_then_least_recently_used_goes,
-    ),
-    (
-        "revoked_when_more_than_a_message_holds_then_several_messages",
-        revoked_when_more_than_a_message_holds_then_several_messages,
-    ),
-    (
-        "batch_when_253_with_bad_handles_then_each_is_answered",
-        batch_when_253_with_bad_handles_then_each_is_answered,
-    ),
-];
+/// Scenarios with their names.
+macro_rules! named {
+    ($($scenario:ident)*) => { &[$((stringify!($scenario), $scenario)),*] };
+}
 
-/// One place in the broker, taken in turns by credit, held fd and recall.
+/// Every scenario by name.
+pub const ALL: &[(&str, Scenario)] = named! {
+    lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served
+    two_ranks_when_each_waits_for_the_other_then_both_are_served
+    credit_when_all_is_resident_then_no_quota_names_the_cap
+    owner_when_killed_while_consumers_wait_then_owner_gone
+    consumer_when_killed_while_holding_then_accounts_are_zero
+    recall_when_unanswered_then_owner_silent_until_it_answers
+    supply_when_late_then_accepted_and_granted
+    supply_when_refused_then_owner_silent_and_place_is_free
+    supply_when_id_differs_then_allocation_ends
+    range_when_reused_then_old_ends_and_is_drained_after_its_last_lease
+    register_when_same_again_then_as_many_unregisters_end_it
+    requests_when_waiting_for_room_then_served_in_order_of_arrival
+    client_when_it_cannot_be_sent_to_then_others_pass_it
+    grant_when_unsent_then_request_is_first_again
+    close_when_it_hangs_then_its_place_stays_taken
+    slots_when_generations_are_used_up_then_retired
+    client_when_gone_with_thousands_of_leases_then_forgotten_in_bounded_steps
+    batch_when_it_wants_all_that_is_held_then_one_makes_room_for_another
+    recall_when_missed_and_then_ended_then_owner_is_silent_no_more
+    refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same
+    eviction_when_room_is_needed_then_least_recently_used_goes
+    revoked_when_more_than_a_message_holds_then_several_messages
+    batch_when_253_with_bad_handles_then_each_is_answered
+};
+
+/// A broker with one place, which a credit, a held fd and a recall take in turns.
 fn one_place(config: &mut Config) {
     config.node.held_fds = 1;
     config.base_credits = 0;
@@ -268,7 +210,7 @@ fn supply_when_late_then_accepted_and_granted(rig: &mut Rig) -> Check {
     rig.end()
 }
 
-/// Answers the one recall that the owner has with a change.
+/// Answers the owner's only recall, after `change` has altered the answer.
 fn answer(rig: &mut Rig, owner: u32, change: impl FnOnce(&mut Supply)) -> Check {
     rig.take_all_events(owner)?;
     let recalls = rig.recalls(owner);
@@ -506,10 +448,16 @@ fn recall_when_missed_and_then_ended_then_owner_is_silent_no_more(rig: &mut Rig)
     rig.acquire(consumer, id)?;
     rig.settle(&[owner])?;
     rig.advance(timeout + 1)?;
-    ensure!(rig.world.model.silent.contains(&owner), "the recall was missed in vain");
+    ensure!(
+        rig.world.model.silent.contains(&owner),
+        "the owner missed a recall, and does not count as silent"
+    );
     let request = rig.world.next_request(owner);
     rig.world.feed(Action::Unregister { client: owner, request, ids: vec![id] })?;
-    ensure!(!rig.world.model.silent.contains(&owner), "nothing is left that it could answer");
+    ensure!(
+        !rig.world.model.silent.contains(&owner),
+        "the owner is still silent, and has no recall left to answer"
+    );
     rig.end()
 }
 
@@ -564,8 +512,8 @@ fn eviction_when_room_is_needed_then_least_recently_used_goes(rig: &mut Rig) -> 
     let lease = rig.lease(consumer, request)?;
     rig.release(consumer, lease)?;
     rig.register_new(owner, 2)?;
-    ensure!(!rig.is_held(ids[1]), "what was used least recently is still held");
-    ensure!(rig.is_held(ids[0]), "what was used last is evicted");
+    ensure!(!rig.is_held(ids[1]), "the least recently used allocation is still held");
+    ensure!(rig.is_held(ids[0]), "the most recently used allocation is evicted");
     rig.end()
 }
 
@@ -580,11 +528,11 @@ fn revoked_when_more_than_a_message_holds_then_several_messages(rig: &mut Rig) -
     }
     ensure!(rig.world.model.leases.len() == 300, "not all are granted");
     rig.world.feed(Action::Gone { client: owner })?;
-    // It is torn down in portions.
+    // The core tears the owner down in portions.
     while rig.world.core.poll_timeout() == Some(Now(0)) {
         rig.world.feed(Action::Poll)?;
     }
-    // No message may be longer than a batch, which is checked where they are taken.
+    // `take_events` checks that no message is longer than a batch.
     rig.take_all_events(consumer)?;
     ensure!(rig.world.stats.revoked == 300, "{} are revoked", rig.world.stats.revoked);
     rig.end()

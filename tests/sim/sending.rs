@@ -1,5 +1,5 @@
-//! The sending side of the simulated daemon: sockets that fill up, clients that read slowly, and times when no send of
-//! fds works. Must only decide what could be sent; what comes of it is the core's to say.
+//! The sending side of the simulated daemon: sockets that fill up, clients that read slowly, and times at which no send of
+//! fds works. Must only decide what could be sent; the core decides what follows.
 
 use crate::action::Action;
 use crate::tally::Fault;
@@ -13,7 +13,7 @@ impl World {
             return false;
         }
         if grants.iter().all(|grant| !grant.status.is_ok()) {
-            // Without fds it can be kept until the socket takes it.
+            // The daemon keeps a message without fds until the socket takes it.
             return false;
         }
         if self.now > self.refs_full_until + 20_000 && self.rng.chance(5) {
@@ -24,7 +24,7 @@ impl World {
         self.now < self.refs_full_until || self.rng.chance(slow / 2 + 5)
     }
 
-    /// The inputs that a grant which could not be sent is followed by.
+    /// The inputs that follow a grant that could not be sent.
     pub fn send_failed(&mut self, client: u32, unsent: Action, follow: &mut Vec<Action>) {
         let unsendable = Action::Sendable { client, sendable: false };
         match self.rng.below(4) {
@@ -34,7 +34,7 @@ impl World {
         self.sendable_later(client);
     }
 
-    /// A grant was sent: there may be no room for another.
+    /// A grant was sent: the socket may have no room for another.
     pub fn sent(&mut self, client: u32, grants: &[Granted], follow: &mut Vec<Action>) {
         let slow = self.agents.get(&client).map_or(0, |agent| agent.manners.slow);
         let carries = grants.iter().any(|grant| grant.status.is_ok());

@@ -1,5 +1,5 @@
-//! The worlds that are simulated: what the core is configured with, and how many clients of which manners
-//! live there. Must only hold numbers.
+//! The simulated worlds: the configuration of the core, the number of clients, and their manners. Must only hold
+//! numbers.
 
 use crate::rng::Rng;
 use fdbroker_core::{Caps, Config, limits};
@@ -10,42 +10,63 @@ pub struct Setup {
     pub config: Config,
     /// Clients that are connected most of the time.
     pub clients: u32,
-    /// Users, each on each listener: isolation domains.
+    /// Users. Each user on each listener is an isolation domain.
     pub uids: u32,
     pub listeners: u32,
-    /// Jobs of each domain; some clients are of none.
+    /// Jobs of each domain; some clients have none.
     pub jobs: u32,
     /// Most items in one message of a well-behaved client.
     pub batch: u64,
-    /// Pages of 4 KiB in a client's address range: few of them, so that addresses are used again.
+    /// Pages of 4 KiB in a client's address range: so few that addresses are used again.
     pub pages: u64,
     /// Most allocations a client wants to own.
     pub owned: usize,
-    /// Full checks after every so many steps.
+    /// Steps from one full check to the next.
     pub check_every: u64,
-    /// Steps between two rests in which everything must settle.
+    /// Steps from one rest, in which everything must settle, to the next.
     pub rest_every: u64,
-    /// Share of clients, in a thousand, that do not behave.
+    /// Of a thousand clients, how many misbehave.
     pub rogues: u64,
-    /// Restarts in order, in a thousand doings of clients.
+    /// Planned restarts in a thousand acts of clients.
     pub restarts: u64,
-    /// Changes of the caps, in a thousand doings of clients.
+    /// Changes of the caps in a thousand acts of clients.
     pub cap_changes: u64,
-    /// Acts of the administrator, in a thousand doings of clients.
+    /// Acts of the administrator in a thousand acts of clients.
     pub acts: u64,
-    /// Share of clients, in a thousand, that do one thing only.
+    /// Of a thousand clients, how many do one thing only.
     pub specialists: u64,
-    /// Crashes of the broker, in a thousand doings of clients.
+    /// Crashes of the broker in a thousand acts of clients.
     pub crashes: u64,
 }
 
-/// Names of every setup, in the order they run.
-pub const NAMES: [&str; 18] = [
-    "tiny", "one", "mid", "none", "bytes", "shares", "jobs", "slots", "retire", "table", "refused",
-    "random", "caps", "ones", "domains", "only", "heaps", "large",
+/// Every setup by name, in the order in which they run: what it changes of the usual one.
+const ALL: &[(&str, fn(&mut Setup, &mut Rng))] = &[
+    ("tiny", tiny),
+    ("one", one),
+    ("mid", mid),
+    ("none", |_, _| ()),
+    ("bytes", bytes),
+    ("shares", shares),
+    ("jobs", jobs),
+    ("slots", slots),
+    ("retire", retire),
+    ("table", table),
+    ("refused", refused),
+    ("random", random),
+    ("caps", caps_that_change),
+    ("ones", ones),
+    ("domains", domains),
+    ("only", |setup, _| setup.specialists = 1_000),
+    ("heaps", heaps),
+    ("large", large),
 ];
 
-/// Connections, reserve and a given number of places.
+/// The names of all setups, in the order in which they run.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|(name, _)| *name)
+}
+
+/// A table with so many places besides connections and reserve.
 fn table_for(clients: u64, places: u64) -> u64 {
     clients * limits::FDS_PER_CONNECTION + limits::TABLE_RESERVE + places
 }
@@ -89,30 +110,11 @@ fn base() -> Setup {
     }
 }
 
-/// The setup of that name; what it leaves to chance is drawn from `rng`.
+/// The setup of that name; `rng` draws what it leaves to chance.
 pub fn named(name: &str, rng: &mut Rng) -> Option<Setup> {
-    let name = NAMES.into_iter().find(|known| *known == name)?;
+    let (_, change) = ALL.iter().find(|(known, _)| *known == name)?;
     let mut setup = base();
-    match name {
-        "tiny" => tiny(&mut setup, rng),
-        "one" => one(&mut setup),
-        "mid" => mid(&mut setup),
-        "bytes" => bytes(&mut setup),
-        "shares" => shares(&mut setup),
-        "jobs" => jobs(&mut setup),
-        "slots" => slots(&mut setup),
-        "retire" => retire(&mut setup),
-        "table" => table(&mut setup),
-        "refused" => refused(&mut setup),
-        "random" => random(&mut setup, rng),
-        "caps" => caps_that_change(&mut setup),
-        "ones" => ones(&mut setup),
-        "domains" => domains(&mut setup),
-        "only" => setup.specialists = 1_000,
-        "heaps" => heaps(&mut setup),
-        "large" => large(&mut setup),
-        _ => {}
-    }
+    change(&mut setup, rng);
     Some(setup)
 }
 
@@ -124,8 +126,8 @@ fn tiny(setup: &mut Setup, rng: &mut Rng) {
     setup.batch = 4;
 }
 
-/// One place in the broker: the one fd held, the one credit and the one recall take turns.
-fn one(setup: &mut Setup) {
+/// One place in the broker: one held fd, one credit and one recall take it in turns.
+fn one(setup: &mut Setup, _: &mut Rng) {
     setup.config.node.held_fds = 1;
     setup.config.base_credits = 0;
     setup.config.max_credits = 1;
@@ -133,7 +135,7 @@ fn one(setup: &mut Setup) {
     setup.batch = 3;
 }
 
-fn mid(setup: &mut Setup) {
+fn mid(setup: &mut Setup, _: &mut Rng) {
     setup.config.node = Caps { fds: 64, held_fds: 24, open_leases: 40, ..Caps::NONE };
     setup.config.domain = Caps { fds: 48, held_fds: 20, ..Caps::NONE };
     setup.config.client = Caps { fds: 24, open_leases: 16, ..Caps::NONE };
@@ -141,13 +143,13 @@ fn mid(setup: &mut Setup) {
     setup.batch = 12;
 }
 
-fn bytes(setup: &mut Setup) {
+fn bytes(setup: &mut Setup, _: &mut Rng) {
     setup.config.node.held_bytes = 40 * 4096;
     setup.config.domain.held_bytes = 30 * 4096;
     setup.config.client.held_bytes = 16 * 4096;
 }
 
-fn shares(setup: &mut Setup) {
+fn shares(setup: &mut Setup, _: &mut Rng) {
     setup.config.node = Caps { fds: 40, ..Caps::NONE };
     setup.config.domain = Caps {
         fds: 18,
@@ -170,8 +172,8 @@ fn shares(setup: &mut Setup) {
     setup.clients = 8;
 }
 
-/// Caps of jobs, in the way more often than those of clients, domains and the node.
-fn jobs(setup: &mut Setup) {
+/// Caps of jobs that are reached more often than those of clients, domains and the node.
+fn jobs(setup: &mut Setup, _: &mut Rng) {
     setup.config.node = Caps { fds: 48, open_leases: 24, ..Caps::NONE };
     setup.config.domain = Caps { fds: 36, open_leases: 18, held_fds: 14, ..Caps::NONE };
     setup.config.job = Caps {
@@ -188,29 +190,29 @@ fn jobs(setup: &mut Setup) {
     setup.clients = 9;
 }
 
-fn slots(setup: &mut Setup) {
+fn slots(setup: &mut Setup, _: &mut Rng) {
     setup.config.max_slots = 6;
     setup.config.node.held_fds = 5;
     setup.config.max_credits = 3;
     setup.clients = 4;
 }
 
-/// Three allocations per slot, then it is retired.
-fn retire(setup: &mut Setup) {
+/// Each slot is retired after three allocations.
+fn retire(setup: &mut Setup, _: &mut Rng) {
     setup.config.max_slots = 64;
     setup.config.first_generation = u32::MAX - 3;
     setup.config.node.held_fds = 20;
     setup.rest_every = 500;
 }
 
-fn table(setup: &mut Setup) {
+fn table(setup: &mut Setup, _: &mut Rng) {
     setup.config.table_fds = table_for(5, 10);
     setup.clients = 5;
     setup.config.max_clients = 6;
 }
 
-/// Little room for people: clients, domains, parked requests, refused fds.
-fn refused(setup: &mut Setup) {
+/// Little room for clients, domains, parked requests and refused fds.
+fn refused(setup: &mut Setup, _: &mut Rng) {
     setup.config.max_clients = 4;
     setup.config.max_domains = 2;
     setup.config.max_parked_per_client = 1;
@@ -255,8 +257,8 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
 }
 
 /// Caps on everything, changed now and then.
-fn caps_that_change(setup: &mut Setup) {
-    shares(setup);
+fn caps_that_change(setup: &mut Setup, rng: &mut Rng) {
+    shares(setup, rng);
     setup.config.node = Caps {
         fds: 50,
         held_fds: 20,
@@ -271,8 +273,8 @@ fn caps_that_change(setup: &mut Setup) {
     setup.cap_changes = 8;
 }
 
-/// One of everything: each cap is met at once.
-fn ones(setup: &mut Setup) {
+/// One of everything: each cap is reached at once.
+fn ones(setup: &mut Setup, _: &mut Rng) {
     let one = Caps {
         fds: 3,
         held_fds: 1,
@@ -293,7 +295,7 @@ fn ones(setup: &mut Setup) {
 }
 
 /// More users than clients, and few leases for all of them.
-fn domains(setup: &mut Setup) {
+fn domains(setup: &mut Setup, _: &mut Rng) {
     setup.config.node = Caps { fds: 40, open_leases: 8, ..Caps::NONE };
     setup.config.domain = Caps { open_leases: 4, ..Caps::NONE };
     setup.config.max_domains = 40;
@@ -305,7 +307,7 @@ fn domains(setup: &mut Setup) {
 }
 
 /// A hundred thousand allocations, and clients that leave many thousands behind when they die.
-fn heaps(setup: &mut Setup) {
+fn heaps(setup: &mut Setup, _: &mut Rng) {
     setup.config.table_fds = table_for(12, 200_000);
     setup.config.max_slots = 120_000;
     setup.config.max_credits = 253;
@@ -319,7 +321,7 @@ fn heaps(setup: &mut Setup) {
     setup.restarts = 0;
 }
 
-fn large(setup: &mut Setup) {
+fn large(setup: &mut Setup, _: &mut Rng) {
     setup.config.node = Caps { fds: 6_000, held_fds: 1_500, ..Caps::NONE };
     setup.config.client = Caps { open_leases: 400, ..Caps::NONE };
     setup.config.max_clients = 220;
@@ -334,7 +336,7 @@ fn large(setup: &mut Setup) {
     setup.pages = 4_096;
     setup.owned = 400;
     setup.check_every = 64;
-    // The model knows what is there only after a full check.
+    // The model knows what is above a cap only after a full check.
     setup.cap_changes = 0;
     setup.rest_every = 40_000;
     setup.rogues = 150;

@@ -1,11 +1,10 @@
-//! Random seeds until somebody stops it: a line a minute, each violation at once with the command that replays it.
-//! The seeds are chance; each run is decided by its seed as always. Must never end by itself.
+//! Runs random seeds until a signal stops it. Prints a line a minute, and each violation at once with the command that
+//! replays it. Must never end by itself.
 
 use crate::args::Args;
 use crate::report::{self, Stats};
 use crate::rng::Rng;
 use crate::runner::{self, Run, STEPS_PER_WORLD};
-use crate::setups;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Time between two lines.
 const LINE_EVERY: Duration = Duration::from_secs(60);
-/// Steps of one run: several worlds, and it is soon over when stopped.
+/// Steps of one run: several worlds, yet few enough to end soon after a signal.
 const STEPS: u64 = 2 * STEPS_PER_WORLD;
 
 #[derive(Debug, Default)]
@@ -62,7 +61,7 @@ pub fn soak(args: &Args) -> ExitCode {
     if totals.violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The signals that end it, for all threads: to be called before there are others.
+/// Blocks the signals that end the soak. Call it before other threads start: they inherit the mask.
 fn stop_signals() -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
@@ -71,7 +70,7 @@ fn stop_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)
 }
 
-/// Waits for a signal as long as this; whether one came.
+/// Waits for a signal for at most `wait`; whether one came.
 fn stopped(signals: &SignalFd, wait: Duration) -> bool {
     let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
     let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
@@ -79,11 +78,9 @@ fn stopped(signals: &SignalFd, wait: Duration) -> bool {
 }
 
 fn soak_one(args: &Args, first: u64, number: u64, totals: &Mutex<Totals>) {
-    let configs = setups::NAMES.iter();
-    let wanted = |name: &&&str| args.config.as_ref().is_none_or(|config| config == **name);
-    let configs: Vec<&'static str> = configs.filter(wanted).copied().collect();
+    let configs = runner::configs(args);
     let config = configs[(number % configs.len() as u64) as usize];
-    // Short enough to be typed again.
+    // Short enough to type.
     let seed = Rng::new(first.wrapping_add(number)).next() >> 32;
     let outcome = runner::run(&Run { config, seed, steps: STEPS }, false);
     let Ok(mut totals) = totals.lock() else { return };

@@ -1,5 +1,5 @@
-//! What a run has seen: faults by kind, and how often each promise was checked. Must never decide anything.
-//! A whole run in which a kind of fault never happened, or a promise was never checked, has failed.
+//! Counts the faults of a run by kind, and how often it checked each promise. A whole run fails if a kind of fault never
+//! happened or a promise was never checked. Must never decide anything else.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ macro_rules! kinds {
     ($(#[$doc:meta])* $name:ident: $($kind:ident = $text:literal,)*) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs)] // each says what it is where it is printed
+        #[allow(missing_docs)] // the printed text says what each is
         pub enum $name { $($kind,)* }
 
         impl $name {
@@ -24,7 +24,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Something that a broker must bear.
+    /// Something that a broker must survive.
     Fault:
     DeathBeforeHello = "death before hello",
     DeathIdle = "death with nothing under way",
@@ -52,7 +52,7 @@ kinds! {
     Cancelled = "request cancelled",
     Forged = "forged or stale handle",
     AddressReused = "address used again",
-    Restart = "restart in order",
+    Restart = "planned restart",
     CapsChanged = "caps changed at run time",
     Draining = "account above a lowered cap",
     Administered = "act of the administrator",
@@ -61,7 +61,7 @@ kinds! {
 }
 
 kinds! {
-    /// What the broker promises: the invariants of the design by number, then what is built on them.
+    /// What the broker promises: the numbered invariants, then what is built on them.
     Promise:
     Table = "1 broker table",
     Caps = "2 caps",
@@ -84,7 +84,7 @@ kinds! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts([u64; MOST]);
 
-/// More than there are kinds of anything.
+/// More than there are faults or promises.
 const MOST: usize = 64;
 
 impl Default for Counts {
@@ -108,7 +108,7 @@ impl Counts {
     }
 }
 
-/// How often each promise was checked; counted by those who only look.
+/// How often each promise was checked. Checks that only read the model can count, too.
 #[derive(Debug)]
 pub struct Proofs([Cell<u64>; MOST]);
 

@@ -1,4 +1,4 @@
-//! Judges each message of an event socket: it must be due, true, and told once. Must never look into the core.
+//! Judges each message of an event socket: each event must be due, true, and told once. Must never look into the core.
 
 use crate::judge::ensure;
 use crate::model::{Check, Drain, Model, Phase};
@@ -7,7 +7,7 @@ use fdbroker_core::{DrainedEvent, Events, LeaseId, RecallEvent, RevokedEvent};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 
 impl Model {
-    /// Events that the client took.
+    /// Judges events that the client took.
     pub fn took(&mut self, client: u32, events: &Events) -> Check {
         let phase = self.client(client)?.phase;
         ensure!(phase != Phase::Gone, "events for client {client}, which is gone");
@@ -35,14 +35,14 @@ impl Model {
         Ok(())
     }
 
-    /// The client has taken all there was: nothing due may be missing.
+    /// The client has taken all its events: none that was due may be missing.
     pub fn took_all(&self, client: u32) -> Check {
         let state = self.client(client)?;
         self.proofs.count(Promise::Eviction, state.leases.len());
         for lease in &state.leases {
             let known = self.leases.get(lease).ok_or("a lease of nobody")?;
             let ended = self.allocations.get(&known.id).is_some_and(|a| a.ended.is_some());
-            // Of a gone owner: the teardown, which goes in portions, has come to it.
+            // The owner is gone, and its teardown, which goes in portions, has come to this allocation.
             let ended = ended && !self.to_unpublish.contains(&known.id);
             ensure!(!ended || known.revoked, "lease {lease:#x}: {} ended, not told", known.id);
         }
@@ -109,7 +109,7 @@ impl Model {
         let allocation = self
             .allocations
             .get_mut(&id)
-            .ok_or_else(|| format!("{id} is drained, which nobody waits for"))?;
+            .ok_or_else(|| format!("{id} is drained, and no client waits for that"))?;
         ensure!(allocation.owner == client, "{id} is drained to client {client}, not its owner");
         ensure!(allocation.drain == Drain::Due, "{id} is drained in {:?}", allocation.drain);
         ensure!(allocation.leases.is_empty(), "{id} is drained and still leased");

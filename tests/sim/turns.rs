@@ -1,5 +1,5 @@
-//! Checks that domains take turns: while a domain has a request that nothing but the node's own leases stands
-//! before, no other domain is served twice. Must never look into the core: at grants and the model only.
+//! Checks that domains take turns: while only the node's cap on leases blocks a request of a domain, no other domain is
+//! served twice. Must never look into the core: only at grants and the model.
 
 use crate::action::Action;
 use crate::checks::{LEASE, Waiting, waits_behind};
@@ -12,16 +12,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What the check remembers from step to step.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Domains whose turn it may be: one of their requests waits for the node's leases alone.
+    /// Domains that may have the next turn: only the node's cap on leases blocks one of their requests.
     could_be_served: BTreeSet<DomainKey>,
-    /// How often the second has been served since the first waits so.
+    /// For two domains, how often the second has been served since the first began to wait in this way.
     passed: BTreeMap<(DomainKey, DomainKey), u32>,
-    /// Everybody who waits, and whether for a recall.
+    /// The waiting requests, and whether each waits for a recall.
     waiting: BTreeSet<(DomainKey, u32, u64, bool)>,
 }
 
 impl Turns {
-    /// After each step; `all` as after it.
+    /// Checks a step; `all` are the waiting requests after it.
     pub fn check(
         &mut self,
         model: &Model,
@@ -36,16 +36,16 @@ impl Turns {
             .map(|one| one.state.domain)
             .collect();
         let waiting: BTreeSet<_> = all.iter().map(|one| self::key(model, one)).collect();
-        // Answered, or its recall begun: that was its turn.
+        // The request was answered or its recall has begun: the domain has had its turn.
         let had_turn: BTreeSet<_> = self.waiting.difference(&waiting).map(|key| key.0).collect();
         self.passed.retain(|(domain, _), _| could.contains(domain) && !had_turn.contains(domain));
         if let Action::Unsent { client, .. } = action {
-            // What could not be sent was no turn.
+            // A grant that could not be sent was no turn.
             let of = model.client(*client)?.domain;
             let passes = self.passed.iter_mut().filter(|((_, passing), _)| *passing == of);
             passes.for_each(|(_, count)| *count = count.saturating_sub(1));
         }
-        // Who was promised a supplied fd goes before all others.
+        // A request that was promised a supplied fd comes before all others.
         let in_turn = !matches!(action, Action::Supply { .. });
         for grant in step.grants.iter().filter(|grant| in_turn && !grant.was_supplied) {
             let served = model.client(grant.client)?.domain;
@@ -68,7 +68,7 @@ fn key(model: &Model, one: &Waiting<'_>) -> (DomainKey, u32, u64, bool) {
     (one.state.domain, one.client, one.request.order, recalled)
 }
 
-/// A request for one held fd, before which there is nothing but the node's cap on leases or fds.
+/// A request for one held fd that only the node's cap on leases or fds blocks.
 fn waits_for_the_node_alone(
     model: &Model,
     all: &[Waiting<'_>],

@@ -1,5 +1,5 @@
-//! Watches what no single effect shows: that whoever has events was told to look, and that free slots are used
-//! oldest first. Must never look at more of the core than its public views.
+//! Watches what no single effect shows: every client with events was told to take them, and the slot that was free for
+//! longest is used first. Must look at nothing in the core but its public views.
 
 use crate::judge::ensure;
 use crate::model::{Check, Model, Phase};
@@ -9,18 +9,18 @@ use fdbroker_core::Core;
 use fdbroker_protocol::AllocationId;
 use std::collections::BTreeSet;
 
-/// Which slots are in use, and since when the others are not.
+/// Which slots are in use, and since when the others are free.
 #[derive(Clone, Debug, Default)]
 pub struct SlotWatch {
-    /// Number of the look at which a slot was first seen free; `None` = in use, or never used.
+    /// Number of the check that first saw a slot free; `None` if it is in use or was never used.
     free_since: Vec<Option<u64>>,
-    /// Number of the last look at which a slot was in use.
+    /// Number of the last check that saw a slot in use.
     used_at: Vec<u64>,
     looks: u64,
 }
 
 impl SlotWatch {
-    /// After a crash that left these live, by slot: what lies between them is free from the beginning.
+    /// Begins anew after a crash that left `live`, in the order of slots: the slots between them are free from the beginning.
     pub fn after_crash(live: &[AllocationId]) -> Self {
         let slots = live.last().map_or(0, |id| id.slot as usize + 1);
         let mut watch =
@@ -31,7 +31,7 @@ impl SlotWatch {
         watch
     }
 
-    /// After a step that has given out `new` ids: none of them came before one that was free for longer.
+    /// After a step that gave out the ids `new`: no slot was used before one that was free for longer.
     pub fn look(&mut self, model: &Model, core: &Core, new: &[AllocationId]) -> Check {
         self.free_since.resize(model.slots.len(), None);
         self.used_at.resize(model.slots.len(), 0);
@@ -40,7 +40,7 @@ impl SlotWatch {
         let oldest_left = self.oldest(model, |slot| !new.contains(&slot));
         for slot in &new {
             model.proofs.count(Promise::Handles, 1);
-            // Freed and used again within the step: the youngest of all.
+            // The step freed it and used it again: of all slots it was free for the shortest time.
             let since = self.free_since[*slot as usize].unwrap_or(self.looks);
             let right = oldest_left.is_none_or(|oldest| since <= oldest);
             ensure!(right, "slot {slot} is used again, and others are free for longer");
@@ -50,7 +50,7 @@ impl SlotWatch {
             (self.used_at[slot], self.free_since[slot]) = (self.looks, None);
         }
         for (since, used_at) in self.free_since.iter_mut().zip(&self.used_at) {
-            // In use a look ago, and no more.
+            // The last check saw it in use.
             if used_at + 1 == self.looks && *used_at > 0 {
                 *since = Some(self.looks);
             }
@@ -73,7 +73,7 @@ impl SlotWatch {
 }
 
 impl World {
-    /// Whoever has events waiting was told so, and looks at them sooner or later.
+    /// Every client with events was told so, and takes them sooner or later.
     pub fn everybody_is_told(&self) -> Check {
         for id in self.model.recalling.keys() {
             let to_ask = self.model.allocations.get(id).filter(|a| a.recalled_at.is_none());
@@ -89,7 +89,7 @@ impl World {
                 self.is_told(allocation.owner, &format_args!("{id} is drained"))?;
             }
             if self.model.to_unpublish.contains(id) {
-                // Its owner is gone, and the teardown has not come to it.
+                // The owner is gone, and its teardown has not come to this allocation.
                 continue;
             }
             for lease in &allocation.leases {

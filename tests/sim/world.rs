@@ -1,5 +1,5 @@
-//! The simulated daemon: virtual time, connections, closers and sockets that fill up. It hands every input to
-//! the core, applies the effects and has each step judged. Must never correct what the core does.
+//! The simulated daemon: virtual time, connections, closers, sockets that fill up. It hands every input to the core,
+//! applies the effects, and has each step judged. Must never correct what the core does.
 
 use crate::action::{Action, show_action, show_effect, show_events};
 use crate::agents::{Agent, Manners};
@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 /// Polls at one instant before the core is said to spin.
 const MAX_POLLS_AT_ONCE: u64 = 512;
 
-/// What is to happen at a time.
+/// Something that happens at a set time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Todo {
     Spawn,
@@ -41,7 +41,7 @@ pub enum Todo {
     Close { ticket: u32, token: u64 },
 }
 
-/// An answer, kept for scenarios.
+/// An answer of the core, kept for scenarios.
 #[derive(Clone, Debug)]
 pub enum Reply {
     Granted(Vec<Granted>),
@@ -65,28 +65,28 @@ pub struct World {
     pub agents: BTreeMap<u32, Agent>,
     pub stats: Stats,
     pub trace: Trace,
-    /// No faults, everything answered at once.
+    /// No faults: clients answer everything at once.
     pub quiet: bool,
-    /// Handles in circulation, most of them alive.
+    /// Handles that clients pass on; most of them are alive.
     pub known: Vec<AllocationId>,
     /// Handles of ended allocations.
     pub old: Vec<AllocationId>,
-    /// Answers, when they are kept.
+    /// The core's answers; only scenarios keep them.
     pub replies: Option<BTreeMap<(u32, u64), Reply>>,
-    /// What is remembered of before a crash, and of which domain's clients.
+    /// What clients remember from before a crash, and their domain.
     pub former: Vec<(AllocationId, DomainKey, Remembered)>,
     /// What is in the service manager's store, by slot.
     pub stored: BTreeMap<u32, Kept>,
-    /// fds in the closers, each with the token of its Close.
+    /// Closing fds by ticket, each with the token of its `Todo::Close`.
     pub closing: BTreeMap<u32, u64>,
     /// Number of the grant sent last.
     pub last_seq: u64,
     effects: Effects,
     todos: BinaryHeap<Reverse<(u64, u64, Todo)>>,
     todo_count: u64,
-    /// Until then every send of fds fails (ETOOMANYREFS).
+    /// Until this time every send of fds fails with ETOOMANYREFS.
     pub refs_full_until: u64,
-    /// Messages of clients handed in: what tells which has overtaken another.
+    /// Messages given to the core so far: they show which message has overtaken another.
     messages: u64,
     pub ledger: Ledger,
     pub turns: Turns,
@@ -97,7 +97,7 @@ pub struct World {
 }
 
 impl World {
-    /// An empty one.
+    /// A world without clients.
     pub fn new(setup: Setup, seed: u64, trace: Trace) -> Self {
         let config = setup.config.clone();
         let mut world = World {
@@ -135,7 +135,7 @@ impl World {
         world
     }
 
-    /// Runs on until about so many steps are done, or nothing can live here any more.
+    /// Runs until about `steps` steps are done, or all slots are used up.
     pub fn run(&mut self, steps: u64) -> Check {
         let mut rest_at = self.setup.rest_every;
         while self.stats.steps < steps && !self.is_used_up() {
@@ -173,23 +173,23 @@ impl World {
         Ok(())
     }
 
-    /// What has happened here, the checks of the model included.
+    /// The counts of this world, with the checks of the model.
     pub fn total(&self) -> Stats {
         Stats { by_promise: self.model.proofs.counts(), ..self.stats }
     }
 
-    /// Every slot has used up its generations.
+    /// Whether every slot has used up its generations.
     fn is_used_up(&self) -> bool {
         self.model.slots.iter().all(|slot| slot.highest == u32::MAX && slot.published == 0)
     }
 
-    /// Has something done after a while.
+    /// Schedules something, `wait` us from now.
     pub fn schedule(&mut self, wait: u64, todo: Todo) {
         self.todo_count += 1;
         self.todos.push(Reverse((self.now + wait, self.todo_count, todo)));
     }
 
-    /// Polls as the core asks for it, up to a time. Then nothing may be overdue.
+    /// Polls whenever the core asks for it, up to a time; then nothing may be overdue.
     pub fn poll_until(&mut self, time: u64) -> Check {
         let time = time.max(self.now);
         let (mut at_once, mut instant) = (0, self.now);
@@ -219,7 +219,7 @@ impl World {
     }
 
     fn is_active(&self, client: u32, order: u64) -> bool {
-        // What a client that must go has sent already still arrives.
+        // Messages that a client sent before it was disconnected still arrive.
         self.is_current(client, order)
             && matches!(self.phase(client), Some(Phase::Active | Phase::Dropped))
     }
@@ -335,7 +335,7 @@ impl World {
         Ok(())
     }
 
-    /// After a client's message, or its death.
+    /// After a client's message or death, others may die with it.
     fn others_die(&mut self, client: u32) -> Check {
         let Some(death) = self.choose_another_death(client) else { return Ok(()) };
         self.stats.deaths += 1;
@@ -347,7 +347,7 @@ impl World {
         self.schedule(wait, Todo::Act { client, order });
     }
 
-    /// A message that took its time: others have overtaken it, and what it says may be true no more.
+    /// Hands in a delayed message: others have overtaken it, and it may be out of date.
     fn deliver(&mut self, client: u32, order: u64) -> Check {
         let message = self.agents.get_mut(&client).and_then(|agent| agent.on_its_way.take());
         let Some((sent, action)) = message else { return Ok(()) };
@@ -372,7 +372,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes one message of events; whether there was one.
+    /// Takes one message of events; false if there was none.
     pub fn take_events(&mut self, client: u32) -> Check<bool> {
         let Some(events) = self.core.take_events(ClientId(client)) else {
             if self.model.exact {
@@ -444,7 +444,7 @@ impl World {
         Ok(())
     }
 
-    /// Hands an input to the core, applies what comes of it, and hands in what could not be sent.
+    /// Hands an input to the core, applies the effects, and hands the grants that could not be sent back to the core.
     pub fn feed(&mut self, action: Action) -> Check {
         let mut stack = vec![action];
         while let Some(action) = stack.pop() {
@@ -477,7 +477,7 @@ impl World {
         for effect in &self.effects.list {
             self.trace.note(|| show_effect(effect, &self.effects));
         }
-        // What was full when somebody was refused, before the effects change it.
+        // A refusal is judged by the sums before the effects change them.
         let refuses = exact && refuses_for_quota(&self.effects);
         let before = refuses.then(|| self.model.ledger());
         for effect in &self.effects.list {
@@ -526,7 +526,7 @@ impl World {
         Ok(())
     }
 
-    /// What goes with a grant is what was deposited.
+    /// The driver data of a grant must be what was deposited.
     fn check_driver_data(&self) -> Check {
         for grant in self.effects.granted.iter().filter(|grant| grant.has_driver_data) {
             let Ok(id) = grant.wanted else { continue };
@@ -559,7 +559,7 @@ impl World {
         }
     }
 
-    /// Applies the effects as the daemon would; the inputs that follow at once.
+    /// Applies the effects as the daemon would; the inputs that follow from them at once.
     fn apply(&mut self, action: &Action) -> Vec<Action> {
         let effects = std::mem::take(&mut self.effects);
         let mut follow = Vec::new();
@@ -634,7 +634,7 @@ impl World {
             return;
         }
         let wait = match self.rng.below(1000) {
-            // Until a rest, that is: for ever, as far as the clients can see.
+            // It hangs until the next rest: for the clients that is for ever.
             0 => {
                 self.stats.fault(Fault::HungClose);
                 return;
@@ -671,7 +671,7 @@ impl World {
     }
 }
 
-/// Whether anybody is refused for a cap.
+/// Whether a cap refuses any request.
 fn refuses_for_quota(all: &Effects) -> bool {
     let no_quota = |status: &Status| status.result() == Err(ErrorCode::NoQuota);
     all.granted.iter().any(|item| no_quota(&item.status))
@@ -683,7 +683,7 @@ fn refuses_for_quota(all: &Effects) -> bool {
         })
 }
 
-/// Ids that the effects put on the page.
+/// Allocations that the effects put on the page.
 fn published(all: &Effects) -> impl Iterator<Item = AllocationId> {
     all.list.iter().filter_map(|effect| match *effect {
         Effect::Publish { slot, generation } if generation != 0 => {
