@@ -10,68 +10,22 @@ fn examples(help: &str) -> impl Iterator<Item = &str> {
     lines.take_while(|line| line.is_empty() || line.starts_with(' '))
 }
 
-/// A word of a shell's line, or what stands between two commands.
-#[derive(Debug, PartialEq, Eq)]
-enum Part {
-    Word(String),
-    Quoted(String),
-    Between,
-}
-
-/// The line as a shell takes it apart; what follows two blanks or more is said about it.
-fn parts(line: &str) -> Vec<Part> {
-    let (mut parts, mut word, mut quote) = (Vec::new(), None::<Part>, None);
-    let mut blanks = 0;
-    for character in line.trim().chars() {
-        let was_blank = std::mem::replace(&mut blanks, 0);
-        match (quote, character) {
-            (Some(mark), _) if character == mark => quote = None,
-            (Some(_), _) => match &mut word {
-                Some(Part::Word(text) | Part::Quoted(text)) => text.push(character),
-                _ => unreachable!("a quote begins a word"),
-            },
-            (None, '\'' | '"') => {
-                quote = Some(character);
-                word.get_or_insert(Part::Quoted(String::new()));
-            }
-            (None, ' ') if was_blank == 1 => break,
-            (None, ' ') => {
-                blanks = 1;
-                parts.extend(word.take());
-            }
-            (None, '|' | '&' | ';' | '>') => {
-                parts.extend(word.take());
-                parts.push(Part::Between);
-            }
-            (None, _) => match word.get_or_insert(Part::Word(String::new())) {
-                Part::Word(text) | Part::Quoted(text) => text.push(character),
-                Part::Between => unreachable!("no word"),
-            },
-        }
-    }
-    assert_eq!(quote, None, "a quote without its end: {line}");
-    parts.extend(word);
-    parts
+/// The words of a shell's line. What follows two blanks or more is a remark, and left out.
+fn words(line: &str) -> Vec<String> {
+    let line = line.trim().replace(';', " ; ");
+    let ends = line.match_indices("  ").map(|(at, _)| at).chain([line.len()]);
+    let whole = ends.into_iter().find_map(|end| shlex::split(&line[..end]));
+    whole.unwrap_or_else(|| panic!("a quote without its end: {line}"))
 }
 
 /// Every call of fdbroker in the line: also as an argument of another command, or of a shell.
 fn calls(line: &str) -> Vec<Vec<String>> {
     let mut all = Vec::new();
-    for command in parts(line).split(|part| *part == Part::Between) {
-        let words: Vec<&str> = command
-            .iter()
-            .map(|part| match part {
-                Part::Word(text) | Part::Quoted(text) => text.as_str(),
-                Part::Between => unreachable!("split there"),
-            })
-            .collect();
-        let starts = (0..words.len()).filter(|at| words[*at] == "fdbroker");
-        all.extend(starts.map(|at| words[at..].iter().map(|word| (*word).to_owned()).collect()));
-        for part in command {
-            if let Part::Quoted(text) = part {
-                all.extend(calls(text));
-            }
-        }
+    let is_between = |word: &String| ["|", "&", ";", ">"].contains(&word.as_str());
+    for command in words(line).split(is_between) {
+        let starts = (0..command.len()).filter(|at| command[*at] == "fdbroker");
+        all.extend(starts.map(|at| command[at..].to_vec()));
+        all.extend(command.iter().filter(|word| word.contains(' ')).flat_map(|word| calls(word)));
     }
     all
 }

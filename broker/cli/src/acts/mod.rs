@@ -9,7 +9,7 @@ use crate::error::{Error, Result, exit};
 use crate::output::say;
 use crate::output::{Column, Columns, Output, Side, human_size};
 use crate::subject::{self, Subject};
-use fdbroker_protocol::admin::{ActOutcome, ActRecord, Page, act_flags};
+use fdbroker_protocol::admin::{ActOutcome, ActRecord, act_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, Kind};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -212,28 +212,15 @@ fn act_on(
 ) -> Result<()> {
     let (query, reply) = verb.kinds();
     let flags = if is_dry { act_flags::DRY_RUN } else { 0 };
-    let mut cursor = 0;
-    loop {
-        let body = selection.act(cursor, flags);
-        let message =
-            admin.exchange(query, &body, reply).map_err(|error| denied(error, verb.name()))?;
-        let (page, records) = message.head_and_items::<Page, ActRecord>()?;
-        let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
+    let body = |cursor| selection.act(cursor, flags);
+    let all = admin.pages(query, reply, body, |records: &[ActRecord]| {
         for record in records {
             let outcome = ActOutcome::from_number(record.outcome.get());
             each(outcome.ok_or_else(|| Error::Other(unknown(record.outcome)))?, record)?;
         }
-        if done {
-            return Ok(());
-        }
-        // Growing cursors are what bounds this loop.
-        if next <= cursor {
-            return Err(Error::Other(format!(
-                "the broker's answer is broken: cursor {next} follows {cursor}"
-            )));
-        }
-        cursor = next;
-    }
+        Ok(true)
+    });
+    all.map(drop).map_err(|error| denied(error, verb.name()))
 }
 
 fn unknown(outcome: U32) -> String {

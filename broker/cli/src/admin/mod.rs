@@ -99,6 +99,15 @@ impl Selection {
         Selection { filter: Filter::Job, value: key }
     }
 
+    fn query(self, cursor: u32) -> Query {
+        Query {
+            cursor: U32::new(cursor),
+            filter: U32::new(self.filter as u32),
+            value: U64::new(self.value),
+            reserved: U64::ZERO,
+        }
+    }
+
     /// An act upon these, from a cursor on.
     pub fn act(self, cursor: u32, flags: u32) -> Act {
         Act {
@@ -193,14 +202,20 @@ impl Admin {
 
     /// The node at a glance.
     pub fn status(&mut self) -> Result<NodeStatus> {
-        let reply = self.ask(Kind::AdminStatus, Kind::AdminStatusReply, Selection::ALL, 0)?;
-        Ok(*reply.body_as::<NodeStatus>()?)
+        self.one(Kind::AdminStatus, Kind::AdminStatusReply)
+    }
+
+    fn one<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
+        &mut self,
+        query: Kind,
+        reply: Kind,
+    ) -> Result<T> {
+        Ok(*self.exchange(query, &Selection::ALL.query(0), reply)?.body_as::<T>()?)
     }
 
     /// The caps of every level.
     pub fn limits(&mut self) -> Result<Limits> {
-        let reply = self.ask(Kind::AdminLimits, Kind::AdminLimitsReply, Selection::ALL, 0)?;
-        Ok(*reply.body_as::<Limits>()?)
+        self.one(Kind::AdminLimits, Kind::AdminLimitsReply)
     }
 
     /// Changes a cap, `u64::MAX` = none; gives the former one.
@@ -219,52 +234,33 @@ impl Admin {
 
     /// How long the broker takes.
     pub fn metrics(&mut self) -> Result<Metrics> {
-        let reply = self.ask(Kind::AdminMetrics, Kind::AdminMetricsReply, Selection::ALL, 0)?;
-        Ok(*reply.body_as::<Metrics>()?)
+        self.one(Kind::AdminMetrics, Kind::AdminMetricsReply)
     }
 
     /// Hands every record selected to `each`, a page at a time. Ends at its first error.
     pub fn each_page<R: Record>(
         &mut self,
         selection: Selection,
-        each: impl FnMut(&[R]) -> Result<()>,
+        mut each: impl FnMut(&[R]) -> Result<()>,
     ) -> Result<()> {
-        self.each_page_of(R::QUERY, R::REPLY, selection, each)
+        let body = |cursor| selection.query(cursor);
+        self.pages(R::QUERY, R::REPLY, body, |page| each(page).map(|()| true)).map(drop)
     }
 
     /// What every domain is charged for.
     pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
         let (query, reply) = (Kind::AdminDomains, Kind::AdminDomainsReply);
         let mut records = Vec::new();
-        self.each_page_of(query, reply, Selection::ALL, |page: &[AccountRecord]| {
-            records.extend_from_slice(page);
-            Ok(())
-        })?;
+        self.pages(
+            query,
+            reply,
+            |cursor| Selection::ALL.query(cursor),
+            |page| {
+                records.extend_from_slice(page);
+                Ok(true)
+            },
+        )?;
         Ok(records)
-    }
-
-    fn each_page_of<R: Record>(
-        &mut self,
-        query: Kind,
-        reply: Kind,
-        selection: Selection,
-        mut each: impl FnMut(&[R]) -> Result<()>,
-    ) -> Result<()> {
-        let mut cursor = 0;
-        loop {
-            let reply = self.ask(query, reply, selection, cursor)?;
-            let (page, records) = reply.head_and_items::<Page, R>()?;
-            let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
-            each(records)?;
-            if done {
-                return Ok(());
-            }
-            // Growing cursors are what bounds this loop.
-            if next <= cursor {
-                return Err(self.lost(format!("cursor {next} follows {cursor}")));
-            }
-            cursor = next;
-        }
     }
 
     /// The first records selected, pages until there are `enough`, and whether there are more.
@@ -273,18 +269,36 @@ impl Admin {
         selection: Selection,
         enough: usize,
     ) -> Result<(Vec<R>, bool)> {
-        let (mut records, mut cursor) = (Vec::new(), 0);
+        let mut records = Vec::new();
+        let body = |cursor| selection.query(cursor);
+        let is_all = self.pages(R::QUERY, R::REPLY, body, |page: &[R]| {
+            records.extend_from_slice(page);
+            Ok(records.len() < enough)
+        })?;
+        Ok((records, !is_all))
+    }
+
+    /// Hands page after page to `each`, as long as it wants more; says whether it was given all. `body` makes the message
+    /// that asks for the page at a cursor.
+    pub fn pages<R: FromBytes + KnownLayout + Immutable + Unaligned, B: IntoBytes + Immutable>(
+        &mut self,
+        query: Kind,
+        reply: Kind,
+        body: impl Fn(u32) -> B,
+        mut each: impl FnMut(&[R]) -> Result<bool>,
+    ) -> Result<bool> {
+        let mut cursor = 0;
         loop {
-            let reply = self.ask(R::QUERY, R::REPLY, selection, cursor)?;
-            let (page, items) = reply.head_and_items::<Page, R>()?;
-            let (next, done) = (page.next_cursor.get(), page.done.get() != 0);
-            records.extend_from_slice(items);
-            if done || records.len() >= enough {
-                return Ok((records, !done));
+            let message = self.exchange(query, &body(cursor), reply)?;
+            let (page, records) = message.head_and_items::<Page, R>()?;
+            let (next, is_last) = (page.next_cursor.get(), page.done.get() != 0);
+            let wants_more = each(records)?;
+            if is_last || !wants_more {
+                return Ok(is_last);
             }
             // Growing cursors are what bounds this loop.
             if next <= cursor {
-                return Err(self.lost(format!("cursor {next} follows {cursor}")));
+                return Err(lost(&self.path, format!("cursor {next} follows {cursor}")));
             }
             cursor = next;
         }
@@ -298,22 +312,6 @@ impl Admin {
             Ok(())
         })?;
         Ok(records)
-    }
-
-    fn ask(
-        &mut self,
-        query: Kind,
-        reply: Kind,
-        selection: Selection,
-        cursor: u32,
-    ) -> Result<Message<'_>> {
-        let body = Query {
-            cursor: U32::new(cursor),
-            filter: U32::new(selection.filter as u32),
-            value: U64::new(selection.value),
-            reserved: U64::ZERO,
-        };
-        self.exchange(query, &body, reply)
     }
 
     /// Events that a watched broker has sent; `None`: none yet.
@@ -370,10 +368,6 @@ impl Admin {
             },
             kind => Err(lost(&self.path, format!("a {kind} message is no answer to {query}"))),
         }
-    }
-
-    fn lost(&self, cause: String) -> Error {
-        lost(&self.path, cause)
     }
 }
 

@@ -45,6 +45,12 @@ impl Output {
             .map_err(|cause| write_error(io::Error::from(cause)))
     }
 
+    /// Writes `value` as JSON, in a line of its own.
+    pub fn json_line<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        self.json(value)?;
+        self.text("\n")
+    }
+
     /// Sends on what is buffered, before more comes.
     pub fn flush(&mut self) -> Result<()> {
         self.out.flush().map_err(write_error)

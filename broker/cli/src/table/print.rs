@@ -178,8 +178,7 @@ fn list_columns<R>(columns: &[Column<R>], args: &ListArgs) -> Result<()> {
             fields.into_iter().for_each(|(key, value)| object[key] = value.into());
             object
         });
-        out.json(&serde_json::json!({ "columns": each.collect::<Vec<_>>() }))?;
-        out.text("\n")?;
+        out.json_line(&serde_json::json!({ "columns": each.collect::<Vec<_>>() }))?;
         return out.finish();
     }
     let headings = ["COLUMN", "KEY", "TYPE", "DEFAULT", "WHAT"];

@@ -7,7 +7,7 @@ use crate::records::as_seconds_or_null;
 use fdbroker_protocol::AllocationId;
 use serde::Serialize;
 
-/// What is wrong, or worth to know.
+/// What is wrong, or worth to know: notes come last, from [`Kind::Ended`] on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -44,72 +44,74 @@ pub enum Kind {
 impl Kind {
     /// Worth to know, and no fault.
     pub fn is_note(self) -> bool {
-        use Kind::{Ended, Imports, Inherited, Kept, Unread, Unreported};
-        matches!(self, Ended | Unread | Unreported | Inherited | Kept | Imports)
+        self >= Kind::Ended
     }
 
     /// As in JSON.
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::Leak => "leak",
-            Kind::Stray => "stray",
-            Kind::StrayMapping => "stray_mapping",
-            Kind::InFlight => "in_flight",
-            Kind::Forgotten => "forgotten",
-            Kind::Orphan => "orphan",
-            Kind::Pinned => "pinned",
-            Kind::Drift => "drift",
-            Kind::Ended => "ended",
-            Kind::Unread => "unread",
-            Kind::Unreported => "unreported",
-            Kind::Inherited => "inherited",
-            Kind::Kept => "kept",
-            Kind::Imports => "imports",
-        }
+        self.name_and_remedy().0
     }
 
     /// What to do about it.
     pub fn remedy(self) -> &'static str {
+        self.name_and_remedy().1
+    }
+
+    fn name_and_remedy(self) -> (&'static str, &'static str) {
         match self {
-            Kind::Leak => {
+            Kind::Leak => (
+                "leak",
                 "the process has copied a granted fd (dup, an import that keeps it) or not closed one after giving it back: \
-                 close the fds named, or end the process"
-            }
-            Kind::Stray => {
+                 close the fds named, or end the process",
+            ),
+            Kind::Stray => (
+                "stray",
                 "a child inherited the fd by fork, or got it over a socket: close it there (close-on-exec does it for programs \
-                 that are started), or end the process; it pins the memory until then"
-            }
-            Kind::StrayMapping => {
+                 that are started), or end the process; it pins the memory until then",
+            ),
+            Kind::StrayMapping => (
+                "stray_mapping",
                 "the process mapped the memory and gave its lease back, or never had one: unmap it, or end the process; it pins \
-                 the memory until then"
-            }
-            Kind::InFlight => {
+                 the memory until then",
+            ),
+            Kind::InFlight => (
+                "in_flight",
                 "receive and close what lies in the socket, or close the socket; no other tool shows these fds, and they pin \
-                 their memory"
-            }
-            Kind::Forgotten => {
+                 their memory",
+            ),
+            Kind::Forgotten => (
+                "forgotten",
                 "the client closed or unmapped it without giving the lease back (drop the Grant or Import, do not close its fd by \
-                 hand): it is charged for it until it does or ends"
+                 hand): it is charged for it until it does or ends",
+            ),
+            Kind::Orphan => (
+                "orphan",
+                "kept for a successor that has not come: it ends by itself at the end of the broker's keep_ttl",
+            ),
+            Kind::Pinned => (
+                "pinned",
+                "the memory is freed only when the process gives its leases back: let it run on (kill -CONT), or end it",
+            ),
+            Kind::Drift => (
+                "drift",
+                "a fault of the broker: report it with this output and the broker's log; a restart of the service mends it",
+            ),
+            Kind::Ended => ("ended", "its client has been told and gives it back when it is done"),
+            Kind::Unread => ("unread", "its client has asked for them and not read the answer yet"),
+            Kind::Unreported => (
+                "unreported",
+                "the client should report the lease as mapped: it is charged for an fd it has not",
+            ),
+            Kind::Inherited => {
+                ("inherited", "it goes with the child, or when that executes a program")
             }
-            Kind::Orphan => {
-                "kept for a successor that has not come: it ends by itself at the end of the broker's keep_ttl"
+            Kind::Kept => {
+                ("kept", "nothing: it is there for a broker that is started after a crash")
             }
-            Kind::Pinned => {
-                "the memory is freed only when the process gives its leases back: let it run on (kill -CONT), or end it"
-            }
-            Kind::Drift => {
-                "a fault of the broker: report it with this output and the broker's log; a restart of the service mends it"
-            }
-            Kind::Ended => "its client has been told and gives it back when it is done",
-            Kind::Unread => "its client has asked for them and not read the answer yet",
-            Kind::Unreported => {
-                "the client should report the lease as mapped: it is charged for an fd it has not"
-            }
-            Kind::Inherited => "it goes with the child, or when that executes a program",
-            Kind::Kept => "nothing: it is there for a broker that is started after a crash",
-            Kind::Imports => {
-                "imports of a driver, fds in flight, or processes that were not looked at"
-            }
+            Kind::Imports => (
+                "imports",
+                "imports of a driver, fds in flight, or processes that were not looked at",
+            ),
         }
     }
 }

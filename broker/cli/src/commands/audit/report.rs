@@ -58,10 +58,7 @@ impl Report {
     pub fn print(&self, json: bool, verbose: bool) -> Result<()> {
         let mut out = Output::stdout();
         match json {
-            true => {
-                out.json(self)?;
-                out.text("\n")?;
-            }
+            true => out.json_line(self)?,
             false => self.print_text(verbose, &mut out)?,
         }
         out.finish()

@@ -31,8 +31,7 @@ pub fn run(args: Args) -> Result<()> {
             let entry = |(key, value, origin): (&str, &str, &str)| serde_json::json!({ "setting": key, "value": typed(value), "from": origin });
             let all: Vec<Value> = settings.effective().map(entry).collect();
             let file = &settings.config_file;
-            out.json(&serde_json::json!({ "file": file, "settings": all }))?;
-            out.text("\n")?;
+            out.json_line(&serde_json::json!({ "file": file, "settings": all }))?;
         }
     }
     out.finish()

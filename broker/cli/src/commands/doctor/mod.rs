@@ -42,10 +42,7 @@ pub fn run(args: Args) -> Result<u8> {
     let report = Report { ok, warn, fail, checks };
     let mut out = Output::stdout();
     match args.json {
-        true => {
-            out.json(&report)?;
-            out.text("\n")?;
-        }
+        true => out.json_line(&report)?,
         false => print(&report, &mut out)?,
     }
     out.finish()?;

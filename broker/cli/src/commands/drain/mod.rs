@@ -174,8 +174,7 @@ fn finish(
         let left = left.into_sorted();
         let report =
             Report { draining, drained, held_fds, open_leases, mapped_leases, evictable, left };
-        out.json(&report)?;
-        out.text("\n")?;
+        out.json_line(&report)?;
     } else {
         let text = match evictable {
             Some(evictable) => {

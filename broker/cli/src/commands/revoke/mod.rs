@@ -106,14 +106,13 @@ fn show(args: &Args, pass: &Pass, left: Left) -> Result<()> {
     let (revoked, ended) = (pass.tally.of(ActOutcome::Done), pass.tally.of(ActOutcome::Ended));
     let mut out = Output::stdout();
     if args.json {
-        out.json(&Report {
+        out.json_line(&Report {
             dry_run: args.dry_run,
             revoked,
             revoked_bytes: pass.tally.done_bytes,
             ended_already: ended,
             holders: left.into_sorted(),
         })?;
-        out.text("\n")?;
         return out.finish();
     }
     let would = if args.dry_run { "would be " } else { "" };

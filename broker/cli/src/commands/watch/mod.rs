@@ -89,7 +89,7 @@ pub fn run(args: Args) -> Result<()> {
 fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
     match told {
         Told::Events(records) if json => {
-            records.iter().try_for_each(|record| json_line(&EventView::new(record), out))
+            records.iter().try_for_each(|record| out.json_line(&EventView::new(record)))
         }
         Told::Events(records) => {
             records.iter().try_for_each(|record| out.text(&(view::line(record) + "\n")))
@@ -101,7 +101,7 @@ fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
             say!("fdbroker: {error}; waiting up to {seconds} s for one in its place");
             Ok(())
         }
-        Told::Back(back) if json => json_line(&ReconnectedView::new(&back), out),
+        Told::Back(back) if json => out.json_line(&ReconnectedView::new(&back)),
         Told::Back(back) => {
             say!("fdbroker: {}", reconnected(&back));
             Ok(())
@@ -111,11 +111,6 @@ fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
             Err(error)
         }
     }
-}
-
-fn json_line(view: &impl Serialize, out: &mut Output) -> Result<()> {
-    out.json(view)?;
-    out.text("\n")
 }
 
 /// Until something is said, or there is a signal. A reader that goes away meanwhile (`watch | head -1`) is not found out by the
