@@ -97,17 +97,19 @@ tree=$target/mutations
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-# Copies what the simulator needs, with the mutations in it. A file that is as it was keeps its time: then cargo does not
-# build it again.
+# Copies what the simulator needs, with the mutations in it. The crates are in a folder of their own there: cargo knows a
+# crate by its place in the workspace, and would take these for the real ones, which have the same target directory.
+# A file that is as it was keeps its time: then cargo does not build it again.
 copy() {
-    local new=$tree.new file
-    rm -rf "$new" && mkdir -p "$new/broker" "$new/libclient" "$new/tests"
+    local new=$tree.new crates=$tree.new/mutated file
+    rm -rf "$new" && mkdir -p "$crates/broker" "$crates/libclient" "$crates/tests"
     cp "$root/Cargo.lock" "$new/"
-    sed '/^members = \[/,/^\]/c members = ["broker/core", "libclient/protocol"]' "$root/Cargo.toml" >"$new/Cargo.toml"
-    cp -a "$root/broker/core" "$new/broker/"
-    cp -a "$root/libclient/protocol" "$new/libclient/"
-    cp -a "$root/tests/sim" "$new/tests/"
-    apply_all "$new"
+    sed -e '/^members = \[/,/^\]/c members = ["mutated/broker/core", "mutated/libclient/protocol"]' \
+        -e 's|path = "|path = "mutated/|' "$root/Cargo.toml" >"$new/Cargo.toml"
+    cp -a "$root/broker/core" "$crates/broker/"
+    cp -a "$root/libclient/protocol" "$crates/libclient/"
+    cp -a "$root/tests/sim" "$crates/tests/"
+    apply_all "$crates"
     (cd "$new" && find . -type f) | while IFS= read -r file; do
         if cmp -s "$new/$file" "$tree/$file"; then touch -r "$tree/$file" "$new/$file"; fi
     done
