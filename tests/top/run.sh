@@ -192,7 +192,7 @@ all_watch() {
 }
 check "as many others watch as may" all_watch
 start
-check "no watcher more: one line says so" on_screen "$time  no events: as many watch as may; end a watch or another top"
+check "no watcher more: one line says so" on_screen "$time  no events: no room for another watcher; end a watch or another top"
 check "and the rest of the frame is there" on_screen 'CLIENTS 3, by'
 kill "${children[@]}"
 wait "${children[@]}"

@@ -13,7 +13,7 @@ Examples:
     mpirun -n 64 fdbroker run --join -- ./app
   Look at the broker from inside:
     fdbroker run -- sh -c './app & sleep 5; fdbroker ls; wait'
-  Who holds what, on a node that runs fdbrokerd:
+  See who holds what, on a node that runs fdbrokerd:
     fdbroker status
     fdbroker ls
     fdbroker holders 12.3
@@ -21,20 +21,20 @@ Examples:
     fdbroker drain --wait 600
 
 Environment:
-  FDBROKER_SOCKET         socket of the broker for clients
-  FDBROKER_ADMIN_SOCKET   its socket for everything but run and demo; default: DIR-admin/admin.sock for a client's
-                          socket DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists, else
-                          /run/fdbroker-admin/admin.sock
-  NO_COLOR                no colour on the terminal
+  FDBROKER_SOCKET         the broker's socket for clients
+  FDBROKER_ADMIN_SOCKET   the broker's socket for all commands except run and demo. Default: DIR-admin/admin.sock if
+                          FDBROKER_SOCKET is DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists,
+                          else /run/fdbroker-admin/admin.sock
+  NO_COLOR                if set, no colours on the terminal
 
-Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 findings. `run` ends with the status of
-its command: 127 if there is no such command, 128 + N if signal N killed it.";
+Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 findings. `run` ends with the
+status of its command: 127 if there is no such command, 128 + N if signal N killed it.";
 
 /// Share memory between the processes of a node without running out of file descriptors.
 ///
-/// A producer deposits the fd of an allocation once and gets a 64-byte handle that can be copied by value;
-/// whoever presents the handle gets the memory. The broker keeps every count of fds under a cap and can say at
-/// any time who holds what.
+/// A producer deposits the fd of an allocation once, and gets a 64-byte handle that can be copied by value. A process
+/// that presents the handle gets the memory. The broker keeps all counts of fds under caps, and can list at any time
+/// who holds what.
 #[derive(Debug, Parser)]
 #[command(name = "fdbroker", version, after_long_help = EXAMPLES)]
 pub struct Cli {

@@ -1,5 +1,5 @@
-//! What can end a command early: cause, remedy and exit status in one place.
-//! Must never print anything itself, nor hide a cause.
+//! The errors of all commands, each with its cause, its remedy and its exit status. Must never print anything, nor hide a
+//! cause.
 
 use fdbroker_protocol::{DecodeError, ErrorCode};
 use std::io;
@@ -17,28 +17,28 @@ pub mod exit {
     pub const NO_BROKER: u8 = 3;
     /// Not found, or denied.
     pub const NOT_FOUND: u8 = 4;
-    /// Something was looked for and found that should not be.
+    /// `audit` or `doctor` has found faults.
     pub const FINDINGS: u8 = 5;
 }
 
 /// Why a command was not done. Each message names the cause and, after a semicolon, the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Arguments that clap cannot judge.
+    /// Wrong arguments that clap cannot recognise.
     #[error("{0}")]
     Usage(String),
-    /// Nobody listens on the administrator's socket.
+    /// Nothing listens on the admin socket.
     #[error(
         "no broker answers at {} ({cause}); start one (`fdbroker run -- CMD`, or the service fdbrokerd), or name its socket in FDBROKER_ADMIN_SOCKET",
         path.display()
     )]
     NoBroker {
-        /// Where it was looked for.
+        /// The socket that was tried.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         cause: io::Error,
     },
-    /// The socket is there and not for this user.
+    /// The socket exists, but this user may not use it.
     #[error(
         "no access to {} ({cause}); run this as the user of the broker or as root",
         path.display()
@@ -46,92 +46,90 @@ pub enum Error {
     Denied {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         cause: io::Error,
     },
-    /// What was asked for does not exist.
+    /// The subject of the command does not exist.
     #[error("{0}")]
     NotFound(String),
     /// The broker refused a query.
     #[error("the broker refused: {0}")]
     Refused(ErrorCode),
-    /// Not root, nor the broker's user.
-    #[error(
-        "not permitted to {0}: only root and the user of the broker are; run this as one of them"
-    )]
+    /// The user is neither root nor the broker's user.
+    #[error("not permitted to {0}: only root and the broker's user may; run this as one of them")]
     NotAdministrator(&'static str),
-    /// It ended while it was watched.
+    /// The broker ended while it was watched.
     #[error("the broker at {} has ended", path.display())]
     BrokerEnded {
         /// The socket.
         path: PathBuf,
     },
-    /// The same, and no other has come.
+    /// The watched broker ended, and no other has started in time.
     #[error(
-        "the broker at {} has ended, and none has come in its place within {waited_s} s ({cause}); start it again (the service fdbrokerd, or `fdbroker run -- CMD`)",
+        "the broker at {} has ended, and no other has started within {waited_s} s ({cause}); start it again (the service fdbrokerd, or `fdbroker run -- CMD`)",
         path.display()
     )]
     BrokerGone {
         /// The socket.
         path: PathBuf,
-        /// What the last try to reach one ended with.
+        /// The error of the last try to connect.
         cause: String,
-        /// How long it was tried.
+        /// Time spent trying, in seconds.
         waited_s: u64,
     },
-    /// It has no room for one more watcher.
+    /// The broker accepts no more watchers.
     #[error(
-        "as many watch as may: the broker at {} tells no more of its events; end a `fdbroker watch` or `fdbroker top`",
+        "the broker at {} has no room for another watcher of events; end a `fdbroker watch` or `fdbroker top`",
         path.display()
     )]
     TooManyWatch {
         /// The socket.
         path: PathBuf,
     },
-    /// It takes too long.
+    /// The broker does not answer in time.
     #[error(
-        "the broker at {} does not answer; it hangs, or has no time for administrators (see its log)",
+        "the broker at {} does not answer; it hangs or is overloaded (see its log)",
         path.display()
     )]
     NoAnswer {
         /// The socket.
         path: PathBuf,
     },
-    /// The broker's answer makes no sense.
+    /// The broker's answer cannot be decoded.
     #[error("the broker's answer is broken ({0}); use a command and a broker of the same release")]
     Protocol(#[from] DecodeError),
-    /// The connection to the broker failed in the middle.
+    /// The connection to the broker ended early.
     #[error(
-        "the broker at {} ended the connection ({cause}); see its log, or run this again: where many look at once, the \
-         longest gives way",
+        "the broker at {} ended the connection ({cause}); see its log, or run this again: when too many commands look \
+         at once, the broker ends the oldest connection",
         path.display()
     )]
     Lost {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         cause: String,
     },
     /// A call to the operating system failed.
     #[error("cannot {what}: {cause}")]
     Os {
-        /// What was tried, a verb first.
+        /// The attempted action, beginning with a verb.
         what: String,
-        /// What the kernel said.
+        /// The error of the system call.
         cause: io::Error,
     },
-    /// The reader of our output is gone (`fdbroker ls | head`).
+    /// The reader of the output is gone (`fdbroker ls | head`).
     #[error("the output was closed")]
     OutputClosed,
     /// Ended by a signal, after cleaning up.
     #[error("interrupted by {0}")]
     Interrupted(nix::sys::signal::Signal),
-    /// Anything else, in a sentence.
+    /// Any other error, as a sentence.
     #[error("{0}")]
     Other(String),
 }
 
-/// Result of a command or of a part of one.
+/// The result of a command, or of a step of one.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -160,7 +158,7 @@ impl Error {
     }
 }
 
-/// Names what was tried when a call to the operating system fails.
+/// Adds the attempted action to an error of the operating system.
 pub trait Context<T> {
     /// `what` begins with a verb: "cannot {what}: {cause}".
     fn context<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T>;

@@ -1,16 +1,16 @@
-//! What clap says itself: help, the version, or what is wrong with the arguments. Must never end well when what was asked
-//! for could not be written.
+//! Prints the answers of clap: help, the version, or an error in the arguments. Must never report success when help or
+//! version could not be written.
 
 use crate::error::{Result, exit};
 use crate::output::write_error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Prints it, to stderr if it is about wrong arguments.
+/// Prints the answer, an error on stderr; gives the exit status.
 pub fn say(answer: &clap::Error) -> Result<ExitCode> {
     let written = answer.print().and_then(|()| io::stdout().flush());
     if answer.use_stderr() {
-        // Whether or not anybody could read why.
+        // Usage is wrong even if the message could not be written.
         return Ok(ExitCode::from(exit::USAGE));
     }
     written.map_err(write_error)?;

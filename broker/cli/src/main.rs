@@ -1,5 +1,4 @@
-//! The command `fdbroker`: picks what to do and turns its outcome into an exit status. Must never hold
-//! logic of its own.
+//! The program `fdbroker`: runs one command and turns its outcome into an exit status. Must never hold logic of a command.
 
 mod acts;
 mod admin;

@@ -1,5 +1,5 @@
-//! A private broker: one for one job, started from this very executable, in a runtime directory of its
-//! own. Must never outlive its owner, nor leave the directory behind.
+//! A private broker for one job: this executable, started as a daemon, with a runtime directory of its own. Must never
+//! outlive its owner, nor leave the directory behind.
 
 use crate::error::{Context, Error, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -11,33 +11,33 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// This program, also when its file has been replaced or is out of sight (containers).
+/// This program, even if its file has been replaced or cannot be seen from a container.
 pub const SELF: &str = "/proc/self/exe";
 
-/// Longest time until a new broker serves: it takes milliseconds, so this is one that hangs.
+/// Longest time until a new broker serves. A broker needs milliseconds; after this time it hangs.
 pub const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// Longest time a broker may take to end by itself before it is killed.
+/// Longest time that a broker may take to end before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// How much later than its sockets a dying process closes itself, at most: time to free its memory.
+/// Longest time between the close of a dying process's sockets and its end: the kernel frees its memory meanwhile.
 const NOTICE_LIMIT: Duration = Duration::from_millis(200);
 
-/// Between two looks at whether a process has ended.
+/// Time between two checks whether a process has ended.
 const END_LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Longest path of a Unix socket (`sun_path`, unix(7)), its closing zero included.
 const SOCKET_PATH_MAX: usize = 108;
 
-/// What is appended to the runtime directory at most: the longest socket name below it.
+/// The longest name of a socket below the runtime directory.
 const SOCKET_PATH_ROOM: usize = 40;
 
-/// A directory, 0700, that goes away with this value.
+/// A directory with mode 0700 that is removed when this value is dropped.
 #[derive(Debug)]
 pub struct RuntimeDir(PathBuf);
 
 impl RuntimeDir {
-    /// Makes one under `$XDG_RUNTIME_DIR`, else `$TMPDIR`, else /tmp: the first that serves.
+    /// Makes a directory in `$XDG_RUNTIME_DIR`, else in `$TMPDIR`, else in /tmp: in the first one that works.
     pub fn create() -> Result<Self> {
         let variables = ["XDG_RUNTIME_DIR", "TMPDIR"];
         let mut candidates: Vec<PathBuf> =
@@ -61,7 +61,7 @@ impl RuntimeDir {
         )))
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -69,16 +69,16 @@ impl RuntimeDir {
 
 impl Drop for RuntimeDir {
     fn drop(&mut self) {
-        // Nothing to be done when it fails: the folder is then left to the next boot.
+        // If this fails, the directory stays until the next boot.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// A running private broker. Ends when this value does; then its directory goes too, if it is its own.
+/// A running private broker. It ends when this value is dropped, and so does its directory, unless it is the caller's.
 #[derive(Debug)]
 pub struct PrivateBroker {
     child: Child,
-    /// The broker ends when this pipe does: also when this process is killed.
+    /// The broker ends when this pipe is closed, and so also when this process is killed.
     lifeline: Option<ChildStdin>,
     dir: PathBuf,
     /// Dropped after the broker has ended.
@@ -86,8 +86,8 @@ pub struct PrivateBroker {
 }
 
 impl PrivateBroker {
-    /// Starts one whose node cap is `max_fds` (`None`: the daemon's own choice) and waits until it serves, in a
-    /// directory of its own.
+    /// Starts a broker in a directory of its own and waits until it serves. `max_fds` is the node cap; `None`: the
+    /// daemon's default.
     pub fn start(max_fds: Option<u64>) -> Result<Self> {
         let dir = RuntimeDir::create()?;
         let mut broker = Self::start_with(dir.path(), max_fds, true)?;
@@ -95,7 +95,7 @@ impl PrivateBroker {
         Ok(broker)
     }
 
-    /// The same in `dir`, which is the caller's.
+    /// Starts a broker in `dir`, which belongs to the caller, and waits until it serves.
     pub fn start_in(dir: &Path, max_fds: Option<u64>) -> Result<Self> {
         Self::start_with(dir, max_fds, false)
     }
@@ -104,13 +104,13 @@ impl PrivateBroker {
         let mut command = Command::new(SELF);
         command.arg0("fdbroker").arg("broker").arg("--private").arg(dir);
         if is_own {
-            // Who is killed cannot remove it: the broker sees that, and does.
+            // If this process is killed, the broker removes the directory.
             command.arg("--remove").arg(dir);
         }
-        // Its stdin is the lifeline, its stdout the readiness pipe: both are inherited anyway.
+        // stdin is the lifeline and stdout the readiness pipe: both are inherited anyway.
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
         if std::env::var_os("FDBROKER_LOG").is_none() {
-            // What a service would note is no news to the user of one job.
+            // Notes for the administrator of a service do not concern the user of one job.
             command.args(["--log", "warn"]);
         }
         for name in ["FDBROKER_SOCKET", "FDBROKER_ADMIN_SOCKET", "FDBROKER_CONFIG"] {
@@ -120,7 +120,7 @@ impl PrivateBroker {
             command.args(["--max-fds", &cap.to_string()]);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // Out of the terminal's foreground group: Ctrl-C must not end it before its clients.
+        // Not in the terminal's foreground group: Ctrl-C must not end the broker before its clients.
         command.process_group(0);
         crate::signals::wake_when_orphaned(&mut command);
         let mut child = command.spawn().context(|| "start the broker")?;
@@ -155,32 +155,33 @@ impl PrivateBroker {
         }
     }
 
-    /// Its process.
+    /// The broker's pid.
     pub fn pid(&self) -> Pid {
         pid_of(&self.child)
     }
 
-    /// Where its clients connect.
+    /// The socket for clients.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("fdbroker/broker.sock")
     }
 
-    /// Where its administrator connects.
+    /// The socket for the administrator.
     pub fn admin_socket(&self) -> PathBuf {
         crate::admin::beside(&self.socket())
     }
 
-    /// A directory for the job's own files.
+    /// A directory for files of the job.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Whether it has ended although nobody asked it to.
+    /// The broker's exit status, if it has ended unasked.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// The same after a sign of it: its clients see their sockets close a moment earlier.
+    /// The broker's exit status, if it ends within [`NOTICE_LIMIT`]. For use when a client's socket has closed, which happens a
+    /// moment before the broker's end.
     pub fn ended_by_now(&mut self) -> Option<ExitStatus> {
         self.wait_for_end(NOTICE_LIMIT)
     }
@@ -199,30 +200,30 @@ impl Drop for PrivateBroker {
     }
 }
 
-/// The broker's side of the pipe that ends with its owner.
+/// The broker's end of the pipe that closes when its owner ends.
 #[derive(Debug)]
 pub struct Lifeline(OwnedFd);
 
 impl Lifeline {
-    /// That of a broker that [`PrivateBroker`] has started.
+    /// The lifeline of a broker that [`PrivateBroker`] has started: its stdin.
     pub fn of_stdin() -> Result<Self> {
         let pipe = std::io::stdin().as_fd().try_clone_to_owned();
         pipe.map(Lifeline).context(|| "keep the lifeline")
     }
 
-    /// Removes the broker's directory when the owner has let go of it: one that was killed cannot. As long as there is
-    /// an owner it is the owner's, and a broker that has taken over may serve from it.
+    /// Removes the broker's directory if the owner has ended: an owner that was killed cannot do it. While the owner lives, the
+    /// directory is the owner's, and another broker may have taken over and serve from it.
     pub fn remove_if_ended(self, dir: &Path) {
         let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         let is_polled = poll(&mut entries, PollTimeout::ZERO).is_ok();
         if is_polled && entries[0].revents().is_some_and(|it| it.contains(PollFlags::POLLHUP)) {
-            // Nothing to be done when it fails: the folder is then left to the next boot.
+            // If this fails, the directory stays until the next boot.
             let _ = std::fs::remove_dir_all(dir);
         }
     }
 }
 
-/// Waits for a child's end, at most `limit`.
+/// Waits at most `limit` for the end of a child.
 pub fn wait_bounded(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let until = Instant::now() + limit;
     loop {
@@ -234,7 +235,7 @@ pub fn wait_bounded(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Kills a child and takes its exit status, so that no zombie stays.
+/// Kills a child and reaps it, so that no zombie stays.
 pub fn end_now(child: &mut Child) {
     if let Ok(None) = child.try_wait() {
         let _ = kill(pid_of(child), Signal::SIGKILL);
@@ -242,7 +243,7 @@ pub fn end_now(child: &mut Child) {
     }
 }
 
-/// A child's pid. It cannot be another process's as long as the child has not been waited for.
+/// A child's pid. It stays the child's until the child has been reaped.
 pub fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
 }

@@ -1,5 +1,5 @@
-//! The signals that end a command, read from an fd like any other input, so that children and folders are
-//! always cleaned up. Must never leave its mask to a program that is started: [`restore`] undoes it.
+//! Signals that end a command, read from an fd like other input, so that children and directories are always cleaned up.
+//! Must never pass the signal mask on to a program: [`restore`] undoes it.
 
 use crate::error::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
@@ -9,29 +9,29 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// `ssi_code` of a signal that the kernel itself sent, such as for Ctrl-C (`SI_KERNEL`,
-/// asm-generic/siginfo.h): the whole foreground process group has got it.
+/// asm-generic/siginfo.h): the whole foreground process group has received it.
 const SI_KERNEL: i32 = 0x80;
 
-/// One signal.
+/// A signal that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Which.
+    /// The signal.
     pub signal: Signal,
-    /// The terminal sent it, to every process of the foreground group.
+    /// The terminal sent it, and so every process of the foreground group has it.
     pub by_terminal: bool,
 }
 
-/// SIGINT, SIGTERM, SIGHUP and SIGCHLD (or others), blocked and read from here.
+/// A signalfd of SIGINT, SIGTERM, SIGHUP and some others. All of them are blocked.
 #[derive(Debug)]
 pub struct Signals(SignalFd);
 
 impl Signals {
-    /// Blocks them in this thread (and in the threads and children it starts from now on).
+    /// Blocks SIGINT, SIGTERM, SIGHUP and SIGCHLD in this thread, and in all threads and children that it starts later.
     pub fn take_over() -> Result<Self> {
         Self::take_over_with(&[Signal::SIGCHLD])
     }
 
-    /// The same for those that end a command and `others`.
+    /// Blocks SIGINT, SIGTERM, SIGHUP and `others`.
     pub fn take_over_with(others: &[Signal]) -> Result<Self> {
         let mut set = SigSet::empty();
         let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
@@ -42,7 +42,7 @@ impl Signals {
         Ok(Signals(fd))
     }
 
-    /// The next signal, if one has come.
+    /// The next signal, if one has arrived.
     pub fn next(&self) -> Option<Received> {
         let info = self.0.read_signal().ok().flatten()?;
         let number = i32::try_from(info.ssi_signo).ok()?;
@@ -62,12 +62,12 @@ impl AsFd for Signals {
     }
 }
 
-/// Has the process of `command` wake up (SIGCONT) when the thread that starts it ends: killed while it had everything
-/// stopped to count fds, it could not do so itself, and what it started would stay stopped for ever. Arranged before its
-/// program begins, which may be stopped at once.
+/// Makes the kernel continue the process of `command` (SIGCONT) when the thread that starts it ends. This process stops its
+/// children while it counts fds; if it is killed then, nobody else would continue them. Set before exec, since the child
+/// may be stopped at once.
 pub fn wake_when_orphaned(command: &mut Command) {
     let arrange = || {
-        // A kernel that refuses leaves things as they were.
+        // Without it only the rare case above is lost.
         let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
         Ok(())
     };

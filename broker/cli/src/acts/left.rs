@@ -1,5 +1,4 @@
-//! Who holds what, summed by process: for acts that cannot take it away. Must never hold more than one entry for each
-//! client.
+//! Sums of what each process holds, for acts that cannot take it away. Must never have more than one entry per client.
 
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side};
@@ -11,24 +10,24 @@ use std::collections::BTreeMap;
 /// The owner's uid in the record of an allocation that no owner has named yet; no process has it.
 const NOBODYS_UID: u32 = u32::MAX;
 
-/// What one process has.
+/// What one process holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holding {
-    /// `None`: the owner of what the broker holds is gone.
+    /// `None`: the owner of held fds is gone.
     pub pid: Option<u32>,
-    /// `None`: nobody's.
+    /// `None`: no owner is known.
     pub uid: Option<u32>,
-    /// Its name.
+    /// The name that the process gave itself.
     pub name: String,
     /// Fds of its allocations in the broker.
     pub held_fds: u64,
-    /// Duplicates that it has open.
+    /// Its open leases.
     pub open_leases: u64,
-    /// Memory that it has imported.
+    /// Its mapped leases.
     pub mapped_leases: u64,
 }
 
-/// All of them.
+/// The holdings of all processes.
 #[derive(Debug, Default)]
 pub struct Left(BTreeMap<(Option<u32>, Option<u32>, String), Holding>);
 
@@ -57,23 +56,23 @@ impl Left {
         }
     }
 
-    /// Counts an allocation whose fd the broker holds for its owner.
+    /// Counts an allocation whose fd the broker holds, for its owner.
     pub fn add_held(&mut self, record: &AllocationRecord) {
         let (pid, uid, name) = owner(record);
         self.of(pid, uid, name).held_fds += 1;
     }
 
-    /// How many there are.
+    /// Number of processes.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// By pid.
+    /// All holdings, sorted by pid.
     pub fn into_sorted(self) -> Vec<Holding> {
         self.0.into_values().collect()
     }
 
-    /// As a table.
+    /// Prints a table.
     pub fn write(&self, out: &mut Output) -> Result<()> {
         let text = |number: Option<u32>, none: &str| {
             number.map_or_else(|| none.to_owned(), |number| number.to_string())
@@ -92,7 +91,7 @@ impl Left {
     }
 }
 
-/// The owner of an allocation: pid, uid and name, as far as there is one.
+/// Pid, uid and name of an allocation's owner, as far as they are known.
 pub fn owner(record: &AllocationRecord) -> (Option<u32>, Option<u32>, String) {
     let pid = nonzero(record.owner_pid).filter(|_| record.owner_gone == 0);
     let uid = Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID);

@@ -1,5 +1,5 @@
-//! What evict and revoke have in common: what they are for, and how a broker is made to do it, a portion a message. Must
-//! never say that something is done which the broker has not said.
+//! Acts of an administrator upon allocations, for evict, revoke and drain: finds the targets and has the broker act upon
+//! them page by page. Must never report an act as done unless the broker says so.
 
 pub mod left;
 
@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use zerocopy::little_endian::U32;
 
-/// Which act.
+/// An act upon allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Close the broker's fd.
@@ -32,7 +32,7 @@ impl Verb {
         }
     }
 
-    /// As the command is called.
+    /// The name of the command.
     pub fn name(self) -> &'static str {
         match self {
             Verb::Evict => "evict",
@@ -49,23 +49,24 @@ impl Verb {
     }
 }
 
-/// What an act is for, with the words it was named by.
+/// A subject of an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
+    /// The subject, for messages.
     words: String,
-    /// One; of a job's name, one for each job that is called so.
+    /// One selection; several if several jobs have the name.
     selections: Vec<Selection>,
-    /// It names one allocation.
+    /// The subject is a single allocation.
     pub is_one: bool,
 }
 
 impl Target {
-    /// Everything.
+    /// All allocations.
     pub fn all() -> Self {
         Target { words: "anybody".into(), selections: vec![Selection::ALL], is_one: false }
     }
 
-    /// What `subject` names on the broker's node.
+    /// Looks `subject` up at the broker.
     pub fn of(subject: Subject, admin: &mut Admin) -> Result<Self> {
         let (words, selection, is_one) = match subject {
             Subject::Handle(handle) => {
@@ -94,21 +95,21 @@ impl Target {
     }
 }
 
-/// What a command is to act upon.
+/// The subjects of a command.
 #[derive(Debug)]
 pub struct Targets {
     known: Vec<Target>,
-    /// What the broker knows no such thing of.
+    /// Messages about subjects that the broker does not know.
     missing: Missing,
 }
 
 impl Targets {
-    /// Everything.
+    /// All allocations.
     pub fn all() -> Self {
         Targets { known: vec![Target::all()], missing: Missing::default() }
     }
 
-    /// What `subjects` name, or all.
+    /// Looks `subjects` up at the broker; none means all allocations.
     pub fn of(subjects: Vec<Subject>, admin: &mut Admin) -> Result<Self> {
         if subjects.is_empty() {
             return Ok(Self::all());
@@ -125,11 +126,11 @@ impl Targets {
     }
 }
 
-/// The same for each of `targets`. One that nothing is of does not keep the others from being acted upon, nor from being told
-/// of: it is in what is given back.
+/// Acts upon each of `targets`, and hands each allocation with its outcome to `each`. Gives messages about targets without
+/// allocations; they do not stop the others.
 ///
 /// # Errors
-/// NOT_FOUND when nothing is of any of them, and nothing has been done; others at once.
+/// NOT_FOUND if no target has an allocation; any other error at once.
 pub fn act_on_each(
     admin: &mut Admin,
     verb: Verb,
@@ -152,32 +153,32 @@ pub fn act_on_each(
     }
 }
 
-/// Why nothing was done to some of several targets.
+/// Messages about targets without allocations.
 #[derive(Clone, Debug, Default)]
 pub struct Missing(Vec<String>);
 
 impl Missing {
-    /// Says why, a line each.
+    /// Prints the messages on stderr.
     pub fn say(&self) {
         self.say_beside(&Missing::default());
     }
 
-    /// Says why, but for what was said `before`.
+    /// Prints the messages on stderr, except the ones in `before`.
     pub fn say_beside(&self, before: &Missing) {
         let new = self.0.iter().filter(|why| !before.0.contains(why));
         new.for_each(|why| say!("fdbroker: {why}"));
     }
 
-    /// Of a command that has done the rest.
+    /// The exit status of a command that has acted upon the other targets.
     pub fn exit_status(&self) -> u8 {
         if self.0.is_empty() { exit::OK } else { exit::NOT_FOUND }
     }
 }
 
-/// Has the broker do it, or say what it would, and hands each allocation with what became of it to `each`.
+/// Has the broker act upon one target, or only say what it would do, and hands each allocation with its outcome to `each`.
 ///
 /// # Errors
-/// NOT_FOUND when nothing is of the target; and that of `each`, at once.
+/// NOT_FOUND if the target has no allocation; the first error of `each`.
 fn act(
     admin: &mut Admin,
     verb: Verb,
@@ -195,14 +196,14 @@ fn act(
             each(outcome, record)
         })?;
     }
-    // To act upon nothing of everybody's is done when there is nothing.
+    // All allocations may be none.
     match found || target.words == Target::all().words {
         true => Ok(()),
         false => Err(target.not_found()),
     }
 }
 
-/// All pages of one selection.
+/// Acts upon one selection, page by page.
 fn act_on(
     admin: &mut Admin,
     verb: Verb,
@@ -229,7 +230,7 @@ fn unknown(outcome: U32) -> String {
     )
 }
 
-/// The broker's refusal of an act, as it is meant.
+/// Replaces the broker's refusal by an error that names the act.
 pub fn denied(error: Error, what: &'static str) -> Error {
     match error {
         Error::Refused(ErrorCode::NotPermitted) => Error::NotAdministrator(what),
@@ -237,22 +238,22 @@ pub fn denied(error: Error, what: &'static str) -> Error {
     }
 }
 
-/// The id of an allocation acted upon.
+/// The id of the allocation in a record.
 pub fn id_of(record: &ActRecord) -> AllocationId {
     let allocation = &record.allocation;
     AllocationId { slot: allocation.slot.get(), generation: allocation.generation.get() }
 }
 
-/// Counts of what became of many.
+/// Number of allocations by outcome.
 #[derive(Debug, Default)]
 pub struct Tally {
     by_outcome: BTreeMap<ActOutcome, u64>,
-    /// Bytes of those done.
+    /// Bytes of the allocations with the outcome `Done`.
     pub done_bytes: u64,
 }
 
 impl Tally {
-    /// One more.
+    /// Counts one allocation.
     pub fn add(&mut self, outcome: ActOutcome, record: &ActRecord) {
         *self.by_outcome.entry(outcome).or_default() += 1;
         if outcome == ActOutcome::Done {
@@ -260,12 +261,12 @@ impl Tally {
         }
     }
 
-    /// How many came to this.
+    /// Number of allocations with this outcome.
     pub fn of(&self, outcome: ActOutcome) -> u64 {
         self.by_outcome.get(&outcome).copied().unwrap_or(0)
     }
 
-    /// `3 resident, 1 recalling`: those that it was not done to.
+    /// All other outcomes, such as `3 resident, 1 recalling`.
     pub fn others(&self) -> String {
         let others = self.by_outcome.iter().filter(|(outcome, _)| **outcome != ActOutcome::Done);
         let words: Vec<String> =
@@ -279,7 +280,7 @@ pub fn allocations(count: u64) -> String {
     format!("{} allocation{}", crate::output::commas(count), if count == 1 { "" } else { "s" })
 }
 
-/// An allocation that an act was not done to, and why not.
+/// An allocation that was not acted upon, with the reason.
 #[derive(Debug, Serialize)]
 pub struct Refused {
     allocation: String,
@@ -300,7 +301,7 @@ impl Refused {
         Column("NAME", Side::Left),
     ];
 
-    /// Of this outcome.
+    /// From a record with this outcome.
     pub fn new(outcome: ActOutcome, record: &ActRecord) -> Self {
         let (owner_pid, owner_uid, owner_name) = owner(&record.allocation);
         let size_bytes = record.allocation.size_bytes.get();
@@ -319,11 +320,11 @@ impl Refused {
     }
 }
 
-/// What JSON of those refused begins with.
+/// The beginning of the JSON object.
 const JSON_BEGIN: &str = "{\"refused\":[";
 
-/// Those refused, as they come: rows of a table, or elements of the JSON array that opens the object of a whole command.
-/// Nothing is written before there is one, or the end: a command that does nothing prints nothing.
+/// Prints refused allocations as they come: as rows of a table, or as elements of the array that begins the command's JSON
+/// object. Prints nothing before the first one: a command that does nothing prints nothing.
 pub struct RefusedList {
     is_json: bool,
     table: Columns,
@@ -331,12 +332,12 @@ pub struct RefusedList {
 }
 
 impl RefusedList {
-    /// An empty one.
+    /// An empty list.
     pub fn new(is_json: bool) -> Self {
         RefusedList { is_json, table: Columns::new(Refused::COLUMNS, true), is_first: true }
     }
 
-    /// One more.
+    /// Prints one more.
     pub fn write(&mut self, refused: &Refused, out: &mut Output) -> Result<()> {
         let is_first = std::mem::take(&mut self.is_first);
         if !self.is_json {
@@ -346,13 +347,13 @@ impl RefusedList {
         out.json(refused)
     }
 
-    /// Ends the JSON array; what follows are further members of the object.
+    /// Ends the JSON array. The object stays open for more members.
     pub fn end_json(&self, out: &mut Output) -> Result<()> {
         out.text(if self.is_first { JSON_BEGIN } else { "" })?;
         out.text("]")
     }
 
-    /// Whether there was none.
+    /// Whether nothing was refused.
     pub fn is_empty(&self) -> bool {
         self.is_first
     }

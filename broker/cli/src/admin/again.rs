@@ -1,5 +1,5 @@
-//! Connecting again to a broker that was there. Must never start one: where a service manager listens, connecting alone
-//! does, and an administrator may have stopped it on purpose.
+//! Connects to a broker again after it has ended. Must never start a broker: with socket activation a mere connect would
+//! start the service, which an administrator may have stopped on purpose.
 
 use crate::admin::{ANSWER_LIMIT, Admin, find_socket};
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ pub fn connect() -> Result<Admin> {
     connect_within(ANSWER_LIMIT)
 }
 
-/// The same, waiting for it, and for each answer, no longer than this.
+/// Connects to a running broker; `patience` bounds the connect and each answer.
 pub fn connect_within(patience: Duration) -> Result<Admin> {
     connect_to(&find_socket(|name| std::env::var_os(name)), patience)
 }
@@ -30,10 +30,10 @@ fn connect_to(path: &Path, patience: Duration) -> Result<Admin> {
     Admin::connect_within(path, patience)
 }
 
-/// Whether this is the generation page of a broker that has ended: the kernel marks it, however it ends. What cannot be
-/// read, or is of another layout, says nothing.
+/// Whether the broker of this generation page has ended. The kernel marks the page at the end of the broker, whatever the
+/// reason. `false` if the page cannot be read or has another layout.
 fn has_died(page: &Path) -> bool {
-    // Magic and liveness word have their place in every layout.
+    // All layouts have the magic and the liveness word at the same place.
     let mut header = [0; size_of::<PageHeader>()];
     if File::open(page).and_then(|file| file.read_exact_at(&mut header, 0)).is_err() {
         return false;
@@ -51,7 +51,7 @@ mod tests {
     use nix::sys::socket::{bind, listen, socket};
     use std::os::fd::{AsRawFd, OwnedFd};
 
-    /// What a service manager does for a broker: it listens, and whoever connects has it started.
+    /// Listens as a service manager does, which would start the broker at a connect.
     fn listener(dir: &Path) -> OwnedFd {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener =

@@ -1,5 +1,5 @@
-//! The administrator's side of the protocol: finds the broker's admin socket and reads its answers page
-//! by page. Must never hold more than one page, nor wait for an answer without a bound.
+//! Talks to the broker over its admin socket, and reads answers page by page. Must never hold more than one page, nor wait
+//! for an answer without a bound.
 
 pub mod again;
 
@@ -23,14 +23,14 @@ use std::time::Duration;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Longest wait for one answer: a page is made in well under a millisecond, so this is a broker that hangs.
+/// Longest wait for one answer. The broker makes a page in less than a millisecond; after this time it hangs.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The admin socket's name in its directory.
 pub const ADMIN_SOCKET_NAME: &str = "admin.sock";
 
-/// Where the broker of this environment takes its administrator's questions:
-/// `FDBROKER_ADMIN_SOCKET`, else beside `FDBROKER_SOCKET`, else the user's own, else the node's.
+/// The admin socket that the environment names: `FDBROKER_ADMIN_SOCKET`, else beside `FDBROKER_SOCKET`, else the user's
+/// own, else the node's.
 pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(path) = set("FDBROKER_ADMIN_SOCKET") {
@@ -47,7 +47,7 @@ pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     }
 }
 
-/// `DIR/NAME` of the clients' socket makes `DIR-admin/admin.sock`.
+/// `DIR-admin/admin.sock` for the clients' socket `DIR/NAME`.
 pub fn beside(client_socket: &Path) -> PathBuf {
     let folder = client_socket.parent().filter(|dir| !dir.as_os_str().is_empty());
     let mut folder = folder.unwrap_or(Path::new(".")).as_os_str().to_owned();
@@ -67,7 +67,7 @@ pub struct Admin {
     patience: Duration,
 }
 
-/// Which records are wanted.
+/// A choice of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection {
     filter: Filter,
@@ -75,26 +75,26 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Everything.
+    /// All records.
     pub const ALL: Selection = Selection { filter: Filter::None, value: 0 };
 
-    /// One allocation, or its leases.
+    /// An allocation, or its leases.
     pub fn allocation(id: fdbroker_protocol::AllocationId) -> Self {
         let value = u64::from(id.generation) << 32 | u64::from(id.slot);
         Selection { filter: Filter::Allocation, value }
     }
 
-    /// Those of a process.
+    /// Records of a process.
     pub fn pid(pid: u32) -> Self {
         Selection { filter: Filter::Pid, value: pid.into() }
     }
 
-    /// Those of a user.
+    /// Records of a user.
     pub fn uid(uid: u32) -> Self {
         Selection { filter: Filter::Uid, value: uid.into() }
     }
 
-    /// Those of a job, by its key.
+    /// Records of a job, by its key.
     pub fn job(key: u64) -> Self {
         Selection { filter: Filter::Job, value: key }
     }
@@ -108,7 +108,7 @@ impl Selection {
         }
     }
 
-    /// An act upon these, from a cursor on.
+    /// The message for an act upon the selection, from a cursor on.
     pub fn act(self, cursor: u32, flags: u32) -> Act {
         Act {
             cursor: U32::new(cursor),
@@ -120,11 +120,11 @@ impl Selection {
     }
 }
 
-/// A record that comes in pages.
+/// A kind of record that the broker sends in pages.
 pub trait Record: FromBytes + KnownLayout + Immutable + Unaligned {
-    /// The query for it.
+    /// The query.
     const QUERY: Kind;
-    /// The page of it.
+    /// The answer to the query.
     const REPLY: Kind;
 }
 
@@ -141,7 +141,7 @@ impl Record for ClientRecord {
     const REPLY: Kind = Kind::AdminClientsReply;
 }
 
-/// Of jobs; those of domains come by [`Admin::domains`].
+/// Accounts of jobs. [`Admin::domains`] gives the accounts of domains.
 impl Record for AccountRecord {
     const QUERY: Kind = Kind::AdminJobs;
     const REPLY: Kind = Kind::AdminJobsReply;
@@ -158,18 +158,18 @@ impl Admin {
         Self::connect_within(path, ANSWER_LIMIT)
     }
 
-    /// The same, waiting no longer than this for each answer, and for room in the queue of a broker that takes nobody in.
+    /// Connects to `path`. `patience` bounds the wait for each answer, and for room in the queue of the socket.
     pub fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let failed = |errno: Errno| connect_error(path, errno.into());
         let socket =
             socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(failed)?;
         let address = UnixAddr::new(path).map_err(failed)?;
-        // Bounds a connect too (socket(7), unix(7)); sends have a bound of their own.
+        // Bounds the connect too (socket(7), unix(7)).
         let (whole_s, part_us) = (patience.as_secs(), patience.subsec_micros());
         let limit = TimeVal::new(i64::try_from(whole_s).unwrap_or(i64::MAX), part_us.into());
         setsockopt(&socket, SendTimeout, &limit).map_err(failed)?;
-        // With a bound it is not begun again by itself after a signal (signal(7)).
+        // With a bound, connect(2) is not restarted after a signal (signal(7)).
         while let Err(errno) = connect(socket.as_raw_fd(), &address) {
             if errno != Errno::EINTR {
                 return Err(failed(errno));
@@ -190,17 +190,17 @@ impl Admin {
         }
     }
 
-    /// The socket connected to.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Inode of our end of the connection.
+    /// Inode of this end of the connection.
     pub fn inode(&self) -> Result<u64> {
         Ok(nix::sys::stat::fstat(&self.socket).context(|| "look at the own socket")?.st_ino)
     }
 
-    /// The node at a glance.
+    /// The status of the node.
     pub fn status(&mut self) -> Result<NodeStatus> {
         self.one(Kind::AdminStatus, Kind::AdminStatusReply)
     }
@@ -218,7 +218,7 @@ impl Admin {
         self.one(Kind::AdminLimits, Kind::AdminLimitsReply)
     }
 
-    /// Changes a cap, `u64::MAX` = none; gives the former one.
+    /// Changes a cap and gives its former value; `u64::MAX` is no cap.
     pub fn set_limit(&mut self, scope: Scope, resource: Resource, value: u64) -> Result<u64> {
         let (scope, resource) = (scope as u8, resource as u8);
         let set = SetLimit { scope, resource, reserved: [0; 6], value: value.into() };
@@ -232,12 +232,12 @@ impl Admin {
         }
     }
 
-    /// How long the broker takes.
+    /// Times of grants and recalls.
     pub fn metrics(&mut self) -> Result<Metrics> {
         self.one(Kind::AdminMetrics, Kind::AdminMetricsReply)
     }
 
-    /// Hands every record selected to `each`, a page at a time. Ends at its first error.
+    /// Hands all selected records to `each`, page by page. Ends at the first error of `each`.
     pub fn each_page<R: Record>(
         &mut self,
         selection: Selection,
@@ -247,7 +247,7 @@ impl Admin {
         self.pages(R::QUERY, R::REPLY, body, |page| each(page).map(|()| true)).map(drop)
     }
 
-    /// What every domain is charged for.
+    /// The accounts of all domains.
     pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
         let (query, reply) = (Kind::AdminDomains, Kind::AdminDomainsReply);
         let mut records = Vec::new();
@@ -263,7 +263,7 @@ impl Admin {
         Ok(records)
     }
 
-    /// The first records selected, pages until there are `enough`, and whether there are more.
+    /// The first selected records, page by page until there are `enough`, and whether there are more.
     pub fn first<R: Record + Copy>(
         &mut self,
         selection: Selection,
@@ -278,8 +278,8 @@ impl Admin {
         Ok((records, !is_all))
     }
 
-    /// Hands page after page to `each`, as long as it wants more; says whether it was given all. `body` makes the message
-    /// that asks for the page at a cursor.
+    /// Hands pages to `each` while it returns true; gives whether all pages were read. `body` makes the query for the page at
+    /// a cursor.
     pub fn pages<R: FromBytes + KnownLayout + Immutable + Unaligned, B: IntoBytes + Immutable>(
         &mut self,
         query: Kind,
@@ -296,7 +296,7 @@ impl Admin {
             if is_last || !wants_more {
                 return Ok(is_last);
             }
-            // Growing cursors are what bounds this loop.
+            // Growing cursors bound this loop.
             if next <= cursor {
                 return Err(lost(&self.path, format!("cursor {next} follows {cursor}")));
             }
@@ -304,7 +304,7 @@ impl Admin {
         }
     }
 
-    /// Every record selected, for selections that are known to be small.
+    /// All selected records. Only for selections that are known to be small.
     pub fn all<R: Record + Copy>(&mut self, selection: Selection) -> Result<Vec<R>> {
         let mut records = Vec::new();
         self.each_page(selection, |page: &[R]| {
@@ -314,7 +314,7 @@ impl Admin {
         Ok(records)
     }
 
-    /// Events that a watched broker has sent; `None`: none yet.
+    /// Events that the broker has sent; `None`: none yet.
     pub fn try_events(&mut self) -> Result<Option<Vec<EventRecord>>> {
         let socket = self.socket.as_fd();
         match fdbroker_scm::recv(socket, &mut self.buffer, &mut self.fds) {
@@ -328,7 +328,7 @@ impl Admin {
         }
     }
 
-    /// Sends one message, and gives its answer.
+    /// Sends a message and waits for its answer.
     pub fn exchange(
         &mut self,
         query: Kind,
@@ -377,7 +377,7 @@ impl AsFd for Admin {
     }
 }
 
-/// A broker closes at once what it does not let in.
+/// The error of a connection that the broker closes at once: the broker does not admit this user.
 fn refusal(path: &Path) -> Error {
     let cause = io::Error::from(io::ErrorKind::PermissionDenied);
     Error::Denied { path: path.to_owned(), cause }
@@ -394,9 +394,9 @@ fn connect_error(path: &Path, cause: io::Error) -> Error {
         io::ErrorKind::NotFound
         | io::ErrorKind::NotADirectory
         | io::ErrorKind::ConnectionRefused => Error::NoBroker { path, cause },
-        // Another program's: of another type.
+        // A socket of another type, and so of another program.
         _ if cause.raw_os_error() == Some(libc::EPROTOTYPE) => Error::NoBroker { path, cause },
-        // Its queue has stayed full.
+        // The queue of the socket has stayed full.
         io::ErrorKind::WouldBlock => Error::NoAnswer { path },
         _ => Error::Os { what: format!("connect to {}", path.display()), cause },
     }
@@ -447,7 +447,7 @@ mod tests {
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("one");
         bind(listener.as_raw_fd(), &UnixAddr::new(&path).expect("short")).expect("bound");
         listen(&listener, Backlog::new(0).expect("a length")).expect("it listens");
-        // Nobody is taken in: the first one fills the queue.
+        // Nobody accepts: the first connection fills the queue.
         let connect = |_| Admin::connect_within(&path, Duration::from_millis(1));
         let ends: Vec<Result<Admin>> = (0..2).map(connect).collect();
         let _ = std::fs::remove_file(&path);

@@ -1,5 +1,4 @@
-//! What happens in the broker, as it tells those who watch it: a stream of events, and how one is shown. Must never hold what
-//! nobody takes.
+//! The broker's events: the stream that receives them, and how they are shown. Must never store events without a bound.
 
 pub mod stream;
 pub mod view;

@@ -1,5 +1,5 @@
-//! The broker's events, read by a thread on a connection of its own, which is made anew when the broker is taken over or
-//! started again. Must never hold more than a few messages - a broker counts what its watcher is too slow for -, nor try
+//! Receives the broker's events in a thread with a connection of its own, and connects again when the broker has been upgraded
+//! or restarted. Must never hold more than a few messages (the broker counts the events that a slow watcher loses), nor retry
 //! without pauses.
 
 use crate::admin::{Admin, Selection};
@@ -14,61 +14,60 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Messages read and not taken yet, of at most 257 events each (22 KiB): as many events as the broker itself keeps for a
-/// watcher. When they are full nothing is read, and the broker counts what is lost.
+/// Most messages between the thread and its reader, of at most 257 events (22 KiB) each: as many events as the broker keeps for
+/// a watcher. When there are so many the thread reads no more, and the broker counts the lost events.
 const MESSAGES_KEPT: usize = 16;
-/// First and longest pause between two tries to reach a broker again: a takeover takes some milliseconds, a service
-/// manager starts a broker within a second.
+/// First pause between two tries to connect: a takeover takes some milliseconds.
 const TRY_FIRST: Duration = Duration::from_millis(20);
-/// See [`TRY_FIRST`].
+/// Longest pause between two tries to connect: a service manager starts a broker within a second.
 const TRY_LAST: Duration = Duration::from_secs(1);
 
-/// Which broker it is.
+/// The identity of a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broker {
-    /// Its process.
+    /// Its pid.
     pub pid: u32,
-    /// The same in a broker that goes on with the ledger of another.
+    /// Number of its ledger: a broker that continues the ledger of another has the same.
     pub incarnation: u64,
 }
 
-/// A broker that is watched again.
+/// The stream has connected again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Back {
     /// Microseconds since 1970.
     pub unix_us: u64,
-    /// For so long nothing was watched: what happened then is not told.
+    /// Time without a connection. Events of this time are lost.
     pub gap: Duration,
-    /// Which it is.
+    /// The broker that is watched now.
     pub broker: Broker,
-    /// Whether it goes on with the ledger of the former one; `None`: there was none.
+    /// Whether it continues the ledger of the broker before; `None`: there was none before.
     pub is_continued: Option<bool>,
 }
 
-/// What the thread has to say.
+/// A message of the thread.
 #[derive(Debug)]
 pub enum Told {
-    /// These happened, in this order.
+    /// Events, oldest first.
     Events(Vec<EventRecord>),
-    /// There are no events from now on; it is tried again. Said once, until [`Told::Back`].
+    /// The connection is lost, and the thread tries to connect again. Sent once, until [`Told::Back`].
     Lost {
         /// Microseconds since 1970.
         unix_us: u64,
-        /// Why.
+        /// The reason.
         error: Error,
     },
-    /// There are again.
+    /// The thread has connected again.
     Back(Back),
-    /// There will be none any more; the last thing said.
+    /// The thread has given up. This is its last message.
     Over {
         /// Microseconds since 1970.
         unix_us: u64,
-        /// Why.
+        /// The reason.
         error: Error,
     },
 }
 
-/// A connection that is told events.
+/// A connection on which the broker sends events.
 #[derive(Debug)]
 pub struct Watching {
     admin: Admin,
@@ -76,7 +75,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Has `admin` told of what is selected from now on. At most two answers are waited for.
+    /// Asks for the selected events from now on. Waits for at most two answers.
     pub fn begin(mut admin: Admin, selection: Selection) -> Result<Self> {
         let status = admin.status()?;
         let broker = Broker { pid: status.pid.get(), incarnation: status.incarnation.get() };
@@ -90,12 +89,12 @@ impl Watching {
         Ok(Watching { admin, broker })
     }
 
-    /// What has come already; `None`: nothing.
+    /// Events that have arrived; `None`: none.
     pub fn try_next(&mut self) -> Result<Option<Vec<EventRecord>>> {
         self.admin.try_events()
     }
 
-    /// The next events, however long it takes.
+    /// Waits for the next events without a bound.
     fn next(&mut self) -> Result<Vec<EventRecord>> {
         loop {
             if let Some(events) = self.try_next()? {
@@ -110,15 +109,15 @@ impl Watching {
     }
 }
 
-/// The thread that watches; it ends with the process, since it may be waiting for a broker that hangs.
+/// The thread that receives events. It is never joined, since it may wait for a broker that hangs.
 pub struct Stream {
     told: Receiver<Told>,
     came: Arc<EventFd>,
 }
 
 impl Stream {
-    /// Goes on with `first`, and `connect`s anew when there is none or it has ended: for `patience`, then it is over;
-    /// `None`: for ever.
+    /// Starts the thread with the connection `first`. When that is lost, or `None`, the thread calls `connect` until it has
+    /// tried for `patience`; `None`: for ever.
     pub fn start(
         first: Option<Watching>,
         selection: Selection,
@@ -131,15 +130,15 @@ impl Stream {
         let teller = Teller { tell, came: Arc::clone(&came) };
         let begin = move || Watching::begin(connect()?, selection);
         let thread = std::thread::Builder::new().name("watcher".into());
-        // An error: nobody takes it any more.
+        // `Unheard`: the stream was dropped.
         let work = move || drop(work(first, patience, begin, &teller));
         thread.spawn(work).context(|| "start a thread")?;
         Ok(Stream { told, came })
     }
 
-    /// What has been said and not been taken yet: at most [`MESSAGES_KEPT`] and one. An error: the thread has ended.
+    /// All messages that wait, at most [`MESSAGES_KEPT`] and one. An error: the thread has ended.
     pub fn take(&self) -> Result<Vec<Told>> {
-        // Before the messages are: what comes later shows up again. Empty when nothing has come.
+        // Before the messages are read: later messages make the eventfd readable again. Fails if nothing has arrived.
         let _ = self.came.read();
         let mut all = Vec::new();
         while all.len() <= MESSAGES_KEPT {
@@ -154,7 +153,7 @@ impl Stream {
 }
 
 impl AsFd for Stream {
-    /// Readable when something has been said, or the thread has ended.
+    /// Readable when a message waits, or when the thread has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.came.as_fd()
     }
@@ -165,11 +164,11 @@ struct Teller {
     came: Arc<EventFd>,
 }
 
-/// Nobody takes what is said.
+/// The stream was dropped.
 struct Unheard;
 
 impl Teller {
-    /// Waits until there is room for it.
+    /// Sends a message; waits for room.
     fn tell(&self, told: Told) -> std::result::Result<(), Unheard> {
         self.tell.send(told).map_err(|_| Unheard)?;
         self.came.write(1).map(drop).map_err(|_| Unheard)
@@ -177,7 +176,7 @@ impl Teller {
 }
 
 impl Drop for Teller {
-    /// Also after a panic: it must not be waited for.
+    /// After a panic too: the reader must not wait for a thread that has ended.
     fn drop(&mut self) {
         let _ = self.came.write(1);
     }
@@ -190,7 +189,7 @@ fn work(
     teller: &Teller,
 ) -> std::result::Result<(), Unheard> {
     let (mut watching, mut known) = (first, None);
-    // Since when nothing is watched, and whether that has been said.
+    // Begin of the time without a connection, and whether `Lost` was sent.
     let (mut since, mut is_said) = (Instant::now(), false);
     let mut pause = Duration::ZERO;
     loop {
@@ -206,7 +205,7 @@ fn work(
                 let began_at = Instant::now();
                 let error = read(&mut watching, teller)?;
                 (since, is_said) = (Instant::now(), false);
-                // One that ends again and again is not asked without rest.
+                // A broker that ends again and again is not asked without pauses.
                 if began_at.elapsed() >= TRY_LAST {
                     pause = Duration::ZERO;
                 }
@@ -235,7 +234,7 @@ fn work(
     }
 }
 
-/// Tells all that comes; gives why no more does.
+/// Sends events on until the connection is lost; gives the reason.
 fn read(watching: &mut Watching, teller: &Teller) -> std::result::Result<Error, Unheard> {
     loop {
         match watching.next() {
@@ -245,7 +244,7 @@ fn read(watching: &mut Watching, teller: &Teller) -> std::result::Result<Error, 
     }
 }
 
-/// Why it is over.
+/// The error after the last try.
 fn gone(error: Error, patience: Option<Duration>) -> Error {
     let (path, cause) = match error {
         Error::NoBroker { path, cause } => (path, cause.to_string()),

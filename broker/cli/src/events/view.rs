@@ -1,4 +1,4 @@
-//! One event as people and as programs see it. Must never read a clock, nor let a client's name reach a terminal as it is.
+//! An event as a line of text and as JSON. Must never read a clock, nor print control characters of a client's name.
 
 use super::stream::Back;
 use crate::output::{commas, human_size, seconds_of_us};
@@ -7,7 +7,7 @@ use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use serde::{Serialize, Serializer};
 
-/// One event as programs see it.
+/// An event in JSON.
 #[derive(Debug, Serialize)]
 pub struct EventView {
     #[serde(rename = "time_seconds", serialize_with = "as_seconds")]
@@ -28,7 +28,7 @@ pub struct EventView {
 }
 
 impl EventView {
-    /// Of what the broker said.
+    /// From the broker's record.
     pub fn new(record: &EventRecord) -> Self {
         let is_client = record.client.get() != u32::MAX;
         let (slot, generation) = (record.slot.get(), record.generation.get());
@@ -53,7 +53,7 @@ impl EventView {
         }
     }
 
-    /// As people see it: time (UTC), what, who, allocation, size, and why.
+    /// As text: time (UTC), event, client, allocation, size, reason.
     fn line(&self, status: &Status) -> String {
         let mut line = format!("{}  {:<9}", clock(self.time_us), self.event);
         let mut add = |text: &str| {
@@ -84,12 +84,12 @@ impl EventView {
     }
 }
 
-/// As people see it, in one line without its end.
+/// The event as a line of text, without a line end.
 pub fn line(record: &EventRecord) -> String {
     EventView::new(record).line(&record.status)
 }
 
-/// Several that differ in their allocations alone: the latest, how many, and the bytes of all.
+/// Several events that differ only in their allocations, as one line: the latest one, their number, the bytes of all.
 pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String {
     let mut view = EventView::new(latest);
     let many = |_| format!("{} times", commas(count));
@@ -98,10 +98,10 @@ pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String
     view.line(&latest.status)
 }
 
-/// That another broker is watched now, in a sentence.
+/// A sentence about a new connection.
 pub fn reconnected(back: &Back) -> String {
     let which = match back.is_continued {
-        Some(true) => ", which goes on where the former one was",
+        Some(true) => ", which continues the ledger of the one before",
         Some(false) => ", a new one",
         None => "",
     };
@@ -109,17 +109,17 @@ pub fn reconnected(back: &Back) -> String {
     format!("watching broker {pid}{which}; what happened in the {gap:.1} s before is not shown")
 }
 
-/// Seconds since 1970, as programs see a time.
+/// Writes a time as seconds since 1970.
 pub fn as_seconds<S: Serializer>(us: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(seconds_of_us(*us))
 }
 
-/// What kind it is, if this command knows it.
+/// The kind of the event; `None`: a kind of a newer broker.
 pub fn kind_of(record: &EventRecord) -> Option<EventKind> {
     EventKind::from_number(record.kind.get())
 }
 
-/// `12:03:04.567Z`.
+/// The time of day, such as `12:03:04.567Z`.
 pub fn clock(unix_us: u64) -> String {
     let (seconds, ms) = (unix_us / 1_000_000, unix_us / 1000 % 1000);
     let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);

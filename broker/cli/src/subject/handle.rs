@@ -1,5 +1,5 @@
-//! A handle, written as 128 hex digits, that names an allocation. Must never lead to another allocation than the one that
-//! it was made for: a digit that was copied wrong may name a neighbour.
+//! Handles written as 128 hex digits. Must never lead to another allocation than the handle's own: one wrong digit could
+//! name another slot.
 
 use crate::admin::Admin;
 use crate::error::{Error, Result};
@@ -11,10 +11,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The handle that `text` writes out.
-///
-/// # Errors
-/// What is wrong with it, in a sentence.
+/// Reads 128 hex digits; the error is a sentence.
 pub fn parse(text: &str) -> std::result::Result<Handle, String> {
     let mut bytes = [0; HANDLE_BYTES];
     for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
@@ -31,11 +28,11 @@ pub fn parse(text: &str) -> std::result::Result<Handle, String> {
     }
 }
 
-/// The allocation that `handle` names on the broker's node. Who may not read the broker's key has only its node
-/// checked; such a user may look, and not evict or revoke.
+/// The allocation of `handle`. The handle is checked with the broker's key. A user who may not read the key can look, but not
+/// evict or revoke: then only the node in the handle is checked.
 ///
 /// # Errors
-/// NOT_FOUND: of another node or broker, or damaged.
+/// NOT_FOUND: the handle is of another node or broker, or damaged.
 pub fn id(handle: &Handle, admin: &mut Admin) -> Result<AllocationId> {
     let node = admin.status()?.node.get();
     check(handle, node, read_key(&admin.path().with_file_name(KEY_NAME)))
@@ -54,10 +51,10 @@ fn check(handle: &Handle, node: u64, key: Option<NodeKey>) -> Result<AllocationI
     }.into()))
 }
 
-/// `None`: this user may not read it, or it is none.
+/// `None`: this user may not read the key, or the file is not a key.
 fn read_key(path: &Path) -> Option<NodeKey> {
     let mut options = OpenOptions::new();
-    // The directory is the broker's: what it puts there must not make root wait.
+    // The broker owns the directory: nothing that it puts there may make root wait.
     options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC);
     let mut bytes = [0; NodeKey::BYTES];
     options.open(path).ok()?.read_exact(&mut bytes).ok()?;

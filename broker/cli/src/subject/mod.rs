@@ -1,5 +1,5 @@
-//! What a command is about, as its user names it: a handle, an allocation, a process, a user or a job. Must never take
-//! something that does not exist for something that holds nothing.
+//! Subjects of commands: a handle, an allocation, a process, a user or a job. Must never treat a subject that does not
+//! exist like one that holds nothing.
 
 pub mod handle;
 
@@ -12,22 +12,22 @@ use fdbroker_protocol::{AllocationId, Handle};
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-/// What `holders` is asked about.
+/// A subject as the user named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// A handle, all 64 bytes.
+    /// A whole handle.
     Handle(Handle),
-    /// An allocation by its id.
+    /// An allocation, by its id.
     Allocation(AllocationId),
-    /// What a process holds.
+    /// A process, by its pid.
     Pid(u32),
-    /// What a user's processes hold.
+    /// All processes of a user.
     Uid(u32),
-    /// What a job's processes hold, by the job's name as `jobs` shows it.
+    /// All processes of a job, by the name in `fdbroker jobs`.
     Job(String),
 }
 
-/// Names of jobs begin with their launcher, or with this.
+/// Before the name or key of a job.
 const JOB_PREFIX: &str = "job:";
 
 impl FromStr for Subject {
@@ -56,13 +56,13 @@ impl FromStr for Subject {
     }
 }
 
-/// `subjects`, and each of `jobs` by its name.
+/// Adds jobs, by their names, to `subjects`.
 pub fn with_jobs(mut subjects: Vec<Subject>, jobs: Vec<String>) -> Vec<Subject> {
     subjects.extend(jobs.into_iter().map(Subject::Job));
     subjects
 }
 
-/// What to ask for, once the broker has said that it exists.
+/// The selection of `subject`, after asking the broker whether it exists.
 pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
     match subject {
         Subject::Handle(handle) => {
@@ -96,8 +96,8 @@ pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
     }
 }
 
-/// Keys of the jobs that `jobs` shows by this name; with `job:` before it, or their key. Nearly always one, the same on every
-/// listener; but long names are cut, and a user may give a cgroup the name of another's.
+/// Keys of the jobs with this name, which may begin with `job:` and may be a key itself. There is nearly always one key, the
+/// same on all listeners. But long names are cut, and a user can give a cgroup the name of another user's job.
 fn keys_of(name: &str, jobs: &[AccountRecord]) -> BTreeSet<u64> {
     let bare = name.strip_prefix(JOB_PREFIX).unwrap_or(name);
     let is_meant = |job: &&AccountRecord| {
@@ -107,7 +107,7 @@ fn keys_of(name: &str, jobs: &[AccountRecord]) -> BTreeSet<u64> {
     jobs.iter().filter(is_meant).map(|job| job.key.get()).collect()
 }
 
-/// The same of the jobs that use this broker; never none.
+/// Keys of the jobs with this name that use the broker, at least one.
 fn known_keys(name: &str, admin: &mut Admin) -> Result<BTreeSet<u64>> {
     let keys = keys_of(name, &admin.all::<AccountRecord>(Selection::ALL)?);
     match keys.is_empty() {
@@ -118,12 +118,12 @@ fn known_keys(name: &str, admin: &mut Admin) -> Result<BTreeSet<u64>> {
     }
 }
 
-/// What is of the jobs of this name: of each.
+/// The selections of all jobs with this name.
 pub fn jobs(name: &str, admin: &mut Admin) -> Result<Vec<Selection>> {
     Ok(known_keys(name, admin)?.into_iter().map(Selection::job).collect())
 }
 
-/// The same where only one can be chosen.
+/// The selection of the only job with this name.
 pub fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
     let keys = known_keys(name, admin)?;
     if let (Some(key), 1) = (keys.first(), keys.len()) {

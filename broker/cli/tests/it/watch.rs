@@ -156,13 +156,14 @@ fn watch_when_the_broker_is_gone_for_good_then_exit_3_with_cause_and_remedy() {
     first.end();
     let said = read_until(&mut watch, "is not shown\n");
     assert!(said.contains("has ended; waiting up to 10 s"), "{said}");
-    let back = format!("watching broker {}, which goes on where the former one was", second.pid());
+    let back =
+        format!("watching broker {}, which continues the ledger of the one before", second.pid());
     assert!(said.contains(&back), "{said}");
     second.signal("TERM");
     second.end();
     let (code, stderr) = end(&watch.end());
     assert_eq!(code, Some(3), "{stderr}");
-    for text in ["none has come in its place within 10 s", "No such file", "start it again"] {
+    for text in ["no other has started within 10 s", "No such file", "start it again"] {
         assert!(stderr.contains(text), "{text}: {stderr}");
     }
 }
@@ -183,7 +184,7 @@ fn watch_when_the_broker_was_stopped_and_its_service_manager_listens_then_it_is_
     listen(&manager, Backlog::new(8).expect("small")).expect("listens");
     let (code, stderr) = end(&watch.end());
     assert_eq!(code, Some(3), "{stderr}");
-    assert!(stderr.contains("none has come in its place") && stderr.contains("start it again"));
+    assert!(stderr.contains("no other has started") && stderr.contains("start it again"));
     assert_eq!(accept(manager.as_raw_fd()), Err(Errno::EAGAIN), "it was asked for");
 }
 
@@ -211,12 +212,12 @@ fn watch_when_as_many_do_as_may_then_it_says_so_and_commands_are_answered() {
     let late = place.command(&["watch"]).output().expect("it starts");
     let (code, stderr) = end(&late);
     assert_eq!(code, Some(1));
-    assert!(stderr.contains("as many watch as may"), "{stderr}");
+    assert!(stderr.contains("no room for another watcher"), "{stderr}");
     let list = place.command(&["ls"]).output().expect("it starts");
     assert_eq!(end(&list), (Some(0), String::new()));
     let top = place.command(&["top", "--once"]).output().expect("it starts");
     let frame = String::from_utf8_lossy(&top.stdout);
-    assert!(frame.contains("as many watch as may"), "{frame}");
+    assert!(frame.contains("no room for another watcher"), "{frame}");
     drop((watches, broker));
 }
 

@@ -1,6 +1,5 @@
-//! One look: the ledger before and after /proc was read, and sums of both by memory and by holder. What may be is the
-//! union of both ledgers, what is for sure their intersection. Must never judge, nor count what was true for a moment
-//! only as sure.
+//! One look: the ledger before and after /proc was read, with sums by memory and by holder. A fact of one of the two ledgers
+//! may hold, a fact of both is sure. Must never judge, nor count a fact of one ledger as sure.
 
 use super::ledger::{Allocation, Lease, Ledger, MemoryKey};
 use super::process::{MemoryFd, Process, Scan};
@@ -8,31 +7,30 @@ use super::same_memory::SameMemory;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// What was read in one look.
+/// Everything that was read in one look.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
     /// The ledger before /proc was read.
     pub before: Ledger,
-    /// And after.
+    /// The ledger after /proc was read.
     pub after: Ledger,
-    /// What /proc said.
+    /// The contents of /proc.
     pub scan: Scan,
-    /// The other end of each Unix socket by inode, `None` when that is closed; sockets of other network namespaces are
-    /// not here.
+    /// The other end of each Unix socket of this network namespace by inode; `None` if it is closed.
     pub peers: HashMap<u64, Option<u64>>,
 }
 
-/// A memory that can be told in /proc, or one that cannot, by kind.
+/// A memory that can be recognised in /proc, or all memory of a kind that cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Of {
-    /// By one of its files, the same one throughout a look.
+    /// One of its files, the same throughout a look.
     Known(MemoryKey),
-    /// No file of it is known.
+    /// None of its files is known.
     Unknown(MemoryKind),
 }
 
 impl Of {
-    /// What it is.
+    /// The kind of memory.
     pub fn kind(self) -> MemoryKind {
         match self {
             Of::Known(key) => key.kind,
@@ -41,7 +39,7 @@ impl Of {
     }
 }
 
-/// What is known of one memory: allocations that have a file in common, in either ledger.
+/// One memory: the allocations that share a file, in either ledger.
 #[derive(Clone, Debug)]
 pub struct Memory {
     /// The first allocation in it.
@@ -50,42 +48,42 @@ pub struct Memory {
     pub size_bytes: u64,
     /// Its owners' pids.
     pub owners: BTreeSet<u32>,
-    /// Some allocation in it outlives its owner.
+    /// At least one allocation in it outlives its owner.
     pub keep: bool,
-    /// Fds that the broker may hold of it, and that it holds for sure.
+    /// Fds of it that the broker may hold, and fds that it holds for sure.
     pub records: (u64, u64),
 }
 
-/// What the ledger has of one holder.
+/// The leases of one holder.
 #[derive(Clone, Debug, Default)]
 pub struct Holder<'a> {
-    /// Open leases that it may have.
+    /// Number of open leases that it may have.
     pub open: BTreeMap<Of, u64>,
-    /// Leases of any state that it may have.
+    /// Number of leases of any state that it may have.
     pub any: BTreeMap<Of, u64>,
     /// Open leases that it has for sure.
     pub sure_open: BTreeMap<Of, Vec<(u64, &'a Lease)>>,
-    /// Mapped ones that it has for sure.
+    /// Mapped leases that it has for sure.
     pub sure_mapped: BTreeMap<Of, Vec<(u64, &'a Lease)>>,
 }
 
 /// Sums over one look.
 #[derive(Debug)]
 pub struct Book<'a> {
-    /// What was read.
+    /// The look.
     pub look: &'a Look,
     /// Memories, by the file that stands for each.
     pub memories: BTreeMap<MemoryKey, Memory>,
     /// Holders by pid.
     pub holders: BTreeMap<u32, Holder<'a>>,
-    /// References to the dma-bufs of each memory, and those of them that are fds and mappings seen; what is beyond is imports
-    /// of drivers, in flight, or of processes that were not read.
+    /// References to the dma-bufs of each memory, and how many of them are fds and mappings that were seen. The others are
+    /// imports of drivers, fds in flight, or belong to processes that were not read.
     pub references: BTreeMap<MemoryKey, (u64, u64)>,
     files: SameMemory,
 }
 
 impl<'a> Book<'a> {
-    /// Sums up.
+    /// Makes the sums.
     pub fn new(look: &'a Look) -> Self {
         let (before, after) = (&look.before.allocations, &look.after.allocations);
         let mut files = SameMemory::default();
@@ -161,14 +159,14 @@ impl<'a> Book<'a> {
         }
     }
 
-    /// What a lease may be of, and whether that is sure.
+    /// The memory that a lease may be of, and whether that is sure.
     fn what(&self, lease: &Lease, other: Option<&Lease>) -> (Vec<Of>, bool) {
         let id = &lease.allocation;
         let (before, after) =
             (self.look.before.allocations.get(id), self.look.after.allocations.get(id));
         let both = || [before, after].into_iter().flatten();
         let Some(some) = both().find(|allocation| allocation.is_named()) else {
-            // What neither ledger has any more, or nobody has named again after a crash, may be of any kind.
+            // An allocation that neither ledger has any more, or that no owner has declared after a crash, may be of any kind.
             return (MemoryKind::ALL.iter().map(|kind| Of::Unknown(*kind)).collect(), false);
         };
         let key = both().flat_map(Allocation::keys).next().and_then(|key| self.files.top(key));
@@ -176,7 +174,7 @@ impl<'a> Book<'a> {
         let age_ms = other.map_or(lease.age_ms, |other| lease.age_ms.max(other.age_ms));
         let fd = |allocation: Option<&Allocation>| allocation.and_then(|it| it.fd);
         let is_sure = match some.kind {
-            // Told only while the broker has it: a copy may have been looked at before, or after.
+            // Recognised only while the broker holds it: a copy may have been read before or after that.
             MemoryKind::CudaVmm => fd(before).is_some() && fd(before) == fd(after),
             _ => both().all(|allocation| age_ms < allocation.files.known_ms),
         };
@@ -189,32 +187,32 @@ impl<'a> Book<'a> {
         self.look.after.broker
     }
 
-    /// Processes that could be read, without the broker.
+    /// All processes that could be read, except the broker.
     pub fn others(&self) -> impl Iterator<Item = (u32, &'a Process)> {
         let broker = self.broker();
         let all = self.look.scan.processes.iter().map(|(pid, process)| (*pid, process));
         all.filter(move |(pid, process)| *pid != broker && process.unread.is_none())
     }
 
-    /// Whether a process is connected.
+    /// Whether a process is a client.
     pub fn is_client(&self, pid: u32) -> bool {
         self.look.before.clients.contains_key(&pid) || self.look.after.clients.contains_key(&pid)
     }
 
-    /// Whether it may be the service manager of the broker, which keeps fds for the time after a crash.
+    /// Whether it may be the broker's service manager, which keeps fds for the time after a crash.
     pub fn is_manager(&self, pid: u32) -> bool {
         let broker = self.look.scan.processes.get(&self.broker());
         pid == 1 || broker.is_some_and(|broker| broker.parent == pid)
     }
 
-    /// The nearest ancestor of `pid` that is one of these.
+    /// The nearest ancestor of `pid` for which `is_one` is true.
     pub fn ancestor(&self, pid: u32, is_one: impl Fn(u32) -> bool) -> Option<u32> {
         let parent = |pid: &u32| self.look.scan.processes.get(pid).map(|process| process.parent);
         let ancestors = std::iter::successors(parent(&pid), parent);
         ancestors.take(super::limits::MAX_ANCESTORS).find(|pid| is_one(*pid))
     }
 
-    /// Fds of a process by memory, those of unknown memory by kind.
+    /// Fds of a process by memory; fds of unknown memory by kind.
     pub fn fds(&self, process: &'a Process) -> BTreeMap<Of, Vec<&'a MemoryFd>> {
         let mut fds: BTreeMap<Of, Vec<&MemoryFd>> = BTreeMap::new();
         for memory in &process.fds {
@@ -223,12 +221,12 @@ impl<'a> Book<'a> {
         fds
     }
 
-    /// Whether a process has such memory mapped.
+    /// Whether a process has the memory mapped.
     pub fn has_mapped(&self, process: &Process, of: Of) -> bool {
         process.mapped.keys().any(|key| self.of(*key) == of)
     }
 
-    /// What is known of a memory, if it can be told.
+    /// The memory, if it can be recognised.
     pub fn memory(&self, of: Of) -> Option<&Memory> {
         match of {
             Of::Known(key) => self.memories.get(&key),
@@ -236,7 +234,7 @@ impl<'a> Book<'a> {
         }
     }
 
-    /// The memory that a file is of.
+    /// The memory of a file.
     pub fn of(&self, key: MemoryKey) -> Of {
         self.files.top(key).map_or(Of::Unknown(key.kind), Of::Known)
     }

@@ -1,12 +1,12 @@
-//! The broker itself: its fds against its ledger, allocations that nobody owns or holds, references to dma-bufs. Must
-//! never call an fd that is on its way in or out a drift.
+//! Findings about the broker: its fds against its ledger, allocations without owner and holder, references to dma-bufs. Must
+//! never report an fd that is on its way in or out as drift.
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};
 use super::ledger::{Allocation, Ledger};
 use fdbroker_protocol::admin::AllocationState;
 
-/// Everything wrong with the broker's own fds, and orphans.
+/// Finds drift, orphans and imports.
 pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
     table(book, found);
     sums(book, found);
@@ -47,7 +47,7 @@ fn table(book: &Book<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// The sum of what the broker holds, when it is the same before and after.
+/// Compares the number of held fds, if it is the same before and after.
 fn sums(book: &Book<'_>, found: &mut Vec<Finding>) {
     let held = |ledger: &Ledger| {
         let all = ledger.allocations.values();
@@ -88,7 +88,7 @@ fn orphans(book: &Book<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// What a dma-buf says of its references against what was seen of them.
+/// Compares the references of each dma-buf with the fds and mappings that were seen.
 fn imports(book: &Book<'_>, found: &mut Vec<Finding>) {
     for (key, (references, seen)) in &book.references {
         let Some(memory) = book.memories.get(key).filter(|_| references > seen) else { continue };

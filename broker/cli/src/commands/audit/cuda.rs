@@ -1,5 +1,5 @@
-//! Which fds of the NVIDIA device are duplicates of the broker's: all have one inode, and only kcmp(2) tells them apart.
-//! Must never take an fd for the broker's that the kernel did not say is one.
+//! Finds duplicates of the broker's CUDA fds. All fds of the NVIDIA device have one inode; only kcmp(2) tells them apart. Must
+//! never take an fd for a duplicate unless the kernel says so.
 
 use super::process::Scan;
 use fdbroker_protocol::MemoryKind;
@@ -9,17 +9,17 @@ use std::collections::HashMap;
 /// `KCMP_FILE` (include/uapi/linux/kcmp.h).
 const KCMP_FILE: libc::c_int = 0;
 
-/// One fd of one process.
+/// An fd of a process.
 type Place = (u32, i32);
 
 /// The order of two files; `None`: one of them is gone.
 type Compare<'a> = dyn FnMut(Place, Place) -> Result<Option<Ordering>, String> + 'a;
 
-/// A file, by the lowest of the broker's fds of it.
+/// A file, named by the broker's lowest fd of it.
 type FileNumber = u64;
 
-/// Names the file of every fd of the device that the broker has one of, too, and drops all others: they are the driver's own,
-/// or of memory that the broker does not hold.
+/// Names the file of each CUDA fd that is a duplicate of a broker's fd, and drops all others: they belong to the driver, or to
+/// memory that the broker does not hold.
 pub fn tell_apart(scan: &mut Scan, broker: u32) {
     let mut of_broker: Vec<Place> = Vec::new();
     let mut of_others: Vec<Place> = Vec::new();
@@ -56,7 +56,7 @@ fn number(place: Place) -> FileNumber {
     u64::try_from(place.1).unwrap_or(0)
 }
 
-/// The order in which the kernel has two files; `None`: one of them is gone.
+/// The kernel's order of two files; `None`: one of them is gone.
 fn kcmp(a: Place, b: Place) -> Result<Option<Ordering>, String> {
     // SAFETY: compares two fds of two processes, touches no memory.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, KCMP_FILE, a.1, b.1) };
@@ -73,8 +73,8 @@ fn kcmp(a: Place, b: Place) -> Result<Option<Ordering>, String> {
     }
 }
 
-/// The file of each of `ours`, and of those of `others` that are duplicates of one of them. Sorted once by the kernel's
-/// order, so that a thousand against a thousand cost some 20,000 comparisons and not a million.
+/// The files of `ours`, and of all `others` that are duplicates of one of them. `ours` is sorted once in the kernel's order:
+/// a thousand against a thousand cost some 20,000 comparisons, not a million.
 fn files(
     ours: Vec<Place>,
     others: &[Place],
@@ -84,7 +84,7 @@ fn files(
         return Ok(Vec::new());
     }
     let ours = sorted(ours, compare)?;
-    // Those of one file are neighbours now.
+    // Fds of one file are neighbours now.
     let mut lowest: Vec<FileNumber> = Vec::new();
     let mut found: Vec<(Place, usize)> = Vec::with_capacity(ours.len());
     for place in &ours {
@@ -117,8 +117,8 @@ fn files(
     Ok(found)
 }
 
-/// In the kernel's order, without those that are closed meanwhile. Not [`slice::sort_by`], which may panic when fds that
-/// come and go have no order.
+/// Sorts in the kernel's order, without fds that have been closed meanwhile. [`slice::sort_by`] may panic here: fds that come
+/// and go have no order.
 fn sorted(mut places: Vec<Place>, compare: &mut Compare<'_>) -> Result<Vec<Place>, String> {
     if places.len() < 2 {
         return Ok(places);

@@ -1,4 +1,4 @@
-//! What audit can find: kinds, and what to do about each. Must never name a remedy that this command does not have.
+//! The findings of audit: their kinds and remedies. Must never name a remedy that does not exist.
 
 use super::ledger::{Lease, MemoryKey};
 use super::limits::MAX_LISTED;
@@ -7,52 +7,52 @@ use crate::records::as_seconds_or_null;
 use fdbroker_protocol::AllocationId;
 use serde::Serialize;
 
-/// What is wrong, or worth to know: notes come last, from [`Kind::Ended`] on.
+/// A kind of fault, or of note: notes are the kinds from [`Kind::Ended`] on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A client has more fds of a memory than leases of it.
+    /// A client has more fds of a memory than leases.
     Leak,
     /// A process that is no client has an fd of a client's memory.
     Stray,
-    /// A process has memory mapped that it has no lease of.
+    /// A process has mapped memory without a lease.
     StrayMapping,
-    /// Fds lie in the queue of a socket that nobody reads.
+    /// Fds lie in the queue of a socket, unread.
     InFlight,
-    /// A lease of which its holder has nothing.
+    /// A client has a lease, but neither an fd nor a mapping.
     Forgotten,
-    /// An allocation without owner and holders.
+    /// An allocation has neither owner nor holders.
     Orphan,
-    /// Ended memory that a process which does nothing keeps.
+    /// A process that is stopped or silent keeps ended memory.
     Pinned,
-    /// The broker's fds are not those of its ledger.
+    /// The broker's fds do not match its ledger.
     Drift,
-    /// Note: ended memory that a live client has still to give back.
+    /// Note: a live client has not given ended memory back yet.
     Ended,
-    /// Note: grants that their client has not read yet.
+    /// Note: a client has not read its grants yet.
     Unread,
-    /// Note: mapped, but the lease says open.
+    /// Note: memory is mapped, but its lease is open.
     Unreported,
     /// Note: a child of the owner has inherited its mapping.
     Inherited,
-    /// Note: a copy for the time after a crash, in the service manager.
+    /// Note: the service manager keeps a copy for the time after a crash.
     Kept,
-    /// Note: references to a dma-buf that are no fds and no mappings.
+    /// Note: a dma-buf has references that are neither fds nor mappings.
     Imports,
 }
 
 impl Kind {
-    /// Worth to know, and no fault.
+    /// Whether it is a note, and no fault.
     pub fn is_note(self) -> bool {
         self >= Kind::Ended
     }
 
-    /// As in JSON.
+    /// The name in the table and in JSON.
     pub fn name(self) -> &'static str {
         self.name_and_remedy().0
     }
 
-    /// What to do about it.
+    /// The remedy.
     pub fn remedy(self) -> &'static str {
         self.name_and_remedy().1
     }
@@ -86,7 +86,7 @@ impl Kind {
             ),
             Kind::Orphan => (
                 "orphan",
-                "kept for a successor that has not come: it ends by itself at the end of the broker's keep_ttl",
+                "kept for a new owner that has not come: it ends by itself after the broker's keep_ttl",
             ),
             Kind::Pinned => (
                 "pinned",
@@ -94,19 +94,20 @@ impl Kind {
             ),
             Kind::Drift => (
                 "drift",
-                "a fault of the broker: report it with this output and the broker's log; a restart of the service mends it",
+                "a fault of the broker: report it with this output and the broker's log; restart the service to mend it",
             ),
-            Kind::Ended => ("ended", "its client has been told and gives it back when it is done"),
-            Kind::Unread => ("unread", "its client has asked for them and not read the answer yet"),
+            Kind::Ended => ("ended", "its client has been told, and gives it back after use"),
+            Kind::Unread => ("unread", "its client has not read the broker's answer yet"),
             Kind::Unreported => (
                 "unreported",
-                "the client should report the lease as mapped: it is charged for an fd it has not",
+                "the client should report the lease as mapped: it is charged for an fd that it does not have",
             ),
-            Kind::Inherited => {
-                ("inherited", "it goes with the child, or when that executes a program")
-            }
+            Kind::Inherited => (
+                "inherited",
+                "the mapping ends with the child, or when the child executes a program",
+            ),
             Kind::Kept => {
-                ("kept", "nothing: it is there for a broker that is started after a crash")
+                ("kept", "nothing to do: the copy is for a broker that starts after a crash")
             }
             Kind::Imports => (
                 "imports",
@@ -116,41 +117,41 @@ impl Kind {
     }
 }
 
-/// One finding, or one note.
+/// A finding or a note.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it is.
+    /// The kind of finding.
     pub kind: Kind,
     /// The process.
     pub pid: Option<u32>,
-    /// Its fds; of many the first.
+    /// Its fds, the first [`MAX_LISTED`] of them.
     pub fds: Vec<i32>,
-    /// The process's name, or what the owner called itself.
+    /// The name of the process.
     pub command: String,
-    /// The job that its cgroup names.
+    /// The job of its cgroup.
     pub job: String,
     /// The user.
     pub uid: Option<u32>,
-    /// The allocation; of many in one memory, the first.
+    /// The first allocation of the memory.
     pub allocation: Option<String>,
     /// Inode of the memory, or of the socket.
     pub inode: Option<u64>,
     /// Size of the memory in bytes.
     pub size_bytes: Option<u64>,
-    /// Age of the oldest lease, in ms; in JSON in seconds.
+    /// Age of the oldest lease in ms; in JSON in seconds.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds_or_null")]
     pub age_ms: Option<u64>,
-    /// What was seen.
+    /// The observation.
     pub what: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: &'static str,
 }
 
-/// By what a finding is known again in the next look.
+/// Two findings of two looks are the same if these values are equal.
 pub type Identity = (Kind, Option<u32>, Option<u64>, Option<String>);
 
 impl Finding {
-    /// Without a process.
+    /// A finding without a process.
     pub fn new(kind: Kind, what: impl Into<String>) -> Self {
         Finding {
             kind,
@@ -168,7 +169,7 @@ impl Finding {
         }
     }
 
-    /// Of a process.
+    /// A finding about a process.
     pub fn of(kind: Kind, pid: u32, process: &Process, what: impl Into<String>) -> Self {
         Finding {
             pid: Some(pid),
@@ -179,13 +180,13 @@ impl Finding {
         }
     }
 
-    /// With these fds, the first of them listed.
+    /// Adds fds.
     pub fn fds(mut self, fds: &[i32]) -> Self {
         self.fds = fds.iter().copied().take(MAX_LISTED).collect();
         self
     }
 
-    /// With this memory.
+    /// Adds the memory.
     pub fn memory(mut self, key: Option<MemoryKey>, id: Option<AllocationId>, size: u64) -> Self {
         self.inode = key.and_then(MemoryKey::inode);
         self.allocation = id.map(|id| id.to_string());
@@ -193,15 +194,15 @@ impl Finding {
         self
     }
 
-    /// With the age of the oldest of these leases.
+    /// Adds the age of the oldest lease.
     pub fn age<'a>(mut self, leases: impl IntoIterator<Item = &'a Lease>) -> Self {
         self.age_ms = leases.into_iter().map(|lease| lease.age_ms).max();
         self
     }
 
-    /// What it is known by. Which fds and leases a count is about may change from look to look.
+    /// Its identity. Fds and leases are no part of it: they may change from look to look.
     pub fn identity(&self) -> Identity {
-        // A memory with an inode is known by it: which of its allocations comes first may change.
+        // An inode is enough: the first allocation of a memory may change.
         let allocation = self.allocation.clone().filter(|_| self.inode.is_none());
         (self.kind, self.pid, self.inode, allocation)
     }

@@ -1,5 +1,4 @@
-//! What the broker says: its ledger, read page by page and kept in as few bytes as the comparison needs.
-//! Must never judge.
+//! The broker's ledger, read page by page, and stored in as few bytes as the comparison needs. Must never judge.
 
 use super::limits::MAX_RECORDS;
 use crate::admin::{Admin, Selection};
@@ -13,58 +12,58 @@ use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::{BTreeMap, HashMap};
 
-/// What tells one file of memory from others in /proc. Ranges of one memfd share it.
+/// Identity of a file of memory in /proc. All ranges of one memfd have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemoryKey {
-    /// What it is.
+    /// The kind of memory.
     pub kind: MemoryKind,
-    /// Its inode. CUDA exports all have that of their device: of these the broker's fd, the lowest of duplicates.
+    /// Its inode. All CUDA exports have the inode of their device: for them, the broker's lowest fd of the file.
     pub number: u64,
 }
 
 impl MemoryKey {
-    /// Its inode, if that tells it.
+    /// Its inode, if it identifies the file.
     pub fn inode(self) -> Option<u64> {
         (self.kind != MemoryKind::CudaVmm).then_some(self.number)
     }
 }
 
-/// The files of one allocation: the one that is held, or was the last to be, and those before.
+/// The files of an allocation: the file that is held or was held last, and former files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// 0 = none: no inode is, and no fd of the broker's.
+    /// 0 = none.
     pub numbers: [u64; 1 + FORMER_FILES],
-    /// For how long it has had no others, in ms; [`u64::MAX`]: ever since.
+    /// For so many ms it has had no other files; [`u64::MAX`]: never.
     pub known_ms: u64,
 }
 
-/// One allocation.
+/// An allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Where its fd is.
+    /// Its state.
     pub state: AllocationState,
-    /// What it is.
+    /// The kind of memory.
     pub kind: MemoryKind,
-    /// The broker's fd of it, while it holds one.
+    /// The broker's fd, while it holds one.
     pub fd: Option<u32>,
-    /// By which it is told in /proc; none when they are not known, as those of evicted CUDA memory.
+    /// Its files; all 0 if unknown, as for evicted CUDA memory.
     pub files: Files,
     /// It outlives its owner.
     pub keep: bool,
-    /// 0 when gone, or when the broker cannot see it (another PID namespace).
+    /// 0 if the owner is gone, or in a PID namespace that the broker cannot see.
     pub owner_pid: u32,
     /// The owner is gone.
     pub owner_gone: bool,
-    /// Its uid, `None` of what nobody has named again after a crash.
+    /// The owner's uid; `None` until an owner declares the allocation after a crash.
     pub owner_uid: Option<u32>,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// Leases of it, open and mapped.
+    /// Number of open and mapped leases.
     pub leases: u32,
 }
 
 impl Allocation {
-    /// Whether it is known what it is: of what nobody has named again after a crash, not even the kind.
+    /// Whether an owner has declared it since a crash: before, not even the kind is known.
     pub fn is_named(&self) -> bool {
         self.owner_uid.is_some()
     }
@@ -77,29 +76,29 @@ impl Allocation {
     }
 }
 
-/// One lease.
+/// A lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Of what.
+    /// The allocation.
     pub allocation: AllocationId,
-    /// Whose; 0 when the broker cannot see it.
+    /// The holder; 0 if the broker cannot see its pid.
     pub pid: u32,
-    /// Of which user.
+    /// The holder's user.
     pub uid: u32,
-    /// Imported, and the fd closed.
+    /// The holder has imported the memory and closed the fd.
     pub mapped: bool,
     /// The allocation has ended.
     pub ended: bool,
-    /// For how long, in ms.
+    /// Time since the grant, in ms.
     pub age_ms: u64,
     /// Size of the allocation in bytes.
     pub size_bytes: u64,
 }
 
-/// One client.
+/// A client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// It misses a recall.
+    /// It has not answered a recall in time.
     pub silent: bool,
 }
 
@@ -112,20 +111,20 @@ pub struct Ledger {
     pub held_now: u64,
     /// Fds that it is closing.
     pub closing_now: u64,
-    /// What it has done since it started: grants, and evictions.
+    /// Grants and evictions since its start: these change while the broker is busy.
     pub done: (u64, u64),
     /// Allocations.
     pub allocations: HashMap<AllocationId, Allocation>,
     /// Leases by number.
     pub leases: BTreeMap<u64, Lease>,
-    /// Clients by pid; those that the broker cannot see have none.
+    /// Clients with a pid, by pid.
     pub clients: BTreeMap<u32, Client>,
-    /// Clients without a pid: they are in another PID namespace.
+    /// Number of clients without a pid, in PID namespaces that the broker cannot see.
     pub unseen_clients: u64,
 }
 
 impl Ledger {
-    /// Reads all of it.
+    /// Reads the whole ledger.
     pub fn read(admin: &mut Admin) -> Result<Self> {
         let status = admin.status()?;
         let mut ledger = Ledger {
@@ -152,7 +151,7 @@ impl Ledger {
 
     fn add_allocation(&mut self, record: &AllocationRecord) {
         let id = AllocationId { slot: record.slot.get(), generation: record.generation.get() };
-        // A newer broker's kinds and states: nothing that this release can compare.
+        // Kinds and states of a newer broker cannot be compared.
         let (Some(kind), Some(state)) = (
             MemoryKind::from_number(record.kind),
             AllocationState::from_number(record.state.get()),
@@ -162,7 +161,7 @@ impl Ledger {
         let fd = Some(record.fd.get()).filter(|fd| *fd != NO_OWN_FD);
         let [newest, older, oldest] = record.former_inodes.map(|inode| inode.get());
         let files = match kind {
-            // Their inode is that of the device.
+            // All have the inode of the device.
             MemoryKind::CudaVmm => {
                 Files { numbers: [fd.unwrap_or(0).into(), 0, 0, 0], known_ms: u64::MAX }
             }
@@ -186,7 +185,7 @@ impl Ledger {
         self.allocations.insert(id, allocation);
     }
 
-    /// Names CUDA files by the lowest of the broker's fds of them; `lowest` by fd.
+    /// Names CUDA files by the broker's lowest fd of each; `lowest` has it for each fd.
     pub fn name_cuda_files(&mut self, lowest: &HashMap<u64, u64>) {
         for allocation in self.allocations.values_mut() {
             if allocation.kind == MemoryKind::CudaVmm {
@@ -218,7 +217,7 @@ impl Ledger {
             return;
         }
         let silent = record.silent.get() != 0;
-        // A process may be a client several times over.
+        // A process may have several connections.
         let client = self.clients.entry(pid).or_insert(Client { silent });
         client.silent |= silent;
     }

@@ -1,4 +1,4 @@
-//! What one scan of /proc has found: the processes, and what it could not look at. Must never read anything itself.
+//! The result of a scan of /proc: the processes, and what could not be read. Must never read anything itself.
 
 use super::ledger::MemoryKey;
 use std::collections::{BTreeMap, HashMap};
@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, HashMap};
 /// An fd of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFd {
-    /// Its number.
+    /// The fd.
     pub fd: i32,
-    /// What it is of.
+    /// The memory.
     pub key: MemoryKey,
     /// References to a dma-buf: fds, fds in flight, mappings, imports.
     pub references: Option<u64>,
 }
 
-/// A socket in whose queue fds lie.
+/// A socket with fds in its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// Its number.
+    /// The fd.
     pub fd: i32,
     /// Its inode.
     pub inode: u64,
@@ -25,10 +25,10 @@ pub struct Queue {
     pub in_flight: u64,
 }
 
-/// Mappings of one piece of memory.
+/// Mappings of one memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapped {
-    /// How many.
+    /// Number of mappings.
     pub mappings: u64,
     /// Bytes of address space.
     pub bytes: u64,
@@ -41,11 +41,11 @@ pub struct Process {
     pub command: String,
     /// Letter of its state, `T` stopped.
     pub state: char,
-    /// Who started it.
+    /// Pid of its parent.
     pub parent: u32,
     /// Real uid.
     pub uid: u32,
-    /// The job that its cgroup names.
+    /// The job of its cgroup.
     pub job: String,
     /// Fds of memory.
     pub fds: Vec<MemoryFd>,
@@ -55,27 +55,27 @@ pub struct Process {
     pub sockets: Vec<u64>,
     /// Mappings.
     pub mapped: BTreeMap<MemoryKey, Mapped>,
-    /// Why its fds and mappings could not be read.
+    /// The reason why its fds and mappings could not be read.
     pub unread: Option<String>,
 }
 
-/// What was found, and what could not be looked at.
+/// All processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// By pid.
     pub processes: BTreeMap<u32, Process>,
     /// Fds read.
     pub fds: u64,
-    /// What was not looked at, and why.
+    /// What could not be read, with the reason: how often.
     pub gaps: BTreeMap<String, u64>,
-    /// CUDA fds could be compared with the broker's.
+    /// CUDA fds could be compared with the broker's fds.
     pub cuda_seen: bool,
-    /// Of each CUDA fd of the broker's, the lowest one of the same file.
+    /// For each CUDA fd of the broker, its lowest fd of the same file.
     pub cuda_files: HashMap<u64, u64>,
 }
 
 impl Scan {
-    /// Notes that something was not looked at.
+    /// Notes something that could not be read.
     pub fn gap(&mut self, what: impl Into<String>) {
         *self.gaps.entry(what.into()).or_default() += 1;
     }

@@ -1,5 +1,4 @@
-//! How findings look: a table and what to do for people, one line of JSON for programs. Must never leave unsaid what was
-//! not looked at.
+//! Prints findings: a table with remedies, or a line of JSON. Must never hide what could not be looked at.
 
 use super::finding::{Finding, Kind};
 use super::limits::MAX_REPORTED;
@@ -20,32 +19,32 @@ const COLUMNS: &[Column] = &[
     Column("WHAT", Side::Left),
 ];
 
-/// Longest job shown in the table, in characters; paths of cgroups differ at their end.
+/// Most characters of a job in the table: its end is shown, since paths of cgroups differ there.
 const JOB_CHARS: usize = 32;
 
-/// What audit has to say.
+/// The report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// What is wrong.
+    /// Faults.
     pub findings: Vec<Finding>,
-    /// Findings beyond those listed.
+    /// Number of findings that are not listed.
     pub more_findings: u64,
-    /// What is worth to know.
+    /// Notes.
     pub notes: Vec<Finding>,
-    /// Notes beyond those listed.
+    /// Number of notes that are not listed.
     pub more_notes: u64,
     /// Processes looked at.
     pub processes: u64,
     /// Fds read.
     pub fds: u64,
-    /// What was not looked at: why, and how many.
+    /// What could not be looked at, with the reason: how often.
     pub not_looked_at: BTreeMap<String, u64>,
     /// Looks in which the findings held.
     pub looks: u64,
 }
 
 impl Report {
-    /// Sorts findings from notes, both by kind and process.
+    /// Adds findings and notes, sorted by kind and process.
     pub fn add(&mut self, mut all: Vec<Finding>) {
         all.sort_by(|a, b| (a.kind, a.pid, &a.fds).cmp(&(b.kind, b.pid, &b.fds)));
         let (notes, findings): (Vec<_>, Vec<_>) =

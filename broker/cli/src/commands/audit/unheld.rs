@@ -1,5 +1,5 @@
-//! What the ledger has and processes do not: forgotten leases, ended memory that is not given back. Must never call a
-//! lease forgotten when its fd may be in flight, its memory imported by a driver, or its holder was not looked at.
+//! Findings in the ledger that processes do not confirm: forgotten leases, and ended memory that is not given back. Must never
+//! report a lease as forgotten if its fd may be in flight, a driver may have imported its memory, or its holder was not read.
 
 use super::book::{Book, Holder, Of};
 use super::finding::{Finding, Kind, count};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Leases by number.
 type Leases<'a> = [(u64, &'a Lease)];
 
-/// Every lease without anything behind it, and fds in flight, which are behind some of them.
+/// Finds leases without fd and mapping, and fds in flight, which belong to some of these leases.
 pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
     let none = Holder::default();
     for (pid, process) in book.others() {
@@ -40,7 +40,7 @@ fn open(
 ) {
     let fds = book.fds(process);
     for (of, leases) in &holder.sure_open {
-        // CUDA memory that the broker has no fd of cannot be told from the driver's own fds.
+        // Fds of CUDA memory that the broker does not hold look like the driver's own fds.
         let is_blind = matches!(of, Of::Unknown(MemoryKind::CudaVmm));
         if is_blind || of.kind() == MemoryKind::CudaVmm && !book.look.scan.cuda_seen {
             continue;
@@ -74,8 +74,8 @@ fn mapped(
 ) {
     let fds = book.fds(process);
     for (of, leases) in &holder.sure_mapped {
-        // What a driver has imported is no mapping of the process. Memfds are mapped, if anything; a dma-buf says
-        // whether there can be an import of it anywhere.
+        // A driver's import is not a mapping of the process. A memfd can only be mapped. The references of a dma-buf say
+        // whether there is an import of it.
         let is_visible = match of {
             Of::Known(key) if key.kind == MemoryKind::DmaBuf => {
                 let (references, seen) = book.references.get(key).copied().unwrap_or((0, 0));
@@ -92,7 +92,7 @@ fn mapped(
     }
 }
 
-/// The broker ends the leases of a process that it sees die.
+/// Finds leases of processes that do not exist: the broker ends leases at the death of their holder.
 fn gone(pid: u32, holder: &Holder<'_>, found: &mut Vec<Finding>) {
     for (of, leases) in holder.sure_open.iter().chain(&holder.sure_mapped) {
         let what = format!("{}: no such process", count(leases.len() as u64, "lease"));

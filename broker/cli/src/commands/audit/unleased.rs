@@ -1,5 +1,5 @@
-//! What processes have and the ledger does not know: fds and mappings without a lease, fds in flight. Must never name as
-//! a leak what a lease in either ledger of the look, or a memory that cannot be told, might account for.
+//! Findings in processes that the ledger does not know: fds and mappings without a lease, and fds in flight. Must never report
+//! a leak that a lease in either ledger, or a memory that cannot be recognised, may explain.
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};
@@ -7,7 +7,7 @@ use super::process::{Process, Queue};
 use fdbroker_protocol::MemoryKind;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Every fd and mapping that no lease accounts for.
+/// Finds fds and mappings that no lease explains.
 pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
     for (pid, process) in book.others() {
         fds(book, pid, process, found);
@@ -18,8 +18,8 @@ pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
 fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
     let holder = book.holders.get(&pid);
     let open = |of: Of| holder.and_then(|holder| holder.open.get(&of)).copied().unwrap_or(0);
-    // Leases of memory of which no file is known: any fd of the kind may be theirs. Not of CUDA, where no two allocations
-    // have a file in common, and what is known is what the broker has just now.
+    // Leases of memory without known files may explain any fd of the kind. Not for CUDA: there no two allocations share a
+    // file, and all known files are held by the broker now.
     let kinds = MemoryKind::ALL.iter().filter(|kind| **kind != MemoryKind::CudaVmm);
     let mut slack: BTreeMap<MemoryKind, u64> =
         kinds.map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
@@ -88,19 +88,19 @@ fn mappings(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Findin
     }
 }
 
-/// What lies in the sockets of a process.
+/// Sockets of a process with fds in their queues.
 #[derive(Debug, Default)]
 pub struct InFlight<'a> {
-    /// In its connection to the broker: each has a lease.
+    /// Its connections to the broker: each fd has a lease.
     pub granted: Vec<&'a Queue>,
-    /// In other sockets.
+    /// Other sockets.
     pub others: Vec<&'a Queue>,
-    /// It is not known whose the other end is: another network namespace.
+    /// Sockets with an unknown other end: of another network namespace.
     pub unknown: Vec<&'a Queue>,
 }
 
 impl<'a> InFlight<'a> {
-    /// Sorts the queues of a process by who sent into them.
+    /// Sorts the queues of a process by their sender.
     pub fn of(book: &Book<'_>, process: &'a Process) -> Self {
         let broker = book.look.scan.processes.get(&book.broker());
         let sockets: BTreeSet<u64> =
@@ -117,13 +117,13 @@ impl<'a> InFlight<'a> {
         sorted
     }
 
-    /// Fds that leases may be of.
+    /// Number of fds that may have a lease.
     pub fn leased(&self) -> u64 {
         self.granted.iter().chain(&self.unknown).map(|queue| queue.in_flight).sum()
     }
 }
 
-/// Fds in flight to a process, of which `accounted` are of its leases that nothing else of it is of.
+/// Finds fds in flight to a process. `accounted` of its leases have neither fd nor mapping.
 pub fn find_in_flight(
     book: &Book<'_>,
     pid: u32,
@@ -148,14 +148,14 @@ pub fn find_in_flight(
     };
     note(Kind::Unread, &in_flight.granted, "its connection to the broker");
     note(Kind::InFlight, &in_flight.others, "a socket");
-    // Where the other end cannot be seen, as many as leases account for are taken to be grants.
+    // If the other end is unknown, fds count as grants as long as leases account for them.
     let unknown = &in_flight.unknown;
     let sum: u64 = unknown.iter().map(|queue| queue.in_flight).sum();
     let kind = if sum <= accounted { Kind::Unread } else { Kind::InFlight };
     note(kind, unknown, "a socket whose other end cannot be seen");
 }
 
-/// Leases as text.
+/// Text such as `leases 7, 9`.
 pub fn leases(numbers: &[u64]) -> String {
     let noun = if numbers.len() == 1 { "lease" } else { "leases" };
     format!("{noun} {}", list(numbers))

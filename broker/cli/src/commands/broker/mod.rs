@@ -9,16 +9,16 @@ use std::process::ExitCode;
 /// The daemon; `run` and `demo` start it
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A directory to remove at the end, when the lifeline on stdin has ended
+    /// A directory to remove at the end if the lifeline on stdin has ended
     #[arg(long)]
     pub remove: Option<PathBuf>,
     #[command(flatten)]
     pub args: fdbrokerd::cli::Args,
 }
 
-/// Is the daemon until it ends.
+/// Runs the daemon until it ends.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    // Before the daemon has it: it closes its lifeline at its end.
+    // Before the daemon starts: it closes its lifeline when it ends.
     let lifeline = Lifeline::of_stdin();
     // The parent has blocked signals that the daemon waits for.
     signals::restore();

@@ -12,11 +12,11 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// Of this shell
+    /// The shell
     pub shell: Shell,
 }
 
-/// Shells that there are completions for.
+/// A shell that completions can be made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)] // their names
 pub enum Shell {

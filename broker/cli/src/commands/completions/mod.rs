@@ -1,5 +1,4 @@
-//! `fdbroker completions`: scripts for shells, made from the command line itself. Must never name what is
-//! hidden.
+//! `fdbroker completions`: makes shell scripts from the command line's definition. Must never name a hidden command.
 
 mod args;
 

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use std::path::PathBuf;
 
 const HELP: &str = "\
-It is looked at as `fdbrokerd` would, started here: the environment counts too, and whether root asks.
+The configuration is checked as if `fdbrokerd` were started here: with this environment and by this user.
 
 Examples:
   fdbroker config check /etc/fdbroker/fdbrokerd.toml
@@ -24,16 +24,15 @@ pub struct Args {
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
 pub enum Action {
-    /// Say whether the daemon would start with this file, and what is wrong if not. Changes nothing: a directory
-    /// that is missing is named and not made
+    /// Check whether the daemon would start with this file, and print what is wrong if not. Changes nothing: a missing
+    /// directory is reported, not created
     Check {
-        /// Default: as the daemon, FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml if it exists
+        /// Default, as for the daemon: FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml if it exists
         file: Option<PathBuf>,
     },
-    /// Print every setting in force as a configuration file, and from where each comes: environment, file or
-    /// default
+    /// Print every setting in force as a configuration file, with its origin: environment, file or default
     Show {
-        /// Default: as the daemon, FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml if it exists
+        /// Default, as for the daemon: FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml if it exists
         file: Option<PathBuf>,
         /// One line of JSON
         #[arg(short = 'J', long)]

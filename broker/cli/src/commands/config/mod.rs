@@ -1,5 +1,5 @@
-//! `fdbroker config`: what a daemon started here would run with, or what is wrong with its configuration.
-//! Must never judge a value itself: the daemon's own code does.
+//! `fdbroker config`: prints or checks the configuration that a daemon would have here. Must never judge a value itself: the
+//! daemon's code does.
 
 mod args;
 
@@ -12,7 +12,7 @@ use fdbrokerd::{Environment, Host, Settings};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Does it.
+/// Runs the action.
 pub fn run(args: Args) -> Result<()> {
     let mut out = Output::stdout();
     match args.action {

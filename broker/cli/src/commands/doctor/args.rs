@@ -1,20 +1,20 @@
 //! The arguments of `fdbroker doctor` and their help. Must never do anything.
 
 const HELP: &str = "\
-Looks at the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel
-has and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers - each in a
-process of its own, since a driver may hang - and the service of systemd. Changes nothing.
+Checks the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel offers
+and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers, and the systemd
+service. Each driver is asked by a process of its own, since a driver may hang. Changes nothing.
 
-ok    as it should be, or of no account here
-warn  sharing works, and something near it does not, or will not for long
-fail  sharing does not work for this user here
+ok    nothing to do
+warn  sharing works, but something is missing or will soon run out
+fail  sharing does not work for this user on this node
 
 Examples:
   fdbroker doctor
-  fdbroker run -- fdbroker doctor                    whether a job's own broker would work here
+  fdbroker run -- fdbroker doctor                    would a job's own broker work here?
   fdbroker doctor --json | jq '.checks[] | select(.verdict != \"ok\")'
 
-Exit status 5: something fails.";
+Exit status 5: at least one check fails.";
 
 /// Find out why memory cannot be shared on this node, and what to do; works without a broker too
 #[derive(Debug, clap::Args)]

@@ -1,5 +1,5 @@
-//! Whether a broker answers at the places that the environment names, and serves this user: by sharing a page with it. Must
-//! never leave anything behind at the broker.
+//! Checks whether the broker that the environment names answers and serves this user, by sharing a page with it. Must never
+//! leave an allocation in the broker.
 
 use super::check::{Area, Check};
 use crate::admin::{Admin, find_socket};
@@ -16,21 +16,21 @@ use std::time::Duration;
 
 const AREA: Area = Area("broker");
 
-/// A broker answers in a millisecond; one that takes so long is not well.
+/// Longest wait for an answer. A healthy broker needs a millisecond.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is shared, to try it.
+/// Bytes that are shared for the test.
 const PAGE_BYTES: usize = 4096;
 
 /// Bytes of a socket's path (unix(7): `sun_path`, and a zero byte at its end).
 const LONGEST_PATH: usize = 107;
 
-/// Share of a cap, in percent, from which on requests will soon wait or be refused.
+/// A cap that is used to this percentage will soon make requests wait or fail.
 const NEARLY_ALL: u64 = 90;
 
 const START_ONE: &str = "start one: `fdbroker run -- CMD` for a job, systemd/install.sh for the node; or name its socket in FDBROKER_SOCKET";
 
-/// All of them.
+/// All checks of the broker.
 pub fn checks() -> Vec<Check> {
     let path = default_socket_path();
     let builder = Client::builder().socket(&path).name("doctor").own_fds(1).reconnect(false);
@@ -48,11 +48,11 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// Why nobody answers, by what is at the path.
+/// The reason why nothing answers, from what is at the path.
 fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
     let name = "client's socket";
     let found = format!("{}: {error}", path.display());
-    // What the error says of allocations is not about this.
+    // The error's words about allocations do not apply here.
     let no_access = format!("{}: no access for this user", path.display());
     let folder = path.parent().unwrap_or(path);
     let is_denied = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::PermissionDenied;
@@ -86,7 +86,7 @@ fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
     }
 }
 
-/// A page of host memory, deposited, got back by its handle and read.
+/// Deposits a page of host memory, gets it back by its handle, and reads it.
 fn share_a_page(client: &Client) -> std::result::Result<(), fdbroker_client::Error> {
     let patience = || Deadline::after(PATIENCE);
     let arena = Arena::new(client, HostMemory::Memfd, PAGE_BYTES)?;
@@ -113,12 +113,12 @@ fn sharing(outcome: std::result::Result<(), fdbroker_client::Error>) -> Check {
     }
 }
 
-/// The administrator's socket, and how near the caps are.
+/// Checks the admin socket, and how much of the caps is used.
 fn administration(path: &Path, status: Result<StatusView>) -> Vec<Check> {
     let name = "administrator's socket";
     let status = match status {
         Ok(status) => status,
-        // That there is no broker was said already.
+        // Reported already.
         Err(Error::NoBroker { .. }) => return Vec::new(),
         Err(error @ Error::Denied { .. }) => {
             let remedy = "status, ls and audit are for the broker's user and root: use sudo";

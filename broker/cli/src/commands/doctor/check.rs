@@ -1,21 +1,21 @@
-//! One line of the report. Must never have a verdict other than ok without saying what to do.
+//! A check: one line of the report. Must never have a verdict other than ok without a remedy.
 
 use serde::Serialize;
 
-/// How it stands.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be, or of no account here.
+    /// Nothing to do.
     Ok,
-    /// Sharing works, and something near it does not, or will not for long.
+    /// Sharing works, but something is missing or will soon run out.
     Warn,
-    /// Sharing does not work for this user here.
+    /// Sharing does not work for this user on this node.
     Fail,
 }
 
 impl Verdict {
-    /// As it is printed.
+    /// The word in the report.
     pub fn word(self) -> &'static str {
         match self {
             Verdict::Ok => "ok",
@@ -24,7 +24,7 @@ impl Verdict {
         }
     }
 
-    /// What makes a terminal write in its colour (ECMA-48, SGR).
+    /// The sequence for its colour on a terminal (ECMA-48, SGR).
     pub fn colour(self) -> &'static str {
         match self {
             Verdict::Ok => "\x1b[32m",
@@ -34,18 +34,18 @@ impl Verdict {
     }
 }
 
-/// What was looked at, and how it stands.
+/// A checked thing and the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Which part of the node: `broker`, `limits`, `kernel`, `namespaces`, `devices`, `service`.
+    /// Part of the node: `broker`, `limits`, `kernel`, `namespaces`, `devices`, `service`.
     pub area: &'static str,
-    /// What was looked at.
+    /// The checked thing.
     pub name: &'static str,
-    /// How it stands.
+    /// The result.
     pub verdict: Verdict,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// What to do; `None` when it is ok.
+    /// The remedy; `None` if ok.
     pub remedy: Option<String>,
 }
 
@@ -54,13 +54,13 @@ pub struct Check {
 pub struct Area(pub &'static str);
 
 impl Area {
-    /// As it should be.
+    /// A check with the verdict ok.
     pub fn ok(self, name: &'static str, found: impl Into<String>) -> Check {
         let (area, found) = (self.0, found.into());
         Check { area, name, verdict: Verdict::Ok, found, remedy: None }
     }
 
-    /// Not quite.
+    /// A check with the verdict warn.
     pub fn warn(
         self,
         name: &'static str,
@@ -71,7 +71,7 @@ impl Area {
         Check { area, name, verdict: Verdict::Warn, found, remedy }
     }
 
-    /// In the way.
+    /// A check with the verdict fail.
     pub fn fail(
         self,
         name: &'static str,
@@ -82,7 +82,7 @@ impl Area {
     }
 }
 
-/// The number in a file of /proc or /sys; `None` when there is none.
+/// The number in a file of /proc or /sys; `None` if there is no number.
 pub fn number_in(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
 }

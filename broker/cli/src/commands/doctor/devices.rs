@@ -1,4 +1,4 @@
-//! Devices and drivers that memory comes from. Must never load a driver into this process: see `probe`.
+//! Checks the devices and drivers that allocate memory. Must never load a driver into this process: see `probe`.
 
 use super::check::{Area, Check, number_in};
 use super::probe::{self, Driver};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 const AREA: Area = Area("devices");
 
-/// Device files of one directory that are looked at: more GPUs than a node has.
+/// Most device files of one directory: more GPUs than a node has.
 const MOST_FILES: usize = 64;
 
-/// All of them.
+/// All checks of devices.
 pub fn checks() -> Vec<Check> {
     let mut checks = vec![udmabuf(), heaps()];
     checks.extend(nodes("render nodes", Path::new("/dev/dri"), "renderD"));
@@ -27,10 +27,10 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// Whether a device can be opened for reading and writing; the cause if not.
+/// Opens a device for reading and writing.
 fn open(path: &Path) -> Result<(), std::io::Error> {
     let mut options = OpenOptions::new();
-    // A device that another has to itself must not make this wait.
+    // A device that is opened exclusively elsewhere must not block this.
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
     options.open(path).map(drop)
 }
@@ -85,12 +85,12 @@ fn heaps() -> Check {
     }
 }
 
-/// Device files by name; nothing is said when there are none.
+/// Checks device files by name; `None`: there are none.
 fn nodes(name: &'static str, folder: &Path, prefix: &str) -> Option<Check> {
     let files = files(folder, prefix);
     let refused = files.iter().find_map(|path| {
         let cause = open(path).err()?;
-        // A control device without its driver, or one that another has to itself, is not this user's to mend.
+        // This user cannot mend a control device without driver, or a device that is opened exclusively elsewhere.
         (cause.kind() == ErrorKind::PermissionDenied).then_some((path, cause))
     });
     match refused {
@@ -102,7 +102,7 @@ fn nodes(name: &'static str, folder: &Path, prefix: &str) -> Option<Check> {
     }
 }
 
-/// `has_device`: a device file says that there is a GPU.
+/// Checks a driver. `has_device`: there is a device file of such a GPU.
 fn driver(name: &'static str, driver: Driver, has_device: bool) -> Check {
     match probe::ask(driver) {
         Ok(devices) => AREA.ok(name, devices),
@@ -125,7 +125,7 @@ fn has_files(folder: &Path, prefix: &str) -> bool {
     !files(folder, prefix).is_empty()
 }
 
-/// Files of a directory whose name begins so, in order. Directories are left out.
+/// Files of a directory whose names begin with `prefix`, sorted, without directories.
 fn files(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let wanted = entries.filter(|entry| {

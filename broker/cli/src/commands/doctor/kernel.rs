@@ -1,5 +1,4 @@
-//! What the kernel has, and what it lets this process do. Every probe is on things of this process alone: must never touch
-//! another one.
+//! Checks features of the kernel, and what it allows this process. Must never touch another process.
 
 use super::check::{Area, Check};
 use fdbrokerd::kernel::KernelFeatures;
@@ -8,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const AREA: Area = Area("kernel");
 
-/// All of them.
+/// All checks of the kernel.
 pub fn checks() -> Vec<Check> {
     let mut checks = features(KernelFeatures::detect());
     checks.push(memfds());
@@ -54,7 +53,7 @@ fn features(detected: io::Result<KernelFeatures>) -> Vec<Check> {
     ]
 }
 
-/// Sealed memfds are what host memory is shared by.
+/// Checks sealed memfds, which host memory is shared by.
 fn memfds() -> Check {
     use nix::sys::memfd::{MFdFlags, memfd_create};
     let name = "sealed memfd";
@@ -68,14 +67,14 @@ fn memfds() -> Check {
     }
 }
 
-/// pidfd_getfd(2) on this process itself: Yama allows that always, so what is refused is refused by seccomp.
+/// Tries pidfd_getfd(2) on this process. Yama always allows that, so a refusal comes from seccomp.
 fn fetch_own_fd() -> io::Result<()> {
     let any = std::fs::File::open("/")?;
     // SAFETY: takes two numbers, touches no memory.
     let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
     let pidfd =
         i32::try_from(pidfd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just made it, and nobody else knows it.
+    // SAFETY: the kernel has just returned this fd, and nothing else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     // SAFETY: takes three numbers, touches no memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), any.as_raw_fd(), 0) };
@@ -85,7 +84,7 @@ fn fetch_own_fd() -> io::Result<()> {
     Ok(())
 }
 
-/// What libraries without a broker share by: fdbroker needs neither, so this is never in its way.
+/// Checks what libraries without a broker need to share memory. fdbroker itself needs neither.
 fn fd_fetching(own: io::Result<()>, yama: Option<u64>) -> Check {
     let name = "pidfd_getfd";
     let remedy = "fdbroker needs no such right: share by its handles (`fdbroker run`), instead of drmfd or pidfd exchange";
@@ -107,7 +106,7 @@ fn fd_fetching(own: io::Result<()>, yama: Option<u64>) -> Check {
     }
 }
 
-/// `audit` reads other processes' fds. `mounts`: of /proc/self/mounts, `None` if it cannot be read.
+/// Checks whether `audit` can see other processes. `mounts`: the text of /proc/self/mounts, `None` if it cannot be read.
 fn proc_visibility(mounts: Option<&str>) -> Check {
     let name = "/proc of others";
     let Some(mounts) = mounts else {

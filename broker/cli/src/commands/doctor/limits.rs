@@ -1,4 +1,4 @@
-//! Limits of fds, mappings and memory. Must never judge what the broker has already under its caps.
+//! Checks limits of fds, mappings and memory. Must never judge what the broker's caps cover.
 
 use super::check::{Area, Check, number_in};
 use crate::output::commas;
@@ -6,17 +6,16 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 const AREA: Area = Area("limits");
 
-/// A soft limit below this is less than what a shell has by default: programs that open libraries and sockets run out
-/// before they share anything.
+/// The default soft limit of a shell. Programs with less run out of fds for libraries and sockets before they share memory.
 const FEW_FDS: u64 = 1024;
 
-/// Share of the system's open files, in percent, from which on it will soon be over.
+/// A system with this percentage of its files open will soon run out.
 const NEARLY_ALL: u64 = 90;
 
-/// Mappings that a process can have by default (include/linux/mm.h, `DEFAULT_MAX_MAP_COUNT`).
+/// Default limit of mappings of a process (include/linux/mm.h, `DEFAULT_MAX_MAP_COUNT`).
 const DEFAULT_MAPPINGS: u64 = 65_530;
 
-/// All of them.
+/// All checks of limits.
 pub fn checks() -> Vec<Check> {
     let open_files = getrlimit(Resource::RLIMIT_NOFILE).ok();
     let files = std::fs::read_to_string("/proc/sys/fs/file-nr").ok();
@@ -44,7 +43,7 @@ fn own_fds(soft: u64, hard: u64) -> Check {
     }
 }
 
-/// From /proc/sys/fs/file-nr: allocated, free, most.
+/// Checks /proc/sys/fs/file-nr: allocated, free, most.
 fn node_files(text: &str) -> Option<Check> {
     let mut numbers = text.split_whitespace().map(str::parse::<u64>);
     let (used, _, most) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -56,7 +55,7 @@ fn node_files(text: &str) -> Option<Check> {
             format!("{} of {}", commas(used), commas(most)),
             "find who has them (`lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail`), or sysctl fs.file-max=N",
         ),
-        // The default of a 64-bit kernel is no limit at all: 2^63 - 1.
+        // 2^63 - 1, the default of a 64-bit kernel, means no limit.
         false if most > u64::MAX / 4 => AREA.ok(name, format!("{}, no limit", commas(used))),
         false => AREA.ok(name, format!("{} of {}", commas(used), commas(most))),
     })

@@ -1,5 +1,5 @@
-//! `fdbroker doctor`: why memory cannot be shared on this node, and what to do. Works with a broker and without. Must never
-//! change anything on the node, nor wait without a bound for a driver or a service that hangs.
+//! `fdbroker doctor`: finds out why memory cannot be shared on this node, with or without a broker. Must never change anything
+//! on the node, nor wait without a bound for a driver or a service.
 
 mod args;
 mod broker;
@@ -19,7 +19,7 @@ use check::{Check, Verdict};
 use serde::Serialize;
 use std::io::IsTerminal;
 
-/// The whole as JSON: counts, then every check.
+/// The report in JSON: counts, then all checks.
 #[derive(Serialize)]
 struct Report {
     ok: usize,
@@ -28,7 +28,7 @@ struct Report {
     checks: Vec<Check>,
 }
 
-/// Looks at everything and prints it; 5 when something fails.
+/// Runs and prints all checks; gives the exit status 5 if one fails.
 pub fn run(args: Args) -> Result<u8> {
     let mut checks = Vec::new();
     checks.extend(broker::checks());

@@ -1,4 +1,4 @@
-//! In which namespaces this process is: what of a broker of the node reaches it. Must never enter another one.
+//! Checks the namespaces of this process: a broker of the node may be out of reach. Must never enter another namespace.
 
 use super::check::{Area, Check};
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ const AREA: Area = Area("namespaces");
 const FIRST_USER: u64 = 0xefff_fffd;
 const FIRST_PID: u64 = 0xefff_fffc;
 
-/// All of them.
+/// All checks of namespaces.
 pub fn checks() -> Vec<Check> {
     let inode =
         |name: &str| std::fs::metadata(format!("/proc/self/ns/{name}")).ok().map(|it| it.ino());
@@ -22,7 +22,7 @@ fn pids(inode: u64) -> Check {
     let name = "pid namespace";
     match inode {
         FIRST_PID => AREA.ok(name, "the node's"),
-        // A broker of the node sees the pids of the node; one in here sees pid 0 for those outside.
+        // A broker of the node sees all pids of the node; a broker in this namespace sees pid 0 for processes outside.
         _ => AREA.ok(
             name,
             "one of its own: handles work across it; a broker started in here shows pid 0 for clients outside",
@@ -30,7 +30,7 @@ fn pids(inode: u64) -> Check {
     }
 }
 
-/// `map`: of /proc/self/uid_map, lines of inside, outside, count.
+/// Checks `map`, the text of /proc/self/uid_map: lines of inside, outside, count.
 fn users(inode: u64, map: &str) -> Check {
     let name = "user namespace";
     let mapped: u64 =

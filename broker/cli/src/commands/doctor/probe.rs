@@ -1,5 +1,5 @@
-//! Asks a GPU driver whether it is there, in a process of its own: a driver may hang, or end the process that loads it. Must
-//! never be called in the process that reports.
+//! Asks a GPU driver for its devices in a process of its own: a driver may hang, or end the process that loads it. Must never
+//! load a driver into the process that reports.
 
 use crate::private_broker::{SELF, end_now, wait_bounded};
 use clap::ValueEnum;
@@ -8,18 +8,18 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A driver that is well answers in two seconds even when it starts a GPU first.
+/// Longest wait. A healthy driver answers in two seconds, even if it has to wake a GPU.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Longest answer that is read.
+/// Most bytes of an answer that are read.
 const MOST_BYTES: u64 = 4096;
 
 /// A driver that can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Driver {
-    /// Intel's and others', by the Level Zero loader.
+    /// Drivers of Intel and others, by the Level Zero loader.
     LevelZero,
-    /// NVIDIA's.
+    /// NVIDIA's driver.
     Cuda,
 }
 
@@ -32,14 +32,14 @@ impl Driver {
     }
 }
 
-/// Asks a GPU driver for `doctor`
+/// Ask a GPU driver for its devices, for `doctor`
 #[derive(Debug, clap::Args)]
 pub struct ProbeArgs {
-    /// Which
+    /// The driver
     pub driver: Driver,
 }
 
-/// What a driver says of its devices: `Err` is why there are none.
+/// The names of a driver's devices, or the reason why there are none.
 pub fn ask(driver: Driver) -> Result<String, String> {
     let child = Command::new(SELF)
         .args(["doctor-probe", driver.word()])
@@ -55,7 +55,7 @@ pub fn ask(driver: Driver) -> Result<String, String> {
     }
     let mut said = String::new();
     if let Some(stdout) = child.stdout.take() {
-        // What is no text is no answer.
+        // Bytes that are not text are no answer.
         let _ = stdout.take(MOST_BYTES).read_to_string(&mut said);
     }
     let said = said.trim().to_owned();
@@ -68,7 +68,7 @@ pub fn ask(driver: Driver) -> Result<String, String> {
     }
 }
 
-/// The hidden command: the devices on stdout, or why there are none and status 1.
+/// The hidden command: prints the devices, or the reason why there are none and gives the exit status 1.
 pub fn run(args: ProbeArgs) -> u8 {
     let devices = match args.driver {
         Driver::LevelZero => level_zero::Device::count().and_then(|count| {
@@ -90,7 +90,7 @@ pub fn run(args: ProbeArgs) -> u8 {
     }
 }
 
-/// Devices that are named; a node has eight or sixteen.
+/// Most devices that are named; a node has eight or sixteen.
 const MOST_NAMED: u32 = 16;
 
 fn names(count: u32, name: impl Fn(u32) -> Result<String, Error>) -> Result<String, Error> {

@@ -1,5 +1,5 @@
-//! The service of the node under systemd: whether it is installed, runs, and keeps fds over a restart. Must never start or
-//! change a unit.
+//! Checks the node's service under systemd: whether it is installed, runs, and keeps its fds over a restart. Must never start
+//! or change a unit.
 
 use super::check::{Area, Check};
 use crate::private_broker::{end_now, wait_bounded};
@@ -11,19 +11,19 @@ use std::time::Duration;
 
 const AREA: Area = Area("service");
 
-/// The service manager answers in milliseconds; under load in a second.
+/// Longest wait. The service manager needs milliseconds, under load a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Longest answer that is read: a few short lines.
+/// Most bytes of an answer that are read: it has a few short lines.
 const MOST_BYTES: u64 = 4096;
 
-/// Fewer fds than the unit of systemd/ has were set by hand.
+/// FileDescriptorStoreMax of the unit in systemd/. A smaller number was set by hand.
 const SHIPPED_STORE: u64 = 1152;
 
 const PROPERTIES: &str =
     "LoadState,ActiveState,FileDescriptorStoreMax,NFileDescriptorStore,LimitNOFILE";
 
-/// All of them; none without systemd.
+/// All checks of the service; none without systemd.
 pub fn checks() -> Vec<Check> {
     if !Path::new("/run/systemd/system").exists() {
         return Vec::new();
@@ -54,7 +54,7 @@ fn show() -> Result<String, String> {
     if status.success() { Ok(text) } else { Err(format!("systemctl failed: {status}")) }
 }
 
-/// Lines `NAME=VALUE`.
+/// Reads lines of the form `NAME=VALUE`.
 fn properties(text: &str) -> HashMap<&str, &str> {
     text.lines().filter_map(|line| line.split_once('=')).collect()
 }

@@ -1,18 +1,18 @@
 //! The arguments of `fdbroker drain` and their help. Must never do anything.
 
 const HELP: &str = "\
-From now on clients that connect may not register allocations (SHUTTING_DOWN); those that are there go on. The broker
-closes every fd that it can get again, and asks for all leases that are not in use, again and again. What is in use
-stays until its processes end or give it back. A restart or takeover of the broker goes on with the drain; a crash
+From now on, clients that connect cannot register allocations (SHUTTING_DOWN); clients that are connected already can. The
+broker closes every fd that it can get again, and keeps asking its clients to give back the leases that they do not use.
+Leases in use stay until their processes end or give them back. A restarted or upgraded broker continues the drain; a crash
 ends it.
 
-The command waits until nothing is held: no fd in the broker, no lease. Ctrl-C ends the waiting, not the drain.
+The command waits until the broker holds no fd and no client has a lease. Ctrl-C ends the waiting, not the drain.
 
 Examples:
-  fdbroker drain --dry-run          what there is, and who has it
-  fdbroker drain --wait 600         exit status 1 and who is left, if it takes longer
-  fdbroker drain --wait 0           begin it, and say who has something
-  fdbroker drain --undo             take new allocations again";
+  fdbroker drain --dry-run          what is left, and who has it
+  fdbroker drain --wait 600         after 600 s: exit status 1, and a list of who has what
+  fdbroker drain --wait 0           begin the drain, and list who has what
+  fdbroker drain --undo             accept new allocations again";
 
 /// Empty the broker before maintenance, and wait until it is empty
 #[derive(Debug, clap::Args)]
@@ -21,7 +21,7 @@ pub struct Args {
     /// Longest time to wait [default: until nothing is held]
     #[arg(long, value_name = "SECONDS")]
     pub wait: Option<u64>,
-    /// Say what there is, and change nothing
+    /// Print what is left, and change nothing
     #[arg(long, conflicts_with_all = ["wait", "undo"])]
     pub dry_run: bool,
     /// End the drain

@@ -1,5 +1,5 @@
-//! `fdbroker drain`: empties the broker before maintenance, and waits until it is empty. Must never say that it is while
-//! the broker holds an fd, or anybody a lease.
+//! `fdbroker drain`: empties the broker before maintenance, and waits until it is empty. Must never report `drained` while the
+//! broker holds an fd or a client has a lease.
 
 mod args;
 
@@ -18,10 +18,10 @@ use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// How often the broker is asked how far it is: a person sees it move, and the broker does not notice.
+/// Time between two looks at the broker: short enough for a person, and no load for the broker.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How often that is shown where nothing is overwritten.
+/// Time between two lines of progress where stderr is not a terminal.
 const LINE: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
@@ -31,12 +31,12 @@ struct Report {
     held_fds: u64,
     open_leases: u64,
     mapped_leases: u64,
-    /// Of a dry run: fds that would be closed at once.
+    /// In a dry run: fds that would be closed at once.
     evictable: Option<u64>,
     left: Vec<Holding>,
 }
 
-/// What is not given up yet.
+/// What is still held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rest {
     held: u64,
@@ -66,7 +66,7 @@ impl std::fmt::Display for Rest {
     }
 }
 
-/// Drains. The exit status: 1 when something is left.
+/// Drains; gives the exit status 1 if something is still held.
 pub fn run(args: &Args) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     if args.dry_run {
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<u8> {
     finish(&mut admin, args, draining, rest, None)
 }
 
-/// Until nothing is left, the time is over, or somebody has ended the drain.
+/// Waits until nothing is held, the time is over, or an administrator has ended the drain.
 fn wait(admin: &mut Admin, mut rest: Rest, limit: Option<Duration>) -> Result<(bool, Rest)> {
     let start = Instant::now();
     let mut progress = Progress::new();
@@ -108,7 +108,7 @@ fn wait(admin: &mut Admin, mut rest: Rest, limit: Option<Duration>) -> Result<(b
     Ok((draining, rest))
 }
 
-/// How far it is, on stderr: one line that is overwritten on a terminal, else one now and then.
+/// Progress on stderr: a line that is overwritten on a terminal, else a line now and then.
 struct Progress {
     is_terminal: bool,
     shown: Option<(Instant, Rest)>,
@@ -128,7 +128,7 @@ impl Progress {
         }
         self.shown = Some((Instant::now(), rest));
         let mut stderr = std::io::stderr();
-        // Nobody may be there to see it.
+        // Progress that cannot be written is not an error.
         let _ = match self.is_terminal {
             true => write!(stderr, "\r\x1b[Kdraining: {rest}"),
             false => writeln!(stderr, "draining: {rest}"),
@@ -142,7 +142,7 @@ impl Progress {
     }
 }
 
-/// Who holds what is left.
+/// What each process still holds.
 fn left(admin: &mut Admin) -> Result<Left> {
     let mut left = Left::default();
     let has_fd = [AllocationState::Held as u32, AllocationState::Resident as u32];
@@ -183,7 +183,7 @@ fn finish(
             }
             None if args.undo => "the broker takes new allocations again\n".to_owned(),
             None if drained => "drained: nothing is held\n".to_owned(),
-            None if !draining => format!("the drain was ended by somebody; {rest}\n"),
+            None if !draining => format!("an administrator ended the drain; {rest}\n"),
             None => format!("not drained yet: {rest}\n"),
         };
         out.text(&text)?;

@@ -1,5 +1,4 @@
-//! `fdbroker evict`: the broker closes fds that it can have again. Must never leave unsaid what it could not close, and
-//! why.
+//! `fdbroker evict`: has the broker close fds that it can get again. Must never hide an fd that it could not close.
 
 mod args;
 
@@ -21,7 +20,7 @@ struct Summary {
     evicted_already: u64,
 }
 
-/// Evicts. The exit status: 1 when one named by itself stays, 4 when there is none of one that was named.
+/// Evicts. Gives the exit status 1 if an allocation that was named by itself stays, 4 if a subject has no allocation.
 pub fn run(args: Args) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     let mut out = Output::stdout();
@@ -31,7 +30,7 @@ pub fn run(args: Args) -> Result<u8> {
     let (verb, is_dry) = (Verb::Evict, args.dry_run);
     let missing = act_on_each(&mut admin, verb, &targets, is_dry, |target, outcome, record| {
         tally.add(outcome, record);
-        // The broker has no fd of these: nothing stays.
+        // The broker has no fd of these allocations.
         let has_none =
             matches!(outcome, ActOutcome::Evicted | ActOutcome::Ended | ActOutcome::Reserved);
         if outcome == ActOutcome::Done || has_none {

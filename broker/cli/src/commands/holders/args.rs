@@ -6,18 +6,18 @@ use crate::table::{self, ListArgs};
 const EXAMPLES: &str = "\
 Examples:
   fdbroker holders                  everyone
-  fdbroker holders 12.3             who has this allocation of `fdbroker ls`
+  fdbroker holders 12.3             who has the allocation 12.3 of `fdbroker ls`
   fdbroker holders pid:4711         what a process has
   fdbroker holders uid:1000 --json
   fdbroker holders --filter 'STATE == open and AGE > 5m'
 
 Exit status 4: the broker knows no such allocation, process or user.";
 
-/// List who has what open or mapped
+/// List the leases: which process has which allocation open or mapped
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = table::after_help(EXAMPLES))]
 pub struct Args {
-    /// Only this: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N, uid:N or job:NAME
+    /// Only leases of this subject: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N, uid:N or job:NAME
     #[arg(value_name = "WHAT")]
     pub subject: Option<Subject>,
     #[command(flatten)]

@@ -1,5 +1,4 @@
-//! `fdbroker holders`: who has what open or mapped. Must never answer with an empty list when what was
-//! asked about does not exist.
+//! `fdbroker holders`: lists leases. Must never print an empty list for a subject that does not exist.
 
 mod args;
 
@@ -11,7 +10,7 @@ use crate::records::leases::COLUMNS;
 use crate::subject;
 use crate::table::List;
 
-/// Prints the leases of `subject`, or all.
+/// Prints the leases of a subject, or all leases.
 pub fn run(args: Args) -> Result<()> {
     let Some(list) = List::new("holders", COLUMNS, &args.list)? else { return Ok(()) };
     let mut admin = Admin::from_env()?;

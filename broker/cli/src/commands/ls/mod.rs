@@ -1,4 +1,4 @@
-//! `fdbroker ls`: every allocation. Must never decide how a list is printed: [`crate::table`] does.
+//! `fdbroker ls`: lists allocations. Must never decide how a list is printed: [`crate::table`] does.
 
 mod args;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::records::allocations::COLUMNS;
 use crate::table::List;
 
-/// Prints the allocations of the broker that the environment names.
+/// Prints all allocations.
 pub fn run(args: &Args) -> Result<()> {
     match List::new("allocations", COLUMNS, &args.list)? {
         Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),

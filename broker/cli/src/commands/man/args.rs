@@ -5,6 +5,6 @@ use std::path::PathBuf;
 /// Write the manual pages into a directory
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Such as /usr/local/share/man/man1
+    /// The directory, such as /usr/local/share/man/man1
     pub dir: PathBuf,
 }

@@ -1,5 +1,5 @@
-//! `fdbroker man`: the manual pages, made from the command line itself. Must never describe what is hidden, nor
-//! name a page that it does not write.
+//! `fdbroker man`: makes the manual pages from the command line's definition. Must never describe a hidden command, nor name a
+//! page that it does not write.
 
 mod args;
 
@@ -12,11 +12,10 @@ use clap_mangen::roff::{Roff, roman};
 use fdbrokerd::cli::{ABOUT, AFTER_HELP};
 use std::io::{self, Write};
 
-/// Defines the string that the sections have for an apostrophe.
+/// The roff definition of an apostrophe, which begins every section.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
-/// Writes fdbroker.1, a page of each command and of each of its own, and fdbrokerd.8 into `dir`, which is made if
-/// missing.
+/// Writes fdbroker.1, a page for each command and subcommand, and fdbrokerd.8 into the directory, which is created if missing.
 pub fn run(args: &Args, whole: Command) -> Result<()> {
     let dir = &args.dir;
     std::fs::create_dir_all(dir).context(|| format!("make {}", dir.display()))?;
@@ -27,9 +26,9 @@ pub fn run(args: &Args, whole: Command) -> Result<()> {
     Ok(())
 }
 
-/// Each page by the name of its file.
+/// All pages with their file names.
 fn pages(whole: Command) -> Vec<(String, Vec<u8>)> {
-    // The commands have the flags of the whole with them then, and their names in full.
+    // `build` gives the commands their global flags and full names.
     let mut whole = whole.disable_help_subcommand(true).display_name("fdbroker");
     whole.build();
     let (about, _) = ABOUT.split_once(".\n").unwrap_or((ABOUT, ""));
@@ -45,7 +44,7 @@ fn pages(whole: Command) -> Vec<(String, Vec<u8>)> {
     pages
 }
 
-/// The page of `command`, and those of the commands in it: its page names them.
+/// Adds the page of `command`, and the pages of its subcommands.
 fn add(command: &Command, section: &str, pages: &mut Vec<(String, Vec<u8>)>) {
     let name = command.get_display_name().unwrap_or(command.get_name());
     let mut page = Vec::new();
@@ -69,15 +68,15 @@ fn write_page(command: &Command, name: &str, section: &str, to: &mut Vec<u8>) ->
     if let Some(notes) = command.get_after_long_help().or(command.get_after_help()) {
         write_notes(&notes.to_string(), &mut sections)?;
     }
-    // The date is an empty argument between quotation marks: without them man(1) takes the next one for it.
+    // The date is an empty argument in quotation marks: without them man(1) would take the next argument for it.
     let release = concat!("fdbroker ", env!("CARGO_PKG_VERSION"));
     let title = name.to_uppercase();
     writeln!(to, "{APOSTROPHE}.TH \"{title}\" \"{section}\" \"\" \"{release}\" \"fdbroker\"")?;
-    // Each section comes with the definition.
+    // Each section begins with the definition, which may stand only once.
     to.write_all(String::from_utf8_lossy(&sections).replace(APOSTROPHE, "").as_bytes())
 }
 
-/// What stands below the options. Indented lines are tables and examples, which man(1) must not fill.
+/// Writes the text below the options. Indented lines are tables and examples, which man(1) must not fill.
 fn write_notes(notes: &str, to: &mut Vec<u8>) -> io::Result<()> {
     let mut roff = Roff::new();
     roff.control("SH", ["NOTES"]);

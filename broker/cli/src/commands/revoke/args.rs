@@ -3,35 +3,35 @@
 use crate::subject::Subject;
 
 const HELP: &str = "\
-Nobody gets an fd of it any more: its handle says STALE. Holders are told, and the owner is when the last of them has
-given it back. A duplicate that was handed out already cannot be taken back: the memory stays until its holder closes
-it, or ends. Who that is, is printed.
+Nobody gets an fd of the allocation any more, and its handle is STALE. The holders are told. The owner is told when the
+last holder has given the allocation back. Duplicates that holders have already cannot be taken back: the memory stays until
+every holder has closed it or has ended. The command prints these holders.
 
 Examples:
-  fdbroker revoke 12.3 --dry-run    who would be hit
-  fdbroker revoke pid:4711          all that this process owns; asks first
-  fdbroker revoke --job slurm:81    all that this job owns, and what it has left that is kept
-  fdbroker revoke uid:1000 --yes    does not ask, as scripts must
+  fdbroker revoke 12.3 --dry-run    who holds it
+  fdbroker revoke pid:4711          everything that this process owns; asks first
+  fdbroker revoke --job slurm:81    everything that this job owns, and kept memory that it has left
+  fdbroker revoke uid:1000 --yes    does not ask; for scripts
 
-Of several, those that are there are revoked, whether or not the others are. Where there is none at all, nothing is printed
-but why.
+With several arguments, each one that names an allocation is revoked, and the others are reported. If no argument names
+an allocation, nothing is done.
 
-Exit status 4: there is none of one that was named.";
+Exit status 4: an argument names no allocation.";
 
-/// End allocations for everybody, and say who has duplicates of their fds still
+/// End allocations for everybody, and list the processes that still have duplicates of their fds
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
     /// A handle (128 hex digits), SLOT.GENERATION as `ls` shows it, or pid:N, uid:N or job:NAME of the owner
     #[arg(value_name = "WHAT", required_unless_present = "jobs")]
     pub subjects: Vec<Subject>,
-    /// All of a job, by its name as `jobs` shows it; the same as WHAT job:NAME
+    /// Everything that a job owns, by the name in `fdbroker jobs`; the same as WHAT job:NAME
     #[arg(long = "job", value_name = "NAME")]
     pub jobs: Vec<String>,
-    /// Say what would be done, and do nothing
+    /// Print what would be done, and do nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Do not ask; needed when stdin is no terminal
+    /// Do not ask; required when stdin is not a terminal
     #[arg(short, long)]
     pub yes: bool,
     /// One line of JSON

@@ -1,5 +1,5 @@
-//! `fdbroker revoke`: ends allocations for everybody, and says who has duplicates still. Must never end anything that its
-//! user has not agreed to.
+//! `fdbroker revoke`: ends allocations for everybody, and lists the processes that still hold them. Must never end an
+//! allocation without the consent of its user.
 
 mod args;
 
@@ -26,16 +26,16 @@ struct Report {
     holders: Vec<Holding>,
 }
 
-/// What came of one pass over the targets.
+/// The result of one pass over the targets.
 struct Pass {
     tally: Tally,
-    /// Ended now, or before: whose leases count.
+    /// Allocations that have ended in this pass or before it: their leases are listed.
     ids: HashSet<AllocationId>,
-    /// What there is nothing of.
+    /// Messages about targets without allocations.
     missing: Missing,
 }
 
-/// Revokes. The exit status: 4 when there is nothing of one that was named; the others are revoked.
+/// Revokes. Gives the exit status 4 if a subject has no allocation; the others are revoked.
 pub fn run(args: Args) -> Result<u8> {
     let is_asking = !args.yes && !args.dry_run;
     if is_asking && !std::io::stdin().is_terminal() {
@@ -73,7 +73,7 @@ fn pass(admin: &mut Admin, targets: &Targets, is_dry: bool) -> Result<Pass> {
     Ok(Pass { tally, ids, missing })
 }
 
-/// Who has leases of these.
+/// The processes that have leases of these allocations.
 fn holders(admin: &mut Admin, ids: &HashSet<AllocationId>) -> Result<Left> {
     let mut left = Left::default();
     let selection = match ids.iter().next() {

@@ -1,5 +1,4 @@
-//! `fdbroker show`: everything of one allocation, then its holders. Must never show another one that has
-//! taken its slot.
+//! `fdbroker show`: all values of one allocation, then its holders. Must never show a later allocation in the same slot.
 
 mod args;
 

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-/// Shortest interval: each look costs the broker some pages of answers.
+/// Shortest interval: each look costs the broker some pages of answers, in seconds.
 const LEAST_INTERVAL_S: f64 = 0.1;
-/// Longest: an hour, as good as none.
+/// Longest interval in seconds: an hour.
 const MOST_INTERVAL_S: f64 = 3600.0;
 
 const HELP: &str = "\
-In it the key h shows all keys: q quit, p pause, s sort, r reverse, / filter, arrows scroll, + and - the interval.
+The key h shows all keys: q quit, p pause, s sort, r reverse, / filter, arrows scroll, + and - change the interval.
 
-Events are those of `fdbroker watch`, with the broker's own times (UTC), newest first; several in a row that differ in their
-allocation alone are one line. Where the broker takes no further watcher, or is too fast to be followed, a line says so.
-A broker that has ended is looked for until one runs again. A service that was stopped is not started for it, where the file
-`generations` beside the socket can be read, as root and the broker's own user can.
+Events are the events of `fdbroker watch`, newest first, with the broker's times (UTC). Events in a row that differ only in
+their allocation are shown as one line. A line says so if the broker accepts no more watchers, or if events were lost.
+When the broker has ended, top waits for the next one. A service that an administrator has stopped is not started by this
+command, if the user may read the file `generations` beside the socket, as root and the broker's user may.
 
-With --once two looks are taken, an interval apart, so that there are rates; events are those between them. The frame is
-as large as the terminal, else 80x24; colours on a terminal only, and not with NO_COLOR. For each refresh at most some
-4,096 clients and 8,192 leases are read; where there are more, the frame says so.
-pinned_bytes is charged to each holder: ended memory that two processes hold is counted twice.
+With --once, top looks twice, one interval apart, and prints one frame, with rates and events between the two looks. The
+frame is as large as the terminal, else 80x24. Colours are used on a terminal only, and not with NO_COLOR. Each refresh reads
+at most some 4,096 clients and 8,192 leases; the frame says so if there are more.
+pinned_bytes is charged to each holder: ended memory that two processes hold counts twice.
 
 Examples:
   fdbroker top
@@ -29,17 +29,17 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// Print one frame as text and end
+    /// Print one frame as text, and end
     #[arg(long)]
     pub once: bool,
-    /// Time between two looks at the broker, at least 0.1
+    /// Seconds between two looks at the broker, at least 0.1
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub interval: Duration,
 }
 
 /// Reads an interval in seconds.
 pub fn interval(text: &str) -> std::result::Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
     match (LEAST_INTERVAL_S..=MOST_INTERVAL_S).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),
         false => Err(format!("it must be from {LEAST_INTERVAL_S} to {MOST_INTERVAL_S} seconds")),

@@ -1,5 +1,5 @@
-//! The broker's events as `top` shows them: a bounded list, newest first, in which what differs in its allocation alone is one
-//! line - else grants would leave no room for anything else. Must never read a clock.
+//! The broker's events as `top` shows them: a bounded list, newest first. Events that differ only in their allocation share a
+//! line, else grants would leave no room for other events. Must never read a clock.
 
 use crate::error::Error;
 use crate::events::stream::{Back, Told};
@@ -10,25 +10,25 @@ use std::collections::VecDeque;
 /// Events kept, newest first: as many as the tallest terminals show.
 pub const EVENTS_KEPT: usize = 100;
 
-/// Something that happened.
+/// A line of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The broker has told of it.
+    /// Events of the broker.
     Told {
-        /// The latest of these.
+        /// The latest event.
         latest: EventRecord,
-        /// How many in a row.
+        /// Number of events.
         count: u64,
-        /// Of all of them.
+        /// Bytes of all events.
         size_bytes: u64,
     },
-    /// Of watching itself.
+    /// A note about the connection.
     Note {
         /// Microseconds since 1970.
         unix_us: u64,
-        /// In a sentence.
+        /// The note, a sentence.
         text: String,
-        /// Somebody should look.
+        /// Shown as an alarm.
         is_bad: bool,
     },
 }
@@ -38,13 +38,15 @@ impl Event {
         Event::Told { latest: *record, count: 1, size_bytes: record.size_bytes.get() }
     }
 
-    /// That there are no events. Without the socket's path, which would leave no room for why.
+    /// A note that there are no events, with the reason. Without the path of the socket, which would take the room.
     pub fn none(unix_us: u64, why: &Error) -> Self {
         let why = match why {
             Error::BrokerEnded { .. } => "the broker has ended".into(),
             Error::Lost { cause, .. } => format!("the broker ended the connection ({cause})"),
             Error::NoBroker { cause, .. } => format!("no broker answers ({cause})"),
-            Error::TooManyWatch { .. } => "as many watch as may; end a watch or another top".into(),
+            Error::TooManyWatch { .. } => {
+                "no room for another watcher; end a watch or another top".into()
+            }
             Error::NoAnswer { .. } => "the broker does not answer".into(),
             error => error.to_string(),
         };
@@ -55,7 +57,7 @@ impl Event {
         Event::Note { unix_us: back.unix_us, text: reconnected(back), is_bad: false }
     }
 
-    /// In one line: time (UTC), what, who, which memory, why.
+    /// The line: time (UTC), event, client, allocation, reason.
     pub fn line(&self) -> String {
         match self {
             Event::Told { latest, count: 1, .. } => view::line(latest),
@@ -66,7 +68,7 @@ impl Event {
         }
     }
 
-    /// Whether somebody should look.
+    /// Whether the line is shown as an alarm.
     pub fn is_bad(&self) -> bool {
         match self {
             Event::Told { latest, .. } => matches!(
@@ -77,7 +79,7 @@ impl Event {
         }
     }
 
-    /// Takes one more of the same in; `false`: it is another.
+    /// Adds a newer event to this line; `false`: it needs a line of its own.
     fn take_in(&mut self, more: &Event) -> bool {
         let (
             Event::Told { latest, count, size_bytes },
@@ -86,7 +88,7 @@ impl Event {
         else {
             return false;
         };
-        // Of memory, and of the same client, with the same outcome.
+        // They must be about memory, of the same client, and have the same outcome.
         let key = |it: &EventRecord| (it.kind, it.client, it.pid, it.status.result());
         let is_of_memory = |it: &EventRecord| it.slot.get() != u32::MAX;
         if key(latest) != key(new) || !is_of_memory(latest) || !is_of_memory(new) {
@@ -99,21 +101,21 @@ impl Event {
     }
 }
 
-/// What happened, each at most [`EVENTS_KEPT`].
+/// Two lists of at most [`EVENTS_KEPT`] lines each.
 #[derive(Debug, Default)]
 pub struct Events {
     shown: VecDeque<Event>,
-    /// What came in a pause.
+    /// Lines that arrived in a pause.
     later: VecDeque<Event>,
 }
 
 impl Events {
-    /// Newest first.
+    /// The lines to show, newest first.
     pub fn shown(&self) -> impl Iterator<Item = &Event> {
         self.shown.iter()
     }
 
-    /// The stream has said this. What comes in a pause is shown after it: see [`Events::go_on`].
+    /// Takes what the stream has told. [`Events::go_on`] shows lines that arrived in a pause.
     pub fn tell(&mut self, told: &Told, is_paused: bool) {
         match told {
             Told::Events(records) => {
@@ -125,12 +127,12 @@ impl Events {
         }
     }
 
-    /// One more.
+    /// Adds a line.
     pub fn add(&mut self, event: Event, is_paused: bool) {
         push(if is_paused { &mut self.later } else { &mut self.shown }, event);
     }
 
-    /// There is no pause, or none any more.
+    /// Shows the lines that arrived in a pause.
     pub fn go_on(&mut self) {
         let later = std::mem::take(&mut self.later);
         later.into_iter().rev().for_each(|event| push(&mut self.shown, event));
@@ -207,7 +209,7 @@ mod tests {
         let gap = Duration::from_millis(200);
         events.tell(&Told::Back(Back { unix_us: 0, gap, broker, is_continued: Some(true) }), false);
         let lines = lines(&events);
-        assert!(lines[0].contains("watching broker 78, which goes on"), "{lines:#?}");
+        assert!(lines[0].contains("watching broker 78, which continues"), "{lines:#?}");
         assert!(lines[1].starts_with("00:00:00.000Z  no events: the broker refused"), "{lines:#?}");
         assert!(lines[2].ends_with("4,711 events: this reader is too slow"), "{lines:#?}");
         assert_eq!(events.shown().map(Event::is_bad).collect::<Vec<_>>(), [false, true, true]);

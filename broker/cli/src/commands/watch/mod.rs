@@ -1,5 +1,5 @@
-//! `fdbroker watch`: what happens in the broker, as it happens, a line each. Must never hold what it has read back, nor end
-//! without a word when the broker does.
+//! `fdbroker watch`: prints each event of the broker when it happens. Must never delay events that it has read, nor end silently
+//! when the broker ends.
 
 mod args;
 
@@ -20,11 +20,11 @@ use serde::Serialize;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// How long a broker that has ended is waited for. One that is taken over is back in milliseconds, one that a service
-/// manager starts again in less than a second; a large one takes some seconds to read its ledger.
+/// Longest wait for a new broker. An upgraded broker is there after milliseconds, a restarted service after a second; a large
+/// ledger takes some seconds.
 const RECONNECT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// That another broker is watched now, as programs see it.
+/// A new connection, in JSON.
 #[derive(Debug, Serialize)]
 struct ReconnectedView {
     #[serde(rename = "time_seconds", serialize_with = "view::as_seconds")]
@@ -42,7 +42,7 @@ impl ReconnectedView {
             time_us: back.unix_us,
             event: "reconnected",
             broker_pid: back.broker.pid,
-            // As in `fdbroker status --json`.
+            // In the form of `fdbroker status --json`.
             incarnation: format!("{:016x}", back.broker.incarnation),
             continued: back.is_continued == Some(true),
             gap_seconds: back.gap.as_secs_f64(),
@@ -50,7 +50,7 @@ impl ReconnectedView {
     }
 }
 
-/// The events that `filter` is for.
+/// The selection of `filter`.
 fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
     match filter {
         None => Ok(Selection::ALL),
@@ -64,13 +64,13 @@ fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
     }
 }
 
-/// Prints events until it is told to end, or the broker has ended and none comes in its place.
+/// Prints events until a signal, or until the broker has ended and no other has started.
 pub fn run(args: Args) -> Result<()> {
     let signals = Signals::take_over()?;
     let mut admin = Admin::from_env()?;
     let selection = selection(args.filter, &mut admin)?;
     let first = Watching::begin(admin, selection)?;
-    // After the signals are blocked, so that none ends up in the thread.
+    // After the signals are blocked: the thread must not receive them.
     let patience = Some(RECONNECT_PATIENCE);
     let stream = Stream::start(Some(first), selection, patience, again::connect)?;
     let mut out = Output::stdout();
@@ -95,10 +95,10 @@ fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
             records.iter().try_for_each(|record| out.text(&(view::line(record) + "\n")))
         }
         Told::Lost { error, .. } => {
-            // What was said before comes first.
+            // Events before it are printed first.
             out.flush()?;
             let seconds = RECONNECT_PATIENCE.as_secs();
-            say!("fdbroker: {error}; waiting up to {seconds} s for one in its place");
+            say!("fdbroker: {error}; waiting up to {seconds} s for another");
             Ok(())
         }
         Told::Back(back) if json => out.json_line(&ReconnectedView::new(&back)),
@@ -113,14 +113,14 @@ fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
     }
 }
 
-/// Until something is said, or there is a signal. A reader that goes away meanwhile (`watch | head -1`) is not found out by the
-/// next event alone, which may take for ever.
+/// Waits for a message, a signal, or the end of the reader of stdout (`watch | head -1`): the next event, which would fail, may
+/// never come.
 fn wait(stream: &Stream, signals: &Signals) -> Result<()> {
     let stdout = std::io::stdout();
     let mut fds = [
         PollFd::new(stream.as_fd(), PollFlags::POLLIN),
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-        // Only what is told unasked: the reader of a pipe or socket is gone, or the terminal.
+        // Only errors: the reader of the pipe or socket is gone, or the terminal.
         PollFd::new(stdout.as_fd(), PollFlags::empty()),
     ];
     match poll(&mut fds, PollTimeout::NONE) {
