@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 /// The daemon; `run` and `demo` start it
 #[derive(Debug, clap::Args)]
+// clap names a group of arguments after its type, and the daemon's type has this name, too.
+#[group(skip)]
 pub struct Args {
     /// A directory to remove at the end if the lifeline on stdin has ended
     #[arg(long)]
