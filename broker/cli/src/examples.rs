@@ -12,7 +12,7 @@ fn examples(help: &str) -> impl Iterator<Item = &str> {
 
 /// The words of a shell's line. What follows two blanks or more is a remark, and left out.
 fn words(line: &str) -> Vec<String> {
-    let line = line.trim().replace(';', " ; ");
+    let line = line.trim().replace("; ", " ; ");
     let ends = line.match_indices("  ").map(|(at, _)| at).chain([line.len()]);
     let whole = ends.into_iter().find_map(|end| shlex::split(&line[..end]));
     whole.unwrap_or_else(|| panic!("a quote without its end: {line}"))

@@ -1,5 +1,5 @@
-//! How results look: plain tables for people, one line of JSON for programs, colour on terminals only.
-//! Must never write through `println!` or `eprintln!`, which panic when the reader is gone (`ls | head`).
+//! Prints results: plain tables for people, one line of JSON for programs, colours on terminals only. Must never use
+//! `println!` or `eprintln!`, which panic if the reader is gone (`ls | head`).
 
 mod say;
 pub mod terminal;
@@ -12,14 +12,14 @@ use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 use unicode_truncate::UnicodeTruncateStr;
 use unicode_width::UnicodeWidthStr;
 
-/// Standard output, buffered; a reader that went away is [`Error::OutputClosed`].
+/// Buffered stdout. If the reader is gone, writing gives [`Error::OutputClosed`].
 pub struct Output {
     out: BufWriter<StdoutLock<'static>>,
     colour: bool,
 }
 
 impl Output {
-    /// Locks standard output.
+    /// Locks stdout.
     pub fn stdout() -> Self {
         let stdout = io::stdout();
         let colour = colour_wanted(stdout.is_terminal());
@@ -51,12 +51,12 @@ impl Output {
         self.text("\n")
     }
 
-    /// Sends on what is buffered, before more comes.
+    /// Writes the buffer out, before more text follows.
     pub fn flush(&mut self) -> Result<()> {
         self.out.flush().map_err(write_error)
     }
 
-    /// Sends on what is buffered. Without it, what went wrong at the end would go unseen.
+    /// Writes the buffer out. Without this call an error at the end would be lost.
     pub fn finish(mut self) -> Result<()> {
         self.out.flush().map_err(write_error)
     }
@@ -68,7 +68,7 @@ pub fn colour_wanted(is_terminal: bool) -> bool {
     is_terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Why output could not be written.
+/// The error for output that could not be written.
 pub fn write_error(cause: io::Error) -> Error {
     match cause.kind() {
         io::ErrorKind::BrokenPipe => Error::OutputClosed,
@@ -76,35 +76,35 @@ pub fn write_error(cause: io::Error) -> Error {
     }
 }
 
-/// A column: its heading, and how its text is set.
+/// A column: heading and alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Column(pub &'static str, pub Side);
 
-/// Where a column's text stands.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Text.
+    /// For text.
     Left,
-    /// Text that may be cut where a terminal is too narrow.
+    /// For text that may be cut on a narrow terminal.
     LeftOrCut,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
 /// Blanks between two columns.
 const GAP: usize = 2;
-/// Narrowest that text is cut to; a terminal that has no room for that wraps its lines.
+/// Smallest width of cut text. A narrower terminal wraps the lines.
 const LEAST_CUT: usize = 8;
-/// Stands where text has been cut.
+/// Marks the place of a cut.
 const CUT: char = '…';
 
-/// A table that is written part by part, so that its length has no bound: the first part sets the
-/// columns' least widths, later ones may only widen them.
+/// A table that is printed part by part, so that it may be of any length. The first part sets the least widths of the
+/// columns; later parts can only widen them.
 pub struct Columns {
     columns: Vec<Column>,
     widths: Vec<usize>,
     heading_due: bool,
-    /// Most characters of a line.
+    /// Width of a line, if it is limited.
     room: Option<usize>,
 }
 
@@ -115,13 +115,13 @@ impl Columns {
         Columns { widths: vec![0; columns.len()], columns, heading_due: headings, room: None }
     }
 
-    /// The same, cut to the width of the terminal that it is printed on, if it is one.
+    /// Limits the lines to the width of the terminal, if stdout is one.
     pub fn within_the_terminal(mut self) -> Self {
         self.room = terminal::width(io::stdout());
         self
     }
 
-    /// Writes the next rows.
+    /// Prints the next rows.
     pub fn write(&mut self, rows: Vec<Vec<String>>, out: &mut Output) -> Result<()> {
         let heading = self.heading_due;
         let text = self.format(rows);
@@ -163,7 +163,7 @@ impl Columns {
         for ((cell, width), column) in row.iter().zip(&self.widths).zip(&self.columns) {
             let padding = width - cell.width();
             let (before, after) = if column.1 == Side::Right { (padding, 0) } else { (0, padding) };
-            // Those of an empty cell, too, are written only before more text: no line ends with blanks.
+            // Blanks, of empty cells too, are written only before more text: no line ends with blanks.
             blanks += before;
             if !cell.is_empty() {
                 text.extend(std::iter::repeat_n(' ', blanks));
@@ -175,7 +175,7 @@ impl Columns {
         text.push('\n');
     }
 
-    /// Cuts text, the widest columns most, until a line has `room`.
+    /// Cuts text, the widest columns first, until a line fits into `room`.
     fn cut(&self, rows: &mut [Vec<String>], room: usize) {
         let widest = |index: usize| {
             let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.width());
@@ -243,18 +243,18 @@ pub fn commas(number: u64) -> String {
     text
 }
 
-/// So many of a thing: `1 job`, `2 jobs`.
+/// A number with its noun: `1 job`, `2 jobs`.
 pub fn counted(number: u64, thing: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
     format!("{} {thing}{ending}", commas(number))
 }
 
-/// A time span for scripts: seconds, of which JSON has no more digits than there are.
+/// A time span in seconds, for JSON.
 pub fn seconds(ms: u64) -> f64 {
     ms as f64 / 1000.0
 }
 
-/// The same of microseconds, and of a time as seconds since 1970.
+/// A time span, or a time since 1970, in seconds, for JSON.
 pub fn seconds_of_us(us: u64) -> f64 {
     us as f64 / 1_000_000.0
 }

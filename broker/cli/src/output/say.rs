@@ -1,7 +1,7 @@
-//! What is said on stderr. Must never fail or panic: there is nobody else to be told.
+//! Prints messages on stderr. Must never fail or panic: there is no other place for an error.
 
-/// Writes a line to stderr. Where that fails - a full disk, a reader that went away - nobody is there to be told, and what the
-/// command does and its exit status stay what they are: `eprintln!` would panic.
+/// Writes a line to stderr. Errors, such as a full disk or a reader that is gone, are ignored and do not change the exit
+/// status; `eprintln!` would panic.
 macro_rules! say {
     ($($words:tt)*) => {{
         let _ = std::io::Write::write_all(

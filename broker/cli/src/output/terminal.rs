@@ -1,14 +1,14 @@
-//! The terminal's size. Must never fail: where there is no terminal there is no size.
+//! The size of the terminal. Must never fail: without a terminal there is no size.
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Columns of the terminal that `out` is; `None`: it is none, or does not say.
+/// Width in columns of the terminal `out`; `None`: not a terminal, or of unknown size.
 pub fn width(out: impl AsFd + IsTerminal) -> Option<usize> {
     size(out).map(|(columns, _)| columns.into())
 }
 
-/// Columns and rows of the terminal that `out` is; `None`: it is none, or does not say.
+/// Columns and rows of the terminal `out`; `None`: not a terminal, or of unknown size.
 pub fn size(out: impl AsFd + IsTerminal) -> Option<(u16, u16)> {
     if !out.is_terminal() {
         return None;

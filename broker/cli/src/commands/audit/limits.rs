@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Most allocations and most leases read: as many slots as a broker can have at most a few times over. Some 120 bytes each.
+/// Most allocations, and most leases, that are read: a few times the slots of the largest broker. Some 120 bytes each.
 pub const MAX_RECORDS: usize = 4 << 20;
 
-/// Most processes looked at: the largest `kernel.pid_max` of a node that is not changed by hand to more (4 Mi) would
-/// take minutes; a node with more than this is not one of ranks.
+/// Most processes that are read. The largest default of `kernel.pid_max` (4 Mi) would take minutes; no node of ranks has so
+/// many.
 pub const MAX_PROCESSES: usize = 256 << 10;
 
 /// Most fds of one process: `fs.nr_open`, which no RLIMIT_NOFILE can exceed unless it is raised too.
@@ -22,12 +22,12 @@ pub const MAX_FILE_BYTES: u64 = 64 << 10;
 /// look has arrived in the next.
 pub const LOOKS: usize = 3;
 
-/// Looks in which a finding must hold when the broker is at work while it is looked at: what a client was granted and has
-/// given back between two ledgers is in neither, nor is which fd the broker had of what meanwhile. That is so in at most
-/// 4 of 27 looks (not yet, there, and not any more), hence in all of these for one of two hundred million such clients.
+/// Looks in which a finding must hold if the broker is busy meanwhile. A lease that a client gets and gives back between the
+/// two ledgers of a look is in neither of them, and the same is true for fds of the broker. That happens in at most 4 of 27
+/// looks (before, during, after), and so in all of these looks for one of two hundred million such clients.
 pub const LOOKS_AT_WORK: usize = 10;
 
-/// Between two looks: far longer than a message takes, and than an import.
+/// Time between two looks: far longer than a message or an import takes.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(150);
 
 /// Most findings and most notes of one report: more than anybody reads; the rest is counted.
@@ -36,8 +36,8 @@ pub const MAX_REPORTED: usize = 1000;
 /// Most numbers (fds, leases) listed in one finding; the rest is counted.
 pub const MAX_LISTED: usize = 8;
 
-/// Most ancestors of a process asked for: chains of launchers and shells are some 10 long.
+/// Most ancestors of a process: chains of launchers and shells have some 10.
 pub const MAX_ANCESTORS: usize = 64;
 
-/// Processes from which on a terminal shows how far the look has come: fewer are looked at in well under a second.
+/// From this number of processes on, a terminal shows the progress: fewer take less than a second.
 pub const PROGRESS_FROM: usize = 500;

@@ -1,9 +1,9 @@
-//! Keys: from a terminal's bytes to what the user has chosen. Must never read the terminal itself, nor wait.
+//! Decodes a terminal's bytes into keys, and applies keys to the user's choice. Must never read the terminal, nor wait.
 
 use super::model::{Filter, Order};
 use std::time::Duration;
 
-/// A key that means something here.
+/// A key with a function in top.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A character.
@@ -26,20 +26,20 @@ pub enum Key {
 }
 
 const ESCAPE: u8 = 0x1b;
-/// Longest sequence of a key; a longer one is none.
+/// Most bytes of the escape sequence of a key; longer sequences are ignored.
 const SEQUENCE_BYTES: usize = 16;
-/// How long the rest of a sequence may take; without it, it was the key Esc.
+/// Longest wait for the rest of an escape sequence; then the key was Esc.
 pub const SEQUENCE_WAIT: Duration = Duration::from_millis(50);
 
-/// Makes keys of the bytes that a terminal sends (console_codes(4); xterm's cursor and editing keys).
+/// Decodes the bytes that a terminal sends (console_codes(4); xterm's cursor and editing keys).
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// Of a sequence that is not complete yet.
+    /// The begin of an incomplete sequence.
     pending: Vec<u8>,
 }
 
 impl Decoder {
-    /// The keys of these bytes. What is unknown is left out.
+    /// The keys of these bytes; unknown keys are left out.
     pub fn decode(&mut self, bytes: &[u8]) -> Vec<Key> {
         let mut all = std::mem::take(&mut self.pending);
         all.extend_from_slice(bytes);
@@ -55,19 +55,19 @@ impl Decoder {
         keys
     }
 
-    /// Waits for the rest of a sequence.
+    /// Whether a sequence is incomplete.
     pub fn is_waiting(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// No more has come in [`SEQUENCE_WAIT`].
+    /// Ends a sequence that is incomplete after [`SEQUENCE_WAIT`].
     pub fn give_up(&mut self) -> Option<Key> {
         let pending = std::mem::take(&mut self.pending);
         (pending == [ESCAPE]).then_some(Key::Escape)
     }
 }
 
-/// The first key of `bytes`, if they are one that means something, and its length. `None`: more must come.
+/// The first key of `bytes`, if top knows it, and its length. `None`: the key is incomplete.
 fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes[0] {
         ESCAPE => sequence(bytes),
@@ -79,7 +79,7 @@ fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
         byte if byte < 0x20 => Some((None, 1)),
         byte if byte.is_ascii() => Some((Some(Key::Char(byte.into())), 1)),
         byte => {
-            // The first byte of UTF-8 says how many there are.
+            // The first byte of UTF-8 gives the length.
             let length = match byte {
                 0xc0..0xe0 => 2,
                 0xe0..0xf0 => 3,
@@ -118,49 +118,49 @@ fn sequence(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     Some((key, end + 1))
 }
 
-/// Characters of a filter: more than the longest name.
+/// Most characters of a filter: more than the longest name has.
 const FILTER_CHARACTERS: usize = 40;
 
-/// Intervals that + and - step through, ms.
+/// Intervals for the keys + and -, in ms.
 const INTERVALS_MS: [u64; 9] = [100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000];
 
-/// What was on the screen last, for keys that move in it.
+/// Sizes of the last frame, for keys that scroll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// Clients in all that the filter has.
+    /// Clients that match the filter.
     pub clients: usize,
-    /// Of these on the screen at once.
+    /// Clients that fit on the screen.
     pub page: usize,
 }
 
-/// What the user has chosen.
+/// The user's choice.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     pub order: Order,
     pub filter: Filter,
-    /// The filter as it was before the user began to type.
+    /// The former filter, while the user types a new one.
     pub typing_over: Option<Filter>,
     pub is_paused: bool,
     pub helps: bool,
-    /// Clients above the screen.
+    /// Number of clients above the screen.
     pub scroll: usize,
     pub interval: Duration,
     pub shown: Shown,
 }
 
-/// What a key asks of the loop.
+/// What the loop does after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// To show the choice.
+    /// Draw a frame.
     Draw,
-    /// The same, on an empty screen.
+    /// Clear the screen and draw a frame.
     Repaint,
     Suspend,
     Quit,
 }
 
 impl Choice {
-    /// One key was pressed.
+    /// Applies a key.
     pub fn press(&mut self, key: Key) -> Act {
         match key {
             Key::Interrupt => return Act::Quit,
@@ -182,7 +182,7 @@ impl Choice {
         Act::Draw
     }
 
-    /// The last client can be the only one on the screen, no less.
+    /// Scrolls, at most until only the last client is on the screen.
     fn move_by(&mut self, key: Key) {
         let (page, last) = (self.shown.page.max(1), self.shown.clients.saturating_sub(1));
         let wanted = match key {

@@ -1,5 +1,5 @@
-//! `fdbroker top`: the node live on a terminal, or one frame of it as text. Must never leave the terminal changed, nor
-//! stop answering keys and signals because the broker does not answer.
+//! `fdbroker top`: shows the node live on a terminal, or prints one frame. Must never leave the terminal changed, nor stop
+//! answering keys and signals while the broker does not answer.
 
 mod args;
 mod events;
@@ -37,15 +37,15 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use view::View;
 
-/// How often a broker that is gone is looked for, and the time waited for one that hangs is shown.
+/// Time between two tries to reach a broker that is gone, and between two frames while the broker hangs.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Bytes of keys read at once.
+/// Most bytes of keys that are read at once.
 const INPUT_BYTES: usize = 256;
-/// Shortest time between two looks at events: each has a frame drawn, and a busy broker tells of thousands a second.
+/// Shortest time between two looks at events. Each look draws a frame, and a busy broker sends thousands of events a second.
 const EVENTS_INTERVAL: Duration = Duration::from_millis(100);
-/// Messages of events read for a frame that is not for a terminal: more than a broker keeps for a watcher.
+/// Most messages of events that are read for `--once`: more than a broker keeps for a watcher.
 const PLAIN_MESSAGES: usize = 32;
-/// The size of a frame that is not for a terminal.
+/// The size of a frame if stdout is not a terminal.
 const PLAIN_SIZE: (u16, u16) = (80, 24);
 
 /// Shows the broker that the environment names.
@@ -61,7 +61,7 @@ pub fn run(Args { once, interval }: Args) -> Result<()> {
     let mut admin = Admin::from_env()?;
     let first = Sample::take(&mut admin)?;
     let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
-    // After the signals are blocked, so that none ends up in the thread.
+    // After the signals are blocked: the thread must not receive them.
     let sampler = Sampler::start(admin)?;
     let stream = Stream::start(None, Selection::ALL, None, again::connect)?;
     let watched = Watched { stream: Some(stream), due: first.at };
@@ -83,7 +83,7 @@ fn print_once(interval: Duration) -> Result<()> {
         Err(error) => model.events.add(Event::none(unix_us(), &error), false),
     }
     let stdout = std::io::stdout();
-    // One line less than the terminal has: the prompt needs it.
+    // One line less than the terminal has, for the prompt.
     let size =
         terminal::size(std::io::stdout()).map(|(width, height)| (width, height.saturating_sub(1)));
     let (width, height) = size.unwrap_or(PLAIN_SIZE);
@@ -96,7 +96,7 @@ fn print_once(interval: Duration) -> Result<()> {
     out.finish()
 }
 
-/// Notes what the broker has told by now.
+/// Adds the events that have arrived to the model.
 fn happened(mut watching: Watching, model: &mut Model) -> Result<()> {
     for _ in 0..PLAIN_MESSAGES {
         let Some(records) = watching.try_next()? else { break };
@@ -105,24 +105,24 @@ fn happened(mut watching: Watching, model: &mut Model) -> Result<()> {
     Ok(())
 }
 
-/// When the broker is asked.
+/// Samples of the broker.
 struct Asking {
     sampler: Sampler,
-    /// The next time.
+    /// Time of the next question.
     due: Instant,
-    /// There is a question that has no answer yet.
+    /// Time of a question without an answer.
     asked_at: Option<Instant>,
 }
 
-/// When events are looked at.
+/// Events of the broker.
 struct Watched {
-    /// `None`: there will be none any more.
+    /// `None`: the stream has ended for good.
     stream: Option<Stream>,
-    /// Not before.
+    /// Time of the next look.
     due: Instant,
 }
 
-/// All of it while it is shown.
+/// Everything that a live top needs.
 struct Top {
     model: Model,
     choice: Choice,
@@ -132,14 +132,14 @@ struct Top {
 }
 
 impl Top {
-    /// Until the user quits or a signal ends it.
+    /// Runs until the user quits or a signal ends it.
     fn show(&mut self, signals: &Signals, screen: &mut Screen) -> Result<()> {
         loop {
             self.draw(screen)?;
             let has_input = self.wait(signals)?;
             while let Some(received) = signals.next() {
                 match received.signal {
-                    // The next frame has the new size.
+                    // The next frame will have the new size.
                     Signal::SIGWINCH => {}
                     Signal::SIGCONT => screen.take()?,
                     Signal::SIGTSTP => screen.suspend(false)?,
@@ -185,7 +185,7 @@ impl Top {
         Ok(())
     }
 
-    /// Waits for a key, a signal, an answer, events or the next time to ask; says whether there is input.
+    /// Waits for a key, a signal, an answer, events or the time of the next question; gives whether there is input.
     fn wait(&self, signals: &Signals) -> Result<bool> {
         let now = Instant::now();
         let until_due = self.asking.due.saturating_duration_since(now);
@@ -196,9 +196,9 @@ impl Top {
             None if self.choice.is_paused => RETRY_INTERVAL,
             None => until_due,
         };
-        // Events are not waited for before they are due: then for that.
+        // Events are waited for from the time of the next look on.
         let limit = if until_events.is_zero() { limit } else { limit.min(until_events) };
-        // Rounded up: a wait that ends too early would be repeated without rest.
+        // Rounded up: a wait that ends too early would be repeated without a pause.
         let limit = i32::try_from(limit.as_millis() + 1).unwrap_or(i32::MAX);
         let stdin = std::io::stdin();
         let mut fds = vec![stdin.as_fd(), signals.as_fd(), self.asking.sampler.as_fd()];
@@ -214,7 +214,7 @@ impl Top {
         }
     }
 
-    /// A pause shows what it was begun with, whatever comes then.
+    /// Takes an answer. While paused, the model does not change.
     fn answered(&mut self, outcome: Result<Sample>) {
         match outcome {
             _ if self.choice.is_paused => {}
@@ -226,7 +226,7 @@ impl Top {
         }
     }
 
-    /// Notes what the broker has told since the last look, if it is time for one.
+    /// Adds new events to the model, if it is time for a look.
     fn take_events(&mut self) -> Result<()> {
         if !self.choice.is_paused {
             self.model.events.go_on();
@@ -250,7 +250,7 @@ impl Top {
 
     fn ask_if_due(&mut self) -> Result<()> {
         let now = Instant::now();
-        // A shorter interval counts at once.
+        // A shorter interval takes effect at once.
         self.asking.due = self.asking.due.min(now + self.choice.interval.max(RETRY_INTERVAL));
         if self.asking.asked_at.is_none() && !self.choice.is_paused && now >= self.asking.due {
             self.asking.sampler.ask()?;

@@ -1,16 +1,16 @@
-//! A frame as text, for `--once`. Must never move the cursor, nor colour what is not for a terminal.
+//! Turns a frame into text, for `--once`. Must never move the cursor, nor colour text that is not for a terminal.
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
 use unicode_width::UnicodeWidthStr;
 
-/// The lines of `buf` without blanks at their ends; with colours and weights as SGR sequences if asked for.
+/// The lines of `buf` without trailing blanks; with SGR sequences for styles if `styled`.
 pub fn text(buf: &Buffer, styled: bool) -> String {
     let mut text = String::new();
     for row in buf.content.chunks(usize::from(buf.area.width.max(1))) {
         let mut line = String::new();
         let mut style = String::new();
-        // A wide character takes the next cell too.
+        // A wide character covers the next cell.
         let mut covered = 0;
         for cell in row {
             if covered > 0 {
@@ -35,7 +35,7 @@ pub fn text(buf: &Buffer, styled: bool) -> String {
     text
 }
 
-/// The sequence for a cell's style (ECMA-48, SGR), of those that frames use.
+/// The SGR sequence (ECMA-48) for a cell's style, for the styles that frames use.
 fn sgr(cell: &Cell) -> String {
     let mut codes = Vec::new();
     for (modifier, code) in

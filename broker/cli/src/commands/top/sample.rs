@@ -1,5 +1,5 @@
-//! What `top` knows of the broker at one moment, and the thread that asks for it: a broker that hangs must not hold
-//! up keys and signals. Must never read without a bound, nor ask again before it has been told to.
+//! Samples of the broker, taken by a thread: a broker that hangs must not delay keys and signals. Must never read without a
+//! bound, nor ask the broker unless told to.
 
 use crate::admin::again;
 use crate::admin::{Admin, Selection};
@@ -12,30 +12,30 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::Instant;
 
-/// Clients read for one sample, and at most a page more: more than a node has ranks, in a dozen pages.
+/// Most clients of a sample, apart from the rest of a page: more than the ranks of a node, in a dozen pages.
 pub const CLIENTS_READ: usize = 4096;
-/// Leases read for one sample, and at most a page more: some twenty pages, a fraction of a millisecond each.
+/// Most leases of a sample, apart from the rest of a page: some twenty pages, a fraction of a millisecond each.
 pub const LEASES_READ: usize = 8192;
 
-/// The broker at one moment.
+/// The state of the broker at one moment.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When it was taken.
+    /// Time of the sample.
     pub at: Instant,
     /// Counts and caps.
     pub status: StatusView,
-    /// Clients, at most [`CLIENTS_READ`] and a page.
+    /// At most [`CLIENTS_READ`] clients and the rest of a page.
     pub clients: Vec<ClientRecord>,
-    /// There are more.
+    /// There are more clients.
     pub clients_cut: bool,
-    /// Leases, at most [`LEASES_READ`] and a page.
+    /// At most [`LEASES_READ`] leases and the rest of a page.
     pub leases: Vec<LeaseRecord>,
-    /// There are more.
+    /// There are more leases.
     pub leases_cut: bool,
 }
 
 impl Sample {
-    /// Asks the broker. Its parts are some milliseconds apart.
+    /// Takes a sample. Its parts are some milliseconds apart.
     pub fn take(admin: &mut Admin) -> Result<Self> {
         let status = StatusView::from(&admin.status()?);
         let (clients, clients_cut) = admin.first(Selection::ALL, CLIENTS_READ)?;
@@ -44,7 +44,7 @@ impl Sample {
     }
 }
 
-/// The thread that asks; it ends with the process, since it may be waiting for a broker that hangs.
+/// The thread that takes samples. It is never joined, since it may wait for a broker that hangs.
 pub struct Sampler {
     requests: Sender<()>,
     samples: Receiver<Result<Sample>>,
@@ -52,7 +52,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts it with this connection; it makes a new one when that is lost.
+    /// Starts the thread with a connection; it connects again when the connection is lost.
     pub fn start(admin: Admin) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let came = Arc::new(EventFd::from_flags(flags).context(|| "open an eventfd")?);
@@ -77,9 +77,9 @@ impl Sampler {
         self.requests.send(()).map_err(|_| ended())
     }
 
-    /// The sample asked for, if it has come, or why there is none.
+    /// The answer to the last question, if it has arrived.
     pub fn take(&self) -> Result<Option<Result<Sample>>> {
-        // Empty when nothing has come.
+        // Fails if nothing has arrived.
         let _ = self.came.read();
         match self.samples.try_recv() {
             Ok(sample) => Ok(Some(sample)),
@@ -90,7 +90,7 @@ impl Sampler {
 }
 
 impl AsFd for Sampler {
-    /// Readable when a sample has come.
+    /// Readable when an answer has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.came.as_fd()
     }
@@ -104,7 +104,7 @@ fn again(connection: &mut Option<Admin>) -> Result<Sample> {
                 return Ok(sample);
             }
             Err(error @ Error::NoAnswer { .. }) => return Err(error),
-            // Another broker may have taken over: that one is asked at once.
+            // Another broker may have taken over: it is asked at once.
             Err(_) => {}
         }
     }

@@ -1,5 +1,5 @@
-//! The terminal while `top` has it: raw keys, the alternate screen. Must never be left so, however `top` ends: by its
-//! end, an error, a signal or a panic.
+//! The terminal in raw mode with the alternate screen. Must always be restored, whether `top` ends by a key, an error, a
+//! signal or a panic.
 
 use crate::error::{Context, Result};
 use crate::output::colour_wanted;
@@ -17,20 +17,20 @@ use ratatui::style::Color;
 use std::io::{Stdout, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The terminal is not as it was. Read and changed with standard output locked: whoever gives the terminal back does it
-/// between two frames, and once.
+/// Whether the terminal is in raw mode. Only used with stdout locked, so that the terminal is restored once, and between two
+/// frames.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The terminal, taken; given back when this is dropped.
+/// The terminal; restored when this is dropped.
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
     has_colour: bool,
 }
 
 impl Screen {
-    /// Takes the terminal that standard output is.
+    /// Takes the terminal of stdout.
     pub fn open() -> Result<Self> {
-        // Else the message would be on the alternate screen, and gone with it.
+        // Otherwise the panic's message would vanish with the alternate screen.
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             give_back();
@@ -43,33 +43,33 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Takes it again, after somebody else may have used it, and empties it.
+    /// Takes the terminal again after another program may have used it, and clears it.
     pub fn take(&mut self) -> Result<()> {
-        // A shell may have changed the mode behind our back; taking it twice would do nothing.
+        // A shell may have changed the mode meanwhile, and enabling raw mode twice does nothing.
         give_back();
-        // First: what fails half way is to be given back, too.
+        // First, so that a failure below restores the terminal too.
         IS_TAKEN.store(true, Ordering::Relaxed);
         enable_raw_mode().context(|| "set the terminal to raw mode")?;
         execute!(stdout(), EnterAlternateScreen).context(|| "use the terminal")?;
         self.clear()
     }
 
-    /// Empties it, so that the next frame is drawn whole.
+    /// Clears the screen; the next frame is drawn completely.
     pub fn clear(&mut self) -> Result<()> {
         let _between_frames = stdout().lock();
         if !IS_TAKEN.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.terminal.hide_cursor().context(|| "use the terminal")?;
-        // Not `Terminal::clear`: it asks the terminal where the cursor is, and waits on standard input for the answer,
-        // without end when the terminal is gone.
+        // Not `Terminal::clear`: it asks the terminal for the cursor's place and waits on stdin for the answer, for ever if
+        // the terminal is gone.
         let size = self.terminal.size().context(|| "use the terminal")?;
         self.terminal.resize(size.into()).context(|| "clear the terminal")
     }
 
-    /// Draws one frame, as large as the terminal is now; `None`: another thread has panicked, and given it back.
+    /// Draws a frame in the current size of the terminal; `None`: another thread has panicked and restored the terminal.
     pub fn draw<T>(&mut self, draw: impl FnOnce(&mut Buffer) -> T) -> Result<Option<T>> {
-        // Locked by this thread already if it panics in here: the lock is reentrant.
+        // A panic in here locks again in this thread: the lock is reentrant.
         let _whole = stdout().lock();
         if !IS_TAKEN.load(Ordering::Relaxed) {
             return Ok(None);
@@ -86,8 +86,8 @@ impl Screen {
         Ok(shown)
     }
 
-    /// Gives the terminal back and stops, as Ctrl-Z does; comes back with `fg`. `whole_job`: the terminal would have
-    /// stopped every process of the foreground group.
+    /// Restores the terminal and stops this process as Ctrl-Z does; returns after `fg`. `whole_job`: stops every process of the
+    /// foreground group, as the terminal would.
     pub fn suspend(&mut self, whole_job: bool) -> Result<()> {
         give_back();
         let mut stop = SigSet::empty();
@@ -95,7 +95,7 @@ impl Screen {
         stop.thread_unblock().context(|| "unblock SIGTSTP")?;
         let whom = if whole_job { Pid::from_raw(0) } else { Pid::this() };
         kill(whom, Signal::SIGTSTP).context(|| "stop this job")?;
-        // Here it stands still, until SIGCONT.
+        // Stopped here, until SIGCONT.
         stop.thread_block().context(|| "block SIGTSTP")?;
         self.take()
     }
@@ -107,10 +107,10 @@ impl Drop for Screen {
     }
 }
 
-/// Gives the terminal back as it was. What fails is left: there is nothing else to do.
+/// Restores the terminal. Errors are ignored: nothing else can be done.
 fn give_back() {
     let _between_frames = stdout().lock();
-    // Twice would put the cursor where it was at first, and what comes then over a panic's message.
+    // A second time would move the cursor back, so that later text overwrites a panic's message.
     if !IS_TAKEN.swap(false, Ordering::Relaxed) {
         return;
     }

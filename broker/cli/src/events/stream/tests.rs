@@ -151,7 +151,7 @@ fn stream_when_none_comes_in_its_place_then_over_with_status_3_and_a_remedy() {
     let words = heard(&broker.stream(Some(Duration::from_millis(100))), 2);
     assert!(words[0].starts_with("lost: "), "{words:#?}");
     assert!(words[1].starts_with("over 3: the broker at "), "{words:#?}");
-    assert!(words[1].contains("none has come in its place") && words[1].contains("start it again"));
+    assert!(words[1].contains("no other has started") && words[1].contains("start it again"));
 }
 
 #[test]
