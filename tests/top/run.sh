@@ -11,7 +11,9 @@ case ${1-} in
     echo "usage: tests/top/run.sh      (no options; status 77: no tmux)"; exit 0 ;;
   *) echo "tests/top/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
-command -v tmux > /dev/null || { echo "tmux is not installed; run: sudo tests/install.sh"; exit 77; }
+for tool in tmux pgrep; do
+  command -v "$tool" > /dev/null || { echo "$tool is not installed; run: sudo tests/install.sh"; exit 77; }
+done
 
 programs=$(tests/programs.py) || exit 1
 fdbroker=$programs/fdbroker
@@ -70,7 +72,8 @@ job=$!
 exec 7> "$work/life"
 until_true test -e "$work/socket" || { cat "$work/run.log"; echo "0 passed, 1 failed"; exit 1; }
 
-# A shell in the terminal, an interactive one for Ctrl-Z. It notes the terminal's modes and how each command ended.
+# A shell in the terminal, an interactive one for Ctrl-Z, its arguments apart: one string would be run by the user's own
+# shell, and the terminal's process would be that. It notes the terminal's modes and how each command ended.
 cat > "$work/shell" << 'SHELL'
 export FDBROKER_ADMIN_SOCKET=$(cat "$WORK/socket")
 NODE=$WORK/node/fdbroker-admin/admin.sock
@@ -79,7 +82,7 @@ PROMPT_COMMAND='echo "ended with $?"; stty -a > "$WORK/modes.after"'
 PS1='ready> '
 SHELL
 tmux new-session -d -s top -x 80 -y 24 -e F="$fdbroker" -e PANIC="$top_panic" -e WORK="$work" \
-  "bash --noprofile --rcfile $work/shell -i" ||
+  bash --noprofile --rcfile "$work/shell" -i ||
   { echo "tmux does not start"; echo "0 passed, 1 failed"; exit 1; }
 until_true on_screen 'ready>'
 alternate() { [ "$(tmux display-message -p -t top '#{alternate_on}')" = "$1" ]; }
@@ -258,7 +261,8 @@ for place in drawing between thread; do
 done
 
 # Another terminal, which goes away under it.
-tmux new-session -d -s gone -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" "bash --noprofile --rcfile $work/shell -i"
+tmux new-session -d -s gone -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" \
+  bash --noprofile --rcfile "$work/shell" -i
 tmux send-keys -t gone 'echo $$ > "$WORK/gone"; exec "$F" top' Enter
 until_true eval "tmux capture-pane -p -t gone | grep -q 'q quit  h help'"
 gone=$(cat "$work/gone")
