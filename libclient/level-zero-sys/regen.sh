@@ -13,7 +13,8 @@ usage: libclient/level-zero-sys/regen.sh [--check]
 
 Writes src/bindings.rs and src/result_names.rs. With --check it writes nothing and compares: exit 1 when they differ.
 It fetches the headers through apt (fetch.sh) and, unless BINDGEN names one, builds bindgen with cargo, both
-once, into tests/level_zero/img (another place: FDBROKER_ZE_IMG=DIR). Needs libclang: tests/install.sh.
+once, into tests/level_zero/img (another place: FDBROKER_ZE_IMG=DIR). Exit status 77: no libclang, which it needs
+(tests/install.sh).
 HELP
 }
 die() { echo "regen.sh: $1" >&2; shift; for line in "$@"; do echo "  $line" >&2; done; exit 1; }
@@ -25,6 +26,18 @@ case ${1-} in
   -h | --help) usage; exit 0 ;;
   *) usage >&2; exit 2 ;;
 esac
+
+# Looked for before bindgen is built, which takes minutes, and in the places where bindgen looks.
+has_libclang() {
+  local dir
+  [ -z "${LIBCLANG_PATH-}" ] || return 0
+  for dir in /usr/lib /usr/lib64 /usr/lib/*-linux-gnu /usr/lib/llvm*/lib /usr/local/lib; do
+    compgen -G "$dir/libclang.so*" > /dev/null && return
+    compgen -G "$dir/libclang-[0-9]*.so*" > /dev/null && return
+  done
+  return 1
+}
+has_libclang || { echo "libclang is not installed; run: sudo tests/install.sh" >&2; exit 77; }
 
 image=$(realpath -m "${FDBROKER_ZE_IMG:-$repository/tests/level_zero/img}")
 "$here/fetch.sh" "$image/debian13"

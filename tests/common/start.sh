@@ -1,5 +1,6 @@
 # Sourced first by each test script: starts the script again by bash, with signals as after a login, with nothing on stdin
 # and with no fd but 0, 1 and 2, so that a test is the same under any parent. Must never do so twice for one script.
+# Gives the script `not_run`.
 # shellcheck shell=sh
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
 if [ "${FDBROKER_TEST_STARTED-}" != "$$" ]; then
@@ -19,3 +20,15 @@ if [ "${FDBROKER_TEST_STARTED-}" != "$$" ]; then
   eval 'exec env --default-signal bash "$0" "$@"' "$redirections"
 fi
 unset FDBROKER_TEST_STARTED
+
+# not_run NAME REASON: says that a test cannot run on this machine; a failure when CI is set. The script has its counts in
+# `passed` and `failed`.
+not_run() {
+  echo "not run: $1: $2"
+  if [ -n "${FDBROKER_NOT_RUN_LOG-}" ]; then
+    # tests/run.sh takes one from the passed for each line there.
+    echo "$1: $2" >> "$FDBROKER_NOT_RUN_LOG"; passed=$((passed + 1))
+  elif [ -n "${CI-}" ]; then
+    failed=$((failed + 1))
+  fi
+}

@@ -310,8 +310,8 @@ fn ranks_when_the_broker_is_killed_while_they_come_back_then_the_next_one_hears_
     broker.assert_nothing_left();
 }
 
-/// A short grace: what nobody names again ends soon.
-fn short_grace() -> Setup {
+/// A short grace: what nobody names again ends soon, and what a client names again on a loaded machine does not.
+pub fn short_grace() -> Setup {
     Setup::new().config("[limits]\ngrace_ms = 3000")
 }
 

@@ -205,7 +205,8 @@ fn isolated_when_for_any_then_another_user_reads_it() {
 
 #[test]
 fn isolated_when_the_broker_comes_back_then_only_new_ones_can_be_shared() {
-    let mut broker = Broker::start();
+    // The old handle is refused when the grace is over.
+    let mut broker = crate::comeback::short_grace().start();
     let (told, on_notice) = notices();
     let builder = broker.builder("resident").own_fds(2).on_notice(on_notice);
     let client = builder.connect().expect("connect");
