@@ -512,7 +512,7 @@ fn admin_when_asked_then_pages_of_what_there_is() {
     };
     let broker = Broker::start(&[]);
     let mut client = Client::connect(&broker.socket());
-    let handles = client.register_memfds(600);
+    let handles = client.register_memfds(300);
     let prefixes: Vec<_> = handles[..10].iter().map(|handle| handle.prefix).collect();
     let _grants = client.acquire(&prefixes, 0);
     let admin = Socket::connect(&broker.admin_dir().join("admin.sock"));
@@ -532,8 +532,8 @@ fn admin_when_asked_then_pages_of_what_there_is() {
     let reply = ask(Kind::AdminStatus, 0, Filter::None, 0);
     let status = *reply.message().body_as::<NodeStatus>().unwrap();
     assert_eq!(status.pid.get(), broker.child.id());
-    assert_eq!((status.clients.get(), status.allocations.now.get()), (1, 600));
-    assert_eq!((status.held_now.get(), status.open_leases.now.get()), (600, 10));
+    assert_eq!((status.clients.get(), status.allocations.now.get()), (1, 300));
+    assert_eq!((status.held_now.get(), status.open_leases.now.get()), (300, 10));
 
     let mut records = Vec::new();
     let mut cursor = 0;
@@ -548,7 +548,7 @@ fn admin_when_asked_then_pages_of_what_there_is() {
             break;
         }
     }
-    assert_eq!(records.len(), 600);
+    assert_eq!(records.len(), 300);
     assert!(records.iter().all(|record| record.inode.get() != 0));
     assert_eq!(records[0].owner_pid.get(), std::process::id());
     assert_eq!(&records[0].owner_name[..6], b"a test");
@@ -569,5 +569,5 @@ fn admin_when_asked_then_pages_of_what_there_is() {
     let message = reply.message();
     let (_, clients) = message.head_and_items::<Page, ClientRecord>().unwrap();
     assert_eq!(clients.len(), 1);
-    assert_eq!(clients[0].allocations.get(), 600);
+    assert_eq!(clients[0].allocations.get(), 300);
 }

@@ -12,6 +12,6 @@ fn transcripts_when_run_then_as_the_documentation_shows() {
         .env("PATH", format!("{}:{rest}", folder.display()))
         .env("FDBROKER_ADMIN_SOCKET", "/nowhere/admin.sock")
         .env("FDBROKER_SOCKET", "/nowhere/broker.sock")
-        .case("../../docs/*.md")
-        .case("../../README.md");
+        .case(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/*.md"))
+        .case(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
 }
