@@ -1,6 +1,7 @@
 //! The import cache with the real daemon: threads, reused addresses, dying owners, the ledger, few fds.
 
-use crate::support::broker::{Broker, Setup};
+use crate::common::not_run;
+use crate::support::broker::{Broker, Setup, why_not_fds};
 use crate::support::memory::{BLOCK_BYTES, pattern};
 use crate::support::owner::Owner;
 use crate::support::peer::{Link, Peer};
@@ -274,39 +275,37 @@ fn import_all(cache: &ImportCache, path: &Path) -> String {
     format!("{right} right, {} hits, {} entries, {more} fds", stats.hits, stats.entries)
 }
 
-/// A process that imports all blocks of an owner.
-fn import_elsewhere(broker: &Broker, owner: &Owner, limit: u64) -> String {
+/// A process that imports all `count` blocks of an owner, with at most `limit` fds; what it says.
+fn assert_imported_elsewhere(count: usize, limit: u64, expected: &str) {
+    let broker = Broker::start();
+    let mut peer = Peer::start("importing");
+    assert_eq!(peer.ask(&format!("limit {limit}")), "OK");
+    // Before the blocks: where the daemon may have 1,024 fds, they fill its table, and who comes then is refused.
+    assert_eq!(peer.ask(&format!("connect {}", broker.socket().display())), "OK");
+    let owner = Owner::of(&broker, "owner", count);
     let path = broker.dir().join("handles");
     let bytes: Vec<u8> = owner.handles().iter().flat_map(|handle| handle.to_bytes()).collect();
     std::fs::write(&path, bytes).expect("write the handles");
-    let mut peer = Peer::start("importing");
-    assert_eq!(peer.ask(&format!("limit {limit}")), "OK");
-    assert_eq!(peer.ask(&format!("connect {}", broker.socket().display())), "OK");
-    let answer = peer.ask(&format!("import {}", path.display()));
-    let entries = owner.handles().len() as u64;
+
+    assert_eq!(peer.ask(&format!("import {}", path.display())), expected);
+
     eventually("all its leases are mapped", || {
         let status = broker.status();
-        (status.mapped_leases.now.get(), status.open_leases.now.get()) == (entries, 0)
+        (status.mapped_leases.now.get(), status.open_leases.now.get()) == (count as u64, 0)
     });
-    answer
+    drop((peer, owner));
+    broker.assert_nothing_left();
 }
 
 #[test]
 fn import_many_when_32_fds_are_allowed_then_all_300_are_imported() {
-    let broker = Broker::start();
-    let owner = Owner::of(&broker, "owner", 300);
-    let answer = import_elsewhere(&broker, &owner, 32);
-    assert_eq!(answer, "600 right, 300 hits, 300 entries, 0 fds");
-    drop(owner);
-    broker.assert_nothing_left();
+    assert_imported_elsewhere(300, 32, "600 right, 300 hits, 300 entries, 0 fds");
 }
 
 #[test]
 fn import_many_when_10000_are_imported_then_no_fd_is_held_for_them() {
-    let broker = Broker::start();
-    let owner = Owner::of(&broker, "owner", 10_000);
-    let answer = import_elsewhere(&broker, &owner, 1024);
-    assert_eq!(answer, "20000 right, 10000 hits, 10000 entries, 0 fds");
-    drop(owner);
-    broker.assert_nothing_left();
+    if let Some(reason) = why_not_fds(12_000) {
+        return not_run("import_many_when_10000_are_imported_then_no_fd_is_held_for_them", &reason);
+    }
+    assert_imported_elsewhere(10_000, 1024, "20000 right, 10000 hits, 10000 entries, 0 fds");
 }

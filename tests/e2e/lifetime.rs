@@ -316,13 +316,14 @@ fn grant_when_registered_with_more_than_bytes_then_all_of_it_is_told() {
 fn flush_when_more_buffers_are_freed_than_unregister_at_once_then_all_are_stale_for_others() {
     let broker = Broker::start();
     let owner = broker.builder("owner").own_fds(2).connect().expect("connect");
+    // Before the buffers: where the daemon may have 1,024 fds, they fill its table.
+    let consumer = broker.client("consumer");
     // Unregisters go by 253, four messages at a time: the rest gathers in the library.
     const BUFFERS: usize = 2000;
     let arena = Arena::new(&owner, host_memory(), BUFFERS * BLOCK_BYTES).expect("an arena");
     let buffers: Vec<_> = (0..BUFFERS).map(|_| arena.alloc(BLOCK_BYTES).expect("room")).collect();
     let handles = arena.register(&buffers, patience()).expect("connected");
     let handles: Vec<Handle> = handles.into_iter().map(|one| one.expect("registered")).collect();
-    let consumer = broker.client("consumer");
 
     drop(buffers);
     owner.flush(patience()).expect("the broker answers");

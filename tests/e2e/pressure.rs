@@ -5,10 +5,9 @@ use crate::support::memory::{BLOCK_BYTES, assert_bytes};
 use crate::support::owner::Owner;
 use crate::support::peer::{Peer, to_line};
 use crate::support::rank::rank;
-use crate::support::wait::{eventually, patience};
+use crate::support::wait::{eventually, many_fds, patience};
 use fdbroker_client::{Client, Deadline, Deposit, Error, Handle};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, Resource, Scope};
-use nix::sys::resource::{Resource as Limit, getrlimit, setrlimit};
 use std::time::Duration;
 
 /// The status of a NO_QUOTA names this cap, and says who holds most of it.
@@ -182,19 +181,13 @@ fn acquire_when_a_full_batch_has_stale_ones_then_each_has_its_own_answer() {
     broker.assert_nothing_left();
 }
 
-/// Tests that hold 600 fds may run side by side in this process; the usual soft limit is 1,024.
-fn make_room_for_fds() {
-    let (soft, hard) = getrlimit(Limit::RLIMIT_NOFILE).expect("getrlimit");
-    let wanted = soft.max(4096).min(hard);
-    setrlimit(Limit::RLIMIT_NOFILE, wanted, hard).expect("setrlimit");
-}
-
 #[test]
 fn acquire_when_600_handles_in_one_call_then_all_are_granted() {
-    make_room_for_fds();
+    let _table = many_fds();
     let broker = Broker::start();
-    let owner = Owner::of(&broker, "owner", 600);
+    // Before the blocks: where the daemon may have 1,024 fds, they fill its table.
     let client = broker.client("consumer");
+    let owner = Owner::of(&broker, "owner", 600);
     let outcomes = outcomes(&client, &owner.handles());
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     assert_eq!(broker.status().grants.get(), 600);
@@ -202,7 +195,7 @@ fn acquire_when_600_handles_in_one_call_then_all_are_granted() {
 
 #[test]
 fn acquire_when_600_handles_and_the_broker_holds_10_then_all_are_granted() {
-    make_room_for_fds();
+    let _table = many_fds();
     let broker =
         Setup::new().config("[caps.node]\nheld_fds = 10\n[limits]\nbase_credits = 0").start();
     let owner = Owner::of(&broker, "owner", 600);

@@ -2,7 +2,7 @@
 //! lost, nothing is left behind, and a takeover that fails harms nobody.
 
 use crate::common::not_run;
-use crate::support::broker::{Broker, Setup, program};
+use crate::support::broker::{Broker, Setup, program, why_not_fds};
 use crate::support::memory::{BLOCK_BYTES, assert_bytes, both_seals, memfd};
 use crate::support::owner::{Owner, notices};
 use crate::support::raw::{Incoming, Raw, grants, hello, open, receive_from};
@@ -194,7 +194,11 @@ fn requests_when_unread_at_the_takeover_then_the_successor_serves_them() {
 #[test]
 fn fds_when_8000_are_held_then_all_go_along() {
     const COUNT: usize = 8000;
-    let mut broker = Setup::new().nofile(12_000).start();
+    const TABLE: u64 = 12_000;
+    if let Some(reason) = why_not_fds(TABLE) {
+        return not_run("fds_when_8000_are_held_then_all_go_along", &reason);
+    }
+    let mut broker = Setup::new().nofile(TABLE).start();
     let mut owner = Raw::connect(&broker.socket());
     let block = memfd(c"block", BLOCK_BYTES, both_seals());
     let mut handles = Vec::new();

@@ -6,7 +6,7 @@ use super::peer::signal_and_await;
 use super::wait::{PATIENCE, eventually, eventually_ok, eventually_some, read_to_end};
 use fdbroker_client::{Client, ClientBuilder};
 use fdbroker_protocol::admin::{NodeStatus, Use};
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{File, Permissions};
@@ -391,6 +391,13 @@ pub fn settled_fds(pid: Pid, admin_socket: &Path) -> usize {
 /// The program under test.
 pub fn program() -> PathBuf {
     std::env::var_os(PROGRAM_VARIABLE).map_or(PROGRAM.into(), PathBuf::from)
+}
+
+/// Why a daemon cannot have a table of `count` fds here; `None`: it can.
+pub fn why_not_fds(count: u64) -> Option<String> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("getrlimit");
+    let is_enough = hard >= count || nix::unistd::geteuid().is_root();
+    (!is_enough).then(|| format!("needs a hard limit of {count} fds (ulimit -Hn), not {hard}"))
 }
 
 /// Whether no client is connected and nothing is charged.

@@ -7,6 +7,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fmt::Display;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest time of every wait. It ends a test that hangs. It is far above the needs of an emulated machine: no test passes
@@ -15,6 +16,13 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Pause between two looks at a state that no event announces.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Held by a test that has hundreds of fds open in this process: one such test at a time fits a table of 1,024 fds.
+pub fn many_fds() -> MutexGuard<'static, ()> {
+    static TABLE: Mutex<()> = Mutex::new(());
+    // A test that fails closes its fds all the same.
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The deadline of calls that are expected to succeed.
 pub fn patience() -> Deadline {
