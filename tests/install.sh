@@ -18,7 +18,8 @@ esac
 
 # What the tests need, and the package that brings it: a command, or a path with wildcards.
 # libclang with its headers is for bindgen (libclient/level-zero-sys/regen.sh).
-needs="gcc:gcc g++:g++ pkg-config:pkg-config valgrind:valgrind tmux:tmux pgrep:procps nm:binutils /usr/bin/python3:python3 ip:iproute2
+needs="gcc:gcc g++:g++ pkg-config:pkg-config valgrind:valgrind tmux:tmux pgrep:procps
+  nm:binutils /usr/bin/python3:python3 ip:iproute2
   busybox:busybox-static cpio:cpio xz:xz-utils zstd:zstd mmdebstrap:mmdebstrap
   mpirun.openmpi:openmpi-bin /usr/lib/*/openmpi/include/mpi.h:libopenmpi-dev
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py
