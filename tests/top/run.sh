@@ -195,7 +195,7 @@ all_watch() {
 }
 check "as many others watch as may" all_watch
 start
-check "no watcher more: one line says so" on_screen "$time  no events: no room for another watcher; end a watch or another top"
+check "no watcher more: one line says so" on_screen "$time  no events: no room for another watcher; end a watch or a top"
 check "and the rest of the frame is there" on_screen 'CLIENTS 3, by'
 kill "${children[@]}"
 wait "${children[@]}"
@@ -295,7 +295,7 @@ press C-l; press 'clear; FDBROKER_ADMIN_SOCKET=$NODE "$F" top --interval 0.2' En
 check "a broker" on_screen "^fdbroker top: broker $broker, "
 broker --takeover
 check "it is taken over: the header names the other" on_screen "^fdbroker top: broker $broker, "
-check "and an event says so" on_screen "$time  watching broker $broker, which goes on"
+check "and an event says so" on_screen "$time  watching broker $broker, which continues the ledger"
 kill -KILL "$broker"
 wait "$broker" 2> /dev/null
 check "it is killed: the header says so" on_screen '^fdbroker top: NO BROKER'

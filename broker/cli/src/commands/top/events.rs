@@ -45,7 +45,7 @@ impl Event {
             Error::Lost { cause, .. } => format!("the broker ended the connection ({cause})"),
             Error::NoBroker { cause, .. } => format!("no broker answers ({cause})"),
             Error::TooManyWatch { .. } => {
-                "no room for another watcher; end a watch or another top".into()
+                "no room for another watcher; end a watch or a top".into()
             }
             Error::NoAnswer { .. } => "the broker does not answer".into(),
             error => error.to_string(),
