@@ -12,10 +12,15 @@ fn examples(help: &str) -> impl Iterator<Item = &str> {
 
 /// The words of a shell's line. What follows two blanks or more is a remark, and left out.
 fn words(line: &str) -> Vec<String> {
-    let line = line.trim().replace("; ", " ; ");
+    let line = line.trim();
     let ends = line.match_indices("  ").map(|(at, _)| at).chain([line.len()]);
     let whole = ends.into_iter().find_map(|end| shlex::split(&line[..end]));
-    whole.unwrap_or_else(|| panic!("a quote without its end: {line}"))
+    let whole = whole.unwrap_or_else(|| panic!("a quote without its end: {line}"));
+    let parts = whole.iter().flat_map(|word| match word.strip_suffix(';') {
+        Some(word) => vec![word, ";"],
+        None => vec![word.as_str()],
+    });
+    parts.map(str::to_owned).collect()
 }
 
 /// Every call of fdbroker in the line: also as an argument of another command, or of a shell.

@@ -463,7 +463,7 @@ fn acts_when_neither_root_nor_the_brokers_user_then_denied_and_may_look() {
     {
         let (code, stderr) = as_nobody(arguments);
         assert_eq!(code, Some(4), "{arguments:?}: {stderr}");
-        assert!(stderr.contains("only root and the user of the broker"), "{stderr}");
+        assert!(stderr.contains("only root and the broker's user"), "{stderr}");
     }
     assert_eq!(as_nobody(&["status"]).0, Some(0));
     assert_eq!(as_nobody(&["evict", "--all", "--dry-run"]).0, Some(0));
