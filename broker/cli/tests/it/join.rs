@@ -332,7 +332,7 @@ fn join_when_the_place_is_hostile_then_refused_with_a_remedy() {
         not_run("join_when_the_place_is_hostile (another user's)", "giving a file away needs root");
     }
     set_mode(node.0.path(), 0o777);
-    refused("everybody may replace files");
+    refused("all users may replace files");
     let _ = std::fs::remove_dir(&home);
     set_mode(node.0.path(), 0o1777);
     Member::join(node.rank("a", MEMBER)).leave();
