@@ -164,10 +164,19 @@ fn scheduled(path: &str) -> Option<Cgroup<'_>> {
     None
 }
 
+/// Whether a text begins like the name of a job: `slurm:`, `unit:` and so on.
+pub fn is_job_name(text: &str) -> bool {
+    let is_known = |kind: &str| kind == UNIT || SCHEDULERS.iter().any(|it| it.name == kind);
+    text.split_once(':').is_some_and(|(kind, _)| !kind.is_empty() && is_known(kind))
+}
+
+/// Begins the names of jobs that only a unit of systemd names.
+const UNIT: &str = "unit";
+
 fn unit_name(path: &str) -> JobName {
     let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
     let unit = path.rsplit('/').find(is_unit);
-    unit.map_or(JobName::NONE, |unit| JobName::new(&format!("unit:{unit}")))
+    unit.map_or(JobName::NONE, |unit| JobName::new(&format!("{UNIT}:{unit}")))
 }
 
 /// What the environment says of the job that a process is in: names and values of variables.

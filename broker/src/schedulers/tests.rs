@@ -179,6 +179,16 @@ fn job_cgroup_when_there_is_nothing_to_read_then_none() {
     }
 }
 
+#[test]
+fn is_job_name_when_it_begins_like_one_then_so() {
+    for name in ["slurm:81", "flux:fTE9HHdZvi3", "pbs:12.server", "k8s:1f3a", "unit:x.service"] {
+        assert!(is_job_name(name), "{name}");
+    }
+    for text in ["", ":", ":81", "slurm", "slurmy:81", "pid:7", "12.3"] {
+        assert!(!is_job_name(text), "{text}");
+    }
+}
+
 fn ids(environment: &[(&str, &str)]) -> Ids {
     Ids::find(|name| {
         environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())

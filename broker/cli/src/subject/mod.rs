@@ -9,6 +9,7 @@ use crate::records;
 use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord};
 use fdbroker_protocol::handle::HANDLE_BYTES;
 use fdbroker_protocol::{AllocationId, Handle};
+use fdbrokerd::schedulers::is_job_name;
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
@@ -43,8 +44,7 @@ impl FromStr for Subject {
         if let Some(uid) = text.strip_prefix("uid:") {
             return number(uid).map(Subject::Uid);
         }
-        let is_job = ["slurm:", "pbs:", "k8s:", "unit:"].iter().any(|it| text.starts_with(it));
-        if is_job || text.starts_with(JOB_PREFIX) {
+        if is_job_name(text) || text.starts_with(JOB_PREFIX) {
             return Ok(Subject::Job(text.to_owned()));
         }
         if text.len() == 2 * HANDLE_BYTES {
@@ -180,7 +180,9 @@ mod tests {
     fn subject_when_each_form_then_parsed() {
         assert_eq!("pid:7".parse(), Ok(Subject::Pid(7)));
         assert_eq!("uid:1000".parse(), Ok(Subject::Uid(1000)));
-        for name in ["slurm:4711", "job:slurm:4711", "job:00000000000000ab", "unit:x.service"] {
+        for name in
+            ["slurm:4711", "flux:f1", "job:slurm:4711", "job:00000000000000ab", "unit:x.service"]
+        {
             assert_eq!(name.parse(), Ok(Subject::Job(name.to_owned())));
         }
         let id = AllocationId { slot: 12, generation: 3 };

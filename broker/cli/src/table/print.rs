@@ -9,9 +9,9 @@ use super::sort::{Order, Sorter};
 use super::value::Value;
 use crate::admin::{Admin, Record, Selection};
 use crate::error::Result;
-use crate::output::say;
-use crate::output::{self, Columns, Output, Side, commas};
+use crate::output::{self, Columns, Output, Side, commas, say};
 use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::json;
 
 /// Rows that are aligned together. The first of them set the least widths of the columns.
 const ROWS_AT_ONCE: usize = 256;
@@ -109,7 +109,7 @@ impl<R: Record + Copy> List<R> {
                 out.text(&format!(",\"left_out\":{left_out}"))?;
             }
             let left_out = commas(left_out);
-            say!("fdbroker: {left_out} are left out, the last in this order; use --filter");
+            say!("fdbroker: the last {left_out} records in this order are left out; use --filter");
         }
         Ok(())
     }
@@ -171,14 +171,11 @@ impl<R> Serialize for Fields<'_, R> {
 fn list_columns<R>(columns: &[Column<R>], args: &ListArgs) -> Result<()> {
     let mut out = Output::stdout();
     if args.json {
-        let each = columns.iter().map(|it| {
-            let is_default = it.is_default;
-            let fields = [("column", it.name), ("key", it.key), ("type", it.kind.name())];
-            let mut object = serde_json::json!({ "default": is_default, "help": it.help });
-            fields.into_iter().for_each(|(key, value)| object[key] = value.into());
-            object
-        });
-        out.json_line(&serde_json::json!({ "columns": each.collect::<Vec<_>>() }))?;
+        let each = |it: &Column<R>| {
+            let (kind, is_default) = (it.kind.name(), it.is_default);
+            json!({ "column": it.name, "key": it.key, "type": kind, "default": is_default, "help": it.help })
+        };
+        out.json_line(&json!({ "columns": columns.iter().map(each).collect::<Vec<_>>() }))?;
         return out.finish();
     }
     let headings = ["COLUMN", "KEY", "TYPE", "DEFAULT", "WHAT"];

@@ -3,9 +3,10 @@
 use crate::table::{self, ListArgs};
 
 const EXAMPLES: &str = "\
-A job is the cgroup that its launcher made: slurm:ID, pbs:ID, k8s:UID of the pod; else unit:NAME of the nearest service
-or scope of systemd; job:KEY where the cgroup says none of these. Processes whose cgroup the broker cannot read, such as
-those of other PID namespaces, are of no job.
+A job is a cgroup that a scheduler made: slurm:ID, flux:ID, pbs:ID, or k8s: and the UID of a pod. A cgroup that no known
+scheduler made is unit:NAME, by the nearest service or scope of systemd, else job:KEY. PALS makes no cgroups: its
+processes belong to the PBS job, or to unit:palsd.service. Processes whose cgroup the broker cannot read, such as those
+of other PID namespaces, belong to no job.
 
 Examples:
   fdbroker jobs --sort FDS:desc
