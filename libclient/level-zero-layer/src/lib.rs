@@ -1,8 +1,8 @@
 //! A Level Zero layer for unmodified programs: their IPC handles work by value, in any process of the node.
 //! Must never make a program fail that runs with the driver alone, nor let a panic into it.
 //!
-//! **Layers** (tests/layers checks them): `below, key, limits, opened <- produced, say <- broker <- consume, produce <- entry
-//! <- preload, tables`.
+//! **Layers** (tests/layers checks them): `below, key, limits, opened <- produced, say <- broker <- consume, produce <-
+//! entry <- preload, tables`.
 //!
 //! Two ways in, one code path:
 //!
