@@ -10,7 +10,7 @@ usage: tests/hermetic.sh [COMMAND ...]      (default: cargo test --workspace --q
 
 Runs the command under nohup(1); with signals ignored; with fds 3, 4, 5 and 9 inherited; with stdin closed; with at most
 1024 fds; with an environment of HOME and PATH (and where cargo builds); from the directory /; beside 20 busy processes.
-From / the command needs a path of its own, such as `cargo test --manifest-path FILE` or a test program.
+The command is `cargo ...`, or a program by its full path.
 Ends with `N passed, N failed`. For a user with nothing of yours:
 
   sudo useradd -m plain; sudo -u plain git clone . /home/plain/fdbroker
@@ -18,8 +18,9 @@ Ends with `N passed, N failed`. For a user with nothing of yours:
 HELP
     exit 0 ;;
 esac
-manifest=$(dirname "$(readlink -f "$0")")/../Cargo.toml
-[ $# -gt 0 ] || set -- cargo test --manifest-path "$manifest" --workspace --quiet
+[ $# -gt 0 ] || set -- cargo test --workspace --quiet
+# From / cargo must be told of which workspace.
+[ "$1" != cargo ] || set -- cargo "${2-test}" --manifest-path "$(dirname "$(readlink -f "$0")")/../Cargo.toml" "${@:3}"
 log=$(mktemp) load=() passed=0 failed=0
 end_load() { [ "${#load[@]}" = 0 ] || { kill "${load[@]}" && wait "${load[@]}"; } 2> /dev/null; load=(); }
 trap 'end_load; rm -f "$log"' EXIT

@@ -16,6 +16,18 @@ check() { # NAME COMMAND...
   fi
 }
 parse_scripts() { local script; for script in $(git ls-files '*.sh' .ci/run); do bash -n "$script" || return 1; done; }
+# Test scripts and test programs that start processes begin alike under any parent (tests/common). tests/vm/run.sh is a tool
+# of tests, and the tests of the protocol start nothing.
+alike() {
+  local file status=0
+  for file in $(git ls-files 'tests/*/run.sh' tests/run.sh tests/demo.sh ':!tests/vm/run.sh'); do
+    grep -q 'common/start\.sh' "$file" || { echo "$file does not source tests/common/start.sh"; status=1; }
+  done
+  for file in $(git ls-files '*tests/it/main.rs' tests/e2e/main.rs tests/hostile/main.rs ':!libclient/protocol'); do
+    grep -q 'common/mod\.rs' "$file" || { echo "$file has no module tests/common/mod.rs"; status=1; }
+  done
+  return "$status"
+}
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/style
 check "cargo fmt" cargo fmt --all --check
@@ -24,5 +36,6 @@ check "cargo clippy" cargo clippy --workspace --all-targets --quiet -- -D warnin
 check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 check "layers" python3 tests/layers/run.py
 check "scripts parse" parse_scripts
+check "tests begin alike under any parent" alike
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
