@@ -4,14 +4,12 @@
 
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
+use crate::mailbox::{self, Inbox, Outbox, Unheard};
 use fdbroker_protocol::admin::EventRecord;
 use fdbroker_protocol::{ErrorCode, Kind};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Most messages between the thread and its reader, of at most 257 events (22 KiB) each: as many events as the broker keeps for
@@ -109,84 +107,29 @@ impl Watching {
     }
 }
 
-/// The thread that receives events. It is never joined, since it may wait for a broker that hangs.
-pub struct Stream {
-    told: Receiver<Told>,
-    came: Arc<EventFd>,
-}
+/// The thread that receives events, and its messages.
+pub type Stream = Inbox<Told>;
 
-impl Stream {
-    /// Starts the thread with the connection `first`. When that is lost, or `None`, the thread calls `connect` until it has
-    /// tried for `patience`; `None`: for ever.
-    pub fn start(
-        first: Option<Watching>,
-        selection: Selection,
-        patience: Option<Duration>,
-        connect: impl Fn() -> Result<Admin> + Send + 'static,
-    ) -> Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let came = Arc::new(EventFd::from_flags(flags).context(|| "open an eventfd")?);
-        let (tell, told) = sync_channel(MESSAGES_KEPT);
-        let teller = Teller { tell, came: Arc::clone(&came) };
-        let begin = move || Watching::begin(connect()?, selection);
-        let thread = std::thread::Builder::new().name("watcher".into());
-        // `Unheard`: the stream was dropped.
-        let work = move || drop(work(first, patience, begin, &teller));
-        thread.spawn(work).context(|| "start a thread")?;
-        Ok(Stream { told, came })
-    }
-
-    /// All messages that wait, at most [`MESSAGES_KEPT`] and one. An error: the thread has ended.
-    pub fn take(&self) -> Result<Vec<Told>> {
-        // Before the messages are read: later messages make the eventfd readable again. Fails if nothing has arrived.
-        let _ = self.came.read();
-        let mut all = Vec::new();
-        while all.len() <= MESSAGES_KEPT {
-            match self.told.try_recv() {
-                Ok(told) => all.push(told),
-                Err(TryRecvError::Disconnected) if all.is_empty() => return Err(ended()),
-                Err(_) => break,
-            }
-        }
-        Ok(all)
-    }
-}
-
-impl AsFd for Stream {
-    /// Readable when a message waits, or when the thread has ended.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.came.as_fd()
-    }
-}
-
-struct Teller {
-    tell: SyncSender<Told>,
-    came: Arc<EventFd>,
-}
-
-/// The stream was dropped.
-struct Unheard;
-
-impl Teller {
-    /// Sends a message; waits for room.
-    fn tell(&self, told: Told) -> std::result::Result<(), Unheard> {
-        self.tell.send(told).map_err(|_| Unheard)?;
-        self.came.write(1).map(drop).map_err(|_| Unheard)
-    }
-}
-
-impl Drop for Teller {
-    /// After a panic too: the reader must not wait for a thread that has ended.
-    fn drop(&mut self) {
-        let _ = self.came.write(1);
-    }
+/// Starts the thread with the connection `first`. When that is lost, or `None`, the thread calls `connect` until it has tried
+/// for `patience`; `None`: for ever.
+pub fn start(
+    first: Option<Watching>,
+    selection: Selection,
+    patience: Option<Duration>,
+    connect: impl Fn() -> Result<Admin> + Send + 'static,
+) -> Result<Stream> {
+    let begin = move || Watching::begin(connect()?, selection);
+    // `Unheard`: the stream was dropped.
+    mailbox::start("watcher", MESSAGES_KEPT, move |outbox| {
+        drop(work(first, patience, begin, outbox));
+    })
 }
 
 fn work(
     first: Option<Watching>,
     patience: Option<Duration>,
     begin: impl Fn() -> Result<Watching>,
-    teller: &Teller,
+    outbox: &Outbox<Told>,
 ) -> std::result::Result<(), Unheard> {
     let (mut watching, mut known) = (first, None);
     // Begin of the time without a connection, and whether `Lost` was sent.
@@ -199,11 +142,11 @@ fn work(
                 if is_said {
                     let (unix_us, gap) = (unix_us(), since.elapsed());
                     let is_continued = known.map(|it: Broker| it.incarnation == broker.incarnation);
-                    teller.tell(Told::Back(Back { unix_us, gap, broker, is_continued }))?;
+                    outbox.send(Told::Back(Back { unix_us, gap, broker, is_continued }))?;
                 }
                 known = Some(broker);
                 let began_at = Instant::now();
-                let error = read(&mut watching, teller)?;
+                let error = read(&mut watching, outbox)?;
                 (since, is_said) = (Instant::now(), false);
                 // A broker that ends again and again is not asked without pauses.
                 if began_at.elapsed() >= TRY_LAST {
@@ -223,11 +166,11 @@ fn work(
             || (is_said && patience.is_some_and(|most| since.elapsed() >= most));
         if is_over {
             let error = gone(error, patience);
-            return teller.tell(Told::Over { unix_us: unix_us(), error });
+            return outbox.send(Told::Over { unix_us: unix_us(), error });
         }
         if !is_said {
             is_said = true;
-            teller.tell(Told::Lost { unix_us: unix_us(), error })?;
+            outbox.send(Told::Lost { unix_us: unix_us(), error })?;
         }
         std::thread::sleep(pause);
         pause = (pause * 2).clamp(TRY_FIRST, TRY_LAST);
@@ -235,10 +178,10 @@ fn work(
 }
 
 /// Sends events on until the connection is lost; gives the reason.
-fn read(watching: &mut Watching, teller: &Teller) -> std::result::Result<Error, Unheard> {
+fn read(watching: &mut Watching, outbox: &Outbox<Told>) -> std::result::Result<Error, Unheard> {
     loop {
         match watching.next() {
-            Ok(events) => teller.tell(Told::Events(events))?,
+            Ok(events) => outbox.send(Told::Events(events))?,
             Err(error) => return Ok(error),
         }
     }
@@ -258,10 +201,6 @@ fn gone(error: Error, patience: Option<Duration>) -> Error {
 pub fn unix_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn ended() -> Error {
-    Error::Other("the thread that reads events has ended; this is a bug of fdbroker".into())
 }
 
 #[cfg(test)]

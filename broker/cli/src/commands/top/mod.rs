@@ -18,7 +18,7 @@ pub use args::Args;
 use crate::admin::again;
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
-use crate::events::stream::{Stream, Told, Watching, unix_us};
+use crate::events::stream::{self, Stream, Told, Watching, unix_us};
 use crate::output::terminal;
 use crate::output::{Output, colour_wanted};
 use crate::signals::Signals;
@@ -63,8 +63,8 @@ pub fn run(Args { once, interval }: Args) -> Result<()> {
     let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
     // After the signals are blocked: the thread must not receive them.
     let sampler = Sampler::start(admin)?;
-    let stream = Stream::start(None, Selection::ALL, None, again::connect)?;
-    let watched = Watched { stream: Some(stream), due: first.at };
+    let events = stream::start(None, Selection::ALL, None, again::connect)?;
+    let watched = Watched { stream: Some(events), due: first.at };
     let choice = Choice { interval, ..Choice::default() };
     let asking = Asking { sampler, due: first.at + interval, asked_at: None };
     let (model, decoder) = (Model::new(first), Decoder::default());
@@ -172,7 +172,7 @@ impl Top {
                     Act::Quit => return Ok(()),
                 }
             }
-            self.ask_if_due()?;
+            self.ask_if_due();
         }
     }
 
@@ -248,15 +248,14 @@ impl Top {
         Ok(())
     }
 
-    fn ask_if_due(&mut self) -> Result<()> {
+    fn ask_if_due(&mut self) {
         let now = Instant::now();
         // A shorter interval takes effect at once.
         self.asking.due = self.asking.due.min(now + self.choice.interval.max(RETRY_INTERVAL));
         if self.asking.asked_at.is_none() && !self.choice.is_paused && now >= self.asking.due {
-            self.asking.sampler.ask()?;
+            self.asking.sampler.ask();
             self.asking.asked_at = Some(now);
             self.asking.due = now + self.choice.interval;
         }
-        Ok(())
     }
 }

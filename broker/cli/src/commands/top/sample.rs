@@ -3,13 +3,12 @@
 
 use crate::admin::again;
 use crate::admin::{Admin, Selection};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
+use crate::mailbox::{self, Inbox};
 use crate::records::StatusView;
 use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
 /// Most clients of a sample, apart from the rest of a page: more than the ranks of a node, in a dozen pages.
@@ -44,55 +43,38 @@ impl Sample {
     }
 }
 
-/// The thread that takes samples. It is never joined, since it may wait for a broker that hangs.
+/// The thread that takes samples.
 pub struct Sampler {
     requests: Sender<()>,
-    samples: Receiver<Result<Sample>>,
-    came: Arc<EventFd>,
+    samples: Inbox<Result<Sample>>,
 }
 
 impl Sampler {
     /// Starts the thread with a connection; it connects again when the connection is lost.
     pub fn start(admin: Admin) -> Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let came = Arc::new(EventFd::from_flags(flags).context(|| "open an eventfd")?);
         let (requests, asked) = channel();
-        let (results, samples) = channel();
-        let tell = Arc::clone(&came);
-        let work = move || {
+        let samples = mailbox::start("sampler", 1, move |outbox| {
             let mut admin = Some(admin);
-            while let Ok(()) = asked.recv() {
-                if results.send(again(&mut admin)).is_err() || tell.write(1).is_err() {
-                    return;
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("sampler".into());
-        thread.spawn(work).context(|| "start a thread")?;
-        Ok(Sampler { requests, samples, came })
+            while asked.recv().is_ok() && outbox.send(again(&mut admin)).is_ok() {}
+        })?;
+        Ok(Sampler { requests, samples })
     }
 
-    /// Asks for one sample.
-    pub fn ask(&self) -> Result<()> {
-        self.requests.send(()).map_err(|_| ended())
+    /// Asks for one sample. If the thread has ended, [`Sampler::take`] gives the error.
+    pub fn ask(&self) {
+        let _ = self.requests.send(());
     }
 
-    /// The answer to the last question, if it has arrived.
+    /// The answer to the last question, if it has arrived. An error: the thread has ended.
     pub fn take(&self) -> Result<Option<Result<Sample>>> {
-        // Fails if nothing has arrived.
-        let _ = self.came.read();
-        match self.samples.try_recv() {
-            Ok(sample) => Ok(Some(sample)),
-            Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(ended()),
-        }
+        Ok(self.samples.take()?.pop())
     }
 }
 
 impl AsFd for Sampler {
     /// Readable when an answer has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.came.as_fd()
+        self.samples.as_fd()
     }
 }
 
@@ -112,8 +94,4 @@ fn again(connection: &mut Option<Admin>) -> Result<Sample> {
     let sample = Sample::take(&mut admin)?;
     *connection = Some(admin);
     Ok(sample)
-}
-
-fn ended() -> Error {
-    Error::Other("the thread that asks the broker has ended; this is a bug of fdbroker".into())
 }

@@ -8,7 +8,7 @@ pub use args::Args;
 use crate::admin::again;
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
-use crate::events::stream::{Back, Stream, Told, Watching};
+use crate::events::stream::{self, Back, Stream, Told, Watching};
 use crate::events::view::{self, EventView, reconnected};
 use crate::output::Output;
 use crate::output::say;
@@ -72,7 +72,7 @@ pub fn run(args: Args) -> Result<()> {
     let first = Watching::begin(admin, selection)?;
     // After the signals are blocked: the thread must not receive them.
     let patience = Some(RECONNECT_PATIENCE);
-    let stream = Stream::start(Some(first), selection, patience, again::connect)?;
+    let stream = stream::start(Some(first), selection, patience, again::connect)?;
     let mut out = Output::stdout();
     loop {
         if signals.next_end().is_some() {

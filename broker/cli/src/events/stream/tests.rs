@@ -49,7 +49,7 @@ impl Scripted {
     fn stream(&self, patience: Option<Duration>) -> Stream {
         let path = self.0.join("admin.sock");
         let connect = move || Admin::connect(&path);
-        Stream::start(None, Selection::ALL, patience, connect).expect("a thread")
+        start(None, Selection::ALL, patience, connect).expect("a thread")
     }
 }
 
