@@ -9,6 +9,7 @@ mod kernel;
 mod limits;
 mod namespaces;
 pub mod probe;
+mod program;
 mod service;
 
 pub use args::Args;

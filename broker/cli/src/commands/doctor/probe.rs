@@ -1,18 +1,15 @@
 //! Asks a GPU driver for its devices in a process of its own: a driver may hang, or end the process that loads it. Must never
 //! load a driver into the process that reports.
 
-use crate::private_broker::{SELF, end_now, wait_bounded};
+use super::program::answer;
+use crate::private_broker::SELF;
 use clap::ValueEnum;
 use fdbroker_client::{Error, cuda, level_zero};
-use std::io::Read;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// Longest wait. A healthy driver answers in two seconds, even if it has to wake a GPU.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Most bytes of an answer that are read.
-const MOST_BYTES: u64 = 4096;
 
 /// A driver that can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -41,29 +38,12 @@ pub struct ProbeArgs {
 
 /// The names of a driver's devices, or the reason why there are none.
 pub fn ask(driver: Driver) -> Result<String, String> {
-    let child = Command::new(SELF)
-        .args(["doctor-probe", driver.word()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut child = child.map_err(|error| format!("cannot be asked: {error}"))?;
-    let status = wait_bounded(&mut child, PATIENCE);
-    if status.is_none() {
-        end_now(&mut child);
-        return Err(format!("it hangs: no answer in {} s", PATIENCE.as_secs()));
-    }
-    let mut said = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        // Bytes that are not text are no answer.
-        let _ = stdout.take(MOST_BYTES).read_to_string(&mut said);
-    }
+    let mut command = Command::new(SELF);
+    let (status, said) = answer(command.args(["doctor-probe", driver.word()]), PATIENCE)?;
     let said = said.trim().to_owned();
-    match status {
-        Some(status) if status.success() => Ok(said),
-        Some(status) if said.is_empty() => {
-            Err(format!("it ended the process that loaded it: {status}"))
-        }
+    match said.as_str() {
+        _ if status.success() => Ok(said),
+        "" => Err(format!("it ended the process that loaded it: {status}")),
         _ => Err(said),
     }
 }

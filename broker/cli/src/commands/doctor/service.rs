@@ -2,20 +2,16 @@
 //! or change a unit.
 
 use super::check::{Area, Check};
-use crate::private_broker::{end_now, wait_bounded};
+use super::program::answer;
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 const AREA: Area = Area("service");
 
 /// Longest wait. The service manager needs milliseconds, under load a second.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Most bytes of an answer that are read: it has a few short lines.
-const MOST_BYTES: u64 = 4096;
 
 /// FileDescriptorStoreMax of the unit in systemd/. A smaller number was set by hand.
 const SHIPPED_STORE: u64 = 1152;
@@ -35,22 +31,10 @@ pub fn checks() -> Vec<Check> {
 }
 
 fn show() -> Result<String, String> {
-    let child = Command::new("systemctl")
-        .args(["show", "fdbrokerd.service", "--no-pager", "--property", PROPERTIES])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut child = child.map_err(|error| format!("systemctl cannot be run: {error}"))?;
-    let Some(status) = wait_bounded(&mut child, PATIENCE) else {
-        end_now(&mut child);
-        return Err(format!("systemctl does not answer in {} s", PATIENCE.as_secs()));
-    };
-    let mut text = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        let read = stdout.take(MOST_BYTES).read_to_string(&mut text);
-        read.map_err(|error| format!("systemctl's answer cannot be read: {error}"))?;
-    }
+    let mut command = Command::new("systemctl");
+    command.args(["show", "fdbrokerd.service", "--no-pager", "--property", PROPERTIES]);
+    let (status, text) =
+        answer(&mut command, PATIENCE).map_err(|why| format!("systemctl: {why}"))?;
     if status.success() { Ok(text) } else { Err(format!("systemctl failed: {status}")) }
 }
 
