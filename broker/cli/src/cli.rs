@@ -47,7 +47,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(run::Args),
-    Demo(demo::args::Args),
+    Demo(demo::Args),
     Status(status::Args),
     Ls(ls::Args),
     Clients(clients::Args),
@@ -75,7 +75,7 @@ pub enum Command {
     #[command(hide = true)]
     Keeper(run::join::keeper::KeeperArgs),
     #[command(hide = true)]
-    DemoRank(demo::args::RankArgs),
+    DemoRank(demo::RankArgs),
 }
 
 /// The command line without what is hidden in it: completions and manual pages would name it.

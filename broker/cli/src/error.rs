@@ -158,6 +158,21 @@ impl Error {
     }
 }
 
+impl From<fdbroker_demo::Error> for Error {
+    fn from(error: fdbroker_demo::Error) -> Self {
+        use fdbroker_demo::Error as Demo;
+        match error {
+            Demo::Usage(message) => Error::Usage(message),
+            Demo::Interrupted(signal) => Error::Interrupted(signal),
+            Demo::Host(cause) => match cause.downcast() {
+                Ok(error) => *error,
+                Err(cause) => Error::Other(cause.to_string()),
+            },
+            other => Error::Other(other.to_string()),
+        }
+    }
+}
+
 /// Adds the attempted action to an error of the operating system.
 pub trait Context<T> {
     /// `what` begins with a verb: "cannot {what}: {cause}".

@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<ExitCode> {
     let status = match command {
         Command::Run(args) => run::run(args)?,
-        Command::Demo(args) => demo::run(args.into())?,
+        Command::Demo(args) => demo::run(&args)?,
         Command::Status(args) => done(status::run(args))?,
         Command::Ls(args) => done(ls::run(&args))?,
         Command::Clients(args) => done(clients::run(&args))?,
@@ -66,7 +66,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Broker(args) => return broker::run(&args),
         Command::Exec(args) => run::exec::run(&args)?,
         Command::Keeper(args) => run::join::keeper::main(args)?,
-        Command::DemoRank(args) => done(demo::rank::main(args.number, args.way, &args.plan))?,
+        Command::DemoRank(args) => done(demo::run_rank(&args))?,
     };
     Ok(ExitCode::from(status))
 }

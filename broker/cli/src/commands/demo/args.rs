@@ -1,8 +1,6 @@
 //! The arguments of `fdbroker demo` and their help. Must never do anything.
 
-use super::Options;
-use super::plan::{Memory, Way};
-use std::time::Duration;
+use fdbroker_demo::Memory;
 
 const HELP: &str = "\
 Each rank is a process. It registers its buffers, writes their handles - 64-byte records, no fds - to a file,
@@ -11,11 +9,11 @@ its mark in its own 8 bytes at the start of the buffer. At the end each owner ch
 
 The direct way does the same without a broker: every fd goes from process to process by SCM_RIGHTS and is kept.
 It ends when a process has no free fd; `failed_at` is the number of fds of shared memory open on the node
-then, `null` if everything fitted. All processes run under RLIMIT_NOFILE = --max-fds in both ways.
+then, and `null` if all fds fitted. In both ways all processes run under RLIMIT_NOFILE = --max-fds.
 
-Fds are counted by the broker's ledger and confirmed in /proc, with all processes stopped while it is read.
+The broker's ledger counts the fds. Counts in /proc confirm it; all processes are stopped while /proc is read.
 
-With FDBROKER_SOCKET set and no --max-fds, the broker named there is used; then the peaks are those since its start.
+Where FDBROKER_SOCKET names a broker and there is no --max-fds, that broker serves, and the peaks count from its start.
 
 Examples:
   fdbroker demo
@@ -27,7 +25,7 @@ Examples:
 
 Exit status: 0 when no byte was wrong and nothing failed with the broker (the direct way may fail), else 1.";
 
-/// Show with real processes that memory is shared all-to-all under a cap, and what happens without a broker
+/// Share memory all-to-all between real processes: under a cap through the broker, then without a broker
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
@@ -37,19 +35,19 @@ pub struct Args {
     /// Buffers of each process
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub buffers: u32,
-    /// Bytes of each buffer; made whole pages, or granules of the device
+    /// Bytes of each buffer; rounded up to whole pages, or to granules of the device
     #[arg(long, value_name = "BYTES", default_value_t = 65536)]
     pub size: u64,
     /// Most fds of shared memory on the node; also RLIMIT_NOFILE of each process [default: 256]
     #[arg(long, value_name = "N")]
     pub max_fds: Option<u64>,
-    /// What the buffers are
+    /// Where the buffers are
     #[arg(long, value_enum, default_value_t = Memory::Auto)]
     pub memory: Memory,
-    /// Do it the direct way too; the table always does
+    /// With --json: share the direct way, too. Without --json this is always done
     #[arg(long)]
     pub without_broker: bool,
-    /// Keep everything open for so long before the end
+    /// Keep everything open for this time before the end
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub hold: u64,
     /// Longest time for each way
@@ -63,26 +61,6 @@ pub struct Args {
 /// A process of `demo`
 #[derive(Debug, clap::Args)]
 pub struct RankArgs {
-    /// Its number
-    pub number: u32,
-    /// How memory is shared
-    pub way: Way,
-    /// As the parent wrote it
-    pub plan: String,
-}
-
-impl From<Args> for Options {
-    fn from(args: Args) -> Self {
-        Options {
-            ranks: args.ranks,
-            buffers: args.buffers,
-            size_bytes: args.size,
-            memory: args.memory,
-            max_fds: args.max_fds,
-            without_broker: args.without_broker,
-            hold: Duration::from_secs(args.hold),
-            timeout: Duration::from_secs(args.timeout),
-            json: args.json,
-        }
-    }
+    /// As its parent wrote it
+    pub assignment: String,
 }

@@ -1,4 +1,4 @@
-//! Counts what the ledger claims: stops the demo's own processes, reads their /proc/PID/fd, lets them go on.
+//! Counts the fds that the ledger claims: stops the demo's own processes, reads their /proc/PID/fd, lets them go on.
 //! Must never stop another process, nor leave one stopped, whatever goes wrong in between.
 
 use nix::errno::Errno;
@@ -10,13 +10,14 @@ use std::io;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How the fds of shared memory look in /proc/PID/fd: arenas of this program, and dma-bufs.
-const SHARED_MEMORY: [&str; 2] = ["/memfd:fdbroker", "/dmabuf:"];
+/// How the links of fds of shared memory begin in /proc/PID/fd: arenas of this program, and dma-bufs.
+const HOST_MEMORY: [&str; 2] = ["/memfd:fdbroker", "/dmabuf:"];
 
-/// The same of device memory.
-const DEVICE_MEMORY: [&str; 2] = ["/memfd:", "/dmabuf:"];
+/// How the links of fds of Level Zero memory begin.
+const LEVEL_ZERO_MEMORY: [&str; 2] = ["/memfd:", "/dmabuf:"];
 
 /// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has it.
 const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
@@ -26,15 +27,15 @@ const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
 pub enum Look {
     /// By name: arenas and dma-bufs.
     Names,
-    /// By device number: CUDA VMM exports. The driver's own fds have the same: what a process has of them before
-    /// it shares anything is its base, and not counted.
+    /// By device number: CUDA VMM exports. The driver's own fds have the same number. Those that a process has before
+    /// it shares anything are its base, and not counted.
     CudaVmm,
     /// By name: dma-bufs, and the memfds that a Level Zero driver without a device has in their place.
     LevelZero,
 }
 
-/// Longest wait until all are stopped; beyond it (a process in an uninterruptible call) the sample is
-/// given up, not the demo.
+/// Longest wait until all are stopped. After it the sample is given up, not the demo: a process may be in an
+/// uninterruptible call.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// Between two looks at whether they are stopped: short against what a sample costs.
@@ -72,7 +73,8 @@ pub struct Sampler {
     look: Look,
     /// Fds per process that look alike and are not of shared memory; empty: not known yet.
     base: Vec<u64>,
-    next_due: Instant,
+    /// The time of the next sample, so that samples cost little of the run.
+    pub next_due: Instant,
     /// Samples taken.
     pub samples: u64,
     /// Most that any sample found, per process.
@@ -90,8 +92,8 @@ impl Sampler {
         Sampler { processes, look, base, next_due, samples: 0, peaks, total_peak: 0 }
     }
 
-    /// Nobody shares anything yet: what looks like shared memory now is not. Before this nothing is counted where
-    /// it is needed.
+    /// Called before anything is shared: the fds that look like shared memory now are not. Until it was called no sample
+    /// is taken where the base is needed.
     pub fn take_base(&mut self) -> io::Result<()> {
         if self.base.is_empty() {
             let sample = sample(&self.processes, self.look)?;
@@ -101,31 +103,23 @@ impl Sampler {
         Ok(())
     }
 
-    /// When the next sample should be taken.
-    pub fn next_due(&self) -> Instant {
-        self.next_due
-    }
-
     /// Stops all, counts, lets all go on. `None` when they could not all be stopped in time.
     pub fn sample(&mut self) -> io::Result<Option<Sample>> {
         let start = Instant::now();
-        let mut sample = match self.base.is_empty() {
+        let sample = match self.base.is_empty() {
             true => None,
             false => sample(&self.processes, self.look)?,
         };
-        if let Some(sample) = &mut sample {
-            sample.subtract(&self.base);
+        let pause = (start.elapsed() * COST_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL);
+        self.next_due = Instant::now() + pause;
+        let Some(mut sample) = sample else { return Ok(None) };
+        sample.subtract(&self.base);
+        self.samples += 1;
+        self.total_peak = self.total_peak.max(sample.total);
+        for (peak, found) in self.peaks.iter_mut().zip(&sample.per_process) {
+            *peak = (*peak).max(*found);
         }
-        let cost = start.elapsed();
-        self.next_due = Instant::now() + (cost * COST_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL);
-        if let Some(sample) = &sample {
-            self.samples += 1;
-            self.total_peak = self.total_peak.max(sample.total);
-            for (peak, found) in self.peaks.iter_mut().zip(&sample.per_process) {
-                *peak = (*peak).max(*found);
-            }
-        }
-        Ok(sample)
+        Ok(Some(sample))
     }
 }
 
@@ -191,7 +185,12 @@ fn is_at_rest(pid: Pid) -> io::Result<bool> {
     }
 }
 
-/// Whether a child has ended. Leaves its exit status to whoever waits for it.
+/// A child's pid. It cannot be another process's as long as the child has not been waited for.
+pub fn pid_of(child: &Child) -> Pid {
+    Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
+}
+
+/// Whether a child has ended. Its exit status is left for the one that waits for it.
 pub fn has_ended(pid: Pid) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
     !matches!(waitid(Id::Pid(pid), flags), Ok(WaitStatus::StillAlive) | Err(Errno::EINTR))
@@ -206,16 +205,7 @@ pub fn count_shared_memory(pid: Pid, look: Look) -> io::Result<u64> {
     };
     let mut found = 0;
     for entry in folder {
-        let is_one = entry.and_then(|entry| match look {
-            Look::Names => {
-                fs::read_link(entry.path()).map(|link| begins_with(&link, &SHARED_MEMORY))
-            }
-            Look::LevelZero => {
-                fs::read_link(entry.path()).map(|link| begins_with(&link, &DEVICE_MEMORY))
-            }
-            // Follows the link, and asks the device's driver nothing.
-            Look::CudaVmm => fs::metadata(entry.path()).map(|fd| fd.st_rdev() == NVIDIA_CONTROL),
-        });
+        let is_one = entry.and_then(|entry| looks_shared(&entry.path(), look));
         found += match is_one {
             Ok(is_one) => u64::from(is_one),
             Err(cause) if is_gone(&cause) => 0,
@@ -223,6 +213,15 @@ pub fn count_shared_memory(pid: Pid, look: Look) -> io::Result<u64> {
         };
     }
     Ok(found)
+}
+
+fn looks_shared(fd: &Path, look: Look) -> io::Result<bool> {
+    match look {
+        Look::Names => fs::read_link(fd).map(|link| begins_with(&link, &HOST_MEMORY)),
+        Look::LevelZero => fs::read_link(fd).map(|link| begins_with(&link, &LEVEL_ZERO_MEMORY)),
+        // Follows the link, and asks the device's driver nothing.
+        Look::CudaVmm => fs::metadata(fd).map(|fd| fd.st_rdev() == NVIDIA_CONTROL),
+    }
 }
 
 fn is_gone(cause: &io::Error) -> bool {
@@ -237,7 +236,7 @@ fn begins_with(link: &Path, prefixes: &[&str]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Child, Command, Stdio};
+    use std::process::{Command, Stdio};
 
     /// A child that waits, and ends with the test.
     struct Idle(Child);
@@ -249,13 +248,14 @@ mod tests {
         }
 
         fn pid(&self) -> Pid {
-            crate::private_broker::pid_of(&self.0)
+            pid_of(&self.0)
         }
     }
 
     impl Drop for Idle {
         fn drop(&mut self) {
-            crate::private_broker::end_now(&mut self.0);
+            let _ = self.0.kill();
+            let _ = self.0.wait();
         }
     }
 
@@ -317,11 +317,11 @@ mod tests {
     fn begins_with_when_arena_or_dma_buf_then_counted_and_nothing_else() {
         let counts = |link: &str, prefixes| begins_with(Path::new(link), prefixes);
         for link in ["/memfd:fdbroker-arena (deleted)", "/dmabuf:", "/dmabuf:name"] {
-            assert!(counts(link, &SHARED_MEMORY) && counts(link, &DEVICE_MEMORY), "{link}");
+            assert!(counts(link, &HOST_MEMORY) && counts(link, &LEVEL_ZERO_MEMORY), "{link}");
         }
         for link in ["socket:[1]", "/dev/null", "/x/dmabuf:"] {
-            assert!(!counts(link, &SHARED_MEMORY) && !counts(link, &DEVICE_MEMORY), "{link}");
+            assert!(!counts(link, &HOST_MEMORY) && !counts(link, &LEVEL_ZERO_MEMORY), "{link}");
         }
-        assert!(!counts("/memfd:other (deleted)", &SHARED_MEMORY));
+        assert!(!counts("/memfd:other (deleted)", &HOST_MEMORY));
     }
 }

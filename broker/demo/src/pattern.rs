@@ -1,10 +1,10 @@
-//! What stands in every buffer and how it is checked: each 8-byte word is a function of (seed, owner,
-//! buffer, index), the first word per rank is that rank's slot for its mark. Must never pass over a byte.
+//! What is in every buffer and how it is checked. A buffer begins with one 8-byte slot for each rank's mark; each word
+//! after them is a function of (seed, owner, buffer, index). Must never leave a byte unchecked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a word, of a mark and of its slot.
-pub const WORD_BYTES: u64 = 8;
+pub const WORD: usize = size_of::<u64>();
 
 /// 2^64 divided by the golden ratio: spreads consecutive indices over all bits (Knuth, 6.4).
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -14,16 +14,16 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Pattern {
     /// Different in every run, so that a leftover of another run cannot pass.
     pub seed: u64,
-    /// How many mark slots each buffer begins with.
+    /// Slots at the beginning of each buffer, one for each rank.
     pub ranks: u32,
 }
 
-/// Which buffer.
+/// Names one buffer of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferId {
     /// The rank that made it.
     pub owner: u32,
-    /// Which of its buffers.
+    /// Its number among the buffers of that rank, from 0.
     pub buffer: u32,
 }
 
@@ -48,60 +48,48 @@ impl Pattern {
         mix(self.key(id) ^ mix(u64::from(reader) + 1)) | 1
     }
 
-    /// Writes a new buffer: empty slots, then the data.
-    pub fn fill(&self, id: BufferId, words: &[AtomicU64]) {
-        let (slots, data) = self.split(words);
-        for slot in slots {
-            slot.store(0, Ordering::Relaxed);
-        }
-        let key = self.key(id);
-        for (index, word) in data.iter().enumerate() {
-            word.store(Self::word(key, index), Ordering::Relaxed);
-        }
+    /// The bytes of a new buffer of `len` bytes: empty slots, then the data.
+    pub fn contents(&self, id: BufferId, len: usize) -> Vec<u8> {
+        let (key, slots) = (self.key(id), self.ranks as usize);
+        let word =
+            |index: usize| index.checked_sub(slots).map_or(0, |index| Self::word(key, index));
+        (0..len / WORD).flat_map(|index| word(index).to_ne_bytes()).collect()
     }
 
-    /// A reader's part: checks every word and leaves its mark. Returns how many words were wrong.
-    pub fn check_and_mark(&self, reader: u32, id: BufferId, words: &[AtomicU64]) -> u64 {
-        let (slots, data) = self.split(words);
-        let mut wrong = 0;
-        for (rank, slot) in (0..).zip(slots) {
-            let found = slot.load(Ordering::Acquire);
-            // The others may have been here already; this reader and the owner have not.
+    /// A reader's part, before it leaves its mark: checks every word. Returns how many were wrong.
+    pub fn check(&self, reader: u32, id: BufferId, words: &[AtomicU64]) -> u64 {
+        let may_be = |rank, found| {
+            // The other readers may have been here already; this reader and the owner have not.
             let may_be_marked = rank != reader && rank != id.owner;
-            let right = found == 0 || (may_be_marked && found == self.mark(rank, id));
-            wrong += u64::from(!right);
-        }
-        wrong += self.count_wrong(id, data);
-        if let Some(own) = slots.get(reader as usize) {
-            own.store(self.mark(reader, id), Ordering::Release);
-        }
-        wrong
+            found == 0 || (may_be_marked && found == self.mark(rank, id))
+        };
+        self.count_wrong(id, words, may_be)
     }
 
     /// The owner's part at the end: every other rank's mark is there, and the data is still right.
     pub fn check_all_marks(&self, id: BufferId, words: &[AtomicU64]) -> u64 {
-        let (slots, data) = self.split(words);
-        let mut wrong = 0;
-        for (rank, slot) in (0..).zip(slots) {
-            let expected = if rank == id.owner { 0 } else { self.mark(rank, id) };
-            wrong += u64::from(slot.load(Ordering::Acquire) != expected);
-        }
-        wrong + self.count_wrong(id, data)
+        let expected = |rank| if rank == id.owner { 0 } else { self.mark(rank, id) };
+        self.count_wrong(id, words, |rank, found| found == expected(rank))
     }
 
-    /// Relaxed atomic loads: other processes map the same memory, so the compiler must not assume
-    /// that it stands still.
-    fn count_wrong(&self, id: BufferId, data: &[AtomicU64]) -> u64 {
+    /// Atomic loads: other processes map the same memory, so the compiler must not assume that it stands still. A
+    /// buffer smaller than its slots is refused before anything starts.
+    fn count_wrong(
+        &self,
+        id: BufferId,
+        words: &[AtomicU64],
+        is_right_mark: impl Fn(u32, u64) -> bool,
+    ) -> u64 {
+        let (slots, data) = words.split_at((self.ranks as usize).min(words.len()));
+        let is_wrong = |(rank, slot): (u32, &AtomicU64)| {
+            u64::from(!is_right_mark(rank, slot.load(Ordering::Acquire)))
+        };
+        let wrong_marks: u64 = (0..).zip(slots).map(is_wrong).sum();
         let key = self.key(id);
-        let wrong = |(index, word): (usize, &AtomicU64)| {
+        let differs = |(index, word): (usize, &AtomicU64)| {
             u64::from(word.load(Ordering::Relaxed) != Self::word(key, index))
         };
-        data.iter().enumerate().map(wrong).sum()
-    }
-
-    /// Slots and data. A buffer smaller than its slots is refused before anything starts.
-    fn split<'a>(&self, words: &'a [AtomicU64]) -> (&'a [AtomicU64], &'a [AtomicU64]) {
-        words.split_at((self.ranks as usize).min(words.len()))
+        wrong_marks + data.iter().enumerate().map(differs).sum::<u64>()
     }
 }
 
@@ -113,9 +101,16 @@ mod tests {
     const ID: BufferId = BufferId { owner: 1, buffer: 5 };
 
     fn filled() -> Vec<AtomicU64> {
-        let words: Vec<_> = (0..64).map(|_| AtomicU64::new(u64::MAX)).collect();
-        PATTERN.fill(ID, &words);
-        words
+        let bytes = PATTERN.contents(ID, 64 * WORD);
+        let (words, _) = bytes.as_chunks();
+        words.iter().map(|word| AtomicU64::new(u64::from_ne_bytes(*word))).collect()
+    }
+
+    /// Checks, then leaves the mark, as a reader does.
+    fn check_and_mark(pattern: Pattern, reader: u32, id: BufferId, words: &[AtomicU64]) -> u64 {
+        let wrong = pattern.check(reader, id, words);
+        words[reader as usize].store(pattern.mark(reader, id), Ordering::Relaxed);
+        wrong
     }
 
     fn flip(word: &AtomicU64, bit: u32) {
@@ -125,8 +120,8 @@ mod tests {
     #[test]
     fn check_when_every_reader_was_there_then_right_and_all_marks_found() {
         let words = filled();
-        assert_eq!(PATTERN.check_and_mark(0, ID, &words), 0);
-        assert_eq!(PATTERN.check_and_mark(2, ID, &words), 0);
+        assert_eq!(check_and_mark(PATTERN, 0, ID, &words), 0);
+        assert_eq!(check_and_mark(PATTERN, 2, ID, &words), 0);
         assert_eq!(PATTERN.check_all_marks(ID, &words), 0);
     }
 
@@ -136,7 +131,7 @@ mod tests {
         for index in 3..words.len() {
             for bit in 0..64 {
                 flip(&words[index], bit);
-                assert_eq!(PATTERN.check_and_mark(0, ID, &words), 1, "word {index} bit {bit}");
+                assert_eq!(check_and_mark(PATTERN, 0, ID, &words), 1, "word {index} bit {bit}");
                 flip(&words[index], bit);
                 words[0].store(0, Ordering::Relaxed);
             }
@@ -147,18 +142,18 @@ mod tests {
     fn check_when_a_slot_holds_something_else_then_found() {
         let words = filled();
         words[2].store(PATTERN.mark(0, ID), Ordering::Relaxed);
-        assert_eq!(PATTERN.check_and_mark(0, ID, &words), 1, "another rank's mark");
+        assert_eq!(check_and_mark(PATTERN, 0, ID, &words), 1, "another rank's mark");
         words[2].store(0, Ordering::Relaxed);
-        assert_eq!(PATTERN.check_and_mark(0, ID, &words), 1, "this rank was here before");
+        assert_eq!(check_and_mark(PATTERN, 0, ID, &words), 1, "this rank was here before");
         words[0].store(0, Ordering::Relaxed);
         words[1].store(1, Ordering::Relaxed);
-        assert_eq!(PATTERN.check_and_mark(0, ID, &words), 1, "the owner leaves no mark");
+        assert_eq!(check_and_mark(PATTERN, 0, ID, &words), 1, "the owner leaves no mark");
     }
 
     #[test]
     fn check_all_marks_when_one_is_missing_then_found() {
         let words = filled();
-        assert_eq!(PATTERN.check_and_mark(0, ID, &words), 0);
+        assert_eq!(check_and_mark(PATTERN, 0, ID, &words), 0);
         assert_eq!(PATTERN.check_all_marks(ID, &words), 1);
     }
 
@@ -167,11 +162,11 @@ mod tests {
         let words = filled();
         for other in [BufferId { buffer: 6, ..ID }, BufferId { owner: 2, ..ID }] {
             words[0].store(0, Ordering::Relaxed);
-            assert_eq!(PATTERN.check_and_mark(0, other, &words), 61);
+            assert_eq!(check_and_mark(PATTERN, 0, other, &words), 61);
         }
         let other_run = Pattern { seed: 8, ..PATTERN };
         words[0].store(0, Ordering::Relaxed);
-        assert_eq!(other_run.check_and_mark(0, ID, &words), 61);
+        assert_eq!(check_and_mark(other_run, 0, ID, &words), 61);
     }
 
     #[test]
