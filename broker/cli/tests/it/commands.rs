@@ -194,32 +194,3 @@ fn run_when_inside_another_run_then_the_inner_broker_serves() {
     let inner = one_json_line(&output);
     assert!(!end(&output).1.contains(&format!("\"pid\":{}", inner["pid"])));
 }
-
-#[test]
-fn run_when_a_report_is_wanted_then_a_picture_of_what_the_ledger_had() {
-    let dir = TestDir::new("report");
-    let path = dir.path().join("fds.svg");
-    let path = path.to_str().expect("UTF-8");
-    let arguments = [
-        "run",
-        "--max-fds",
-        "64",
-        "--report",
-        path,
-        "--",
-        "sh",
-        "-c",
-        "$F demo --ranks 2 --buffers 40 --hold 1",
-    ];
-    let output = fdbroker(&arguments).env("F", env!("CARGO_BIN_EXE_fdbroker")).output();
-    let (code, stderr) = end(&output.expect("the command starts"));
-    assert_eq!(code, Some(0), "{stderr}");
-    let picture = std::fs::read_to_string(path).expect("the report");
-    // Every block is in both ranks at the end: 80 of the owners, 80 leases.
-    for text in ["direct way: max 160<", "cap: 64<", "sh -c $F demo --ranks 2"] {
-        assert!(picture.contains(text), "{text}: {picture}");
-    }
-    let (code, stderr) = end(&run(&["run", "--report", "/no/such/folder/x.svg", "--", "true"]));
-    assert_eq!(code, Some(1));
-    assert!(stderr.contains("cannot write /no/such/folder/x.svg"), "{stderr}");
-}

@@ -1,12 +1,17 @@
 //! The arguments of `fdbroker run` and their help. Must never act on them.
 
+use super::report::ReportFile;
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 const HELP: &str = "\
 Without --join, COMMAND has a broker of its own, in a private directory (mode 0700) that is removed at the end.
 COMMAND finds the broker through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET. Signals go to COMMAND. A summary is printed
 on stderr. The broker serves this node only: ranks that mpirun starts on other nodes cannot reach it.
+
+With --report a picture (FILE.svg) or a table (FILE.csv) shows the fds of shared memory over time: open on the node, in
+the broker and in the ranks, the cap, and the direct way, which is the number of fds that the ranks would have open if
+each kept an fd of every buffer that it uses. Where there is nothing to draw, a line on stderr says why, and no file is
+left. A file that cannot be written is an error before COMMAND starts.
 
 With --join, `fdbroker run` is a prefix for each rank. On every node the first rank starts a broker and the others join
 it. COMMAND takes the place of fdbroker: same pid, signals, exit status, stdin, stdout and inherited fds. There is no
@@ -33,6 +38,7 @@ Examples:
   mpirun -n 64 fdbroker run --join --level-zero -- ./app
   fdbroker run --max-fds 4096 -- ./app
   fdbroker run --report fds.svg -- ./app
+  fdbroker run --report fds.csv -- ./app
   fdbroker run -- fdbroker demo --ranks 8
 
   mpirun -n 64 fdbroker run --join -- ./app                       Open MPI, MPICH, Intel MPI
@@ -58,9 +64,9 @@ pub struct Args {
     /// With --join: name the job if its launcher does not; the same NAME for all its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
-    /// Draw the job's fds over time: the broker's, the ranks', the cap, and what it would be without a broker
-    #[arg(long, value_name = "FILE.svg", conflicts_with = "join")]
-    pub report: Option<PathBuf>,
+    /// At the end, write the job's fds over time: a picture if FILE ends with .svg, a table if with .csv; see below
+    #[arg(long, value_name = "FILE", conflicts_with = "join", value_parser = ReportFile::parse)]
+    pub report: Option<ReportFile>,
     /// Let Level Zero IPC handles of COMMAND work by value in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,

@@ -19,11 +19,10 @@ use crate::signals::Signals;
 use exec::Variable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
-use report::Report;
+use report::{Report, ReportFile};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 
 /// A job has no time limit.
@@ -35,7 +34,7 @@ pub fn run(args: Args) -> Result<u8> {
     let layers = if level_zero { level_zero::environment()?.into() } else { Vec::new() };
     match join {
         true => join::run(&command, max_fds, job.as_deref(), layers),
-        false => alone(&command, max_fds, json, report.as_deref(), layers),
+        false => alone(&command, max_fds, json, report.as_ref(), layers),
     }
 }
 
@@ -45,12 +44,12 @@ fn alone(
     command: &[OsString],
     max_fds: Option<u64>,
     json: bool,
-    report: Option<&Path>,
+    report: Option<&ReportFile>,
     more: Vec<Variable>,
 ) -> Result<u8> {
     let signals = Signals::take_over()?;
     let mut broker = PrivateBroker::start(max_fds)?;
-    let report = report.map(|path| Report::start(path, broker.admin_socket())).transpose()?;
+    let report = report.map(|file| Report::start(file, broker.admin_socket())).transpose()?;
     let mut job = Command::new(SELF)
         .arg("exec")
         .arg("--")

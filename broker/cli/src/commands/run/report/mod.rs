@@ -1,85 +1,57 @@
-//! `fdbroker run --report FILE.svg`: the job's fd counts over time, asked of its broker while it runs. Must never hold the job
-//! up, nor end it because the report cannot be made; what is kept of a long job is bounded.
+//! `fdbroker run --report`: samples the job's fds while it runs, and draws them at its end or writes them as a table. Must
+//! never disturb the job: a broker that does not answer ends the sampling, not the job.
 
+mod csv;
+mod series;
 mod svg;
 
 use crate::admin::Admin;
 use crate::error::{Context, Result};
 use crate::output::say;
-use crate::records::StatusView;
+use series::{Sample, Series};
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Time between two samples of a job that has just begun; each costs the broker some 10 us.
-const FIRST_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Samples kept: more than a screen has columns. Beyond them every second one is dropped, and the interval doubles.
-const MOST_SAMPLES: usize = 2048;
-
-/// The counts at one moment, in fds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
-    /// Since the start of the job.
-    pub at: Duration,
-    /// Of shared memory on the node, all together: what the cap is for.
-    pub node: u64,
-    /// Held by the broker, or promised a place there.
-    pub broker: u64,
-    /// Open in the ranks: duplicates on lease, and what they keep of their own memory.
-    pub ranks: u64,
-    /// What the same sharing takes without a broker: an fd of each allocation in its owner, and one of each lease in who
-    /// has it, mapped or not.
-    pub direct: u64,
-    /// The node's cap; `None` = none.
-    pub cap: Option<u64>,
+/// A file for the report; its name says in which form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportFile {
+    path: PathBuf,
+    form: Form,
 }
 
-impl Sample {
-    fn of(status: &StatusView, at: Duration) -> Sample {
-        let StatusView { fds, held_fds, open_leases, own_fds, allocations, mapped_leases, .. } =
-            status;
-        Sample {
-            at,
-            node: fds.now,
-            broker: held_fds.now,
-            ranks: open_leases.now + own_fds.now,
-            direct: allocations.now + open_leases.now + mapped_leases.now,
-            cap: fds.cap,
-        }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// A picture.
+    Svg,
+    /// A table: one line for each look at the broker.
+    Csv,
 }
 
-/// Samples at equal distances, never more than a bounded number of them.
-#[derive(Debug)]
-struct Series {
-    samples: Vec<Sample>,
-    interval: Duration,
-}
-
-impl Series {
-    fn new() -> Self {
-        Series { samples: Vec::with_capacity(MOST_SAMPLES), interval: FIRST_INTERVAL }
-    }
-
-    fn push(&mut self, sample: Sample) {
-        if self.samples.len() == MOST_SAMPLES {
-            let mut is_kept = false;
-            self.samples.retain(|_| {
-                is_kept = !is_kept;
-                is_kept
-            });
-            self.interval *= 2;
-        }
-        self.samples.push(sample);
+impl ReportFile {
+    /// Reads the command line's word.
+    ///
+    /// # Errors
+    /// The name ends otherwise than those of the two forms.
+    pub fn parse(name: &str) -> std::result::Result<Self, &'static str> {
+        let path = PathBuf::from(name);
+        let form = match path.extension().and_then(|ending| ending.to_str()) {
+            Some("svg") => Form::Svg,
+            Some("csv") => Form::Csv,
+            _ => return Err("its name must end with .svg (a picture) or with .csv (a table)"),
+        };
+        Ok(ReportFile { path, form })
     }
 }
 
 /// A report that is being made.
 #[derive(Debug)]
 pub struct Report {
-    path: PathBuf,
+    file: ReportFile,
+    /// Whether the file was there before.
+    was_there: bool,
     end: SyncSender<()>,
     sampler: JoinHandle<Series>,
 }
@@ -88,60 +60,60 @@ impl Report {
     /// Samples the broker at `admin_socket` from now on.
     ///
     /// # Errors
-    /// `path` cannot be written: said before the job begins.
-    pub fn start(path: &Path, admin_socket: PathBuf) -> Result<Report> {
-        std::fs::write(path, "").context(|| format!("write {}", path.display()))?;
+    /// The file cannot be written: found before the job begins, not after it.
+    pub fn start(file: &ReportFile, admin_socket: PathBuf) -> Result<Report> {
+        let was_there = file.path.exists();
+        let write = OpenOptions::new().write(true).create(true).truncate(false).open(&file.path);
+        write.context(|| format!("write {}", file.path.display()))?;
         let (end, ended) = sync_channel(0);
-        let began = Instant::now();
         let sampler = std::thread::Builder::new().name("report".into());
-        let sampler = sampler.spawn(move || sample(&admin_socket, &ended, began));
+        let sampler = sampler.spawn(move || sample(&admin_socket, &ended));
         let sampler = sampler.context(|| "start a thread for the report")?;
-        Ok(Report { path: path.to_owned(), end, sampler })
+        Ok(Report { file: file.clone(), was_there, end, sampler })
     }
 
-    /// The job is over: draws what was seen of it.
+    /// The job is over: writes the samples of it, or says why there is nothing to write.
     pub fn finish(self, command: &str) -> Result<()> {
         // The sampler waits for this; nothing is sent.
         drop(self.end);
-        let series = self.sampler.join().unwrap_or_else(|_| Series::new());
-        let picture = svg::draw(&series.samples, command);
-        std::fs::write(&self.path, picture).context(|| format!("write {}", self.path.display()))?;
-        say!("fdbroker: {} shows its fds over time", self.path.display());
+        let series = self.sampler.join().unwrap_or_default();
+        let path = self.file.path.as_path();
+        if let Some(reason) = series.nothing_to_draw() {
+            if !self.was_there {
+                let _ = std::fs::remove_file(path);
+            }
+            say!("fdbroker: nothing to draw in {}: {reason}", path.display());
+            return Ok(());
+        }
+        let text = match self.file.form {
+            Form::Svg => svg::draw(&series.samples, command)?,
+            Form::Csv => csv::table(&series.samples),
+        };
+        std::fs::write(path, text).context(|| format!("write {}", path.display()))?;
+        say!("fdbroker: {} shows the job's fds over time", path.display());
         Ok(())
     }
 }
 
-/// Until the other end of `ended` is dropped, or the broker is gone: then the report shows what there was.
-fn sample(admin_socket: &Path, ended: &Receiver<()>, began: Instant) -> Series {
-    let mut series = Series::new();
-    let Ok(mut admin) = Admin::connect(admin_socket) else { return series };
-    loop {
-        match admin.status() {
-            Ok(status) => series.push(Sample::of(&StatusView::from(&status), began.elapsed())),
-            Err(_) => return series,
+/// Looks at the broker again and again, until the other end of `ended` is dropped or the broker does not answer any more.
+fn sample(admin_socket: &Path, ended: &Receiver<()>) -> Series {
+    let begin = Instant::now();
+    let mut series = Series::default();
+    let look = |series: &mut Series, admin: &mut Admin| {
+        let status = admin.status()?;
+        series.push(Sample::new(&status, begin.elapsed()));
+        Ok(())
+    };
+    let mut run = || {
+        let mut admin = Admin::connect(admin_socket)?;
+        loop {
+            look(&mut series, &mut admin)?;
+            if ended.recv_timeout(series.interval) == Err(RecvTimeoutError::Disconnected) {
+                // So that the series covers the whole job.
+                return look(&mut series, &mut admin);
+            }
         }
-        if ended.recv_timeout(series.interval) == Err(RecvTimeoutError::Disconnected) {
-            return series;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn push_when_more_than_are_kept_then_half_as_many_of_the_whole_time() {
-        let mut series = Series::new();
-        let sample =
-            |number: u64| Sample { at: Duration::from_millis(number), ..Sample::default() };
-        (0..=MOST_SAMPLES as u64).for_each(|number| series.push(sample(number)));
-        assert_eq!(series.samples.len(), MOST_SAMPLES / 2 + 1);
-        assert_eq!(series.interval, FIRST_INTERVAL * 2);
-        assert_eq!(series.samples[1].at, Duration::from_millis(2));
-        assert_eq!(
-            series.samples.last().map(|it| it.at),
-            Some(Duration::from_millis(MOST_SAMPLES as u64))
-        );
-    }
+    };
+    series.end = run().err();
+    series
 }

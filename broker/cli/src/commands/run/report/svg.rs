@@ -1,228 +1,220 @@
-//! Draws samples as SVG 1.1: steps over time, the cap, and the direct way. Must never write text that is not escaped.
+//! Draws samples as a picture: counts of fds over time. Must never make a file that is no XML.
 
-use super::Sample;
+use super::series::{LINES, Sample};
+use crate::error::{Error, Result};
 use crate::output::commas;
-use std::fmt::Write;
-use std::time::Duration;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use plotters::coord::types::RangedCoordu64;
+use plotters::prelude::*;
+use std::ops::Range;
 
 /// The picture, in pixels.
-const WIDTH: f64 = 900.0;
-const HEIGHT: f64 = 420.0;
-const LEFT: f64 = 80.0;
-const RIGHT: f64 = 20.0;
-const TOP: f64 = 70.0;
-const BOTTOM: f64 = 50.0;
-const LEGEND_LEFT: f64 = 20.0;
+const SIZE: (u32, u32) = (980, 420);
 
-/// Marks on an axis, about.
-const MARKS: f64 = 6.0;
+/// The part of it at the right that names the lines.
+const LEGEND_WIDTH: u32 = 190;
 
-/// From this ratio of the direct way to what there was, a linear scale would show nothing of the latter.
+/// Between two rows of the legend.
+const LEGEND_STEP: i32 = 22;
+
+/// The part of the height up to the highest count; the rest keeps that line off the edge.
+const TOP_SHARE: f64 = 0.97;
+
+/// Where the direct way has more than so many times the fds of the node, a linear scale would press the node's to the
+/// ground.
 const RATIO_FOR_LOGARITHMS: u64 = 4;
 
 /// Longest command that is shown, in characters.
 const COMMAND_LENGTH: usize = 90;
 
-/// A line of the picture.
-struct Line {
-    name: &'static str,
-    colour: &'static str,
-    dashes: &'static str,
-    value: fn(&Sample) -> Option<u64>,
-}
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-const LINES: [Line; 5] = [
-    Line { name: "direct way", colour: "#b07aa1", dashes: "2 3", value: |it| Some(it.direct) },
-    Line { name: "cap", colour: "#d62728", dashes: "8 4", value: |it| it.cap },
-    Line { name: "node", colour: "#222222", dashes: "", value: |it| Some(it.node) },
-    Line { name: "broker", colour: "#1f77b4", dashes: "", value: |it| Some(it.broker) },
-    Line { name: "ranks", colour: "#2ca02c", dashes: "", value: |it| Some(it.ranks) },
-];
-
-/// From counts and times to places.
+/// The vertical axis: counts of fds.
+#[derive(Clone, Copy)]
 struct Scale {
-    seconds: f64,
-    most: f64,
+    most: u64,
     is_logarithmic: bool,
 }
 
 impl Scale {
-    fn x(&self, at: Duration) -> f64 {
-        LEFT + (WIDTH - LEFT - RIGHT) * at.as_secs_f64() / self.seconds
+    fn new(samples: &[Sample]) -> Self {
+        let node = samples.iter().map(|it| it.node).max().unwrap_or(0);
+        let direct = samples.iter().map(|it| it.direct).max().unwrap_or(0);
+        let most = node.max(direct).max(1);
+        // A cap far above everything would press the lines to the ground: then it is only named.
+        let cap = samples.iter().filter_map(|it| it.cap).max();
+        let cap = cap.filter(|cap| *cap <= most.saturating_mul(2)).unwrap_or(0);
+        let is_logarithmic = direct > node.max(1).saturating_mul(RATIO_FOR_LOGARITHMS);
+        Scale { most: most.max(cap), is_logarithmic }
     }
+}
 
-    #[allow(clippy::cast_precision_loss)] // a pixel
-    fn y(&self, count: u64) -> f64 {
+impl Ranged for Scale {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = u64;
+
+    /// A logarithmic scale takes the logarithm of the count plus one, so that 0 has a place, too.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)] // a pixel
+    fn map(&self, count: &u64, (bottom, top): (i32, i32)) -> i32 {
+        let (count, most) = (*count as f64, self.most as f64);
         let part = match self.is_logarithmic {
-            true => (count as f64 + 1.0).log10() / (self.most + 1.0).log10(),
-            false => count as f64 / self.most,
+            true => (count + 1.0).log10() / (most + 1.0).log10(),
+            false => count / most,
         };
-        HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part.clamp(0.0, 1.0)
+        bottom + (f64::from(top - bottom) * TOP_SHARE * part).round() as i32
+    }
+
+    /// The counts that have a mark.
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<u64> {
+        if !self.is_logarithmic {
+            return RangedCoordu64::from(self.range()).key_points(hint);
+        }
+        let powers = std::iter::successors(Some(1_u64), |power| power.checked_mul(10));
+        std::iter::once(0).chain(powers.take_while(|power| *power <= self.most)).collect()
+    }
+
+    fn range(&self) -> Range<u64> {
+        0..self.most
     }
 }
 
-/// A whole SVG file. Without samples it says so.
-pub fn draw(samples: &[Sample], command: &str) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = write(&mut out, samples, command);
-    out
+impl ValueFormatter<u64> for Scale {
+    fn format(count: &u64) -> String {
+        commas(*count)
+    }
 }
 
-#[allow(clippy::cast_precision_loss)] // a pixel
-fn write(out: &mut String, samples: &[Sample], command: &str) -> std::fmt::Result {
-    writeln!(
-        out,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">
-<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
-<text x="{LEFT}" y="24" font-size="15">fds of shared memory: {}</text>"##,
-        escaped(command)
-    )?;
-    let Some(last) = samples.last() else {
-        return writeln!(out, "<text x=\"{LEFT}\" y=\"60\">the broker was not seen</text>\n</svg>");
-    };
-    let peak = |value: fn(&Sample) -> Option<u64>| samples.iter().filter_map(value).max();
-    let node = peak(|it| Some(it.node)).unwrap_or_default();
-    let direct = peak(|it| Some(it.direct)).unwrap_or_default();
-    // A cap far above everything would press the lines to the ground: then it is only named.
-    let cap = peak(|it| it.cap).filter(|cap| *cap <= node.max(direct).saturating_mul(2));
-    let most = node.max(direct).max(cap.unwrap_or(0)).max(1);
-    let is_logarithmic = direct > node.max(1).saturating_mul(RATIO_FOR_LOGARITHMS);
-    let seconds = last.at.as_secs_f64().max(0.001);
-    let scale = Scale { seconds, most: most as f64, is_logarithmic };
+/// A whole SVG file.
+pub fn draw(samples: &[Sample], command: &str) -> Result<String> {
+    let mut picture = String::new();
+    let drawn = draw_on(SVGBackend::with_string(&mut picture, SIZE), samples, command);
+    drawn.map_err(|cause| Error::Other(format!("cannot draw: {cause}")))?;
+    Ok(picture)
+}
 
-    axes(out, &scale, most)?;
-    for (number, line) in LINES.iter().enumerate() {
-        let x = LEGEND_LEFT + (WIDTH - 2.0 * LEGEND_LEFT) * number as f64 / LINES.len() as f64;
-        let shown = match peak(line.value) {
-            Some(peak) if line.name == "cap" => commas(peak),
-            Some(peak) => format!("max {}", commas(peak)),
-            None => "none".into(),
-        };
-        let Line { name, colour, dashes, value } = line;
-        writeln!(
-            out,
-            r#"<line x1="{x}" y1="44" x2="{}" y2="44" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>
-<text x="{}" y="48">{name}: {shown}</text>"#,
-            x + 20.0,
-            x + 25.0
-        )?;
-        if *name == "cap" && cap.is_none() {
+fn draw_on(
+    backend: SVGBackend<'_>,
+    samples: &[Sample],
+    command: &str,
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let scale = Scale::new(samples);
+    let seconds = samples.last().map_or(0.0, |it| it.at.as_secs_f64()).max(0.001);
+    let area = backend.into_drawing_area();
+    area.fill(&WHITE)?;
+    let title = format!("fds of shared memory: {}", shown(command));
+    let (plot, legend) =
+        area.titled(&title, ("sans-serif", 19))?.split_horizontally(SIZE.0 - LEGEND_WIDTH);
+
+    let mut chart = ChartBuilder::on(&plot)
+        .margin_left(10)
+        .margin_right(20)
+        .x_label_area_size(50)
+        .y_label_area_size(80)
+        .build_cartesian_2d(0.0..seconds, scale)?;
+    let counts_name = if scale.is_logarithmic { "open fds (logarithmic)" } else { "open fds" };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .label_style(("sans-serif", 15))
+        .axis_desc_style(("sans-serif", 15))
+        .x_desc("seconds since the start of the job")
+        .y_desc(counts_name)
+        .draw()?;
+    for (row, line) in (0..).zip(&LINES) {
+        let (red, green, blue) = line.colour;
+        let style = RGBColor(red, green, blue).stroke_width(2);
+        let values = samples.iter().filter_map(|it| Some((it.at.as_secs_f64(), (line.value)(it)?)));
+        let peak = values.clone().map(|(_, count)| count).max();
+        name(&legend, row, line.name, peak, style)?;
+        if line.name == "cap" && peak.is_some_and(|cap| cap > scale.most) {
             continue;
         }
-        write!(
-            out,
-            r#"<path fill="none" stroke="{colour}" stroke-width="1.5" stroke-dasharray="{dashes}" d=""#
-        )?;
-        let mut former = None;
-        for (sample, count) in samples.iter().filter_map(|it| Some((it, value(it)?))) {
-            let (x, y) = (scale.x(sample.at), scale.y(count));
-            match former {
-                None => write!(out, "M{x:.1} {y:.1}")?,
-                // What does not change is one line, however long.
-                Some(former) if former == count => write!(out, "H{x:.1}")?,
-                Some(_) => write!(out, "H{x:.1}V{y:.1}")?,
-            }
-            former = Some(count);
+        let points = steps(values);
+        match line.name {
+            // Dashes let the line under them be seen: at the cap there is one.
+            "cap" => chart.draw_series(DashedLineSeries::new(points, 8, 6, style))?,
+            _ => chart.draw_series(LineSeries::new(points, style))?,
+        };
+    }
+    area.present()?;
+    Ok(())
+}
+
+/// One row of the legend.
+fn name(
+    legend: &Area<'_>,
+    row: i32,
+    name: &str,
+    peak: Option<u64>,
+    style: ShapeStyle,
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let text = match peak {
+        Some(peak) if name == "cap" => format!("{name}: {}", commas(peak)),
+        Some(peak) => format!("{name}: max {}", commas(peak)),
+        None => format!("{name}: none"),
+    };
+    let y = 20 + row * LEGEND_STEP;
+    legend.draw(&PathElement::new([(0, y), (18, y)], style))?;
+    legend.draw(&Text::new(text, (25, y - 6), ("sans-serif", 15)))?;
+    Ok(())
+}
+
+/// A count stays until the next one. While it does not change, only its last time is kept.
+fn steps(values: impl Iterator<Item = (f64, u64)>) -> Vec<(f64, u64)> {
+    let mut points: Vec<(f64, u64)> = Vec::new();
+    for (at, count) in values {
+        if let [.., (_, before), (until, last)] = points.as_mut_slice()
+            && [*before, *last] == [count, count]
+        {
+            *until = at;
+            continue;
         }
-        writeln!(out, "\"/>")?;
+        let former = points.last().map(|(_, former)| *former).filter(|former| *former != count);
+        points.extend(former.map(|former| (at, former)));
+        points.push((at, count));
     }
-    writeln!(out, "</svg>")
+    points
 }
 
-fn axes(out: &mut String, scale: &Scale, most: u64) -> std::fmt::Result {
-    for count in counts(most, scale.is_logarithmic) {
-        let y = scale.y(count);
-        writeln!(
-            out,
-            r##"<line x1="{LEFT}" y1="{y:.1}" x2="{:.1}" y2="{y:.1}" stroke="#dddddd"/>
-<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"##,
-            WIDTH - RIGHT,
-            LEFT - 6.0,
-            y + 4.0,
-            commas(count)
-        )?;
+/// The command, if need be its beginning, without characters that XML 1.0 does not allow.
+fn shown(command: &str) -> String {
+    let allowed = |character| match character {
+        '\u{fffe}' | '\u{ffff}' => '?',
+        _ if char::is_control(character) => ' ',
+        _ => character,
+    };
+    let mut text: String = command.chars().take(COMMAND_LENGTH).map(allowed).collect();
+    if command.chars().nth(COMMAND_LENGTH).is_some() {
+        text.push('…');
     }
-    let step = round_step(scale.seconds / MARKS);
-    let ground = HEIGHT - BOTTOM;
-    let mut mark = 0.0;
-    while mark <= scale.seconds {
-        let x = scale.x(Duration::from_secs_f64(mark));
-        writeln!(
-            out,
-            r##"<line x1="{x:.1}" y1="{ground}" x2="{x:.1}" y2="{}" stroke="#888888"/>
-<text x="{x:.1}" y="{}" text-anchor="middle">{}</text>"##,
-            ground + 5.0,
-            ground + 18.0,
-            seconds_text(mark, step)
-        )?;
-        mark += step;
-    }
-    let kind = if scale.is_logarithmic { ", logarithmic" } else { "" };
-    writeln!(
-        out,
-        r#"<text x="{}" y="{}" text-anchor="middle">seconds</text>
-<text transform="translate(16 {}) rotate(-90)" text-anchor="middle">open fds{kind}</text>"#,
-        WIDTH / 2.0,
-        HEIGHT - 10.0,
-        (TOP + ground) / 2.0
-    )
-}
-
-/// Where the scale of counts has its marks.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // marks
-fn counts(most: u64, is_logarithmic: bool) -> Vec<u64> {
-    if is_logarithmic {
-        let powers = std::iter::successors(Some(1_u64), |power| power.checked_mul(10));
-        return std::iter::once(0).chain(powers.take_while(|power| *power <= most)).collect();
-    }
-    let step = round_step(most as f64 / MARKS).max(1.0) as u64;
-    (0..=most / step).map(|number| number * step).collect()
-}
-
-/// 1, 2 or 5 times a power of ten, not below `least`.
-fn round_step(least: f64) -> f64 {
-    let power = 10_f64.powf(least.log10().floor());
-    [1.0, 2.0, 5.0, 10.0]
-        .into_iter()
-        .map(|one| one * power)
-        .find(|step| *step >= least)
-        .unwrap_or(power * 10.0)
-}
-
-fn seconds_text(seconds: f64, step: f64) -> String {
-    let decimals =
-        if step >= 1.0 { 0 } else { usize::from(step < 0.1) + usize::from(step < 0.01) + 1 };
-    format!("{seconds:.decimals$}")
-}
-
-/// Text of an element: markup has no meaning in it, nor has what XML 1.0 does not allow.
-fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for character in text.chars().take(COMMAND_LENGTH) {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            _ if character.is_control() => out.push(' '),
-            '\u{fffe}' | '\u{ffff}' => out.push('?'),
-            _ => out.push(character),
-        }
-    }
-    if text.chars().nth(COMMAND_LENGTH).is_some() {
-        out.push('…');
-    }
-    out
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn sample(ms: u64, node: u64, direct: u64, cap: Option<u64>) -> Sample {
         let at = Duration::from_millis(ms);
         Sample { at, node, broker: node / 2, ranks: node - node / 2, direct, cap }
+    }
+
+    /// All texts, and the colours of all lines with more than three points.
+    fn parse(picture: &str) -> (Vec<String>, Vec<String>) {
+        let document = roxmltree::Document::parse(picture).expect("XML");
+        assert_eq!(document.root_element().tag_name().name(), "svg");
+        let all = |name: &'static str| {
+            document.descendants().filter(move |it| it.tag_name().name() == name)
+        };
+        let texts = all("text").filter_map(|it| it.text().map(|text| text.trim().to_owned()));
+        let lines = all("polyline");
+        let long =
+            lines.filter(|it| it.attribute("points").is_some_and(|it| it.matches(',').count() > 3));
+        let colours = long.filter_map(|it| it.attribute("stroke").map(str::to_owned));
+        (texts.collect(), colours.collect())
     }
 
     #[test]
@@ -232,48 +224,62 @@ mod tests {
             sample(500, 60, 100, Some(64)),
             sample(900, 10, 20, Some(64)),
         ];
-        let picture = draw(&samples, "mpirun -n 4 ./app");
-        for text in
-            ["direct way: max 100", "cap: 64", "node: max 60", "broker: max 30", "ranks: max 30"]
-        {
-            assert!(picture.contains(text), "{text}: {picture}");
+        let picture = draw(&samples, "mpirun -n 4 ./app").expect("drawn");
+        let (texts, colours) = parse(&picture);
+        for text in [
+            "direct way: max 100",
+            "cap: 64",
+            "node: max 60",
+            "broker: max 30",
+            "ranks: max 30",
+            "open fds",
+            "100",
+        ] {
+            assert!(texts.iter().any(|it| it == text), "{text}: {texts:?}");
         }
-        assert_eq!(picture.matches("<path").count(), LINES.len());
-        assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
-        assert!(
-            !picture.contains("logarithmic")
-                && !picture.contains("NaN")
-                && !picture.contains("inf")
-        );
+        assert_eq!(texts.iter().filter(|text| text.contains("mpirun -n 4 ./app")).count(), 1);
+        assert_eq!(colours, ["#B07AA1", "#222222", "#1F77B4", "#2CA02C"]);
+        assert!(picture.contains("#D62728"), "the cap: {picture}");
+        assert!(!picture.contains("NaN") && !picture.contains("inf"), "{picture}");
     }
 
     #[test]
     fn draw_when_the_direct_way_is_far_above_then_logarithmic() {
         let picture = draw(&[sample(0, 10, 10, None), sample(10, 60, 60_000, None)], "x");
-        assert!(picture.contains("logarithmic") && picture.contains("cap: none"), "{picture}");
-        assert_eq!(picture.matches("<path").count(), LINES.len() - 1);
-    }
-
-    #[test]
-    fn draw_when_nothing_was_seen_then_said() {
-        assert!(draw(&[], "x").contains("not seen"));
-        let still = draw(&[sample(0, 0, 0, None)], "x");
-        assert!(!still.contains("NaN") && !still.contains("inf"), "{still}");
-    }
-
-    #[test]
-    fn escaped_when_the_command_has_markup_then_it_is_text() {
-        assert_eq!(escaped("a <b> & \"c\"\n"), "a &lt;b&gt; &amp; &quot;c&quot; ");
-        assert_eq!(escaped(&"x".repeat(500)).chars().count(), COMMAND_LENGTH + 1);
-    }
-
-    #[test]
-    fn round_step_when_asked_then_one_two_or_five() {
-        for (least, step) in [(0.3, 0.5), (1.0, 1.0), (7.0, 10.0), (130.0, 200.0)] {
-            assert!((round_step(least) - step).abs() < 1e-9, "{least}");
+        let (texts, _) = parse(&picture.expect("drawn"));
+        for text in
+            ["open fds (logarithmic)", "cap: none", "0", "1", "10", "100", "1,000", "10,000"]
+        {
+            assert!(texts.iter().any(|it| it == text), "{text}: {texts:?}");
         }
-        assert_eq!(counts(10, false), [0, 2, 4, 6, 8, 10]);
-        assert_eq!(counts(1200, true), [0, 1, 10, 100, 1000]);
-        assert_eq!(counts(1, false), [0, 1]);
+    }
+
+    #[test]
+    fn draw_when_all_is_at_one_moment_then_still_a_picture() {
+        let still = draw(&[sample(0, 1, 1, None)], "x").expect("drawn");
+        assert!(!still.contains("NaN") && !still.contains("inf"), "{still}");
+        parse(&still);
+    }
+
+    #[test]
+    fn draw_when_the_command_has_markup_then_it_is_text() {
+        let command = "a <b> & \"c\" 'd'\n\u{1}\u{ffff}";
+        let picture = draw(&[sample(0, 1, 1, None)], command).expect("drawn");
+        let (texts, _) = parse(&picture);
+        assert!(texts.iter().any(|text| text.ends_with("a <b> & \"c\" 'd'  ?")), "{texts:?}");
+        assert_eq!(shown(&"x".repeat(500)).chars().count(), COMMAND_LENGTH + 1);
+    }
+
+    #[test]
+    fn steps_when_a_count_changes_then_it_does_so_at_once() {
+        let values = [(0.0, 1), (1.0, 1), (2.0, 1), (3.0, 5), (4.0, 5)];
+        let points = [(0.0, 1), (2.0, 1), (3.0, 1), (3.0, 5), (4.0, 5)];
+        assert_eq!(steps(values.into_iter()), points);
+    }
+
+    #[test]
+    fn key_points_when_logarithmic_then_powers_of_ten() {
+        let scale = Scale { most: 1200, is_logarithmic: true };
+        assert_eq!(scale.key_points(10), [0, 1, 10, 100, 1000]);
     }
 }
