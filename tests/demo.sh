@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs a demo command line that prints JSON and checks what it promises: every byte right, no failure, the node's fds
-# never above the cap. Must never judge by time. Usage: tests/demo.sh COMMAND ... --json
+# Runs a demo command line that prints JSON, and checks the demo's promises: every byte right, no failure, never more fds
+# on the node than the cap. Must never judge by time. Usage: tests/demo.sh COMMAND ... --json
 . "$(dirname "$(readlink -f "$0")")/common/start.sh"
 set -euo pipefail
 out=$("$@")

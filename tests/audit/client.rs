@@ -1,6 +1,6 @@
 //! One client of a broker for tests/audit/run.sh. It is honest, or it plants a fault and names the fd; then it waits
-//! until its input ends. FDBROKER_TEST_MEMORY=udmabuf makes its memory real dma-bufs. Must never clean its
-//! fault up before that.
+//! until its input ends. FDBROKER_TEST_MEMORY=udmabuf makes its memory real dma-bufs. Must never clean up its
+//! fault before that.
 
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, Grant, Handle, HostMemory, IsolatedBuffer,
@@ -23,7 +23,7 @@ in-flight, forgotten, unmapped, mapped, hold. Each says `ready PID FD` and then 
 
 const BYTES: usize = 64 << 10;
 
-/// The arena's fd and exports on their way to the broker, with room to spare.
+/// Room for the arena's fd and for exports on their way to the broker, and some to spare.
 const OWN_FDS: u32 = 4;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -170,7 +170,7 @@ fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
     }
 }
 
-/// One open fd with its lease, everything else mapped, and two fds of its own memory, which do not concern the broker.
+/// An honest consumer: one open fd with its lease, everything else mapped, and two fds of memory that no broker knows.
 fn honest(client: &Client, grant: Grant, handles: &[Handle]) -> Outcome<()> {
     let mut imports = Vec::new();
     for handle in handles {
@@ -180,7 +180,7 @@ fn honest(client: &Client, grant: Grant, handles: &[Handle]) -> Outcome<()> {
     wait(std::process::id(), grant.fd.as_raw_fd())
 }
 
-/// A child keeps a copy of the fd that its parent has the lease of.
+/// Forks a child that keeps a copy of the fd; the parent has the lease.
 fn stray(grant: Grant) -> Outcome<()> {
     // SAFETY: the child makes only calls that are safe after fork in a process of several threads.
     match unsafe { fork()? } {

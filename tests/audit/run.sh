@@ -1,7 +1,7 @@
 #!/bin/bash
-# `fdbroker audit` against faults planted on purpose: a private broker, real clients, each kind of fault named with its
-# process and fd, and nothing named on a clean node. Must never end a process that it has not started.
-# Its copy for another user and for a virtual machine, which has nothing else of this folder, is started by it.
+# `fdbroker audit` against faults planted on purpose: a private broker and real clients. Audit must name each kind of fault
+# with its process and fd, and nothing on a clean node. Must never end a process that it has not started.
+# It starts a copy of itself as another user and in a virtual machine; the copy has nothing else of this folder.
 case ${1-} in --inside*) ;; *) . "$(dirname "$(readlink -f "$0")")/../common/start.sh" ;; esac
 set -uo pipefail
 root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
@@ -31,14 +31,14 @@ if [ "$mode" = all ] || [ "$mode" = vm ]; then
   place=$(mktemp -d /tmp/fdb-audit.XXXXXX)
   trap 'rm -rf "$place"' EXIT
   if [ "$mode" = vm ]; then
-    # The guest has a busybox alone.
+    # The guest has only a busybox.
     files=(-f "$target/examples/audit-client" -f "$(readlink -f "$0")" -f "$(readlink -f /bin/bash)")
     files+=(-f "$(ldd /bin/bash | awk '/libtinfo/ { print $3 }')")
     "$root/tests/vm/run.sh" "${files[@]}" -e LD_LIBRARY_PATH=/t -e FDBROKER_TEST_MEMORY=udmabuf -e TMPDIR=/tmp \
       "$target/fdbroker" run -- /t/bash /t/run.sh --inside /t
     exit
   fi
-  # Where another user can read them: a checkout may be private.
+  # Copies that another user can read: a checkout may be private.
   cp "$target/fdbroker" "$target/examples/audit-client" "$0" "$place/"
   chmod -R a+rX "$place"
   unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET FDBROKER_CONFIG XDG_RUNTIME_DIR
@@ -52,7 +52,7 @@ if [ "$mode" = all ] || [ "$mode" = vm ]; then
   }
   part "$place/fdbroker" run -- "$place/run.sh" --inside "$place"
   if [ "$(id -u)" = 0 ]; then
-    # Nobody's on any machine.
+    # A uid that no machine uses.
     part setpriv --reuid 61002 --regid 61002 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all -- \
       "$place/fdbroker" run -- "$place/run.sh" --inside-user "$place"
   else
@@ -64,7 +64,7 @@ fi
 
 # ---- inside a private broker
 
-# A condition that has not come about by then never will.
+# Longest wait for a condition.
 limit_s=30
 work=$(mktemp -d /tmp/fdb-audit-inside.XXXXXX)
 log=$work/log clients=() passed=0 failed=0
@@ -97,7 +97,7 @@ eventually() {
 
 is_ready() { grep -qs '^ready ' "$1"; }
 is_ready_or_gone() { is_ready "$1" || ! kill -0 "$started" 2> /dev/null; }
-# client ARGUMENTS...: starts one; `said` is what it prints, `pid` and `fd` what its last line names.
+# client ARGUMENTS...: starts a client. Its output is then in $said; $pid and $fd are those of its last line.
 number=0
 client() {
   number=$((number + 1))
@@ -106,7 +106,7 @@ client() {
   started=$!
   clients+=("$started")
   eventually is_ready_or_gone "$out" && is_ready "$out" || {
-    # Nothing of what follows could hold.
+    # Without the client no later check could pass.
     echo "FAILED  client $* did not get ready"
     echo "$passed passed, $((failed + 1)) failed"; exit 1
   }
@@ -120,7 +120,7 @@ end() { # end PID: of a client, and the ledger knows.
 }
 forgot() { ! "$bin/fdbroker" holders "pid:$1" > /dev/null 2>&1; }
 
-# audit ARGUMENTS...: what it says in $report, its exit status in $status, only the findings in $findings.
+# audit ARGUMENTS...: its output is then in $report, its exit status in $status, only the findings in $findings.
 audit() {
   status=0
   report=$("$bin/fdbroker" audit --json "$@") || status=$?
@@ -136,15 +136,15 @@ only() { # only KIND PID FD: this, and nothing else.
   audit
   [ "$status" = 5 ] && has "$@" && [ "$(count)" = 1 ]
 }
-# plant NAME KIND ROLE HANDLE: a client of this role alone is named as this; gone, the node is clean. With `evict` set, the
-# broker holds no fd of it any more.
+# plant NAME KIND ROLE HANDLE: with one client of this role, audit has one finding, of this kind; without it, none. With
+# `evict` set, the broker holds no fd of the allocation any more.
 evict=
 plant() {
   local name=$1 kind=$2 role=$3; shift 3
   client "$role" "$@"
   local planted=$started
   [ -z "$evict" ] || check "  (evicted)" is_evicted "$1"
-  # Where there are two fds, one is as good as the other.
+  # Where there are two fds, audit may name either.
   case $role in
     copy | own) check "$name" excess "$kind" "$pid" ;;
     forgotten | unmapped | mapped) check "$name" only "$kind" "$pid" "" ;;
@@ -178,13 +178,13 @@ check "an owner, and a client with fds and mappings: no finding" clean
 
 if [ "$mode" = --inside-user ]; then
   plant "a user's own process: its leak" leak leak "${handles[0]}"
-  check "what the user may not read is said" text_says "not readable for this user; run as root"
+  check "it says which processes the user may not read" text_says "not readable for this user; run as root"
   end "$honest"
   echo "$passed passed, $failed failed"
   [ "$failed" = 0 ]; exit
 fi
 
-# Handles 0, 2, ... are ranges of one arena, 1, 3, ... memories of their own.
+# Handles 0, 2, ... are ranges of one arena; each of handles 1, 3, ... is memory of its own.
 for which in 1 0; do
   what="a memory of its own"; [ "$which" = 1 ] || what="a range of an arena"
   handle=${handles[$which]}
@@ -198,7 +198,7 @@ for which in 1 0; do
 done
 plant "an owner's copies of its own fd" leak own
 
-# The broker holds no fd of what is evicted: copies are told all the same.
+# The broker holds no fd of an evicted allocation: audit recognises copies all the same.
 evict=yes
 what="an evicted range of an arena"
 handle=${handles[0]}
@@ -214,7 +214,7 @@ for index in 0 2 4 6; do
 done
 check "  and no finding" clean
 
-# Asked for again; a dma-buf is another one then, and copies of the first are still the allocation's.
+# After a recall a dma-buf is a new one; copies of the first one still belong to the allocation.
 client leak "$handle"; leaker=$started leak="$pid $fd"
 check "evicted, and asked for again" is_evicted "$handle"
 client hold "$handle"; holder=$started
@@ -223,7 +223,7 @@ end "$leaker"
 check "  and nothing when it is gone" clean
 end "$holder"
 
-# Ended memory: its owner has gone, a lease is left.
+# Ended memory: its owner has ended, a lease is left.
 client produce 2; doomed=$started
 mapfile -t ending <<< "$said"
 client hold "${ending[1]}"; holder=$started
@@ -234,7 +234,7 @@ end "$leaker"
 end "$holder"
 check "  and nothing when they are gone" clean
 
-# ---- all at once; what stays behind comes last
+# ---- all at once; faults that stay behind come last
 
 client leak "${handles[1]}"; leak="$pid $fd"
 client stray "${handles[3]}"; stray="$pid $fd"
@@ -266,12 +266,12 @@ check "an honest process alone: no finding" exits 0 "$bin/fdbroker" audit --pid 
 check "the table says what to do" text_says "kill -CONT"
 separate=(unshare --pid --fork --kill-child --mount-proc --propagation private)
 if ! "${separate[@]}" true 2> /dev/null; then
-  # In a guest of tests/vm it is not for want of root: this is no test of dma-bufs.
+  # Not in a guest of tests/vm: it is there for the dma-bufs, and this check has nothing to do with them.
   why="audit: a broker in another PID namespace: needs root, and util-linux's unshare(1)"
   echo "not run: $why"
   [ -z "${FDBROKER_NOT_RUN_LOG-}" ] || { echo "$why" >> "$FDBROKER_NOT_RUN_LOG"; passed=$((passed + 1)); }
 else
-  # Pids of a broker in another PID namespace are those of other processes here.
+  # The pids that a broker in another PID namespace names belong to other processes here.
   elsewhere() {
     local got=0 out
     mkdir "$work/elsewhere"
@@ -288,11 +288,11 @@ else
   }
   check "a broker in another PID namespace: said, and nothing compared" elsewhere
 fi
-# A job at work under a cap that evicts all the time: nothing of it is a fault, in whichever moment one looks.
+# A job at work under a cap that evicts all the time: whenever audit looks, there is no fault.
 at_work() {
   local memory=memfd
   [ "${FDBROKER_TEST_MEMORY-}" != udmabuf ] || memory=udmabuf
-  # shellcheck disable=SC2016 # for the shell that it is given to
+  # shellcheck disable=SC2016 # the inner shell expands it
   "$bin/fdbroker" run --max-fds 64 -- "$BASH" -c '
     "$0" demo --memory "$1" --ranks 6 --buffers 60 --hold 3 --timeout 120 --json & demo=$!
     while kill -0 "$demo" 2> /dev/null; do "$0" audit --json || status=$?; done

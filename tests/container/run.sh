@@ -28,9 +28,9 @@ for tool in unshare setpriv nsenter; do
   echo "$tool is missing; install util-linux"; exit 77
 done
 
-# Nobody's on any machine: the broker's, two ranks'.
+# Uids that no machine uses: the broker's and those of two users with ranks.
 service=61001 alice=61002 mallory=61003
-# A condition that has not come about by then never will, and what hangs is ended.
+# Longest wait for a condition; after it a process that hangs is ended.
 limit_s=30
 is_root=; [ "$(id -u)" = 0 ] && is_root=1
 work=$(mktemp -d /tmp/fdb-container.XXXXXX)
@@ -53,7 +53,7 @@ check() {
     failed=$((failed + 1)); echo "FAILED  $name"; tail -n 30 "$log" | sed 's/^/        /'
   fi
 }
-# eventually COMMAND...: it holds at last.
+# eventually COMMAND...: waits until the command succeeds.
 eventually() {
   local end=$((SECONDS + limit_s))
   until "$@"; do
@@ -61,17 +61,17 @@ eventually() {
     sleep 0.05
   done
 }
-# refuses TEXT COMMAND...: it fails, and says this.
+# refuses TEXT COMMAND...: the command fails and prints TEXT.
 refuses() {
   local text=$1 out got=0; shift
-  # Bounded by the library's own deadlines.
+  # The library's own deadlines bound the wait.
   out=$("$@" 2>&1) || got=$?
   printf 'status %s: %s\n' "$got" "$out"
   [ "$got" != 0 ] && [[ $out == *"$text"* ]]
 }
 
 programs=$("$root/tests/programs.py") || exit 1
-# Where other users can read them: a checkout may be private.
+# Copies that other users can read: a checkout may be private.
 chmod 755 "$work"
 bin=$work/bin; mkdir "$bin"
 cp "$programs/fdbrokerd" "$programs/fdbroker" "$programs/examples/producer" "$programs/examples/consumer" "$bin/"
@@ -113,9 +113,9 @@ mkdir "$work/root"
 mkfifo "$work/never"
 exec {hold}<> "$work/never"
 
-# in_container UID DIRECTORY COMMAND...: the same, waited for.
+# in_container UID DIRECTORY COMMAND...: the same, and waits for its end.
 in_container() { (container "$@"); }
-# started VARIABLE COMMAND...: in the background; its input stays open as long as this script runs.
+# started VARIABLE COMMAND...: starts it in the background; its input stays open as long as this script runs.
 started() {
   local -n pid=$1; shift
   "$@" < "$work/never" {hold}>&- &
@@ -135,7 +135,7 @@ broker() {
   children+=("$!")
   eventually is_ready "$name" || { cat "$work/$name/log"; return 1; }
 }
-# Not once its sockets are there: it sets their modes after that.
+# Waits for its readiness, not for its sockets: it sets their modes after it has made them.
 is_ready() { grep -qs READY "$work/$1/ready"; }
 place() { # place NAME UID: the directories of a daemon of that user.
   mkdir -p "$work/$1/run" "$work/$1/admin"
@@ -163,7 +163,7 @@ path = "$work/node/run/broker.sock"
 [[listener]]
 path = "$work/node/second/broker.sock"
 TOML
-  # Two listeners come from the file alone.
+  # Only the configuration file can name two listeners.
   as "$service" "$bin/fdbrokerd" --config "$work/node/config.toml" --until-eof 0 --ready-fd 1 > "$work/node/ready" \
     2> "$work/node/log" < "$work/never" {hold}>&- &
   children+=("$!")
@@ -187,10 +187,10 @@ TOML
     shows ' 0 of them wrong' as "$alice" env FDBROKER_SOCKET="$run/broker.sock" unshare -U -r "$bin/consumer" < "$handle"
 
   init=$(init_of "$producer")
-  check "the ledger has the container's first process by its pid out here" \
+  check "the ledger knows the container's first process by its pid on the host" \
     shows "\"owner_pid\":$init," fdbroker node ls --json
   check "the page is mapped read-only in the container, and cannot be made writable" page_is_read_only "$init"
-  check "nothing of the administrator's is in the container" \
+  check "no socket of the administrator is in the container" \
     shows_all $'broker.sock' in_container "$alice" "$run" ls /run/fdbroker
   check "a rank outside cannot ask the administrator's socket" \
     refuses '' as "$alice" env FDBROKER_ADMIN_SOCKET="$work/node/admin/admin.sock" "$bin/fdbroker" status
@@ -198,7 +198,7 @@ TOML
   check "the ledger has one client, for as long as it lives" eventually has_clients node 1
   kill -9 "$init"
   check "the death of a container's first process is noticed" eventually has_clients node 0
-  check "its memory is gone with it" refuses_gone in_container "$alice" "$run" consumer < "$handle"
+  check "its memory has ended with it" refuses_gone in_container "$alice" "$run" consumer < "$handle"
 }
 both_listen() { eventually is_ready node && test -S "$work/node/run/broker.sock" -a -S "$work/node/second/broker.sock"; }
 shows() { # shows TEXT COMMAND...: succeeds and says this.
@@ -214,7 +214,7 @@ refuses_gone() {
   echo "status $got: $out"
   [ "$got" != 0 ] && [[ $out == *OwnerGone* || $out == *Stale* ]]
 }
-# The page among a process's mappings: readable, shared, without the right to ever be writable (`mw`).
+# The generation page among a process's mappings: readable and shared, and it can never be made writable (no `mw`).
 page_is_read_only() {
   local flags
   grep 'generations' "/proc/$1/maps" || return 1
@@ -226,7 +226,7 @@ page_is_read_only() {
 
 # ---- daemons in namespaces
 
-# In a user namespace every other user of the machine looks the same (the overflow uid): they must not be one domain.
+# In a user namespace all users that it does not map look the same (the overflow uid): they must not become one domain.
 in_user_namespace() {
   local self=$1 run=$work/user/run producer
   place user "$self"
@@ -247,7 +247,7 @@ by() { # by UID DIRECTORY COMMAND...: a client of that user.
   as "$uid" env FDBROKER_SOCKET="$directory/broker.sock" "$@"
 }
 
-# In a PID namespace the clients outside have no pid: all works, and the ledger cannot name them.
+# For a daemon in a PID namespace the clients outside have no pid: everything works, but the ledger cannot name them.
 in_pid_namespace() {
   local self=$1 run=$work/pid/run producer
   place pid "$self"

@@ -1,14 +1,14 @@
-// A stand-in for libcuda.so.1 in tests: the calls that fdbroker uses, over files of a tmpfs. There is no GPU in it, it says
-// so in its device's name, and no figure measured with it means anything. Must never be shipped, nor report success for
-// what it did not do.
+// A stand-in for libcuda.so.1 in tests: the calls that fdbroker uses, on files of a tmpfs. It has no GPU, says so in its
+// device's name, and figures measured with it mean nothing. Must never be shipped, nor report success for a call that it
+// did not carry out.
 //
 // "Device memory" is a file in FDBROKER_CUDA_STUB_DIR (default /dev/shm/fdbroker-cuda-stub), unlinked when its handle is
-// released; as with the real driver, what keeps it allocated is handles, mappings and exported fds, in any process, and a
-// process holds no fd of it beyond those it exported. Files of processes that died are unlinked by the next cuMemGetInfo.
+// released. As with the real driver, handles, mappings and exported fds keep it allocated, in any process, and a process
+// holds no fd of it but the exported ones. The next cuMemGetInfo unlinks the files of processes that have died.
 //
-// The broker knows a VMM fd by its device number (/dev/nvidiactl, 195:255), and a file has none. So for programs that
-// shall take these files for VMM fds this library is preloaded, too: its statx(2) answers for them as the kernel does for
-// /dev/nvidiactl. The broker itself is the real one, unchanged.
+// The broker knows a VMM fd by its device number (/dev/nvidiactl, 195:255), and a file has none. So this library is also
+// preloaded into programs that shall take these files for VMM fds: for these files its statx(2) answers as the kernel does
+// for /dev/nvidiactl. The broker itself is the real one, unchanged.
 //
 // Build: cc -shared -fPIC -O2 -o libcuda.so.1 libcuda.c     (-DWITHOUT_EXPORT leaves a symbol out)
 #define _GNU_SOURCE
@@ -41,9 +41,9 @@ typedef struct { int kind, id; } Location;
 typedef struct { int kind, handle_types; Location location; void *win32; unsigned char flags[8]; } Prop;
 typedef struct { Location location; int flags; } Access;
 
-// An allocation: a mapping that nobody sees keeps the file, `path` is for exporting (empty: imported).
+// An allocation: a hidden mapping keeps the file; `path` is for exporting (empty: imported).
 typedef struct { char *view; size_t bytes; char path[256]; } Allocation;
-// Addresses reserved, and whether something is mapped there.
+// A range of reserved addresses, and whether something is mapped there.
 typedef struct { char *base; size_t bytes; int mapped; } Range;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -62,7 +62,7 @@ static int os_error(void) {
 }
 
 #define API __attribute__((visibility("default"))) int
-// What needs a current context says so, as the driver does.
+// Calls that need a current context fail without one, as in the driver.
 #define NEED_CONTEXT if (!depth || !retained) return INVALID_CONTEXT
 
 API cuInit(unsigned flags) {
@@ -118,8 +118,8 @@ API cuCtxPopCurrent_v2(void **context) {
     return SUCCESS;
 }
 
-// The last copy to the device: as with the real driver it may return before it has arrived, and here it never has. It does
-// when the next work of this process comes, or it is waited for; other processes see it no sooner.
+// The last copy to the device. With the real driver a copy may return before it has arrived; here it always does. It arrives
+// when this process does its next work or waits for it; other processes see it no sooner.
 static struct { char *to, *bytes; size_t length; } pending;
 static void arrive(void) {
     if (pending.bytes) memcpy(pending.to, pending.bytes, pending.length);
@@ -172,7 +172,7 @@ API cuMemGetAllocationGranularity(size_t *bytes, const Prop *prop, int option) {
     return SUCCESS;
 }
 
-// The lock is held. 0: no room.
+// The caller holds the lock. 0: no room.
 static unsigned long long new_handle(int fd, size_t bytes, const char *path) {
     for (unsigned i = 0; i < MOST; i++) {
         if (allocations[i].view) continue;
@@ -268,7 +268,7 @@ API cuMemAddressReserve(uint64_t *base, size_t bytes, size_t alignment, uint64_t
     int result = OUT_OF_MEMORY;
     for (unsigned i = 0; i < MOST; i++) {
         if (ranges[i].base) continue;
-        // A hint, honoured where it is free.
+        // The address is a hint, honoured where it is free.
         char *got = mmap((void *)wanted, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (got == MAP_FAILED) break;
         ranges[i] = (Range){ .base = got, .bytes = bytes };
@@ -313,7 +313,7 @@ API cuMemSetAccess(uint64_t base, size_t bytes, const Access *desc, size_t count
     int result = SUCCESS;
     if (!found || !found->mapped || count != 1 || desc->location.kind != DEVICE || desc->location.id)
         result = INVALID_VALUE;
-    // Devices of some drivers know no reading alone.
+    // Some drivers cannot map for reading only.
     else if (desc->flags != READ_WRITE) result = NOT_SUPPORTED;
     else mprotect(found->base, bytes, PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&mutex);
@@ -343,7 +343,7 @@ API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     return SUCCESS;
 }
 
-// Memory of cuMemAlloc cannot be shared but as dma-buf, which needs a device.
+// Memory of cuMemAlloc can only be shared as a dma-buf, which needs a device.
 API cuMemAlloc_v2(uint64_t *base, size_t bytes) {
     NEED_CONTEXT;
     void *got = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -352,7 +352,7 @@ API cuMemAlloc_v2(uint64_t *base, size_t bytes) {
 }
 API cuMemFree_v2(uint64_t base) { NEED_CONTEXT; free((void *)base); return SUCCESS; }
 
-// Preloaded: the files above look like what they stand for.
+// For the preloaded library: the files above look like the fds that they stand for.
 API statx(int dir, const char *restrict path, int flags, unsigned mask, struct statx *restrict info) {
     int result = syscall(SYS_statx, dir, path, flags, mask, info);
     if (result || !S_ISREG(info->stx_mode)) return result;

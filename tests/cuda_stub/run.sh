@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs the program of tests/gpu and the demo without a GPU, against a stand-in for the driver (libcuda.c). Shows that the library,
-# the broker and the program work together; must never be taken for a test of CUDA: no figure printed means anything.
+# Runs the program of tests/gpu and the demo without a GPU, against a stand-in for the driver (libcuda.c). Shows that the
+# library, the broker and the program work together. Must never be taken for a test of CUDA: its figures mean nothing.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
@@ -19,12 +19,12 @@ work=$(mktemp -d)
 memory=$(mktemp -d -p /dev/shm fdbroker-cuda-stub-XXXXXX)
 trap 'rm -rf "$work" "$memory"' EXIT
 cc -shared -fPIC -O2 -o "$work/libcuda.so.1" tests/cuda_stub/libcuda.c || exit 1
-# "Device memory" of our own, where that can be: the free bytes of /dev/shm change with whoever else uses it.
+# The "device memory" is a file system of our own where that can be mounted: other programs change the free bytes of /dev/shm.
 private=()
 if unshare --mount mount -t tmpfs none "$memory" 2> /dev/null; then
   private=(unshare --mount sh -c 'mount -t tmpfs -o size=8g none "$0" && exec "$@"' "$memory")
 fi
-# As the driver, and for the broker's look at fds.
+# The stand-in is loaded as the driver, and before libc, so that the broker sees its fds as the driver's.
 under_stub() {
   "${private[@]}" env LD_LIBRARY_PATH="$work" LD_PRELOAD="$work/libcuda.so.1" FDBROKER_CUDA_STUB_DIR="$memory" timeout --kill-after=10 "$@"
 }

@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 const RANKS: usize = 8;
 const BUFFERS: u32 = 32;
 
-/// So many equal readings, so far apart, of free memory are taken to stand still.
+/// Free memory stands still after so many equal readings, so far apart.
 const SETTLED_READINGS: usize = 4;
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Fds that the driver of a process may open by itself at the first import of another's memory, whatever the number.
+/// Most fds that the driver may open by itself when a process first imports memory of another one, however many imports
+/// follow.
 const LAZY_FDS: u64 = 4;
 
-/// What other processes' contexts and the driver may take or give meanwhile, as a share of what is measured.
+/// The noise: memory that other processes' contexts and the driver may take or give back meanwhile, as a share of the
+/// measured size.
 const NOISE_SHARE: u64 = 16;
 
 pub fn lent(answer: Answer) -> Result<Vec<Lent>, String> {
@@ -67,7 +69,7 @@ impl Setup {
         self.device.memory_info().map(|info| info.free_bytes).map_err(|error| error.to_string())
     }
 
-    /// The same once it stands still: what ended before may still be being freed.
+    /// The free memory once it stands still: the driver may still be freeing memory of a process that has ended.
     fn settled(&self) -> Result<u64, String> {
         let mut readings: Vec<u64> = Vec::new();
         until("free device memory stands still", || {
@@ -81,7 +83,7 @@ impl Setup {
         })
     }
 
-    /// Waits until `less` bytes fewer than `before` are free, give or take the noise; in ms how long.
+    /// Waits until `less` bytes fewer than `before` are free, give or take the noise. Returns how long it took, in ms.
     fn until_taken(&self, before: u64, less: u64, what: &str) -> Result<f64, String> {
         let (start, noise) = (Instant::now(), (self.large / NOISE_SHARE).max(self.granule));
         until(&format!("{what}: {less} bytes less are free than {before}"), || {
@@ -165,7 +167,7 @@ pub fn killed_owner(setup: &Setup, report: &mut Report) -> Outcome {
     node.until_count("/mapped_leases/now", 1)?;
 
     owner.kill();
-    // The broker's fd is closed at once; what pins the memory is the consumer's mapping.
+    // The broker's fd is closed at once. From now on only the consumer's mapping pins the memory.
     node.until_count("/pinned_bytes/now", large)?;
     node.until_count("/closing_now", 0)?;
     node.until_vmm_fds(0)?;
@@ -382,7 +384,7 @@ pub fn one_list(setup: &Setup) -> Outcome {
     Ok(Ran::Whole)
 }
 
-/// All CUDA fds have the inode of their device: that of one allocation is told from that of another by kcmp(2).
+/// All CUDA fds have the inode of their device: only kcmp(2) tells the fds of one allocation from those of another.
 pub fn audit(setup: &Setup) -> Outcome {
     if !std::path::Path::new("/dev/nvidiactl").exists() {
         return Ok(Ran::NotHere("no /dev/nvidiactl, so no fd that audit takes for CUDA's".into()));
@@ -412,7 +414,7 @@ pub fn audit(setup: &Setup) -> Outcome {
     expect("a second fd of the third", &[leak])?;
     stranger.order(&Command::Take { pid: holder, fd: fds[1] })?;
     expect("an fd of the second in a stranger", &[leak, ("stray", stranger.pid(), &ids[1])])?;
-    // What the broker has no fd of cannot be told; the others can.
+    // Without an fd of its own the broker cannot tell which allocation an fd is; the others it can.
     node.evict(&ids[1])?;
     node.until_vmm_fds(3)?;
     expect("the second evicted", &[leak])?;

@@ -1,5 +1,5 @@
-//! What export, import and a grant cost, in medians: with no VMM fd open anywhere on the node, and with one held by the
-//! broker. Must never pass or fail by a time.
+//! The times of export, import and a grant, as medians: with no VMM fd open anywhere on the node, and while the broker holds
+//! one. Must never pass or fail by a time.
 
 use crate::Setup;
 use crate::checks::lent;
@@ -8,7 +8,7 @@ use crate::peer::{Peer, unexpected};
 use crate::report::{Outcome, Ran, Report};
 use crate::wire::{Answer, Command};
 
-/// Rounds of each way.
+/// Rounds of export and import, and rounds of a grant, for each median.
 const ROUNDS: u32 = 60;
 const GRANT_ROUNDS: u32 = 200;
 
@@ -28,7 +28,7 @@ struct Costs {
 }
 
 impl Pair {
-    /// The exporter closes its fd before the importer imports: then the importer's is the only one of that memory.
+    /// The exporter closes its fd before the importer imports: so the importer's is the only fd of that memory.
     fn round(&mut self, costs: &mut Costs) -> Result<(), String> {
         let Answer::Exported { fd, us } = self.exporter.ask(&Command::Export)? else {
             return Err("no export".into());
@@ -63,7 +63,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Outcome {
     let (importer, mut exporter) = (ranks.remove(1), ranks.remove(0));
     exporter.order(&Command::PrepareCosts { bytes })?;
     let mut pair = Pair { exporter, importer, bytes };
-    // Once unmeasured.
+    // The first round is not measured.
     pair.round(&mut Costs::default())?;
 
     let cold = pair.rounds()?;
@@ -88,7 +88,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Outcome {
     )?;
     drop(pair);
 
-    // Room for one: each acquire of the other recalls it.
+    // The broker has room for one of two: each acquire recalls the one that it does not hold.
     let node = Node::start(&[format!("caps.node.held_bytes={bytes}")])?;
     let mut ranks = Peer::ready(2, &node.socket(), 2)?;
     let two = lent(ranks[0].ask(&Command::Make { count: 2, bytes, slots: 0, seed: 43 })?)?;

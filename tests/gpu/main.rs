@@ -1,5 +1,5 @@
-//! The CUDA backend on a real GPU: real processes, the real daemon, the driver of the machine. Prints what it checked,
-//! a table of figures, the same as JSON lines, and at the end `N passed, N failed`.
+//! The CUDA backend on a real GPU: real processes, the real daemon, the driver of the machine. Prints each check, then a
+//! table of figures, then the same figures as JSON lines, and at the end `N passed, N failed`.
 //! Must never pass for want of a GPU: without one it says what is missing and ends with status 5.
 
 mod checks;
@@ -20,17 +20,17 @@ use std::time::Duration;
 /// Exit status where there is no GPU, so that nobody takes it for a pass.
 const NO_GPU: u8 = 5;
 
-/// Longest time for everything; a driver that hangs must not hang its caller.
+/// Longest time for all checks together: a driver that hangs must not hang this program's caller.
 const TIME_LIMIT: Duration = Duration::from_secs(290);
 
-/// The device and what sizes fit it.
+/// The device, and the sizes that fit it.
 #[derive(Debug)]
 pub struct Setup {
-    /// Watches the free memory; nothing is allocated through it.
+    /// For looking at the free memory; nothing is allocated through it.
     pub device: Device,
     /// Smallest size of shared memory.
     pub granule: u64,
-    /// A size that no other change of free memory hides.
+    /// A size so large that no other change of free memory hides it.
     pub large: u64,
 }
 

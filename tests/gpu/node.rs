@@ -8,25 +8,25 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time for anything awaited here.
+/// Longest wait for anything in this file.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Between two looks at what no event announces.
+/// Between two looks at something that no event announces.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 pub struct Node {
     child: Child,
-    /// The daemon ends when this pipe does.
+    /// The daemon ends when this pipe is closed.
     lifeline: Option<ChildStdin>,
     dir: PathBuf,
     program: PathBuf,
-    /// Fds of /dev/nvidiactl that it inherited from this program, should CUDA's own not be close-on-exec.
+    /// Fds of /dev/nvidiactl that the daemon inherited from this program, should CUDA's own not be close-on-exec.
     vmm_base: u64,
 }
 
 impl Node {
-    /// `settings` as in the configuration file, `NAME=VALUE`.
+    /// Starts the daemon and waits until it serves. `settings` are lines of the configuration file.
     pub fn start(settings: &[String]) -> Result<Self, String> {
         let program = program()?;
         let name = format!("fdbroker-gpu-{}-{}", std::process::id(), number());
@@ -46,7 +46,7 @@ impl Node {
         let (lifeline, ready) = (child.stdin.take(), child.stdout.take());
         let mut node = Node { child, lifeline, dir, program, vmm_base: 0 };
         let mut text = String::new();
-        // It closes the pipe when it is ready, or ends.
+        // The daemon closes the pipe when it is ready; the pipe also ends when the daemon does.
         let read = ready.expect("piped").read_to_string(&mut text);
         if read.is_err() || text != "READY\n" {
             return Err("the broker was not ready; its own message is above".into());
@@ -59,12 +59,12 @@ impl Node {
         count_fds(&self.child.id().to_string()).map(|(_, vmm)| vmm)
     }
 
-    /// VMM fds that it has open, as /proc says.
+    /// VMM fds that the daemon has open, as /proc says.
     pub fn vmm_fds(&self) -> Result<u64, String> {
         Ok(self.count_vmm()?.saturating_sub(self.vmm_base))
     }
 
-    /// Waits until it has so many VMM fds open.
+    /// Waits until the daemon has `wanted` VMM fds open.
     pub fn until_vmm_fds(&self, wanted: u64) -> Result<(), String> {
         until(&format!("the broker has {wanted} VMM fds open"), || {
             let vmm = self.vmm_fds()?;
@@ -93,7 +93,7 @@ impl Node {
 
     /// Findings of `fdbroker audit`: kind, pid and allocation of each.
     pub fn audit(&self) -> Result<Vec<(String, i64, String)>, String> {
-        // 5: there are some.
+        // Exit status 5: there are findings.
         let report = self.command(&["audit"], &[0, 5])?;
         let text = |finding: &Value, name: &str| finding[name].as_str().unwrap_or("").to_owned();
         let found = report["findings"].as_array().ok_or("fdbroker audit says no findings")?;
@@ -103,7 +103,7 @@ impl Node {
         Ok(found.collect())
     }
 
-    /// Its answer as JSON, when it ends with one of these.
+    /// The command's answer as JSON, if its exit status is one of these.
     fn command(&self, arguments: &[&str], statuses: &[i32]) -> Result<Value, String> {
         let name = arguments.join(" ");
         let mut command = Command::new(&self.program);
@@ -124,7 +124,7 @@ impl Node {
         number.ok_or_else(|| format!("fdbroker status has no {pointer}"))
     }
 
-    /// Waits until a number of the status is that.
+    /// Waits until a number of the status is `wanted`.
     pub fn until_count(&self, pointer: &str, wanted: u64) -> Result<(), String> {
         until(&format!("{pointer} is {wanted}"), || {
             let count = self.count(pointer)?;
@@ -146,7 +146,7 @@ impl Drop for Node {
     }
 }
 
-/// Looks until `look` finds what was wanted; its last finding is in the error.
+/// Calls `look` again and again until it is content. Its last finding is in the error.
 pub fn until<T, F: std::fmt::Display>(
     what: &str,
     mut look: impl FnMut() -> Result<Result<T, F>, String>,
@@ -163,7 +163,7 @@ pub fn until<T, F: std::fmt::Display>(
     }
 }
 
-/// The command under test: FDBROKER_BIN_DIR names its directory, else it is two above this program's.
+/// The command under test. FDBROKER_BIN_DIR names its directory; otherwise it is the folder above this program's.
 fn program() -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
     let beside = || Some(own.parent()?.parent()?.to_path_buf());

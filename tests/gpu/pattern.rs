@@ -1,5 +1,5 @@
-//! What stands in device memory and how it is checked: each 8-byte word is a function of the buffer's key and its index;
-//! the first words are slots for the marks of readers. Must never pass over a byte.
+//! The contents of device memory, and how they are checked. The first words are slots for the marks of readers; each 8-byte
+//! word after them is a function of the buffer's key and the word's index. Must never leave a byte unchecked.
 
 use fdbroker_client::Error;
 use fdbroker_client::cuda::CudaMemory;
@@ -19,12 +19,12 @@ fn word(key: u64, index: usize) -> u64 {
     mix(key.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
-/// What `reader` leaves in its slot; never 0.
+/// The mark that `reader` leaves in its slot; never 0.
 fn mark(key: u64, reader: u32) -> u64 {
     mix(key ^ mix(u64::from(reader) + 1)) | 1
 }
 
-/// Writes slots (0) and data.
+/// Writes a new buffer: empty slots (0), then the data.
 pub fn fill(memory: &CudaMemory, key: u64, slots: u32) -> Result<(), Error> {
     let mut bytes = vec![0; CHUNK_BYTES.min(memory.len())];
     for begin in (0..memory.len()).step_by(CHUNK_BYTES) {

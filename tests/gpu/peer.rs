@@ -1,5 +1,5 @@
-//! A rank as the program sees it: a child process, asked and heard, each answer awaited for a bounded time.
-//! Must never outlive the program, nor be waited for without end.
+//! A rank as the program sees it: a child process that gets commands and answers them. Must never outlive the program, nor
+//! be waited for without a bound.
 
 use crate::wire::{Answer, Command};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -22,7 +22,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts one; it has done nothing yet.
+    /// Starts a rank, which does nothing yet.
     pub fn start() -> Result<Self, String> {
         let mut command = std::process::Command::new("/proc/self/exe");
         command.arg("rank").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -32,7 +32,7 @@ impl Peer {
         Ok(Peer { child, commands, answers, line: Vec::new() })
     }
 
-    /// `count` of them with the device open, connected to `socket`. In parallel: a context takes a while.
+    /// Starts `count` ranks that have the device open and are connected to `socket`. All at once: a context takes a while.
     pub fn ready(
         count: usize,
         socket: &std::path::Path,
@@ -54,7 +54,7 @@ impl Peer {
             .map_err(|error| format!("rank {} does not listen: {error}", self.child.id()))
     }
 
-    /// The next answer; a failure of the rank's is an error.
+    /// The next answer. If the rank has failed, its message is the error.
     pub fn hear(&mut self) -> Result<Answer, String> {
         let until = Instant::now() + PATIENCE;
         let rank = format!("rank {}", self.child.id());
@@ -86,7 +86,7 @@ impl Peer {
         self.hear()
     }
 
-    /// For commands that answer nothing.
+    /// Sends a command that has no answer of its own.
     pub fn order(&mut self, command: &Command) -> Result<(), String> {
         match self.ask(command)? {
             Answer::Done => Ok(()),
@@ -94,7 +94,7 @@ impl Peer {
         }
     }
 
-    /// Ends it as `kill -9` does.
+    /// Kills the rank, as `kill -9` does.
     pub fn kill(mut self) {
         self.end();
     }
@@ -113,7 +113,7 @@ impl Drop for Peer {
     }
 }
 
-/// All at once; the answers in their order.
+/// Sends the command to all ranks at once. Returns the answers in the order of the ranks.
 pub fn ask_all(
     peers: &mut [Peer],
     command: impl Fn(usize) -> Command,

@@ -1,5 +1,5 @@
-//! A rank: a process that does with CUDA and the library what the program tells it, one command per line.
-//! Must never end by itself before its stdin does, nor outlive its parent.
+//! A rank: a process that carries out the program's commands, one per line, with CUDA and the library. Must never end before
+//! its stdin does, nor outlive its parent.
 
 use crate::pattern;
 use crate::wire::{Answer, Command, Lent};
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 /// Longest time for any call of the library.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Hits whose mean time is taken.
+/// Cache hits of which the mean time is taken.
 const CACHE_ROUNDS: u32 = 100_000;
 
-/// Handles per request.
+/// Handles in one request.
 const BATCH: usize = 64;
 
 /// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has it.
@@ -45,7 +45,7 @@ struct Rank {
     device: Option<Device>,
 }
 
-/// The hidden command.
+/// Runs the rank: what the program calls for the hidden command.
 pub fn play() {
     // The parent may be killed at any time.
     let _ = set_pdeathsig(Signal::SIGKILL);
@@ -166,7 +166,7 @@ impl Rank {
         Ok(Answer::Done)
     }
 
-    /// The warm-up is what every later step does: the driver opens some of its fds at first use.
+    /// Uses once every call of the later steps: the driver opens some of its fds at first use.
     fn open(&mut self) -> Result<(), String> {
         let device = Device::open(0).map_err(text)?;
         let warm_up = || {
@@ -252,7 +252,7 @@ impl Rank {
         Ok(Answer::Checked { bytes, wrong_words })
     }
 
-    /// By hand, with a recall callback missing: so resident.
+    /// Registers by hand and without a recall callback: so the broker may not evict it.
     fn register(&self, memory: &CudaMemory, id: u64) -> Result<Registration, String> {
         let fd = memory.export().map_err(text)?;
         let deposit = Deposit {
@@ -343,7 +343,7 @@ impl Rank {
         Ok(Answer::Cached { same_pointer, bytes, misses, hits, hit_ns })
     }
 
-    /// Closed before it is unmapped, as an import is.
+    /// Closes the fd before it unmaps the memory, as the library's import does.
     fn import_taken(&mut self, bytes: u64) -> Result<Answer, String> {
         let fd = self.kept.take().ok_or("no fd was taken")?;
         let start = Instant::now();
@@ -376,7 +376,7 @@ impl Rank {
     }
 }
 
-/// What the fd of a grant is, as the kernel says.
+/// The kind of a grant's fd, as the kernel tells it.
 fn look(grant: Grant) -> Result<Answer, String> {
     let AllocationInfo { size_bytes, .. } = grant.info;
     let path = format!("/proc/self/fdinfo/{}", grant.fd.as_raw_fd());
@@ -400,7 +400,8 @@ fn take(pid: i32, fd: i32) -> Result<OwnedFd, String> {
     made(taken, "pidfd_getfd")
 }
 
-/// Fds of a process (a pid, or `self`), and those of /dev/nvidiactl among them: VMM exports, and the driver's own.
+/// How many fds a process (a pid, or `self`) has, and how many of them are of /dev/nvidiactl: VMM exports, and the
+/// driver's own.
 pub fn count_fds(process: &str) -> Result<(u64, u64), String> {
     let path = format!("/proc/{process}/fd");
     let folder = std::fs::read_dir(&path).map_err(|error| format!("{path}: {error}"))?;

@@ -1,5 +1,5 @@
-//! What was found: checks that passed or failed, figures, and what was not run. Must never call a check passed that did
-//! not run to its end.
+//! The findings: checks that passed, failed or were not run, and figures. Must never call a check passed that did not run
+//! to its end.
 
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ impl Report {
         self.figures.push(Figure { check: self.current, name: name.into(), value, unit });
     }
 
-    /// The median of many.
+    /// Notes the median of many times.
     pub fn median(&mut self, name: impl Into<String>, values: &[f64]) {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -56,7 +56,7 @@ impl Report {
         }
     }
 
-    /// Table, JSON lines, and the last line. Whether nothing failed.
+    /// Prints the table, the JSON lines, and the last line. Returns whether nothing failed.
     pub fn print(&self, head: &Value) -> bool {
         let width = self.figures.iter().map(|figure| figure.name.chars().count()).max();
         let (width, mut last) = (width.unwrap_or(0), "");
@@ -91,7 +91,7 @@ impl Report {
 #[derive(Debug)]
 pub enum Ran {
     Whole,
-    /// The device lacks what it is about.
+    /// The device lacks what the check needs; the reason.
     NotHere(String),
 }
 

@@ -13,7 +13,7 @@ usage: tests/gpu/run.sh
 
 Needs an NVIDIA GPU with its driver (libcuda.so.1, CUDA 11.0 or later), some 8 GiB of free device memory, and a few minutes.
 FDBROKER_BIN_DIR names a directory with the programs `fdbroker` and `gpu`, built before (tests/gpu/README.md); without it they
-are built here. Prints what it checked, a table of figures, the same as JSON lines.
+are built here. Prints each check, then a table of figures, then the same figures as JSON lines.
 
 Exit status: 0 nothing failed; 1 something failed; 2 usage; 5 no GPU here.
 HELP
@@ -38,12 +38,12 @@ export FDBROKER_BIN_DIR
 
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
-# A driver that hangs ignores SIGTERM.
+# A process in a driver that hangs ignores SIGTERM.
 timeout --kill-after=10 320 "$gpu" | tee "$out"
 status=${PIPESTATUS[0]}
 [ "$status" = 5 ] && exit 5
 read -r passed failed < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$out")
-# One that died, or that ran nothing, has failed even when it did not say so.
+# A program that died, or that ran no check, has failed even when it did not say so.
 if [ "$status" != 0 ] && [ "$failed" = 0 ] || [ $((passed + failed)) = 0 ]; then failed=$((failed + 1)); fi
 
 printf '\nfdbroker demo --memory cuda\n'

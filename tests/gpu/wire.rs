@@ -1,11 +1,11 @@
-//! How the program and its ranks speak: one JSON object per line, commands on a rank's stdin, answers on its stdout.
-//! Must never carry memory or fds: those go through what is being tested.
+//! What the program and its ranks tell each other: one JSON object per line, commands on a rank's stdin, answers on its
+//! stdout. Must never carry memory or fds: they take the way that is being tested.
 
 use fdbroker_client::Handle;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A buffer of another rank: its handle by value, and the key of what is in it.
+/// A buffer of another rank: its handle by value, and the key of its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lent {
     /// 128 hex digits.
@@ -35,32 +35,32 @@ impl Lent {
 pub enum Command {
     /// Set RLIMIT_NOFILE.
     Limit { fds: u64 },
-    /// Open the device and use each call once, so that the driver has opened what it opens.
+    /// Open the device and use each call once, so that the driver has opened its own fds.
     Open,
     /// Connect to the broker.
     Connect { socket: PathBuf, own_fds: u32 },
     /// Count the fds.
     CountFds,
-    /// Make buffers of `bytes`, filled, the first `slots` words 0; registered in one call.
+    /// Make buffers of `bytes`, fill them (the first `slots` words with 0), and register them in one call.
     Make { count: u32, bytes: u64, slots: u32, seed: u64 },
     /// Drop all buffers.
     DropBuffers,
-    /// Acquire, import, check every byte, leave the mark of `reader`, keep mapped.
+    /// Acquire, import, check every byte, leave the mark of `reader`, and keep the memory mapped.
     Import { lent: Vec<Lent>, slots: u32, reader: u32 },
-    /// Check every byte of what is imported again.
+    /// Check again every byte of the imports.
     Recheck { lent: Vec<Lent>, slots: u32 },
     /// Look for the mark of every reader but `owner` in the own buffers, and check every byte.
     CheckMarks { slots: u32, owner: u32 },
     /// Acquire, and keep the fds open.
     Hold { lent: Vec<Lent> },
-    /// Drop all imports, and what is held.
+    /// Drop all imports, and the fds that are kept open.
     Release,
-    /// Acquire and give back; answers the code.
+    /// Acquire and give back; the answer is the code.
     Try { lent: Lent },
     /// Export one allocation twice, register both exports.
     RegisterTwice { bytes: u64 },
-    /// Allocate without the library's buffers, register by hand; the next one at the address of the one before,
-    /// which is freed without the broker being told.
+    /// Allocate without the library's buffers and register by hand. The memory of a command before is freed first, without
+    /// telling the broker, and the new memory takes its address if it can.
     Reuse { bytes: u64, seed: u64 },
     /// Fill the fd table, then export and import.
     FillTable { lent: Lent },
@@ -72,15 +72,15 @@ pub enum Command {
     Host,
     /// Import through the import cache, `rounds` times.
     Cache { lent: Lent, rounds: u32 },
-    /// Allocate what the cost commands export.
+    /// Allocate the memory that the cost commands export.
     PrepareCosts { bytes: u64 },
     /// Export and keep the fd.
     Export,
-    /// Close the fd kept.
+    /// Close the fd that was kept.
     CloseKept,
-    /// Take an fd of a process, to be imported by `Costs`, or to have it.
+    /// Take an fd of a process and keep it; a later command may import it.
     Take { pid: i32, fd: i32 },
-    /// Import what was taken, close the fd, unmap.
+    /// Import the fd that was taken, close it, unmap.
     ImportTaken { bytes: u64 },
     /// Acquire, import, release, so often.
     GrantCosts { lent: Vec<Lent>, rounds: u32 },

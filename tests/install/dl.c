@@ -1,5 +1,5 @@
 /* dl.c: a program that is not linked with the library: prints the list of fdbroker_dl.h, or loads the library and
- * shows what it found. Compiled as C and as C++. Must never name the library on its link line. */
+ * prints what it found. Compiled as C and as C++. Must never name the library on its link line. */
 #include <fdbroker_dl.h>
 
 #define PRINT(name) puts(#name);

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Tests systemd/install.sh and what it installs as an application meets it: files and modes, the documented configuration,
+# Tests systemd/install.sh, and its files as an application uses them: names and modes, the documented configuration,
 # pkg-config, headers in C and C++, static and run-time linking, examples against a broker. Must never touch the system
 # outside its own directory.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
@@ -21,7 +21,7 @@ for tool in pkg-config gcc g++ nm; do
   exit 77
 done
 
-# One that hangs is ended after this; each takes a second.
+# A check takes a second; one that hangs is ended after this time.
 limit_s=60
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -29,7 +29,7 @@ log=$work/log
 unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
 
 passed=0 failed=0
-# check NAME COMMAND...: one test; its output is shown when it fails.
+# check NAME COMMAND...: one test; the command's output is shown when it fails.
 check() {
   local name=$1; shift
   if "$@" > "$log" 2>&1; then
@@ -38,7 +38,7 @@ check() {
     failed=$((failed + 1)); echo "FAILED  $name"; tail -n 30 "$log" | sed 's/^/        /'
   fi
 }
-# ends STATUS TEXT COMMAND...: ends with this status and says this.
+# ends STATUS TEXT COMMAND...: the command ends with this status and prints TEXT.
 ends() {
   local status=$1 text=$2 got=0 out; shift 2
   out=$("$@" 2>&1) || got=$?
@@ -52,12 +52,12 @@ same() { diff <(printf '%s\n' "$1") <(printf '%s\n' "$2"); }
 install=$root/systemd/install.sh
 programs=$("$root/tests/programs.py") || exit 1
 stage=$work/stage
-# An odd umask must not show in what is installed, nor a strange working directory in where it goes.
+# Neither an odd umask nor a strange working directory may change the modes or the places of the files.
 install_from_elsewhere() { (umask 077 && cd "$work" && "$install" --from "$programs" --destdir stage --prefix /usr --systemd 257); }
 check "install.sh --destdir relative to the caller" install_from_elsewhere
 [ -e "$stage/usr/lib/libfdbroker.so" ] || { cat "$log"; echo "the rest needs it"; echo "$passed passed, $failed failed"; exit 1; }
 
-# Every file and link with its mode. Man pages and documentation grow; the rest is this.
+# Every file and link with its mode, without man pages and documentation, whose number grows.
 expected="755 bin/fdbroker
 755 bin/fdbrokerd
 644 include/fdbroker.h
@@ -95,7 +95,7 @@ before=$(sums)
 exec 8< "$stage/usr/bin/fdbroker"
 check "a second installation" "$install" --destdir "$stage" --prefix /usr --from "$programs" --systemd 257
 check "it changes nothing and leaves nothing behind" same "$before" "$(sums)"
-check "who has a program open keeps it" test \
+check "a program that is open during the installation stays as it was" test \
   "$(stat -L -c %i /proc/self/fd/8)" != "$(stat -c %i "$stage/usr/bin/fdbroker")"
 exec 8<&-
 
@@ -117,8 +117,8 @@ check "a prefix that cannot be written into a unit: status 2" ends 2 "absolute p
 
 # ---- the configuration
 
-# The example with every key in force must be taken as it is, and leave no key to its default: so none is missing, and none is
-# misspelt. The table cannot be larger than this process may have fds.
+# With every key of the example in force the daemon must accept it, and no key may be left to its default: so no key is
+# missing, and none is misspelt. The fd table cannot be larger than this process's limit.
 example=$stage/etc/fdbroker/fdbrokerd.toml
 in_force() { sed -E 's/^#([a-z_]+ = |\[\[)/\1/' "$example" > "$work/all.toml"; }
 left_out() { grep -E '^(# )?[a-z_]+ = ' | grep -v '  # file$' | grep -v '^table_fds = .*# hard RLIMIT_NOFILE$'; }
@@ -186,7 +186,7 @@ check "fdbroker.h: C++11" compile g++ "$work/plain.cc" plain -std=c++11 "${libs[
 check "fdbroker_dl.h: C99, without the library" compile gcc "$here/dl.c" dl -std=c99 -ldl
 check "fdbroker_dl.h: C++11, without the library" compile g++ "$work/dl.cc" dl++ -std=c++11 -ldl
 
-# The archive instead of the shared library, with what pkg-config says that it needs.
+# The archive instead of the shared library, with the libraries that pkg-config names for it.
 archive=()
 for word in "${static[@]}"; do
   if [ "$word" = -lfdbroker ]; then archive+=("$stage/usr/lib/libfdbroker.a"); else archive+=("$word"); fi
@@ -195,7 +195,7 @@ check "producer.c: with the archive, by pkg-config --static" \
   compile gcc "$examples/producer.c" producer-static -std=c99 "${archive[@]}"
 check "consumer.c: with the archive" compile gcc "$examples/consumer.c" consumer-static -std=c99 "${archive[@]}"
 needs() { readelf -d "$work/$1" | grep -c "NEEDED.*libfdbroker"; }
-check "who needs the shared library" same "1 0 0" "$(needs producer) $(needs producer-static) $(needs dl)"
+check "which programs need the shared library" same "1 0 0" "$(needs producer) $(needs producer-static) $(needs dl)"
 
 check "fdbroker_dl.h lists what the library exports" same "$symbols" "$("$work/dl" list | sort)"
 declared=$(grep -oE '\bfdbroker_[a-z_]+ *\(' "$stage/usr/include/fdbroker.h" | tr -d ' (' | sort -u)
@@ -214,7 +214,7 @@ done
 check "consumer.c: no broker: the library's own words" ends 1 "NOT_CONNECTED" \
   with_library env FDBROKER_SOCKET="$work/none.sock" "$work/consumer" <(printf '00%.0s' {1..64})
 
-# pair PRODUCER CONSUMER: one shares, the other reads; afterwards the handle is good for nothing.
+# pair PRODUCER CONSUMER: one shares, the other reads; afterwards the handle is void.
 cat > "$work/pair" << 'PAIR'
 set -u
 producer=$1 consumer=$2 file=$3

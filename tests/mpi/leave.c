@@ -1,5 +1,5 @@
-/* leave.c: registers memory that is to outlive its owner, and ends: what a job leaves behind in a broker of the node.
- * Must never end well without having left it.
+/* leave.c: registers memory that is to outlive its owner, and ends: so a job leaves memory behind in a broker of the node.
+ * Must never end with status 0 without having left it.
  *
  * usage: leave      (tests/mpi/slurm.sh starts it in the cgroup of a job) */
 #define _GNU_SOURCE

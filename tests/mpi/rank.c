@@ -34,7 +34,7 @@ struct buffer {
   fdbroker_handle_t handle;
 };
 
-/* What is counted; the same order in every rank, since it is summed as an array. */
+/* The counts; the same order in every rank, since they are summed as an array. */
 struct counts {
   unsigned long long bytes, mismatches, refused, reused, hits, misses, stale, evicted;
 };
@@ -73,14 +73,14 @@ static void *zeroed(size_t count, size_t size)
   return memory;
 }
 
-/* ---- what every rank knows of every other's buffers */
+/* ---- what every rank knows about the buffers of every other rank */
 
 static int is_freed_after(int buffer, int round)
 {
   return (buffer + round) % LIFE_ROUNDS == 0;
 }
 
-/* The round for which the buffer with this number was allocated, as of `round`. */
+/* The round in which the buffer that has this number during `round` was allocated. */
 static int birth(int buffer, int round)
 {
   while (round > 0 && !is_freed_after(buffer, round - 1)) {
@@ -94,7 +94,7 @@ static size_t size_of(int owner, int buffer, int born)
   return (size_t)SIZE_UNIT * (size_t)(1 + (owner + 5 * buffer + 3 * born) % SIZE_STEPS);
 }
 
-/* Eight bytes of a buffer's content: of its owner, birth, number, and the position. */
+/* Eight bytes of a buffer's content, made of its owner, birth, number, and the position. */
 static uint64_t word(int owner, int buffer, int born, size_t index)
 {
   uint64_t seed = ((uint64_t)owner << 48) ^ ((uint64_t)born << 32) ^ ((uint64_t)buffer << 20) ^ (uint64_t)index;
@@ -168,7 +168,7 @@ static void note_fds(void)
   }
 }
 
-/* ---- own buffers */
+/* ---- this rank's buffers */
 
 /* Ranges of all buffers freed so far. */
 static struct { uintptr_t start, end; } *freed;
@@ -205,10 +205,10 @@ static void release_memory(struct buffer *buffer)
   memset(buffer, 0, sizeof *buffer);
 }
 
-/* ---- others' buffers */
+/* ---- buffers of other ranks */
 
-/* All buffers of one peer: first in one call and all in use at once, then one by one, the last first, so that some
- * are still in the cache. */
+/* Imports all buffers of one peer: first in one call and all in use at once, then one by one and the last first, so that
+ * some are still in the cache. */
 static void read_peer(int peer, int round, const fdbroker_handle_t *handles, fdbroker_import_t *imports,
                       fdbroker_code_t *codes)
 {
@@ -233,7 +233,7 @@ static void read_peer(int peer, int round, const fdbroker_handle_t *handles, fdb
   }
 }
 
-/* A handle of freed memory gives STALE, and never memory: not that of before, still less what is there now. */
+/* A handle of freed memory must give STALE, and never memory: neither the freed memory nor the memory there now. */
 static void expect_stale(int peer, int number, const fdbroker_handle_t *handle)
 {
   fdbroker_import_t import;
@@ -267,12 +267,12 @@ static void play(void)
     }
     MPI_Allgather(own, block, MPI_BYTE, handles, block, MPI_BYTE, MPI_COMM_WORLD);
     for (int step = 1; step < ranks; step++) {
-      /* Every second round the other way, so that the last of one round are the first of the next. */
+      /* Every second round goes the other way, so that the last peers of one round are the first of the next. */
       int peer = (rank + (round % 2 == 0 ? step : ranks - step)) % ranks;
       read_peer(peer, round, &handles[(size_t)peer * (size_t)buffers], imports, codes);
     }
 
-    /* One that its owner is about to free stays in use over that. */
+    /* One buffer that its owner is about to free stays in use meanwhile. */
     int neighbour = (rank + 1) % ranks, held_number = (LIFE_ROUNDS - round % LIFE_ROUNDS) % LIFE_ROUNDS;
     fdbroker_import_t held;
     check(fdbroker_import(broker, &handles[(size_t)neighbour * (size_t)buffers + (size_t)held_number],
@@ -304,7 +304,7 @@ static void play(void)
         allocate(&mine[b], b, round + 1);
       }
     }
-    /* By now its owner has allocated anew; the memory in use here is still that of before. */
+    /* By now its owner has allocated anew; the memory in use here is still the freed one. */
     MPI_Barrier(MPI_COMM_WORLD);
     if (fdbroker_import_is_current(broker, &held)) {
       fail("round %d: an import of freed memory is called current", round);
@@ -339,7 +339,7 @@ static void open_broker(void)
   fdbroker_options_t options;
   fdbroker_options_init(&options);
   options.name = "tests/mpi/rank";
-  /* Smaller than what a round imports, so that it must evict; the arena leaves no room for twice as much. */
+  /* The cache is smaller than the imports of a round, so that it must evict; the arena leaves no room for twice as much. */
   options.cache_max_entries = (int64_t)(ranks - 1) * buffers / 2;
   options.arena_bytes = 2 * (uint64_t)buffers * SIZE_UNIT * (SIZE_STEPS + 1);
   check(fdbroker_open(&options, &broker), "open");
@@ -411,7 +411,7 @@ int main(int argc, char **argv)
   if (argc != 4) {
     fail("usage: rank RANKS ROUNDS BUFFERS");
   }
-  /* Under another MPI's mpirun every process is a world of its own, and would find nothing wrong. */
+  /* Under another MPI's mpirun every process would be a world of its own, and would find no fault. */
   expected = number(argv[1], 2, 1024, "RANKS");
   if (ranks != expected) {
     fail("%d ranks were asked for, the world has %d: is mpirun of the same MPI as this program?", expected, ranks);

@@ -27,7 +27,7 @@ them. Ends with the summary of rank.c and the line `N passed, N failed`. Exit st
 HELP
 }
 
-# The same two numbers as in rank.c.
+# rank.c has the same two numbers.
 size_unit=4000 size_steps=13 life_rounds=3
 # A run takes a few seconds; this ends one that hangs.
 limit_s=120
@@ -67,7 +67,7 @@ fi
 export PKG_CONFIG_SYSROOT_DIR=$work/stage PKG_CONFIG_PATH=$work/stage/usr/lib/pkgconfig
 export LD_LIBRARY_PATH=$work/stage/usr/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export PATH=$work/stage/usr/bin:$PATH
-# Ours alone, whatever broker the caller has.
+# Only the broker of these tests counts, not one of the caller.
 unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
 
 # compile SOURCE: into $work, by this MPI's compiler.
@@ -84,7 +84,7 @@ fi
 
 # ---- run
 
-# More ranks than cores: who waits must let others run. Shared memory and loopback only.
+# More ranks than cores: a rank that waits must let others run. Shared memory and loopback only.
 launch() {
   case $launcher in
     srun)
@@ -117,8 +117,8 @@ check() { # NAME STATUS [LOG]
   fi
 }
 
-# What rank.c must have verified: each buffer of each rank twice by every other, and each round the one that is
-# freed under one neighbour's eyes.
+# The bytes that rank.c must have verified: each buffer of each rank twice by every other rank, and in each round the
+# buffer that is freed while one neighbour uses it.
 expected_bytes() {
   local total=0 round rank buffer born held
   for ((round = 0; round < rounds; round++)); do
@@ -137,7 +137,7 @@ expected_bytes() {
 
 # field NAME: the number after it in the summary.
 field() { sed -n "s/.*$1 \([0-9][0-9]*\).*/\1/p" <<< "$summary"; }
-# json NAME: a number of the broker's status.
+# json NAME: this number of the broker's status.
 json() { sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p" "$STATUS"; }
 is() { [ "$2" = "$3" ]; check "$1: $2" $?; }
 above() { [ "${2:-0}" -gt "$3" ]; check "$1: ${2:-none}" $?; }
@@ -181,7 +181,7 @@ if [ "$mpi" = openmpi ]; then
       grep -q "^rank.py: $ranks ranks, .* 0 bytes wrong$" "$work/both"
     check "rank.py: from Python by ctypes" $? "$work/both"
   elif [ -n "${FDBROKER_NOT_RUN_LOG-}" ]; then
-    # tests/run.sh names it, and takes it from what passed.
+    # tests/run.sh names it, and does not count it as passed.
     echo "MPI: rank.py: python3-mpi4py is not installed; run: sudo tests/install.sh" >> "$FDBROKER_NOT_RUN_LOG"
     passed=$((passed + 1))
   else

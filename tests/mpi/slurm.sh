@@ -36,7 +36,7 @@ programs=$("$root/tests/programs.py") || exit 1
 
 work=$(mktemp -d)
 trap 'umount "$work/cgroup" 2> /dev/null; rm -rf "$work"' EXIT
-# Short paths for the sockets, and a place that can be seen to be empty.
+# A folder of its own: short paths for the sockets, and it must be empty at the end.
 export TMPDIR=$work
 
 # ---- Slurm on this machine alone
@@ -69,7 +69,7 @@ NodeName=$node NodeAddr=127.0.0.1 CPUs=$((2 * ranks)) State=UNKNOWN
 PartitionName=all Nodes=$node Default=YES State=UP
 Epilog=$work/epilog
 CONF
-# As a site has it, but for the broker's place.
+# The script as a site would have it, except for the broker's place.
 cat > "$work/epilog" << EPILOG
 #!/bin/bash
 export PATH="$programs:\$PATH" FDBROKER_ADMIN_SOCKET="$work/node/fdbroker-admin/admin.sock"
@@ -105,7 +105,7 @@ check() { # NAME STATUS [LOG]
   fi
 }
 step() { timeout -k 5 60 srun -n "$ranks" "$@"; }
-# soon COMMAND...: true within 10 s.
+# soon COMMAND...: succeeds within 10 s.
 soon() {
   for _ in {1..100}; do "$@" && return 0; sleep 0.1; done
   return 1
@@ -125,7 +125,7 @@ check "srun: $ranks tasks, every one with the prefix" $? "$work/out"
 [ "$(incarnations "$work/out")" = "$ranks" ]
 check "they share one broker" $? "$work/out"
 soon no_broker
-check "the last one's end ends it, and its directory is gone" $?
+check "the broker ends with the last task, and its directory is gone" $?
 
 export LOOKS=$work/two WANTED=$((2 * ranks))
 step fdbroker run --join -- sh -c "$look" > "$work/first" 2>&1 &
@@ -189,7 +189,7 @@ check "the job's epilog revokes all of it" $? "$work/epilog.log"
 grep -q "job $job: 16 allocations .* revoked" "$work/epilog.log" && grep -q 'demo-rank' "$work/epilog.log"
 check "and logs how much, and who has duplicates" $? "$work/epilog.log"
 
-# What was kept outlives the processes of the job, and is the job's still.
+# Kept memory outlives the processes of the job, and still belongs to the job.
 kept=$((job + 2))
 mkdir "$cgroup/job_$kept" "$work/lib" && ln -s "$programs/libfdbroker.so" "$work/lib/libfdbroker.so.0"
 gcc -O2 -Wall -Wextra -Werror "$here/leave.c" -o "$work/leave" -I "$root/libclient/capi/include" -L "$programs" -lfdbroker &&

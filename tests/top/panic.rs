@@ -1,7 +1,7 @@
-//! Takes the terminal as `fdbroker top` does, with the same code, and panics when a key is pressed. For tests/top/run.sh, which
-//! looks at the terminal then. Must never have a terminal code of its own: it would prove nothing.
+//! Takes the terminal with the code of `fdbroker top`, and panics when a key is pressed; tests/top/run.sh then looks at the
+//! terminal. Must never have code of its own for the terminal: that would prove nothing about top.
 
-#[allow(dead_code)] // what the screen needs of it
+#[allow(dead_code)] // the screen uses only a part
 #[path = "../../broker/cli/src/error.rs"]
 mod error;
 #[allow(dead_code, unused_imports, unused_macros)]
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         "drawing" => draw(&mut screen, true),
         "between" => panic!("a panic on purpose"),
         _ => {
-            // As one of top's threads: the first one draws still, until it sees that.
+            // Like one of top's threads: the first one goes on drawing until it sees the panic.
             let other = std::thread::spawn(|| panic!("a panic on purpose"));
             while !other.is_finished() {
                 draw(&mut screen, false);
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A full screen, so that whatever is drawn where it should not be is seen.
+/// Fills the screen, so that a frame drawn in the wrong place is seen.
 fn draw(screen: &mut Screen, panics: bool) {
     let drawn = screen.draw(|buf| {
         for y in 0..buf.area.height {

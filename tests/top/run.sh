@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tests `fdbroker top` in a real terminal, one of tmux with 80x24: what is on its screen, what keys do, and that the
-# terminal is as before however top ends. Must never touch a tmux server of anybody else, nor judge by time.
+# Tests `fdbroker top` in a real terminal, 80x24 in tmux: the screen, the keys, and that the terminal is as before however
+# top ends. Must never touch another tmux server, nor judge by time.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
@@ -20,10 +20,10 @@ fdbroker=$programs/fdbroker
 top_panic=$programs/examples/top_panic
 work=$(mktemp -d)
 unset TMUX FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET RUST_BACKTRACE
-# The C locale of a bare machine would have tmux show what is not ASCII as underscores.
+# In the C locale of a bare machine tmux would show underscores for characters that are not ASCII.
 export LC_ALL=C.UTF-8
-# A server of its own, with no configuration: its socket is in the work directory.
-# It must not keep the job alive, hence 7.
+# A tmux server of its own, with no configuration: its socket is in the work directory.
+# It must not keep the job alive, so it does not get fd 7.
 tmux() { command tmux -S "$work/tmux" -f /dev/null "$@" 7>&-; }
 children=()
 clean() {
@@ -44,7 +44,7 @@ bad() {
   failed=$((failed + 1)); echo "FAILED  $1"; screen | sed 's/^/        | /'
   tmux has-session -t top 2> /dev/null || { echo "the terminal is gone"; echo "$passed passed, $failed failed"; exit 1; }
 }
-# until_true COMMAND...: waits until it succeeds.
+# until_true COMMAND...: waits until the command succeeds.
 until_true() {
   local n
   for ((n = 0; n < limit; n++)); do "$@" && return; sleep 0.1; done
@@ -72,8 +72,8 @@ job=$!
 exec 7> "$work/life"
 until_true test -e "$work/socket" || { cat "$work/run.log"; echo "0 passed, 1 failed"; exit 1; }
 
-# A shell in the terminal, an interactive one for Ctrl-Z, its arguments apart: one string would be run by the user's own
-# shell, and the terminal's process would be that. It notes the terminal's modes and how each command ended.
+# A shell in the terminal, interactive because of Ctrl-Z. It prints the terminal's modes, and each command's exit status. It
+# gets its arguments one by one: the user's own shell would run a single string, and be the terminal's process.
 cat > "$work/shell" << 'SHELL'
 export FDBROKER_ADMIN_SOCKET=$(cat "$WORK/socket")
 NODE=$WORK/node/fdbroker-admin/admin.sock
@@ -88,20 +88,20 @@ until_true on_screen 'ready>'
 alternate() { [ "$(tmux display-message -p -t top '#{alternate_on}')" = "$1" ]; }
 cursor_shown() { [ "$(tmux display-message -p -t top '#{cursor_flag}')" = 1 ]; }
 same_modes() { [ -e "$work/modes.after" ] && cmp -s "$work/modes.before" "$work/modes.after"; }
-# restored NAME STATUS: top has ended so, and the terminal is as it was.
+# restored NAME STATUS: top has ended with this status, and the terminal is as before.
 restored() {
   check "$1: the shell is back with status $2" on_screen "ended with $2"
   check "$1: not on the alternate screen" alternate 0
   check "$1: the cursor is shown" cursor_shown
   check "$1: the terminal's modes are as before" same_modes
 }
-# start ARGUMENTS: a new top on an empty screen.
+# start ARGUMENTS: starts top on an empty screen.
 start() {
   rm -f "$work/modes.after"
   press C-l; press 'clear; "$F" top '"$*" Enter
   until_true on_screen 'q quit  h help'
 }
-# The command as the administrator of the job's broker, and as its client; they must not keep the job alive either.
+# The command as the administrator of the job's broker, and as its client. They must not keep the job alive either.
 admin=(env FDBROKER_ADMIN_SOCKET="$(cat "$work/socket")" "$fdbroker")
 client=(env FDBROKER_SOCKET="$(cat "$work/clients-socket")" "$fdbroker")
 pane_pid() { tmux display-message -p -t top '#{pane_pid}'; }
@@ -115,12 +115,12 @@ check "rates" on_screen '^per s: .*grants'
 check "the demo's ranks are listed" on_screen '^ *[0-9]+ demo-rank-2 '
 check "the oldest leases" on_screen '^OLDEST LEASES, open ones first: [0-9]+ open of 60'
 check "events" on_screen '^EVENTS'
-# Looked at anew each time: it may be in the middle of a frame.
+# Takes the screen anew for each look: one look may fall into the middle of a frame.
 whole_frame() {
   screen > "$work/frame"
   [ "$(wc -l < "$work/frame")" = 24 ] && [ "$(sed -n 24p "$work/frame" | cut -c1-6)" = "q quit" ]
 }
-check "24 lines, the last that of the keys" whole_frame
+check "24 lines; the last one shows the keys" whole_frame
 
 press h
 check "h: help" on_screen 'pause and go on'
@@ -140,7 +140,7 @@ check "+: a longer interval" on_screen 'every 0.5 s'
 press -
 check "-: a shorter one" on_screen 'every 0.2 s'
 press /; press -l nobody
-check "/: what is typed counts at once" on_screen 'CLIENTS 0 of 3, .*filter: nobody'
+check "/: the filter counts while it is typed" on_screen 'CLIENTS 0 of 3, .*filter: nobody'
 press Enter
 check "Enter: the filter stays" on_screen '^q quit'
 check "and counts" on_screen 'CLIENTS 0 of 3'
@@ -158,7 +158,7 @@ tmux resize-window -t top -x 30 -y 6
 check "a tiny one" on_screen '^CLIENTS 3'
 tmux resize-window -t top -x 80 -y 24
 check "as before again" on_screen '^q quit  h help .* interval'
-# Room for many events.
+# A larger terminal has room for many events.
 tmux resize-window -t top -x 120 -y 150
 "${client[@]}" demo --ranks 2 --buffers 3 --hold 3600 > /dev/null 2>&1 7>&- &
 children+=($!)
@@ -170,10 +170,10 @@ until_true pgrep -P "$!" > "$work/ranks"
 rank=$(head -n 1 "$work/ranks")
 kill -KILL "$rank"
 check "an event: the killed client is gone" on_screen "$time  gone       pid $rank demo-rank-"
-check "an event: its allocations have ended, with why" on_screen "$time  end        pid $rank demo-rank-.*OWNER_GONE"
+check "an event: its allocations have ended, with the reason" on_screen "$time  end        pid $rank demo-rank-.*OWNER_GONE"
 "${admin[@]}" evict --all > /dev/null 7>&-
 check "an event: an eviction" on_screen "$time  evict      pid [0-9]+ demo-rank-[0-9]  .* KiB"
-# Without its rank the demo may have ended.
+# The demo may have ended, since one of its ranks has.
 kill "${children[@]}" 2> /dev/null
 wait "${children[@]}"
 children=()
@@ -182,13 +182,13 @@ check "its clients are gone" on_screen 'CLIENTS 3, by'
 press q
 restored "q" 0
 
-# As many as may watch (MAX_ADMIN_WATCHES of the broker).
+# As many watchers as the broker takes (its MAX_ADMIN_WATCHES).
 watchers=8
 for ((n = 0; n < watchers; n++)); do
   "${admin[@]}" watch > /dev/null 2>&1 7>&- &
   children+=($!)
 done
-# It has a second thread once it watches.
+# A `watch` has a second thread once the broker sends it events.
 all_watch() {
   local pid
   for pid in "${children[@]}"; do [ "$(ls "/proc/$pid/task" | wc -l)" = 2 ] || return; done
@@ -231,7 +231,7 @@ for pair in TSTP:148 STOP:147; do
   start
   kill "-${pair%:*}" "$(top_pid)"
   check "SIG${pair%:*}: the shell is back" on_screen "ended with ${pair#*:}"
-  # Nobody can give anything back at a SIGSTOP.
+  # At a SIGSTOP no program can give the terminal back.
   if [ "$pair" = TSTP:148 ]; then
     check "SIGTSTP: not on the alternate screen" alternate 0
     check "SIGTSTP: the cursor is shown" cursor_shown
@@ -246,7 +246,7 @@ for pair in TSTP:148 STOP:147; do
   restored "q after SIG${pair%:*} and fg" 0
 done
 
-# A panic, with the same code that takes the terminal and gives it back.
+# A panic of a program with top's code for taking the terminal and giving it back.
 for place in drawing between thread; do
   status=101
   [ "$place" = thread ] && status=1
@@ -260,7 +260,7 @@ for place in drawing between thread; do
   check "panic, $place: and nothing of the frame" not_on_screen 'drawn by top_panic'
 done
 
-# Another terminal, which goes away under it.
+# A terminal that goes away while top runs.
 tmux new-session -d -s gone -x 80 -y 24 -e F="$fdbroker" -e WORK="$work" \
   bash --noprofile --rcfile "$work/shell" -i
 tmux send-keys -t gone 'echo $$ > "$WORK/gone"; exec "$F" top' Enter
@@ -275,15 +275,15 @@ start
 exec 7>&-
 wait "$job"
 check "the broker ends: the header says so" on_screen '^fdbroker top: NO BROKER'
-check "and an event does" on_screen "$time  no events: the broker has ended"
+check "and an event says so" on_screen "$time  no events: the broker has ended"
 check "the last clients stay on the screen" on_screen 'CLIENTS [0-3], by'
 press q
 restored "q without a broker" 0
 press 'clear; "$F" top' Enter
 check "no broker at the start: status 3" on_screen 'ended with 3'
 
-# Another broker, which is taken over, killed and started again.
-# broker ARGUMENTS: in its place, its pid in $broker.
+# A broker that is taken over, killed and started again.
+# broker ARGUMENTS: starts one in its place; its pid is then in $broker.
 broker() {
   "$fdbroker" broker --private "$work/node" --ready-fd 1 "$@" > "$work/node.ready" 2>> "$work/node.log" &
   broker=$!; children+=("$broker")

@@ -14,8 +14,8 @@ store=$(dirname "$image")
 mkdir -p "$store" 2> /dev/null && [ -w "$store" ] ||
   die "cannot write to $store" "set FDBROKER_VM_IMG to a folder of your own (60 MB; 200 MB while it is built)"
 
-# The first of several concurrent builders works, the others wait and find the result. Whatever carries a builder's
-# name while the lock is held is the leftover of one that was killed.
+# The first of several concurrent builders works, the others wait and find the result. A file with a builder's name is
+# left from a builder that was killed, since this one holds the lock.
 exec 9> "$store/.lock"
 flock 9
 [ -s "$image/kernel" ] && exit 0

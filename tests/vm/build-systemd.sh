@@ -38,7 +38,7 @@ if [ -z "$mirror" ]; then
 fi
 [ -n "$mirror" ] || die "apt knows no mirror that carries bookworm" "check /etc/apt/sources.list*, then: apt-get update"
 
-# What the guest has no use for; each would cost time at an emulated boot.
+# The guest has no use for these; each would cost time at an emulated boot.
 masked="getty.target getty@tty1.service serial-getty@ttyS0.service apt-daily.timer apt-daily-upgrade.timer
   dpkg-db-backup.timer fstrim.timer e2scrub_all.timer e2scrub_reap.service systemd-timesyncd.service systemd-logind.service
   systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-networkd.service systemd-pcrphase.service
@@ -47,7 +47,7 @@ masked="getty.target getty@tty1.service serial-getty@ttyS0.service apt-daily.tim
 
 cat > "$work/customize" << 'HOOK'
 #!/bin/bash
-# Runs with the finished root as $1, seen as its root user whoever runs mmdebstrap.
+# Runs with the finished root as $1, as its root user, whichever user runs mmdebstrap.
 set -euo pipefail
 root=$1
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/share/{i18n,bash-completion,perl} \

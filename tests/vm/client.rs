@@ -21,7 +21,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Bytes of each buffer: one page.
 const BYTES: usize = 4096;
-/// Longer than a recall and a restart of the broker together on an emulated machine.
+/// Longest call: more than a recall and a restart of the broker together take on an emulated machine.
 const DEADLINE_MS: u32 = 20_000;
 /// The pause between two writes of the report.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -57,7 +57,7 @@ fn run() -> Outcome<()> {
     }
 }
 
-/// The bytes of a buffer: no word of them is in a buffer of another seed.
+/// The bytes of a buffer; no word of them is in a buffer of another seed.
 fn pattern(seed: u64) -> Vec<u8> {
     let word = |index: u64| (seed << 16 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..BYTES as u64 / 8).flat_map(|index| word(index).to_le_bytes()).collect()
@@ -235,7 +235,7 @@ fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Replaces the file as a whole: others read it meanwhile.
+/// Replaces the whole file at once: other processes read it meanwhile.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let new = suffixed(path, ".new");
     std::fs::write(&new, text)?;

@@ -8,7 +8,7 @@ cd "$(dirname "$(readlink -f "$0")")/../.."
 
 case ${1-} in
   -h | --help)
-    echo "usage: tests/vm/e2e.sh [FILTER | OPTION]...    (those of a test program, such as: recall --test-threads=1)"
+    echo "usage: tests/vm/e2e.sh [FILTER | OPTION]...    (as for any Rust test program, such as: recall --test-threads=1)"
     exit 0 ;;
 esac
 

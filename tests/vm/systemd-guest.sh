@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs inside the virtual machine of tests/vm/systemd.sh, as root, where systemd is process 1: installs the broker and tries
 # it as a service. Each check is one line. Must never wait for a time: it waits for a condition, at most $patience_s.
-# With the argument `short` it leaves out what is the same under every systemd: reload, kill -9, watchdog.
+# With the argument `short` it leaves out the checks that are the same under every systemd: reload, kill -9, watchdog.
 set -uo pipefail
 selection=${1-full}
 cd /t || exit 1
@@ -20,22 +20,22 @@ passed=0 failed=0
 
 # ---- checks
 
-# check NAME COMMAND...: one check; what it printed is shown when it fails.
+# check NAME COMMAND...: one check; the command's output is shown when it fails.
 check() {
   local name=$1; shift
   if "$@" > "$log" 2>&1; then
     passed=$((passed + 1)); echo "ok      $name"
   else
     failed=$((failed + 1)); echo "FAILED  $name"; tail -n 12 "$log" | sed 's/^/        /'
-    # What follows may fail for the same reason: not as patiently.
+    # Later checks may fail for the same reason: they get less time.
     patience_s=20
   fi
 }
 exec 9>&1
-# say TEXT: what a long check is at.
+# say TEXT: tells how far a long check is.
 say() { echo "        $(cut -d. -f1 /proc/uptime) s: $*" >&9; }
 is() { echo "is: $1"; echo "should be: $2"; [ "$1" = "$2" ]; }
-# soon COMMAND...: it holds within the patience.
+# soon COMMAND...: succeeds within $patience_s.
 soon() {
   local end=$((SECONDS + patience_s))
   until "$@" > /tmp/soon 2>&1; do
@@ -49,14 +49,15 @@ is_active() { is "$(show ActiveState)/$(show SubState)" active/running; }
 # A new process serves: not the one with this pid.
 is_new() { is_active && [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ]; }
 status() { timeout "$patience_s" fdbroker status --json; }
-# number KEY: of the status, such as clients or open_leases.
+# number KEY: this number of the status, such as clients or open_leases.
 number() { status | grep -oE "\"$1\":(\{\"now\":)?[0-9]+" | grep -oE '[0-9]+$'; }
 as() { local uid=$1; shift; setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"; }
 journal() { journalctl --no-pager -o cat -u fdbrokerd.service "$@"; }
 
 # ---- clients
 
-# owner UID KIND COUNT NAME: deposits, in the background; its handles are in $files/UID/NAME, its pid in pid_of.
+# owner UID KIND COUNT NAME: starts an owner in the background, which deposits. Its handles are in $files/UID/NAME, its pid
+# in pid_of.
 declare -A pid_of
 owner() {
   # No function here: the pid must be the client's.
@@ -64,14 +65,14 @@ owner() {
   pid_of[$1/$4]=$!
 }
 has_deposited() { test -s "$files/$1/$2" || { cat "$files/$1/$2.log"; false; }; }
-# hammer UID FILE: a consumer that never stops; its counts are in $files/UID/FILE.report.
+# hammer UID FILE: starts a consumer that never stops; its counts are in $files/UID/FILE.report.
 hammer() {
   setpriv --reuid "$1" --regid "$1" --clear-groups "$client" hammer "$files/$1/$2" "$files/$1/$2.report" \
     > "$files/$1/$2.report.log" 2>&1 &
   pid_of[$1/$2.report]=$!
 }
 report() { cat "$files/$1/$2.report" 2> /dev/null; }
-# count UID FILE KEY: of its report, 0 when it is not there.
+# count UID FILE KEY: this number of a consumer's report; 0 if the report does not have it.
 count() { local n; n=$(report "$1" "$2" | grep -oE "(^| )$3=[0-9]+" | grep -oE '[0-9]+$'); echo "${n:-0}"; }
 # goes_on UID FILE: it has had at least 5 more since the call of `mark`.
 declare -A marked
@@ -83,7 +84,7 @@ goes_on() {
     [ "$(count "$uid" "$1" ok)" -ge $((marked[$uid/$1] + 5)) ] || return 1
   done
 }
-# only_ok FILE: no consumer saw anything but success, and all leases it keeps are good.
+# only_ok FILE: all consumers saw only success, and all their leases are good.
 only_ok() {
   local uid
   for uid in $uids; do
@@ -93,7 +94,7 @@ only_ok() {
 }
 # kept UID FILE: leases that the consumer keeps.
 kept() { echo $(($(wc -l < "$files/$1/$2") / 2)); }
-# no_worse FILE CODE...: no consumer saw anything but success and these.
+# no_worse FILE CODE...: all consumers saw only success and these codes.
 no_worse() {
   local file=$1 uid codes; shift
   codes=$(IFS='|'; echo "$*")
@@ -102,7 +103,7 @@ no_worse() {
     ! report "$uid" "$file" | tr ' ' '\n' | grep -vE "^(good|ok|$codes)=[0-9]+$" | grep . || return 1
   done
 }
-# all_good FILE: the leases that were kept through it all are valid, and their bytes right.
+# all_good FILE: the leases that were kept all the time are valid, and their bytes are right.
 all_good() {
   local uid
   for uid in $uids; do
@@ -146,7 +147,7 @@ check "the fd store outlives a stop from systemd 254 on" is "$(show FileDescript
 exposure=$(systemd-analyze security --no-pager fdbrokerd.service | sed -n 's/.*Overall exposure level[^:]*: \([0-9.]*\).*/\1/p')
 check "systemd-analyze security: $exposure, at most 1.0" awk -v e="$exposure" 'BEGIN { exit !(e != "" && e <= 1.0) }'
 
-# Every default that the example names is what the daemon would use with the unit's limit.
+# The defaults that the example names are the daemon's own under the unit's limit.
 example_defaults() {
   local documented real
   documented=$(sed -nE 's/^(\[.*\])$/\1/p; s/^#(\[\[.*\]\])$/\1/p; s/^#([a-z_]+ = .*)  # \(none\)$/\1/
@@ -183,7 +184,7 @@ check "with the sockets alone it does not run" is "$(show ActiveState)" inactive
 # The library gives up when hello takes long, as a start may on this emulated machine; applications then try again.
 check "the first client starts it" soon bash -c "setpriv --reuid 1001 --regid 1001 --clear-groups $client get $files/1001/empty"
 check "now it runs" soon is_active
-# Without clients, after a first connection: what it must come back to.
+# The numbers without clients, after a first connection: the daemon must come back to them.
 quiet() { is "$(number clients) $(number allocations) $(number open_leases) $(number mapped_leases)" "0 0 0 0"; }
 check "quiet at first" soon quiet
 fds_of_daemon() { find "/proc/$(pid)/fd" -mindepth 1 | wc -l; }
@@ -221,7 +222,7 @@ strangers() {
 check "no user gets what another shares: NOT_PERMITTED for each" strangers
 
 for uid in $uids; do
-  # Comes back after a crash; does not.
+  # The first comes back after a crash, the second does not.
   as "$uid" sh -c "cd $files/$uid && cat recallable keep orphan > lasting"
   hammer "$uid" lasting
   hammer "$uid" resident
@@ -307,7 +308,7 @@ check "consumers of resident memory end" consumers_of_resident_end
 
 # ---- crash
 
-# What a crash leaves, in the words of the documentation: what owners can give again, and what was kept.
+# After a crash there is, as documented, the memory that owners can give again, and kept memory.
 after_crash() {
   check "$1: a new process serves" soon is_new "$2"
   check "$1: handles of living owners and kept ones work" soon lasting_are_there
@@ -377,7 +378,7 @@ check "no lease is left" soon leases
 fdbroker status | sed 's/^/        /'
 echo "        fds of the daemon: $(fds_of_daemon), $fds_at_first at first; held by it: $(number held_now);" \
   "in systemd's store: $(show NFileDescriptorStore); memory: $(show MemoryCurrent) bytes; starts: $(show NRestarts) by itself"
-# The list of kept allocations is one more.
+# The list of kept allocations is one more fd.
 settled() {
   local fds held
   fds=$(fds_of_daemon) held=$(number held_now)

@@ -49,7 +49,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$root" || exit 1
 target=$(tests/programs.py) || { echo "the build failed"; echo "0 passed, 1 failed"; exit 1; }
 
-# What install.sh reads, and what it installs. Debug information would only fill the guest's memory.
+# The files that install.sh reads and installs. Debug information would only fill the guest's memory.
 stage=$work/fdbroker
 mkdir -p "$stage/target/release"
 tar -c Cargo.toml README.md LICENSE-* systemd libclient/SETTINGS.md libclient/protocol/PROTOCOL.md libclient/examples \
@@ -68,7 +68,7 @@ for suite in "${suites[@]}"; do
   "$here/run.sh" -s "$suite" -m 1536 -t "$limit" -f "$work/fdbroker.tar" "$here/systemd-guest.sh" "$selection" 2>&1 |
     tee "$work/log" || status=$?
   read -r p f < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$work/log" | tail -n 1)
-  # Without its last line it died half-way.
+  # Without its last line the script has died half-way.
   if [ -z "${p-}" ]; then
     echo "FAILED  the checks did not come to their end (status $status)"
     p=$(grep -c '^ok  ' "$work/log") f=$(($(grep -c '^FAILED  ' "$work/log") + 1))
