@@ -2,6 +2,8 @@
 //! One program, so that it is compiled and linked once. Must never change what belongs to the whole process: such a test
 //! starts a process of its own.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod admin;
 mod common;
 mod config;
