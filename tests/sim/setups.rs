@@ -39,8 +39,11 @@ pub struct Setup {
     pub crashes: u64,
 }
 
-/// Every setup by name, in the order in which they run: what it changes of the usual one.
-const ALL: &[(&str, fn(&mut Setup, &mut Rng))] = &[
+/// Makes a setup from the usual one.
+type Change = fn(&mut Setup, &mut Rng);
+
+/// Every setup by name, in the order in which they run.
+const ALL: &[(&str, Change)] = &[
     ("tiny", tiny),
     ("one", one),
     ("mid", mid),
