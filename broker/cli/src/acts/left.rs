@@ -2,13 +2,10 @@
 
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side};
-use crate::records::{client_name, nonzero};
+use crate::records::{NOBODYS_UID, client_name, nonzero};
 use fdbroker_protocol::admin::{AllocationRecord, LeaseRecord};
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// The owner's uid in the record of an allocation that no owner has named yet; no process has it.
-const NOBODYS_UID: u32 = u32::MAX;
 
 /// What one process holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

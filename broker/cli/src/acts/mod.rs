@@ -16,37 +16,21 @@ use std::collections::BTreeMap;
 use zerocopy::little_endian::U32;
 
 /// An act upon allocations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    /// Close the broker's fd.
-    Evict,
-    /// End the allocation.
-    Revoke,
+#[derive(Clone, Copy, Debug)]
+pub struct Verb {
+    /// The name of the command.
+    name: &'static str,
+    query: Kind,
+    reply: Kind,
 }
 
 impl Verb {
-    fn kinds(self) -> (Kind, Kind) {
-        match self {
-            Verb::Evict => (Kind::AdminEvict, Kind::AdminEvictReply),
-            Verb::Revoke => (Kind::AdminRevoke, Kind::AdminRevokeReply),
-        }
-    }
-
-    /// The name of the command.
-    pub fn name(self) -> &'static str {
-        match self {
-            Verb::Evict => "evict",
-            Verb::Revoke => "revoke",
-        }
-    }
-
-    /// `evicted`, `revoked`.
-    pub fn done(self) -> &'static str {
-        match self {
-            Verb::Evict => "evicted",
-            Verb::Revoke => "revoked",
-        }
-    }
+    /// Close the broker's fd.
+    pub const EVICT: Verb =
+        Verb { name: "evict", query: Kind::AdminEvict, reply: Kind::AdminEvictReply };
+    /// End the allocation.
+    pub const REVOKE: Verb =
+        Verb { name: "revoke", query: Kind::AdminRevoke, reply: Kind::AdminRevokeReply };
 }
 
 /// A subject of an act.
@@ -67,31 +51,19 @@ impl Target {
     }
 
     /// Looks `subject` up at the broker.
-    pub fn of(subject: Subject, admin: &mut Admin) -> Result<Self> {
-        let (words, selection, is_one) = match subject {
-            Subject::Handle(handle) => {
-                let id = subject::handle::id(&handle, admin)?;
-                return Self::of(Subject::Allocation(id), admin);
-            }
-            Subject::Allocation(id) => (id.to_string(), Selection::allocation(id), true),
-            Subject::Pid(pid) => (format!("process {pid}"), Selection::pid(pid), false),
-            Subject::Uid(uid) => (format!("user {uid}"), Selection::uid(uid), false),
-            Subject::Job(name) => {
-                let selections = subject::jobs(&name, admin)?;
-                return Ok(Target { words: format!("job {name}"), selections, is_one: false });
-            }
-        };
-        Ok(Target { words, selections: vec![selection], is_one })
+    pub fn of(subject: &Subject, admin: &mut Admin) -> Result<Self> {
+        let selections = subject.selections(admin)?;
+        Ok(Target { words: subject.to_string(), selections, is_one: subject.is_allocation() })
     }
 
     fn not_found(&self) -> Error {
-        Error::NotFound(match self.is_one {
-            true => format!(
-                "no allocation {}: it has ended, or never was; `fdbroker ls` lists those that are",
+        match self.is_one {
+            true => subject::no_allocation(&self.words),
+            false => Error::NotFound(format!(
+                "no allocation is of {}; `fdbroker ls` lists all",
                 self.words
-            ),
-            false => format!("no allocation is of {}; `fdbroker ls` lists all", self.words),
-        })
+            )),
+        }
     }
 }
 
@@ -116,7 +88,7 @@ impl Targets {
         }
         let mut targets = Targets { known: Vec::new(), missing: Missing::default() };
         for subject in subjects {
-            match Target::of(subject, admin) {
+            match Target::of(&subject, admin) {
                 Ok(target) => targets.known.push(target),
                 Err(Error::NotFound(why)) => targets.missing.0.push(why),
                 Err(error) => return Err(error),
@@ -211,17 +183,16 @@ fn act_on(
     is_dry: bool,
     mut each: impl FnMut(ActOutcome, &ActRecord) -> Result<()>,
 ) -> Result<()> {
-    let (query, reply) = verb.kinds();
     let flags = if is_dry { act_flags::DRY_RUN } else { 0 };
     let body = |cursor| selection.act(cursor, flags);
-    let all = admin.pages(query, reply, body, |records: &[ActRecord]| {
+    let all = admin.pages(verb.query, verb.reply, body, |records: &[ActRecord]| {
         for record in records {
             let outcome = ActOutcome::from_number(record.outcome.get());
             each(outcome.ok_or_else(|| Error::Other(unknown(record.outcome)))?, record)?;
         }
         Ok(true)
     });
-    all.map(drop).map_err(|error| denied(error, verb.name()))
+    all.map(drop).map_err(|error| denied(error, verb.name))
 }
 
 fn unknown(outcome: U32) -> String {

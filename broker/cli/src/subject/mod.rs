@@ -11,6 +11,7 @@ use fdbroker_protocol::handle::HANDLE_BYTES;
 use fdbroker_protocol::{AllocationId, Handle};
 use fdbrokerd::schedulers::is_job_name;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::str::FromStr;
 
 /// A subject as the user named it.
@@ -62,38 +63,69 @@ pub fn with_jobs(mut subjects: Vec<Subject>, jobs: Vec<String>) -> Vec<Subject> 
     subjects
 }
 
-/// The selection of `subject`, after asking the broker whether it exists.
-pub fn select(subject: Subject, admin: &mut Admin) -> Result<Selection> {
-    match subject {
-        Subject::Handle(handle) => {
-            let id = handle::id(&handle, admin)?;
-            select(Subject::Allocation(id), admin)
+impl fmt::Display for Subject {
+    /// As messages name it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Handle(handle) => handle.id().fmt(f),
+            Subject::Allocation(id) => id.fmt(f),
+            Subject::Pid(pid) => write!(f, "process {pid}"),
+            Subject::Uid(uid) => write!(f, "user {uid}"),
+            Subject::Job(name) => write!(f, "job {name}"),
         }
-        Subject::Allocation(id) => {
-            let selection = Selection::allocation(id);
-            let known = admin.all::<AllocationRecord>(selection)?;
-            require(!known.is_empty(), selection, || {
-                format!(
-                    "no allocation {id}: it has ended, or never was; `fdbroker ls` lists those that are"
-                )
-            })
-        }
-        Subject::Pid(pid) => {
-            let selection = Selection::pid(pid);
-            let known = admin.all::<ClientRecord>(selection)?;
-            require(!known.is_empty(), selection, || {
-                format!("process {pid} is no client of this broker; `fdbroker holders` lists all")
-            })
-        }
-        Subject::Uid(uid) => {
-            let selection = Selection::uid(uid);
-            let known = admin.all::<ClientRecord>(selection)?;
-            require(!known.is_empty(), selection, || {
-                format!("user {uid} has no client of this broker; `fdbroker holders` lists all")
-            })
-        }
-        Subject::Job(name) => job(&name, admin),
     }
+}
+
+impl Subject {
+    /// It is a single allocation.
+    pub fn is_allocation(&self) -> bool {
+        matches!(self, Subject::Handle(_) | Subject::Allocation(_))
+    }
+
+    /// The selection of the subject. Only handles and jobs are looked up at the broker.
+    pub fn selection(&self, admin: &mut Admin) -> Result<Selection> {
+        match self {
+            Subject::Handle(handle) => Ok(Selection::allocation(handle::id(handle, admin)?)),
+            Subject::Allocation(id) => Ok(Selection::allocation(*id)),
+            Subject::Pid(pid) => Ok(Selection::pid(*pid)),
+            Subject::Uid(uid) => Ok(Selection::uid(*uid)),
+            Subject::Job(name) => job(name, admin),
+        }
+    }
+
+    /// The selections of the subject: several if several jobs have the name.
+    pub fn selections(&self, admin: &mut Admin) -> Result<Vec<Selection>> {
+        match self {
+            Subject::Job(name) => {
+                Ok(known_keys(name, admin)?.into_iter().map(Selection::job).collect())
+            }
+            subject => Ok(vec![subject.selection(admin)?]),
+        }
+    }
+
+    /// The selection of a subject that exists.
+    pub fn known(&self, admin: &mut Admin) -> Result<Selection> {
+        let selection = self.selection(admin)?;
+        let is_known = match self {
+            Subject::Job(_) => true,
+            _ if self.is_allocation() => !admin.all::<AllocationRecord>(selection)?.is_empty(),
+            _ => !admin.all::<ClientRecord>(selection)?.is_empty(),
+        };
+        match self {
+            _ if is_known => Ok(selection),
+            _ if self.is_allocation() => Err(no_allocation(self)),
+            _ => Err(Error::NotFound(format!(
+                "{self} is no client of this broker; `fdbroker holders` lists all"
+            ))),
+        }
+    }
+}
+
+/// The error for an allocation that does not exist.
+pub fn no_allocation(name: impl fmt::Display) -> Error {
+    Error::NotFound(format!(
+        "no allocation {name}: it has ended, or never was; `fdbroker ls` lists all allocations"
+    ))
 }
 
 /// Keys of the jobs with this name, which may begin with `job:` and may be a key itself. There is nearly always one key, the
@@ -118,13 +150,8 @@ fn known_keys(name: &str, admin: &mut Admin) -> Result<BTreeSet<u64>> {
     }
 }
 
-/// The selections of all jobs with this name.
-pub fn jobs(name: &str, admin: &mut Admin) -> Result<Vec<Selection>> {
-    Ok(known_keys(name, admin)?.into_iter().map(Selection::job).collect())
-}
-
 /// The selection of the only job with this name.
-pub fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
+fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
     let keys = known_keys(name, admin)?;
     if let (Some(key), 1) = (keys.first(), keys.len()) {
         return Ok(Selection::job(*key));
@@ -135,14 +162,6 @@ pub fn job(name: &str, admin: &mut Admin) -> Result<Selection> {
         keys.len(),
         named.join(", ")
     )))
-}
-
-fn require(
-    found: bool,
-    selection: Selection,
-    message: impl FnOnce() -> String,
-) -> Result<Selection> {
-    if found { Ok(selection) } else { Err(Error::NotFound(message())) }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     if args.dry_run {
         let mut tally = Tally::default();
-        act_on_each(&mut admin, Verb::Evict, &Targets::all(), true, |_, outcome, record| {
+        act_on_each(&mut admin, Verb::EVICT, &Targets::all(), true, |_, outcome, record| {
             tally.add(outcome, record);
             Ok(())
         })?;

@@ -27,7 +27,7 @@ pub fn run(args: Args) -> Result<u8> {
     let (mut tally, mut list) = (Tally::default(), RefusedList::new(args.json));
     let mut status = exit::OK;
     let targets = Targets::of(subject::with_jobs(args.subjects, args.jobs), &mut admin)?;
-    let (verb, is_dry) = (Verb::Evict, args.dry_run);
+    let (verb, is_dry) = (Verb::EVICT, args.dry_run);
     let missing = act_on_each(&mut admin, verb, &targets, is_dry, |target, outcome, record| {
         tally.add(outcome, record);
         // The broker has no fd of these allocations.

@@ -7,7 +7,6 @@ pub use args::Args;
 use crate::admin::{Admin, Selection};
 use crate::error::Result;
 use crate::records::leases::COLUMNS;
-use crate::subject;
 use crate::table::List;
 
 /// Prints the leases of a subject, or all leases.
@@ -16,7 +15,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut admin = Admin::from_env()?;
     let selection = match args.subject {
         None => Selection::ALL,
-        Some(subject) => subject::select(subject, &mut admin)?,
+        Some(subject) => subject.known(&mut admin)?,
     };
     list.run(&mut admin, selection)
 }

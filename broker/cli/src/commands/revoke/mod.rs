@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<u8> {
 
 fn pass(admin: &mut Admin, targets: &Targets, is_dry: bool) -> Result<Pass> {
     let (mut tally, mut ids) = (Tally::default(), HashSet::new());
-    let missing = act_on_each(admin, Verb::Revoke, targets, is_dry, |_, outcome, record| {
+    let missing = act_on_each(admin, Verb::REVOKE, targets, is_dry, |_, outcome, record| {
         tally.add(outcome, record);
         ids.insert(id_of(record));
         Ok(())
@@ -118,7 +118,7 @@ fn show(args: &Args, pass: &Pass, left: Left) -> Result<()> {
     let would = if args.dry_run { "would be " } else { "" };
     let (count, size) = (allocations(revoked), human_size(pass.tally.done_bytes));
     let already = if ended > 0 { format!("; {ended} ended already") } else { String::new() };
-    out.text(&format!("{count} ({size}) {would}{}{already}\n", Verb::Revoke.done()))?;
+    out.text(&format!("{count} ({size}) {would}revoked{already}\n"))?;
     if left.count() == 0 {
         out.text("nobody holds a lease of it\n")?;
     } else {

@@ -8,7 +8,7 @@ use crate::admin::Admin;
 use crate::error::{Error, Result};
 use crate::output::{Column, Columns, Output, Side};
 use crate::records::{allocations, leases};
-use crate::subject::{self, Subject};
+use crate::subject::Subject;
 use crate::table::{Fields, List, ListArgs};
 use fdbroker_protocol::admin::AllocationRecord;
 
@@ -24,7 +24,7 @@ pub fn run(Args { subject, json }: Args) -> Result<()> {
     let args = ListArgs { json, ..ListArgs::default() };
     let Some(list) = List::new("holders", leases::COLUMNS, &args)? else { return Ok(()) };
     let mut admin = Admin::from_env()?;
-    let selection = subject::select(subject, &mut admin)?;
+    let selection = subject.known(&mut admin)?;
     let records = admin.all::<AllocationRecord>(selection)?;
     let Some(record) = records.first() else {
         return Err(Error::NotFound("the allocation has ended meanwhile".into()));

@@ -13,7 +13,6 @@ use crate::events::view::{self, EventView, reconnected};
 use crate::output::Output;
 use crate::output::say;
 use crate::signals::Signals;
-use crate::subject::{self, Subject};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
@@ -50,25 +49,14 @@ impl ReconnectedView {
     }
 }
 
-/// The selection of `filter`.
-fn selection(filter: Option<Subject>, admin: &mut Admin) -> Result<Selection> {
-    match filter {
-        None => Ok(Selection::ALL),
-        Some(Subject::Pid(pid)) => Ok(Selection::pid(pid)),
-        Some(Subject::Uid(uid)) => Ok(Selection::uid(uid)),
-        Some(Subject::Allocation(id)) => Ok(Selection::allocation(id)),
-        Some(Subject::Job(name)) => subject::job(&name, admin),
-        Some(Subject::Handle(handle)) => {
-            Ok(Selection::allocation(subject::handle::id(&handle, admin)?))
-        }
-    }
-}
-
 /// Prints events until a signal, or until the broker has ended and no other has started.
 pub fn run(args: Args) -> Result<()> {
     let signals = Signals::take_over()?;
     let mut admin = Admin::from_env()?;
-    let selection = selection(args.filter, &mut admin)?;
+    let selection = match &args.filter {
+        None => Selection::ALL,
+        Some(subject) => subject.selection(&mut admin)?,
+    };
     let first = Watching::begin(admin, selection)?;
     // After the signals are blocked: the thread must not receive them.
     let patience = Some(RECONNECT_PATIENCE);
