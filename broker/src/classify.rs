@@ -75,7 +75,9 @@ impl Classifier {
         fd_offset: u64,
     ) -> Result<u64, FdType> {
         let found = self.classify(fd);
-        let Some(found_kind) = memory_kind(found.fd_type) else { return Err(found.fd_type) };
+        let Some(found_kind) = MemoryKind::of_fd_type(found.fd_type) else {
+            return Err(found.fd_type);
+        };
         if found_kind != kind {
             return Err(FdType::KindMismatch);
         }
@@ -119,16 +121,6 @@ impl Classifier {
         let file = openat(&self.fdinfo, self.name.as_str(), flags, Mode::empty()).ok()?;
         let length = nix::unistd::read(&file, &mut self.buffer).ok()?;
         Some(&self.buffer[..length])
-    }
-}
-
-/// The memory kind of an fd type, if it is one.
-pub fn memory_kind(fd_type: FdType) -> Option<MemoryKind> {
-    match fd_type {
-        FdType::DmaBuf => Some(MemoryKind::DmaBuf),
-        FdType::CudaVmm => Some(MemoryKind::CudaVmm),
-        FdType::Memfd => Some(MemoryKind::Memfd),
-        _ => None,
     }
 }
 

@@ -2,10 +2,13 @@
 //! error, so that a misspelt cap is never silently no cap. Must never hold a default: those are in
 //! [`crate::settings`].
 
+use fdbroker_protocol::{ByResource, ByScope};
 use serde::Deserialize;
 use serde::de::Error as _;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
+
+mod caps_sections;
 
 /// Every bit of a socket's mode: reading, writing and executing, for owner, group and others.
 const MOST_MODE: u32 = 0o777;
@@ -71,23 +74,6 @@ macro_rules! sections {
 }
 
 sections! {
-    /// `[caps.node]`, `[caps.domain]`, `[caps.job]`, `[caps.client]`: absent = the default.
-    CapsSection {
-        /// Fds of shared memory: held, closing, promised, leased, clients' own.
-        fds: u64,
-        /// Fds held in the broker or promised a place there.
-        held_fds: u64,
-        /// Bytes of the allocations held.
-        held_bytes: u64,
-        /// Leases whose holder has the fd.
-        open_leases: u64,
-        /// Leases whose holder has imported the memory and closed the fd.
-        mapped_leases: u64,
-        /// Allocations registered.
-        allocations: u64,
-        /// Allocations that outlive their owner.
-        kept_allocations: u64,
-    }
     /// `[limits]`.
     LimitsSection {
         /// Size of the broker's own fd table.
@@ -141,19 +127,8 @@ struct WrittenMode {
     mode: Option<Spanned<u32>>,
 }
 
-/// `[caps]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CapsSections {
-    /// Of the node.
-    pub node: CapsSection,
-    /// Of each domain.
-    pub domain: CapsSection,
-    /// Of each job of a domain.
-    pub job: CapsSection,
-    /// Of each client.
-    pub client: CapsSection,
-}
+/// What `[caps.SCOPE]` sets, by scope and resource; absent = the default.
+pub type CapsSections = ByScope<ByResource<Option<u64>>>;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -166,6 +141,7 @@ pub struct ConfigFile {
     /// Sockets for clients, in the order of their listener numbers.
     pub listener: Vec<ListenerSection>,
     /// Caps.
+    #[serde(deserialize_with = "caps_sections::deserialize")]
     pub caps: CapsSections,
     /// Limits.
     pub limits: LimitsSection,
@@ -226,12 +202,10 @@ impl ConfigFile {
             admin_socket: self.admin_socket.or(below.admin_socket),
             log: self.log.or(below.log),
             listener: if self.listener.is_empty() { below.listener } else { self.listener },
-            caps: CapsSections {
-                node: self.caps.node.over(below.caps.node),
-                domain: self.caps.domain.over(below.caps.domain),
-                job: self.caps.job.over(below.caps.job),
-                client: self.caps.client.over(below.caps.client),
-            },
+            caps: ByScope::from_fn(|scope| {
+                let (above, below) = (self.caps[scope], below.caps[scope]);
+                ByResource::from_fn(|resource| above[resource].or(below[resource]))
+            }),
             limits: self.limits.over(below.limits),
         }
     }

@@ -2,11 +2,12 @@
 //! each with its reason. Must never give out more places than the table has.
 
 use crate::cli::Args;
-use crate::config::{CapsSection, ConfigError, ConfigFile, LimitsSection};
+use crate::config::{ConfigError, ConfigFile, LimitsSection};
 use crate::limits::{MAX_TABLE_FDS, MIN_CORE_FDS, own_fds};
 use crate::settings::{Environment, Host, Mode};
 use crate::sources::{Lines, NONE, Sources, first};
-use fdbroker_core::{Caps, Config};
+use fdbroker_core::Config;
+use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
 
 /// The fd table: its size, what of it is not the daemon's own, and of that what the core may plan
 /// with.
@@ -44,12 +45,9 @@ impl Given<'_> {
         Sources::of(field(&self.set.limits), field(&self.file.limits))
     }
 
-    fn cap(
-        &self,
-        section: impl Fn(&ConfigFile) -> &CapsSection,
-        field: impl Fn(&CapsSection) -> Option<u64>,
-    ) -> Sources<u64> {
-        Sources::of(field(section(self.set)), field(section(self.file)))
+    /// A key of `[caps.SCOPE]`.
+    fn cap(&self, scope: Scope, resource: Resource) -> Sources<u64> {
+        Sources::of(self.set.caps[scope][resource], self.file.caps[scope][resource])
     }
 }
 
@@ -114,7 +112,7 @@ pub(crate) fn resolve_core(
     let node_fds = Sources {
         flag: given.args.max_fds,
         environment: given.environment.parse("FDBROKER_MAX_FDS", "a number of fds")?,
-        ..given.cap(|it| &it.caps.node, |it| it.fds)
+        ..given.cap(Scope::Node, Resource::Fds)
     };
     let node_fds_value = first(node_fds, table.fds).0;
     // One in a thousand per client: a lone register takes one round trip, and a thousand clients
@@ -129,16 +127,11 @@ pub(crate) fn resolve_core(
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
 
     let whole = Whole { mode, node_fds: table.fds, max_slots };
-    let node = resolve_caps("node", node_fds, given, |it| &it.caps.node, whole.node(), lines);
+    let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines);
     let whole = Whole { node_fds: node.fds, ..whole };
-    let domain_fds = given.cap(|it| &it.caps.domain, |it| it.fds);
-    let domain =
-        resolve_caps("domain", domain_fds, given, |it| &it.caps.domain, whole.domain(), lines);
-    let client_fds = given.cap(|it| &it.caps.client, |it| it.fds);
-    let client =
-        resolve_caps("client", client_fds, given, |it| &it.caps.client, whole.client(), lines);
-    let job_fds = given.cap(|it| &it.caps.job, |it| it.fds);
-    let job = resolve_caps("job", job_fds, given, |it| &it.caps.job, Caps::NONE, lines);
+    let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines);
+    let client = resolve_caps(Scope::Client, None, given, whole.client(), lines);
+    let job = resolve_caps(Scope::Job, None, given, Caps::NONE, lines);
     // Long enough for a job's next step to start, short against a forgotten buffer.
     let keep = given.limit(|it| it.keep_ttl_ms);
     let keep_ttl_ms = lines.pick("limits.keep_ttl_ms", keep, 60_000);
@@ -207,47 +200,29 @@ impl Whole {
 }
 
 fn map_bounded(caps: Caps, f: impl Fn(u64) -> u64) -> Caps {
-    let map = |cap: u64| if cap == u64::MAX { cap } else { f(cap) };
-    Caps {
-        fds: map(caps.fds),
-        held_fds: map(caps.held_fds),
-        held_bytes: map(caps.held_bytes),
-        open_leases: map(caps.open_leases),
-        mapped_leases: map(caps.mapped_leases),
-        allocations: map(caps.allocations),
-        kept_allocations: map(caps.kept_allocations),
-    }
+    caps.map(|cap| if *cap == NO_CAP { NO_CAP } else { f(*cap) })
 }
 
+/// The caps of one scope. `fds`: where else that cap may come from.
 fn resolve_caps(
-    scope: &str,
-    fds: Sources<u64>,
+    scope: Scope,
+    fds: Option<Sources<u64>>,
     given: Given<'_>,
-    section: impl Fn(&ConfigFile) -> &CapsSection + Copy,
     default: Caps,
     lines: &mut Lines,
 ) -> Caps {
-    let mut pick = |key: &str, sources: Sources<u64>, default: u64| {
-        let (value, origin) = first(sources, default);
-        let key = format!("caps.{scope}.{key}");
+    Caps::from_fn(|resource| {
+        if !resource.is_capped_in(scope) {
+            return NO_CAP;
+        }
+        let sources = fds.filter(|_| resource == Resource::Fds);
+        let sources = sources.unwrap_or_else(|| given.cap(scope, resource));
+        let (value, origin) = first(sources, default[resource]);
+        let key = format!("caps.{scope}.{resource}");
         match value {
-            u64::MAX => lines.push(&key, &NONE, origin),
+            NO_CAP => lines.push(&key, &NONE, origin),
             value => lines.push(&key, &value, origin),
         }
         value
-    };
-    let cap = |field: fn(&CapsSection) -> Option<u64>| given.cap(section, field);
-    Caps {
-        fds: pick("fds", fds, default.fds),
-        held_fds: pick("held_fds", cap(|it| it.held_fds), default.held_fds),
-        held_bytes: pick("held_bytes", cap(|it| it.held_bytes), default.held_bytes),
-        open_leases: pick("open_leases", cap(|it| it.open_leases), default.open_leases),
-        mapped_leases: pick("mapped_leases", cap(|it| it.mapped_leases), default.mapped_leases),
-        allocations: pick("allocations", cap(|it| it.allocations), default.allocations),
-        kept_allocations: pick(
-            "kept_allocations",
-            cap(|it| it.kept_allocations),
-            default.kept_allocations,
-        ),
-    }
+    })
 }

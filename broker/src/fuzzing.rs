@@ -91,8 +91,7 @@ impl Daemon {
     fn is_empty(&self) -> bool {
         let totals = self.server.core.totals();
         self.server.connections.is_empty()
-            && totals.counters.clients == 0
-            && (totals.parked, totals.held_now, totals.closing_now) == (0, 0, 0)
+            && (totals.gauges.stored_fds, totals.gauges.closing_fds) == (0, 0)
             && totals.node.is_zero()
             && self.server.core.allocations(0).next().is_none()
     }

@@ -4,7 +4,7 @@
 use crate::config::{ConfigError, ConfigFile};
 use crate::server::Server;
 use crate::settings::{MadeOf, Settings};
-use fdbroker_core::{CapsOfLevels, Input};
+use fdbroker_core::{CapsOfScopes, Input};
 
 /// What reading the configuration again has brought.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Settings {
         let changed = differences(&self.lines, &next.lines, changes_at_run_time);
         let after_restart = differences(&self.lines, &whole.lines, |key| !changes_at_run_time(key));
         let mut settings = self.clone();
-        let CapsOfLevels { node, domain, job, client } = caps_of(&next);
+        let CapsOfScopes { node, domain, job, client } = caps_of(&next);
         let core = &mut settings.core;
         (core.node, core.domain, core.job, core.client) = (node, domain, job, client);
         (settings.log, settings.lines) = (next.log, next.lines);
@@ -51,9 +51,9 @@ impl Settings {
     }
 }
 
-fn caps_of(settings: &Settings) -> CapsOfLevels {
+fn caps_of(settings: &Settings) -> CapsOfScopes {
     let core = &settings.core;
-    CapsOfLevels { node: core.node, domain: core.domain, job: core.job, client: core.client }
+    CapsOfScopes { node: core.node, domain: core.domain, job: core.job, client: core.client }
 }
 
 type Lines = [(String, String, &'static str)];

@@ -339,7 +339,7 @@ fn connection_when_it_ends_with_fds_unread_then_counted_until_the_peer_has_read_
         client.send(&[0], &[]);
         bench.rest();
         assert_eq!(bench.server.connections.len(), 2, "it lingers");
-        assert_eq!(bench.server.core.totals().counters.clients, 1);
+        assert_eq!(bench.server.core.totals().node.now(Resource::Connections), 1);
         match is_read {
             true => {
                 assert_eq!(client.count(), 2, "the grant and why it ended");
@@ -488,8 +488,9 @@ fn client_when_it_leaves_then_nothing_of_it_is_left() {
         client.send(&acquire(1, &handle, 0), &[]);
         bench.rest();
     }
-    let is_done =
-        |server: &Server| server.connections.is_empty() && server.core.totals().closing_now == 0;
+    let is_done = |server: &Server| {
+        server.connections.is_empty() && server.core.totals().gauges.closing_fds == 0
+    };
     bench.until(is_done);
     let after = bench.server.core.totals();
     assert_eq!(after.node.now(Resource::Fds), before.node.now(Resource::Fds));

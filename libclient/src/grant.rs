@@ -61,7 +61,7 @@ impl Grant {
     /// Maps the allocation from `offset` to its end; see [`Grant::import`].
     pub(crate) fn map(&self, access: Access, offset: u64) -> Result<Mapping, Error> {
         let Grant { fd, info, .. } = self;
-        if info.kind == MemoryKind::CudaVmm {
+        if !info.kind.is_mappable() {
             let context = "map a CUDA VMM fd: only the CUDA driver can import it";
             return Err(Error::new(ErrorCode::NotSupported, context));
         }

@@ -147,7 +147,7 @@ fdbroker() { # fdbroker NAME ARGUMENTS...: the command, as the administrator of 
   local name=$1; shift
   FDBROKER_ADMIN_SOCKET=$work/$name/admin/admin.sock "$bin/fdbroker" "$@"
 }
-clients() { fdbroker "$1" status --json | sed -n 's/.*"clients":\([0-9]*\).*/\1/p'; }
+clients() { fdbroker "$1" status --json | sed -n 's/.*"connections":{"now":\([0-9]*\).*/\1/p'; }
 has_clients() { [ "$(clients "$1")" = "$2" ]; }
 has_handle() { [ "$(wc -c < "$1")" = 129 ]; }
 

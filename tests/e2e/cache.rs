@@ -36,7 +36,7 @@ fn assert_block(import: &CachedImport<'_>, seed: u64) {
 fn assert_ledger_matches(broker: &Broker, cache: &ImportCache) {
     eventually_ok("as many leases as entries", || {
         let (status, entries) = (broker.status(), cache.stats().entries);
-        let leases = (status.mapped_leases.now.get(), status.open_leases.now.get());
+        let leases = (status.uses.mapped_leases.now.get(), status.uses.open_leases.now.get());
         if leases == (entries, 0) { Ok(()) } else { Err(format!("{leases:?} for {entries}")) }
     });
 }
@@ -170,7 +170,7 @@ fn evict_when_over_the_limit_then_the_ledger_has_the_entries_and_nothing_else() 
     leased.sort_unstable();
     assert_eq!((leased, cached.len()), (cached, 3));
     assert_eq!(cache.stats().evicted, 7);
-    assert_eq!(broker.status().allocations.now.get(), 10, "an eviction here ends nothing");
+    assert_eq!(broker.status().uses.allocations.now.get(), 10, "an eviction here ends nothing");
     assert_eq!(cache.empty(), 3);
     assert_ledger_matches(&broker, &cache);
 }
@@ -291,7 +291,8 @@ fn assert_imported_elsewhere(count: usize, limit: u64, expected: &str) {
 
     eventually("all its leases are mapped", || {
         let status = broker.status();
-        (status.mapped_leases.now.get(), status.open_leases.now.get()) == (count as u64, 0)
+        (status.uses.mapped_leases.now.get(), status.uses.open_leases.now.get())
+            == (count as u64, 0)
     });
     drop((peer, owner));
     broker.assert_nothing_left();

@@ -223,7 +223,7 @@ fn assert_leases_are_exact(broker: &Broker, ranks: &mut [Peer]) {
             held.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
         }
         let status = broker.status();
-        let ledger = [status.open_leases.now.get(), status.mapped_leases.now.get()];
+        let ledger = [status.uses.open_leases.now.get(), status.uses.mapped_leases.now.get()];
         match ledger == held[..2] {
             true => Ok(()),
             false => Err(format!("{ledger:?} on the ledger, {held:?} held")),
@@ -300,7 +300,8 @@ fn ranks_when_the_broker_is_killed_while_they_come_back_then_the_next_one_hears_
     }
     broker.kill();
     broker.restart();
-    let status = || (broker.status().allocations.now.get(), broker.status().clients.get());
+    let status =
+        || (broker.status().uses.allocations.now.get(), broker.status().uses.connections.now.get());
     eventually("all are named again", || status() == (1200, 2));
     eventually("they are connected for good", || {
         ask_all(&mut ranks, |_| format!("check 0 {all}")).iter().all(|answer| answer == "OK")
@@ -514,11 +515,11 @@ fn cache_when_hit_pinned_and_evicted_over_crashes_then_every_byte_is_right_and_l
     });
     eventually_ok("as many leases as entries", || {
         let (status, entries) = (broker.status(), cache.stats().entries);
-        let leases = (status.mapped_leases.now.get(), status.open_leases.now.get());
+        let leases = (status.uses.mapped_leases.now.get(), status.uses.open_leases.now.get());
         if leases == (entries, 0) { Ok(()) } else { Err(format!("{leases:?} for {entries}")) }
     });
     // What is there is a hit, without a word to the broker.
-    let granted = broker.status().mapped_leases.now.get();
+    let granted = broker.status().uses.mapped_leases.now.get();
     let hits = handles.iter().filter(|handle| cache.hit(handle, Access::Read).is_some()).count();
     assert_eq!(hits as u64, granted);
     drop((cache, client, owner));

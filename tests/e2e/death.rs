@@ -82,7 +82,7 @@ fn consumer_when_killed_while_holding_then_its_leases_are_taken_back() {
     assert_eq!(consumer.with_handles("import", &owner.handles()), "OK");
     eventually("the ledger shows them", || {
         let status = broker.status();
-        (status.open_leases.now.get(), status.mapped_leases.now.get()) == (3, 3)
+        (status.uses.open_leases.now.get(), status.uses.mapped_leases.now.get()) == (3, 3)
     });
     owner.client.unregister(&owner.registrations[0]).expect("its own");
     consumer.kill();
@@ -100,9 +100,9 @@ fn consumer_when_killed_while_it_waits_then_nothing_is_kept_for_it() {
     owner.stop();
     let mut consumer = rank(&broker.socket());
     consumer.link.say(&format!("hold {}", to_line(&[wanted])));
-    eventually("it waits", || broker.status().parked.get() == 1);
+    eventually("it waits", || broker.status().uses.parked_requests.now.get() == 1);
     consumer.kill();
-    eventually("it is forgotten", || broker.status().parked.get() == 0);
+    eventually("it is forgotten", || broker.status().uses.parked_requests.now.get() == 0);
     owner.go_on();
     let client = broker.client("another");
     assert_bytes(
@@ -124,7 +124,7 @@ fn acquire_when_another_waiter_for_the_same_recall_is_killed_then_served() {
     let place = handles.iter().position(|handle| *handle == wanted).expect("one of them");
     for (waiter, count) in waiters.iter_mut().zip(1..) {
         waiter.link.say(&format!("check {place} {}", to_line(&[wanted])));
-        eventually("it waits", || broker.status().parked.get() == count);
+        eventually("it waits", || broker.status().uses.parked_requests.now.get() == count);
     }
     let [mut first, mut second] = waiters;
     first.kill();
@@ -165,10 +165,10 @@ fn death_when_a_forked_heir_keeps_the_socket_open_then_noticed_all_the_same() {
     let mut parent = Peer::start("forking");
     let line = format!("{} {}", broker.socket().display(), to_line(&owner.handles()));
     let heir = Pid::from_raw(parent.ask(&line).parse().expect("a pid"));
-    assert_eq!(broker.status().open_leases.now.get(), 1);
+    assert_eq!(broker.status().uses.open_leases.now.get(), 1);
     parent.kill();
-    eventually("its lease is taken back", || broker.status().open_leases.now.get() == 0);
-    assert_eq!(broker.status().clients.get(), 1, "the owner alone");
+    eventually("its lease is taken back", || broker.status().uses.open_leases.now.get() == 0);
+    assert_eq!(broker.status().uses.connections.now.get(), 1, "the owner alone");
     kill(heir, Signal::SIGKILL).expect("the heir lived all the time");
     drop(owner);
     broker.assert_nothing_left();
@@ -183,7 +183,7 @@ fn death_when_the_kernel_lacks_every_newer_feature_then_noticed_by_the_end_of_th
     let mut consumer = rank(&broker.socket());
     assert_eq!(consumer.with_handles("hold", &handles), "OK");
     consumer.kill();
-    eventually("its leases are taken back", || broker.status().open_leases.now.get() == 0);
+    eventually("its leases are taken back", || broker.status().uses.open_leases.now.get() == 0);
     owner.kill();
     drop((owner, consumer));
     broker.assert_nothing_left();

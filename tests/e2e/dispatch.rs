@@ -38,7 +38,7 @@ fn assert_two_ranks_get_all(verb: &str) {
         ranks[1].link.say(&format!("{verb} 1000 {}", to_line(&first)));
         assert_all_ok(&mut ranks);
     }
-    assert!(broker.status().recalls.get() >= 36, "nothing was recalled");
+    assert!(broker.status().counters.recalls.get() >= 36, "nothing was recalled");
     drop(ranks);
     broker.assert_nothing_left();
 }
@@ -121,7 +121,7 @@ fn acquire_when_the_only_thread_must_answer_its_own_recall_then_granted() {
             drop(assert_bytes(grant, index as u64));
         }
     }
-    assert!(broker.status().recalls.get() >= 9);
+    assert!(broker.status().counters.recalls.get() >= 9);
     drop(lonely);
     broker.assert_nothing_left();
 }

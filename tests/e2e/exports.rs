@@ -64,7 +64,7 @@ fn register_when_asked_for_many_interior_pointers_then_one_registration_and_each
     }
     assert_eq!(producer.exported.load(Ordering::Relaxed), 2);
     let status = broker.status();
-    assert_eq!((status.registrations.get(), status.allocations.now.get()), (2, 2));
+    assert_eq!((status.counters.deposits.get(), status.uses.allocations.now.get()), (2, 2));
     for offset in (0..BLOCK_BYTES).step_by(64) {
         for (index, deposit) in deposits.iter().enumerate() {
             let handle = producer.exports.lookup(0, deposit.base + offset as u64).expect("known");
@@ -84,7 +84,7 @@ fn register_when_asked_for_many_interior_pointers_then_one_registration_and_each
 fn register_when_the_address_is_reused_then_the_old_handle_is_stale_and_the_new_one_right() {
     let broker = Broker::start();
     let (producer, consumer) = (Producer::of(&broker, 4), broker.client("consumer"));
-    let ledger = || broker.status().allocations.now.get();
+    let ledger = || broker.status().uses.allocations.now.get();
     let half = |deposit: Deposit| Deposit { size_bytes: deposit.size_bytes / 2, ..deposit };
     let mut last = producer.register(0, &producer.deposit(0, 1));
     // Another id, another size, both; the same address each time.
@@ -124,7 +124,7 @@ fn retire_when_freed_then_stale_for_all_and_the_same_memory_may_be_registered_ag
         drop(assert_bytes(consumer.acquire(&handle, patience()).expect("resident"), 0));
         assert_eq!(producer.exports.retire(0, deposit.base), Some(handle.id()));
         assert_eq!(producer.exports.lookup(0, deposit.base), None);
-        eventually("it has ended", || broker.status().allocations.now.get() == 0);
+        eventually("it has ended", || broker.status().uses.allocations.now.get() == 0);
         assert_stale(&consumer, &handle);
     }
     // And with an answer.
@@ -155,7 +155,7 @@ fn register_many_when_known_new_and_repeated_then_each_handle_reads_its_block() 
         handles.expect("connected").into_iter().map(|one| one.expect("registered")).collect();
     assert_eq!((producer.exports.len(), handles[..20] == handles[COUNT..]), (COUNT, true));
     let status = broker.status();
-    assert_eq!(status.registrations.get(), COUNT as u64);
+    assert_eq!(status.counters.deposits.get(), COUNT as u64);
     for (index, handle) in indices.iter().zip(&handles) {
         let grant = consumer.acquire(handle, patience()).expect("resident");
         drop(assert_bytes(grant, *index as u64));
@@ -206,7 +206,7 @@ fn exports_when_many_threads_register_free_and_look_up_then_no_handle_is_of_othe
     });
     // An answered call comes after all that was sent before it.
     eventually("the ledger has what the table has", || {
-        broker.status().allocations.now.get() == producer.exports.len() as u64
+        broker.status().uses.allocations.now.get() == producer.exports.len() as u64
     });
     for index in 0..PLACES {
         let Some(handle) = producer.exports.lookup(0, producer.deposit(index, 0).base) else {

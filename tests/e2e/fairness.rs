@@ -59,8 +59,8 @@ fn shared_block(broker: &Broker) -> (Owner, Handle) {
     (owner, handle)
 }
 
-fn parked(broker: &Broker) -> u32 {
-    broker.status().parked.get()
+fn parked(broker: &Broker) -> u64 {
+    broker.status().uses.parked_requests.now.get()
 }
 
 #[test]
@@ -176,13 +176,13 @@ fn reload_when_caps_are_lowered_then_what_can_go_goes_and_the_rest_as_it_is_give
         (0..9).map(|n| client.acquire(&owner.handle(n), patience()).expect("room")).collect();
     let lowered = "[caps.node]\nfds = 8\n[limits]\nbase_credits = 0";
     reload(&broker, lowered, "changed: caps.node.fds 64 -> 8");
-    eventually("what can go has gone", || broker.status().held_now.get() == 0);
-    assert_eq!(broker.status().open_leases.now.get(), 9);
+    eventually("what can go has gone", || broker.status().gauges.stored_fds.get() == 0);
+    assert_eq!(broker.status().uses.open_leases.now.get(), 9);
     let error = client.acquire(&owner.handle(9), soon()).expect_err("above the cap");
     assert_cap(&error, Resource::Fds, Scope::Node, 8);
     grants.truncate(1);
     assert_bytes(client.acquire(&owner.handle(9), patience()).expect("below it again"), 9);
-    eventually("below its cap", || broker.status().fds.now.get() <= 8);
+    eventually("below its cap", || broker.status().uses.fds.now.get() <= 8);
 }
 
 #[test]
@@ -190,10 +190,10 @@ fn reload_when_a_key_cannot_change_or_the_file_is_broken_then_the_log_says_so_an
     let broker = Setup::new().config("[caps.node]\nfds = 64\n[limits]\nmax_clients = 20").start();
     let config = "[caps.node]\nfds = 63\n[limits]\nmax_clients = 21";
     reload(&broker, config, "a restart is needed for: limits.max_clients 20 -> 21");
-    assert_eq!(broker.status().fds.cap.get(), 63);
+    assert_eq!(broker.status().uses.fds.cap.get(), 63);
     reload(&broker, "[caps.node]\nfds = 62\nfsd = 1\n", "nothing is changed: ");
     reload(&broker, "[caps.node]\nfds = \"many\"\n", "nothing is changed: ");
-    assert_eq!(broker.status().fds.cap.get(), 63);
+    assert_eq!(broker.status().uses.fds.cap.get(), 63);
     let config = "[caps.node]\nfds = 63\n[limits]\nmax_clients = 20";
     reload(&broker, config, "the configuration is as it was");
     broker.client("still served");

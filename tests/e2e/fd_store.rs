@@ -221,14 +221,14 @@ fn kept_allocations_when_their_job_has_ended_then_its_still_over_a_restart_and_a
     // Whatever the cgroup of this test is, it is one.
     let [job] = admin.jobs()[..] else { panic!("one job") };
     let named = (job.key, job.name);
-    assert_eq!((job.clients.get(), job.left_allocations.get()), (1, 0));
+    assert_eq!((job.uses.connections.now.get(), job.left_allocations.get()), (1, 0));
     drop(owner);
-    eventually("it is noticed", || admin.status().clients.get() == 0);
+    eventually("it is noticed", || admin.status().uses.connections.now.get() == 0);
     eventually("it is stored", || kept(&manager) == 1);
     let left = |manager: &Manager| {
         let admin = admin_of(manager);
         let [job] = admin.jobs()[..] else { panic!("one job") };
-        assert_eq!((job.clients.get(), job.left_allocations.get()), (0, 1));
+        assert_eq!((job.uses.connections.now.get(), job.left_allocations.get()), (0, 1));
         let [record] = admin.allocations()[..] else { panic!("one allocation") };
         assert_eq!((record.job, record.job_name), (job.key, job.name));
         (job.key, job.name)

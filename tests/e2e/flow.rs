@@ -109,9 +109,11 @@ fn holder_when_it_never_reads_its_events_then_owners_and_others_go_on() {
     owner.register(0..4, |deposit| deposit);
     assert_served(&owner.client, &owner, 20);
     // Its leases of ended allocations stay on the ledger until it gives them back.
-    eventually_ok("only its leases are open", || match broker.status().open_leases.now.get() {
-        open if open == HELD as u64 => Ok(()),
-        open => Err(format!("{open} are open")),
+    eventually_ok("only its leases are open", || {
+        match broker.status().uses.open_leases.now.get() {
+            open if open == HELD as u64 => Ok(()),
+            open => Err(format!("{open} are open")),
+        }
     });
     for chunk in leases.chunks(MAX_BATCH) {
         assert!(deaf.release(chunk).iter().all(|status| status.is_ok()));
@@ -193,7 +195,7 @@ const LONG_MS: u32 = 3_000_000;
 fn acquire_when_too_many_requests_are_parked_then_no_quota_names_that() {
     let (broker, owner, mut raw, lease) = full_client();
     let parked: Vec<_> = (1..5).map(|n| raw.start_acquire(&[owner.handle(n)], LONG_MS)).collect();
-    eventually("four are parked", || broker.status().parked.get() == 4);
+    eventually("four are parked", || broker.status().uses.parked_requests.now.get() == 4);
     let fifth = raw.start_acquire(&[owner.handle(5)], LONG_MS);
     let answer = raw.receive().expect("an answer");
     assert_eq!(answer.message().id, fifth);
@@ -238,7 +240,7 @@ fn cancel_when_parked_then_cancelled_and_later_requests_are_served() {
     let (broker, owner, mut raw, lease) = full_client();
     let first = raw.start_acquire(&[owner.handle(1)], LONG_MS);
     let second = raw.start_acquire(&[owner.handle(2)], LONG_MS);
-    eventually("both wait", || broker.status().parked.get() == 2);
+    eventually("both wait", || broker.status().uses.parked_requests.now.get() == 2);
     cancel(&raw, first);
     assert_eq!(status_of(&raw, first), Err(ErrorCode::Cancelled));
     // Of no such request: no answer, no harm.
@@ -260,7 +262,7 @@ fn acquire_when_an_id_is_used_twice_then_both_are_answered_and_nothing_is_lost()
         writer.start(Kind::Acquire, 77).push(&[LONG_MS.to_le(), 0]).push(&owner.handle(1).prefix);
         raw.send(writer.finish(1, 0), &[]).expect("sent");
     }
-    eventually("both wait", || broker.status().parked.get() == 2);
+    eventually("both wait", || broker.status().uses.parked_requests.now.get() == 2);
     cancel(&raw, 77);
     assert_eq!(status_of(&raw, 77), Err(ErrorCode::Cancelled));
     writer.start(Kind::Release, 0).push(&LeaseItem { lease: lease.into() });
@@ -277,7 +279,7 @@ fn acquire_when_the_deadline_passes_then_answered_and_nothing_stays_parked() {
         let id = raw.start_acquire(&[owner.handle(1)], deadline_ms);
         assert_eq!(status_of(&raw, id), Err(ErrorCode::NoQuota));
     }
-    assert_eq!(broker.status().parked.get(), 0);
+    assert_eq!(broker.status().uses.parked_requests.now.get(), 0);
 }
 
 #[test]
@@ -294,7 +296,7 @@ fn acquire_when_the_answer_comes_too_late_then_neither_fd_nor_lease_is_lost() {
     assert_served(&client, &owner, 8);
     eventually("the late grant is given back", || {
         let status = broker.status();
-        (status.open_leases.now.get(), status.mapped_leases.now.get()) == (0, 0)
+        (status.uses.open_leases.now.get(), status.uses.mapped_leases.now.get()) == (0, 0)
     });
     drop((client, owner));
     broker.assert_nothing_left();
@@ -315,7 +317,9 @@ fn hello_when_a_process_reads_none_of_many_answers_then_few_wait_in_the_kernel_a
     }
     let answered = || raws.iter().filter(|raw| is_readable(raw.socket.as_fd())).count();
     eventually("the first are answered", || answered() >= UNREAD_HELLOS);
-    eventually("all are noted", || broker.status().clients.get() as usize == raws.len());
+    eventually("all are noted", || {
+        broker.status().uses.connections.now.get() as usize == raws.len()
+    });
     assert_eq!(answered(), UNREAD_HELLOS);
     for raw in &raws {
         let answer = raw.receive().expect("each is answered in its turn");

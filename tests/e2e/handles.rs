@@ -28,7 +28,7 @@ fn assert_refused_when_changed(change: impl FnOnce(&mut Handle), code: ErrorCode
     change(&mut handle);
     assert_refused(&consumer, &handle, code);
     assert_bytes(consumer.acquire(&owner.handle(0), patience()).expect("the true handle"), 0);
-    assert_eq!(broker.status().grants.get(), 1);
+    assert_eq!(broker.status().counters.grants.get(), 1);
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn acquire_when_the_owner_of_another_uid_is_gone_then_no_more_is_told_than_to_a_
     let mut bob = rank_of(&broker, BOB, BOB);
     assert_eq!(bob.with_handles("check 0", &[handle]), "NOT_PERMITTED");
     alice.kill();
-    eventually("it is noticed", || broker.status().clients.get() == 1);
+    eventually("it is noticed", || broker.status().uses.connections.now.get() == 1);
     let answer = bob.with_handles("check 0", &[handle]);
     assert!(["NOT_PERMITTED", "STALE", "OWNER_GONE"].contains(&answer.as_str()), "{answer}");
 }
@@ -136,7 +136,7 @@ fn acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served() {
     assert_eq!(alice.with_handles("hold", &[handle]), "OK");
     let mut second = rank_of(&broker, ALICE, ALICE);
     second.link.say(&format!("hold {}", to_line(&[handle])));
-    eventually("alice's second waits", || broker.status().parked.get() == 1);
+    eventually("alice's second waits", || broker.status().uses.parked_requests.now.get() == 1);
     let mut bob = rank_of(&broker, BOB, BOB);
     assert_eq!(bob.with_handles("check 0", &[handle]), "OK");
     assert_eq!(alice.ask("drop"), "OK");

@@ -38,15 +38,15 @@ fn kept_when_its_owner_is_killed_then_it_works_and_is_its_users() {
     let handle = from_words(owner.ask("deposit uid keep").split(' '))[0];
     let client = broker.client("consumer");
     owner.kill();
-    eventually("it is noticed", || broker.status().clients.get() == 1);
+    eventually("it is noticed", || broker.status().uses.connections.now.get() == 1);
 
     assert_bytes(client.acquire(&handle, patience()).expect("it is kept"), 0);
     let record = broker.admin().allocation(handle.id()).expect("it is kept");
     assert_eq!(record.owner_gone, 1);
     assert_eq!(record.state.get(), AllocationState::Resident as u32);
     assert_eq!(record.flags & register_flags::KEEP, register_flags::KEEP);
-    assert_eq!(broker.status().held_now.get(), 1);
-    let charged: u64 = broker.admin().clients().iter().map(|it| it.allocations.get()).sum();
+    assert_eq!(broker.status().gauges.stored_fds.get(), 1);
+    let charged: u64 = broker.admin().clients().iter().map(|it| it.uses.allocations.get()).sum();
     assert_eq!(charged, 0, "no client is charged for it");
 }
 

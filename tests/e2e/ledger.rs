@@ -29,35 +29,37 @@ fn ledger_when_clients_hold_this_and_that_then_every_sum_agrees() {
     owner.client.unregister(&owner.registrations[1]).expect("its own");
     eventually("all imports are reported and the last close, too", || {
         let status = broker.status();
-        (status.mapped_leases.now.get(), status.closing_now.get()) == (5, 0)
+        (status.uses.mapped_leases.now.get(), status.gauges.closing_fds.get()) == (5, 0)
     });
 
     let admin = broker.admin();
     let (status, clients, leases) = (admin.status(), admin.clients(), admin.leases());
-    assert_eq!(status.clients.get() as usize, clients.len());
-    assert_eq!(status.open_leases.now.get(), 4);
+    assert_eq!(status.uses.connections.now.get() as usize, clients.len());
+    assert_eq!(status.uses.open_leases.now.get(), 4);
     let of_clients = |field: fn(&ClientRecord) -> u64| sum(&clients, field);
-    assert_eq!(of_clients(|one| one.open_leases.get()), status.open_leases.now.get());
-    assert_eq!(of_clients(|one| one.mapped_leases.get()), status.mapped_leases.now.get());
-    assert_eq!(of_clients(|one| one.held_fds.get()), status.held_fds.now.get());
-    assert_eq!(of_clients(|one| one.held_bytes.get()), status.held_bytes.now.get());
-    assert_eq!(of_clients(|one| one.fds.get()), status.fds.now.get());
+    assert_eq!(of_clients(|one| one.uses.open_leases.get()), status.uses.open_leases.now.get());
+    assert_eq!(of_clients(|one| one.uses.mapped_leases.get()), status.uses.mapped_leases.now.get());
+    assert_eq!(of_clients(|one| one.uses.held_fds.get()), status.uses.held_fds.now.get());
+    assert_eq!(of_clients(|one| one.uses.held_bytes.get()), status.uses.held_bytes.now.get());
+    assert_eq!(of_clients(|one| one.uses.fds.get()), status.uses.fds.now.get());
     assert_eq!(
-        status.fds.now.get(),
-        status.held_fds.now.get() + status.open_leases.now.get() + status.own_fds.now.get()
+        status.uses.fds.now.get(),
+        status.uses.held_fds.now.get()
+            + status.uses.open_leases.now.get()
+            + status.uses.own_fds.now.get()
     );
     let in_state = |state| sum(&leases, |one: &LeaseRecord| u64::from(one.state.get() == state));
     assert_eq!((in_state(1), in_state(2)), (4, 5));
     let ended: Vec<_> = leases.iter().filter(|one| one.ended.get() != 0).collect();
     assert_eq!(ended.len(), 3, "two open and one mapped, of what has ended");
     let pinned: u64 = ended.iter().map(|one| one.size_bytes.get()).sum();
-    assert_eq!(status.pinned_bytes.now.get(), pinned);
+    assert_eq!(status.uses.pinned_bytes.now.get(), pinned);
 
     let held = admin
         .allocations()
         .into_iter()
         .filter(|one| one.state.get() == AllocationState::Held as u32);
-    assert_eq!(held.count() as u64, status.held_now.get());
+    assert_eq!(held.count() as u64, status.gauges.stored_fds.get());
 }
 
 #[test]
@@ -115,7 +117,7 @@ fn ledger_when_everybody_has_left_then_zero_and_no_fd_is_left_in_the_daemon() {
         assert_eq!(consumer.with_handles("import", &handles), "OK");
     }
     // Each import is reported as mapped when the library comes to it.
-    eventually("the imports have no fd open", || broker.status().open_leases.now.get() == 150);
+    eventually("the imports have no fd open", || broker.status().uses.open_leases.now.get() == 150);
     // In any order, in any way: one killed, the others ended by the end of their sockets, the owner before the last.
     consumers.remove(1).kill();
     drop(consumers.remove(0));

@@ -29,7 +29,7 @@ fn register_when_the_same_allocation_twice_then_one_and_counted() {
     owner.register(0..1, |deposit| deposit);
     assert_eq!(owner.id(0), owner.id(1));
     let status = broker.status();
-    assert_eq!((status.allocations.now.get(), status.held_now.get()), (1, 1));
+    assert_eq!((status.uses.allocations.now.get(), status.gauges.stored_fds.get()), (1, 1));
 
     let consumer = broker.client("consumer");
     owner.client.unregister(&owner.registrations[0]).expect("the first of two");
@@ -153,8 +153,8 @@ fn unregister_when_held_then_drained_after_the_last_lease() {
     let drained = owner.client.unregister(&owner.registrations[0]).expect("its own");
     assert_eq!(drained, Drained(false));
     let status = broker.status();
-    assert!(status.pinned_bytes.now.get() >= BLOCK_BYTES as u64, "the holders pin the memory");
-    assert_eq!(status.held_now.get(), 0, "the broker does not");
+    assert!(status.uses.pinned_bytes.now.get() >= BLOCK_BYTES as u64, "the holders pin the memory");
+    assert_eq!(status.gauges.stored_fds.get(), 0, "the broker does not");
     drop(grant);
     owner.notices.assert_not_drained();
     assert_import(&import, 0);
@@ -273,7 +273,7 @@ fn release_when_anothers_lease_then_bad_handle_and_it_stays() {
     let lease = grant.lease.number();
     let answers = stranger.release(&[lease, 0, u64::MAX]);
     assert!(answers.iter().all(|status| status.result() == Err(ErrorCode::BadHandle)));
-    assert_eq!(broker.status().open_leases.now.get(), 1);
+    assert_eq!(broker.status().uses.open_leases.now.get(), 1);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn crowded() -> (Broker, Owner, Peer) {
 fn assert_no_lease_left(broker: &Broker) {
     eventually("every lease is given back", || {
         let status = broker.status();
-        (status.open_leases.now.get(), status.mapped_leases.now.get()) == (0, 0)
+        (status.uses.open_leases.now.get(), status.uses.mapped_leases.now.get()) == (0, 0)
     });
 }
 

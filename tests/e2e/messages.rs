@@ -255,7 +255,7 @@ fn register_when_it_has_more_fds_than_credits_then_refused_and_closed() {
     raw.send(&bytes, &vec![fd.as_fd(); usize::from(count)]).expect("sent");
     let answer = raw.receive().expect("an answer");
     assert_eq!(answer.failure().result(), Err(ErrorCode::Protocol));
-    assert_eq!(bystander.broker.status().allocations.now.get(), 1, "the bystander's");
+    assert_eq!(bystander.broker.status().uses.allocations.now.get(), 1, "the bystander's");
     drop(raw);
     bystander.assert_unharmed();
 }

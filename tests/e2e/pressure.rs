@@ -42,8 +42,11 @@ fn acquire_when_one_fd_fits_and_8_consumers_cycle_100_allocations_then_every_byt
     }
     assert_all_ok(&mut consumers);
     let status = broker.status();
-    assert_eq!(status.held_fds.peak.get(), 1, "the cap was kept");
-    assert!(status.evictions.get() >= 99 && status.recalls.get() >= 99, "{status:?}");
+    assert_eq!(status.uses.held_fds.peak.get(), 1, "the cap was kept");
+    assert!(
+        status.counters.evictions.get() >= 99 && status.counters.recalls.get() >= 99,
+        "{status:?}"
+    );
     drop((owner, consumers));
     broker.assert_nothing_left();
 }
@@ -60,7 +63,7 @@ fn acquire_when_two_ranks_recall_from_each_other_while_both_are_blocked_then_bot
         ranks[1].link.say(&format!("check 1000 {}", to_line(&first)));
         assert_all_ok(&mut ranks);
     }
-    assert!(broker.status().recalls.get() >= 36, "nothing was recalled");
+    assert!(broker.status().counters.recalls.get() >= 36, "nothing was recalled");
     drop(ranks);
     broker.assert_nothing_left();
 }
@@ -81,8 +84,8 @@ fn acquire_when_all_ranks_share_with_all_then_every_byte_is_right_and_the_node_c
         assert_all_ok(&mut ranks);
     }
     let status = broker.status();
-    assert_eq!(status.fds.cap.get(), CAP);
-    assert!(status.fds.peak.get() <= CAP, "{status:?}");
+    assert_eq!(status.uses.fds.cap.get(), CAP);
+    assert!(status.uses.fds.peak.get() <= CAP, "{status:?}");
     drop(ranks);
     broker.assert_nothing_left();
 }
@@ -132,7 +135,7 @@ fn acquire_when_a_cap_is_in_the_way_then_served_as_soon_as_there_is_room() {
     let (client, wanted) = (broker.client("waiter"), owner.handle(1));
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| client.acquire(&wanted, patience()));
-        eventually("it waits", || broker.status().parked.get() == 1);
+        eventually("it waits", || broker.status().uses.parked_requests.now.get() == 1);
         drop(held);
         assert_bytes(waiter.join().expect("no panic").expect("room now"), 1);
     });
@@ -149,8 +152,8 @@ fn import_when_open_leases_are_at_their_cap_then_mapped_ones_do_not_count() {
             assert_bytes(grant, index as u64)
         })
         .collect();
-    eventually("all are mapped", || broker.status().mapped_leases.now.get() == 5);
-    assert_eq!(broker.status().open_leases.peak.get(), 1);
+    eventually("all are mapped", || broker.status().uses.mapped_leases.now.get() == 5);
+    assert_eq!(broker.status().uses.open_leases.peak.get(), 1);
     drop(imports);
 }
 
@@ -190,7 +193,7 @@ fn acquire_when_600_handles_in_one_call_then_all_are_granted() {
     let owner = Owner::of(&broker, "owner", 600);
     let outcomes = outcomes(&client, &owner.handles());
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-    assert_eq!(broker.status().grants.get(), 600);
+    assert_eq!(broker.status().counters.grants.get(), 600);
 }
 
 #[test]
@@ -203,7 +206,7 @@ fn acquire_when_600_handles_and_the_broker_holds_10_then_all_are_granted() {
     let outcomes = outcomes(&client, &owner.handles());
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     assert!(owner.recalls() >= 590, "only {} recalls", owner.recalls());
-    assert!(broker.status().held_fds.peak.get() <= 10);
+    assert!(broker.status().uses.held_fds.peak.get() <= 10);
 }
 
 #[test]
@@ -215,6 +218,6 @@ fn evict_when_bytes_are_at_their_cap_then_as_few_are_held_as_fit() {
     let outcomes = outcomes(&client, &owner.handles());
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     let status = broker.status();
-    assert!(status.held_bytes.peak.get() <= 4 * BLOCK_BYTES as u64, "{status:?}");
-    assert!(status.evictions.get() >= 16, "{status:?}");
+    assert!(status.uses.held_bytes.peak.get() <= 4 * BLOCK_BYTES as u64, "{status:?}");
+    assert!(status.counters.evictions.get() >= 16, "{status:?}");
 }

@@ -40,7 +40,7 @@ fn assert_under_way(request: AcquireRequest) -> AcquireRequest {
 fn assert_no_lease_left(broker: &Broker) {
     eventually("every lease is given back", || {
         let status = broker.status();
-        (status.open_leases.now.get(), status.mapped_leases.now.get()) == (0, 0)
+        (status.uses.open_leases.now.get(), status.uses.mapped_leases.now.get()) == (0, 0)
     });
 }
 
@@ -51,7 +51,7 @@ fn request_when_parked_then_under_way_until_there_is_room() {
     let client = broker.client("engine");
     let held = owner.client.acquire(&owner.handle(0), patience()).expect("ready");
     let mut request = start(&client, owner.handle(1));
-    eventually("it is parked", || broker.status().parked.get() == 1);
+    eventually("it is parked", || broker.status().uses.parked_requests.now.get() == 1);
     for _ in 0..100 {
         request = assert_under_way(request);
     }
@@ -69,11 +69,11 @@ fn request_when_cancelled_while_parked_then_nothing_is_left_of_it() {
     let client = broker.client("engine");
     let held = owner.client.acquire(&owner.handle(0), patience()).expect("ready");
     let requests = [start(&client, owner.handle(1)), start(&client, owner.handle(1))];
-    eventually("they are parked", || broker.status().parked.get() == 2);
+    eventually("they are parked", || broker.status().uses.parked_requests.now.get() == 2);
     let [cancelled, dropped] = requests;
     cancelled.cancel();
     drop(dropped);
-    eventually("they are gone", || broker.status().parked.get() == 0);
+    eventually("they are gone", || broker.status().uses.parked_requests.now.get() == 0);
     drop(held);
     assert_no_lease_left(&broker);
     drop(assert_bytes(client.acquire(&owner.handle(1), patience()).expect("ready"), 1));
@@ -161,7 +161,7 @@ fn requests_when_given_up_at_any_moment_then_no_lease_is_left() {
             }
         }
     }
-    eventually("nothing is parked", || broker.status().parked.get() == 0);
+    eventually("nothing is parked", || broker.status().uses.parked_requests.now.get() == 0);
     assert_no_lease_left(&broker);
     assert!(client.is_connected());
     drop((client, owner));
@@ -210,7 +210,7 @@ fn request_when_the_broker_is_killed_then_not_connected() {
     let client = broker.client("engine");
     let held = owner.client.acquire(&owner.handle(0), patience()).expect("ready");
     let request = start(&client, owner.handle(1));
-    eventually("it is parked", || broker.status().parked.get() == 1);
+    eventually("it is parked", || broker.status().uses.parked_requests.now.get() == 1);
     broker.kill();
     let error = finish(request).remove(0).expect_err("there is no broker");
     assert_eq!(error.code, ErrorCode::NotConnected, "{error}");

@@ -79,7 +79,7 @@ fn recall_when_unanswered_then_owner_silent_until_it_answers_again() {
     for index in &evicted {
         assert_refused(&broker, &handles[*index], ErrorCode::OwnerSilent);
     }
-    assert!(broker.status().recalls_silent.get() >= 1);
+    assert!(broker.status().counters.recalls_unanswered.get() >= 1);
     // What the broker still has of it stays: nobody could give it again.
     let held = places(AllocationState::Held);
     assert!(!held.is_empty(), "the last one was evicted: {:?}", states());
@@ -362,7 +362,7 @@ fn recall_when_many_wait_for_one_allocation_then_the_owner_is_asked_once() {
             |client: &Client| client.acquire(&handle, patience()).map(|g| assert_bytes(g, 0));
         let waiters: Vec<_> =
             clients.iter().map(|client| scope.spawn(move || wait(client).map(drop))).collect();
-        eventually("all wait", || broker.status().parked.get() == 5);
+        eventually("all wait", || broker.status().uses.parked_requests.now.get() == 5);
         let recalls = recalled(&raw);
         assert_eq!(recalls.len(), 1);
         assert_eq!(recalls[0].base.get(), blocks.deposit(0).base);
@@ -371,7 +371,7 @@ fn recall_when_many_wait_for_one_allocation_then_the_owner_is_asked_once() {
             waiter.join().expect("no panic").expect("served by one recall");
         }
     });
-    assert_eq!(broker.status().recalls.get(), 1);
+    assert_eq!(broker.status().counters.recalls.get(), 1);
     drop((raw, clients));
     broker.assert_nothing_left();
 }
@@ -388,12 +388,12 @@ fn acquire_when_the_recall_outlasts_the_deadline_then_again_and_the_late_fd_serv
     let soon = Deadline::after(Duration::from_millis(50));
     let error = client.acquire(&handle, soon).expect_err("the owner does not answer");
     assert_eq!(error.code, ErrorCode::TimedOut, "{error}");
-    assert_eq!(broker.status().open_leases.now.get(), 0);
+    assert_eq!(broker.status().uses.open_leases.now.get(), 0);
 
     let recalls = recalled(&raw);
     supply(&raw, answer_to(&recalls[0]), &[blocks.export(0)]);
     assert_bytes(client.acquire(&handle, patience()).expect("it has come"), 0);
-    assert_eq!(broker.status().recalls.get(), 1, "it was asked for once");
+    assert_eq!(broker.status().counters.recalls.get(), 1, "it was asked for once");
     drop((raw, client));
     broker.assert_nothing_left();
 }
@@ -412,7 +412,7 @@ fn supply_when_sent_more_often_than_asked_then_the_others_are_closed() {
     assert_eq!((items[0].status.result(), granted.len()), (Ok(()), 1));
     // It holds one fd and gives one; of the supplied ones no other is left.
     let status = broker.status();
-    assert_eq!((status.held_now.get(), status.open_leases.now.get()), (1, 1));
+    assert_eq!((status.gauges.stored_fds.get(), status.uses.open_leases.now.get()), (1, 1));
     drop((raw, granted));
     broker.assert_nothing_left();
 }

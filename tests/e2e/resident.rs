@@ -111,7 +111,7 @@ fn isolated_when_the_cap_is_full_of_such_then_no_quota_names_it_and_one_less_mak
         buffers.remove(0);
         buffers.push(make(turn + CAP));
     }
-    assert_eq!(broker.status().held_fds.peak.get(), CAP, "the cap was kept");
+    assert_eq!(broker.status().uses.held_fds.peak.get(), CAP, "the cap was kept");
     drop((buffers, client, consumer));
     broker.assert_nothing_left();
 }
@@ -154,7 +154,10 @@ fn isolated_when_an_arenas_buffers_fill_the_cap_then_they_make_room_and_all_byte
         }
     }
     let status = broker.status();
-    assert!(status.held_fds.peak.get() <= 3 && status.evictions.get() >= 10, "{status:?}");
+    assert!(
+        status.uses.held_fds.peak.get() <= 3 && status.counters.evictions.get() >= 10,
+        "{status:?}"
+    );
     drop((buffers, residents, arena, client, consumer));
     broker.assert_nothing_left();
 }
@@ -285,6 +288,6 @@ fn isolated_when_dropped_then_the_brokers_fd_is_closed_and_its_place_is_free() {
     eventually("it has ended", || broker.admin().allocation(id).is_none());
     eventually("its fd is closed", || {
         let status = broker.status();
-        status.held_now.get() == 0 && status.closing_now.get() == 0
+        status.gauges.stored_fds.get() == 0 && status.gauges.closing_fds.get() == 0
     });
 }

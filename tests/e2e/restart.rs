@@ -59,7 +59,7 @@ fn clients_when_blocked_while_the_broker_is_killed_then_not_connected() {
     let (waiter, wanted) = (broker.client("waiter"), owner.handle(1));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.acquire(&wanted, patience()));
-        eventually("it waits", || broker.status().parked.get() == 1);
+        eventually("it waits", || broker.status().uses.parked_requests.now.get() == 1);
         broker.kill();
         let error = waits.join().expect("no panic").expect_err("there is no broker");
         assert_eq!(error.code, ErrorCode::NotConnected, "{error}");

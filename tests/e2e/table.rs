@@ -88,7 +88,7 @@ fn connect_when_own_fds_do_not_fit_then_no_quota_and_nothing_is_charged() {
     let error = broker.builder("big").own_fds(51).connect().expect_err("51 of 50");
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     let client = broker.builder("fits").own_fds(40).connect().expect("40 of 50");
-    assert_eq!(broker.status().own_fds.now.get(), 40);
+    assert_eq!(broker.status().uses.own_fds.now.get(), 40);
     drop(client);
     broker.assert_nothing_left();
 }
@@ -98,9 +98,9 @@ fn connect_when_the_node_is_full_of_idle_fds_then_room_is_made() {
     let broker = Setup::new().max_fds(20).start();
     let owner = Owner::of(&broker, "owner", 40);
     let before = broker.status();
-    assert!(before.held_now.get() > 10, "the cap is full of idle fds");
+    assert!(before.gauges.stored_fds.get() > 10, "the cap is full of idle fds");
     let late = broker.builder("late").own_fds(8).connect().expect("idle fds make room");
-    assert_eq!(broker.status().own_fds.now.get(), before.own_fds.now.get() + 8);
+    assert_eq!(broker.status().uses.own_fds.now.get(), before.uses.own_fds.now.get() + 8);
     drop((late, owner));
     broker.assert_nothing_left();
 }
@@ -118,7 +118,7 @@ fn daemon_when_hundreds_connect_and_say_nothing_then_the_others_are_served() {
         broker.builder("late").reconnect(false).connect().ok()
     });
     drop((client, owner));
-    eventually("no client is left", || broker.status().clients.get() == 0);
+    eventually("no client is left", || broker.status().uses.connections.now.get() == 0);
     drop(silent);
     broker.assert_nothing_left();
 }
@@ -203,12 +203,12 @@ fn administrators_when_more_than_are_served_at_once_then_in_turn_and_clients_all
     let broker = Broker::start();
     let owner = Owner::of(&broker, "owner", 2);
     let mut admins: Vec<_> = (0..40).map(|_| broker.admin()).collect();
-    assert_eq!(admins[0].status().clients.get(), 1);
+    assert_eq!(admins[0].status().uses.connections.now.get(), 1);
     assert_served(&owner);
     // Those at the front leave, and those behind them are served.
     let last = admins.pop().expect("40 of them");
     drop(admins);
-    assert_eq!(last.status().clients.get(), 1);
+    assert_eq!(last.status().uses.connections.now.get(), 1);
     drop((last, owner));
     broker.assert_nothing_left();
 }

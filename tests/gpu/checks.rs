@@ -151,7 +151,7 @@ pub fn all_to_all(setup: &Setup, report: &mut Report) -> Outcome {
     ask_all(&mut ranks, |_| Command::Release)?;
     ask_all(&mut ranks, |_| Command::DropBuffers)?;
     node.until_count("/mapped_leases/now", 0)?;
-    node.until_count("/held_now", 0)?;
+    node.until_count("/stored_fds", 0)?;
     node.until_vmm_fds(0)?;
     Ok(Ran::Whole)
 }
@@ -169,7 +169,7 @@ pub fn killed_owner(setup: &Setup, report: &mut Report) -> Outcome {
     owner.kill();
     // The broker's fd is closed at once. From now on only the consumer's mapping pins the memory.
     node.until_count("/pinned_bytes/now", large)?;
-    node.until_count("/closing_now", 0)?;
+    node.until_count("/closing_fds", 0)?;
     node.until_vmm_fds(0)?;
     setup.until_taken(before, large, "owner killed, consumer has it mapped")?;
     let again = consumer.ask(&Command::Recheck { lent: lent.clone(), slots: 0 })?;
@@ -196,7 +196,7 @@ pub fn killed_owner_unshared(setup: &Setup, report: &mut Report) -> Outcome {
     ensure(free + large <= before, || format!("{free} bytes are free after the allocation"))?;
     owner.kill();
     let ms = setup.until_taken(before, 0, "owner killed, nobody has it")?;
-    node.until_count("/held_now", 0)?;
+    node.until_count("/stored_fds", 0)?;
     report.figure("bytes of a killed owner that only the broker held", large as f64, "B");
     report.figure("given back after its death, within", ms.ceil(), "ms");
     Ok(Ran::Whole)
@@ -216,7 +216,7 @@ pub fn last_lease(setup: &Setup, report: &mut Report) -> Outcome {
     ranks[0].order(&Command::DropBuffers)?;
     // Each holder is charged with all of it.
     node.until_count("/pinned_bytes/now", 2 * large)?;
-    node.until_count("/held_now", 0)?;
+    node.until_count("/stored_fds", 0)?;
     setup.until_taken(before, large, "freed by its owner, two leases left")?;
     ranks[1].order(&Command::Release)?;
     node.until_count("/mapped_leases/now", 1)?;
@@ -268,7 +268,7 @@ pub fn two_exports(setup: &Setup) -> Outcome {
         Answer::Twice { .. } => return Err("two allocations".into()),
         other => return Err(unexpected(&other)),
     }
-    node.until_count("/held_now", 1)?;
+    node.until_count("/stored_fds", 1)?;
     let allocations = node.count("/allocations/now")?;
     ensure(allocations == 1, || format!("{allocations} allocations"))?;
     node.until_vmm_fds(1)?;

@@ -5,6 +5,7 @@ use crate::support::admin::Admin;
 use crate::support::peer::{Rank, pin_thread};
 use crate::support::wait::{PATIENCE, read_to_end};
 use crate::users::{User, are_many};
+use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::NodeStatus;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::Pid;
@@ -32,17 +33,8 @@ pub struct Daemon {
 pub struct Counts {
     /// Entries of /proc/PID/fd; 0 where they cannot be seen.
     pub open_fds: usize,
-    pub clients: u64,
-    pub domains: u64,
-    pub parked: u64,
-    pub fds: u64,
-    pub held_fds: u64,
-    pub held_bytes: u64,
-    pub open_leases: u64,
-    pub mapped_leases: u64,
-    pub allocations: u64,
-    pub own_fds: u64,
-    pub pinned_bytes: u64,
+    /// Of the node; the broker's own table is not looked at.
+    pub uses: ByResource<u64>,
     pub closing: u64,
 }
 
@@ -99,22 +91,11 @@ impl Daemon {
 
     /// The present counts.
     pub fn counts(&self) -> Counts {
-        let NodeStatus { clients, domains, parked, closing_now, .. } = self.admin.status();
-        let status = self.admin.status();
+        let NodeStatus { uses, gauges, .. } = self.admin.status();
         Counts {
             open_fds: std::fs::read_dir(self.proc("fd")).map_or(0, Iterator::count),
-            clients: clients.get().into(),
-            domains: domains.get().into(),
-            parked: parked.get().into(),
-            fds: status.fds.now.get(),
-            held_fds: status.held_fds.now.get(),
-            held_bytes: status.held_bytes.now.get(),
-            open_leases: status.open_leases.now.get(),
-            mapped_leases: status.mapped_leases.now.get(),
-            allocations: status.allocations.now.get(),
-            own_fds: status.own_fds.now.get(),
-            pinned_bytes: status.pinned_bytes.now.get(),
-            closing: closing_now.get(),
+            uses: ByResource { table_fds: 0, ..uses.map(|it| it.now.get()) },
+            closing: gauges.closing_fds.get(),
         }
     }
 

@@ -165,7 +165,7 @@ fn play(scenario: &Scenario, user: User, plan: Plan) -> Outcome {
     if let Err(error) = rounds(scenario, user, plan, &daemon, &mut outcome) {
         outcome.errors.push(error);
     }
-    let _ = settle(&daemon, |counts| counts.clients == 0);
+    let _ = settle(&daemon, |counts| counts.uses.connections == 0);
     outcome.errors.extend(daemon.end());
     outcome
 }

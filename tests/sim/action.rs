@@ -2,7 +2,7 @@
 //! than the core's API says.
 
 use crate::jobs;
-use fdbroker_core::{CapsOfLevels, ClientId, JobKey, Now, Peer};
+use fdbroker_core::{CapsOfScopes, ClientId, JobKey, Now, Peer};
 use fdbroker_core::{
     Declared, Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
     RequestId, Supply, Ticket, Wanted,
@@ -88,7 +88,7 @@ pub enum Action {
         items: Vec<Declared>,
     },
     SetCaps {
-        caps: Box<CapsOfLevels>,
+        caps: Box<CapsOfScopes>,
     },
     Evict {
         ids: Vec<AllocationId>,

@@ -5,8 +5,7 @@ use crate::action::Action;
 use crate::jobs;
 use crate::judge::{Grant, Step, ensure};
 use crate::model::{
-    Allocation, Ask, Blocker, CAPPED, Check, Client, Drain, Holder, Ledger, Model, Phase, Request,
-    Sums, cap_of,
+    Allocation, Ask, Blocker, Check, Client, Drain, Holder, Ledger, Model, Phase, Request, Sums,
 };
 use crate::tally::Promise;
 use fdbroker_core::{Account, Core, Deposit, Now};
@@ -14,18 +13,11 @@ use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Resources that an account of the core counts.
-const COUNTED: [Resource; 9] = [
-    Resource::Fds,
-    Resource::HeldFds,
-    Resource::OpenLeases,
-    Resource::OwnFds,
-    Resource::HeldBytes,
-    Resource::MappedLeases,
-    Resource::Allocations,
-    Resource::PinnedBytes,
-    Resource::KeptAllocations,
-];
+/// Resources that every account counts: those of the node alone are looked at by themselves.
+fn counted() -> impl Iterator<Item = Resource> {
+    let of_node = [Resource::TableFds, Resource::Domains];
+    Resource::ALL.iter().copied().filter(move |resource| !of_node.contains(resource))
+}
 
 /// Copies into the model what effects do not show: recalls that no client has been told of, silent owners, pins,
 /// promises. Each change of them must have a cause.
@@ -190,16 +182,16 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
     }
     let totals = core.totals();
     same(&"node", &totals.node, &ledger.node)?;
+    let fds = (totals.gauges.stored_fds, totals.gauges.closing_fds);
     ensure!(
-        (totals.held_now, totals.closing_now) == (ledger.node.held, model.tickets.len() as u64),
-        "held and closing are {:?}, the model has {:?}",
-        (totals.held_now, totals.closing_now),
+        fds == (ledger.node.held, model.tickets.len() as u64),
+        "stored and closing are {fds:?}, the model has {:?}",
         (ledger.node.held, model.tickets.len())
     );
     let table = model.table_fds(&ledger.node);
     ensure!(totals.table.0 == table, "the table has {}, the model {table}", totals.table.0);
-    let parked: usize = model.clients.values().map(|client| client.requests.len()).sum();
-    ensure!(totals.parked as usize == parked, "{} parked, the model has {parked}", totals.parked);
+    let listed = core.domains(0).count() as u64;
+    ensure!(totals.node.now(Resource::Domains) == listed, "{listed} domains, the node has others");
     let mut seen = 0;
     for view in core.clients(0) {
         seen += 1;
@@ -210,12 +202,12 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
         let account = Holder::Client(view.id.0);
         same(&account, &view.account, &ledger.of(account))?;
     }
-    model.proofs.count(Promise::Ledger, (seen + 1) * COUNTED.len());
+    model.proofs.count(Promise::Ledger, (seen + 1) * counted().count());
     ensure!(seen == model.clients.len(), "{seen} clients, the model has {}", model.clients.len());
     for view in core.domains(0) {
         let account = Holder::Domain(view.key);
         same(&view.key, &view.account, &ledger.of(account))?;
-        model.proofs.count(Promise::Ledger, COUNTED.len());
+        model.proofs.count(Promise::Ledger, counted().count());
     }
     jobs::listed(model, core)?;
     for view in core.jobs(0) {
@@ -230,7 +222,7 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
 }
 
 fn same(whose: &dyn std::fmt::Debug, account: &Account, sums: &Sums) -> Check {
-    for resource in COUNTED {
+    for resource in counted() {
         let (core, model) = (u128::from(account.now(resource)), sums.usage(resource));
         ensure!(core == model, "{resource} of {whose:?}: {core} charged, it is {model} ({sums:?})");
     }
@@ -249,9 +241,9 @@ fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -
 /// Checks invariants 1 and 2 by the model's sums.
 fn caps(model: &Model, ledger: &Ledger) -> Check {
     for (account, sums) in ledger.accounts() {
-        model.proofs.count(Promise::Caps, CAPPED.len());
-        for resource in CAPPED {
-            let cap = cap_of(model.caps(account), resource).unwrap_or(u64::MAX);
+        model.proofs.count(Promise::Caps, Resource::capped().count());
+        for resource in Resource::capped() {
+            let cap = model.caps(account)[resource];
             let used = sums.usage(resource);
             let above = model.above.get(&(account, resource)).copied().unwrap_or(0);
             ensure!(

@@ -6,7 +6,7 @@ use crate::model::{Check, set_caps};
 use crate::tally::Fault;
 use crate::world::{Todo, World};
 use fdbroker_core::LeaseId;
-use fdbroker_protocol::MAX_BATCH;
+use fdbroker_protocol::{MAX_BATCH, Resource, Scope};
 
 impl World {
     /// The client is asked for leases: most clients give most of them back, some give none.
@@ -40,15 +40,9 @@ impl World {
     pub fn change_caps(&mut self) -> Check {
         self.stats.fault(Fault::CapsChanged);
         let mut caps = self.first_caps;
-        for level in [&mut caps.node, &mut caps.domain, &mut caps.job, &mut caps.client] {
-            for cap in [
-                &mut level.fds,
-                &mut level.held_fds,
-                &mut level.held_bytes,
-                &mut level.open_leases,
-                &mut level.mapped_leases,
-                &mut level.allocations,
-            ] {
+        for &scope in Scope::ALL {
+            for resource in Resource::capped() {
+                let cap = &mut caps[scope][resource];
                 if *cap != u64::MAX && self.rng.chance(400) {
                     *cap = self.rng.below(*cap + 1);
                 }

@@ -650,7 +650,7 @@ impl Model {
             Some(Resource::RefusedFds) => {
                 self.refused_of(domain) >= u64::from(self.config.max_refused_per_domain)
             }
-            Some(Resource::Connections) if status.scope == Scope::Domain as u8 => {
+            Some(Resource::Domains) => {
                 let mut domains: BTreeSet<_> = self.ledger().domains.into_keys().collect();
                 domains.extend(self.tickets.values().map(|closing| closing.domain));
                 domains.len() as u32 > self.config.max_domains

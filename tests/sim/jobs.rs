@@ -5,7 +5,7 @@ use crate::judge::ensure;
 use crate::model::{Allocation, Check, Model};
 use crate::tally::Promise;
 use fdbroker_core::{Core, DomainKey, JobKey, JobName};
-use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::{AllocationId, Resource};
 use std::collections::BTreeMap;
 
 /// The name that the world gives a job.
@@ -30,7 +30,7 @@ pub fn listed(model: &Model, core: &Core) -> Check {
         let told = (view.clients, view.orphans);
         let known = right.remove(&key).unwrap_or_default();
         ensure!(told == known, "{key:?} has {told:?} clients and orphans, they are {known:?}");
-        let is_waited_for = core.totals().parked > 0;
+        let is_waited_for = core.totals().node.now(Resource::ParkedRequests) > 0;
         ensure!(known != (0, 0) || is_waited_for, "{key:?} is listed, and nothing is left of it");
         ensure!(view.name == named(view.key).1, "{key:?} is called {:?}", view.name);
         ensure!(core.job_name(view.domain, view.key) == view.name, "{key:?} has two names");

@@ -4,7 +4,7 @@
 use crate::action::groups_of;
 use crate::tally::Proofs;
 use fdbroker_core::{
-    Caps, CapsOfLevels, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits,
+    Caps, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
@@ -79,9 +79,9 @@ impl Client {
     }
 }
 
-/// Puts the caps of every level into a configuration.
-pub fn set_caps(config: &mut Config, caps: &CapsOfLevels) {
-    let CapsOfLevels { node, domain, job, client } = *caps;
+/// Puts the caps of every scope into a configuration.
+pub fn set_caps(config: &mut Config, caps: &CapsOfScopes) {
+    let CapsOfScopes { node, domain, job, client } = *caps;
     (config.node, config.domain, config.job, config.client) = (node, domain, job, client);
 }
 
@@ -173,6 +173,9 @@ pub struct Sums {
     pub held_bytes: u128,
     pub pinned_bytes: u128,
     pub kept: u64,
+    pub connections: u64,
+    pub parked: u64,
+    pub refused: u64,
 }
 
 impl Sums {
@@ -198,35 +201,14 @@ impl Sums {
             Resource::OwnFds => self.own.into(),
             Resource::PinnedBytes => self.pinned_bytes,
             Resource::KeptAllocations => self.kept.into(),
-            _ => 0,
+            Resource::Connections => self.connections.into(),
+            Resource::ParkedRequests => self.parked.into(),
+            Resource::RefusedFds => self.refused.into(),
+            // Of the node alone.
+            Resource::Domains => 0,
         }
     }
 }
-
-/// The cap of a resource.
-pub fn cap_of(caps: &Caps, resource: Resource) -> Option<u64> {
-    Some(match resource {
-        Resource::Fds => caps.fds,
-        Resource::HeldFds => caps.held_fds,
-        Resource::HeldBytes => caps.held_bytes,
-        Resource::OpenLeases => caps.open_leases,
-        Resource::MappedLeases => caps.mapped_leases,
-        Resource::Allocations => caps.allocations,
-        Resource::KeptAllocations => caps.kept_allocations,
-        _ => return None,
-    })
-}
-
-/// The capped resources.
-pub const CAPPED: [Resource; 7] = [
-    Resource::Fds,
-    Resource::HeldFds,
-    Resource::HeldBytes,
-    Resource::OpenLeases,
-    Resource::MappedLeases,
-    Resource::Allocations,
-    Resource::KeptAllocations,
-];
 
 /// Every account's sums.
 #[derive(Clone, Debug, Default)]
@@ -508,6 +490,8 @@ impl Model {
             ledger.charge(Some(*number), client.domain, |sums| {
                 sums.credits += client.credits;
                 sums.own += client.own;
+                sums.connections += 1;
+                sums.parked += client.requests.len() as u64;
                 sums.promised_open += self.promised.get(number).copied().unwrap_or(0);
             });
         }
@@ -525,6 +509,9 @@ impl Model {
         for closing in self.tickets.values().filter(|closing| !closing.uninvited) {
             let here = self.is_there(closing);
             ledger.charge(here.then_some(closing.client), closing.domain, |s| s.closing += 1);
+        }
+        for closing in self.tickets.values().filter(|it| it.uninvited || it.refused) {
+            ledger.charge(None, closing.domain, |sums| sums.refused += 1);
         }
         ledger
     }
@@ -618,7 +605,7 @@ impl Model {
     }
 
     /// Takes new caps; a use that is above them now may stay.
-    pub fn set_caps(&mut self, caps: &CapsOfLevels) {
+    pub fn set_caps(&mut self, caps: &CapsOfScopes) {
         set_caps(&mut self.config, caps);
         self.note_what_is_above();
     }
@@ -628,8 +615,8 @@ impl Model {
         let ledger = self.ledger();
         self.above.clear();
         for (account, sums) in ledger.accounts() {
-            for resource in CAPPED {
-                let cap = cap_of(self.caps(account), resource).unwrap_or(u64::MAX);
+            for resource in Resource::capped() {
+                let cap = self.caps(account)[resource];
                 if sums.usage(resource) > cap.into() {
                     self.above.insert((account, resource), sums.usage(resource));
                 }
@@ -649,7 +636,7 @@ impl Model {
         if resource == Resource::TableFds {
             return self.table_fds(&ledger.node) + need > self.config.table_fds;
         }
-        let cap = cap_of(self.caps(account), resource).unwrap_or(u64::MAX);
+        let cap = self.caps(account)[resource];
         ledger.of(account).usage(resource) + u128::from(need) > u128::from(cap)
     }
 

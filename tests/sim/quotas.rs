@@ -3,7 +3,7 @@
 
 use crate::action::show_status;
 use crate::judge::{Quota, Step, ensure, slot_range};
-use crate::model::{Check, Holder, Ledger, Model, cap_of};
+use crate::model::{Check, Holder, Ledger, Model};
 use crate::tally::Promise;
 use fdbroker_protocol::{Resource, Scope, Status};
 
@@ -51,7 +51,7 @@ impl Model {
         ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");
         let cap = match resource {
             Resource::TableFds => self.config.table_fds,
-            other => cap_of(self.caps(accounts[0]), other).unwrap_or(u64::MAX),
+            other => self.caps(accounts[0])[other],
         };
         ensure!(cap == value, "{shown} names another cap: it is {cap}");
         // The cap is full for this request; or a request before it waits for it, or did until this step answered it.

@@ -238,6 +238,7 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
         mapped_leases: cap(rng, 1, 32),
         allocations: cap(rng, 2, 64),
         kept_allocations: cap(rng, 0, 6),
+        ..Caps::NONE
     };
     setup.config.node = caps(rng);
     setup.config.domain = caps(rng);

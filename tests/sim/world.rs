@@ -16,7 +16,7 @@ use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
-    CapsOfLevels, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, JobKey,
+    CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, JobKey,
     Kept, Lane, Now, Ticket,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
@@ -49,9 +49,9 @@ pub enum Reply {
     Failed(fdbroker_protocol::Status),
 }
 
-fn caps_of(config: &Config) -> CapsOfLevels {
+fn caps_of(config: &Config) -> CapsOfScopes {
     let Config { node, domain, job, client, .. } = *config;
-    CapsOfLevels { node, domain, job, client }
+    CapsOfScopes { node, domain, job, client }
 }
 
 /// The daemon, its clients, the model, the core.
@@ -92,7 +92,7 @@ pub struct World {
     pub turns: Turns,
     pub reclaims: Reclaims,
     /// The caps that this world began with.
-    pub first_caps: CapsOfLevels,
+    pub first_caps: CapsOfScopes,
     pub slot_watch: SlotWatch,
 }
 

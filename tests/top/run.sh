@@ -108,7 +108,7 @@ pane_pid() { tmux display-message -p -t top '#{pane_pid}'; }
 top_pid() { pgrep -P "$(pane_pid)" -x fdbroker; }
 
 start --interval 0.2
-check "the header names the broker" on_screen '^fdbroker top: broker [0-9]+, up .*, 3 clients'
+check "the header names the broker" on_screen '^fdbroker top: broker [0-9]+, up .*, 3 connections'
 check "it is on the alternate screen" alternate 1
 check "caps are bars" on_screen '^fds +\[[#-]+ *\] +[0-9]+ of [0-9,]+ +[0-9]+%  peak'
 check "rates" on_screen '^per s: .*grants'
@@ -132,9 +132,9 @@ press p
 check "p again: goes on" not_on_screen '^PAUSED'
 check "clients by fds first" on_screen 'by FDS descending'
 press s
-check "s: by the next column" on_screen 'by HELD descending'
+check "s: by the next column" on_screen 'by HELD_FDS descending'
 press r
-check "r: the other way round" on_screen 'by HELD ascending'
+check "r: the other way round" on_screen 'by HELD_FDS ascending'
 press +
 check "+: a longer interval" on_screen 'every 0.5 s'
 press -

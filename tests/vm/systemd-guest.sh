@@ -49,7 +49,7 @@ is_active() { is "$(show ActiveState)/$(show SubState)" active/running; }
 # A new process serves: not the one with this pid.
 is_new() { is_active && [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ]; }
 status() { timeout "$patience_s" fdbroker status --json; }
-# number KEY: this number of the status, such as clients or open_leases.
+# number KEY: this number of the status, such as connections or open_leases.
 number() { status | grep -oE "\"$1\":(\{\"now\":)?[0-9]+" | grep -oE '[0-9]+$'; }
 as() { local uid=$1; shift; setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"; }
 journal() { journalctl --no-pager -o cat -u fdbrokerd.service "$@"; }
@@ -185,7 +185,7 @@ check "with the sockets alone it does not run" is "$(show ActiveState)" inactive
 check "the first client starts it" soon bash -c "setpriv --reuid 1001 --regid 1001 --clear-groups $client get $files/1001/empty"
 check "now it runs" soon is_active
 # The numbers without clients, after a first connection: the daemon must come back to them.
-quiet() { is "$(number clients) $(number allocations) $(number open_leases) $(number mapped_leases)" "0 0 0 0"; }
+quiet() { is "$(number connections) $(number allocations) $(number open_leases) $(number mapped_leases)" "0 0 0 0"; }
 check "quiet at first" soon quiet
 fds_of_daemon() { find "/proc/$(pid)/fd" -mindepth 1 | wc -l; }
 fds_at_first=$(fds_of_daemon)
@@ -376,12 +376,12 @@ check "no client is left" soon bash -c "[ \"\$(fdbroker status --json | grep -oE
 leases() { is "open $(number open_leases), mapped $(number mapped_leases)" "open 0, mapped 0"; }
 check "no lease is left" soon leases
 fdbroker status | sed 's/^/        /'
-echo "        fds of the daemon: $(fds_of_daemon), $fds_at_first at first; held by it: $(number held_now);" \
+echo "        fds of the daemon: $(fds_of_daemon), $fds_at_first at first; held by it: $(number stored_fds);" \
   "in systemd's store: $(show NFileDescriptorStore); memory: $(show MemoryCurrent) bytes; starts: $(show NRestarts) by itself"
 # The list of kept allocations is one more fd.
 settled() {
   local fds held
-  fds=$(fds_of_daemon) held=$(number held_now)
+  fds=$(fds_of_daemon) held=$(number stored_fds)
   echo "fds $fds, at first $fds_at_first, held $held"
   [ "$fds" -le $((fds_at_first + held + 1)) ]
 }

@@ -1,13 +1,17 @@
 //! Charging clients, their jobs, domains and the node together, and the fds on their way through the closers.
 //! Must never charge one account of a list and not the others.
 
-use crate::api::{Caps, ClientId, Effect, Effects, Lane, Ticket};
-use crate::ledger::{Accounts, Blocked, Charge, Holder, cap_of};
+use crate::api::{ClientId, Effect, Effects, Lane, Ticket};
+use crate::clients::DOMAIN;
+use crate::ledger::{Accounts, Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::slots::NONE;
 use crate::state::{Closing, Queued};
 use crate::{Core, ErrorCode};
-use fdbroker_protocol::{Resource, Scope, Status};
+use fdbroker_protocol::{Caps, Resource, Scope, Status};
+
+/// An fd of a type that cannot be shared, charged to its domain until its close has returned.
+const REFUSED_FD: Charge = Charge(Resource::RefusedFds, 1);
 
 impl Core {
     pub(crate) fn accounts(&mut self, client: Option<u32>, domain: u32) -> Accounts<'_> {
@@ -40,7 +44,7 @@ impl Core {
     pub(crate) fn release_charge(&mut self, client: u32, charge: Charge) {
         let domain = self.client_mut(client).domain;
         self.accounts(Some(client), domain).release(charge);
-        self.room_appeared |= !matches!(charge, Charge::Pinned(_)) && !self.rooms.is_empty();
+        self.room_appeared |= charge.0 != Resource::PinnedBytes && !self.rooms.is_empty();
     }
 
     /// Takes a charge back that was made just now, on trial: no room has appeared.
@@ -102,7 +106,7 @@ impl Core {
         let mut room = accounts.table_room;
         for (_, account, caps) in accounts.levels().into_iter().flatten() {
             for resource in [Resource::Fds, Resource::HeldFds] {
-                room = room.min(cap_of(caps, resource).saturating_sub(account.now(resource)));
+                room = room.min(caps[resource].saturating_sub(account.now(resource)));
             }
         }
         room
@@ -113,7 +117,7 @@ impl Core {
         let Blocked { resource, account } = blocked;
         let cap = match resource {
             Resource::TableFds => self.config.table_fds,
-            resource => cap_of(self.caps_of(account), resource),
+            resource => self.caps_of(account)[resource],
         };
         let counted = match resource {
             Resource::TableFds => Resource::HeldFds,
@@ -160,7 +164,9 @@ impl Core {
         self.coming += coming;
         self.domains[domain].coming += coming;
         self.domains[domain].closing += 1;
-        self.domains[domain].refused += u64::from(refused);
+        if refused {
+            self.accounts(None, domain).add(REFUSED_FD);
+        }
         self.ticket(Closing { domain, client: Some((client, serial)), refused })
     }
 
@@ -202,7 +208,7 @@ impl Core {
         };
         self.table.refused += 1;
         self.table.peak = self.table.peak.max(self.table_now());
-        self.domains[domain].refused += 1;
+        self.accounts(None, domain).add(REFUSED_FD);
         let ticket = self.ticket(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
         self.end_if_refused_pile_up(client, fx);
@@ -212,7 +218,7 @@ impl Core {
     fn end_if_refused_pile_up(&mut self, client: ClientId, fx: &mut Effects) {
         let most = u64::from(self.config.max_refused_per_domain);
         let Some(domain) = self.client(client).map(|record| record.domain) else { return };
-        if self.domains[domain].refused > most {
+        if self.domains[domain].account.now(Resource::RefusedFds) > most {
             let status = Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most);
             fx.list.push(Effect::Disconnect { client, status });
         }
@@ -226,7 +232,9 @@ impl Core {
             return;
         }
         let Closing { domain, client, refused } = self.closings.remove(ticket.0);
-        self.domains[domain].refused -= u64::from(refused);
+        if refused {
+            self.accounts(None, domain).release(REFUSED_FD);
+        }
         let Some((number, serial)) = client else {
             self.table.refused -= 1;
             self.room_appeared |= !self.rooms.is_empty();
@@ -243,9 +251,9 @@ impl Core {
                 if let Some(job) = record.job {
                     self.jobs[job].coming -= coming;
                 }
-                self.release_charge(number, Charge::Held(1));
+                self.release_charge(number, Charge(Resource::HeldFds, 1));
             }
-            _ => self.release_domain_charge(domain, Charge::Held(1)),
+            _ => self.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
         }
     }
 
@@ -295,11 +303,12 @@ impl Core {
     /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
     pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
         let domain = &self.domains[number];
-        let unused = domain.clients == 0 && domain.refused == 0 && domain.blocked.is_empty();
+        let unused = domain.clients == 0 && domain.blocked.is_empty();
         if unused && domain.account.is_zero() {
             assert!(domain.lru.is_empty() && domain.closing == 0 && domain.coming == 0);
             assert!(domain.waiting.is_empty());
             self.domain_by_key.remove(&domain.key);
+            self.node.take(DOMAIN);
             self.domains.remove(number);
             self.scan_full.retain(|blocked| blocked.account != Holder::Domain(number));
         }

@@ -203,7 +203,7 @@ impl Core {
         }
         let is_ready = |item: &&Wanted| matches!(self.item(client, **item), Item::Ready(_));
         let ready = wanted.iter().filter(is_ready).count().min(self.most_granted);
-        let charge = Charge::Open(ready as u64);
+        let charge = Charge(Resource::OpenLeases, ready as u64);
         if self.charge(client.0, charge).is_ok() { ready } else { 0 }
     }
 

@@ -6,7 +6,7 @@ use crate::job_name::JobName;
 use crate::limits::EFFECTS_KEPT;
 use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, MemoryKind, Share, Status, limits::DRIVER_DATA_BYTES,
+    AllocationId, ByScope, Caps, ErrorCode, MemoryKind, Share, Status, limits::DRIVER_DATA_BYTES,
 };
 
 /// A point in time, in microseconds from an origin of the daemon's choice. Never goes back.
@@ -217,7 +217,7 @@ pub enum Input<'a> {
     /// Leases of before a crash. Answered by [`Effect::Declared`].
     Declare { client: ClientId, request: RequestId, items: &'a [Declared] },
     /// New caps. What is above a lowered one stays until it is given back; nothing is added to it.
-    SetCaps { caps: &'a CapsOfLevels },
+    SetCaps { caps: &'a CapsOfScopes },
     /// The administrator has the fds of these closed, as far as they can be had again and nobody waits for them. Answered
     /// in [`Effects::acted`]; at most [`ENDS_PER_MESSAGE`](fdbroker_protocol::limits::ENDS_PER_MESSAGE), further ones are
     /// left out.
@@ -422,50 +422,8 @@ pub struct DrainedEvent {
     pub base: u64,
 }
 
-/// Caps of one account; `u64::MAX` = none. Units: fds, bytes, leases, allocations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caps {
-    /// Held, closing, promised, own and open: the sum.
-    pub fds: u64,
-    /// Held, closing and promised places in the broker.
-    pub held_fds: u64,
-    /// Bytes of held allocations.
-    pub held_bytes: u64,
-    /// Open leases (and those promised with a recall).
-    pub open_leases: u64,
-    /// Mapped leases.
-    pub mapped_leases: u64,
-    /// Allocations.
-    pub allocations: u64,
-    /// Allocations that outlive their owner.
-    pub kept_allocations: u64,
-}
-
-impl Caps {
-    /// No caps at all.
-    pub const NONE: Caps = Caps {
-        fds: u64::MAX,
-        held_fds: u64::MAX,
-        held_bytes: u64::MAX,
-        open_leases: u64::MAX,
-        mapped_leases: u64::MAX,
-        allocations: u64::MAX,
-        kept_allocations: u64::MAX,
-    };
-}
-
-/// The caps of every level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CapsOfLevels {
-    /// Of the node.
-    pub node: Caps,
-    /// Of each domain.
-    pub domain: Caps,
-    /// Of each job of a domain.
-    pub job: Caps,
-    /// Of each client.
-    pub client: Caps,
-}
+/// The caps of every scope.
+pub type CapsOfScopes = ByScope<Caps>;
 
 /// How the core is set up. Every number is checked by [`Config::check`].
 #[derive(Clone, Debug, PartialEq, Eq)]

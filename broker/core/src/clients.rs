@@ -12,6 +12,12 @@ use crate::{Core, ErrorCode};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};
 
+/// What the node is charged with for each domain in use.
+pub(crate) const DOMAIN: Charge = Charge(Resource::Domains, 1);
+
+/// What each client is charged with until nothing of it is left.
+pub(crate) const CONNECTION: Charge = Charge(Resource::Connections, 1);
+
 impl Core {
     pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
         let (key, pid) = (peer.domain, peer.pid);
@@ -43,11 +49,11 @@ impl Core {
             }
             self.table.connections += FDS_PER_CONNECTION;
             self.table.peak = self.table.peak.max(self.table_now());
-            self.counters.clients += 1;
+            self.charge_uncapped(client.0, CONNECTION);
             return;
         } else {
             let most = u64::from(self.config.max_domains);
-            Self::no_quota_limit(Resource::Connections, Scope::Domain, most)
+            Self::no_quota_limit(Resource::Domains, Scope::Node, most)
         };
         fx.list.push(Effect::Disconnect { client, status });
         // Nothing of it was ever kept.
@@ -58,7 +64,7 @@ impl Core {
     fn is_refusing(&self, key: DomainKey) -> bool {
         let most = u64::from(self.config.max_refused_per_domain);
         let number = self.domain_by_key.get(&key);
-        number.is_some_and(|number| self.domains[*number].refused > most)
+        number.is_some_and(|number| self.domains[*number].account.now(Resource::RefusedFds) > most)
     }
 
     pub(crate) fn domain(&mut self, key: DomainKey) -> Option<u32> {
@@ -69,6 +75,7 @@ impl Core {
         domain.turn = self.rooms.last_turn();
         let (number, _) = self.domains.insert(domain)?;
         self.domain_by_key.insert(key, number);
+        self.node.add(DOMAIN);
         Some(number)
     }
 
@@ -93,7 +100,7 @@ impl Core {
             return self.refuse_stranger(client, request, fx);
         }
         let own = u64::from(own);
-        if let Err(blocked) = self.charge(client.0, Charge::Own(own)) {
+        if let Err(blocked) = self.charge(client.0, Charge(Resource::OwnFds, own)) {
             let status = self.no_quota(blocked);
             self.count_refusal(client.0, status);
             // A full cap is the normal state of a busy node: room is made, so that its next try succeeds.
@@ -142,8 +149,8 @@ impl Core {
         if was_welcome {
             self.note_of_client(EventKind::Gone, client.0, Status::OK);
         }
-        self.release_charge(client.0, Charge::Own(own));
-        self.release_charge(client.0, Charge::Held(credits));
+        self.release_charge(client.0, Charge(Resource::OwnFds, own));
+        self.release_charge(client.0, Charge(Resource::HeldFds, credits));
         self.owner_gone = true;
         self.dying.push_back(client.0);
     }
@@ -183,7 +190,7 @@ impl Core {
             self.unlink(slot, AllocationList::Event);
         }
         self.unlink(slot, AllocationList::Owned);
-        self.leave_to_domain(owner, Charge::Allocations(1));
+        self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
         self.allocations[slot].owner = NONE;
         if self.allocations[slot].leases.is_empty() {
             self.free_allocation(slot);
@@ -197,7 +204,8 @@ impl Core {
     /// one of them may hang for ever.
     fn forget(&mut self, number: u32, fx: &mut Effects) {
         let closing = std::mem::take(&mut self.client_mut(number).closing);
-        self.leave_to_domain(number, Charge::Held(closing));
+        self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
+        self.release_charge(number, CONNECTION);
         self.idle.remove(&mut ClientLinks(&mut self.clients), number);
         let client = self.clients[number as usize].take().expect("looked at just now");
         assert!(
@@ -209,7 +217,6 @@ impl Core {
         assert!(client.by_base.is_empty() && client.parked.is_empty());
         self.table.connections -= FDS_PER_CONNECTION;
         self.room_appeared |= !self.rooms.is_empty();
-        self.counters.clients -= 1;
         self.scan_full.retain(|blocked| blocked.account != Holder::Client(number));
         self.domains[client.domain].clients -= 1;
         if let Some(job) = client.job {
@@ -227,14 +234,15 @@ impl Core {
         let target = wanted.max(base).min(most);
         let now = self.client_mut(number).credits;
         let now = if now > target {
-            self.release_charge(number, Charge::Held(now - target));
+            self.release_charge(number, Charge(Resource::HeldFds, now - target));
             target
         } else {
             // Half of the room, so that a burst of one client leaves some to the others. The requests
             // that wait for room come first.
             let room = if self.rooms.is_empty() { self.held_room(number) } else { 0 };
             let more = (target - now).min(room.div_ceil(2));
-            self.charge(number, Charge::Held(more)).expect("the room was just measured");
+            self.charge(number, Charge(Resource::HeldFds, more))
+                .expect("the room was just measured");
             now + more
         };
         self.client_mut(number).credits = now;

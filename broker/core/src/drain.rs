@@ -2,8 +2,8 @@
 //! force: what can be had again is evicted, the rest is asked for, and drains as it is given back.
 
 use crate::Core;
-use crate::api::{CapsOfLevels, Effects, Now};
-use crate::ledger::{Account, Blocked, Holder, cap_of};
+use crate::api::{CapsOfScopes, Effects, Now};
+use crate::ledger::{Account, Blocked, Holder};
 use crate::limits::{DRAIN_PAUSE_US, EVICTIONS_PER_STEP};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
@@ -19,8 +19,8 @@ const DRAINED: [Resource; 5] = [
 
 impl Core {
     /// New caps, from now on.
-    pub(crate) fn set_caps(&mut self, caps: &CapsOfLevels) {
-        let CapsOfLevels { node, domain, job, client } = *caps;
+    pub(crate) fn set_caps(&mut self, caps: &CapsOfScopes) {
+        let CapsOfScopes { node, domain, job, client } = *caps;
         (self.config.node, self.config.domain) = (node, domain);
         (self.config.job, self.config.client) = (job, client);
         self.note_of_node(EventKind::Caps);
@@ -95,7 +95,7 @@ impl Core {
 
     fn excess(&self, account: Holder, resource: Resource) -> u64 {
         let now = self.account(account).now(resource);
-        now.saturating_sub(cap_of(self.caps_of(account), resource))
+        now.saturating_sub(self.caps_of(account)[resource])
     }
 
     /// Evicts, or asks for leases; how many evictions that took.

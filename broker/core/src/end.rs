@@ -7,7 +7,7 @@ use crate::ledger::Charge;
 use crate::lists::List;
 use crate::slots::NONE;
 use crate::state::{AllocationList, LeaseLinks, LeaseList, State};
-use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
 
 impl Core {
     pub(crate) fn unregister(
@@ -71,15 +71,15 @@ impl Core {
             }
             State::Recalling => {
                 self.unlink(slot, AllocationList::Event);
-                self.release_charge(owner, Charge::Held(1));
-                self.release_charge(owner, Charge::Bytes(size));
+                self.release_charge(owner, Charge(Resource::HeldFds, 1));
+                self.release_charge(owner, Charge(Resource::HeldBytes, size));
             }
             State::Reserved => self.reserved -= 1,
             State::Evicted => {}
             State::Ended(_) => unreachable!("an allocation ends once"),
         }
         if self.allocations[slot].keep {
-            self.release_allocation_charge(slot, Charge::Kept(1));
+            self.release_allocation_charge(slot, Charge(Resource::KeptAllocations, 1));
         }
         self.allocations[slot].state = State::Ended(code);
         self.something_ended = true;
@@ -103,7 +103,7 @@ impl Core {
         let mut at = self.allocations[slot].leases.first();
         while let Some(lease) = at {
             let holder = self.leases[lease].client;
-            self.charge_uncapped(holder, Charge::Pinned(size));
+            self.charge_uncapped(holder, Charge(Resource::PinnedBytes, size));
             self.shelve_ended(lease);
             if !self.client_mut(holder).gone {
                 if self.client_mut(holder).revoked.is_empty() {
@@ -147,12 +147,12 @@ impl Core {
         if owner == NONE {
             self.allocations.remove(slot);
             if domain != NONE {
-                self.release_domain_charge(domain, Charge::Allocations(1));
+                self.release_domain_charge(domain, Charge(Resource::Allocations, 1));
             }
         } else {
             self.unlink(slot, AllocationList::Owned);
             self.allocations.remove(slot);
-            self.release_charge(owner, Charge::Allocations(1));
+            self.release_charge(owner, Charge(Resource::Allocations, 1));
         }
     }
 }

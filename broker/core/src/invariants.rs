@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::Core;
+use crate::clients::CONNECTION;
 use crate::ledger::{Account, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::lists::Nodes;
@@ -57,42 +58,58 @@ impl Core {
                 assert!(owner.is_none() && !allocation.is_held(), "a slot of nobody's");
                 continue;
             }
-            add(owner, allocation.domain, Charge::Allocations(1));
-            add(owner, allocation.domain, Charge::Kept(allocation.is_kept().into()));
+            add(owner, allocation.domain, Charge(Resource::Allocations, 1));
+            add(
+                owner,
+                allocation.domain,
+                Charge(Resource::KeptAllocations, allocation.is_kept().into()),
+            );
             if allocation.is_held() || allocation.state == State::Recalling {
-                add(owner, allocation.domain, Charge::Held(1));
-                add(owner, allocation.domain, Charge::Bytes(allocation.size_bytes));
+                add(owner, allocation.domain, Charge(Resource::HeldFds, 1));
+                add(owner, allocation.domain, Charge(Resource::HeldBytes, allocation.size_bytes));
             }
             held += u64::from(allocation.is_held());
         }
         for (_, lease) in self.leases.iter_from(0) {
             let domain = domain_of(lease.client);
-            let charge = if lease.mapped { Charge::Mapped(1) } else { Charge::Open(1) };
+            let charge = if lease.mapped {
+                Charge(Resource::MappedLeases, 1)
+            } else {
+                Charge(Resource::OpenLeases, 1)
+            };
             add(Some(lease.client), domain, charge);
             let allocation = &self.allocations[lease.allocation];
             if !allocation.is_live() {
-                add(Some(lease.client), domain, Charge::Pinned(allocation.size_bytes));
+                add(
+                    Some(lease.client),
+                    domain,
+                    Charge(Resource::PinnedBytes, allocation.size_bytes),
+                );
             }
         }
         for (_, recall) in self.recalls.iter_from(0) {
             if let Some(client) = recall.promised_to {
-                add(Some(client), domain_of(client), Charge::Open(1));
+                add(Some(client), domain_of(client), Charge(Resource::OpenLeases, 1));
             }
         }
         for (_, closing) in self.closings.iter_from(0) {
+            add(None, closing.domain, Charge(Resource::RefusedFds, closing.refused.into()));
             let Some((number, serial)) = closing.client else {
                 refused += 1;
                 continue;
             };
             let client = self.clients.get(number as usize).and_then(Option::as_deref);
             let client = client.filter(|client| client.serial == serial).map(|_| number);
-            add(client, closing.domain, Charge::Held(1));
+            add(client, closing.domain, Charge(Resource::HeldFds, 1));
         }
         let mut connections = 0;
         for (number, client) in (0..).zip(&self.clients) {
             let Some(client) = client.as_deref() else { continue };
-            add(Some(number), client.domain, Charge::Held(client.credits));
-            add(Some(number), client.domain, Charge::Own(client.own_fds));
+            add(Some(number), client.domain, Charge(Resource::HeldFds, client.credits));
+            add(Some(number), client.domain, Charge(Resource::OwnFds, client.own_fds));
+            add(Some(number), client.domain, CONNECTION);
+            let parked = client.parked.len() as u64;
+            add(Some(number), client.domain, Charge(Resource::ParkedRequests, parked));
             connections += FDS_PER_CONNECTION;
         }
         for (number, client) in self.clients.iter().enumerate() {
@@ -106,6 +123,7 @@ impl Core {
             assert!(same, "invariant 3: {:?}", domain.key);
             domain.account.assert_within(&self.config.domain, &domain.key);
         }
+        node.add(Charge(Resource::Domains, self.domains.len() as u64));
         assert!(self.node.same_now(&node), "invariant 3: the node");
         assert_eq!((held, refused), (self.held_now, self.table.refused), "invariant 4: fds held");
         assert_eq!(connections, self.table.connections, "invariant 1: connections");

@@ -7,7 +7,7 @@ use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
 use crate::ledger::Charge;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Orphan, State, Timer};
-use fdbroker_protocol::{ErrorCode, Share, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Share, Status};
 
 impl Core {
     /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
@@ -108,7 +108,12 @@ impl Core {
 
     /// What a kept allocation with its fd is charged with.
     pub(crate) fn charges_of_kept(size: u64) -> [Charge; 4] {
-        [Charge::Held(1), Charge::Bytes(size), Charge::Allocations(1), Charge::Kept(1)]
+        [
+            Charge(Resource::HeldFds, 1),
+            Charge(Resource::HeldBytes, size),
+            Charge(Resource::Allocations, 1),
+            Charge(Resource::KeptAllocations, 1),
+        ]
     }
 
     /// Nobody has adopted it in time.

@@ -4,12 +4,12 @@ use crate::api::{ClientId, Effect, Effects, LeaseId, Now, RequestId, StatusReply
 use crate::ledger::{Blocked, Charge};
 use crate::state::{Lease, LeaseLinks, LeaseList, State};
 use crate::{Core, ErrorCode};
-use fdbroker_protocol::Status;
+use fdbroker_protocol::{Resource, Status};
 
 impl Core {
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
     pub(crate) fn lease(&mut self, now: Now, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
-        self.charge(client, Charge::Open(1))?;
+        self.charge(client, Charge(Resource::OpenLeases, 1))?;
         Ok(self.charged_lease(now, client, slot))
     }
 
@@ -21,7 +21,14 @@ impl Core {
         slot: u32,
         mapped: bool,
     ) -> Result<LeaseId, Blocked> {
-        self.charge(client, if mapped { Charge::Mapped(1) } else { Charge::Open(1) })?;
+        self.charge(
+            client,
+            if mapped {
+                Charge(Resource::MappedLeases, 1)
+            } else {
+                Charge(Resource::OpenLeases, 1)
+            },
+        )?;
         Ok(self.enter_lease(now, client, slot, mapped))
     }
 
@@ -46,9 +53,9 @@ impl Core {
 
     /// The cap in the way of another lease of the client.
     pub(crate) fn lease_blocked(&mut self, client: u32) -> Option<Blocked> {
-        let blocked = self.charge(client, Charge::Open(1)).err();
+        let blocked = self.charge(client, Charge(Resource::OpenLeases, 1)).err();
         if blocked.is_none() {
-            self.undo_charge(client, Charge::Open(1));
+            self.undo_charge(client, Charge(Resource::OpenLeases, 1));
         }
         blocked
     }
@@ -80,14 +87,14 @@ impl Core {
     }
 
     fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
-        if let Err(blocked) = self.charge(client.0, Charge::Mapped(1)) {
+        if let Err(blocked) = self.charge(client.0, Charge(Resource::MappedLeases, 1)) {
             self.reclaim(blocked, 1);
             return self.no_quota(blocked);
         }
         self.shelve_mapped(slot);
         let allocation = self.leases[slot].allocation;
         self.allocations[allocation].open -= 1;
-        self.release_charge(client.0, Charge::Open(1));
+        self.release_charge(client.0, Charge(Resource::OpenLeases, 1));
         Status::OK
     }
 
@@ -113,7 +120,10 @@ impl Core {
             fx.statuses.push(status);
         }
         // In one go: one by one they cost as much as the rest.
-        for (charge, count) in [(Charge::Open(open), open), (Charge::Mapped(mapped), mapped)] {
+        for (charge, count) in [
+            (Charge(Resource::OpenLeases, open), open),
+            (Charge(Resource::MappedLeases, mapped), mapped),
+        ] {
             if count > 0 {
                 self.release_charge(client.0, charge);
             }
@@ -137,7 +147,14 @@ impl Core {
     pub(crate) fn end_lease(&mut self, slot: u32) {
         let Lease { client, mapped, .. } = self.leases[slot];
         self.remove_lease(slot);
-        self.release_charge(client, if mapped { Charge::Mapped(1) } else { Charge::Open(1) });
+        self.release_charge(
+            client,
+            if mapped {
+                Charge(Resource::MappedLeases, 1)
+            } else {
+                Charge(Resource::OpenLeases, 1)
+            },
+        );
     }
 
     /// The same, but for its charge: the caller takes that back.
@@ -152,7 +169,7 @@ impl Core {
         self.allocations[allocation].open -= u32::from(!mapped);
         if let State::Ended(_) = self.allocations[allocation].state {
             let size = self.allocations[allocation].size_bytes;
-            self.release_charge(client, Charge::Pinned(size));
+            self.release_charge(client, Charge(Resource::PinnedBytes, size));
             self.drain_if_done(allocation);
         }
     }

@@ -1,78 +1,17 @@
 //! The ledger: who is charged for which fd, byte and lease. A charge is made on all its accounts or on
 //! none; a release asserts that the charge is there. Must never let a sum pass its cap or go below zero.
 
-use crate::api::Caps;
-use fdbroker_protocol::{Resource, Scope};
+use fdbroker_protocol::{Caps, Resource, Scope};
 use std::fmt::Debug;
 
-/// Resources an account counts; their place in the array.
-const COUNTED: [Resource; 9] = [
-    Resource::Fds,
-    Resource::HeldFds,
-    Resource::OpenLeases,
-    Resource::OwnFds,
-    Resource::HeldBytes,
-    Resource::MappedLeases,
-    Resource::Allocations,
-    Resource::PinnedBytes,
-    Resource::KeptAllocations,
-];
-
-/// Where in the arrays a resource is: its index in [`COUNTED`].
-const fn place(resource: Resource) -> usize {
-    match resource {
-        Resource::Fds => 0,
-        Resource::HeldFds => 1,
-        Resource::OpenLeases => 2,
-        Resource::OwnFds => 3,
-        Resource::HeldBytes => 4,
-        Resource::MappedLeases => 5,
-        Resource::Allocations => 6,
-        Resource::PinnedBytes => 7,
-        Resource::KeptAllocations => 8,
-        _ => panic!("not a resource that accounts count"),
-    }
-}
-
-/// One charge: its resource and how many fds, leases, bytes or allocations.
+/// One charge: of what, and how many fds, bytes, leases, ... of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Charge {
-    /// Places in the broker: held, closing, promised to a recall or a deposit.
-    Held(u64),
-    /// Open leases, or places promised for them.
-    Open(u64),
-    /// A client's own fds.
-    Own(u64),
-    /// Bytes of held allocations.
-    Bytes(u64),
-    /// Mapped leases.
-    Mapped(u64),
-    /// Allocations.
-    Allocations(u64),
-    /// Bytes of ended allocations. No cap.
-    Pinned(u64),
-    /// Allocations that outlive their owner.
-    Kept(u64),
-}
+pub struct Charge(pub Resource, pub u64);
 
 impl Charge {
-    /// Resource and amount.
-    fn parts(self) -> (Resource, u64) {
-        match self {
-            Charge::Held(n) => (Resource::HeldFds, n),
-            Charge::Open(n) => (Resource::OpenLeases, n),
-            Charge::Own(n) => (Resource::OwnFds, n),
-            Charge::Bytes(n) => (Resource::HeldBytes, n),
-            Charge::Mapped(n) => (Resource::MappedLeases, n),
-            Charge::Allocations(n) => (Resource::Allocations, n),
-            Charge::Pinned(n) => (Resource::PinnedBytes, n),
-            Charge::Kept(n) => (Resource::KeptAllocations, n),
-        }
-    }
-
     /// Whether the charge counts among the fds of shared memory on the node.
     fn is_fds(self) -> bool {
-        matches!(self, Charge::Held(_) | Charge::Open(_) | Charge::Own(_))
+        matches!(self.0, Resource::HeldFds | Resource::OpenLeases | Resource::OwnFds)
     }
 }
 
@@ -80,21 +19,21 @@ impl Charge {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Wide enough for any sum of claimed sizes: 2^64 leases of 2^64 bytes.
-    now: [u128; COUNTED.len()],
-    peak: [u128; COUNTED.len()],
+    now: [u128; Resource::COUNT],
+    peak: [u128; Resource::COUNT],
     /// Above its cap when that was lowered, and what is left of it: it may stay, and never grows. 0 = not above.
-    draining: [u128; COUNTED.len()],
+    draining: [u128; Resource::COUNT],
 }
 
 impl Account {
     /// In use now.
     pub fn now(&self, resource: Resource) -> u64 {
-        u64::try_from(self.now[place(resource)]).unwrap_or(u64::MAX)
+        u64::try_from(self.now[resource.index()]).unwrap_or(u64::MAX)
     }
 
     /// Most ever in use.
     pub fn peak(&self, resource: Resource) -> u64 {
-        u64::try_from(self.peak[place(resource)]).unwrap_or(u64::MAX)
+        u64::try_from(self.peak[resource.index()]).unwrap_or(u64::MAX)
     }
 
     /// Most ever in use, of each resource in a fixed order: for a successor.
@@ -102,10 +41,11 @@ impl Account {
         self.peak.to_vec()
     }
 
-    /// Takes over what a predecessor has seen in use. `false`: these are not as many as there are resources.
+    /// Takes over what a predecessor has seen in use; it may not have known the last resources of the table. `false`:
+    /// these are more than there are resources.
     #[must_use]
     pub(crate) fn raise_peaks(&mut self, peaks: &[u128]) -> bool {
-        let known = peaks.len() == self.peak.len();
+        let known = peaks.len() <= self.peak.len();
         for (peak, former) in self.peak.iter_mut().zip(peaks) {
             *peak = (*peak).max(*former);
         }
@@ -129,15 +69,15 @@ impl Account {
 
     /// The resource whose cap the charge would pass, if any.
     fn refuses(&self, caps: &Caps, charge: Charge) -> Option<Resource> {
-        let (resource, amount) = charge.parts();
+        let Charge(resource, amount) = charge;
         if amount == 0 {
             // Adds nothing, not even to what is above its cap.
             return None;
         }
-        let full = |resource| {
+        let full = |resource: Resource| {
             // A sum that u64 cannot tell is above every cap, even where there is none.
-            let sum = self.now[place(resource)] + u128::from(amount);
-            resource != Resource::PinnedBytes && sum > cap_of(caps, resource).into()
+            let sum = self.now[resource.index()] + u128::from(amount);
+            resource != Resource::PinnedBytes && sum > caps[resource].into()
         };
         if full(resource) {
             return Some(resource);
@@ -146,9 +86,9 @@ impl Account {
     }
 
     pub(crate) fn add(&mut self, charge: Charge) {
-        let (resource, amount) = charge.parts();
-        let mut add = |resource| {
-            let at = place(resource);
+        let Charge(resource, amount) = charge;
+        let mut add = |resource: Resource| {
+            let at = resource.index();
             self.now[at] += u128::from(amount);
             self.peak[at] = self.peak[at].max(self.now[at]);
         };
@@ -158,10 +98,10 @@ impl Account {
         }
     }
 
-    fn take(&mut self, charge: Charge) {
-        let (resource, amount) = charge.parts();
-        let mut take = |resource| {
-            let at = place(resource);
+    pub(crate) fn take(&mut self, charge: Charge) {
+        let Charge(resource, amount) = charge;
+        let mut take = |resource: Resource| {
+            let at = resource.index();
             let (now, amount) = (&mut self.now[at], u128::from(amount));
             assert!(*now >= amount, "ledger: {resource} {now} is less than {amount} to release");
             *now -= amount;
@@ -175,8 +115,8 @@ impl Account {
 
     /// Caps have been lowered, maybe: what is above them now may stay.
     pub(crate) fn drain_to(&mut self, caps: &Caps) {
-        for resource in COUNTED {
-            let (at, cap) = (place(resource), cap_of(caps, resource));
+        for &resource in Resource::ALL {
+            let (at, cap) = (resource.index(), caps[resource]);
             let now = self.now[at];
             self.draining[at] = if now > cap.into() { now } else { 0 };
         }
@@ -184,43 +124,15 @@ impl Account {
 
     /// Asserts that no cap is passed, but for what was there when it was lowered.
     pub(crate) fn assert_within(&self, caps: &Caps, whose: &dyn Debug) {
-        for resource in COUNTED {
-            let (now, cap) = (self.now(resource), cap_of(caps, resource));
-            let may_stay = u64::try_from(self.draining[place(resource)]).unwrap_or(u64::MAX);
+        for &resource in Resource::ALL {
+            let (now, cap) = (self.now(resource), caps[resource]);
+            let may_stay = u64::try_from(self.draining[resource.index()]).unwrap_or(u64::MAX);
             let most = cap.max(may_stay);
             assert!(
                 now <= most,
                 "invariant 2: {resource} of {whose:?} is {now}, above its cap {cap}"
             );
         }
-    }
-}
-
-/// The cap of a resource; `u64::MAX` where there is none.
-pub fn cap_of(caps: &Caps, resource: Resource) -> u64 {
-    match resource {
-        Resource::Fds => caps.fds,
-        Resource::HeldFds => caps.held_fds,
-        Resource::HeldBytes => caps.held_bytes,
-        Resource::OpenLeases => caps.open_leases,
-        Resource::MappedLeases => caps.mapped_leases,
-        Resource::Allocations => caps.allocations,
-        Resource::KeptAllocations => caps.kept_allocations,
-        _ => u64::MAX,
-    }
-}
-
-/// The place of a resource's cap; `None` where there is none.
-pub fn cap_of_mut(caps: &mut Caps, resource: Resource) -> Option<&mut u64> {
-    match resource {
-        Resource::Fds => Some(&mut caps.fds),
-        Resource::HeldFds => Some(&mut caps.held_fds),
-        Resource::HeldBytes => Some(&mut caps.held_bytes),
-        Resource::OpenLeases => Some(&mut caps.open_leases),
-        Resource::MappedLeases => Some(&mut caps.mapped_leases),
-        Resource::Allocations => Some(&mut caps.allocations),
-        Resource::KeptAllocations => Some(&mut caps.kept_allocations),
-        _ => None,
     }
 }
 
@@ -309,7 +221,7 @@ impl Accounts<'_> {
         if let Some(blocked) = self.levels().into_iter().flatten().find_map(refused) {
             return Err(blocked);
         }
-        if let Charge::Held(amount) = charge
+        if let Charge(Resource::HeldFds, amount) = charge
             && amount > self.table_room
         {
             return Err(Blocked { resource: Resource::TableFds, account: Holder::Node });
@@ -391,9 +303,9 @@ mod tests {
         let mut accounts = [Account::default(); 4];
         let node = Caps { fds: 3, ..Caps::NONE };
         let caps = [&Caps::NONE, &Caps::NONE, &Caps::NONE, &node];
-        charge(&mut accounts, caps, Charge::Open(2)).expect("fits");
+        charge(&mut accounts, caps, Charge(Resource::OpenLeases, 2)).expect("fits");
         let before = accounts;
-        let refused = charge(&mut accounts, caps, Charge::Held(2)).unwrap_err();
+        let refused = charge(&mut accounts, caps, Charge(Resource::HeldFds, 2)).unwrap_err();
         assert_eq!(refused, Blocked { resource: Resource::Fds, account: Holder::Node });
         assert_eq!(accounts, before);
     }
@@ -402,9 +314,9 @@ mod tests {
     fn charge_when_the_table_is_full_then_held_is_refused_and_leases_are_not() {
         let mut accounts = [Account::default(); 4];
         let caps = [&Caps::NONE; 4];
-        let refused = charge(&mut accounts, caps, Charge::Held(6)).unwrap_err();
+        let refused = charge(&mut accounts, caps, Charge(Resource::HeldFds, 6)).unwrap_err();
         assert_eq!(refused.resource, Resource::TableFds);
-        charge(&mut accounts, caps, Charge::Open(6)).expect("fits");
+        charge(&mut accounts, caps, Charge(Resource::OpenLeases, 6)).expect("fits");
     }
 
     #[test]
@@ -414,6 +326,7 @@ mod tests {
         let caps = [&Caps::NONE; 4];
         let (client, job, domain) = (Some((0, &mut client)), None, (0, &mut domain));
         let node = &mut node;
-        Accounts { client, job, domain, node, caps, table_room: 0 }.release(Charge::Own(1));
+        Accounts { client, job, domain, node, caps, table_room: 0 }
+            .release(Charge(Resource::OwnFds, 1));
     }
 }

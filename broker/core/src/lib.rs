@@ -42,18 +42,19 @@ mod view;
 
 pub use api::*;
 pub use config::ConfigError;
+pub use fdbroker_protocol::Caps;
 pub use job_name::JobName;
-pub use ledger::{Account, cap_of, cap_of_mut};
+pub use ledger::Account;
 pub use notes::Note;
 pub use restore::RestoreError;
 pub use saved::Saved;
-pub use view::{AllocationView, ClientView, Counters, DomainView, JobView, LeaseView, Totals};
+pub use view::{AllocationView, ClientView, DomainView, JobView, LeaseView, Totals};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairness::{Rooms, Scan};
-use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
+use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Table};
 use lists::List;
 use rustc_hash::FxHashMap;
@@ -140,7 +141,7 @@ pub struct Core {
     held_now: u64,
     /// Fds in the closers that have a place and will be closed soon.
     coming: u64,
-    counters: Counters,
+    counters: ByCounter<u64>,
     notes: notes::Notes,
 }
 
@@ -197,7 +198,7 @@ impl Core {
             arrivals: 0,
             held_now: 0,
             coming: 0,
-            counters: Counters::default(),
+            counters: ByCounter::default(),
             notes: notes::Notes::default(),
             config,
         })

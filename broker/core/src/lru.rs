@@ -158,7 +158,7 @@ impl Core {
     pub(crate) fn close_held(&mut self, slot: u32, fx: &mut Effects) {
         let allocation = &self.allocations[slot];
         let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
-        self.release_allocation_charge(slot, Charge::Bytes(size));
+        self.release_allocation_charge(slot, Charge(Resource::HeldBytes, size));
         self.held_now -= 1;
         let ticket = match owner {
             NONE => self.closing_of_domain(domain),
@@ -217,7 +217,7 @@ impl Core {
         let fits_at_all = self.fits_at_all(owner, size);
         let mut evicted = 0;
         loop {
-            let blocked = match self.charge(owner, Charge::Bytes(size)) {
+            let blocked = match self.charge(owner, Charge(Resource::HeldBytes, size)) {
                 Ok(()) => return Ok(()),
                 Err(blocked) => blocked,
             };

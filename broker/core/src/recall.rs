@@ -8,7 +8,7 @@ use crate::ledger::{Blocked, Charge};
 use crate::slots::NONE;
 use crate::state::{AllocationList, Recall, State, Timer};
 use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{ErrorCode, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
     /// Reserves the fd's place and bytes on its owner's accounts, and the place of the lease to come on those of
@@ -46,20 +46,20 @@ impl Core {
     }
 
     fn charge_places(&mut self, owner: u32, promised_to: Option<u32>) -> Result<(), Blocked> {
-        self.charge(owner, Charge::Held(1))?;
+        self.charge(owner, Charge(Resource::HeldFds, 1))?;
         if let Some(client) = promised_to
-            && let Err(blocked) = self.charge(client, Charge::Open(1))
+            && let Err(blocked) = self.charge(client, Charge(Resource::OpenLeases, 1))
         {
-            self.undo_charge(owner, Charge::Held(1));
+            self.undo_charge(owner, Charge(Resource::HeldFds, 1));
             return Err(blocked);
         }
         Ok(())
     }
 
     fn undo_places(&mut self, owner: u32, promised_to: Option<u32>) {
-        self.undo_charge(owner, Charge::Held(1));
+        self.undo_charge(owner, Charge(Resource::HeldFds, 1));
         if let Some(client) = promised_to {
-            self.undo_charge(client, Charge::Open(1));
+            self.undo_charge(client, Charge(Resource::OpenLeases, 1));
         }
     }
 
@@ -69,9 +69,9 @@ impl Core {
         if let Err(blocked) = self.charge_places(owner, Some(client)) {
             return Some(blocked);
         }
-        let bytes = self.charge(owner, Charge::Bytes(size));
+        let bytes = self.charge(owner, Charge(Resource::HeldBytes, size));
         if bytes.is_ok() {
-            self.undo_charge(owner, Charge::Bytes(size));
+            self.undo_charge(owner, Charge(Resource::HeldBytes, size));
         }
         self.undo_places(owner, Some(client));
         bytes.err()
@@ -97,7 +97,7 @@ impl Core {
             self.recalls[number].waiters.push(seq);
         }
         if self.recalls[number].promised_to.is_none()
-            && self.charge(client.0, Charge::Open(1)).is_ok()
+            && self.charge(client.0, Charge(Resource::OpenLeases, 1)).is_ok()
         {
             self.recalls[number].promised_to = Some(client.0);
         }
@@ -151,9 +151,9 @@ impl Core {
         }
         let next = recall.waiters.iter().find_map(client_of);
         self.recalls[number].promised_to = None;
-        self.release_charge(holder, Charge::Open(1));
+        self.release_charge(holder, Charge(Resource::OpenLeases, 1));
         if let Some(next) = next
-            && self.charge(next, Charge::Open(1)).is_ok()
+            && self.charge(next, Charge(Resource::OpenLeases, 1)).is_ok()
         {
             self.recalls[number].promised_to = Some(next);
         }
@@ -161,7 +161,7 @@ impl Core {
 
     fn free_promise(&mut self, number: u32) {
         if let Some(client) = self.recalls[number].promised_to.take() {
-            self.release_charge(client, Charge::Open(1));
+            self.release_charge(client, Charge(Resource::OpenLeases, 1));
         }
     }
 
@@ -269,11 +269,11 @@ impl Core {
     /// The place of a recalled fd is given up, or becomes that of a closing one.
     fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, fx: &mut Effects) {
         let size = self.allocations[slot].size_bytes;
-        self.release_charge(owner, Charge::Bytes(size));
+        self.release_charge(owner, Charge(Resource::HeldBytes, size));
         self.allocations[slot].state = State::Evicted;
         match fd {
             Some((index, lane)) => self.close_arrived(owner, index, lane, fx),
-            None => self.release_charge(owner, Charge::Held(1)),
+            None => self.release_charge(owner, Charge(Resource::HeldFds, 1)),
         }
     }
 
@@ -302,7 +302,7 @@ impl Core {
         self.recalls[number].deadline = None;
         self.recalls[number].overdue = true;
         self.client_mut(owner).overdue += 1;
-        self.counters.recalls_silent += 1;
+        self.counters.recalls_unanswered += 1;
         self.note_of_allocation(EventKind::Silent, slot);
         self.set_silent(owner, true);
         self.free_promise(number);

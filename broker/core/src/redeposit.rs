@@ -26,7 +26,7 @@ impl Core {
             };
             fx.registered.push(Registered { status, id, index });
         }
-        self.counters.registrations += items.len() as u64;
+        self.counters.deposits += items.len() as u64;
         let credits = self.client_mut(client.0).credits;
         let deposit_credits = u32::try_from(credits).expect("at most max_credits");
         let range = begin..fx.registered.len();

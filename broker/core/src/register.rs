@@ -71,7 +71,7 @@ impl Core {
             };
             fx.registered.push(Registered { status, id, index });
         }
-        self.counters.registrations += deposits.len() as u64;
+        self.counters.deposits += deposits.len() as u64;
         let deposit_credits = self.adjust_credits(client.0, wanted);
         let short_of = wanted.saturating_sub(deposit_credits.into());
         if short_of > 0 && self.rooms.is_empty() {
@@ -90,7 +90,9 @@ impl Core {
         let domain = record.domain;
         let refused = deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count();
         let most = u64::from(self.config.max_refused_per_domain);
-        if refused > 0 && self.domains[domain].refused + refused as u64 > most {
+        if refused > 0
+            && self.domains[domain].account.now(Resource::RefusedFds) + refused as u64 > most
+        {
             let (resource, scope) = (Resource::RefusedFds, Scope::Domain);
             return Err(Self::no_quota_limit(resource, scope, most));
         }
@@ -98,9 +100,9 @@ impl Core {
     }
 
     fn make_room_for_deposits(&mut self, client: u32, short_of: u64, fx: &mut Effects) {
-        match self.charge(client, Charge::Held(short_of)) {
+        match self.charge(client, Charge(Resource::HeldFds, short_of)) {
             // There was room after all: credits take half of it at a time.
-            Ok(()) => self.release_charge(client, Charge::Held(short_of)),
+            Ok(()) => self.release_charge(client, Charge(Resource::HeldFds, short_of)),
             Err(blocked) => {
                 let coming = self.closing_in(blocked.account);
                 let count = usize::try_from(short_of.saturating_sub(coming)).unwrap_or(usize::MAX);
@@ -183,8 +185,8 @@ impl Core {
         if let Err(blocked) = fits
             && !evictable
         {
-            self.release_charge(owner, Charge::Allocations(1));
-            self.release_charge(owner, Charge::Kept(deposit.keep.into()));
+            self.release_charge(owner, Charge(Resource::Allocations, 1));
+            self.release_charge(owner, Charge(Resource::KeptAllocations, deposit.keep.into()));
             let status = self.no_quota(blocked);
             return self.refuse_deposit(owner, status);
         }
@@ -212,9 +214,9 @@ impl Core {
 
     /// Charges for another allocation, and for its outliving the owner; for both or for none.
     pub(crate) fn charge_allocation(&mut self, owner: u32, keep: bool) -> Result<(), Blocked> {
-        self.charge(owner, Charge::Allocations(1))?;
-        if keep && let Err(blocked) = self.charge(owner, Charge::Kept(1)) {
-            self.undo_charge(owner, Charge::Allocations(1));
+        self.charge(owner, Charge(Resource::Allocations, 1))?;
+        if keep && let Err(blocked) = self.charge(owner, Charge(Resource::KeptAllocations, 1)) {
+            self.undo_charge(owner, Charge(Resource::Allocations, 1));
             return Err(blocked);
         }
         Ok(())

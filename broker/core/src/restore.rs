@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use crate::Core;
 use crate::acts::Draining;
 use crate::api::{Config, DomainKey, JobKey, Now};
+use crate::clients::{CONNECTION, DOMAIN};
 use crate::config::ConfigError;
 use crate::fairness::Rooms;
 use crate::job_name::JobName;
@@ -14,17 +15,16 @@ use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
 use crate::lists::List;
 use crate::reclaim::{ClientLinks, Shelf};
 use crate::saved::{
-    Saved, SavedAllocation, SavedClient, SavedCounters, SavedDomain, SavedGrace, SavedJob,
-    SavedLease, SavedOrphan, SavedState,
+    Saved, SavedAllocation, SavedClient, SavedDomain, SavedGrace, SavedJob, SavedLease,
+    SavedOrphan, SavedState,
 };
 use crate::slots::{NONE, Slots};
 use crate::state::{
     Allocation, AllocationList, Client, Domain, Grace, Lease, LeaseLinks, LeaseList, Orphan,
     Recall, State, Timer,
 };
-use crate::view::Counters;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{ErrorCode, MAX_BATCH, MemoryKind, Share};
+use fdbroker_protocol::{ByCounter, Counter, ErrorCode, MAX_BATCH, MemoryKind, Resource, Share};
 
 /// Why saved data is not gone on with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,10 @@ impl Core {
         config.first_generation = saved.allocations.first_generation;
         let mut core = Core::new(config).map_err(RestoreError::Config)?;
         ensure(saved.can_count_on(), "counts", 0u32)?;
-        core.counters = counters_of(&saved.counters);
+        // A counter that is newer than the predecessor begins at 0.
+        ensure(saved.counters.len() <= Counter::COUNT, "counters", saved.counters.len() as u64)?;
+        let count = |counter: Counter| saved.counters.get(counter.index()).copied().unwrap_or(0);
+        core.counters = ByCounter::from_fn(count);
         (core.arrivals, core.serials) = (saved.arrivals, saved.serials);
         (core.now, core.rooms) = (now, Rooms::after(saved.turns));
         core.restore_domains(&saved.domains, saved.turns)?;
@@ -126,6 +129,7 @@ impl Core {
             let domain = Domain { turn: domain.turn, ..Domain::new(key) };
             let number = self.domains.insert(domain).map(|(number, _)| number);
             self.domain_by_key.insert(key, number.ok_or(("domains", 0))?);
+            self.node.add(DOMAIN);
         }
         Ok(())
     }
@@ -157,7 +161,6 @@ impl Core {
         if let Some(job) = job {
             self.jobs[job].clients += 1;
         }
-        self.counters.clients += 1;
         self.table.connections += FDS_PER_CONNECTION;
         Ok(())
     }
@@ -476,8 +479,9 @@ impl Core {
         for number in numbers {
             let client = self.client_mut(number);
             let (credits, own) = (client.credits, client.own_fds);
-            self.charge_uncapped(number, Charge::Held(credits));
-            self.charge_uncapped(number, Charge::Own(own));
+            self.charge_uncapped(number, Charge(Resource::HeldFds, credits));
+            self.charge_uncapped(number, Charge(Resource::OwnFds, own));
+            self.charge_uncapped(number, CONNECTION);
         }
         for slot in 0..self.allocations.slots() {
             if self.allocations.is_full(slot) {
@@ -487,11 +491,15 @@ impl Core {
         for slot in 0..self.leases.slots() {
             if self.leases.is_full(slot) {
                 let Lease { allocation, client, mapped, .. } = self.leases[slot];
-                let charge = if mapped { Charge::Mapped(1) } else { Charge::Open(1) };
+                let charge = if mapped {
+                    Charge(Resource::MappedLeases, 1)
+                } else {
+                    Charge(Resource::OpenLeases, 1)
+                };
                 self.charge_uncapped(client, charge);
                 if !self.allocations[allocation].is_live() {
                     let size = self.allocations[allocation].size_bytes;
-                    self.charge_uncapped(client, Charge::Pinned(size));
+                    self.charge_uncapped(client, Charge(Resource::PinnedBytes, size));
                 }
             }
         }
@@ -515,12 +523,12 @@ impl Core {
             return;
         }
         let owner = (owner != NONE).then_some(owner);
-        let mut charges = vec![Charge::Allocations(1)];
+        let mut charges = vec![Charge(Resource::Allocations, 1)];
         if has_place {
-            charges.extend([Charge::Held(1), Charge::Bytes(size)]);
+            charges.extend([Charge(Resource::HeldFds, 1), Charge(Resource::HeldBytes, size)]);
         }
         if is_kept {
-            charges.push(Charge::Kept(1));
+            charges.push(Charge(Resource::KeptAllocations, 1));
         }
         for charge in charges {
             self.accounts(owner, domain).add(charge);
@@ -564,21 +572,9 @@ impl Core {
 impl Saved {
     /// Whether every count can go on for the life of a broker.
     fn can_count_on(&self) -> bool {
-        let counters = &self.counters;
-        let counts = [
-            self.arrivals,
-            self.serials,
-            self.turns,
-            counters.grants,
-            counters.registrations,
-            counters.evictions,
-            counters.recalls,
-            counters.recalls_silent,
-            counters.parkings,
-            counters.refusals,
-            counters.reclaims,
-        ];
-        counts.iter().all(|count| *count < u64::MAX / 2)
+        let others = [self.arrivals, self.serials, self.turns];
+        let mut counts = self.counters.iter().chain(&others);
+        counts.all(|count| *count < u64::MAX / 2)
     }
 }
 
@@ -601,19 +597,5 @@ impl Beside {
             },
             leases: saved.leases.clone(),
         }
-    }
-}
-
-fn counters_of(saved: &SavedCounters) -> Counters {
-    Counters {
-        clients: 0,
-        grants: saved.grants,
-        registrations: saved.registrations,
-        evictions: saved.evictions,
-        recalls: saved.recalls,
-        recalls_silent: saved.recalls_silent,
-        parkings: saved.parkings,
-        refusals: saved.refusals,
-        reclaims: saved.reclaims,
     }
 }

@@ -10,6 +10,9 @@ use crate::slots::NONE;
 use crate::state::{Grace, Parked, State, Timer, Wait, Wish};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
+/// What a client is charged with for each of its requests that waits.
+const PARKED: Charge = Charge(Resource::ParkedRequests, 1);
+
 impl Core {
     /// Parks a request, until it is served or its deadline passes.
     pub(crate) fn park(&mut self, seq: u64, parked: Parked) {
@@ -17,7 +20,8 @@ impl Core {
         self.timers.insert((deadline, Timer::Parked(seq)));
         self.client_mut(client).parked.push(seq);
         self.parked.insert(seq, parked);
-        self.counters.parkings += 1;
+        self.counters.requests_parked += 1;
+        self.charge_uncapped(client, PARKED);
         self.enter_rooms(seq, wait);
     }
 
@@ -27,6 +31,7 @@ impl Core {
         let parked = self.parked.remove(&seq)?;
         self.timers.remove(&(parked.deadline, Timer::Parked(seq)));
         self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
+        self.undo_charge(parked.client.0, PARKED);
         if let Wish::Acquire(wanted) = &parked.wish {
             self.leave_recalls(seq, wanted);
         }
@@ -198,7 +203,7 @@ impl Core {
             if let Some(blocked) = self.ahead(turn, client.0, FOR_CREDIT) {
                 return Some(Wait::Room(blocked));
             }
-            if let Err(blocked) = self.charge(client.0, Charge::Held(1)) {
+            if let Err(blocked) = self.charge(client.0, Charge(Resource::HeldFds, 1)) {
                 if self.may_make_room(blocked) {
                     self.evict_for(blocked, 1, &[], fx);
                 }
@@ -206,7 +211,8 @@ impl Core {
             }
             self.client_mut(client.0).credits = 1;
             let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
-            self.charge(client.0, Charge::Held(more)).expect("the room was just measured");
+            self.charge(client.0, Charge(Resource::HeldFds, more))
+                .expect("the room was just measured");
             self.client_mut(client.0).credits += more;
         }
         let credits = self.client_mut(client.0).credits;
@@ -243,9 +249,9 @@ impl Core {
 
     /// Why there is no credit for a client now.
     fn no_credit(&mut self, client: ClientId) -> Status {
-        let full = self.charge(client.0, Charge::Held(1)).err();
+        let full = self.charge(client.0, Charge(Resource::HeldFds, 1)).err();
         if full.is_none() {
-            self.undo_charge(client.0, Charge::Held(1));
+            self.undo_charge(client.0, Charge(Resource::HeldFds, 1));
         }
         match full.or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
             Some(blocked) => self.no_quota(blocked),

@@ -16,7 +16,8 @@ use fdbroker_protocol::ErrorCode;
 pub struct Saved {
     pub(crate) node_peaks: Vec<u128>,
     pub(crate) table_peak: u64,
-    pub(crate) counters: SavedCounters,
+    /// In the order of the table of counters.
+    pub(crate) counters: Vec<u64>,
     pub(crate) arrivals: u64,
     pub(crate) serials: u64,
     pub(crate) grace: SavedGrace,
@@ -35,18 +36,6 @@ pub struct Saved {
     pub(crate) dying: Vec<u32>,
     /// Being drained: clients ever connected when that began.
     pub(crate) draining: Option<u64>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SavedCounters {
-    pub(crate) grants: u64,
-    pub(crate) registrations: u64,
-    pub(crate) evictions: u64,
-    pub(crate) recalls: u64,
-    pub(crate) recalls_silent: u64,
-    pub(crate) parkings: u64,
-    pub(crate) refusals: u64,
-    pub(crate) reclaims: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -194,7 +183,7 @@ impl Core {
         Saved {
             node_peaks: self.node.peaks(),
             table_peak: self.table.peak,
-            counters: self.saved_counters(),
+            counters: self.counters.iter().map(|(_, count)| *count).collect(),
             arrivals: self.arrivals,
             serials: self.serials,
             grace: match self.grace {
@@ -226,20 +215,6 @@ impl Core {
     fn all_clients(&self) -> impl Iterator<Item = (u32, &Client)> {
         let clients = (0..).zip(&self.clients);
         clients.filter_map(|(number, client)| Some((number, client.as_deref()?)))
-    }
-
-    fn saved_counters(&self) -> SavedCounters {
-        let counters = &self.counters;
-        SavedCounters {
-            grants: counters.grants,
-            registrations: counters.registrations,
-            evictions: counters.evictions,
-            recalls: counters.recalls,
-            recalls_silent: counters.recalls_silent,
-            parkings: counters.parkings,
-            refusals: counters.refusals,
-            reclaims: counters.reclaims,
-        }
     }
 
     fn saved_domain(&self, domain: u32) -> SavedDomain {

@@ -330,8 +330,6 @@ pub struct Domain {
     pub closing: u64,
     /// Of these, those that will be closed soon.
     pub coming: u64,
-    /// Its refused fds in the closers, with a place or without.
-    pub refused: u64,
     /// Requests that wait for room in the domain's own account.
     pub blocked: Queued,
     /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
@@ -356,7 +354,6 @@ impl Domain {
             clients: 0,
             closing: 0,
             coming: 0,
-            refused: 0,
             blocked: Queued::default(),
             waiting: BTreeSet::new(),
             turn: 0,

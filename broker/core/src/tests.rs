@@ -174,7 +174,7 @@ impl World {
     /// The closers finish everything under way, whatever it sets off included.
     fn close_all(&mut self) {
         let mut ticket = 0;
-        while self.core.totals().closing_now > 0 {
+        while self.core.totals().gauges.closing_fds > 0 {
             self.step(Input::Closed { ticket: Ticket(ticket) });
             ticket = (ticket + 1) % 1024;
         }
@@ -488,7 +488,7 @@ fn acquire_when_only_what_it_wants_fills_the_node_then_one_goes_for_another() {
     let mut world = World::new(node_fds(2));
     let ids = [1, 2].map(|base| world.register(deposit(base)).id);
     let request = world.acquire(USER, &ids.map(Ok), 1000);
-    assert_eq!(world.core.totals().closing_now, 1);
+    assert_eq!(world.core.totals().gauges.closing_fds, 1);
     let answers = |effects: &[Effect]| {
         let of = |effect: &Effect| matches!(effect, Effect::Granted { request: of, .. } if *of == request);
         effects.iter().any(of)

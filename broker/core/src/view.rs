@@ -1,37 +1,14 @@
 //! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
 
 use crate::Core;
-use crate::api::{CapsOfLevels, ClientId, Config, DomainKey, JobKey, LeaseId, Now};
+use crate::api::{CapsOfScopes, ClientId, Config, DomainKey, JobKey, LeaseId, Now};
 use crate::job_name::JobName;
-use crate::ledger::{Account, cap_of};
+use crate::ledger::Account;
 use crate::slots::NONE;
 use crate::state::State;
 use fdbroker_protocol::admin::AllocationState;
-use fdbroker_protocol::{AllocationId, MemoryKind, Resource, Share};
+use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, MemoryKind, Resource, Share};
 use std::ops::Range;
-
-/// Counts since start, and of what is connected now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Clients now.
-    pub clients: u32,
-    /// Grants made.
-    pub grants: u64,
-    /// Deposits answered.
-    pub registrations: u64,
-    /// Evictions.
-    pub evictions: u64,
-    /// Recalls.
-    pub recalls: u64,
-    /// Recalls not answered in time.
-    pub recalls_silent: u64,
-    /// Requests parked.
-    pub parkings: u64,
-    /// Requests and deposits refused: for a cap, or because the broker is being drained.
-    pub refusals: u64,
-    /// Leases asked for.
-    pub reclaims: u64,
-}
 
 /// The node at a glance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +16,13 @@ pub struct Totals {
     /// The node's account.
     pub node: Account,
     /// Its caps.
-    pub caps: crate::api::Caps,
+    pub caps: Caps,
     /// The broker's fd table: in use (the reserve included), most ever, most allowed.
     pub table: (u64, u64, u64),
-    /// Fds held, without those closing or promised.
-    pub held_now: u64,
-    /// Fds in the closers.
-    pub closing_now: u64,
-    /// Domains.
-    pub domains: u32,
-    /// Jobs.
-    pub jobs: u32,
-    /// Parked requests.
-    pub parked: u32,
-    /// Counts.
-    pub counters: Counters,
+    /// What there is now beside that.
+    pub gauges: ByGauge<u64>,
+    /// What has happened since the start.
+    pub counters: ByCounter<u64>,
 }
 
 impl Totals {
@@ -61,7 +30,7 @@ impl Totals {
     pub fn usage(&self, resource: Resource) -> (u64, u64, u64) {
         match resource {
             Resource::TableFds => self.table,
-            _ => (self.node.now(resource), self.node.peak(resource), cap_of(&self.caps, resource)),
+            _ => (self.node.now(resource), self.node.peak(resource), self.caps[resource]),
         }
     }
 }
@@ -166,8 +135,6 @@ pub struct DomainView {
     pub key: DomainKey,
     /// What it is charged for.
     pub account: Account,
-    /// Its refused fds in the closers.
-    pub refused: u64,
 }
 
 /// One job.
@@ -208,11 +175,11 @@ impl Core {
             node: self.node,
             caps: self.config.node,
             table: (self.table_now(), self.table.peak, self.config.table_fds),
-            held_now: self.held_now,
-            closing_now: self.closings.len() as u64,
-            domains: u32::try_from(self.domains.len()).expect("at most max_domains"),
-            jobs: u32::try_from(self.jobs.len()).unwrap_or(u32::MAX),
-            parked: u32::try_from(self.parked.len()).unwrap_or(u32::MAX),
+            gauges: ByGauge {
+                jobs: self.jobs.len() as u64,
+                stored_fds: self.held_now,
+                closing_fds: self.closings.len() as u64,
+            },
             counters: self.counters,
         }
     }
@@ -322,9 +289,9 @@ impl Core {
     }
 
     /// The caps in force.
-    pub fn caps(&self) -> CapsOfLevels {
+    pub fn caps(&self) -> CapsOfScopes {
         let Config { node, domain, job, client, .. } = self.config;
-        CapsOfLevels { node, domain, job, client }
+        CapsOfScopes { node, domain, job, client }
     }
 
     /// The job of a client, if it is of one.
@@ -359,7 +326,6 @@ impl Core {
             clients: domain.clients,
             key: domain.key,
             account: domain.account,
-            refused: domain.refused,
         })
     }
 }

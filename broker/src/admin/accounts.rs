@@ -2,15 +2,14 @@
 
 use super::{Chosen, Traits, write_page};
 use crate::server::Server;
-use fdbroker_core::{Account, Caps, DomainKey, DomainView, JobKey, JobName, JobView, cap_of};
+use fdbroker_core::{Account, Caps, DomainKey, DomainView, JobKey, JobName, JobView};
 use fdbroker_protocol::admin::{AccountRecord, Use};
-use fdbroker_protocol::{Kind, Resource, Writer};
+use fdbroker_protocol::{ByResource, Kind, Writer};
 
 /// An account with what is needed to show it.
 struct Shown<'a> {
     job: Option<(JobKey, JobName)>,
     domain: DomainKey,
-    clients: u32,
     /// Kept allocations that its clients have left.
     orphans: u32,
     account: &'a Account,
@@ -28,9 +27,9 @@ impl Server {
     ) -> &'w [u8] {
         let caps = self.core.caps();
         let all = self.core.jobs(cursor).map(|view| {
-            let JobView { number, domain, key, name, account, clients, orphans } = view;
+            let JobView { number, domain, key, name, account, orphans, .. } = view;
             let (job, account, caps) = (Some((key, name)), &account, &caps.job);
-            let shown = Shown { job, domain, clients, orphans, account, caps };
+            let shown = Shown { job, domain, orphans, account, caps };
             (number, account_record(chosen, &shown))
         });
         write_page(writer, Kind::AdminJobsReply, id, all, None)
@@ -46,10 +45,10 @@ impl Server {
     ) -> &'w [u8] {
         let caps = self.core.caps();
         let all = self.core.domains(cursor).map(|view| {
-            let DomainView { number, key: domain, account, clients, .. } = view;
+            let DomainView { number, key: domain, account, .. } = view;
             // Its own account has them.
             let (job, orphans, account, caps) = (None, 0, &account, &caps.domain);
-            let shown = Shown { job, domain, clients, orphans, account, caps };
+            let shown = Shown { job, domain, orphans, account, caps };
             (number, account_record(chosen, &shown))
         });
         write_page(writer, Kind::AdminDomainsReply, id, all, None)
@@ -58,30 +57,21 @@ impl Server {
 
 /// Its record, if it is chosen.
 fn account_record(chosen: Chosen, shown: &Shown<'_>) -> Option<AccountRecord> {
-    let Shown { job, domain, clients, orphans, account, caps } = *shown;
+    let Shown { job, domain, orphans, account, caps } = *shown;
     let traits = Traits { allocation: None, pid: 0, uid: domain.uid, job: job.map(|(key, _)| key) };
     if !chosen.has(traits) {
         return None;
     }
-    let usage = |resource| Use {
-        now: account.now(resource).into(),
-        peak: account.peak(resource).into(),
-        cap: cap_of(caps, resource).into(),
-    };
     let (key, name) = job.unwrap_or((JobKey(0), JobName::NONE));
     Some(AccountRecord {
         key: key.0.into(),
         uid: domain.uid.into(),
         listener: domain.listener.into(),
-        clients: clients.into(),
         left_allocations: orphans.into(),
-        fds: usage(Resource::Fds),
-        held_fds: usage(Resource::HeldFds),
-        held_bytes: usage(Resource::HeldBytes),
-        open_leases: usage(Resource::OpenLeases),
-        mapped_leases: usage(Resource::MappedLeases),
-        allocations: usage(Resource::Allocations),
-        kept_allocations: usage(Resource::KeptAllocations),
+        reserved: 0.into(),
+        uses: ByResource::from_fn(|resource| {
+            Use::new(account.now(resource), account.peak(resource), caps[resource])
+        }),
         name: name.bytes(),
     })
 }

@@ -2,9 +2,9 @@
 //! broker's user, nor without saying so in the log.
 
 use crate::server::Server;
-use fdbroker_core::{Caps, CapsOfLevels, Input, cap_of, cap_of_mut};
-use fdbroker_protocol::admin::{CAPPED, CapsRecord, LimitChange, Limits, SetLimit};
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Writer};
+use fdbroker_core::Input;
+use fdbroker_protocol::admin::{LimitChange, Limits, SetLimit};
+use fdbroker_protocol::{ErrorCode, Kind, NO_CAP, Resource, Scope, Writer};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use std::fmt;
 
@@ -14,7 +14,7 @@ struct Shown(u64);
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            u64::MAX => f.write_str("none"),
+            NO_CAP => f.write_str("none"),
             cap => cap.fmt(f),
         }
     }
@@ -23,11 +23,8 @@ impl fmt::Display for Shown {
 impl Server {
     /// The caps in force.
     pub(super) fn answer_limits<'w>(&self, writer: &'w mut Writer, id: u64) -> &'w [u8] {
-        let CapsOfLevels { node, domain, job, client } = self.core.caps();
-        let record = |caps: Caps| CapsRecord { caps: CAPPED.map(|it| cap_of(&caps, it).into()) };
-        let (node, domain) = (record(node), record(domain));
-        let (job, client) = (record(job), record(client));
-        writer.start(Kind::AdminLimitsReply, id).push(&Limits { node, domain, job, client });
+        let limits: Limits = self.core.caps().map(|caps| caps.map(|cap| (*cap).into()));
+        writer.start(Kind::AdminLimitsReply, id).push(&limits);
         writer.finish(0, 0)
     }
 
@@ -55,20 +52,16 @@ impl Server {
         let (uid, pid) = (peer.uid(), peer.pid());
         let scope = Scope::from_number(set.scope).ok_or(ErrorCode::NotSupported)?;
         let resource = Resource::from_number(set.resource).ok_or(ErrorCode::NotSupported)?;
-        let value = set.value.get();
-        let mut caps = self.core.caps();
-        let level = match scope {
-            Scope::Node => &mut caps.node,
-            Scope::Domain => &mut caps.domain,
-            Scope::Job => &mut caps.job,
-            Scope::Client => &mut caps.client,
-        };
-        let cap = cap_of_mut(level, resource).ok_or(ErrorCode::NotSupported)?;
+        if !resource.is_capped_in(scope) {
+            return Err(ErrorCode::NotSupported);
+        }
         if !may_set(uid, nix::unistd::geteuid().as_raw()) {
             log::warn!("pid {pid} (uid {uid}) may not set limit {scope}.{resource}");
             return Err(ErrorCode::NotPermitted);
         }
-        let former = std::mem::replace(cap, value);
+        let mut caps = self.core.caps();
+        let value = set.value.get();
+        let former = std::mem::replace(&mut caps[scope][resource], value);
         self.step(Input::SetCaps { caps: &caps });
         log::info!(
             "limit {scope}.{resource} {} -> {}, set by pid {pid} (uid {uid}) until the next reload or restart",

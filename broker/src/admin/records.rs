@@ -4,7 +4,7 @@
 use crate::connection::Connection;
 use crate::server::Server;
 use fdbroker_core::{AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView};
-use fdbroker_protocol::Resource;
+use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{
     AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, Use,
 };
@@ -15,41 +15,18 @@ use std::os::fd::AsRawFd;
 impl Server {
     pub(crate) fn node_status(&self) -> NodeStatus {
         let totals = self.core.totals();
-        let usage = |resource| {
-            let (now, peak, cap) = totals.usage(resource);
-            Use { now: now.into(), peak: peak.into(), cap: cap.into() }
-        };
-        let counters = totals.counters;
         NodeStatus {
             pid: std::process::id().into(),
-            clients: counters.clients.into(),
-            domains: totals.domains.into(),
-            parked: totals.parked.into(),
+            draining: u32::from(self.core.is_draining()).into(),
             node: self.identity.node.into(),
             incarnation: self.page.incarnation().into(),
             uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
-            fds: usage(Resource::Fds),
-            held_fds: usage(Resource::HeldFds),
-            held_bytes: usage(Resource::HeldBytes),
-            open_leases: usage(Resource::OpenLeases),
-            mapped_leases: usage(Resource::MappedLeases),
-            allocations: usage(Resource::Allocations),
-            own_fds: usage(Resource::OwnFds),
-            pinned_bytes: usage(Resource::PinnedBytes),
-            table_fds: usage(Resource::TableFds),
-            held_now: totals.held_now.into(),
-            closing_now: totals.closing_now.into(),
-            grants: counters.grants.into(),
-            registrations: counters.registrations.into(),
-            evictions: counters.evictions.into(),
-            recalls: counters.recalls.into(),
-            recalls_silent: counters.recalls_silent.into(),
-            parkings: counters.parkings.into(),
-            refusals: counters.refusals.into(),
-            kept_allocations: usage(Resource::KeptAllocations),
-            reclaims: counters.reclaims.into(),
-            jobs: totals.jobs.into(),
-            draining: u32::from(self.core.is_draining()).into(),
+            uses: ByResource::from_fn(|resource| {
+                let (now, peak, cap) = totals.usage(resource);
+                Use::new(now, peak, cap)
+            }),
+            gauges: totals.gauges.map(|count| (*count).into()),
+            counters: totals.counters.map(|count| (*count).into()),
         }
     }
 
@@ -114,19 +91,13 @@ impl Server {
     }
 
     pub(super) fn client_record(&self, view: &ClientView) -> ClientRecord {
-        let now = |resource| view.account.now(resource).into();
         ClientRecord {
             client: view.id.0.into(),
             pid: view.pid.into(),
             uid: view.domain.uid.into(),
             silent: u32::from(view.silent).into(),
-            fds: now(Resource::Fds),
-            held_fds: now(Resource::HeldFds),
-            held_bytes: now(Resource::HeldBytes),
-            open_leases: now(Resource::OpenLeases),
-            mapped_leases: now(Resource::MappedLeases),
-            allocations: now(Resource::Allocations),
-            parked: view.parked.into(),
+            uses: ByResource::from_fn(|resource| view.account.now(resource).into()),
+            reserved: 0.into(),
             listener: view.domain.listener.into(),
             name: self.name_of(Some(view.id)),
             job: view.job.map_or(0, |job| job.0).into(),

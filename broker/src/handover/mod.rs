@@ -38,7 +38,7 @@ pub enum HandoverError {
     },
     /// A request was parked again and again.
     #[error("{0} requests cannot be settled")]
-    Parked(u32),
+    Parked(u64),
     /// The service manager does not take it.
     #[error(transparent)]
     Store(#[from] crate::notify::StoreError),

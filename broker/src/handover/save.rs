@@ -13,8 +13,8 @@ use crate::limits::HANDOVER_TRIES;
 use crate::listeners::Listener;
 use crate::server::{Retiring, Server};
 use fdbroker_core::ClientId;
-use fdbroker_protocol::ErrorCode;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use fdbroker_protocol::{ErrorCode, Resource};
+use nix::sys::resource::{Resource as Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -82,13 +82,13 @@ impl Server {
     /// whoever serves them then.
     pub(crate) fn pack(&mut self, way: Way) -> Result<Parcel, HandoverError> {
         // Only the soft limit bounds what may be in flight.
-        let limit = getrlimit(Resource::RLIMIT_NOFILE).ok();
+        let limit = getrlimit(Rlimit::RLIMIT_NOFILE).ok();
         if let Some((_, hard)) = limit {
-            let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+            let _ = setrlimit(Rlimit::RLIMIT_NOFILE, hard, hard);
         }
         let result = self.pack_in_tries(way);
         if let Some((soft, hard)) = limit {
-            let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
+            let _ = setrlimit(Rlimit::RLIMIT_NOFILE, soft, hard);
         }
         result
     }
@@ -131,11 +131,15 @@ impl Server {
             self.send_events();
             self.retire_sockets(usize::MAX);
             self.fds.flush();
-            if self.core.totals().parked == 0 {
+            if self.parked_requests() == 0 {
                 return Ok(());
             }
         }
-        Err(HandoverError::Parked(self.core.totals().parked))
+        Err(HandoverError::Parked(self.parked_requests()))
+    }
+
+    fn parked_requests(&self) -> u64 {
+        self.core.totals().node.now(Resource::ParkedRequests)
     }
 
     fn try_pack(&self, way: Way) -> Result<Packed, HandoverError> {
@@ -144,7 +148,7 @@ impl Server {
         let state = self.fill(&mut packing, way).map_err(|error| match error {
             CarryError::Os(error) => HandoverError::Write(error),
             CarryError::InFlight => {
-                let all = self.connections.len() + self.core.totals().held_now as usize;
+                let all = self.connections.len() + self.core.totals().gauges.stored_fds as usize;
                 HandoverError::InFlight { left: all.saturating_sub(packing.owners.len()) }
             }
         })?;

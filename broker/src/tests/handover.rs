@@ -51,8 +51,8 @@ fn state_when_it_has_times_then_they_go_on_with_the_counters_or_begin_anew_with_
             }
         });
         let Metrics { grant_latency, recall_time } = bench.server.metrics;
-        let registrations = bench.server.core.totals().counters.registrations;
-        (grant_latency.count(), recall_time.count(), registrations)
+        let deposits = bench.server.core.totals().counters.deposits;
+        (grant_latency.count(), recall_time.count(), deposits)
     };
     assert_eq!(gone_on(true), (1, 0, 1));
     assert_eq!(gone_on(false), (0, 0, 0));

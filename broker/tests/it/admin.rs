@@ -6,8 +6,8 @@ use crate::common::{
     sealed_memfd,
 };
 use fdbroker_protocol::admin::{
-    AccountRecord, Act, AllocationRecord, CAPPED, ClientRecord, Filter, LeaseRecord, LimitChange,
-    Limits, Metrics, NodeStatus, Page, Query, SetLimit,
+    AccountRecord, Act, AllocationRecord, ClientRecord, Filter, LeaseRecord, LimitChange, Limits,
+    Metrics, NodeStatus, Page, Query, SetLimit,
 };
 use fdbroker_protocol::message::{RecallItem, SupplyItem};
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Writer};
@@ -63,14 +63,7 @@ impl Admin {
     fn cap(&self, scope: Scope, resource: Resource) -> u64 {
         let reply = self.ask(Kind::AdminLimits, Filter::None, 0);
         let limits = *reply.message().body_as::<Limits>().expect("limits");
-        let level = match scope {
-            Scope::Node => limits.node,
-            Scope::Domain => limits.domain,
-            Scope::Job => limits.job,
-            Scope::Client => limits.client,
-        };
-        let place = CAPPED.iter().position(|capped| *capped == resource).expect("has a cap");
-        level.caps[place].get()
+        limits[scope][resource].get()
     }
 
     fn set(&self, scope: u8, resource: u8, value: u64) -> crate::common::Reply {
@@ -295,14 +288,18 @@ fn jobs_when_a_client_is_of_one_then_named_charged_and_filtered_by() {
     assert_ne!(job.key.get(), 0);
     assert_eq!(job.uid.get(), nix::unistd::geteuid().as_raw());
     assert_eq!(
-        (job.clients.get(), job.allocations.now.get(), job.allocations.peak.get()),
+        (
+            job.uses.connections.now.get(),
+            job.uses.allocations.now.get(),
+            job.uses.allocations.peak.get()
+        ),
         (1, 5, 5)
     );
-    assert_eq!((job.open_leases.now.get(), job.open_leases.cap.get()), (3, 7));
+    assert_eq!((job.uses.open_leases.now.get(), job.uses.open_leases.cap.get()), (3, 7));
 
     let domains: Vec<AccountRecord> = admin.page(Kind::AdminDomains, Filter::None, 0);
     assert_eq!((domains.len(), domains[0].key.get(), domains[0].name[0]), (1, 0, 0));
-    assert_eq!((domains[0].uid, domains[0].allocations.now.get()), (job.uid, 5));
+    assert_eq!((domains[0].uid, domains[0].uses.allocations.now.get()), (job.uid, 5));
 
     let key = job.key.get();
     let clients: Vec<ClientRecord> = admin.page(Kind::AdminClients, Filter::Job, key);
@@ -324,5 +321,5 @@ fn jobs_when_a_client_is_of_one_then_named_charged_and_filtered_by() {
 
     let reply = admin.ask(Kind::AdminStatus, Filter::None, 0);
     let status = *reply.message().body_as::<NodeStatus>().expect("a status");
-    assert_eq!((status.jobs.get(), status.kept_allocations.now.get()), (1, 0));
+    assert_eq!((status.gauges.jobs.get(), status.uses.kept_allocations.now.get()), (1, 0));
 }

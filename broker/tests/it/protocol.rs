@@ -532,8 +532,8 @@ fn admin_when_asked_then_pages_of_what_there_is() {
     let reply = ask(Kind::AdminStatus, 0, Filter::None, 0);
     let status = *reply.message().body_as::<NodeStatus>().unwrap();
     assert_eq!(status.pid.get(), broker.child.id());
-    assert_eq!((status.clients.get(), status.allocations.now.get()), (1, 300));
-    assert_eq!((status.held_now.get(), status.open_leases.now.get()), (300, 10));
+    assert_eq!((status.uses.connections.now.get(), status.uses.allocations.now.get()), (1, 300));
+    assert_eq!((status.gauges.stored_fds.get(), status.uses.open_leases.now.get()), (300, 10));
 
     let mut records = Vec::new();
     let mut cursor = 0;
@@ -569,5 +569,5 @@ fn admin_when_asked_then_pages_of_what_there_is() {
     let message = reply.message();
     let (_, clients) = message.head_and_items::<Page, ClientRecord>().unwrap();
     assert_eq!(clients.len(), 1);
-    assert_eq!(clients[0].allocations.get(), 300);
+    assert_eq!(clients[0].uses.allocations.get(), 300);
 }

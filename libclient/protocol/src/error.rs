@@ -1,6 +1,8 @@
 //! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. A number
 //! is never reused and never changes its meaning.
 
+use crate::resource::{Resource, Scope};
+use crate::table::wire_enum;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
@@ -75,81 +77,6 @@ error_codes! {
 impl std::fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.name(), self.remedy())
-    }
-}
-
-macro_rules! wire_enum {
-    ($(#[$doc:meta])* $name:ident : $repr:ty { $($(#[$vdoc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[repr($repr)]
-        pub enum $name { $($(#[$vdoc])* $variant = $number,)* }
-
-        impl $name {
-            /// Every value, in the order of its number.
-            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
-
-            /// The value of a number on the wire; `None` when unknown.
-            pub fn from_number(number: $repr) -> Option<Self> {
-                match number { $($number => Some(Self::$variant),)* _ => None }
-            }
-
-            /// The name in tables, JSON and messages.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.name()) }
-        }
-    };
-}
-pub(crate) use wire_enum;
-
-wire_enum! {
-    /// What a cap bounds. `fds` is the sum of `held_fds`, `open_leases` and `own_fds`.
-    Resource: u8 {
-        /// All fds of shared memory: held, closing, promised, leased and clients' own.
-        Fds = 1, "fds";
-        /// Fds in the broker or promised a place there: held, closing, recall and deposit reservations.
-        HeldFds = 2, "held_fds";
-        /// Bytes of the allocations whose fd the broker holds.
-        HeldBytes = 3, "held_bytes";
-        /// Duplicates granted and not yet mapped or released.
-        OpenLeases = 4, "open_leases";
-        /// Leases whose memory is imported and whose fd is closed.
-        MappedLeases = 5, "mapped_leases";
-        /// Allocations registered, or ended and still leased.
-        Allocations = 6, "allocations";
-        /// Fds of shared memory that clients hold by themselves, as they declared in hello.
-        OwnFds = 7, "own_fds";
-        /// The broker's own fd table: held, closing, connections, pidfds, reserve.
-        TableFds = 8, "table_fds";
-        /// Connections of clients.
-        Connections = 9, "connections";
-        /// Requests parked until they can be answered.
-        ParkedRequests = 10, "parked_requests";
-        /// Refused fds whose close has not returned.
-        RefusedFds = 11, "refused_fds";
-        /// Bytes of ended allocations, charged to those whose leases still pin them.
-        PinnedBytes = 12, "pinned_bytes";
-        /// Allocations registered to outlive their owner (`keep`), their owner alive or not.
-        KeptAllocations = 13, "kept_allocations";
-    }
-}
-
-wire_enum! {
-    /// Whose account a cap belongs to.
-    Scope: u8 {
-        /// One connection.
-        Client = 1, "client";
-        /// One isolation domain: a listener and a uid.
-        Domain = 2, "domain";
-        /// One job of a domain: the cgroup that its launcher made, or else the clients' own.
-        Job = 3, "job";
-        /// The whole node.
-        Node = 4, "node";
     }
 }
 

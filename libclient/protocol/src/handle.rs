@@ -1,7 +1,9 @@
 //! The handle: 64 bytes that name an allocation by value, and the keyed MAC that makes them hard to
 //! forge. Holds no pointer, pid or fd number; must never resolve anything itself.
 
-use crate::error::{ErrorCode, wire_enum};
+use crate::error::ErrorCode;
+use crate::memory::MemoryKind;
+use crate::table::wire_enum;
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128, SipHasher24 as SipHasher128};
 use std::hash::Hasher;
@@ -20,18 +22,6 @@ pub const HANDLE_BYTES: usize = 64;
 pub const HANDLE_PREFIX_BYTES: usize = 32;
 /// Bytes of the owner token.
 pub const TOKEN_BYTES: usize = 16;
-
-wire_enum! {
-    /// What an allocation's fd is.
-    MemoryKind: u8 {
-        /// A dma-buf: size proved by the broker.
-        DmaBuf = 1, "dma-buf";
-        /// A CUDA VMM export (fd of /dev/nvidiactl): size claimed by the owner.
-        CudaVmm = 2, "cuda-vmm";
-        /// A range of a sealed memfd: size proved by the broker.
-        Memfd = 3, "memfd";
-    }
-}
 
 wire_enum! {
     /// Who may acquire an allocation, apart from its owner.

@@ -1,17 +1,24 @@
 #![doc = include_str!("../PROTOCOL.md")]
 
+mod table;
+
 pub mod admin;
 pub mod codec;
+pub mod count;
 pub mod error;
 pub mod handle;
+pub mod layouts;
 pub mod limits;
+pub mod memory;
 pub mod message;
 pub mod page;
+pub mod resource;
 
 pub use codec::{DecodeError, Message, Writer};
-pub use error::{ErrorCode, FdType, Resource, Scope, Status};
-pub use handle::{
-    AllocationId, Handle, HandleFields, HandlePrefix, MemoryKind, NodeKey, Share, node_id,
-};
+pub use count::{ByCounter, ByGauge, Counter, Gauge};
+pub use error::{ErrorCode, FdType, Status};
+pub use handle::{AllocationId, Handle, HandleFields, HandlePrefix, NodeKey, Share, node_id};
 pub use limits::MAX_BATCH;
+pub use memory::MemoryKind;
 pub use message::{Kind, PROTOCOL_VERSION};
+pub use resource::{ByResource, ByScope, Caps, NO_CAP, Resource, Scope, Unit};

@@ -1,9 +1,10 @@
 //! Every message on the client's and the event socket: fixed little-endian layouts without padding.
 //! Layout only: no IO, no state. The page that explains them is PROTOCOL.md.
 
-use crate::error::{Status, wire_enum};
+use crate::error::Status;
 use crate::handle::{Handle, HandlePrefix, TOKEN_BYTES};
 use crate::limits::{DRIVER_DATA_BYTES, NAME_BYTES};
+use crate::table::wire_enum;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
@@ -468,42 +469,3 @@ pub struct GoingAway {
     /// Reserved, 0.
     pub reserved: U32,
 }
-
-/// Every layout, for the page that documents them and the test that pins them: name and size in bytes.
-pub const LAYOUTS: &[(&str, usize)] = &[
-    ("Header", size_of::<Header>()),
-    ("Status", size_of::<Status>()),
-    ("Handle", size_of::<Handle>()),
-    ("HandlePrefix", size_of::<HandlePrefix>()),
-    ("Hello", size_of::<Hello>()),
-    ("HelloReply", size_of::<HelloReply>()),
-    ("RegisterHead", size_of::<RegisterHead>()),
-    ("RegisterItem", size_of::<RegisterItem>()),
-    ("RedepositItem", size_of::<RedepositItem>()),
-    ("RegisterReplyHead", size_of::<RegisterReplyHead>()),
-    ("Registered", size_of::<Registered>()),
-    ("AllocationItem", size_of::<AllocationItem>()),
-    ("AcquireHead", size_of::<AcquireHead>()),
-    ("GrantItem", size_of::<GrantItem>()),
-    ("LeaseItem", size_of::<LeaseItem>()),
-    ("DeclareItem", size_of::<DeclareItem>()),
-    ("RecallItem", size_of::<RecallItem>()),
-    ("SupplyItem", size_of::<SupplyItem>()),
-    ("RevokedItem", size_of::<RevokedItem>()),
-    ("DrainedItem", size_of::<DrainedItem>()),
-    ("GoingAway", size_of::<GoingAway>()),
-    ("admin::Query", size_of::<crate::admin::Query>()),
-    ("admin::Page", size_of::<crate::admin::Page>()),
-    ("admin::NodeStatus", size_of::<crate::admin::NodeStatus>()),
-    ("admin::AllocationRecord", size_of::<crate::admin::AllocationRecord>()),
-    ("admin::LeaseRecord", size_of::<crate::admin::LeaseRecord>()),
-    ("admin::ClientRecord", size_of::<crate::admin::ClientRecord>()),
-    ("admin::AccountRecord", size_of::<crate::admin::AccountRecord>()),
-    ("admin::Limits", size_of::<crate::admin::Limits>()),
-    ("admin::SetLimit", size_of::<crate::admin::SetLimit>()),
-    ("admin::LimitChange", size_of::<crate::admin::LimitChange>()),
-    ("admin::Metrics", size_of::<crate::admin::Metrics>()),
-    ("admin::Act", size_of::<crate::admin::Act>()),
-    ("admin::ActRecord", size_of::<crate::admin::ActRecord>()),
-    ("admin::EventRecord", size_of::<crate::admin::EventRecord>()),
-];

@@ -81,7 +81,7 @@ impl Arena {
         share: Share,
     ) -> Result<Self, Error> {
         let (name, kind) = (backend.name(), backend.kind());
-        if kind == MemoryKind::Memfd && share != Share::Uid {
+        if kind.shows_neighbours() && share != Share::Uid {
             let context = format!(
                 "arena of {name} for {share}: a consumer could map its neighbours; use udmabuf"
             );

@@ -5,8 +5,9 @@ use super::admin::Admin;
 use super::peer::signal_and_await;
 use super::wait::{PATIENCE, eventually, eventually_ok, eventually_some, read_to_end};
 use fdbroker_client::{Client, ClientBuilder};
-use fdbroker_protocol::admin::{NodeStatus, Use};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use fdbroker_protocol::Resource;
+use fdbroker_protocol::admin::NodeStatus;
+use nix::sys::resource::{Resource as Rlimit, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{File, Permissions};
@@ -159,7 +160,7 @@ impl Process {
             // SAFETY: setrlimit(2) is async-signal-safe and touches no memory of the parent.
             unsafe {
                 command.pre_exec(move || {
-                    setrlimit(Resource::RLIMIT_NOFILE, limit, limit).map_err(Into::into)
+                    setrlimit(Rlimit::RLIMIT_NOFILE, limit, limit).map_err(Into::into)
                 });
             }
         }
@@ -373,7 +374,7 @@ pub fn open_fds(pid: Pid) -> usize {
 /// a stable count, since no fixed time is long enough on a loaded machine.
 pub fn settled_fds(pid: Pid, admin_socket: &Path) -> usize {
     let admin = Admin::connect(admin_socket);
-    eventually("all closes are done", || admin.status().closing_now.get() == 0);
+    eventually("all closes are done", || admin.status().gauges.closing_fds.get() == 0);
     // The daemon serves administrators in turn: after two answers it has seen the end of each earlier connection.
     for _ in 0..2 {
         admin.status();
@@ -395,27 +396,18 @@ pub fn program() -> PathBuf {
 
 /// Why a daemon cannot have a table of `count` fds here; `None`: it can.
 pub fn why_not_fds(count: u64) -> Option<String> {
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("getrlimit");
+    let (_, hard) = getrlimit(Rlimit::RLIMIT_NOFILE).expect("getrlimit");
     let is_enough = hard >= count || nix::unistd::geteuid().is_root();
     (!is_enough).then(|| format!("needs a hard limit of {count} fds (ulimit -Hn), not {hard}"))
 }
 
 /// Whether no client is connected and nothing is charged.
 fn is_idle(status: &NodeStatus) -> bool {
-    let accounts: [&Use; 8] = [
-        &status.fds,
-        &status.held_fds,
-        &status.held_bytes,
-        &status.open_leases,
-        &status.mapped_leases,
-        &status.allocations,
-        &status.own_fds,
-        &status.pinned_bytes,
-    ];
-    accounts.iter().all(|account| account.now.get() == 0)
-        && [status.clients, status.parked, status.domains].iter().all(|count| count.get() == 0)
-        && status.held_now.get() == 0
-        && status.closing_now.get() == 0
+    // The broker itself has fds in its table.
+    let mut charged = status.uses.iter().filter(|(it, _)| *it != Resource::TableFds);
+    charged.all(|(_, account)| account.now.get() == 0)
+        && status.gauges.stored_fds.get() == 0
+        && status.gauges.closing_fds.get() == 0
 }
 
 impl Drop for Broker {

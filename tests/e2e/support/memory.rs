@@ -118,7 +118,7 @@ impl Blocks {
         deposit.base = BASE + self.offset(index);
         deposit.owner_allocation_id = index as u64;
         deposit.recallable = true;
-        if memory_kind() == MemoryKind::Memfd {
+        if memory_kind().shows_neighbours() {
             deposit.fd_offset = self.offset(index);
         }
         deposit

@@ -33,9 +33,9 @@ impl Left {
         Column("PID", Side::Right),
         Column("NAME", Side::Left),
         Column("UID", Side::Right),
-        Column("HELD", Side::Right),
-        Column("OPEN", Side::Right),
-        Column("MAPPED", Side::Right),
+        Column("HELD_FDS", Side::Right),
+        Column("OPEN_LEASES", Side::Right),
+        Column("MAPPED_LEASES", Side::Right),
     ];
 
     fn of(&mut self, pid: Option<u32>, uid: Option<u32>, name: String) -> &mut Holding {

@@ -38,12 +38,16 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "user of its owner, none before it is named again after a crash of the broker",
         |it| Value::number_or(uid(it), "-"),
     ),
-    Column::new(Kind::Number, "OPEN", "open_leases", "leases whose holder has the fd open", |it| {
-        Value::Number(it.open_leases.get().into())
-    }),
     Column::new(
         Kind::Number,
-        "MAPPED",
+        "OPEN_LEASES",
+        "open_leases",
+        "leases whose holder has the fd open",
+        |it| Value::Number(it.open_leases.get().into()),
+    ),
+    Column::new(
+        Kind::Number,
+        "MAPPED_LEASES",
         "mapped_leases",
         "leases whose holder has imported it and closed the fd",
         |it| Value::Number(it.mapped_leases.get().into()),

@@ -5,10 +5,10 @@ pub mod allocations;
 pub mod clients;
 pub mod leases;
 
-use crate::output::seconds;
+use crate::output::{commas, human_size, seconds};
 use crate::table::Value;
-use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::admin::{NodeStatus, Use};
+use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, ByResource, Resource, Unit};
 use serde::{Serialize, Serializer};
 use zerocopy::little_endian::{U32, U64};
 
@@ -28,8 +28,7 @@ pub struct UseView {
 
 impl From<&Use> for UseView {
     fn from(item: &Use) -> Self {
-        let cap = Some(item.cap.get()).filter(|cap| *cap != u64::MAX);
-        UseView { now: item.now.get(), peak: item.peak.get(), cap }
+        UseView { now: item.now.get(), peak: item.peak.get(), cap: item.known_cap() }
     }
 }
 
@@ -43,40 +42,41 @@ pub fn as_seconds_or_null<S: Serializer>(ms: &Option<u64>, to: S) -> Result<S::O
     ms.map(seconds).serialize(to)
 }
 
-/// The node at a glance.
+/// The node at a glance. In JSON all rows of the three tables stand beside the other members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)] // the protocol's names: see `NodeStatus`
 pub struct StatusView {
+    /// The broker's pid.
     pub pid: u32,
+    /// The broker takes in nothing new.
     pub draining: bool,
+    /// Time since the broker's start; in JSON in seconds.
     #[serde(rename = "uptime_seconds", serialize_with = "as_seconds")]
     pub uptime_ms: u64,
+    /// The node's id.
     pub node: String,
+    /// The broker's random number.
     pub incarnation: String,
-    pub clients: u32,
-    pub domains: u32,
-    pub jobs: u32,
-    pub parked: u32,
-    pub fds: UseView,
-    pub held_fds: UseView,
-    pub open_leases: UseView,
-    pub own_fds: UseView,
-    pub held_bytes: UseView,
-    pub mapped_leases: UseView,
-    pub allocations: UseView,
-    pub kept_allocations: UseView,
-    pub pinned_bytes: UseView,
-    pub table_fds: UseView,
-    pub held_now: u64,
-    pub closing_now: u64,
-    pub registrations: u64,
-    pub grants: u64,
-    pub recalls: u64,
-    pub recalls_silent: u64,
-    pub evictions: u64,
-    pub parkings: u64,
-    pub refusals: u64,
-    pub reclaims: u64,
+    /// What is in use.
+    #[serde(flatten, serialize_with = "resources")]
+    pub uses: ByResource<UseView>,
+    /// What there is beside that.
+    #[serde(flatten, serialize_with = "gauges")]
+    pub gauges: ByGauge<u64>,
+    /// What has happened since the broker's start.
+    #[serde(flatten, serialize_with = "counters")]
+    pub counters: ByCounter<u64>,
+}
+
+fn resources<S: Serializer>(uses: &ByResource<UseView>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(uses.iter().map(|(resource, item)| (resource.name(), item)))
+}
+
+fn gauges<S: Serializer>(gauges: &ByGauge<u64>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(gauges.iter().map(|(gauge, count)| (gauge.name(), count)))
+}
+
+fn counters<S: Serializer>(counters: &ByCounter<u64>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(counters.iter().map(|(counter, count)| (counter.name(), count)))
 }
 
 impl From<&NodeStatus> for StatusView {
@@ -88,32 +88,35 @@ impl From<&NodeStatus> for StatusView {
             // As text: JSON readers round numbers beyond 2^53.
             node: format!("{:016x}", status.node.get()),
             incarnation: format!("{:016x}", status.incarnation.get()),
-            clients: status.clients.get(),
-            domains: status.domains.get(),
-            jobs: status.jobs.get(),
-            parked: status.parked.get(),
-            fds: UseView::from(&status.fds),
-            held_fds: UseView::from(&status.held_fds),
-            open_leases: UseView::from(&status.open_leases),
-            own_fds: UseView::from(&status.own_fds),
-            held_bytes: UseView::from(&status.held_bytes),
-            mapped_leases: UseView::from(&status.mapped_leases),
-            allocations: UseView::from(&status.allocations),
-            kept_allocations: UseView::from(&status.kept_allocations),
-            pinned_bytes: UseView::from(&status.pinned_bytes),
-            table_fds: UseView::from(&status.table_fds),
-            held_now: status.held_now.get(),
-            closing_now: status.closing_now.get(),
-            registrations: status.registrations.get(),
-            grants: status.grants.get(),
-            recalls: status.recalls.get(),
-            recalls_silent: status.recalls_silent.get(),
-            evictions: status.evictions.get(),
-            parkings: status.parkings.get(),
-            refusals: status.refusals.get(),
-            reclaims: status.reclaims.get(),
+            uses: status.uses.map(|item| UseView::from(item)),
+            gauges: status.gauges.map(|count| count.get()),
+            counters: status.counters.map(|count| count.get()),
         }
     }
+}
+
+/// The resources that lists show of a client, a job or a user when nothing else is asked for.
+pub const SHOWN: &[Resource] = &[
+    Resource::Fds,
+    Resource::HeldFds,
+    Resource::HeldBytes,
+    Resource::OpenLeases,
+    Resource::MappedLeases,
+    Resource::Allocations,
+];
+
+/// So much of a resource, for people.
+pub fn amount(resource: Resource, amount: u64) -> String {
+    match resource.unit() {
+        Unit::Bytes => human_size(amount),
+        _ => commas(amount),
+    }
+}
+
+/// Each counter with its name, for people: `12 grants`.
+pub fn counted_since_start(counters: &ByCounter<u64>) -> String {
+    let each = counters.iter().map(|(counter, count)| format!("{} {counter}", commas(*count)));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// The allocation that a record names.

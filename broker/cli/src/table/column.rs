@@ -2,6 +2,7 @@
 
 use super::value::Value;
 use crate::output::Side;
+use fdbroker_protocol::{Resource, Unit};
 
 /// What a column holds. It decides how values are compared, read from a filter and printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +57,16 @@ pub struct Column<R: 'static> {
     pub kind: Kind,
     /// Shown in a table without `-o`. JSON has all columns then.
     pub is_default: bool,
-    /// Its value in a record: one of `kind`, or [`Value::None`].
-    pub value: fn(&R) -> Value,
+    source: Source<R>,
+}
+
+/// Where a column's value comes from.
+#[derive(Debug)]
+enum Source<R: 'static> {
+    /// A function of the record.
+    Record(fn(&R) -> Value),
+    /// A row of the table of resources, read from the record.
+    Resource(Resource, fn(&R, Resource) -> u64),
 }
 
 impl<R> Column<R> {
@@ -69,7 +78,7 @@ impl<R> Column<R> {
         help: &'static str,
         value: fn(&R) -> Value,
     ) -> Self {
-        Column { name, key, help, kind, is_default: true, value }
+        Column { name, key, help, kind, is_default: true, source: Source::Record(value) }
     }
 
     /// A column that is shown only with `-o`, and in JSON.
@@ -81,5 +90,33 @@ impl<R> Column<R> {
         value: fn(&R) -> Value,
     ) -> Self {
         Column { is_default: false, ..Self::new(kind, name, key, help, value) }
+    }
+
+    /// A column of each resource, in the table's order: all in JSON and with `-o`, those of `shown` by default. `count`
+    /// gives how much of it the record has.
+    pub fn of_resources(
+        shown: &[Resource],
+        count: fn(&R, Resource) -> u64,
+    ) -> impl Iterator<Item = Column<R>> {
+        Resource::ALL.iter().map(move |&resource| Column {
+            // Made once for the life of the process.
+            name: resource.name().to_uppercase().leak(),
+            key: resource.name(),
+            help: resource.help(),
+            kind: if resource.unit() == Unit::Bytes { Kind::Size } else { Kind::Number },
+            is_default: shown.contains(&resource),
+            source: Source::Resource(resource, count),
+        })
+    }
+
+    /// Its value in a record: one of `kind`, or [`Value::None`].
+    pub fn value(&self, record: &R) -> Value {
+        match self.source {
+            Source::Record(value) => value(record),
+            Source::Resource(resource, count) => match self.kind {
+                Kind::Size => Value::Size(count(record, resource)),
+                _ => Value::Number(count(record, resource)),
+            },
+        }
     }
 }

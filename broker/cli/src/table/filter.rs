@@ -70,7 +70,7 @@ impl<R> Filter<R> {
     pub fn has(&self, record: &R) -> bool {
         match self {
             Filter::Comparison(column, operator, value) => {
-                operator.holds(&(column.value)(record), value)
+                operator.holds(&column.value(record), value)
             }
             Filter::All(parts) => parts.iter().all(|part| part.has(record)),
             Filter::Any(parts) => parts.iter().any(|part| part.has(record)),

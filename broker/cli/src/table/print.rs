@@ -131,7 +131,7 @@ impl<R> Rows<R> {
                 out.json(&Fields { columns: &*columns, record })
             }
             Rows::Table { columns, table, waiting } => {
-                waiting.push(columns.iter().map(|it| (it.value)(record).shown()).collect());
+                waiting.push(columns.iter().map(|it| it.value(record).shown()).collect());
                 match waiting.len() {
                     ROWS_AT_ONCE => table.write(std::mem::take(waiting), out),
                     _ => Ok(()),
@@ -161,7 +161,7 @@ impl<R> Serialize for Fields<'_, R> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.columns.len()))?;
         for column in self.columns {
-            map.serialize_entry(column.key, &(column.value)(self.record))?;
+            map.serialize_entry(column.key, &column.value(self.record))?;
         }
         map.end()
     }

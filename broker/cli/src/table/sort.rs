@@ -33,7 +33,7 @@ impl<R> Order<R> {
 
     fn compare(&self, a: &R, b: &R) -> Ordering {
         for (column, is_descending) in &self.0 {
-            let order = (column.value)(a).order(&(column.value)(b));
+            let order = column.value(a).order(&column.value(b));
             if order != Ordering::Equal {
                 return if *is_descending { order.reverse() } else { order };
             }

@@ -407,13 +407,13 @@ fn acts_when_a_job_has_left_kept_memory_then_found_by_the_job_until_revoked() {
         jobs["jobs"][0]["job"].as_str().expect("whatever the cgroup of this test is").to_owned();
     drop(client);
     wait_for("end of the job", || {
-        (broker.json(&["status", "--json"])["clients"] == 0).then_some(())
+        (broker.json(&["status", "--json"])["connections"]["now"] == 0).then_some(())
     });
 
     let jobs = broker.json(&["jobs", "--json"]);
     let [left] = &jobs["jobs"].as_array().expect("an array")[..] else { panic!("{jobs}") };
     assert_eq!(left["job"], job);
-    let numbers = ["clients", "left_allocations", "held_fds"].map(|name| left[name].as_u64());
+    let numbers = ["connections", "left_allocations", "held_fds"].map(|name| left[name].as_u64());
     assert_eq!(numbers, [Some(0), Some(1), Some(0)], "{left}");
     let list = broker.json(&["ls", "--json", "--filter", &format!("JOB == '{job}'")]);
     let id = Value::from(kept.id().to_string());

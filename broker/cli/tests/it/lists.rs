@@ -92,7 +92,11 @@ fn ls_when_columns_are_chosen_then_those_in_table_and_json() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines[..3],
-        ["  SIZE  NAME       OPEN", " 4 KiB  owner one     0", " 8 KiB  owner one     0"]
+        [
+            "  SIZE  NAME       OPEN_LEASES",
+            " 4 KiB  owner one            0",
+            " 8 KiB  owner one            0"
+        ]
     );
     assert_eq!(lines.len(), 6);
 
@@ -136,7 +140,10 @@ fn ls_when_filtered_and_sorted_then_those_in_that_order() {
         found.iter().map(|it| it["size_bytes"].as_u64().expect("a number") / 4096).collect()
     };
     assert_eq!(sizes(&["--filter", "SIZE > 8KiB", "--sort", "SIZE:desc"]), [5, 4, 3]);
-    assert_eq!(sizes(&["--filter", "MAPPED == 1 or SIZE == 20480", "--sort", "size"]), [1, 2, 5]);
+    assert_eq!(
+        sizes(&["--filter", "MAPPED_LEASES == 1 or SIZE == 20480", "--sort", "size"]),
+        [1, 2, 5]
+    );
     assert_eq!(sizes(&["--filter", "NAME == 'owner one' and OWNER == none"]), [0; 0]);
     let first = id(&node.handles[0]);
     assert_eq!(sizes(&["--filter", &format!("ALLOCATION == {first}")]), [1]);
@@ -185,8 +192,8 @@ fn clients_when_listed_then_each_process_with_what_it_has() {
         assert_eq!(client["uid"], Uid::effective().as_raw());
         assert_eq!(client["silent"], false);
     }
-    let text = node.text(&["clients", "-o", "NAME,MAPPED", "--filter", "MAPPED > 0"]);
-    assert_eq!(text, "NAME    MAPPED\nholder       2\n");
+    let text = node.text(&["clients", "-o", "NAME,MAPPED_LEASES", "--filter", "MAPPED_LEASES > 0"]);
+    assert_eq!(text, "NAME    MAPPED_LEASES\nholder              2\n");
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn top_once_when_a_demo_holds_buffers_then_they_are_in_the_frame_as_plain_text()
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
     assert!(lines[0].starts_with("fdbroker top: broker "), "{text}");
-    assert!(lines[0].contains(" 2 clients"), "{text}");
+    assert!(lines[0].contains(" 2 connections"), "{text}");
     assert!(lines[1].starts_with("fds ") && lines[1].contains('#'), "{text}");
     assert!(text.contains("grants"), "{text}");
     assert!(text.contains("CLIENTS 2, by FDS descending"), "{text}");

@@ -59,13 +59,13 @@ fn evict_when_it_cannot_be_then_the_reason_and_its_fd_stays() {
     world.grant(USER, ended);
     world.unregister(OWNER, ended);
     let absent = AllocationId { slot: 77, generation: 1 };
-    let before = world.core.totals().held_now;
+    let before = world.core.totals().gauges.stored_fds;
     let ids = [resident, kept, ended, absent];
     let expected =
         [ActOutcome::Resident, ActOutcome::Kept, ActOutcome::Ended, ActOutcome::NotFound];
     assert_eq!(world.evict(&ids), expected);
     assert_eq!(ids.map(|id| world.core.evict_outcome(id)), expected);
-    assert_eq!(world.core.totals().held_now, before);
+    assert_eq!(world.core.totals().gauges.stored_fds, before);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn drain_when_begun_then_all_that_can_be_is_evicted_in_portions_and_leases_are_a
     world.step(Input::SetDraining { draining: true });
     assert!(world.core.is_draining());
     for left in [count - DRAINED_PER_STEP, 1, 0] {
-        assert_eq!(world.core.totals().held_now, left as u64 + 1);
+        assert_eq!(world.core.totals().gauges.stored_fds, left as u64 + 1);
         assert!(world.core.poll_timeout().is_some_and(|at| left == 0 || at <= world.now));
         world.at(0);
     }

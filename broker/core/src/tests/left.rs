@@ -38,7 +38,7 @@ fn left_when_its_owner_is_gone_then_its_jobs_still_and_charged_to_the_domain_alo
     assert_eq!(view.name.as_str(), "job:7");
     assert_eq!(job_told(&world, id), Some(JOB));
     assert_eq!(world.core.kept(id.slot).and_then(|kept| kept.job), Some((JOB, view.name)));
-    assert_eq!(world.core.totals().jobs, 1);
+    assert_eq!(world.core.totals().gauges.jobs, 1);
 }
 
 #[test]

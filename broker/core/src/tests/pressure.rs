@@ -30,10 +30,9 @@ fn view_when_a_client_is_of_a_job_then_says_which_and_the_caps_in_force() {
     assert_eq!(world.core.jobs(number + 1).count(), 0);
     let mut caps = world.core.caps();
     assert_eq!(caps.job, job);
-    *cap_of_mut(&mut caps.job, Resource::OpenLeases).expect("has a cap") = 9;
-    assert_eq!(cap_of_mut(&mut caps.job, Resource::OwnFds), None);
+    caps.job.open_leases = 9;
     world.step(Input::SetCaps { caps: &caps });
-    assert_eq!(cap_of(&world.core.caps().job, Resource::OpenLeases), 9);
+    assert_eq!(world.core.caps().job[Resource::OpenLeases], 9);
 }
 
 #[test]
@@ -337,7 +336,7 @@ fn reclaim_when_the_lease_has_ended_or_come_back_before_it_was_told_then_it_is_n
 fn acquire_when_idle_held_fds_can_go_then_nobody_is_asked() {
     let (mut world, evicted) = one_evicted();
     world.acquire(USER, &[Ok(evicted)], 1000);
-    assert!(world.core.totals().closing_now > 0);
+    assert!(world.core.totals().gauges.closing_fds > 0);
     world.close_all();
     assert_eq!(world.core.totals().counters.reclaims, 0);
 }
@@ -345,7 +344,7 @@ fn acquire_when_idle_held_fds_can_go_then_nobody_is_asked() {
 // --- caps changed at run time -------------------------------------------------------------------------
 
 fn set_caps(world: &mut World, node: Caps) -> Vec<Effect> {
-    let caps = CapsOfLevels { node, domain: Caps::NONE, job: Caps::NONE, client: Caps::NONE };
+    let caps = CapsOfScopes { node, domain: Caps::NONE, job: Caps::NONE, client: Caps::NONE };
     world.step(Input::SetCaps { caps: &caps })
 }
 

@@ -1,8 +1,8 @@
 //! What an administrator may do to a running broker: evict, revoke, drain. Layouts only; must never name more
 //! allocations in one message than the broker ends in one ([`ENDS_PER_MESSAGE`](crate::limits::ENDS_PER_MESSAGE)).
 
-use super::AllocationRecord;
-use crate::error::wire_enum;
+use super::records::AllocationRecord;
+use crate::table::wire_enum;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},

@@ -1,7 +1,8 @@
 //! What a broker tells an administrator who watches: one record for each thing that happened. Layouts only.
 
-use crate::error::{Status, wire_enum};
+use crate::error::Status;
 use crate::limits::NAME_BYTES;
+use crate::table::wire_enum;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},

@@ -8,7 +8,7 @@ use crate::cache::Opened;
 use crate::error::Error;
 use crate::grant::Grant;
 use crate::map::{Access, check_range};
-use fdbroker_protocol::{ErrorCode, MemoryKind};
+use fdbroker_protocol::ErrorCode;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Device memory (CUDA VMM) at a device address of this process, for kernels and copies. It holds no fd.
@@ -56,7 +56,7 @@ impl CudaMemory {
     /// driver does not know the fd. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that cannot be.
     pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
         let info = &grant.info;
-        if info.kind != MemoryKind::CudaVmm {
+        if !info.kind.is_for_cuda() {
             return Err(absent(format!(
                 "CUDA cannot import a {}; its owner must share a VMM allocation",
                 info.kind

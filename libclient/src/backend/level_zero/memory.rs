@@ -65,7 +65,7 @@ impl LevelZeroMemory {
     pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
         let info = &grant.info;
         // A memfd, too: see `fd::kind_of`. The driver has the last word.
-        if !matches!(info.kind, MemoryKind::DmaBuf | MemoryKind::Memfd) {
+        if !info.kind.is_for_level_zero() {
             return Err(absent(format!(
                 "Level Zero cannot import a {}; its owner must share a dma-buf",
                 info.kind

@@ -4,11 +4,13 @@
 
 use crate::bytes::Bytes;
 use fdbroker_core::{
-    Caps, CapsOfLevels, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
+    Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
     Events, Former, Granted, Input, JobKey, JobName, Lane, LeaseId, Now, Peer, Redeposit,
     RequestId, Supply, Ticket, Wanted,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MemoryKind, Share, Status};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,
+};
 use fdbrokerd::fuzzing;
 use std::collections::BTreeSet;
 
@@ -42,7 +44,7 @@ fn play(data: &[u8]) -> World {
 
 /// A small broker, which is soon full.
 pub fn config(bytes: &mut Bytes<'_>) -> Config {
-    let caps = caps_of_levels(bytes);
+    let caps = caps_of_scopes(bytes);
     Config {
         node: caps.node,
         domain: caps.domain,
@@ -63,25 +65,26 @@ pub fn config(bytes: &mut Bytes<'_>) -> Config {
     }
 }
 
-fn caps_of_levels(bytes: &mut Bytes<'_>) -> CapsOfLevels {
-    CapsOfLevels { node: caps(bytes), domain: caps(bytes), job: caps(bytes), client: caps(bytes) }
+fn caps_of_scopes(bytes: &mut Bytes<'_>) -> CapsOfScopes {
+    let (node, domain) = (caps(Scope::Node, bytes), caps(Scope::Domain, bytes));
+    CapsOfScopes { node, domain, job: caps(Scope::Job, bytes), client: caps(Scope::Client, bytes) }
 }
 
-fn caps(bytes: &mut Bytes<'_>) -> Caps {
+/// One byte says which resources have a cap, one more byte for each of them how much.
+fn caps(scope: Scope, bytes: &mut Bytes<'_>) -> Caps {
     let which = bytes.u8();
-    let mut cap = |bit: u8, unit: u64| match which & bit {
-        0 => u64::MAX,
-        _ => u64::from(bytes.u8() & 15) * unit,
-    };
-    Caps {
-        fds: cap(1, 1),
-        held_fds: cap(2, 1),
-        held_bytes: cap(4, 1024),
-        open_leases: cap(8, 1),
-        mapped_leases: cap(16, 1),
-        allocations: cap(32, 1),
-        kept_allocations: cap(64, 1),
+    let mut caps = Caps::NONE;
+    for (bit, resource) in (0..u8::BITS).zip(Resource::capped()) {
+        if which & (1 << bit) == 0 {
+            continue;
+        }
+        let unit = if resource.unit() == Unit::Bytes { 1024 } else { 1 };
+        let cap = u64::from(bytes.u8() & 15) * unit;
+        if resource.is_capped_in(scope) {
+            caps[resource] = cap;
+        }
     }
+    caps
 }
 
 /// What the world knows of a client.
@@ -311,8 +314,8 @@ impl World {
     }
 
     fn set_caps(&mut self, bytes: &mut Bytes<'_>) {
-        let caps = caps_of_levels(bytes);
-        let CapsOfLevels { node, domain, job, client } = caps;
+        let caps = caps_of_scopes(bytes);
+        let CapsOfScopes { node, domain, job, client } = caps;
         self.config = Config { node, domain, job, client, ..self.config.clone() };
         self.step(Input::SetCaps { caps: &caps }, 0);
     }
@@ -473,7 +476,7 @@ impl World {
         self.core.check_invariants();
         let totals = self.core.totals();
         assert!(totals.node.is_zero(), "{totals:?}");
-        assert!(self.held.is_empty() && totals.held_now == 0 && totals.parked == 0);
+        assert!(self.held.is_empty() && totals.gauges.stored_fds == 0 && totals.node.now(Resource::ParkedRequests) == 0);
     }
 
     fn of(&mut self, client: ClientId) -> &mut Client {

@@ -175,7 +175,7 @@ impl<'a> Book<'a> {
         let fd = |allocation: Option<&Allocation>| allocation.and_then(|it| it.fd);
         let is_sure = match some.kind {
             // Recognised only while the broker holds it: a copy may have been read before or after that.
-            MemoryKind::CudaVmm => fd(before).is_some() && fd(before) == fd(after),
+            kind if !kind.has_own_inode() => fd(before).is_some() && fd(before) == fd(after),
             _ => both().all(|allocation| age_ms < allocation.files.known_ms),
         };
         let unknown = (!is_sure).then_some(Of::Unknown(some.kind));
@@ -253,7 +253,7 @@ fn references(scan: &Scan, files: &SameMemory) -> BTreeMap<MemoryKey, (u64, u64)
         }
     }
     let mut by_memory: BTreeMap<MemoryKey, (u64, u64)> = BTreeMap::new();
-    let dma_bufs = by_file.into_iter().filter(|(key, _)| key.kind == MemoryKind::DmaBuf);
+    let dma_bufs = by_file.into_iter().filter(|(key, _)| key.kind.counts_references());
     for (key, (references, seen)) in dma_bufs {
         if let Some(top) = files.top(key) {
             let sums = by_memory.entry(top).or_default();

@@ -26,7 +26,7 @@ fn table(book: &Book<'_>, found: &mut Vec<Finding>) {
         let more = fds.len().saturating_sub(usize::try_from(may_hold).unwrap_or(usize::MAX));
         beyond.extend(fds[fds.len() - more..].iter().map(|fd| fd.fd));
     }
-    let closing = look.before.closing_now.max(look.after.closing_now);
+    let closing = look.before.closing_fds.max(look.after.closing_fds);
     if beyond.len() as u64 > closing {
         let numbers: Vec<u64> = beyond.iter().filter_map(|fd| u64::try_from(*fd).ok()).collect();
         let what = format!(
@@ -54,11 +54,11 @@ fn sums(book: &Book<'_>, found: &mut Vec<Finding>) {
         all.filter(|allocation| allocation.fd.is_some()).count() as u64
     };
     let (before, after) = (&book.look.before, &book.look.after);
-    let is_steady = before.held_now == after.held_now && held(before) == held(after);
-    if is_steady && held(after) != after.held_now {
+    let is_steady = before.stored_fds == after.stored_fds && held(before) == held(after);
+    if is_steady && held(after) != after.stored_fds {
         let what = format!(
             "it counts {} held, and lists {}",
-            count(after.held_now, "fd"),
+            count(after.stored_fds, "fd"),
             count(held(after), "allocation"),
         );
         let mut finding = Finding::new(Kind::Drift, what);

@@ -2,7 +2,6 @@
 //! never take an fd for a duplicate unless the kernel says so.
 
 use super::process::Scan;
-use fdbroker_protocol::MemoryKind;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -24,7 +23,7 @@ pub fn tell_apart(scan: &mut Scan, broker: u32) {
     let mut of_broker: Vec<Place> = Vec::new();
     let mut of_others: Vec<Place> = Vec::new();
     for (pid, process) in &scan.processes {
-        let fds = process.fds.iter().filter(|fd| fd.key.kind == MemoryKind::CudaVmm);
+        let fds = process.fds.iter().filter(|fd| !fd.key.kind.has_own_inode());
         let places = fds.map(|memory| (*pid, memory.fd));
         if *pid == broker { of_broker.extend(places) } else { of_others.extend(places) }
     }
@@ -40,7 +39,7 @@ pub fn tell_apart(scan: &mut Scan, broker: u32) {
     }
     for (pid, process) in &mut scan.processes {
         process.fds.retain_mut(|memory| {
-            if memory.key.kind != MemoryKind::CudaVmm {
+            if memory.key.kind.has_own_inode() {
                 return true;
             }
             let file = files.get(&(*pid, memory.fd));

@@ -24,7 +24,7 @@ pub struct MemoryKey {
 impl MemoryKey {
     /// Its inode, if it identifies the file.
     pub fn inode(self) -> Option<u64> {
-        (self.kind != MemoryKind::CudaVmm).then_some(self.number)
+        self.kind.has_own_inode().then_some(self.number)
     }
 }
 
@@ -108,9 +108,9 @@ pub struct Ledger {
     /// The broker's pid.
     pub broker: u32,
     /// Fds that it holds.
-    pub held_now: u64,
+    pub stored_fds: u64,
     /// Fds that it is closing.
-    pub closing_now: u64,
+    pub closing_fds: u64,
     /// Grants and evictions since its start: these change while the broker is busy.
     pub done: (u64, u64),
     /// Allocations.
@@ -129,9 +129,9 @@ impl Ledger {
         let status = admin.status()?;
         let mut ledger = Ledger {
             broker: status.pid.get(),
-            held_now: status.held_now.get(),
-            closing_now: status.closing_now.get(),
-            done: (status.grants.get(), status.evictions.get()),
+            stored_fds: status.gauges.stored_fds.get(),
+            closing_fds: status.gauges.closing_fds.get(),
+            done: (status.counters.grants.get(), status.counters.evictions.get()),
             ..Ledger::default()
         };
         admin.each_page(Selection::ALL, |page: &[AllocationRecord]| {
@@ -160,15 +160,12 @@ impl Ledger {
         };
         let fd = Some(record.fd.get()).filter(|fd| *fd != NO_OWN_FD);
         let [newest, older, oldest] = record.former_inodes.map(|inode| inode.get());
-        let files = match kind {
-            // All have the inode of the device.
-            MemoryKind::CudaVmm => {
-                Files { numbers: [fd.unwrap_or(0).into(), 0, 0, 0], known_ms: u64::MAX }
-            }
-            _ => Files {
+        let files = match kind.has_own_inode() {
+            true => Files {
                 numbers: [record.inode.get(), newest, older, oldest],
                 known_ms: record.files_ms.get(),
             },
+            false => Files { numbers: [fd.unwrap_or(0).into(), 0, 0, 0], known_ms: u64::MAX },
         };
         let allocation = Allocation {
             state,
@@ -188,7 +185,7 @@ impl Ledger {
     /// Names CUDA files by the broker's lowest fd of each; `lowest` has it for each fd.
     pub fn name_cuda_files(&mut self, lowest: &HashMap<u64, u64>) {
         for allocation in self.allocations.values_mut() {
-            if allocation.kind == MemoryKind::CudaVmm {
+            if !allocation.kind.has_own_inode() {
                 let number = &mut allocation.files.numbers[0];
                 *number = lowest.get(number).copied().unwrap_or(*number);
             }

@@ -24,7 +24,6 @@ pub use args::Args;
 use crate::admin::Admin;
 use crate::error::{Error, Result, exit};
 use book::{Book, Look};
-use fdbroker_protocol::MemoryKind;
 use finding::{Finding, Identity};
 use indicatif::{ProgressBar, ProgressStyle};
 use ledger::Ledger;
@@ -214,7 +213,7 @@ fn gaps(look: &Look, wanted: Option<u32>) -> BTreeMap<String, u64> {
     );
     let untold = |is_cuda: bool| {
         let all = ledger.allocations.values().filter(move |it| it.keys().next().is_none());
-        all.filter(move |it| (it.kind == MemoryKind::CudaVmm) == is_cuda).count() as u64
+        all.filter(move |it| it.kind.has_own_inode() != is_cuda).count() as u64
     };
     add(
         "allocations: the broker has no fd of this CUDA memory now, so copies of theirs cannot be told".into(),

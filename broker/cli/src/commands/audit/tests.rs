@@ -60,7 +60,7 @@ impl World {
         world.process(BROKER).fds.push(fd(5, kind));
         world.both(|ledger| {
             ledger.broker = BROKER;
-            ledger.held_now = 1;
+            ledger.stored_fds = 1;
             ledger.allocations.insert(id(0), allocation(kind));
             for pid in [OWNER, HOLDER] {
                 ledger.clients.insert(pid, Client { silent: false });
@@ -89,10 +89,10 @@ impl World {
     fn evict(&mut self) {
         self.process(BROKER).fds.clear();
         self.both(|ledger| {
-            ledger.held_now = 0;
+            ledger.stored_fds = 0;
             let allocation = ledger.allocations.get_mut(&id(0)).expect("there");
             allocation.fd = None;
-            if allocation.kind == MemoryKind::CudaVmm {
+            if !allocation.kind.has_own_inode() {
                 allocation.files = NO_FILES;
             }
             allocation.state = AllocationState::Evicted;
@@ -167,7 +167,7 @@ fn judge_when_more_fds_than_leases_then_all_that_may_be_the_one_too_many() {
     assert_eq!(world.found(), [(Kind::Leak, Some(HOLDER), vec![4, 8])]);
     // Another range of the same memfd.
     world.both(|ledger| {
-        ledger.held_now = 2;
+        ledger.stored_fds = 2;
         ledger.allocations.insert(id(1), allocation(MemoryKind::Memfd));
     });
     world.process(BROKER).fds.push(fd(9, MemoryKind::Memfd));
@@ -204,7 +204,7 @@ fn judge_when_evicted_then_copies_are_told_as_before_but_of_cuda() {
         world.process(STRANGER).fds.push(fd(8, *kind));
         let expected =
             [(Kind::Leak, Some(HOLDER), vec![4, 6]), (Kind::Stray, Some(STRANGER), vec![8])];
-        let expected = if *kind == MemoryKind::CudaVmm { &[][..] } else { &expected[..] };
+        let expected = if !kind.has_own_inode() { &[][..] } else { &expected[..] };
         assert_eq!(world.found(), expected, "{kind:?}");
     }
 }
@@ -255,7 +255,7 @@ fn judge_when_a_cuda_file_is_the_brokers_in_one_ledger_only_then_its_lease_is_no
         let ledger = if is_before { &mut world.0.before } else { &mut world.0.after };
         let allocation = ledger.allocations.get_mut(&id(0)).expect("there");
         (allocation.fd, allocation.files) = (None, NO_FILES);
-        ledger.held_now = 0;
+        ledger.stored_fds = 0;
         assert_eq!(world.found(), []);
     }
 }
@@ -266,7 +266,7 @@ fn judge_when_two_cuda_files_then_each_with_its_own_leases() {
     let file = |fd, number| MemoryFd { fd, key: MemoryKey { kind, number }, references: None };
     let mut world = World::new(kind);
     world.both(|ledger| {
-        ledger.held_now = 2;
+        ledger.stored_fds = 2;
         let files = Files { numbers: [INODE + 1, 0, 0, 0], known_ms: u64::MAX };
         ledger.allocations.insert(id(1), Allocation { fd: Some(6), files, ..allocation(kind) });
     });
@@ -282,7 +282,7 @@ fn judge_when_two_cuda_files_then_each_with_its_own_leases() {
     // An open lease of the other one does not account for it, evicted or not.
     world.evict();
     world.process(BROKER).fds.push(file(6, INODE + 1));
-    world.both(|ledger| ledger.held_now = 1);
+    world.both(|ledger| ledger.stored_fds = 1);
     assert_eq!(world.found(), [(Kind::Leak, Some(HOLDER), vec![7])]);
 }
 
@@ -327,7 +327,7 @@ fn judge_when_mapped_lease_without_mapping_then_forgotten_only_where_a_mapping_c
     for kind in MemoryKind::ALL {
         let mut world = World::new(*kind);
         world.lease(1, 0, true);
-        let expected = if *kind == MemoryKind::Memfd { 1 } else { 0 };
+        let expected = if kind.shows_each_import() { 1 } else { 0 };
         assert_eq!(world.found().len(), expected, "{kind:?}");
         world.map(HOLDER, *kind);
         assert_eq!(world.found(), [], "{kind:?}");
@@ -415,12 +415,12 @@ fn judge_when_the_brokers_fds_are_not_its_ledgers_then_drift_unless_closing() {
     let other = MemoryKey { kind: MemoryKind::Memfd, number: INODE + 1 };
     world.process(BROKER).fds.push(MemoryFd { fd: 9, key: other, references: None });
     assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![9])]);
-    world.0.before.closing_now = 1;
+    world.0.before.closing_fds = 1;
     assert_eq!(world.found(), []);
     world.process(BROKER).fds.clear();
     assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![])]);
     let mut world = World::new(MemoryKind::Memfd);
-    world.both(|ledger| ledger.held_now = 2);
+    world.both(|ledger| ledger.stored_fds = 2);
     assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![])]);
 }
 

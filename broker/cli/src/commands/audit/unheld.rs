@@ -6,7 +6,7 @@ use super::finding::{Finding, Kind, count};
 use super::ledger::Lease;
 use super::process::Process;
 use super::unleased::{self, InFlight};
-use fdbroker_protocol::{AllocationId, MemoryKind};
+use fdbroker_protocol::AllocationId;
 use std::collections::BTreeMap;
 
 /// Leases by number.
@@ -41,8 +41,8 @@ fn open(
     let fds = book.fds(process);
     for (of, leases) in &holder.sure_open {
         // Fds of CUDA memory that the broker does not hold look like the driver's own fds.
-        let is_blind = matches!(of, Of::Unknown(MemoryKind::CudaVmm));
-        if is_blind || of.kind() == MemoryKind::CudaVmm && !book.look.scan.cuda_seen {
+        let is_blind = matches!(of, Of::Unknown(kind) if !kind.has_own_inode());
+        if is_blind || !of.kind().has_own_inode() && !book.look.scan.cuda_seen {
             continue;
         }
         let there = fds.get(of).map_or(0, Vec::len);
@@ -77,11 +77,11 @@ fn mapped(
         // A driver's import is not a mapping of the process. A memfd can only be mapped. The references of a dma-buf say
         // whether there is an import of it.
         let is_visible = match of {
-            Of::Known(key) if key.kind == MemoryKind::DmaBuf => {
+            Of::Known(key) if key.kind.counts_references() => {
                 let (references, seen) = book.references.get(key).copied().unwrap_or((0, 0));
                 references > 0 && references <= seen
             }
-            of => of.kind() == MemoryKind::Memfd,
+            of => of.kind().shows_each_import(),
         };
         if !is_visible || fds.contains_key(of) || book.has_mapped(process, *of) {
             continue;

@@ -20,7 +20,7 @@ fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
     let open = |of: Of| holder.and_then(|holder| holder.open.get(&of)).copied().unwrap_or(0);
     // Leases of memory without known files may explain any fd of the kind. Not for CUDA: there no two allocations share a
     // file, and all known files are held by the broker now.
-    let kinds = MemoryKind::ALL.iter().filter(|kind| **kind != MemoryKind::CudaVmm);
+    let kinds = MemoryKind::ALL.iter().filter(|kind| kind.has_own_inode());
     let mut slack: BTreeMap<MemoryKind, u64> =
         kinds.map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
     for (of, fds) in book.fds(process) {

@@ -12,7 +12,7 @@ use crate::table::List;
 
 /// Prints the clients of the broker that the environment names.
 pub fn run(args: &Args) -> Result<()> {
-    match List::new("clients", COLUMNS, &args.list)? {
+    match List::new("clients", &COLUMNS, &args.list)? {
         Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),
         None => Ok(()),
     }

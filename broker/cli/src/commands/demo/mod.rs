@@ -125,7 +125,7 @@ impl Broker {
         let (Some(socket), None) = (named, args.max_fds) else { return Ok(None) };
         let admin_socket = admin::find_socket(|name| std::env::var_os(name));
         let mut admin = Admin::connect(&admin_socket)?;
-        let cap = admin.status()?.fds.cap.get();
+        let cap = admin.status()?.uses.fds.cap.get();
         let dir = RuntimeDir::create()?;
         let broker = Broker {
             socket: socket.into(),
@@ -174,7 +174,10 @@ impl fdbroker_demo::Broker for Broker {
     fn ledger(&mut self) -> fdbroker_demo::Result<Ledger> {
         let failed = |error| fdbroker_demo::Error::Host(Box::new(error));
         let status = self.admin.status().map_err(failed)?;
-        Ok(Ledger { broker_peak: status.held_fds.peak.get(), node_peak: status.fds.peak.get() })
+        Ok(Ledger {
+            broker_peak: status.uses.held_fds.peak.get(),
+            node_peak: status.uses.fds.peak.get(),
+        })
     }
 
     fn note_hold(&self, time: Duration) {

@@ -4,7 +4,7 @@
 use super::check::{Area, Check};
 use crate::admin::{Admin, find_socket};
 use crate::error::{Error, Result};
-use crate::output::commas;
+use crate::records;
 use crate::records::StatusView;
 use fdbroker_client::{Access, Arena, Client, Deadline, HostMemory, default_socket_path};
 use fdbroker_protocol::ErrorCode;
@@ -126,14 +126,17 @@ fn administration(path: &Path, status: Result<StatusView>) -> Vec<Check> {
         }
         Err(error) => return vec![AREA.fail(name, error.to_string(), "see the broker's log")],
     };
-    let found =
-        format!("{} answers: pid {}, {} clients", path.display(), status.pid, status.clients);
-    let uses =
-        [("fds", &status.fds), ("held_fds", &status.held_fds), ("table_fds", &status.table_fds)];
-    let near = uses.into_iter().filter_map(|(resource, used)| {
+    let found = format!(
+        "{} answers: pid {}, {} connections",
+        path.display(),
+        status.pid,
+        status.uses.connections.now
+    );
+    let near = status.uses.iter().filter_map(|(resource, used)| {
         let cap = used.cap?;
         let is_near = u128::from(used.now) * 100 >= u128::from(cap) * u128::from(NEARLY_ALL);
-        let found = format!("{} of {} {resource}", commas(used.now), commas(cap));
+        let show = |number| records::amount(resource, number);
+        let found = format!("{} of {} {resource}", show(used.now), show(cap));
         is_near.then(|| AREA.warn("caps", found, "see who has them with `fdbroker clients` and `fdbroker holders`; raise the cap, or wait"))
     });
     let mut checks = vec![AREA.ok(name, found)];

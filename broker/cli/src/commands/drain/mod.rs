@@ -47,9 +47,9 @@ struct Rest {
 impl Rest {
     fn of(status: &NodeStatus) -> Self {
         Rest {
-            held: status.held_now.get() + status.closing_now.get(),
-            open: status.open_leases.now.get(),
-            mapped: status.mapped_leases.now.get(),
+            held: status.gauges.stored_fds.get() + status.gauges.closing_fds.get(),
+            open: status.uses.open_leases.now.get(),
+            mapped: status.uses.mapped_leases.now.get(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! `fdbroker limits`: the caps of every level, and changing one at run time. Must never change anything before all that
+//! `fdbroker limits`: the caps of every scope, and changing one at run time. Must never change anything before all that
 //! was asked for is understood.
 
 mod args;
@@ -7,22 +7,20 @@ pub use args::Args;
 
 use crate::admin::Admin;
 use crate::error::{Error, Result};
-use crate::output::{Column, Columns, Output, Side, commas, human_size};
+use crate::output::{Column, Columns, Output, Side};
+use crate::records;
 use args::{Action, SetArgs};
-use fdbroker_protocol::admin::{CAPPED, CapsRecord, Limits};
-use fdbroker_protocol::{Resource, Scope};
+use fdbroker_protocol::admin::Limits;
+use fdbroker_protocol::{NO_CAP, Resource, Scope};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// On the wire: no cap.
-const NO_CAP: u64 = u64::MAX;
-
 /// What the output says of a change, because nobody would look for it in the help.
 const UNTIL: &str = "in force until the broker restarts or reads its configuration again (SIGHUP, `systemctl reload`); \
-to keep it, write it there: [caps.LEVEL]";
+to keep it, write it there: [caps.SCOPE]";
 
-/// One cap of one level.
+/// One cap of one scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Whose.
@@ -40,30 +38,19 @@ impl std::fmt::Display for Limit {
 impl Limit {
     /// As the broker has it; [`u64::MAX`] = none.
     fn of(self, limits: &Limits) -> u64 {
-        let place = CAPPED.iter().position(|capped| *capped == self.resource);
-        place.map_or(NO_CAP, |place| level(limits, self.scope).caps[place].get())
+        limits[self.scope][self.resource].get()
     }
 
     /// For people.
     fn show(self, cap: u64) -> String {
-        match (cap, self.resource) {
-            (NO_CAP, _) => "none".into(),
-            (cap, Resource::HeldBytes) => human_size(cap),
-            (cap, _) => commas(cap),
+        match cap {
+            NO_CAP => "none".into(),
+            cap => records::amount(self.resource, cap),
         }
     }
 }
 
-fn level(limits: &Limits, scope: Scope) -> &CapsRecord {
-    match scope {
-        Scope::Node => &limits.node,
-        Scope::Domain => &limits.domain,
-        Scope::Job => &limits.job,
-        Scope::Client => &limits.client,
-    }
-}
-
-/// `LEVEL.RESOURCE=VALUE`.
+/// `SCOPE.RESOURCE=VALUE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// Which cap.
@@ -76,18 +63,22 @@ impl FromStr for Assignment {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let form = "write LEVEL.RESOURCE=VALUE, such as node.fds=4096";
+        let form = "write SCOPE.RESOURCE=VALUE, such as node.fds=4096";
         let (name, value) = text.split_once('=').ok_or(form)?;
         let (scope, resource) = name.split_once('.').ok_or(form)?;
         let names = |names: Vec<&str>| names.join(", ");
-        let limit = Limit {
-            scope: Scope::ALL.iter().copied().find(|it| it.name() == scope).ok_or_else(|| {
-                format!("no level `{scope}`; use {}", names(LEVELS.map(Scope::name).to_vec()))
-            })?,
-            resource: CAPPED.into_iter().find(|it| it.name() == resource).ok_or_else(|| {
-                format!("`{resource}` has no cap; use {}", names(CAPPED.map(Resource::name).into()))
-            })?,
-        };
+        let scope = Scope::from_name(scope).ok_or_else(|| {
+            format!(
+                "no scope `{scope}`; use {}",
+                names(Scope::WIDEST_FIRST.map(Scope::name).into())
+            )
+        })?;
+        let is_capped = |it: &Resource| it.is_capped_in(scope);
+        let resource = Resource::from_name(resource).filter(is_capped).ok_or_else(|| {
+            let capped = Resource::ALL.iter().filter(|it| is_capped(it)).map(|it| it.name());
+            format!("`{resource}` has no cap of a {scope}; use {}", names(capped.collect()))
+        })?;
+        let limit = Limit { scope, resource };
         Ok(Assignment { limit, value: parse_value(value)? })
     }
 }
@@ -119,9 +110,6 @@ fn parse_value(text: &str) -> std::result::Result<u64, String> {
     number.checked_mul(factor).filter(|value| *value != NO_CAP).ok_or_else(form)
 }
 
-/// The levels, the widest first.
-const LEVELS: [Scope; 4] = [Scope::Node, Scope::Domain, Scope::Job, Scope::Client];
-
 const COLUMNS: &[Column] = &[
     Column("RESOURCE", Side::Left),
     Column("NODE", Side::Right),
@@ -143,25 +131,28 @@ fn show(json: bool) -> Result<()> {
     let limits = Admin::from_env()?.limits()?;
     let mut out = Output::stdout();
     if json {
-        let of = |scope| {
-            let cap = |resource: Resource| {
-                let cap = Limit { scope, resource }.of(&limits);
-                (resource.name(), Some(cap).filter(|cap| *cap != NO_CAP))
-            };
-            CAPPED.map(cap).into_iter().collect::<BTreeMap<_, _>>()
+        let of = |scope: Scope| {
+            let capped = Resource::ALL.iter().filter(|it| it.is_capped_in(scope));
+            let cap = |cap: u64| Some(cap).filter(|cap| *cap != NO_CAP);
+            capped.map(|it| (it.name(), cap(limits[scope][*it].get()))).collect::<BTreeMap<_, _>>()
         };
-        let levels: BTreeMap<_, _> = LEVELS.map(|scope| (scope.name(), of(scope))).into();
-        out.json(&levels)?;
+        let scopes: BTreeMap<_, _> = Scope::ALL.iter().map(|it| (it.name(), of(*it))).collect();
+        out.json(&scopes)?;
         out.text("\n")?;
     } else {
         let row = |resource: Resource| {
             let cap = |scope| {
                 let limit = Limit { scope, resource };
-                limit.show(limit.of(&limits))
+                if resource.is_capped_in(scope) {
+                    limit.show(limit.of(&limits))
+                } else {
+                    "-".into()
+                }
             };
-            std::iter::once(resource.name().to_owned()).chain(LEVELS.map(cap)).collect()
+            let name = resource.name().to_owned();
+            std::iter::once(name).chain(Scope::WIDEST_FIRST.map(cap)).collect()
         };
-        Columns::new(COLUMNS, true).write(CAPPED.map(row).into(), &mut out)?;
+        Columns::new(COLUMNS, true).write(Resource::capped().map(row).collect(), &mut out)?;
     }
     out.finish()
 }
@@ -259,8 +250,8 @@ mod tests {
     #[test]
     fn assignment_when_broken_then_the_message_says_what_would_do() {
         let table = [
-            ("fds=1", "LEVEL.RESOURCE=VALUE"),
-            ("node.fds", "LEVEL.RESOURCE=VALUE"),
+            ("fds=1", "SCOPE.RESOURCE=VALUE"),
+            ("node.fds", "SCOPE.RESOURCE=VALUE"),
             ("host.fds=1", "node, domain, job, client"),
             ("node.own_fds=1", "held_fds"),
             ("node.fds=", "digits"),

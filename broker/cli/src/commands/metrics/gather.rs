@@ -3,6 +3,7 @@
 use crate::admin::{Admin, Selection};
 use crate::error::Result;
 use crate::records::job_label;
+use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
 use std::collections::BTreeMap;
 
@@ -14,36 +15,11 @@ pub const MOST_ACCOUNTS: usize = 20;
 pub const OTHER: &str = "other";
 
 /// What one user or one job is charged for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sums {
-    pub clients: u64,
-    pub fds: u64,
-    pub held_bytes: u64,
-    pub open_leases: u64,
-    pub mapped_leases: u64,
-    pub allocations: u64,
-}
+pub type Sums = ByResource<u64>;
 
-impl Sums {
-    fn of(record: &AccountRecord) -> Self {
-        Sums {
-            clients: record.clients.get().into(),
-            fds: record.fds.now.get(),
-            held_bytes: record.held_bytes.now.get(),
-            open_leases: record.open_leases.now.get(),
-            mapped_leases: record.mapped_leases.now.get(),
-            allocations: record.allocations.now.get(),
-        }
-    }
-
-    fn add(&mut self, more: &Sums) {
-        let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
-        add(&mut self.clients, more.clients);
-        add(&mut self.fds, more.fds);
-        add(&mut self.held_bytes, more.held_bytes);
-        add(&mut self.open_leases, more.open_leases);
-        add(&mut self.mapped_leases, more.mapped_leases);
-        add(&mut self.allocations, more.allocations);
+fn add(sums: &mut Sums, record: &AccountRecord) {
+    for (resource, item) in record.uses.iter() {
+        sums[resource] = sums[resource].saturating_add(item.now.get());
     }
 }
 
@@ -51,6 +27,7 @@ impl Sums {
 pub type Accounts = Vec<(Vec<String>, Sums)>;
 
 /// Everything, as it was at about one time.
+#[derive(Debug)]
 pub struct Gathered {
     pub status: NodeStatus,
     pub metrics: Metrics,
@@ -79,16 +56,16 @@ pub fn gather(mut admin: Admin) -> Result<Gathered> {
 fn largest(records: &[AccountRecord], labels: impl Fn(&AccountRecord) -> Vec<String>) -> Accounts {
     let mut by_labels: BTreeMap<Vec<String>, Sums> = BTreeMap::new();
     for record in records {
-        by_labels.entry(labels(record)).or_default().add(&Sums::of(record));
+        add(by_labels.entry(labels(record)).or_default(), record);
     }
     let mut accounts: Accounts = by_labels.into_iter().collect();
     // Stable: of those with as many fds the same ones stay.
     accounts.sort_by_key(|(_, sums)| std::cmp::Reverse((sums.fds, sums.mapped_leases)));
     if accounts.len() > MOST_ACCOUNTS {
-        let mut other = Sums::default();
         let rest = accounts.split_off(MOST_ACCOUNTS);
+        let all = |resource| rest.iter().map(move |(_, sums)| sums[resource]);
+        let other = Sums::from_fn(|resource| all(resource).fold(0, u64::saturating_add));
         let labels = vec![OTHER.to_owned(); rest[0].0.len()];
-        rest.iter().for_each(|(_, sums)| other.add(sums));
         accounts.push((labels, other));
     }
     accounts
@@ -101,7 +78,7 @@ mod tests {
 
     fn record(uid: u32, fds: u64) -> AccountRecord {
         let mut record = AccountRecord::new_zeroed();
-        (record.uid, record.fds.now) = (uid.into(), fds.into());
+        (record.uid, record.uses.fds.now) = (uid.into(), fds.into());
         record
     }
 

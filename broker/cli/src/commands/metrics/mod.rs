@@ -4,7 +4,6 @@
 mod args;
 mod gather;
 mod listen;
-mod page;
 mod render;
 mod serve;
 
@@ -24,7 +23,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Prints the metrics of the broker that the environment names.
 fn print() -> Result<()> {
-    let page = render::page(Some(&gather::gather(Admin::from_env()?)?));
+    let page = render::page(Some(gather::gather(Admin::from_env()?)?));
     let mut out = Output::stdout();
     out.text(&page)?;
     out.finish()

@@ -1,163 +1,168 @@
-//! The families: names, types and help in one place. Names never change their meaning: dashboards go by them. Must never
-//! ask the broker.
+//! The metrics page: which families there are, with names, types and help. The resources and counts come from the
+//! protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change what a name means:
+//! dashboards go by them.
 
-use super::gather::{Accounts, Gathered, Sums};
-use super::page::{Page, seconds};
-use fdbroker_protocol::admin::{BUCKET_BOUNDS_US, Histogram, NodeStatus, Use};
-
-/// On the wire: no cap. Then there is no sample.
-const NO_CAP: u64 = u64::MAX;
+use super::gather::{Accounts, Gathered};
+use fdbroker_protocol::admin::{BUCKET_BOUNDS_US, Histogram, NodeStatus};
+use fdbroker_protocol::{Resource, Scope, Unit};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet, text::encode};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit as FamilyUnit};
+use std::fmt;
 
 /// The whole page; without a broker, that there is none.
-pub fn page(gathered: Option<&Gathered>) -> String {
-    let mut page = Page::default();
-    page.family("fdbroker_build", "info", "The release of the command that gives these numbers.");
-    page.sample("fdbroker_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    let is_up = u8::from(gathered.is_some());
-    page.gauge("fdbroker_up", "1 if the broker answers; else this is all there is.", is_up);
-    if let Some(gathered) = gathered {
-        counts(&mut page, &gathered.status);
-        resources(&mut page, &gathered.status);
-        counters(&mut page, &gathered.status);
+pub fn page(gathered: Option<Gathered>) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Page(gathered)));
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a String takes every text");
+    text
+}
+
+/// What one page is made of.
+#[derive(Debug)]
+struct Page(Option<Gathered>);
+
+impl Collector for Page {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "the release of the command that gives these numbers";
+        let mut build = to.encode_descriptor("fdbroker_build", help, None, MetricType::Info)?;
+        build.encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
+        let up = u64::from(self.0.is_some());
+        gauge(
+            &mut to,
+            "fdbroker_up",
+            "1 if the broker answers; else this is all there is",
+            None,
+            &up,
+        )?;
+        let Some(gathered) = &self.0 else { return Ok(()) };
+        counts(&mut to, &gathered.status)?;
+        resources(&mut to, &gathered.status)?;
         histogram(
-            &mut page,
-            "fdbroker_grant_latency_seconds",
-            "From reading a request to sending the fds it was granted, waiting included.",
+            &mut to,
+            "fdbroker_grant_latency",
+            "from reading a request to sending the fds it was granted, waiting included",
             &gathered.metrics.grant_latency,
-        );
+        )?;
         histogram(
-            &mut page,
-            "fdbroker_recall_time_seconds",
-            "From asking an owner for an fd again to getting it.",
+            &mut to,
+            "fdbroker_recall_time",
+            "from asking an owner for an fd again to getting it",
             &gathered.metrics.recall_time,
-        );
-        accounts(&mut page, "user", "a user", &["uid"], &gathered.users);
+        )?;
+        accounts(&mut to, "user", &["uid"], &gathered.users)?;
         // Scrapers have a label `job` of their own.
-        accounts(&mut page, "job", "a job", &["job_name", "uid"], &gathered.jobs);
+        accounts(&mut to, "job", &["job_name", "uid"], &gathered.jobs)
     }
-    page.finish()
 }
 
-fn counts(page: &mut Page, status: &NodeStatus) {
+/// A family of one value that goes up and down; its unit follows the name.
+fn gauge(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&FamilyUnit>,
+    value: &impl EncodeGaugeValue,
+) -> fmt::Result {
+    to.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(value)
+}
+
+fn counts(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
     let uptime = seconds(status.uptime_ms.get().saturating_mul(1000));
-    page.gauge("fdbroker_uptime_seconds", "Time since the broker started.", uptime);
-    let gauges = [
-        ("clients", "Connected clients.", status.clients.get().into()),
-        ("users", "Isolation domains: users, on each listener.", status.domains.get().into()),
-        ("jobs", "Jobs with clients.", status.jobs.get().into()),
-        (
-            "requests_waiting",
-            "Requests that wait for room or a recall.",
-            status.parked.get().into(),
-        ),
-        ("stored_fds", "Fds that the broker holds.", status.held_now.get()),
-        ("closing_fds", "Fds whose close has not returned.", status.closing_now.get()),
-    ];
-    for (name, help, value) in gauges {
-        page.gauge(&format!("fdbroker_{name}"), help, value);
+    let help = "time since the broker started";
+    gauge(to, "fdbroker_uptime", help, Some(&FamilyUnit::Seconds), &uptime)?;
+    for (row, count) in status.gauges.iter() {
+        gauge(to, &format!("fdbroker_{row}"), row.help(), None, &count.get())?;
     }
+    for (row, count) in status.counters.iter() {
+        let name = format!("fdbroker_{row}");
+        let mut counter = to.encode_descriptor(&name, row.help(), None, MetricType::Counter)?;
+        counter.encode_counter::<NoLabelSet, _, u64>(&count.get(), None)?;
+    }
+    Ok(())
 }
 
-/// Resources that have no cap of their own.
-const UNCAPPED: [&str; 2] = ["own_", "pinned_"];
-
-/// Each resource: in use, most ever, cap. Units stand last in a name.
-fn resources(page: &mut Page, status: &NodeStatus) {
-    let all = [
-        ("", "fds", "Fds of shared memory on the node.", &status.fds),
-        ("held_", "fds", "Fds in the broker, or promised a place there.", &status.held_fds),
-        ("own_", "fds", "Fds that clients keep for their own memory.", &status.own_fds),
-        ("table_", "fds", "Fds in the broker's own table.", &status.table_fds),
-        ("held_", "bytes", "Memory whose fd the broker holds.", &status.held_bytes),
-        (
-            "pinned_",
-            "bytes",
-            "Ended memory that leases still pin, charged to each holder.",
-            &status.pinned_bytes,
-        ),
-        ("open_", "leases", "Duplicates that clients have open.", &status.open_leases),
-        ("mapped_", "leases", "Memory imported, no fd kept.", &status.mapped_leases),
-        ("", "allocations", "Allocations, or ended and still leased.", &status.allocations),
-        ("kept_", "allocations", "Allocations that outlive their owner.", &status.kept_allocations),
-    ];
-    for (what, unit, help, Use { now, peak, cap }) in all {
-        page.gauge(&format!("fdbroker_{what}{unit}"), help, now.get());
-        let most = format!("The most since start: {}", lowercase(help));
-        page.gauge(&format!("fdbroker_{what}peak_{unit}"), &most, peak.get());
-        if UNCAPPED.contains(&what) {
+/// Each resource: in use, most ever, cap. The unit stands last in a name. A cap that can be set and is not has no sample.
+fn resources(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
+    for (resource, item) in status.uses.iter() {
+        let (unit, help) = (unit(resource), resource.help());
+        gauge(to, &name("fdbroker", resource, ""), help, Some(&unit), &item.now.get())?;
+        let most = format!("the most since start: {help}");
+        gauge(to, &name("fdbroker", resource, "_peak"), &most, Some(&unit), &item.peak.get())?;
+        let cap = item.known_cap();
+        if cap.is_none() && !resource.is_capped_in(Scope::Node) {
             continue;
         }
-        let name = format!("fdbroker_{what}cap_{unit}");
-        page.family(&name, "gauge", &format!("The cap, if there is one: {}", lowercase(help)));
-        if cap.get() != NO_CAP {
-            page.sample(&name, &[], cap.get());
-        }
+        let (name, help) = (name("fdbroker", resource, "_cap"), format!("the cap: {help}"));
+        let mut family = to.encode_descriptor(&name, &help, Some(&unit), MetricType::Gauge)?;
+        cap.map_or(Ok(()), |cap| family.encode_gauge(&cap))?;
+    }
+    Ok(())
+}
+
+/// The name of a resource's family without its unit, such as `fdbroker_held_peak`.
+fn name(before: &str, resource: Resource, after: &str) -> String {
+    let middle = resource.name_before_unit().trim_end_matches('_');
+    let mark = if middle.is_empty() { "" } else { "_" };
+    format!("{before}{mark}{middle}{after}")
+}
+
+fn unit(resource: Resource) -> FamilyUnit {
+    match resource.unit() {
+        Unit::Bytes => FamilyUnit::Bytes,
+        unit => FamilyUnit::Other(unit.name().to_owned()),
     }
 }
 
-fn lowercase(text: &str) -> String {
-    text[..1].to_lowercase() + &text[1..]
+fn histogram(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    histogram: &Histogram,
+) -> fmt::Result {
+    let bounds = BUCKET_BOUNDS_US.map(seconds).into_iter().chain([f64::INFINITY]);
+    let counts = histogram.buckets.iter().map(|bucket| bucket.get());
+    let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
+    let count = buckets.iter().fold(0, |sum: u64, (_, count)| sum.saturating_add(*count));
+    let seconds = seconds(histogram.sum_us.get());
+    let unit = Some(&FamilyUnit::Seconds);
+    let mut family = to.encode_descriptor(name, help, unit, MetricType::Histogram)?;
+    family.encode_histogram::<NoLabelSet>(seconds, count, &buckets, None)
 }
 
-fn counters(page: &mut Page, status: &NodeStatus) {
-    let all = [
-        ("grants", "Leases granted.", status.grants),
-        ("registrations", "Allocations registered.", status.registrations),
-        ("evictions", "Fds closed to make room.", status.evictions),
-        ("recalls", "Fds asked for again.", status.recalls),
-        ("recalls_unanswered", "Recalls not answered in time.", status.recalls_silent),
-        ("requests_parked", "Requests that had to wait.", status.parkings),
-        (
-            "requests_refused",
-            "Requests refused because a cap was full or the broker was being drained.",
-            status.refusals,
-        ),
-        ("leases_reclaimed", "Leases that their holders were asked for.", status.reclaims),
-    ];
-    for (name, help, value) in all {
-        page.counter(&format!("fdbroker_{name}"), help, value.get());
-    }
-}
-
-fn histogram(page: &mut Page, name: &str, help: &str, histogram: &Histogram) {
-    page.family(name, "histogram", help);
-    let bounds = BUCKET_BOUNDS_US.map(seconds);
-    let bounds = bounds.iter().map(String::as_str).chain(std::iter::once("+Inf"));
-    let mut sum: u64 = 0;
-    for (bound, bucket) in bounds.zip(&histogram.buckets) {
-        sum = sum.saturating_add(bucket.get());
-        page.sample(&format!("{name}_bucket"), &[("le", bound)], sum);
-    }
-    page.sample(&format!("{name}_count"), &[], sum);
-    page.sample(&format!("{name}_sum"), &[], seconds(histogram.sum_us.get()));
-}
-
-/// A value of an account, with what it is called.
-type Field = (&'static str, &'static str, fn(&Sums) -> u64);
-
-fn accounts(page: &mut Page, of: &str, who: &str, labels: &[&str], accounts: &Accounts) {
-    let fields: [Field; 6] = [
-        ("clients", "Clients", |sums| sums.clients),
-        ("fds", "Fds of shared memory", |sums| sums.fds),
-        ("held_bytes", "Memory whose fd the broker holds", |sums| sums.held_bytes),
-        ("open_leases", "Duplicates open", |sums| sums.open_leases),
-        ("mapped_leases", "Memory imported", |sums| sums.mapped_leases),
-        ("allocations", "Allocations", |sums| sums.allocations),
-    ];
-    for (field, what, value) in fields {
-        let name = format!("fdbroker_{of}_{field}");
-        let help = format!("{what} of {who}; those with few fds are one, other.");
-        page.family(&name, "gauge", &help);
+/// What users or jobs are charged for, of each resource that has a cap.
+fn accounts(
+    to: &mut DescriptorEncoder<'_>,
+    of: &str,
+    labels: &[&str],
+    accounts: &Accounts,
+) -> fmt::Result {
+    for resource in Resource::capped() {
+        let name = name(&format!("fdbroker_{of}"), resource, "");
+        let help = format!("{}, of each {of}; those with few fds are one, other", resource.help());
+        let unit = unit(resource);
+        let mut family = to.encode_descriptor(&name, &help, Some(&unit), MetricType::Gauge)?;
         for (values, sums) in accounts {
-            let pairs = labels.iter().zip(values).map(|(label, text)| (*label, text.as_str()));
-            page.sample(&name, &pairs.collect::<Vec<_>>(), value(sums));
+            let pairs: Vec<_> =
+                labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+            family.encode_family(&pairs)?.encode_gauge(&sums[resource])?;
         }
     }
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss)] // exact up to 285 years
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::gather::Sums;
     use super::*;
+    use fdbroker_protocol::NO_CAP;
     use fdbroker_protocol::admin::Metrics;
     use std::collections::BTreeSet;
     use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -172,14 +177,7 @@ mod tests {
         bytes.iter_mut().step_by(4).for_each(|byte| *byte = number);
         let metrics = Metrics::read_from_bytes(&[number; size_of::<Metrics>()]).expect("plain");
         let n = u64::from(number);
-        let sums = Sums {
-            clients: n,
-            fds: n,
-            held_bytes: n,
-            open_leases: n,
-            mapped_leases: n,
-            allocations: n,
-        };
+        let sums = Sums::all(n);
         let users = vec![(vec!["1000".to_owned()], sums)];
         let jobs = vec![(vec!["slurm:1".to_owned(), "1000".to_owned()], sums)];
         Gathered { status, metrics, users, jobs }
@@ -196,7 +194,7 @@ mod tests {
 
     #[test]
     fn page_when_every_number_of_the_broker_changes_then_every_series_does() {
-        let (before, after) = (page(Some(&all(1))), page(Some(&all(2))));
+        let (before, after) = (page(Some(all(1))), page(Some(all(2))));
         let (before, after) = (samples(&before), samples(&after));
         assert_eq!(before.len(), after.len());
         for ((series, old), (same, new)) in before.into_iter().zip(after) {
@@ -208,7 +206,7 @@ mod tests {
 
     #[test]
     fn page_when_read_by_the_rules_then_families_once_with_their_samples_and_an_end() {
-        let page = page(Some(&all(1)));
+        let page = page(Some(all(1)));
         assert!(page.ends_with("\n# EOF\n") && !page.contains("\n\n"));
         let mut families = BTreeSet::new();
         let (mut family, mut kind) = ("", "");
@@ -234,7 +232,7 @@ mod tests {
                 }
             }
         }
-        for counter in ["fdbroker_grants_total", "fdbroker_requests_refused_total"] {
+        for counter in ["fdbroker_grants_total", "fdbroker_refusals_total"] {
             assert!(names(&page).contains(counter));
         }
     }
@@ -245,7 +243,7 @@ mod tests {
         gathered.metrics.recall_time.buckets[0] = 2.into();
         gathered.metrics.recall_time.buckets[8] = 1.into();
         gathered.metrics.recall_time.sum_us = 2_010.into();
-        let page = page(Some(&gathered));
+        let page = page(Some(gathered));
         for line in [
             "fdbroker_recall_time_seconds_bucket{le=\"0.000005\"} 2",
             "fdbroker_recall_time_seconds_bucket{le=\"0.001\"} 2",
@@ -261,8 +259,8 @@ mod tests {
     #[test]
     fn page_when_there_is_no_cap_or_no_broker_then_no_sample_of_it() {
         let mut gathered = all(1);
-        gathered.status.fds.cap = NO_CAP.into();
-        let text = page(Some(&gathered));
+        gathered.status.uses.fds.cap = NO_CAP.into();
+        let text = page(Some(gathered));
         assert!(!names(&text).contains("fdbroker_cap_fds"));
         assert!(names(&text).contains("fdbroker_held_cap_fds"));
         assert!(page(None).ends_with("fdbroker_up 0\n# EOF\n"));
@@ -278,7 +276,7 @@ mod tests {
             .map(|target| target["expr"].as_str().expect("an expression"))
             .collect();
         assert!(exprs.len() >= panels.len() / 2, "{exprs:?}");
-        let page = page(Some(&all(1)));
+        let page = page(Some(all(1)));
         let names = names(&page);
         for expr in exprs {
             let words = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');

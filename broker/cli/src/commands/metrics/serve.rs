@@ -165,7 +165,7 @@ fn answer(mut stream: Stream) -> io::Result<()> {
 fn page() -> String {
     // It goes on for days: a service that was stopped meanwhile stays so.
     match again::connect_within(BROKER_PATIENCE).and_then(gather::gather) {
-        Ok(gathered) => render::page(Some(&gathered)),
+        Ok(gathered) => render::page(Some(gathered)),
         Err(error) => {
             say!("fdbroker: {error}");
             render::page(None)

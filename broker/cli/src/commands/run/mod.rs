@@ -14,7 +14,7 @@ use crate::error::{Context, Result};
 use crate::output::say;
 use crate::output::{commas, human_time};
 use crate::private_broker::{PrivateBroker, SELF, pid_of};
-use crate::records::StatusView;
+use crate::records::{self, StatusView};
 use crate::signals::Signals;
 use exec::Variable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -116,17 +116,12 @@ fn summary(broker: &PrivateBroker, json: bool) {
         }
         return;
     }
-    let cap = status.fds.cap.map_or("no cap".into(), |cap| format!("cap {}", commas(cap)));
+    let cap = status.uses.fds.cap.map_or("no cap".into(), |cap| format!("cap {}", commas(cap)));
     say!(
-        "fdbroker: {} fds of shared memory at most ({cap}), {} of them in the broker; {} registrations, {} grants, {} evictions, {} recalls, {} waits, {} refusals in {}",
-        commas(status.fds.peak),
-        commas(status.held_fds.peak),
-        commas(status.registrations),
-        commas(status.grants),
-        commas(status.evictions),
-        commas(status.recalls),
-        commas(status.parkings),
-        commas(status.refusals),
+        "fdbroker: {} fds of shared memory at most ({cap}), {} of them in the broker; {} in {}",
+        commas(status.uses.fds.peak),
+        commas(status.uses.held_fds.peak),
+        records::counted_since_start(&status.counters),
         human_time(status.uptime_ms),
     );
 }

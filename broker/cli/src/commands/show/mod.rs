@@ -41,7 +41,7 @@ pub fn run(Args { subject, json }: Args) -> Result<()> {
     }
     let rows = allocations::COLUMNS
         .iter()
-        .map(|it| vec![it.name.into(), (it.value)(record).shown_exactly()]);
+        .map(|it| vec![it.name.into(), it.value(record).shown_exactly()]);
     Columns::new(HEADINGS, false).write(rows.collect(), &mut out)?;
     out.text("\n")?;
     list.write(&mut admin, selection, &mut out)?;

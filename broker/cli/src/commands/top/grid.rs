@@ -26,7 +26,7 @@ pub fn draw<R>(
         return;
     }
     let rows = records.iter().take(usize::from(area.height) - 1);
-    let cells = |record: &&R| columns.iter().map(|it| (it.value)(record).shown()).collect();
+    let cells = |record: &&R| columns.iter().map(|it| it.value(record).shown()).collect();
     let rows: Vec<Vec<String>> = rows.map(cells).collect();
     let widths = widths(area.width, columns, &rows);
     let mut x = area.x;

@@ -3,58 +3,22 @@
 
 use super::events::Events;
 use super::sample::Sample;
-use crate::records::{self, StatusView, UseView, clients};
+use crate::records::{self, UseView, clients};
 use crate::table::{Column, Kind};
 use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
+use fdbroker_protocol::{ByCounter, Resource};
 use std::cmp::{Ordering, Reverse};
 
-/// A resource's name, as `fdbroker status` has it, and its use.
-type NamedUse = (&'static str, fn(&StatusView) -> &UseView);
+/// Columns of the clients that are no resources, by their keys: those before the resources, and those after them.
+const CLIENT_KEYS: (&[&str], &[&str]) = (&["pid", "name", "uid"], &["parked_requests", "silent"]);
 
-/// Uses that have caps, the most telling first: where there is little room the others are left out.
-pub const USES: &[NamedUse] = &[
-    ("fds", |it| &it.fds),
-    ("held_fds", |it| &it.held_fds),
-    ("open_leases", |it| &it.open_leases),
-    ("held_bytes", |it| &it.held_bytes),
-    ("mapped_leases", |it| &it.mapped_leases),
-    ("table_fds", |it| &it.table_fds),
-    ("allocations", |it| &it.allocations),
-    ("own_fds", |it| &it.own_fds),
-    ("pinned_bytes", |it| &it.pinned_bytes),
-];
-
-/// A counter's name and its value since the broker's start.
-type Counter = (&'static str, fn(&StatusView) -> u64);
-
-/// What is shown per second.
-const COUNTERS: [Counter; 6] = [
-    ("grants", |it| it.grants),
-    ("refusals", |it| it.refusals),
-    ("waits", |it| it.parkings),
-    ("recalls", |it| it.recalls),
-    ("evictions", |it| it.evictions),
-    ("deposits", |it| it.registrations),
-];
-
-/// Columns of the clients by their keys, in the order in which those are left out that do not fit: the last first.
-const CLIENT_KEYS: [&str; 11] = [
-    "pid",
-    "name",
-    "uid",
-    "fds",
-    "held_fds",
-    "held_bytes",
-    "open_leases",
-    "mapped_leases",
-    "parked",
-    "silent",
-    "allocations",
-];
-
-/// Columns of the clients as `top` shows them.
+/// Columns of the clients as `top` shows them; where there is no room the last are left out.
 pub fn client_columns() -> Vec<&'static Column<ClientRecord>> {
-    columns(clients::COLUMNS, &CLIENT_KEYS)
+    let (before, after) = CLIENT_KEYS;
+    let resources = records::SHOWN.iter().map(|resource| resource.name());
+    let keys: Vec<_> =
+        before.iter().copied().chain(resources).chain(after.iter().copied()).collect();
+    columns(&clients::COLUMNS, &keys)
 }
 
 /// Those of `all` that have these keys, in their order.
@@ -74,15 +38,15 @@ pub struct Order {
 impl Default for Order {
     /// The biggest holders of fds first.
     fn default() -> Self {
-        let column = CLIENT_KEYS.iter().position(|key| *key == "fds").unwrap_or(0);
-        Order { column, reversed: false }
+        let column = client_columns().iter().position(|it| it.key == Resource::Fds.name());
+        Order { column: column.unwrap_or(0), reversed: false }
     }
 }
 
 impl Order {
     /// By the next column.
     pub fn next(self) -> Self {
-        Order { column: (self.column + 1) % CLIENT_KEYS.len(), reversed: false }
+        Order { column: (self.column + 1) % client_columns().len(), reversed: false }
     }
 
     /// Numbers begin with the largest, text and ids with the smallest.
@@ -118,7 +82,7 @@ pub struct Model {
     /// The latest sample.
     pub latest: Sample,
     /// Per second between the two latest; `None`: there is only one of this broker.
-    pub rates: Option<[f64; COUNTERS.len()]>,
+    pub rates: Option<ByCounter<f64>>,
     /// What the broker has told.
     pub events: Events,
     /// Why the broker does not answer.
@@ -146,8 +110,15 @@ impl Model {
 
     /// Names and rates.
     pub fn rates_named(&self) -> Option<impl Iterator<Item = (&'static str, f64)>> {
-        let rates = self.rates?;
-        Some(COUNTERS.iter().zip(rates).map(|((name, _), rate)| (*name, rate)))
+        Some(self.rates.as_ref()?.iter().map(|(counter, rate)| (counter.name(), *rate)))
+    }
+
+    /// The uses of resources: first those with a cap, which can be full. Where there is little room the last are left
+    /// out.
+    pub fn uses(&self) -> impl Iterator<Item = (Resource, &UseView)> {
+        let uses = &self.latest.status.uses;
+        let capped = uses.iter().filter(|(_, item)| item.cap.is_some());
+        capped.chain(uses.iter().filter(|(_, item)| item.cap.is_none()))
     }
 
     /// Clients that the filter has, in this order; equal ones by pid.
@@ -157,7 +128,7 @@ impl Model {
         let columns = client_columns();
         let compare = |a: &ClientRecord, b: &ClientRecord| {
             let Some(column) = columns.get(order.column) else { return Ordering::Equal };
-            let ordering = (column.value)(a).order(&(column.value)(b));
+            let ordering = column.value(a).order(&column.value(b));
             if order.is_descending(column) { ordering.reverse() } else { ordering }
         };
         clients.sort_by(|a, b| compare(a, b).then_with(|| a.pid.get().cmp(&b.pid.get())));
@@ -182,16 +153,14 @@ pub fn is_open(lease: &LeaseRecord) -> bool {
 }
 
 /// `None`: these are of two brokers.
-fn rates(old: &Sample, new: &Sample) -> Option<[f64; COUNTERS.len()]> {
+fn rates(old: &Sample, new: &Sample) -> Option<ByCounter<f64>> {
     let seconds = new.at.saturating_duration_since(old.at).as_secs_f64();
     if old.status.incarnation != new.status.incarnation || seconds <= 0.0 {
         return None;
     }
+    let (old, new) = (&old.status.counters, &new.status.counters);
     #[allow(clippy::cast_precision_loss)] // one decimal is shown
-    let rate = |(_, count): Counter| {
-        count(&new.status).saturating_sub(count(&old.status)) as f64 / seconds
-    };
-    Some(COUNTERS.map(rate))
+    Some(ByCounter::from_fn(|it| new[it].saturating_sub(old[it]) as f64 / seconds))
 }
 
 #[cfg(test)]
@@ -205,13 +174,14 @@ mod tests {
     }
 
     fn by(key: &str) -> Order {
-        let column = CLIENT_KEYS.iter().position(|it| *it == key).expect("a column");
+        let column = client_columns().iter().position(|it| it.key == key).expect("a column");
         Order { column, reversed: false }
     }
 
     #[test]
     fn client_columns_when_looked_up_then_all_are_there() {
-        assert_eq!(client_columns().len(), CLIENT_KEYS.len());
+        let (before, after) = CLIENT_KEYS;
+        assert_eq!(client_columns().len(), before.len() + records::SHOWN.len() + after.len());
     }
 
     #[test]
@@ -220,14 +190,14 @@ mod tests {
         assert_eq!(model.rates, None);
         let mut new = model.latest.clone();
         new.at += Duration::from_millis(500);
-        new.status.grants += 600;
-        new.status.refusals += 1;
+        new.status.counters.grants += 600;
+        new.status.counters.refusals += 1;
         model.update(new.clone());
         let rates: Vec<_> = model.rates_named().expect("two samples").collect();
         assert_eq!(rates[0], ("grants", 1200.0));
         assert_eq!(rates[1], ("refusals", 2.0));
         new.status.incarnation = "another".into();
-        new.status.grants = 0;
+        new.status.counters.grants = 0;
         model.update(new);
         assert_eq!(model.rates, None);
     }
@@ -235,9 +205,9 @@ mod tests {
     #[test]
     fn clients_when_ordered_then_numbers_descend_and_text_ascends_and_reversed_is_the_other_way() {
         let mut clients = [client(3, "b"), client(1, "c"), client(2, "a")];
-        clients[0].fds = 5.into();
-        clients[1].fds = 70.into();
-        clients[2].fds = 5.into();
+        clients[0].uses.fds = 5.into();
+        clients[1].uses.fds = 70.into();
+        clients[2].uses.fds = 5.into();
         let model = Model::new(sample(&clients));
         let pids_by = |order| pids(&model.clients(order, &Filter::default()));
         assert_eq!(pids_by(Order::default()), [1, 2, 3]);
@@ -249,7 +219,7 @@ mod tests {
 
     #[test]
     fn order_when_moved_on_through_all_columns_then_back_at_the_first() {
-        let end = CLIENT_KEYS.iter().fold(Order::default(), |order, _| order.next());
+        let end = client_columns().iter().fold(Order::default(), |order, _| order.next());
         assert_eq!(end, Order::default());
     }
 

@@ -51,17 +51,17 @@ pub fn lines(buf: &Buffer) -> Vec<String> {
 /// A node in use: 40 clients, leases, rates, a cap that is reached.
 fn busy() -> Model {
     let mut clients: Vec<_> = (1..=40).map(|n| client(1000 + n, &format!("rank-{n}"))).collect();
-    clients.iter_mut().zip(0u64..).for_each(|(it, fds)| it.fds = fds.into());
+    clients.iter_mut().zip(0u64..).for_each(|(it, fds)| it.uses.fds = fds.into());
     let mut old = sample(&clients);
     old.status.uptime_ms = 61_000;
-    old.status.clients = 40;
+    old.status.uses.connections.now = 40;
     old.leases = (1..100).map(|n| lease(n, 1000 * n, 1)).collect();
     let mut new = old.clone();
     new.at += Duration::from_secs(1);
-    new.status.grants += 12_345;
-    new.status.refusals += 2;
-    new.status.fds = UseView { now: 256, peak: 256, cap: Some(256) };
-    new.status.held_fds = UseView { now: 64, peak: 128, cap: Some(256) };
+    new.status.counters.grants += 12_345;
+    new.status.counters.refusals += 2;
+    new.status.uses.fds = UseView { now: 256, peak: 256, cap: Some(256) };
+    new.status.uses.held_fds = UseView { now: 64, peak: 128, cap: Some(256) };
     let mut model = Model::new(old);
     model.update(new);
     let happened = vec![record(EventKind::Drain), grant()];

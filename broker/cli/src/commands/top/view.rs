@@ -3,10 +3,10 @@
 
 use super::grid;
 use super::keys::{Choice, Shown};
-use super::model::{Model, USES, client_columns, columns, is_open};
-use crate::output::{commas, human_size, human_time};
-use crate::records::UseView;
-use crate::records::leases;
+use super::model::{Model, client_columns, columns, is_open};
+use crate::output::{commas, human_time};
+use crate::records::{self, UseView, leases};
+use fdbroker_protocol::Resource;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -42,11 +42,12 @@ struct Heights {
 
 /// Divides `height` lines: the caps and the clients come first, what has no room is left out.
 fn heights(height: u16, has_keys: bool) -> Heights {
-    let all_caps = u16::try_from(USES.len()).unwrap_or(u16::MAX);
+    let all_caps = u16::try_from(Resource::COUNT).unwrap_or(u16::MAX);
     let caps = match height {
         0..6 => 1,
         6..16 => 3,
         16..32 => 6,
+        32..44 => 9,
         _ => all_caps,
     };
     let rates = u16::from(height >= 8);
@@ -108,11 +109,11 @@ impl View<'_> {
             }
             (None, None) => {
                 let text = format!(
-                    "fdbroker top: broker {}, up {}, {} clients, {} waiting, every {} s",
+                    "fdbroker top: broker {}, up {}, {} connections, {} parked requests, every {} s",
                     status.pid,
                     human_time(status.uptime_ms),
-                    commas(status.clients.into()),
-                    commas(status.parked.into()),
+                    commas(status.uses.connections.now),
+                    commas(status.uses.parked_requests.now),
                     self.choice.interval.as_secs_f64(),
                 );
                 (text, bold())
@@ -123,10 +124,9 @@ impl View<'_> {
     }
 
     fn caps(&self, buf: &mut Buffer, area: Rect) {
-        for (line, (name, use_of)) in (0..area.height).zip(USES) {
-            let item = use_of(&self.model.latest.status);
-            let show = if name.ends_with("_bytes") { human_size } else { commas };
-            cap(buf, line_of(area, line), name, item, show);
+        for (line, (resource, item)) in (0..area.height).zip(self.model.uses()) {
+            let show = |number| records::amount(resource, number);
+            cap(buf, line_of(area, line), resource.name(), item, &show);
         }
     }
 
@@ -230,7 +230,7 @@ fn help(buf: &mut Buffer, area: Rect) {
 }
 
 /// `NAME [####--   ] NOW of CAP  PERCENT  peak PEAK`; the bar takes what room is left.
-fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: fn(u64) -> String) {
+fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u64) -> String) {
     let (now, peak) = (show(item.now), show(item.peak));
     let end = match item.cap {
         None => format!("{now:>10}{:<19}  peak {peak:<10}", ", no cap"),
@@ -239,7 +239,7 @@ fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: fn(u64) -
             format!("{now:>10} of {:<10} {percent:>4}  peak {peak:<10}", show(cap))
         }
     };
-    let name = format!("{name:<13} ");
+    let name = format!("{name:<16} ");
     let taken = u16::try_from(name.len() + end.len() + "[] ".len()).unwrap_or(u16::MAX);
     let room = area.width.saturating_sub(taken);
     put(buf, area, 0, &name, Style::new());

@@ -25,13 +25,14 @@ fn metrics_when_the_fd_table_is_larger_then_so_is_its_cap() {
 }
 
 /// Names in the configuration, and of the series.
-const CAPS: [(&str, &str); 7] = [
+const CAPS: [(&str, &str); 8] = [
     ("fds", "fdbroker_cap_fds"),
     ("held_fds", "fdbroker_held_cap_fds"),
     ("held_bytes", "fdbroker_held_cap_bytes"),
     ("open_leases", "fdbroker_open_cap_leases"),
     ("mapped_leases", "fdbroker_mapped_cap_leases"),
     ("allocations", "fdbroker_cap_allocations"),
+    ("connections", "fdbroker_cap_connections"),
     ("kept_allocations", "fdbroker_kept_cap_allocations"),
 ];
 

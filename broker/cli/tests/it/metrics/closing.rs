@@ -61,7 +61,7 @@ fn hung(seen: &mut Seen) {
             ("fdbroker_closing_fds", count),
             ("fdbroker_held_fds", 2 + count),
             ("fdbroker_stored_fds", 0),
-            ("fdbroker_registrations_total", 2),
+            ("fdbroker_deposits_total", 2),
             ("fdbroker_allocations", 0),
         ];
         broker.see(seen, &closing);

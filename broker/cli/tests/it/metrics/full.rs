@@ -26,11 +26,11 @@ fn refused(seen: &mut Seen) {
     let client = broker.client();
     client.register(&recallable(1), memfd(1).as_fd(), soon()).expect("registered");
     for refusals in 0..3 {
-        broker.see(seen, &[("fdbroker_requests_refused_total", refusals)]);
+        broker.see(seen, &[("fdbroker_refusals_total", refusals)]);
         let error = client.register(&recallable(1), memfd(1).as_fd(), soon()).expect_err("full");
         assert_eq!(error.code, ErrorCode::NoQuota);
     }
-    broker.see(seen, &[("fdbroker_allocations", 1), ("fdbroker_requests_refused_total", 3)]);
+    broker.see(seen, &[("fdbroker_allocations", 1), ("fdbroker_refusals_total", 3)]);
 }
 
 fn reclaimed(seen: &mut Seen) {
@@ -51,7 +51,7 @@ fn reclaimed(seen: &mut Seen) {
     let handle = registered.expect("registered").handle;
     let grants = (0..3).map(|_| holder.acquire(&handle, soon()).expect("a grant")).collect();
     *held.lock().expect("nobody panics with it") = grants;
-    let series = "fdbroker_leases_reclaimed_total";
+    let series = "fdbroker_reclaims_total";
     broker.see(seen, &[("fdbroker_open_leases", 3), (series, 0)]);
 
     let other = broker.client();
@@ -59,7 +59,7 @@ fn reclaimed(seen: &mut Seen) {
     let given_back = [
         ("fdbroker_open_leases", 1),
         ("fdbroker_requests_parked_total", 1),
-        ("fdbroker_requests_refused_total", 0),
+        ("fdbroker_refusals_total", 0),
     ];
     broker.see(seen, &given_back);
     // All three at once; and again, should this process not have run for as long as the broker waits for an answer.

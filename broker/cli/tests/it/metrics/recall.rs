@@ -41,7 +41,7 @@ fn answered(seen: &mut Seen) {
     let mut before = vec![
         ("fdbroker_held_fds", 0),
         ("fdbroker_stored_fds", 0),
-        ("fdbroker_requests_waiting", 0),
+        ("fdbroker_parked_requests", 0),
         ("fdbroker_requests_parked_total", 0),
         ("fdbroker_recalls_total", 0),
         ("fdbroker_grants_total", 0),
@@ -57,7 +57,7 @@ fn answered(seen: &mut Seen) {
 
     let waiting = consumer.acquire_start(&[handle], soon()).expect("started");
     let asked = [
-        ("fdbroker_requests_waiting", 1),
+        ("fdbroker_parked_requests", 1),
         ("fdbroker_requests_parked_total", 1),
         ("fdbroker_recalls_total", 1),
         ("fdbroker_held_fds", 1),
@@ -74,7 +74,7 @@ fn answered(seen: &mut Seen) {
     broker.page();
     answer.send(()).expect("it waits");
     let granted = [
-        ("fdbroker_requests_waiting", 0),
+        ("fdbroker_parked_requests", 0),
         ("fdbroker_requests_parked_total", 1),
         ("fdbroker_recalls_total", 1),
         ("fdbroker_recalls_unanswered_total", 0),

@@ -15,8 +15,16 @@ use std::time::{Duration, Instant};
 pub const NO_CREDIT: &str = "limits.base_credits=0";
 
 /// What each user and each job has a series of. In tests there is one user with one job, which has all that the node has.
-const OF_ACCOUNTS: [&str; 6] =
-    ["clients", "fds", "held_bytes", "open_leases", "mapped_leases", "allocations"];
+const OF_ACCOUNTS: [&str; 8] = [
+    "connections",
+    "fds",
+    "held_fds",
+    "held_bytes",
+    "open_leases",
+    "mapped_leases",
+    "allocations",
+    "kept_allocations",
+];
 
 pub struct Broker {
     pub running: Running,

@@ -141,5 +141,5 @@ fn metrics_when_inside_run_then_a_page() {
     let output = run_script("$F metrics");
     assert_eq!(end(&output).0, Some(0));
     let page = String::from_utf8(output.stdout).expect("UTF-8");
-    assert_eq!(Page::read(&page).get("fdbroker_clients"), 0.0);
+    assert_eq!(Page::read(&page).get("fdbroker_connections"), 0.0);
 }

@@ -20,8 +20,10 @@ const CONNECTION: u64 = 4;
 fn shared(seen: &mut Seen) {
     let broker = Broker::start("metrics-shared", &[NO_CREDIT]);
     let nothing = [
-        "clients",
-        "users",
+        "connections",
+        "peak_connections",
+        "domains",
+        "peak_domains",
         "jobs",
         "fds",
         "peak_fds",
@@ -42,9 +44,12 @@ fn shared(seen: &mut Seen) {
         "kept_allocations",
         "kept_peak_allocations",
         "stored_fds",
-        "requests_waiting",
+        "parked_requests",
+        "parked_peak_requests",
+        "refused_fds",
+        "refused_peak_fds",
         "grants_total",
-        "registrations_total",
+        "deposits_total",
         "evictions_total",
     ];
     let nothing = nothing.map(|name| format!("fdbroker_{name}"));
@@ -54,8 +59,8 @@ fn shared(seen: &mut Seen) {
 
     let owner = broker.client_with(2, |builder| builder);
     let connected = [
-        ("fdbroker_clients", 1),
-        ("fdbroker_users", 1),
+        ("fdbroker_connections", 1),
+        ("fdbroker_domains", 1),
         ("fdbroker_jobs", 1),
         ("fdbroker_own_fds", 2),
         ("fdbroker_own_peak_fds", 2),
@@ -76,11 +81,11 @@ fn shared(seen: &mut Seen) {
         registered.expect("registered").handle
     });
     let registered = [
-        ("fdbroker_clients", 2),
-        ("fdbroker_users", 1),
+        ("fdbroker_connections", 2),
+        ("fdbroker_domains", 1),
         ("fdbroker_jobs", 1),
         ("fdbroker_own_fds", 3),
-        ("fdbroker_registrations_total", 3),
+        ("fdbroker_deposits_total", 3),
         ("fdbroker_allocations", 3),
         ("fdbroker_peak_allocations", 3),
         ("fdbroker_held_fds", 3),
@@ -138,7 +143,7 @@ fn shared(seen: &mut Seen) {
     // What has ended stays pinned by who has it.
     owner.end();
     let ended = [
-        ("fdbroker_clients", 1),
+        ("fdbroker_connections", 1),
         ("fdbroker_own_fds", 1),
         ("fdbroker_own_peak_fds", 3),
         ("fdbroker_pinned_bytes", 7 * PAGE),
@@ -167,8 +172,8 @@ fn shared(seen: &mut Seen) {
     broker.see(seen, &none);
     consumer.end();
     let gone = [
-        ("fdbroker_clients", 0),
-        ("fdbroker_users", 0),
+        ("fdbroker_connections", 0),
+        ("fdbroker_domains", 0),
         ("fdbroker_jobs", 0),
         ("fdbroker_fds", 0),
         ("fdbroker_own_fds", 0),
@@ -184,7 +189,7 @@ fn metrics_when_a_job_has_a_series_then_jobs_clients_and_ls_know_it_by_the_same_
     client.register(&recallable(1), memfd(1).as_fd(), soon()).expect("registered");
     let jobs = broker.ask(&["jobs", "--json"]);
     let [job] = &jobs["jobs"].as_array().expect("a list")[..] else { panic!("{jobs}") };
-    assert_eq!((&job["clients"], &job["allocations"]), (&1.into(), &1.into()));
+    assert_eq!((&job["connections"], &job["allocations"]), (&1.into(), &1.into()));
     assert_eq!(job["fds_cap"], 50);
     let (name, uid) = (job["job"].as_str().expect("a name"), &job["uid"]);
     let series = format!("fdbroker_job_allocations{{job_name=\"{name}\",uid=\"{uid}\"}}");

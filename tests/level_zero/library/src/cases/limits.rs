@@ -57,7 +57,7 @@ pub fn export_rounds(node: &Node, rank: &mut Rank) -> Outcome {
     same("fds", crate::rank::count_fds()?, before)?;
     same("in the table", rank.exports.len(), 0)?;
     node.until_count("/allocations/now", 0)?;
-    same("registrations", node.count("/registrations")?, ROUNDS as u64)
+    same("registrations", node.count("/deposits")?, ROUNDS as u64)
 }
 
 /// The broker cannot hold all of them: it recalls those that it evicted, twice, with their bytes.

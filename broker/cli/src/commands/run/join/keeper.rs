@@ -236,9 +236,9 @@ fn watch(pid: Pid, tenure: &SharedTenure) {
 }
 
 /// How many clients are connected; 0 if the broker does not answer.
-fn clients(broker: &PrivateBroker) -> u32 {
+fn clients(broker: &PrivateBroker) -> u64 {
     let asked = Admin::connect(&broker.admin_socket()).and_then(|mut admin| admin.status());
-    asked.map_or(0, |status| status.clients.get())
+    asked.map_or(0, |status| status.uses.connections.now.get())
 }
 
 fn wait_for(file: &File) -> Result<()> {

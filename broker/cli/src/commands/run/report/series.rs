@@ -33,11 +33,11 @@ impl Sample {
     pub fn new(status: &NodeStatus, at: Duration) -> Sample {
         Sample {
             at,
-            node: status.fds.now.get(),
-            broker: status.held_fds.now.get(),
-            ranks: status.open_leases.now.get() + status.own_fds.now.get(),
-            direct: status.open_leases.now.get() + status.mapped_leases.now.get(),
-            cap: Some(status.fds.cap.get()).filter(|cap| *cap != u64::MAX),
+            node: status.uses.fds.now.get(),
+            broker: status.uses.held_fds.now.get(),
+            ranks: status.uses.open_leases.now.get() + status.uses.own_fds.now.get(),
+            direct: status.uses.open_leases.now.get() + status.uses.mapped_leases.now.get(),
+            cap: status.uses.fds.known_cap(),
         }
     }
 }

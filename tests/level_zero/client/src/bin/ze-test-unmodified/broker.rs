@@ -41,8 +41,8 @@ pub fn counts() -> Result<Counts, Fault> {
         allocations: now("allocations")?,
         open_leases: now("open_leases")?,
         mapped_leases: now("mapped_leases")?,
-        held_fds: total("held_now")? + total("closing_now")?,
-        registrations: total("registrations")?,
+        held_fds: total("stored_fds")? + total("closing_fds")?,
+        registrations: total("deposits")?,
         grants: total("grants")?,
         recalls: total("recalls")?,
     })

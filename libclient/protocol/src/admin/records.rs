@@ -1,0 +1,179 @@
+//! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: no IO, no state.
+
+use super::status::Use;
+use crate::limits::{FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
+use crate::resource::ByResource;
+use crate::table::wire_enum;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+wire_enum! {
+    /// Where an allocation's fd is.
+    AllocationState: u32 {
+        /// The broker holds the fd and may evict it.
+        Held = 1, "held";
+        /// The broker holds the fd and cannot get it again: never evicted.
+        Resident = 2, "resident";
+        /// The broker has closed the fd and can recall it.
+        Evicted = 3, "evicted";
+        /// The fd is on its way again.
+        Recalling = 4, "recalling";
+        /// It has ended; leases of it are still out.
+        Ended = 5, "ended";
+        /// Of before a crash of the broker, and its owner has not named it again yet.
+        Reserved = 6, "reserved";
+    }
+}
+
+/// One allocation, 192 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct AllocationRecord {
+    /// Slot.
+    pub slot: U32,
+    /// Generation.
+    pub generation: U32,
+    /// An [`AllocationState`].
+    pub state: U32,
+    /// A [`crate::memory::MemoryKind`].
+    pub kind: u8,
+    /// A [`crate::handle::Share`].
+    pub share: u8,
+    /// [`crate::message::register_flags`].
+    pub flags: u8,
+    /// 1 = the owner is gone.
+    pub owner_gone: u8,
+    /// Size in bytes.
+    pub size_bytes: U64,
+    /// Where in the fd it begins, in bytes.
+    pub fd_offset: U64,
+    /// The owner's id of it.
+    pub owner_allocation_id: U64,
+    /// Its address in the owner.
+    pub base: U64,
+    /// The owner's device ordinal.
+    pub device: U32,
+    /// The owner's pid as the broker sees it, 0 when gone.
+    pub owner_pid: U32,
+    /// The owner's uid; 0xffffffff of a reserved one, whose owner is not known again yet.
+    pub owner_uid: U32,
+    /// Open leases of it.
+    pub open_leases: U32,
+    /// Mapped leases of it.
+    pub mapped_leases: U32,
+    /// Requests that wait for it.
+    pub waiters: U32,
+    /// Inode of the fd held, or of the last one that was; 0 = not known.
+    pub inode: U64,
+    /// The owner's name.
+    pub owner_name: [u8; NAME_BYTES],
+    /// Key of the owner's job, or of the job that has left a kept one; 0 = none.
+    pub job: U64,
+    /// Its name, see [`AccountRecord::name`].
+    pub job_name: [u8; JOB_NAME_BYTES],
+    /// The broker's own fd of it, its number in /proc/PID/fd; [`NO_OWN_FD`] while it holds none.
+    pub fd: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+    /// For how long it has had no other files than these, in ms; u64::MAX = since it was deposited, 0 = not known,
+    /// as after a crash. An older lease may be of another one.
+    pub files_ms: U64,
+    /// Inodes of files that its owner gave for it before, newest first; 0 = none. Memory that is exported as another
+    /// dma-buf each time has them.
+    pub former_inodes: [U64; FORMER_FILES],
+}
+
+/// [`AllocationRecord::fd`] of what the broker holds no fd of.
+pub const NO_OWN_FD: u32 = u32::MAX;
+
+/// One lease, 128 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct LeaseRecord {
+    /// The lease's number.
+    pub lease: U64,
+    /// Slot of the allocation.
+    pub slot: U32,
+    /// Generation of the allocation.
+    pub generation: U32,
+    /// 1 = open, 2 = mapped.
+    pub state: U32,
+    /// 1 = its allocation has ended.
+    pub ended: U32,
+    /// The holder's number.
+    pub client: U32,
+    /// The holder's pid as the broker sees it.
+    pub pid: U32,
+    /// The holder's uid.
+    pub uid: U32,
+    /// The owner's pid, 0 when gone.
+    pub owner_pid: U32,
+    /// Size of the allocation in bytes.
+    pub size_bytes: U64,
+    /// Age of the lease, ms.
+    pub age_ms: U64,
+    /// The holder's name.
+    pub name: [u8; NAME_BYTES],
+    /// Key of the holder's job; 0 = none.
+    pub job: U64,
+    /// Its name, see [`AccountRecord::name`].
+    pub job_name: [u8; JOB_NAME_BYTES],
+}
+
+/// One client, 208 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ClientRecord {
+    /// Its number.
+    pub client: U32,
+    /// Its pid as the broker sees it.
+    pub pid: U32,
+    /// Its uid.
+    pub uid: U32,
+    /// 1 = it misses a recall.
+    pub silent: U32,
+    /// What it is charged for, in each resource's unit.
+    pub uses: ByResource<U64>,
+    /// Reserved, 0.
+    pub reserved: U32,
+    /// Listener it came by.
+    pub listener: U32,
+    /// Its name.
+    pub name: [u8; NAME_BYTES],
+    /// Key of its job; 0 = none.
+    pub job: U64,
+    /// Its name, see [`AccountRecord::name`].
+    pub job_name: [u8; JOB_NAME_BYTES],
+}
+
+/// One job of a domain, or one domain, 408 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct AccountRecord {
+    /// The job's key: what [`Filter::Job`](super::query::Filter::Job) takes. 0 of a domain.
+    pub key: U64,
+    /// Uid of the domain.
+    pub uid: U32,
+    /// Listener of the domain.
+    pub listener: U32,
+    /// Kept allocations that clients of the job have left: the domain is charged for them, the job is not. 0 of a domain.
+    pub left_allocations: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+    /// What it is charged for.
+    pub uses: ByResource<Use>,
+    /// The job's name in printable ASCII, padded with zeros: `slurm:4711`, `flux:fTE9HHdZvi3`, `pbs:12.server`,
+    /// `k8s:UID` of the pod, else `unit:NAME` of the nearest service or scope of systemd. Empty when the cgroup has no
+    /// such name, and for a domain.
+    pub name: [u8; JOB_NAME_BYTES],
+}

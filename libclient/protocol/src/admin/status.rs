@@ -1,0 +1,68 @@
+//! The broker at a glance: what is in use on the node, and how often what has happened. Layouts only: no IO, no state.
+
+use crate::count::{ByCounter, ByGauge};
+use crate::resource::{ByResource, NO_CAP};
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+/// Use of one resource by one account, 24 bytes.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Use {
+    /// In use now, in the resource's unit.
+    pub now: U64,
+    /// The most that was ever in use.
+    pub peak: U64,
+    /// The cap; [`NO_CAP`] when there is none.
+    pub cap: U64,
+}
+
+impl Use {
+    /// From numbers of this machine.
+    pub fn new(now: u64, peak: u64, cap: u64) -> Self {
+        Use { now: now.into(), peak: peak.into(), cap: cap.into() }
+    }
+
+    /// The cap, if there is one.
+    pub fn known_cap(&self) -> Option<u64> {
+        Some(self.cap.get()).filter(|cap| *cap != NO_CAP)
+    }
+}
+
+/// The node at a glance.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct NodeStatus {
+    /// The broker's pid.
+    pub pid: U32,
+    /// 1 = the broker is being drained.
+    pub draining: U32,
+    /// The node's id, see [`crate::handle::node_id`].
+    pub node: U64,
+    /// A random number that the broker draws at its start.
+    pub incarnation: U64,
+    /// Time since the broker's start, in ms.
+    pub uptime_ms: U64,
+    /// What is in use on the node.
+    pub uses: ByResource<Use>,
+    /// What there is now beside that.
+    pub gauges: ByGauge<U64>,
+    /// What has happened since the broker's start.
+    pub counters: ByCounter<U64>,
+}

@@ -1,0 +1,35 @@
+//! How a second broker takes everything over from the running one. Layouts only: no IO, no state.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32};
+
+/// Body of a takeover offer, 8 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct TakeoverOffer {
+    /// Sockets after the state's memfd, in whose queues the other fds lie.
+    pub carriers: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
+}
+
+/// Body of a takeover step, 4 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct TakeoverStep {
+    /// A number of [`step`].
+    pub step: U32,
+}
+
+/// Steps of a takeover after the offer, in their order.
+pub mod step {
+    /// Administrator: everything has come and stands.
+    pub const READY: u32 = 1;
+    /// Broker: it is yours; nothing is touched here any more.
+    pub const GO: u32 = 2;
+    /// Administrator: clients are served.
+    pub const SERVING: u32 = 3;
+}

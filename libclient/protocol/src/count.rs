@@ -1,0 +1,31 @@
+//! The tables of counts that no cap bounds: how often something happened since the broker's start, and how many of
+//! something there are now. Must never be listed again anywhere else.
+
+use crate::table::table;
+
+table! {
+    /// How often something has happened since the broker's start; a successor goes on counting.
+    enum Counter;
+    /// One value per counter.
+    struct ByCounter;
+
+    Deposits = 1, deposits, "deposits answered, those included that were refused";
+    Grants = 2, grants, "duplicates granted, each with a lease";
+    Evictions = 3, evictions, "fds closed to make room";
+    Recalls = 4, recalls, "fds that owners were asked for again";
+    RecallsUnanswered = 5, recalls_unanswered, "recalls that the owner did not answer in time";
+    RequestsParked = 6, requests_parked, "requests that had to wait";
+    Refusals = 7, refusals, "requests and deposits refused, because a cap was full or the broker was being drained";
+    Reclaims = 8, reclaims, "leases that holders were asked to give back";
+}
+
+table! {
+    /// How many of something there are now.
+    enum Gauge;
+    /// One value per gauge.
+    struct ByGauge;
+
+    Jobs = 1, jobs, "jobs with clients, or with kept allocations that clients have left";
+    StoredFds = 2, stored_fds, "fds that the broker has open for clients, without places promised";
+    ClosingFds = 3, closing_fds, "fds whose close has not returned";
+}

@@ -1,0 +1,49 @@
+//! The size of every layout: PROTOCOL.md gives them, and a test compares the two.
+
+use crate::admin;
+use crate::error::Status;
+use crate::handle::{Handle, HandlePrefix};
+use crate::message::{
+    AcquireHead, AllocationItem, DeclareItem, DrainedItem, GoingAway, GrantItem, Header, Hello,
+    HelloReply, LeaseItem, RecallItem, RedepositItem, RegisterHead, RegisterItem,
+    RegisterReplyHead, Registered, RevokedItem, SupplyItem,
+};
+
+/// Name of the structure and its size in bytes.
+pub const LAYOUTS: &[(&str, usize)] = &[
+    ("Header", size_of::<Header>()),
+    ("Status", size_of::<Status>()),
+    ("Handle", size_of::<Handle>()),
+    ("HandlePrefix", size_of::<HandlePrefix>()),
+    ("Hello", size_of::<Hello>()),
+    ("HelloReply", size_of::<HelloReply>()),
+    ("RegisterHead", size_of::<RegisterHead>()),
+    ("RegisterItem", size_of::<RegisterItem>()),
+    ("RedepositItem", size_of::<RedepositItem>()),
+    ("RegisterReplyHead", size_of::<RegisterReplyHead>()),
+    ("Registered", size_of::<Registered>()),
+    ("AllocationItem", size_of::<AllocationItem>()),
+    ("AcquireHead", size_of::<AcquireHead>()),
+    ("GrantItem", size_of::<GrantItem>()),
+    ("LeaseItem", size_of::<LeaseItem>()),
+    ("DeclareItem", size_of::<DeclareItem>()),
+    ("RecallItem", size_of::<RecallItem>()),
+    ("SupplyItem", size_of::<SupplyItem>()),
+    ("RevokedItem", size_of::<RevokedItem>()),
+    ("DrainedItem", size_of::<DrainedItem>()),
+    ("GoingAway", size_of::<GoingAway>()),
+    ("admin::Query", size_of::<admin::Query>()),
+    ("admin::Page", size_of::<admin::Page>()),
+    ("admin::NodeStatus", size_of::<admin::NodeStatus>()),
+    ("admin::AllocationRecord", size_of::<admin::AllocationRecord>()),
+    ("admin::LeaseRecord", size_of::<admin::LeaseRecord>()),
+    ("admin::ClientRecord", size_of::<admin::ClientRecord>()),
+    ("admin::AccountRecord", size_of::<admin::AccountRecord>()),
+    ("admin::Limits", size_of::<admin::Limits>()),
+    ("admin::SetLimit", size_of::<admin::SetLimit>()),
+    ("admin::LimitChange", size_of::<admin::LimitChange>()),
+    ("admin::Metrics", size_of::<admin::Metrics>()),
+    ("admin::Act", size_of::<admin::Act>()),
+    ("admin::ActRecord", size_of::<admin::ActRecord>()),
+    ("admin::EventRecord", size_of::<admin::EventRecord>()),
+];

@@ -1,0 +1,154 @@
+//! The table of resources: what the broker counts and what a cap can bound. Wire, ledger, configuration, commands, JSON,
+//! metrics and manual pages read it from here. Must never be listed again anywhere else.
+
+use crate::table::{table, wire_enum};
+
+/// The value of a cap that does not exist.
+pub const NO_CAP: u64 = u64::MAX;
+
+wire_enum! {
+    /// What a resource is counted in. The name of each resource ends in the name of its unit.
+    Unit: u8 {
+        /// Open file descriptors, or places kept for them.
+        Fds = 1, "fds";
+        /// Bytes of memory.
+        Bytes = 2, "bytes";
+        /// Leases of allocations.
+        Leases = 3, "leases";
+        /// Allocations.
+        Allocations = 4, "allocations";
+        /// Connections of clients.
+        Connections = 5, "connections";
+        /// Requests of clients.
+        Requests = 6, "requests";
+        /// Isolation domains.
+        Domains = 7, "domains";
+    }
+}
+
+table! {
+    /// Whose account a cap bounds. Each charge of a client is made on the accounts of all its scopes.
+    enum Scope;
+    /// One value per scope.
+    struct ByScope;
+
+    Client = 1, client, "one connection";
+    Domain = 2, domain, "one isolation domain: a user on a listener";
+    Job = 3, job, "one job of a domain: the cgroup that its launcher made, or else the clients' own";
+    Node = 4, node, "the whole node";
+}
+
+impl Scope {
+    /// All scopes, the widest first: the order of lists for people.
+    pub const WIDEST_FIRST: [Scope; 4] = [Scope::Node, Scope::Domain, Scope::Job, Scope::Client];
+}
+
+macro_rules! resources {
+    ($($variant:ident = $number:literal, $field:ident, $unit:ident, [$($scope:ident)*], $help:literal;)*) => {
+        table! {
+            /// What the broker counts. `fds` is the sum of `held_fds`, `open_leases` and `own_fds`.
+            enum Resource;
+            /// One value per resource.
+            struct ByResource;
+            $($variant = $number, $field, $help;)*
+        }
+
+        impl Resource {
+            /// What it is counted in.
+            pub const fn unit(self) -> Unit {
+                match self { $(Self::$variant => Unit::$unit,)* }
+            }
+
+            /// The scopes that the administrator can cap it in (`[caps.SCOPE]`, `fdbroker limits set`).
+            pub const fn scopes(self) -> &'static [Scope] {
+                match self { $(Self::$variant => &[$(Scope::$scope),*],)* }
+            }
+        }
+    };
+}
+
+// Name, unit, the scopes with caps, help. CONTRIBUTING.md says what to do beside a new row.
+resources! {
+    Fds = 1, fds, Fds, [Client Domain Job Node],
+        "all fds of shared memory: held_fds, open_leases and own_fds together";
+    HeldFds = 2, held_fds, Fds, [Client Domain Job Node],
+        "fds in the broker, or promised a place there";
+    HeldBytes = 3, held_bytes, Bytes, [Client Domain Job Node],
+        "memory whose fd the broker holds";
+    OpenLeases = 4, open_leases, Leases, [Client Domain Job Node],
+        "duplicates that clients have open";
+    MappedLeases = 5, mapped_leases, Leases, [Client Domain Job Node],
+        "memory imported, no fd kept";
+    Allocations = 6, allocations, Allocations, [Client Domain Job Node],
+        "allocations registered, or ended and still leased";
+    OwnFds = 7, own_fds, Fds, [],
+        "fds that clients keep for their own memory";
+    TableFds = 8, table_fds, Fds, [],
+        "the broker's own fd table (limits.table_fds)";
+    Connections = 9, connections, Connections, [],
+        "connections of clients";
+    ParkedRequests = 10, parked_requests, Requests, [],
+        "requests that wait for room or for a recall";
+    RefusedFds = 11, refused_fds, Fds, [],
+        "fds of a type that cannot be shared, not closed yet";
+    PinnedBytes = 12, pinned_bytes, Bytes, [],
+        "ended memory that leases still pin, charged to each holder";
+    KeptAllocations = 13, kept_allocations, Allocations, [Client Domain Job Node],
+        "allocations that outlive their owner (keep)";
+    Domains = 14, domains, Domains, [],
+        "isolation domains in use: users, on each listener";
+}
+
+impl Resource {
+    /// Whether the administrator can cap it in this scope.
+    pub fn is_capped_in(self, scope: Scope) -> bool {
+        self.scopes().contains(&scope)
+    }
+
+    /// The resources that can be capped in any scope, in the table's order.
+    pub fn capped() -> impl Iterator<Item = Resource> {
+        Self::ALL.iter().copied().filter(|resource| !resource.scopes().is_empty())
+    }
+
+    /// The name without its unit: `held_` of `held_fds`, empty for `fds`.
+    pub fn name_before_unit(self) -> &'static str {
+        self.name().strip_suffix(self.unit().name()).unwrap_or(self.name())
+    }
+}
+
+/// The caps of one account by resource; [`NO_CAP`] where there is none.
+pub type Caps = ByResource<u64>;
+
+impl Caps {
+    /// No cap at all.
+    pub const NONE: Caps = Caps::all(NO_CAP);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_when_any_resource_then_it_ends_in_its_unit() {
+        for resource in Resource::ALL {
+            let name = format!("{}{}", resource.name_before_unit(), resource.unit());
+            assert_eq!(resource.name(), name);
+        }
+    }
+
+    #[test]
+    fn from_fn_when_indexed_then_each_row_has_its_own_value() {
+        let numbers = ByResource::from_fn(|resource| resource as u8);
+        assert!(numbers.iter().all(|(resource, number)| resource as u8 == *number));
+        assert_eq!((numbers.fds, numbers.kept_allocations), (1, Resource::KeptAllocations as u8));
+        assert_eq!(numbers.map(|number| number + 1)[Resource::HeldFds], 3);
+    }
+
+    #[test]
+    fn is_capped_in_when_the_table_names_no_scope_then_never() {
+        assert!(Scope::ALL.iter().all(|scope| Resource::Fds.is_capped_in(*scope)));
+        assert!(!Scope::ALL.iter().any(|scope| Resource::OwnFds.is_capped_in(*scope)));
+        assert_eq!(Resource::from_name("held_bytes"), Some(Resource::HeldBytes));
+        assert_eq!(Resource::from_name("bytes"), None);
+    }
+}
