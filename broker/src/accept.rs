@@ -126,9 +126,10 @@ impl Server {
         if self.connections.len() >= most as usize {
             return Err(Status::no_quota(Resource::Connections, Scope::Node, most.into(), 0));
         }
+        // The core counts each domain by itself, and not those that linger. A uid comes by all listeners.
         let of_uid = self.clients_per_uid.get(&uid).copied().unwrap_or(0);
-        if of_uid >= self.settings.max_clients_per_uid {
-            let cap = self.settings.max_clients_per_uid.into();
+        let cap = self.core.caps().domain.connections;
+        if u64::from(of_uid) >= cap {
             return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));
         }
         Ok(())

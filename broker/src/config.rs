@@ -80,8 +80,6 @@ sections! {
         table_fds: u64,
         /// Most clients connected.
         max_clients: u32,
-        /// Most of them of one uid.
-        max_clients_per_uid: u32,
         /// Most isolation domains (listener and uid).
         max_domains: u32,
         /// Most requests of one client parked at once.

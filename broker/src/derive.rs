@@ -126,7 +126,7 @@ pub(crate) fn resolve_core(
     let recall = given.limit(|it| it.recall_timeout_ms);
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
 
-    let whole = Whole { mode, node_fds: table.fds, max_slots };
+    let whole = Whole { mode, node_fds: table.fds, max_slots, max_clients };
     let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines);
     let whole = Whole { node_fds: node.fds, ..whole };
     let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines);
@@ -165,6 +165,7 @@ struct Whole {
     mode: Mode,
     node_fds: u64,
     max_slots: u32,
+    max_clients: u32,
 }
 
 impl Whole {
@@ -175,6 +176,7 @@ impl Whole {
             fds: self.node_fds,
             mapped_leases: u64::from(self.max_slots) * 8,
             allocations: self.max_slots.into(),
+            connections: self.max_clients.into(),
             // Each is an entry of the service manager's store, which takes them one by one.
             kept_allocations: 1024,
             ..Caps::NONE

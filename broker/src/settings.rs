@@ -135,8 +135,6 @@ pub struct Settings {
     /// Most connections, those included that have ended and whose peer has not read all:
     /// `max_clients`, or as many as the table has room for.
     pub most_connections: u32,
-    /// Most clients of one uid.
-    pub max_clients_per_uid: u32,
     /// Time a new connection has for its hello.
     pub handshake_timeout: Duration,
     /// Log level.
@@ -196,16 +194,6 @@ impl Settings {
         core.check().map_err(|problem| {
             ConfigError::value("configuration", problem.to_string(), "correct the value named")
         })?;
-        let per_uid = match places.mode {
-            Mode::Private => core.max_clients,
-            // A node mostly serves one user's job at a time; others must still find room.
-            Mode::Service => core.max_clients - core.max_clients / 8,
-        };
-        let max_clients_per_uid = lines.pick(
-            "limits.max_clients_per_uid",
-            given.limit(|it| it.max_clients_per_uid),
-            per_uid,
-        );
         let handshake_timeout_ms = lines.pick(
             "limits.handshake_timeout_ms",
             given.limit(|it| it.handshake_timeout_ms),
@@ -229,7 +217,6 @@ impl Settings {
             table_fds: table.fds,
             core,
             most_connections,
-            max_clients_per_uid,
             handshake_timeout: Duration::from_millis(handshake_timeout_ms),
             log,
             ready_fd: args.ready_fd,

@@ -22,7 +22,9 @@ use fdbroker_protocol::message::{
     AcquireHead, HELLO_MAGIC, Hello, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead,
     Registered, register_flags,
 };
-use fdbroker_protocol::{ErrorCode, Handle, Kind, MemoryKind, Resource, Share, Status, Writer};
+use fdbroker_protocol::{
+    ErrorCode, Handle, Kind, MemoryKind, Resource, Scope, Share, Status, Writer,
+};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use mio::Events;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -465,14 +467,14 @@ fn silent_connection_when_its_time_is_over_then_ended() {
 }
 
 #[test]
-fn connect_when_a_uid_has_its_share_then_refused_by_name() {
-    let mut bench = Bench::new(&["limits.max_clients_per_uid=2"]);
+fn connect_when_a_uid_is_at_its_cap_of_connections_then_refused_by_name() {
+    let mut bench = Bench::new(&["caps.domain.connections=2"]);
     let _clients = [bench.client(), bench.client()];
     let third = bench.raw();
     bench.rest();
     let status = third.failed();
     assert_eq!(status.result(), Err(ErrorCode::NoQuota));
-    assert_eq!((status.resource, status.value.get()), (Resource::Connections as u8, 2));
+    assert_eq!(status, Status::no_quota(Resource::Connections, Scope::Domain, 2, 0));
     drop(_clients);
     bench.rest();
     bench.client();

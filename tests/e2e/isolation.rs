@@ -148,7 +148,7 @@ fn acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served() {
 /// A daemon that is not root, because root is exempt from the kernel's limit of fds in flight (ETOOMANYREFS), with a small
 /// fd table; an owner who shares with any; and its handles.
 fn small_service(test_name: &str) -> Option<(Broker, Owner)> {
-    let setup = Setup::new().nofile(1200).config("[limits]\nmax_clients_per_uid = 1000");
+    let setup = Setup::new().nofile(1200).config("[caps.domain]\nconnections = 1000");
     let broker = service(test_name, setup)?;
     let owner = Owner::with(&broker, "owner", MAX_BATCH, |mut deposit| {
         deposit.share = Share::Any;

@@ -9,7 +9,7 @@ use crate::support::owner::Owner;
 use crate::support::raw::{Raw, hello, open};
 use crate::support::wait::{eventually, eventually_ok, eventually_some, patience};
 use fdbroker_client::{Client, Deposit};
-use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Resource, Writer};
+use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Resource, Scope, Status, Writer};
 use std::fs::File;
 use std::os::fd::AsFd;
 
@@ -79,6 +79,20 @@ fn connect_when_clients_are_at_their_cap_then_no_quota_names_it() {
     assert_eq!((status.resource, status.value.get()), (Resource::Connections as u8, 2), "{error}");
     assert!(clients.iter().all(Client::is_connected));
     drop(clients);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn connect_when_a_domain_is_at_its_cap_of_connections_then_no_quota_names_it_until_one_leaves() {
+    let broker = Setup::new().config("[caps.domain]\nconnections = 2").start();
+    let (one, two) = (broker.client("one"), broker.client("two"));
+    let error = broker.builder("three").connect().expect_err("the third of two");
+    let status = error.status.expect("from the broker");
+    assert_eq!(status, Status::no_quota(Resource::Connections, Scope::Domain, 2, 0), "{error}");
+    assert_eq!(broker.status().uses.connections.now.get(), 2);
+    drop(one);
+    let three = eventually_some("a place is free", || broker.builder("three").connect().ok());
+    drop((two, three));
     broker.assert_nothing_left();
 }
 

@@ -3,7 +3,7 @@
 
 use crate::action::{groups_of, show_status};
 use crate::judge::{Fate, Foretold, Grant, Quota, Step, ensure, foretold_refusal, overlaps};
-use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase, Request};
+use crate::model::{Allocation, Ask, Check, Closing, Drain, Holder, Lease, Model, Phase, Request};
 use crate::quotas::need_of;
 use crate::tally::Promise;
 use fdbroker_core::{
@@ -655,7 +655,12 @@ impl Model {
                 domains.extend(self.tickets.values().map(|closing| closing.domain));
                 domains.len() as u32 > self.config.max_domains
             }
-            Some(Resource::Connections) => client.0 >= self.config.max_clients,
+            Some(Resource::Connections) => {
+                // The model has counted the connection already.
+                let (ledger, accounts) = (self.ledger(), self.accounts_of_client(client.0));
+                let is_full = |it: &Holder| self.is_full(&ledger, *it, Resource::Connections, 0);
+                client.0 >= self.config.max_clients || accounts.iter().any(is_full)
+            }
             Some(Resource::TableFds) => self.table_fds(&self.ledger().node) > self.config.table_fds,
             _ => step.connecting.is_none(),
         };

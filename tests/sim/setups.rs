@@ -3,6 +3,7 @@
 
 use crate::rng::Rng;
 use fdbroker_core::{Caps, Config, limits};
+use fdbroker_protocol::NO_CAP;
 
 /// A world to simulate.
 #[derive(Clone, Debug)]
@@ -237,12 +238,13 @@ fn random(setup: &mut Setup, rng: &mut Rng) {
         open_leases: cap(rng, 1, 32),
         mapped_leases: cap(rng, 1, 32),
         allocations: cap(rng, 2, 64),
+        connections: cap(rng, 1, 8),
         kept_allocations: cap(rng, 0, 6),
         ..Caps::NONE
     };
     setup.config.node = caps(rng);
     setup.config.domain = caps(rng);
-    setup.config.client = caps(rng);
+    setup.config.client = Caps { connections: NO_CAP, ..caps(rng) };
     setup.config.job = caps(rng);
     setup.jobs = rng.below(3) as u32;
     setup.config.table_fds = table_for(rng.between(3, 12), rng.between(8, 64));

@@ -132,9 +132,9 @@ press p
 check "p again: goes on" not_on_screen '^PAUSED'
 check "clients by fds first" on_screen 'by FDS descending'
 press s
-check "s: by the next column" on_screen 'by HELD_FDS descending'
+check "s: by the next column" on_screen 'by SILENT descending'
 press r
-check "r: the other way round" on_screen 'by HELD_FDS ascending'
+check "r: the other way round" on_screen 'by SILENT ascending'
 press +
 check "+: a longer interval" on_screen 'every 0.5 s'
 press -

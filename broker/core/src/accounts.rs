@@ -112,7 +112,8 @@ impl Core {
         room
     }
 
-    /// NO_QUOTA for a cap: its value, and the pid of who holds most.
+    /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it. No pid when each client holds as
+    /// much as the others: then no cap of a client bounds it.
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
         let Blocked { resource, account } = blocked;
         let cap = match resource {
@@ -127,6 +128,7 @@ impl Core {
             .zip(&self.clients)
             .filter_map(|(number, client)| Some((number, client.as_deref()?)))
             .filter(|(number, client)| client.is_of(*number, account))
+            .filter(|_| counted.is_capped_in(Scope::Client))
             .max_by_key(|(_, client)| client.account.now(counted));
         let pid = largest.map_or(0, |(_, client)| client.pid);
         Status::no_quota(resource, account.scope(), cap, pid)

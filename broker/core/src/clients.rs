@@ -20,9 +20,8 @@ pub(crate) const CONNECTION: Charge = Charge(Resource::Connections, 1);
 
 impl Core {
     pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
-        let (key, pid) = (peer.domain, peer.pid);
-        let number = client.0 as usize;
-        let status = if number >= self.config.max_clients as usize {
+        let key = peer.domain;
+        let status = if client.0 >= self.config.max_clients {
             let most = u64::from(self.config.max_clients);
             Self::no_quota_limit(Resource::Connections, Scope::Node, most)
         } else if !self.connection_fits() {
@@ -31,26 +30,10 @@ impl Core {
             let most = self.config.max_refused_per_domain.into();
             Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
         } else if let Some(domain) = self.domain(key) {
-            if self.clients.len() <= number {
-                self.clients.resize_with(number + 1, || None);
+            match self.take_in(client, peer, domain) {
+                Ok(()) => return,
+                Err(blocked) => blocked,
             }
-            assert!(self.clients[number].is_none(), "client {number} is connected already");
-            self.serials += 1;
-            let job = peer.job.map(|(job, name)| self.job((key, job), name));
-            let mut record = Client::new(self.serials, domain, job, pid);
-            record.gid = peer.gid;
-            record.groups = peer.groups.into();
-            record.groups.sort_unstable();
-            self.clients[number] = Some(Box::new(record));
-            self.idle.push(&mut ClientLinks(&mut self.clients), client.0);
-            self.domains[domain].clients += 1;
-            if let Some(job) = job {
-                self.jobs[job].clients += 1;
-            }
-            self.table.connections += FDS_PER_CONNECTION;
-            self.table.peak = self.table.peak.max(self.table_now());
-            self.charge_uncapped(client.0, CONNECTION);
-            return;
         } else {
             let most = u64::from(self.config.max_domains);
             Self::no_quota_limit(Resource::Domains, Scope::Node, most)
@@ -58,6 +41,37 @@ impl Core {
         fx.list.push(Effect::Disconnect { client, status });
         // Nothing of it was ever kept.
         fx.list.push(Effect::Forget { client });
+    }
+
+    /// Makes a client of a domain, or says which cap is in the way; then nothing of it is left.
+    fn take_in(&mut self, client: ClientId, peer: &Peer<'_>, domain: u32) -> Result<(), Status> {
+        let number = client.0 as usize;
+        if self.clients.len() <= number {
+            self.clients.resize_with(number + 1, || None);
+        }
+        assert!(self.clients[number].is_none(), "client {number} is connected already");
+        self.serials += 1;
+        let job = peer.job.map(|(job, name)| self.job((peer.domain, job), name));
+        let mut record = Client::new(self.serials, domain, job, peer.pid);
+        record.gid = peer.gid;
+        record.groups = peer.groups.into();
+        record.groups.sort_unstable();
+        self.clients[number] = Some(Box::new(record));
+        if let Err(blocked) = self.charge(client.0, CONNECTION) {
+            self.clients[number] = None;
+            let status = self.no_quota(blocked);
+            job.into_iter().for_each(|job| self.forget_job_if_unused(job));
+            self.forget_domain_if_unused(domain);
+            return Err(status);
+        }
+        self.idle.push(&mut ClientLinks(&mut self.clients), client.0);
+        self.domains[domain].clients += 1;
+        if let Some(job) = job {
+            self.jobs[job].clients += 1;
+        }
+        self.table.connections += FDS_PER_CONNECTION;
+        self.table.peak = self.table.peak.max(self.table_now());
+        Ok(())
     }
 
     /// Whether too many refused fds of the domain are still to be closed.

@@ -9,13 +9,14 @@ table! {
     /// One value per counter.
     struct ByCounter;
 
-    Deposits = 1, deposits, "deposits answered, those included that were refused";
-    Grants = 2, grants, "duplicates granted, each with a lease";
-    Evictions = 3, evictions, "fds closed to make room";
+    // The most telling first: where there is little room the last are left out.
+    Grants = 1, grants, "duplicates granted, each with a lease";
+    Refusals = 2, refusals, "requests and deposits refused, because a cap was full or the broker was being drained";
+    RequestsParked = 3, requests_parked, "requests that had to wait";
     Recalls = 4, recalls, "fds that owners were asked for again";
-    RecallsUnanswered = 5, recalls_unanswered, "recalls that the owner did not answer in time";
-    RequestsParked = 6, requests_parked, "requests that had to wait";
-    Refusals = 7, refusals, "requests and deposits refused, because a cap was full or the broker was being drained";
+    Evictions = 5, evictions, "fds closed to make room";
+    Deposits = 6, deposits, "deposits answered, those included that were refused";
+    RecallsUnanswered = 7, recalls_unanswered, "recalls that the owner did not answer in time";
     Reclaims = 8, reclaims, "leases that holders were asked to give back";
 }
 

@@ -85,7 +85,7 @@ resources! {
         "fds that clients keep for their own memory";
     TableFds = 8, table_fds, Fds, [],
         "the broker's own fd table (limits.table_fds)";
-    Connections = 9, connections, Connections, [],
+    Connections = 9, connections, Connections, [Domain Job Node],
         "connections of clients";
     ParkedRequests = 10, parked_requests, Requests, [],
         "requests that wait for room or for a recall";

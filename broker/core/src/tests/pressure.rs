@@ -410,3 +410,42 @@ fn mapped_when_the_lease_has_ended_and_that_is_not_told_yet_then_it_still_is() {
     let told = RevokedEvent { id, lease, code: ErrorCode::Stale };
     assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
 }
+
+#[test]
+fn connect_when_the_domain_is_at_its_cap_of_connections_then_no_quota_and_another_domain_goes_on() {
+    let domain = Caps { connections: 2, ..Caps::NONE };
+    let mut world = World::new(Config { domain, ..config() });
+    let of = |uid| DomainKey { listener: 0, uid };
+    world.step(connect(ClientId(5), of(7), 50));
+    world.step(connect(ClientId(6), of(7), 51));
+    let refused = world.step(connect(ClientId(7), of(7), 52));
+    let status = Status::no_quota(Resource::Connections, Scope::Domain, 2, 0);
+    let client = ClientId(7);
+    assert_eq!(refused, [Effect::Disconnect { client, status }, Effect::Forget { client }]);
+    world.core.check_invariants();
+    world.step(connect(ClientId(7), of(8), 53));
+    world.client(ClientId(7));
+    world.step(Input::Gone { client: ClientId(5) });
+    world.at(1);
+    world.step(connect(ClientId(5), of(7), 54));
+    world.client(ClientId(5));
+}
+
+#[test]
+fn connect_when_the_jobs_cap_of_connections_is_lowered_then_those_there_stay_and_none_is_added() {
+    let mut world = World::new(config());
+    connect_in_job(&mut world, ClientId(3), JOB);
+    connect_in_job(&mut world, ClientId(4), JOB);
+    let mut caps = world.core.caps();
+    caps.job.connections = 1;
+    world.step(Input::SetCaps { caps: &caps });
+    world.client(ClientId(4));
+    let domain = DomainKey { listener: 0, uid: 1000 };
+    let job = Some((JOB, JobName::NONE));
+    let peer = Peer { domain, job, pid: 9, gid: 100, groups: &[] };
+    let client = ClientId(5);
+    let refused = world.step(Input::Connect { client, peer });
+    let status = Status::no_quota(Resource::Connections, Scope::Job, 1, 0);
+    assert_eq!(refused[0], Effect::Disconnect { client, status });
+    world.core.check_invariants();
+}

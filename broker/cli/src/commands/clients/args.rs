@@ -5,7 +5,7 @@ use crate::table::{self, ListArgs};
 const EXAMPLES: &str = "\
 Examples:
   fdbroker clients --sort FDS:desc                 who uses most fds
-  fdbroker clients --filter 'SILENT == yes or WAITING > 0'";
+  fdbroker clients --filter 'SILENT == yes or PARKED_REQUESTS > 0'";
 
 /// List the clients and what they are charged for
 #[derive(Debug, clap::Args)]

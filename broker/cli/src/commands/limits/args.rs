@@ -8,7 +8,7 @@ A domain is a user on one listener; a job is a part of it (see `fdbroker jobs`);
 takes nothing away by force: what is above it is evicted or asked for, and nothing is added until it is below.
 
 A change with `set` is in force at once, is logged with who made it, and is lost when the broker restarts or reads its
-configuration again. To keep it, write it into [caps.LEVEL] of the configuration. Only root and the broker's user may.
+configuration again. To keep it, write it into [caps.SCOPE] of the configuration. Only root and the broker's user may.
 
 Examples:
   fdbroker limits
@@ -39,7 +39,7 @@ pub enum Action {
 pub struct SetArgs {
     /// node, domain, job or client; fds, held_fds, held_bytes, open_leases, mapped_leases, allocations or
     /// kept_allocations; a number, also with K, M, G, T, Ki, Mi, Gi or Ti, or none
-    #[arg(required = true, value_name = "LEVEL.RESOURCE=VALUE")]
+    #[arg(required = true, value_name = "SCOPE.RESOURCE=VALUE")]
     pub assignments: Vec<Assignment>,
     /// Only say what would change
     #[arg(long)]

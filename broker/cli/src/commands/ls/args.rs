@@ -6,7 +6,7 @@ const EXAMPLES: &str = "\
 Examples:
   fdbroker ls --sort SIZE:desc                     the largest first
   fdbroker ls --filter 'OWNER == none or SIZE >= 1GiB'
-  fdbroker ls -o +BASE,SHARE --filter 'STATE == ended and MAPPED > 0'
+  fdbroker ls -o +BASE,SHARE --filter 'STATE == ended and MAPPED_LEASES > 0'
   fdbroker ls --json -o owner_pid,size_bytes | jq '.allocations[]'";
 
 /// List the allocations

@@ -100,8 +100,8 @@ mod tests {
     #[test]
     fn draw_when_wide_then_all_columns_aligned() {
         let expected = [
-            "PID NAME   UID FDS HELD BYTES OPEN MAPPED WAITING SILENT ALLOCATIONS",
-            "  7 rank-0   0   0    0   0 B    0      0       0 no               0",
+            "PID NAME   UID FDS SILENT HELD_FDS HELD_BYTES OPEN_LEASES MAPPED_LEASES ALLOCATIONS PARKED_REQUESTS",
+            "  7 rank-0   0   0 no            0        0 B           0             0           0               0",
         ];
         assert_eq!(drawn(100, 2, 7, "rank-0"), expected);
     }

@@ -9,13 +9,15 @@ use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
 use fdbroker_protocol::{ByCounter, Resource};
 use std::cmp::{Ordering, Reverse};
 
-/// Columns of the clients that are no resources, by their keys: those before the resources, and those after them.
-const CLIENT_KEYS: (&[&str], &[&str]) = (&["pid", "name", "uid"], &["parked_requests", "silent"]);
+/// Columns of the clients by their keys: those before the resources that lists show, and those after them.
+const CLIENT_KEYS: (&[&str], &[&str]) =
+    (&["pid", "name", "uid", "fds", "silent"], &["parked_requests"]);
 
 /// Columns of the clients as `top` shows them; where there is no room the last are left out.
 pub fn client_columns() -> Vec<&'static Column<ClientRecord>> {
     let (before, after) = CLIENT_KEYS;
     let resources = records::SHOWN.iter().map(|resource| resource.name());
+    let resources = resources.filter(|name| !before.contains(name));
     let keys: Vec<_> =
         before.iter().copied().chain(resources).chain(after.iter().copied()).collect();
     columns(&clients::COLUMNS, &keys)
@@ -181,7 +183,9 @@ mod tests {
     #[test]
     fn client_columns_when_looked_up_then_all_are_there() {
         let (before, after) = CLIENT_KEYS;
-        assert_eq!(client_columns().len(), before.len() + records::SHOWN.len() + after.len());
+        let fds_twice = 1;
+        let keys = before.len() + records::SHOWN.len() + after.len() - fds_twice;
+        assert_eq!(client_columns().len(), keys);
     }
 
     #[test]

@@ -91,13 +91,15 @@ fn has(frame: &[String], text: &str) -> bool {
 fn frame_when_80x24_then_every_part_is_there_and_whole() {
     let frame = frame(&busy(), &every_second(), 80, 24);
     assert_eq!(frame.len(), 24);
-    assert_eq!(frame[0], "fdbroker top: broker 77, up 1 min 1 s, 40 clients, 0 waiting, every 1 s");
-    let expected = "fds           [#################]        256 of 256        100%  peak 256";
+    assert_eq!(
+        frame[0],
+        "fdbroker top: broker 77, up 1 min 1 s, 40 connections, 0 parked, every 1 s"
+    );
+    let expected = "fds              [##############]        256 of 256        100%  peak 256";
     assert_eq!(frame[1], expected);
-    let expected = "held_fds      [####----         ]         64 of 256         25%  peak 128";
+    let expected = "held_fds         [###----       ]         64 of 256         25%  peak 128";
     assert_eq!(frame[2], expected);
-    let expected =
-        "per s:  12,345 grants  2.0 refusals  0 waits  0 recalls  0 evictions  0 deposits";
+    let expected = "per s:  12,345 grants  2.0 refusals  0 requests_parked  0 recalls  0 evictions";
     assert_eq!(frame[7], expected);
     assert_eq!(frame[8], "CLIENTS 40, by FDS descending");
     assert!(frame[9].contains("PID NAME") && frame[9].contains("SILENT"), "{frame:#?}");

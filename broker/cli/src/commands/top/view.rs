@@ -109,7 +109,7 @@ impl View<'_> {
             }
             (None, None) => {
                 let text = format!(
-                    "fdbroker top: broker {}, up {}, {} connections, {} parked requests, every {} s",
+                    "fdbroker top: broker {}, up {}, {} connections, {} parked, every {} s",
                     status.pid,
                     human_time(status.uptime_ms),
                     commas(status.uses.connections.now),
@@ -134,8 +134,15 @@ impl View<'_> {
         let text = match self.model.rates_named() {
             None => "per s: not known yet".to_owned(),
             Some(rates) => {
-                let each = rates.map(|(name, rate)| format!("  {} {name}", rate_shown(rate)));
-                format!("per s:{}", each.collect::<String>())
+                let mut text = "per s:".to_owned();
+                for (name, rate) in rates {
+                    let one = format!("  {} {name}", rate_shown(rate));
+                    if text.len() + one.len() > usize::from(area.width) {
+                        break;
+                    }
+                    text += &one;
+                }
+                text
             }
         };
         put(buf, area, 0, &text, Style::new());
