@@ -16,6 +16,7 @@ ROOT = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else HERE.parent.parent
 IDENTIFIER = r"[A-Za-z_]\w*"
 COMMENT_OR_TEXT = re.compile(
     r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|\'(?:\\.[^\']*|[^\'\\])\'', re.S)
+TEST_FILE = re.compile(r"#\[cfg\(test\)\]\s*(?:pub\s+)?mod\s+(\w+);")
 USE = re.compile(r"(\bpub(?:\([^)]*\))?\s+)?\buse\s+([^;]+);")
 PATH = re.compile(r"(?<![\w:$])(?:crate|self|super|%s)(?:\s*::\s*%s)+" % (IDENTIFIER, IDENTIFIER))
 
@@ -65,11 +66,13 @@ class Crate:
         self.files = {}  # module, as a tuple of names: its file
         for path in sorted(self.folder.rglob("*.rs")):
             names = list(path.relative_to(self.folder).with_suffix("").parts)
-            if "tests" in names or names == ["examples"]:
-                continue
             if names[-1] == "mod" or names in (["main"], ["lib"]):
                 names.pop()
             self.files[tuple(names)] = path
+        for module, path in list(self.files.items()):
+            for test in TEST_FILE.findall(path.read_text()):
+                for below in [it for it in self.files if it[:len(module) + 1] == module + (test,)]:
+                    del self.files[below]
         self.code = {module: code_of(path) for module, path in self.files.items()}
         self.reexports = {module: self.reexports_of(module) for module in self.files}
 
@@ -202,7 +205,7 @@ def check_crates(allowed):
 
 def check_itself():
     """Plants faults in a crate of its own: a check that finds nothing is worth nothing."""
-    files = {"src/main.rs": "mod a;\nmod b;\nuse a::A;\n", "src/b.rs": "// crate::a\nuse crate::{\n    a::A,\n};\n",
+    files = {"src/main.rs": "mod a;\nmod b;\n#[cfg(test)]\nmod t;\nuse a::A;\n", "src/t.rs": "use crate::a::A;\n", "src/b.rs": "// crate::a\nuse crate::{\n    a::A,\n};\n",
              "src/a/mod.rs": "mod x;\nmod y;\npub use x::A;\n", "src/a/x.rs": "use super::y::Y;\n",
              "src/a/y.rs": "fn y() {\n    super::A::new()\n}\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n"}
     with tempfile.TemporaryDirectory() as folder:
