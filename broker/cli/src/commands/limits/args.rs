@@ -1,6 +1,6 @@
 //! The arguments of `fdbroker limits` and their help. Must never do anything.
 
-use super::Assignment;
+use super::cap::Assignment;
 use clap::Subcommand;
 
 const HELP: &str = "\

@@ -1,0 +1,137 @@
+//! A cap and its value as a user writes them. Must never guess a unit.
+
+use crate::records;
+use fdbroker_protocol::admin::Limits;
+use fdbroker_protocol::{NO_CAP, Resource, Scope};
+use std::str::FromStr;
+
+/// One cap of one scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The scope that the cap is for.
+    pub scope: Scope,
+    /// The resource that it limits.
+    pub resource: Resource,
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.scope, self.resource)
+    }
+}
+
+impl Limit {
+    /// The cap in force; [`NO_CAP`]: none.
+    pub fn of(self, limits: &Limits) -> u64 {
+        limits[self.scope][self.resource].get()
+    }
+
+    /// A value of this cap, for people.
+    pub fn show(self, cap: u64) -> String {
+        match cap {
+            NO_CAP => "none".into(),
+            cap => records::amount(self.resource, cap),
+        }
+    }
+}
+
+/// A cap and its new value: `SCOPE.RESOURCE=VALUE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The cap.
+    pub limit: Limit,
+    /// The value; [`NO_CAP`]: none.
+    pub value: u64,
+}
+
+impl FromStr for Assignment {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let form = "write SCOPE.RESOURCE=VALUE, such as node.fds=4096";
+        let (name, value) = text.split_once('=').ok_or(form)?;
+        let (scope, resource) = name.split_once('.').ok_or(form)?;
+        let names = |names: Vec<&str>| names.join(", ");
+        let scope = Scope::from_name(scope).ok_or_else(|| {
+            format!(
+                "no scope `{scope}`; use {}",
+                names(Scope::WIDEST_FIRST.map(Scope::name).into())
+            )
+        })?;
+        let is_capped = |it: &Resource| it.is_capped_in(scope);
+        let resource = Resource::from_name(resource).filter(is_capped).ok_or_else(|| {
+            let capped = Resource::ALL.iter().filter(|it| is_capped(it)).map(|it| it.name());
+            format!("`{resource}` has no cap of a {scope}; use {}", names(capped.collect()))
+        })?;
+        let limit = Limit { scope, resource };
+        Ok(Assignment { limit, value: parse_value(value)? })
+    }
+}
+
+/// Reads `none`, or a number with a unit of 1000s (K M G T) or 1024s (Ki Mi Gi Ti), which may end with B.
+fn parse_value(text: &str) -> std::result::Result<u64, String> {
+    let form =
+        || format!("`{text}` is no value; use digits and K, M, G, T, Ki, Mi, Gi or Ti, or none");
+    if text == "none" {
+        return Ok(NO_CAP);
+    }
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = unit.strip_suffix('B').unwrap_or(unit);
+    let factor: u64 = match unit {
+        "" => 1,
+        "K" | "k" => 1000,
+        "M" => 1000_u64.pow(2),
+        "G" => 1000_u64.pow(3),
+        "T" => 1000_u64.pow(4),
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        _ => return Err(form()),
+    };
+    let number: u64 = digits.parse().map_err(|_| form())?;
+    // The largest number means none.
+    number.checked_mul(factor).filter(|value| *value != NO_CAP).ok_or_else(form)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn assignment_when_well_formed_then_level_resource_and_value() {
+        let table = [
+            ("node.fds=4096", Scope::Node, Resource::Fds, 4096),
+            ("domain.held_bytes=8Gi", Scope::Domain, Resource::HeldBytes, 8 << 30),
+            ("domain.held_bytes=8GiB", Scope::Domain, Resource::HeldBytes, 8 << 30),
+            ("job.open_leases=2K", Scope::Job, Resource::OpenLeases, 2000),
+            ("client.kept_allocations=none", Scope::Client, Resource::KeptAllocations, NO_CAP),
+            ("client.allocations=0", Scope::Client, Resource::Allocations, 0),
+        ];
+        for (text, scope, resource, value) in table {
+            let expected = Assignment { limit: Limit { scope, resource }, value };
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn assignment_when_broken_then_the_message_says_what_would_do() {
+        let table = [
+            ("fds=1", "SCOPE.RESOURCE=VALUE"),
+            ("node.fds", "SCOPE.RESOURCE=VALUE"),
+            ("host.fds=1", "node, domain, job, client"),
+            ("node.own_fds=1", "held_fds"),
+            ("node.fds=", "digits"),
+            ("node.fds=-1", "digits"),
+            ("node.fds=1X", "digits"),
+            ("node.fds=Ki", "digits"),
+            ("node.fds=18446744073709551615", "digits"),
+            ("node.fds=99999999T", "digits"),
+        ];
+        for (text, remedy) in table {
+            let error = text.parse::<Assignment>().expect_err(text);
+            assert!(error.contains(remedy), "{text}: {error}");
+        }
+    }
+}
