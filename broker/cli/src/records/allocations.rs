@@ -119,7 +119,7 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
 
 fn owner(record: &AllocationRecord) -> Value {
     let pid = records::nonzero(record.owner_pid).filter(|_| record.owner_gone == 0);
-    // One of before a crash of the broker has no owner yet.
+    // No owner has declared it since a crash.
     Value::number_or(pid, if uid(record).is_some() { "gone" } else { "-" })
 }
 

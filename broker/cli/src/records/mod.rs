@@ -1,5 +1,5 @@
-//! The broker's status as programs see it, and what the columns of its records have in common. Names are
-//! the protocol's; numbers in JSON are exact. Must never decide what is shown, only how.
+//! The broker's status in JSON, and values that columns of several records have in common. Names are the protocol's, and
+//! numbers in JSON are exact. Must never decide what is shown, only how.
 
 pub mod allocations;
 pub mod clients;
@@ -12,7 +12,7 @@ use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, ByResource, Resource, 
 use serde::{Serialize, Serializer};
 use zerocopy::little_endian::{U32, U64};
 
-/// The owner's uid in the record of an allocation that no owner has named yet; no process has it.
+/// The owner's uid of an allocation that no owner has declared since a crash. No process has this uid.
 pub const NOBODYS_UID: u32 = u32::MAX;
 
 /// Use of one resource.
@@ -22,7 +22,7 @@ pub struct UseView {
     pub now: u64,
     /// Most ever in use.
     pub peak: u64,
-    /// The cap; `None` = none.
+    /// The cap; `None`: no cap.
     pub cap: Option<u64>,
 }
 
@@ -32,22 +32,22 @@ impl From<&Use> for UseView {
     }
 }
 
-/// Milliseconds as programs see them.
+/// Writes milliseconds as seconds.
 fn as_seconds<S: Serializer>(ms: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(seconds(*ms))
 }
 
-/// The same of a time that may be missing.
+/// Writes milliseconds as seconds; `None` as null.
 pub fn as_seconds_or_null<S: Serializer>(ms: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
     ms.map(seconds).serialize(to)
 }
 
-/// The node at a glance. In JSON all rows of the three tables stand beside the other members.
+/// The status of the node. In JSON all rows of the three tables stand beside the other members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StatusView {
     /// The broker's pid.
     pub pid: u32,
-    /// The broker takes in nothing new.
+    /// The broker is draining.
     pub draining: bool,
     /// Time since the broker's start; in JSON in seconds.
     #[serde(rename = "uptime_seconds", serialize_with = "as_seconds")]
@@ -105,7 +105,7 @@ pub const SHOWN: &[Resource] = &[
     Resource::Allocations,
 ];
 
-/// So much of a resource, for people.
+/// An amount of a resource, for people.
 pub fn amount(resource: Resource, amount: u64) -> String {
     match resource.unit() {
         Unit::Bytes => human_size(amount),
@@ -129,19 +129,19 @@ pub fn nonzero(pid: U32) -> Option<u32> {
     Some(pid.get()).filter(|pid| *pid != 0)
 }
 
-/// A client's name as it may be shown: it chose it, so control characters must not reach a terminal.
+/// A client's name. The client chose it, so its control characters are replaced.
 pub fn name(bytes: &[u8]) -> Value {
     Value::Text(client_name(bytes).into())
 }
 
-/// The same as text.
+/// A client's name as text, without control characters.
 pub fn client_name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let name = String::from_utf8_lossy(&bytes[..end]);
     name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What a job is called: its name, or its key where it has none; `None` = no job.
+/// The name of a job, or its key if it has no name; `None`: no job.
 pub fn job_label(key: U64, name: &[u8]) -> Option<String> {
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     match (key.get(), &name[..end]) {
@@ -151,7 +151,7 @@ pub fn job_label(key: U64, name: &[u8]) -> Option<String> {
     }
 }
 
-/// The same in a column.
+/// The name of a job as a value of a column.
 pub fn job(key: U64, name: &[u8]) -> Value {
     job_label(key, name).map_or(Value::None("-"), |label| Value::Text(label.into()))
 }

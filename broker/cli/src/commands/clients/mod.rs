@@ -1,5 +1,4 @@
-//! `fdbroker clients`: every connected process and what it is charged for. Must never decide how a list is
-//! printed: [`crate::table`] does.
+//! `fdbroker clients`: lists clients with their charges. Must never decide how a list is printed: [`crate::table`] does.
 
 mod args;
 
@@ -10,7 +9,7 @@ use crate::error::Result;
 use crate::records::clients::COLUMNS;
 use crate::table::List;
 
-/// Prints the clients of the broker that the environment names.
+/// Prints all clients.
 pub fn run(args: &Args) -> Result<()> {
     match List::new("clients", &COLUMNS, &args.list)? {
         Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),

@@ -1,5 +1,4 @@
-//! `fdbroker jobs`: the jobs that use the broker, and what each is charged for. Must never decide how a list is printed:
-//! [`crate::table`] does.
+//! `fdbroker jobs`: lists jobs with their charges. Must never decide how a list is printed: [`crate::table`] does.
 
 mod args;
 
@@ -60,7 +59,7 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
     all
 });
 
-/// Prints the jobs of the broker that the environment names.
+/// Prints all jobs.
 pub fn run(args: &Args) -> Result<()> {
     match List::new("jobs", &COLUMNS, &args.list)? {
         Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),

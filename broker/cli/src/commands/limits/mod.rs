@@ -1,5 +1,4 @@
-//! `fdbroker limits`: the caps of every scope, and changing one at run time. Must never change anything before all that
-//! was asked for is understood.
+//! `fdbroker limits`: prints caps, or changes some at run time. Must never change a cap before all arguments are understood.
 
 mod args;
 mod cap;
@@ -15,7 +14,7 @@ use fdbroker_protocol::{NO_CAP, Resource, Scope};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What the output says of a change, because nobody would look for it in the help.
+/// Printed after a change, since nobody would look for it in the help.
 const UNTIL: &str = "in force until the broker restarts or reads its configuration again (SIGHUP, `systemctl reload`); \
 to keep it, write it there: [caps.SCOPE]";
 
@@ -79,7 +78,7 @@ struct Changes {
     dry_run: bool,
 }
 
-/// Two values of one cap: one of them is meant for another.
+/// Refuses two values for one cap: one of them must be a mistake.
 fn require_different(assignments: &[Assignment]) -> Result<()> {
     let again = assignments
         .iter()
@@ -93,7 +92,7 @@ fn require_different(assignments: &[Assignment]) -> Result<()> {
     }
 }
 
-/// Changes caps, one after the other; with `dry_run` it only says what would change.
+/// Changes caps one by one, or with `dry_run` only prints the changes.
 fn set(args: &SetArgs, json: bool) -> Result<()> {
     let SetArgs { assignments, dry_run, .. } = args;
     let dry_run = *dry_run;

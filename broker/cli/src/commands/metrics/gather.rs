@@ -1,4 +1,4 @@
-//! Asks the broker for everything that its metrics are made of. Must never keep anything from one time to the next.
+//! Asks the broker for the data of all metrics. Must never keep data from one page to the next.
 
 use crate::admin::{Admin, Selection};
 use crate::error::Result;
@@ -7,14 +7,14 @@ use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
 use std::collections::BTreeMap;
 
-/// Users, and jobs, that have series of their own: those with most fds. A dashboard shows no more, and a scraper keeps
-/// each for weeks; the others are one series, [`OTHER`].
+/// Most users, and most jobs, with series of their own: the ones with most fds. A dashboard shows no more, and a scraper keeps
+/// each series for weeks. All others share the series [`OTHER`].
 pub const MOST_ACCOUNTS: usize = 20;
 
-/// What the others are called; no uid, and no job, is.
+/// The label of all others. No uid and no job has this name.
 pub const OTHER: &str = "other";
 
-/// What one user or one job is charged for.
+/// The charges of a user or a job.
 pub type Sums = ByResource<u64>;
 
 fn add(sums: &mut Sums, record: &AccountRecord) {
@@ -23,10 +23,10 @@ fn add(sums: &mut Sums, record: &AccountRecord) {
     }
 }
 
-/// Values of labels, in the order of the metric's labels, with what they are charged for.
+/// Values of the metric's labels, in their order, with the charges.
 pub type Accounts = Vec<(Vec<String>, Sums)>;
 
-/// Everything, as it was at about one time.
+/// All data, of about one moment.
 #[derive(Debug)]
 pub struct Gathered {
     pub status: NodeStatus,
@@ -37,7 +37,7 @@ pub struct Gathered {
     pub jobs: Accounts,
 }
 
-/// Asks the broker.
+/// Reads all data from the broker.
 pub fn gather(mut admin: Admin) -> Result<Gathered> {
     let (status, metrics) = (admin.status()?, admin.metrics()?);
     let domains = admin.domains()?;
@@ -51,15 +51,15 @@ pub fn gather(mut admin: Admin) -> Result<Gathered> {
     Ok(Gathered { status, metrics, users, jobs })
 }
 
-/// The sums by labels of those with most fds, and of the rest in one. Records of the same labels are one: series must
-/// not be there twice.
+/// The charges by labels: of the ones with most fds, and of all others as one. Records with the same labels are summed, since
+/// a page may have a series only once.
 fn largest(records: &[AccountRecord], labels: impl Fn(&AccountRecord) -> Vec<String>) -> Accounts {
     let mut by_labels: BTreeMap<Vec<String>, Sums> = BTreeMap::new();
     for record in records {
         add(by_labels.entry(labels(record)).or_default(), record);
     }
     let mut accounts: Accounts = by_labels.into_iter().collect();
-    // Stable: of those with as many fds the same ones stay.
+    // Stable: among equal numbers of fds always the same ones stay.
     accounts.sort_by_key(|(_, sums)| std::cmp::Reverse((sums.fds, sums.mapped_leases)));
     if accounts.len() > MOST_ACCOUNTS {
         let rest = accounts.split_off(MOST_ACCOUNTS);

@@ -1,5 +1,5 @@
-//! Where metrics are served: a Unix socket, or a port that only this machine reaches. Must never take an address that
-//! others reach: the numbers name users and jobs.
+//! The address that metrics are served at: a Unix socket or a loopback port. Must never accept an address that other machines
+//! reach: the metrics name users and jobs.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! `fdbroker metrics`: the broker's numbers as OpenMetrics text, once or for a scraper. Must never give more series than
-//! a bounded number, however many users and jobs there are.
+//! `fdbroker metrics`: the broker's numbers as OpenMetrics text, once or for a scraper. Must never have more than a
+//! bounded number of series, whatever the number of users and jobs.
 
 mod args;
 mod gather;
@@ -21,7 +21,7 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Prints the metrics of the broker that the environment names.
+/// Prints the metrics once.
 fn print() -> Result<()> {
     let page = render::page(Some(gather::gather(Admin::from_env()?)?));
     let mut out = Output::stdout();

@@ -1,6 +1,6 @@
-//! The metrics page: which families there are, with names, types and help. The resources and counts come from the
-//! protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change what a name means:
-//! dashboards go by them.
+//! The metrics page: its families with names, types and help. The resources and counts come from the
+//! protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change the meaning of a
+//! name: dashboards rely on it.
 
 use super::gather::{Accounts, Gathered};
 use fdbroker_protocol::admin::{BUCKET_BOUNDS_US, Histogram, NodeStatus};
@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit as FamilyUnit};
 use std::fmt;
 
-/// The whole page; without a broker, that there is none.
+/// The whole page. Without a broker it has only `fdbroker_up`.
 pub fn page(gathered: Option<Gathered>) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page(gathered)));
@@ -20,7 +20,7 @@ pub fn page(gathered: Option<Gathered>) -> String {
     text
 }
 
-/// What one page is made of.
+/// The families of a page.
 #[derive(Debug)]
 struct Page(Option<Gathered>);
 
@@ -84,7 +84,7 @@ fn counts(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
     Ok(())
 }
 
-/// Each resource: in use, most ever, cap. The unit stands last in a name. A cap that can be set and is not has no sample.
+/// Use, peak and cap of each resource. The unit is the end of a name. A cap that is not set has no sample.
 fn resources(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
     for (resource, item) in status.uses.iter() {
         let (unit, help) = (unit(resource), resource.help());
@@ -132,7 +132,7 @@ fn histogram(
     family.encode_histogram::<NoLabelSet>(seconds, count, &buckets, None)
 }
 
-/// What users or jobs are charged for, of each resource that has a cap.
+/// The charges of users or jobs, for each resource with a cap.
 fn accounts(
     to: &mut DescriptorEncoder<'_>,
     of: &str,

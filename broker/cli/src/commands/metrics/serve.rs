@@ -1,5 +1,5 @@
-//! A small HTTP server for one page: GET / or /metrics, an answer, and the end of the connection. Must never let a slow or
-//! broken client hold up another, nor keep more than a bounded number of them.
+//! A small HTTP server for one page: it answers GET / and GET /metrics, and closes the connection. Must never let a slow or
+//! broken client delay another, nor serve more than a bounded number of clients.
 
 use super::listen::Listen;
 use super::{gather, render};
@@ -18,20 +18,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections served at once; a further one is closed. Scrapers are few and take milliseconds.
+/// Most connections at a time; more are closed. There are few scrapers, and each takes milliseconds.
 const MOST_CONNECTIONS: usize = 8;
 
 /// Time for the request, and again for sending the answer: a scraper's own limit is 10 s by default.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
 
-/// Time for each answer of the broker, which takes milliseconds. The page of one that hangs, on which fdbroker_up is 0, is to
-/// be there within a scraper's limit.
+/// Longest wait for an answer of the broker, which needs milliseconds. If it hangs, the page with fdbroker_up 0 must still be
+/// ready within the scraper's limit.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Longest request: a scraper's headers are some hundred bytes.
 const MOST_REQUEST_BYTES: usize = 8 * 1024;
 
-/// Pause when a connection cannot be accepted, such as for want of fds or threads: trying at once would spin.
+/// Pause after a connection could not be accepted, such as for lack of fds or threads.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -46,7 +46,7 @@ enum Stream {
     Loopback(TcpStream),
 }
 
-/// The path of a Unix socket, removed with this.
+/// The path of a Unix socket; removed when this is dropped.
 struct Place<'a>(&'a Path);
 
 impl Drop for Place<'_> {
@@ -78,7 +78,7 @@ pub fn run(listen: &Listen) -> Result<()> {
 }
 
 fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
-    // Each connection has a copy: how many there are is how many are served.
+    // Each connection has a clone: the number of clones is the number of connections.
     let served = Arc::new(());
     loop {
         let mut fds = [
@@ -93,16 +93,16 @@ fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
             return Ok(());
         }
         match listener.accept() {
-            // Closed at once: it was one too many.
+            // Too many: closed at once.
             Ok(_) if Arc::strong_count(&served) > MOST_CONNECTIONS => {}
             Ok(stream) => {
                 let mine = Arc::clone(&served);
                 let started = std::thread::Builder::new().name("metrics".into()).spawn(move || {
-                    // Whatever goes wrong is the client's to notice.
+                    // Errors concern only this client.
                     let _ = answer(stream);
                     drop(mine);
                 });
-                // Closed at once: there are no threads left now, which is no reason to end.
+                // No thread can be started now: the connection is closed, and the server goes on.
                 if started.is_err() {
                     std::thread::sleep(ACCEPT_RETRY);
                 }
@@ -113,7 +113,7 @@ fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
     }
 }
 
-/// Binds a socket that only this user may open; one that nobody listens on any more is in the way of none.
+/// Binds a socket that only this user may open. Replaces a socket that nothing listens on.
 fn bind_unix(path: &Path) -> Result<UnixListener> {
     let what = || format!("listen on {}", path.display());
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
@@ -152,7 +152,7 @@ fn answer(mut stream: Stream) -> io::Result<()> {
     );
     let bytes = [head.as_bytes(), body.as_bytes()].concat();
     let mut left = &bytes[..];
-    // Anew: the broker may have taken all there was.
+    // A new limit: the broker may have used up the time.
     let until = Instant::now() + CONNECTION_LIMIT;
     while !left.is_empty() {
         stream.set_timeouts(until)?;
@@ -163,7 +163,7 @@ fn answer(mut stream: Stream) -> io::Result<()> {
 }
 
 fn page() -> String {
-    // It goes on for days: a service that was stopped meanwhile stays so.
+    // The server runs for days: it must not start a service that was stopped meanwhile.
     match again::connect_within(BROKER_PATIENCE).and_then(gather::gather) {
         Ok(gathered) => render::page(Some(gathered)),
         Err(error) => {
@@ -173,7 +173,7 @@ fn page() -> String {
     }
 }
 
-/// What was asked for.
+/// A request.
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
     Get,
@@ -182,7 +182,7 @@ enum Request {
     Broken,
 }
 
-/// Reads up to the end of the headers: no request that is answered has a body.
+/// Reads to the end of the headers: requests with a body are not answered.
 fn read_request(stream: &mut Stream, until: Instant) -> io::Result<Request> {
     let mut bytes = Vec::with_capacity(1024);
     let mut part = [0; 1024];
@@ -240,7 +240,7 @@ impl AsFd for Listener {
 }
 
 impl Stream {
-    /// What is left of the time, for the next read or write.
+    /// The rest of the time, for the next read or write.
     fn set_timeouts(&self, until: Instant) -> io::Result<()> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {

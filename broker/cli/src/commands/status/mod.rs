@@ -1,4 +1,4 @@
-//! `fdbroker status`: the node at a glance. Must never ask for more than one answer.
+//! `fdbroker status`: prints the status of the node. Must never ask the broker more than one question.
 
 mod args;
 
@@ -18,7 +18,7 @@ const COLUMNS: &[Column] = &[
     Column("WHAT", Side::Left),
 ];
 
-/// Prints the status of the broker that the environment names.
+/// Prints the status.
 pub fn run(args: Args) -> Result<()> {
     let status = StatusView::from(&Admin::from_env()?.status()?);
     let mut out = Output::stdout();

@@ -1,5 +1,5 @@
-//! A table of records in a part of a frame: as many columns and rows as have room. Must never cut a number: a
-//! column that has no room for its numbers is left out whole.
+//! Draws a table of records into a part of a frame, with as many columns and rows as fit. Must never cut a number: a column
+//! without room for its numbers is left out.
 
 use crate::table::{Column, Kind};
 use ratatui::buffer::Buffer;
@@ -9,12 +9,12 @@ use unicode_width::UnicodeWidthStr;
 
 /// Blanks between two columns.
 const GAP: u16 = 1;
-/// Widest that text is shown, in columns of the terminal.
+/// Most columns of the terminal for text.
 const TEXT_WIDTH: u16 = 16;
-/// Narrowest that text is cut to, so that the last column may stay.
+/// Text is cut to this width, if one more column fits then.
 const LEAST_TEXT_WIDTH: u16 = 8;
 
-/// Draws a line of headings, the `marked` column's underlined, and a line of each record as long as there is room.
+/// Draws the headings, with the `marked` one underlined, and a line for each record that fits.
 pub fn draw<R>(
     buf: &mut Buffer,
     area: Rect,
@@ -43,7 +43,7 @@ pub fn draw<R>(
     }
 }
 
-/// Widths of the columns that have room, from the first on.
+/// Widths of the first columns, as many as fit.
 fn widths<R>(room: u16, columns: &[&Column<R>], rows: &[Vec<String>]) -> Vec<u16> {
     let width = |text: &str| u16::try_from(text.width()).unwrap_or(u16::MAX);
     let widest = |(index, column): (usize, &&Column<R>)| {

@@ -1,5 +1,4 @@
-//! What `top` shows, without a terminal: the latest sample, rates from the two latest, order, filter, events. Must
-//! never read a clock nor ask the broker.
+//! The data that `top` shows: the latest sample, rates, order, filter and events. Must never read a clock nor ask the broker.
 
 use super::events::Events;
 use super::sample::Sample;
@@ -23,22 +22,22 @@ pub fn client_columns() -> Vec<&'static Column<ClientRecord>> {
     columns(&clients::COLUMNS, &keys)
 }
 
-/// Those of `all` that have these keys, in their order.
+/// The columns of `all` with these keys, in the order of the keys.
 pub fn columns<R>(all: &'static [Column<R>], keys: &[&str]) -> Vec<&'static Column<R>> {
     keys.iter().filter_map(|key| all.iter().find(|column| column.key == *key)).collect()
 }
 
-/// In which order clients are shown.
+/// The order of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Which of [`client_columns`].
+    /// Index in [`client_columns`].
     pub column: usize,
-    /// The other way round.
+    /// Reversed.
     pub reversed: bool,
 }
 
 impl Default for Order {
-    /// The biggest holders of fds first.
+    /// The clients with most fds first.
     fn default() -> Self {
         let column = client_columns().iter().position(|it| it.key == Resource::Fds.name());
         Order { column: column.unwrap_or(0), reversed: false }
@@ -46,24 +45,24 @@ impl Default for Order {
 }
 
 impl Order {
-    /// By the next column.
+    /// The order by the next column.
     pub fn next(self) -> Self {
         Order { column: (self.column + 1) % client_columns().len(), reversed: false }
     }
 
-    /// Numbers begin with the largest, text and ids with the smallest.
+    /// Whether the largest comes first: so for numbers, but not for text and ids.
     pub fn is_descending(self, column: &Column<ClientRecord>) -> bool {
         let is_id = matches!(column.key, "pid" | "uid") || column.kind == Kind::Text;
         is_id == self.reversed
     }
 }
 
-/// Which clients and leases are shown.
+/// A filter of clients and leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter(pub String);
 
 impl Filter {
-    /// `pid:N`, `uid:N`, a number that is either, or a part of the name in any case. Empty: all.
+    /// Matches `pid:N`, `uid:N`, a number that is a pid or uid, or a part of the name in any case. Empty text matches all.
     fn has(&self, pid: u32, uid: u32, name: &[u8]) -> bool {
         let text = self.0.trim();
         let is = |number: u32, text: &str| text.parse() == Ok(number);
@@ -83,11 +82,11 @@ impl Filter {
 pub struct Model {
     /// The latest sample.
     pub latest: Sample,
-    /// Per second between the two latest; `None`: there is only one of this broker.
+    /// Rates per second between the two latest samples; `None`: there is only one sample of this broker.
     pub rates: Option<ByCounter<f64>>,
-    /// What the broker has told.
+    /// The events.
     pub events: Events,
-    /// Why the broker does not answer.
+    /// The reason why the broker does not answer.
     pub lost: Option<String>,
 }
 
@@ -97,14 +96,14 @@ impl Model {
         Model { latest: first, rates: None, events: Events::default(), lost: None }
     }
 
-    /// The next sample has come.
+    /// Takes the next sample.
     pub fn update(&mut self, new: Sample) {
         self.lost = None;
         self.rates = rates(&self.latest, &new);
         self.latest = new;
     }
 
-    /// The broker does not answer.
+    /// Notes that the broker does not answer.
     pub fn lose(&mut self, why: String) {
         self.lost = Some(why);
         self.rates = None;
@@ -123,7 +122,7 @@ impl Model {
         capped.chain(uses.iter().filter(|(_, item)| item.cap.is_none()))
     }
 
-    /// Clients that the filter has, in this order; equal ones by pid.
+    /// Clients that match the filter, in this order, equal ones by pid.
     pub fn clients(&self, order: Order, filter: &Filter) -> Vec<&ClientRecord> {
         let is_wanted = |it: &&ClientRecord| filter.has(it.pid.get(), it.uid.get(), &it.name);
         let mut clients: Vec<_> = self.latest.clients.iter().filter(is_wanted).collect();
@@ -137,7 +136,7 @@ impl Model {
         clients
     }
 
-    /// Leases that the filter has, the oldest first; open ones before mapped ones, since they cost fds.
+    /// Leases that match the filter: open ones, which cost fds, before mapped ones, and the oldest first.
     pub fn oldest_leases(&self, filter: &Filter) -> Vec<&LeaseRecord> {
         let is_wanted = |it: &&LeaseRecord| filter.has(it.pid.get(), it.uid.get(), &it.name);
         let mut leases: Vec<_> = self.latest.leases.iter().filter(is_wanted).collect();
@@ -147,14 +146,14 @@ impl Model {
     }
 }
 
-/// Whether its holder has the fd open.
+/// Whether the lease is open.
 pub fn is_open(lease: &LeaseRecord) -> bool {
-    /// `LeaseRecord::state` of such a one.
+    /// `LeaseRecord::state` of an open lease.
     const OPEN: u32 = 1;
     lease.state.get() == OPEN
 }
 
-/// `None`: these are of two brokers.
+/// Rates per second between two samples; `None`: they are of two brokers.
 fn rates(old: &Sample, new: &Sample) -> Option<ByCounter<f64>> {
     let seconds = new.at.saturating_duration_since(old.at).as_secs_f64();
     if old.status.incarnation != new.status.incarnation || seconds <= 0.0 {

@@ -1,5 +1,5 @@
-//! One frame of `top`: from the model, the user's choice and a size to a buffer of cells. Must never fail, at no
-//! size, nor read a clock.
+//! Draws a frame of `top` from the model and the user's choice into a buffer. Must never fail, whatever the size, nor read a
+//! clock.
 
 use super::grid;
 use super::keys::{Choice, Shown};
@@ -15,22 +15,22 @@ use std::time::Duration;
 /// Columns of the oldest leases by their keys.
 const LEASE_KEYS: [&str; 8] =
     ["age_seconds", "allocation", "state", "size_bytes", "pid", "name", "owner_pid", "ended"];
-/// A bar shorter than this tells nothing.
+/// Least width of a bar.
 const LEAST_BAR: u16 = 6;
-/// Part of a cap from which on its bar stands out.
+/// The bar of a cap that is used to this percentage stands out.
 const NEARLY_FULL_PERCENT: u64 = 90;
 
-/// What a frame is made of.
+/// The input of a frame.
 pub struct View<'a> {
     pub model: &'a Model,
     pub choice: &'a Choice,
-    /// The broker has been asked so long ago and has not answered.
+    /// Time since a question that the broker has not answered.
     pub waited: Option<Duration>,
-    /// There is a keyboard: the last line says what keys do.
+    /// The last line explains the keys.
     pub has_keys: bool,
 }
 
-/// Lines of each part; there is a line of the header before, and perhaps one of keys after.
+/// Number of lines of each part, between the header and the line of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Heights {
     caps: u16,
@@ -40,7 +40,7 @@ struct Heights {
     events: u16,
 }
 
-/// Divides `height` lines: the caps and the clients come first, what has no room is left out.
+/// Divides `height` lines. Caps and clients come first; parts without room are left out.
 fn heights(height: u16, has_keys: bool) -> Heights {
     let all_caps = u16::try_from(Resource::COUNT).unwrap_or(u16::MAX);
     let caps = match height {
@@ -70,7 +70,7 @@ fn alarm() -> Style {
 }
 
 impl View<'_> {
-    /// Fills `buf`; says what of the clients is shown.
+    /// Fills `buf`; gives the sizes for keys that scroll.
     pub fn draw(&self, buf: &mut Buffer) -> Shown {
         let area = buf.area;
         let heights = heights(area.height, self.has_keys);
@@ -236,7 +236,7 @@ fn help(buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// `NAME [####--   ] NOW of CAP  PERCENT  peak PEAK`; the bar takes what room is left.
+/// `NAME [####--   ] NOW of CAP  PERCENT  peak PEAK`; the bar takes the rest of the line.
 fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u64) -> String) {
     let (now, peak) = (show(item.now), show(item.peak));
     let end = match item.cap {
@@ -275,7 +275,7 @@ fn bar(item: &UseView, width: u16) -> String {
     (0..u64::from(width)).map(mark).collect()
 }
 
-/// `amount` of `whole` in so many parts, at most all; something is never nothing.
+/// `amount` of `whole` in `parts`, at most `parts`, and at least 1 unless `amount` is 0.
 fn share(amount: u64, whole: u64, parts: u64) -> u64 {
     if amount == 0 {
         return 0;
@@ -305,7 +305,7 @@ fn below(area: Rect) -> Rect {
     Rect::new(area.x, y, area.width, area.height.saturating_sub(1)).intersection(area)
 }
 
-/// Writes `text` to a line of `area`, cut at its end; a title fills the line.
+/// Writes `text` to a line of `area`, cut at its end; a reversed style fills the line.
 fn put(buf: &mut Buffer, area: Rect, line: u16, text: &str, style: Style) {
     let line = line_of(area, line);
     if line.is_empty() {
