@@ -25,8 +25,8 @@ pub const MAX_ADMIN_MESSAGE_BYTES: usize = 32 * 1024;
 /// Bytes of a client's name: the kernel's `TASK_COMM_LEN` (include/linux/sched.h).
 pub const NAME_BYTES: usize = 16;
 
-/// Files of one allocation before the present one that the broker remembers: memory that is exported as a new dma-buf at
-/// each recall has one per recall, and a copy of an older one than these is seldom met with.
+/// How many earlier files of one allocation the broker remembers. An owner that exports a new dma-buf at each recall has
+/// one per recall; copies of older files are rare.
 pub const FORMER_FILES: usize = 3;
 
 /// Bytes of a job's name: `k8s:` and a pod's UID are 40; a unit's name that is longer is cut.

@@ -214,7 +214,7 @@ pub struct RegisterHead {
 )]
 #[repr(C)]
 pub struct RegisterItem {
-    /// A [`crate::handle::MemoryKind`].
+    /// A [`crate::memory::MemoryKind`].
     pub kind: u8,
     /// [`register_flags`].
     pub flags: u8,
@@ -333,7 +333,7 @@ pub struct GrantItem {
     pub size_bytes: U64,
     /// Where in the fd the allocation begins, in bytes.
     pub fd_offset: U64,
-    /// A [`crate::handle::MemoryKind`].
+    /// A [`crate::memory::MemoryKind`].
     pub kind: u8,
     /// Bytes of driver data; when not 0, a 64-byte block follows the items, in their order.
     pub driver_data_len: u8,

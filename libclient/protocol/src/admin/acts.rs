@@ -10,9 +10,9 @@ use zerocopy::{
 
 /// Bits of [`Act::flags`].
 pub mod act_flags {
-    /// Say what would become of each, and change nothing.
+    /// Report what would become of each allocation, and change nothing.
     pub const DRY_RUN: u32 = 1;
-    /// Of a drain: go on as before it.
+    /// End a drain.
     pub const UNDO: u32 = 2;
 }
 
@@ -28,7 +28,7 @@ pub struct Act {
     pub cursor: U32,
     /// A [`Filter`](super::Filter).
     pub filter: U32,
-    /// What to filter by.
+    /// What the filter compares with.
     pub value: U64,
     /// [`act_flags`].
     pub flags: U32,
@@ -37,27 +37,27 @@ pub struct Act {
 }
 
 wire_enum! {
-    /// What became of one allocation that an act was for, or would have in a dry run.
+    /// What became of one allocation of an act; in a dry run, what would become of it.
     ActOutcome: u32 {
-        /// It is done.
+        /// The act is done.
         Done = 1, "done";
         /// Evict: the broker has no fd of it already.
         Evicted = 2, "evicted already";
         /// Evict: its owner cannot give the fd again.
         Resident = 3, "resident";
-        /// Evict: it is kept for when its owner is gone.
+        /// Evict: the allocation outlives its owner (`keep`), so its fd stays.
         Kept = 4, "kept";
-        /// Evict: its fd is on its way, because somebody waits for it.
+        /// Evict: a client waits for the fd, and its owner is asked for it.
         Recalling = 5, "recalling";
-        /// Evict: its fd has come, and those who wait for it have not all been served.
+        /// Evict: the fd has come, and some of the requests that wait for it are not served yet.
         Waited = 6, "waited for";
-        /// Evict: its owner does not answer, so that the fd could not be had again.
+        /// Evict: the owner does not answer, so the fd would be lost.
         OwnerSilent = 7, "owner silent";
-        /// Evict: of before a crash of the broker, not named again yet; the broker has no fd of it.
+        /// Evict: it is from before a crash of the broker and not named again yet. The broker has no fd of it.
         Reserved = 8, "reserved";
         /// It has ended already; leases of it are still out.
         Ended = 9, "ended already";
-        /// There is none of this id (any more).
+        /// No allocation has this id (any more).
         NotFound = 10, "not found";
     }
 }
@@ -72,6 +72,6 @@ pub struct ActRecord {
     pub outcome: U32,
     /// Reserved, 0.
     pub reserved: U32,
-    /// As it was before.
+    /// The allocation as it was before the act.
     pub allocation: AllocationRecord,
 }

@@ -9,9 +9,9 @@ use zerocopy::{
 };
 
 wire_enum! {
-    /// What happened. The client of the record is whom it happened to: the holder of a grant, the owner otherwise.
+    /// What happened. The record names the client: for a grant its holder, for all others the owner.
     EventKind: u32 {
-        /// A client has said hello and is welcome.
+        /// A client's hello was answered with a welcome.
         Connected = 1, "connected";
         /// A client's process or connection has ended.
         Gone = 2, "gone";
@@ -31,11 +31,11 @@ wire_enum! {
         Refusal = 9, "refusal";
         /// The broker is being drained.
         Drain = 10, "drain";
-        /// It is not any more.
+        /// The drain has ended.
         Undrain = 11, "undrain";
         /// Caps have changed.
         Caps = 12, "caps";
-        /// Events that this watcher was too slow for; `lost` says how many. Those before and after it are whole.
+        /// This watcher read too slowly, and `lost` events are missing here.
         Lost = 13, "lost";
     }
 }
@@ -50,21 +50,21 @@ pub struct EventRecord {
     pub unix_us: U64,
     /// An [`EventKind`].
     pub kind: U32,
-    /// The client's number; `u32::MAX` when it is of none.
+    /// The client's number; `u32::MAX` when the event is of no client.
     pub client: U32,
     /// The client's pid as the broker sees it, or 0.
     pub pid: U32,
     /// The client's uid, or `u32::MAX`.
     pub uid: U32,
-    /// The allocation's slot; `u32::MAX` when it is of none.
+    /// The allocation's slot; `u32::MAX` when the event is of no allocation.
     pub slot: U32,
     /// The allocation's generation.
     pub generation: U32,
     /// The allocation's size in bytes, or 0.
     pub size_bytes: U64,
-    /// Of [`EventKind::Lost`]: how many.
+    /// For [`EventKind::Lost`]: how many events are missing; else 0.
     pub lost: U64,
-    /// Of an end or a refusal: why.
+    /// The reason of an end or a refusal.
     pub status: Status,
     /// The client's name.
     pub name: [u8; NAME_BYTES],

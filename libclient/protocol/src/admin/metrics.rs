@@ -9,16 +9,16 @@ pub const BUCKET_BOUNDS_US: [u64; 20] = [
     500_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000,
 ];
 
-/// Counts of times, 176 bytes. Since the broker's process started.
+/// How often something took how long since the broker's process started, 176 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Histogram {
-    /// How many were at most as long as the bound of the same index, and longer than the one before; the last: longer
-    /// than all bounds.
+    /// How many took at most the bound of the same index and more than the bound before it. The last: more than all
+    /// bounds.
     pub buckets: [U64; BUCKET_BOUNDS_US.len() + 1],
-    /// Their sum, in microseconds.
+    /// The sum of all, in microseconds.
     pub sum_us: U64,
 }
 

@@ -9,15 +9,15 @@ use zerocopy::{
 wire_enum! {
     /// Which records a query wants.
     Filter: u32 {
-        /// All.
+        /// Every record.
         None = 0, "none";
-        /// Those of the allocation whose slot is the low and generation the high half of `value`.
+        /// Records of one allocation. The low half of `value` is its slot, the high half its generation.
         Allocation = 1, "allocation";
-        /// Those of the process `value` (the owner's for allocations, the holder's for leases).
+        /// Records of the process `value`: allocations that it owns, leases that it holds.
         Pid = 2, "pid";
-        /// Those of the uid `value`.
+        /// Records of the uid `value`.
         Uid = 3, "uid";
-        /// Those of the job with the key `value` (the owner's for allocations, the holder's for leases).
+        /// Records of the job with the key `value`: allocations that its clients own, leases that they hold.
         Job = 4, "job";
     }
 }
@@ -32,7 +32,7 @@ pub struct Query {
     pub cursor: U32,
     /// A [`Filter`].
     pub filter: U32,
-    /// What to filter by.
+    /// What the filter compares with.
     pub value: U64,
     /// Reserved, 0.
     pub reserved: U64,
@@ -45,7 +45,7 @@ pub struct Query {
 )]
 #[repr(C)]
 pub struct Page {
-    /// Where the next query goes on.
+    /// The cursor of the next query.
     pub next_cursor: U32,
     /// 1 = this was the last page.
     pub done: U32,

@@ -20,9 +20,9 @@ wire_enum! {
         Evicted = 3, "evicted";
         /// The fd is on its way again.
         Recalling = 4, "recalling";
-        /// It has ended; leases of it are still out.
+        /// The allocation has ended; some leases of it are not given back.
         Ended = 5, "ended";
-        /// Of before a crash of the broker, and its owner has not named it again yet.
+        /// From before a crash of the broker; its owner has not named it again yet.
         Reserved = 6, "reserved";
     }
 }
@@ -51,7 +51,7 @@ pub struct AllocationRecord {
     pub size_bytes: U64,
     /// Where in the fd it begins, in bytes.
     pub fd_offset: U64,
-    /// The owner's id of it.
+    /// The id that the owner gave it.
     pub owner_allocation_id: U64,
     /// Its address in the owner.
     pub base: U64,
@@ -59,7 +59,7 @@ pub struct AllocationRecord {
     pub device: U32,
     /// The owner's pid as the broker sees it, 0 when gone.
     pub owner_pid: U32,
-    /// The owner's uid; 0xffffffff of a reserved one, whose owner is not known again yet.
+    /// The owner's uid; 0xffffffff while a reserved allocation's owner is not known again.
     pub owner_uid: U32,
     /// Open leases of it.
     pub open_leases: U32,
@@ -67,27 +67,27 @@ pub struct AllocationRecord {
     pub mapped_leases: U32,
     /// Requests that wait for it.
     pub waiters: U32,
-    /// Inode of the fd held, or of the last one that was; 0 = not known.
+    /// Inode of the fd that the broker holds or held last; 0 = not known.
     pub inode: U64,
     /// The owner's name.
     pub owner_name: [u8; NAME_BYTES],
-    /// Key of the owner's job, or of the job that has left a kept one; 0 = none.
+    /// Key of the owner's job; for a kept allocation without an owner, of the job that left it. 0 = none.
     pub job: U64,
-    /// Its name, see [`AccountRecord::name`].
+    /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
-    /// The broker's own fd of it, its number in /proc/PID/fd; [`NO_OWN_FD`] while it holds none.
+    /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none.
     pub fd: U32,
     /// Reserved, 0.
     pub reserved: U32,
-    /// For how long it has had no other files than these, in ms; u64::MAX = since it was deposited, 0 = not known,
-    /// as after a crash. An older lease may be of another one.
+    /// For how long the allocation has had no other files than `inode` and `former_inodes`, in ms. u64::MAX = since the
+    /// deposit; 0 = not known, as after a crash. A lease that is older may be of another file.
     pub files_ms: U64,
-    /// Inodes of files that its owner gave for it before, newest first; 0 = none. Memory that is exported as another
-    /// dma-buf each time has them.
+    /// Inodes of the files that the owner gave before this one, newest first; 0 = none. An owner that exports a new
+    /// dma-buf at each recall has given several.
     pub former_inodes: [U64; FORMER_FILES],
 }
 
-/// [`AllocationRecord::fd`] of what the broker holds no fd of.
+/// Value of [`AllocationRecord::fd`] while the broker holds no fd.
 pub const NO_OWN_FD: u32 = u32::MAX;
 
 /// One lease, 128 bytes.
@@ -122,7 +122,7 @@ pub struct LeaseRecord {
     pub name: [u8; NAME_BYTES],
     /// Key of the holder's job; 0 = none.
     pub job: U64,
-    /// Its name, see [`AccountRecord::name`].
+    /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
@@ -138,7 +138,7 @@ pub struct ClientRecord {
     pub pid: U32,
     /// Its uid.
     pub uid: U32,
-    /// 1 = it misses a recall.
+    /// 1 = it has not answered a recall in time.
     pub silent: U32,
     /// What it is charged for, in each resource's unit.
     pub uses: ByResource<U64>,
@@ -150,7 +150,7 @@ pub struct ClientRecord {
     pub name: [u8; NAME_BYTES],
     /// Key of its job; 0 = none.
     pub job: U64,
-    /// Its name, see [`AccountRecord::name`].
+    /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
@@ -160,13 +160,14 @@ pub struct ClientRecord {
 )]
 #[repr(C)]
 pub struct AccountRecord {
-    /// The job's key: what [`Filter::Job`](super::query::Filter::Job) takes. 0 of a domain.
+    /// The job's key, the value of [`Filter::Job`](super::query::Filter::Job); 0 for a domain.
     pub key: U64,
     /// Uid of the domain.
     pub uid: U32,
     /// Listener of the domain.
     pub listener: U32,
-    /// Kept allocations that clients of the job have left: the domain is charged for them, the job is not. 0 of a domain.
+    /// Kept allocations that clients of the job have left. The domain is charged for them, the job is not. 0 for a
+    /// domain.
     pub left_allocations: U32,
     /// Reserved, 0.
     pub reserved: U32,

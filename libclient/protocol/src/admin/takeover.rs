@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_e
 )]
 #[repr(C)]
 pub struct TakeoverOffer {
-    /// Sockets after the state's memfd, in whose queues the other fds lie.
+    /// Sockets that follow the state's memfd. The other fds lie in their queues.
     pub carriers: U32,
     /// Reserved, 0.
     pub reserved: U32,
@@ -26,9 +26,9 @@ pub struct TakeoverStep {
 
 /// Steps of a takeover after the offer, in their order.
 pub mod step {
-    /// Administrator: everything has come and stands.
+    /// Administrator: everything has arrived, and the successor can serve.
     pub const READY: u32 = 1;
-    /// Broker: it is yours; nothing is touched here any more.
+    /// Broker: the successor takes over; the predecessor touches nothing any more.
     pub const GO: u32 = 2;
     /// Administrator: clients are served.
     pub const SERVING: u32 = 3;
