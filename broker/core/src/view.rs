@@ -173,12 +173,7 @@ impl Core {
     pub fn totals(&self) -> Totals {
         Totals {
             node: self.node,
-            // A limit that is set for the life of the broker bounds these, too.
-            caps: Caps {
-                connections: self.config.node.connections.min(self.config.max_clients.into()),
-                domains: self.config.max_domains.into(),
-                ..self.config.node
-            },
+            caps: Caps { domains: self.config.max_domains.into(), ..self.config.node },
             table: (self.table_now(), self.table.peak, self.config.table_fds),
             gauges: ByGauge {
                 jobs: self.jobs.len() as u64,

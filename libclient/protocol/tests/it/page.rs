@@ -24,6 +24,16 @@ fn page_when_read_then_has_every_error_with_its_number() {
 }
 
 #[test]
+fn page_when_read_then_has_every_resource_with_its_scopes() {
+    for resource in Resource::ALL {
+        let scopes: Vec<_> = resource.scopes().iter().map(|scope| scope.name()).collect();
+        let (number, scopes) = (*resource as u8, scopes.join(", "));
+        let row = format!("| {number} | {resource} | {scopes} | {} |", resource.help());
+        assert!(PAGE.contains(&row), "{row} is not on the page");
+    }
+}
+
+#[test]
 fn page_when_it_gives_a_size_then_the_layout_has_it() {
     for (name, bytes) in LAYOUTS {
         let short = name.rsplit(':').next().expect("a name");

@@ -213,11 +213,15 @@ mod tests {
         for line in page.lines().filter(|line| *line != "# EOF") {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
-                ["#", "TYPE", name, of] => {
+                ["#", "HELP", name, ..] => {
                     assert!(families.insert(name), "{name} twice");
-                    (family, kind) = (name, of);
+                    family = name;
                 }
-                ["#", "UNIT" | "HELP", name, ..] => assert_eq!(name, family),
+                ["#", "TYPE", name, of] => {
+                    assert_eq!(name, family);
+                    kind = of;
+                }
+                ["#", "UNIT", name, ..] => assert_eq!(name, family),
                 _ => {
                     let name = line.split(['{', ' ']).next().expect("a name");
                     let suffix = name.strip_prefix(family).expect("of its family");

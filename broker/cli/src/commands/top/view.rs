@@ -47,7 +47,7 @@ fn heights(height: u16, has_keys: bool) -> Heights {
         0..6 => 1,
         6..16 => 3,
         16..32 => 6,
-        32..44 => 9,
+        32..40 => 9,
         _ => all_caps,
     };
     let rates = u16::from(height >= 8);
