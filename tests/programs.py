@@ -11,8 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # A file that this program wrote before (tests/run.py does it once for all suites): nothing is built then.
 VARIABLE = "FDBROKER_TEST_PROGRAMS"
-# `hostile` measures, so `cargo test` must not start it (test = false): it is named.
-BUILD = ["cargo", "build", "--workspace", "--lib", "--bins", "--examples", "--tests", "--test", "hostile"]
+BUILD = ["cargo", "build", "--workspace", "--quiet", "--message-format=json-render-diagnostics"]
+# `hostile` measures, so `cargo test` must not start it (test = false), and `--tests` leaves it out.
+TARGETS = [["--lib", "--bins", "--examples", "--tests"], ["--test", "hostile"]]
 
 HELP = """usage: tests/programs.py [TEST_PROGRAM]...
 
@@ -27,17 +28,18 @@ def build():
     if os.environ.get("CI"):
         # Nothing is built a second time there, so what a second build would need is not written.
         environment.setdefault("CARGO_INCREMENTAL", "0")
-    ran = subprocess.run(BUILD + ["--message-format=json-render-diagnostics", "--quiet"], cwd=ROOT, stdout=subprocess.PIPE,
-                         env=environment)
-    if ran.returncode:
-        sys.exit("tests/programs.py: the build failed (%s)" % " ".join(BUILD))
-    folder, tests = None, []
-    for line in ran.stdout.splitlines():
+    folder, tests, lines = None, [], []
+    for targets in TARGETS:
+        ran = subprocess.run(BUILD + targets, cwd=ROOT, stdout=subprocess.PIPE, env=environment)
+        if ran.returncode:
+            sys.exit("tests/programs.py: the build failed (%s)" % " ".join(BUILD + targets))
+        lines += ran.stdout.splitlines()
+    for line in lines:
         artifact = json.loads(line)
         path = artifact.get("executable")
         if artifact["reason"] != "compiler-artifact" or not path:
             continue
-        if artifact["profile"]["test"] or artifact["target"]["kind"] == ["test"]:
+        if artifact["profile"]["test"]:
             package = Path(artifact["manifest_path"]).parent
             tests.append({"name": artifact["target"]["name"], "kind": artifact["target"]["kind"][0],
                           "package": str(package.relative_to(ROOT)), "path": path, "cwd": str(package)})
