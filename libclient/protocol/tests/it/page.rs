@@ -1,7 +1,7 @@
 //! The page that documents the protocol against the code: numbers, names and sizes must agree.
 
 use fdbroker_protocol::layouts::LAYOUTS;
-use fdbroker_protocol::{ErrorCode, Kind};
+use fdbroker_protocol::{ErrorCode, Kind, Resource};
 
 const PAGE: &str = include_str!("../../PROTOCOL.md");
 
