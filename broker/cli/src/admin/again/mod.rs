@@ -1,0 +1,48 @@
+//! Connects to a broker again after it has ended. Must never start a broker: with socket activation a mere connect would
+//! start the service, which an administrator may have stopped on purpose.
+
+use crate::admin::{ANSWER_LIMIT, Admin, find_socket};
+use crate::error::{Error, Result};
+use fdbroker_protocol::page::{LIVENESS_OFFSET, PAGE_MAGIC, PageHeader, is_alive};
+use fdbrokerd::generation_page::PAGE_NAME;
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Connects to the broker that this process's environment names, if it runs.
+pub fn connect() -> Result<Admin> {
+    connect_within(ANSWER_LIMIT)
+}
+
+/// Connects to a running broker; `patience` bounds the connect and each answer.
+pub fn connect_within(patience: Duration) -> Result<Admin> {
+    connect_to(&find_socket(|name| std::env::var_os(name)), patience)
+}
+
+fn connect_to(path: &Path, patience: Duration) -> Result<Admin> {
+    if has_died(&path.with_file_name(PAGE_NAME)) && path.exists() {
+        let cause = io::Error::new(io::ErrorKind::NotConnected, "its process has ended");
+        return Err(Error::NoBroker { path: path.to_owned(), cause });
+    }
+    Admin::connect_within(path, patience)
+}
+
+/// Whether the broker of this generation page has ended. The kernel marks the page at the end of the broker, whatever the
+/// reason. `false` if the page cannot be read or has another layout.
+fn has_died(page: &Path) -> bool {
+    // All layouts have the magic and the liveness word at the same place.
+    let mut header = [0; size_of::<PageHeader>()];
+    if File::open(page).and_then(|file| file.read_exact_at(&mut header, 0)).is_err() {
+        return false;
+    }
+    let magic = header[offset_of!(PageHeader, magic)..].first_chunk().copied();
+    let liveness = header[LIVENESS_OFFSET..].first_chunk().copied();
+    magic.map(u64::from_ne_bytes) == Some(PAGE_MAGIC)
+        && liveness.is_some_and(|word| !is_alive(u32::from_ne_bytes(word)))
+}
+
+#[cfg(test)]
+mod tests;
