@@ -35,8 +35,8 @@ fn run_when_the_report_is_a_picture_then_xml_with_every_line_and_its_peak() {
     };
     let texts: Vec<_> = all("text").filter_map(|it| it.text().map(str::trim)).collect();
     // At the end each rank has the 40 buffers of the other.
-    for text in ["direct way: max 80", "cap: 64", "open fds", "seconds since the start of the job"]
-    {
+    let axes = ["open fds (logarithmic)", "seconds since the start of the job"];
+    for text in ["direct way: max 80", "cap: 64"].into_iter().chain(axes) {
         assert!(texts.contains(&text), "{text}: {texts:?}");
     }
     assert!(texts.iter().any(|text| text.contains("sh -c $F demo --ranks 2")), "{texts:?}");

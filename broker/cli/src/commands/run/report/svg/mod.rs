@@ -5,7 +5,6 @@ use crate::error::{Error, Result};
 use crate::output::commas;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
-use plotters::coord::types::RangedCoordu64;
 use plotters::prelude::*;
 use std::ops::Range;
 
@@ -21,32 +20,22 @@ const LEGEND_STEP: i32 = 22;
 /// The part of the height up to the highest count; the rest keeps that line off the edge.
 const TOP_SHARE: f64 = 0.97;
 
-/// Where the direct way has more than so many times the fds of the node, a linear scale would press the node's to the
-/// ground.
-const RATIO_FOR_LOGARITHMS: u64 = 4;
-
 /// Longest command that is shown, in characters.
 const COMMAND_LENGTH: usize = 90;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The vertical axis: counts of fds.
+/// The vertical axis: counts of fds up to this one. It is logarithmic: the direct way may be far above the node.
 #[derive(Clone, Copy)]
-struct Scale {
-    most: u64,
-    is_logarithmic: bool,
-}
+struct Scale(u64);
 
 impl Scale {
     fn new(samples: &[Sample]) -> Self {
-        let node = samples.iter().map(|it| it.node).max().unwrap_or(0);
-        let direct = samples.iter().map(|it| it.direct).max().unwrap_or(0);
-        let most = node.max(direct).max(1);
+        let most = samples.iter().map(|it| it.node.max(it.direct)).max().unwrap_or(0).max(1);
         // A cap far above everything would press the lines to the ground: then it is only named.
         let cap = samples.iter().filter_map(|it| it.cap).max();
         let cap = cap.filter(|cap| *cap <= most.saturating_mul(2)).unwrap_or(0);
-        let is_logarithmic = direct > node.max(1).saturating_mul(RATIO_FOR_LOGARITHMS);
-        Scale { most: most.max(cap), is_logarithmic }
+        Scale(most.max(cap))
     }
 }
 
@@ -54,28 +43,21 @@ impl Ranged for Scale {
     type FormatOption = NoDefaultFormatting;
     type ValueType = u64;
 
-    /// A logarithmic scale takes the logarithm of the count plus one, so that 0 has a place, too.
+    /// Takes the logarithm of the count plus one, so that 0 has a place, too.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)] // a pixel
     fn map(&self, count: &u64, (bottom, top): (i32, i32)) -> i32 {
-        let (count, most) = (*count as f64, self.most as f64);
-        let part = match self.is_logarithmic {
-            true => (count + 1.0).log10() / (most + 1.0).log10(),
-            false => count / most,
-        };
+        let part = (*count as f64 + 1.0).log10() / (self.0 as f64 + 1.0).log10();
         bottom + (f64::from(top - bottom) * TOP_SHARE * part).round() as i32
     }
 
     /// The counts that have a mark.
-    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<u64> {
-        if !self.is_logarithmic {
-            return RangedCoordu64::from(self.range()).key_points(hint);
-        }
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<u64> {
         let powers = std::iter::successors(Some(1_u64), |power| power.checked_mul(10));
-        std::iter::once(0).chain(powers.take_while(|power| *power <= self.most)).collect()
+        std::iter::once(0).chain(powers.take_while(|power| *power <= self.0)).collect()
     }
 
     fn range(&self) -> Range<u64> {
-        0..self.most
+        0..self.0
     }
 }
 
@@ -112,7 +94,6 @@ fn draw_on(
         .x_label_area_size(50)
         .y_label_area_size(80)
         .build_cartesian_2d(0.0..seconds, scale)?;
-    let counts_name = if scale.is_logarithmic { "open fds (logarithmic)" } else { "open fds" };
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -120,7 +101,7 @@ fn draw_on(
         .label_style(("sans-serif", 15))
         .axis_desc_style(("sans-serif", 15))
         .x_desc("seconds since the start of the job")
-        .y_desc(counts_name)
+        .y_desc("open fds (logarithmic)")
         .draw()?;
     for (row, line) in (0..).zip(&LINES) {
         let (red, green, blue) = line.colour;
@@ -128,7 +109,7 @@ fn draw_on(
         let values = samples.iter().filter_map(|it| Some((it.at.as_secs_f64(), (line.value)(it)?)));
         let peak = values.clone().map(|(_, count)| count).max();
         name(&legend, row, line.name, peak, style)?;
-        if line.name == "cap" && peak.is_some_and(|cap| cap > scale.most) {
+        if line.name == "cap" && peak.is_some_and(|cap| cap > scale.0) {
             continue;
         }
         let points = steps(values);

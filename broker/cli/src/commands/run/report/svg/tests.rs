@@ -34,7 +34,7 @@ fn draw_when_there_are_samples_then_each_line_and_its_peak() {
         "node: max 60",
         "broker: max 30",
         "ranks: max 30",
-        "open fds",
+        "open fds (logarithmic)",
         "100",
     ] {
         assert!(texts.iter().any(|it| it == text), "{text}: {texts:?}");
@@ -79,6 +79,6 @@ fn steps_when_a_count_changes_then_it_does_so_at_once() {
 
 #[test]
 fn key_points_when_logarithmic_then_powers_of_ten() {
-    let scale = Scale { most: 1200, is_logarithmic: true };
+    let scale = Scale(1200);
     assert_eq!(scale.key_points(10), [0, 1, 10, 100, 1000]);
 }
