@@ -56,8 +56,7 @@ pub fn run(args: &Args) -> Result<u8> {
     }
     let mut out = Output::stdout();
     if args.json {
-        out.json(&report)?;
-        out.text("\n")?;
+        out.json_line(&report)?;
     } else {
         table::print(&report, &plan, &mut out)?;
     }

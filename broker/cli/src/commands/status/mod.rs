@@ -23,10 +23,7 @@ pub fn run(args: Args) -> Result<()> {
     let status = StatusView::from(&Admin::from_env()?.status()?);
     let mut out = Output::stdout();
     match args.json {
-        true => {
-            out.json(&status)?;
-            out.text("\n")?;
-        }
+        true => out.json_line(&status)?,
         false => print(&status, &mut out)?,
     }
     out.finish()
