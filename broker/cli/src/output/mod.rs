@@ -9,6 +9,7 @@ mod tests;
 pub(crate) use say::say;
 
 use crate::error::{Error, Result};
+use indicatif::HumanCount;
 use serde::Serialize;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 use unicode_truncate::UnicodeTruncateStr;
@@ -234,15 +235,7 @@ pub fn human_size(bytes: u64) -> String {
 
 /// A number with commas: `11,200`.
 pub fn commas(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    HumanCount(number).to_string()
 }
 
 /// A number with its noun: `1 job`, `2 jobs`.
