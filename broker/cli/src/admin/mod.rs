@@ -251,18 +251,8 @@ impl Admin {
 
     /// The accounts of all domains.
     pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
-        let (query, reply) = (Kind::AdminDomains, Kind::AdminDomainsReply);
-        let mut records = Vec::new();
-        self.pages(
-            query,
-            reply,
-            |cursor| Selection::ALL.query(cursor),
-            |page| {
-                records.extend_from_slice(page);
-                Ok(true)
-            },
-        )?;
-        Ok(records)
+        let kinds = (Kind::AdminDomains, Kind::AdminDomainsReply);
+        Ok(self.collect(kinds, Selection::ALL, usize::MAX)?.0)
     }
 
     /// The first selected records, page by page until there are `enough`, and whether there are more.
@@ -271,9 +261,18 @@ impl Admin {
         selection: Selection,
         enough: usize,
     ) -> Result<(Vec<R>, bool)> {
+        self.collect((R::QUERY, R::REPLY), selection, enough)
+    }
+
+    fn collect<R: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
+        &mut self,
+        (query, reply): (Kind, Kind),
+        selection: Selection,
+        enough: usize,
+    ) -> Result<(Vec<R>, bool)> {
         let mut records = Vec::new();
         let body = |cursor| selection.query(cursor);
-        let is_all = self.pages(R::QUERY, R::REPLY, body, |page: &[R]| {
+        let is_all = self.pages(query, reply, body, |page: &[R]| {
             records.extend_from_slice(page);
             Ok(records.len() < enough)
         })?;
@@ -308,12 +307,7 @@ impl Admin {
 
     /// All selected records. Only for selections that are known to be small.
     pub fn all<R: Record + Copy>(&mut self, selection: Selection) -> Result<Vec<R>> {
-        let mut records = Vec::new();
-        self.each_page(selection, |page: &[R]| {
-            records.extend_from_slice(page);
-            Ok(())
-        })?;
-        Ok(records)
+        Ok(self.first(selection, usize::MAX)?.0)
     }
 
     /// Events that the broker has sent; `None`: none yet.
