@@ -1,5 +1,8 @@
 //! A cap and its value as a user writes them. Must never guess a unit.
 
+#[cfg(test)]
+mod tests;
+
 use crate::records;
 use fdbroker_protocol::admin::Limits;
 use fdbroker_protocol::{NO_CAP, Resource, Scope};
@@ -93,45 +96,4 @@ fn parse_value(text: &str) -> std::result::Result<u64, String> {
     let number: u64 = digits.parse().map_err(|_| form())?;
     // The largest number means none.
     number.checked_mul(factor).filter(|value| *value != NO_CAP).ok_or_else(form)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn assignment_when_well_formed_then_level_resource_and_value() {
-        let table = [
-            ("node.fds=4096", Scope::Node, Resource::Fds, 4096),
-            ("domain.held_bytes=8Gi", Scope::Domain, Resource::HeldBytes, 8 << 30),
-            ("domain.held_bytes=8GiB", Scope::Domain, Resource::HeldBytes, 8 << 30),
-            ("job.open_leases=2K", Scope::Job, Resource::OpenLeases, 2000),
-            ("client.kept_allocations=none", Scope::Client, Resource::KeptAllocations, NO_CAP),
-            ("client.allocations=0", Scope::Client, Resource::Allocations, 0),
-        ];
-        for (text, scope, resource, value) in table {
-            let expected = Assignment { limit: Limit { scope, resource }, value };
-            assert_eq!(text.parse(), Ok(expected), "{text}");
-        }
-    }
-
-    #[test]
-    fn assignment_when_broken_then_the_message_says_what_would_do() {
-        let table = [
-            ("fds=1", "SCOPE.RESOURCE=VALUE"),
-            ("node.fds", "SCOPE.RESOURCE=VALUE"),
-            ("host.fds=1", "node, domain, job, client"),
-            ("node.own_fds=1", "held_fds"),
-            ("node.fds=", "digits"),
-            ("node.fds=-1", "digits"),
-            ("node.fds=1X", "digits"),
-            ("node.fds=Ki", "digits"),
-            ("node.fds=18446744073709551615", "digits"),
-            ("node.fds=99999999T", "digits"),
-        ];
-        for (text, remedy) in table {
-            let error = text.parse::<Assignment>().expect_err(text);
-            assert!(error.contains(remedy), "{text}: {error}");
-        }
-    }
 }

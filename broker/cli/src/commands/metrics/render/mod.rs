@@ -2,6 +2,9 @@
 //! protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change the meaning of a
 //! name: dashboards rely on it.
 
+#[cfg(test)]
+mod tests;
+
 use super::gather::{Accounts, Gathered};
 use fdbroker_protocol::admin::{BUCKET_BOUNDS_US, Histogram, NodeStatus};
 use fdbroker_protocol::{Resource, Scope, Unit};
@@ -156,139 +159,4 @@ fn accounts(
 #[allow(clippy::cast_precision_loss)] // exact up to 285 years
 fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::gather::Sums;
-    use super::*;
-    use fdbroker_protocol::NO_CAP;
-    use fdbroker_protocol::admin::Metrics;
-    use std::collections::BTreeSet;
-    use zerocopy::{FromBytes, FromZeros, IntoBytes};
-
-    /// What is on the home page of the dashboards.
-    const DASHBOARD: &str = include_str!("../../../../../systemd/grafana.json");
-
-    /// A broker all of whose numbers are `number` or follow from it.
-    fn all(number: u8) -> Gathered {
-        let mut status = NodeStatus::new_zeroed();
-        let bytes = status.as_mut_bytes();
-        bytes.iter_mut().step_by(4).for_each(|byte| *byte = number);
-        let metrics = Metrics::read_from_bytes(&[number; size_of::<Metrics>()]).expect("plain");
-        let n = u64::from(number);
-        let sums = Sums::all(n);
-        let users = vec![(vec!["1000".to_owned()], sums)];
-        let jobs = vec![(vec!["slurm:1".to_owned(), "1000".to_owned()], sums)];
-        Gathered { status, metrics, users, jobs }
-    }
-
-    fn samples(page: &str) -> Vec<(&str, &str)> {
-        let lines = page.lines().filter(|line| !line.starts_with('#'));
-        lines.map(|line| line.rsplit_once(' ').expect("a value")).collect()
-    }
-
-    fn names(page: &str) -> BTreeSet<&str> {
-        samples(page).iter().map(|(series, _)| series.split('{').next().expect("one")).collect()
-    }
-
-    #[test]
-    fn page_when_every_number_of_the_broker_changes_then_every_series_does() {
-        let (before, after) = (page(Some(all(1))), page(Some(all(2))));
-        let (before, after) = (samples(&before), samples(&after));
-        assert_eq!(before.len(), after.len());
-        for ((series, old), (same, new)) in before.into_iter().zip(after) {
-            assert_eq!(series, same);
-            let is_fixed = series.starts_with("fdbroker_build_info") || series == "fdbroker_up";
-            assert_eq!(old == new, is_fixed, "{series}: {old}, {new}");
-        }
-    }
-
-    #[test]
-    fn page_when_read_by_the_rules_then_families_once_with_their_samples_and_an_end() {
-        let page = page(Some(all(1)));
-        assert!(page.ends_with("\n# EOF\n") && !page.contains("\n\n"));
-        let mut families = BTreeSet::new();
-        let (mut family, mut kind) = ("", "");
-        for line in page.lines().filter(|line| *line != "# EOF") {
-            let words: Vec<&str> = line.split(' ').collect();
-            match words[..] {
-                ["#", "HELP", name, ..] => {
-                    assert!(families.insert(name), "{name} twice");
-                    family = name;
-                }
-                ["#", "TYPE", name, of] => {
-                    assert_eq!(name, family);
-                    kind = of;
-                }
-                ["#", "UNIT", name, ..] => assert_eq!(name, family),
-                _ => {
-                    let name = line.split(['{', ' ']).next().expect("a name");
-                    let suffix = name.strip_prefix(family).expect("of its family");
-                    let known: &[&str] = match kind {
-                        "gauge" => &[""],
-                        "counter" => &["_total"],
-                        "info" => &["_info"],
-                        "histogram" => &["_bucket", "_count", "_sum"],
-                        other => panic!("type {other}"),
-                    };
-                    assert!(known.contains(&suffix), "{line}");
-                }
-            }
-        }
-        for counter in ["fdbroker_grants_total", "fdbroker_refusals_total"] {
-            assert!(names(&page).contains(counter));
-        }
-    }
-
-    #[test]
-    fn histogram_when_counted_then_buckets_add_up_and_bounds_are_seconds() {
-        let mut gathered = all(0);
-        gathered.metrics.recall_time.buckets[0] = 2.into();
-        gathered.metrics.recall_time.buckets[8] = 1.into();
-        gathered.metrics.recall_time.sum_us = 2_010.into();
-        let page = page(Some(gathered));
-        for line in [
-            "fdbroker_recall_time_seconds_bucket{le=\"0.000005\"} 2",
-            "fdbroker_recall_time_seconds_bucket{le=\"0.001\"} 2",
-            "fdbroker_recall_time_seconds_bucket{le=\"0.0025\"} 3",
-            "fdbroker_recall_time_seconds_bucket{le=\"+Inf\"} 3",
-            "fdbroker_recall_time_seconds_count 3",
-            "fdbroker_recall_time_seconds_sum 0.00201",
-        ] {
-            assert!(page.lines().any(|it| it == line), "no line {line}");
-        }
-    }
-
-    #[test]
-    fn page_when_there_is_no_cap_or_no_broker_then_no_sample_of_it() {
-        let mut gathered = all(1);
-        gathered.status.uses.fds.cap = NO_CAP.into();
-        let text = page(Some(gathered));
-        assert!(!names(&text).contains("fdbroker_cap_fds"));
-        assert!(names(&text).contains("fdbroker_held_cap_fds"));
-        assert!(page(None).ends_with("fdbroker_up 0\n# EOF\n"));
-    }
-
-    #[test]
-    fn dashboard_when_read_then_json_whose_metrics_are_all_on_the_page() {
-        let json: serde_json::Value = serde_json::from_str(DASHBOARD).expect("JSON");
-        let panels = json["panels"].as_array().expect("panels");
-        let exprs: Vec<&str> = panels
-            .iter()
-            .flat_map(|panel| panel["targets"].as_array().into_iter().flatten())
-            .map(|target| target["expr"].as_str().expect("an expression"))
-            .collect();
-        assert!(exprs.len() >= panels.len() / 2, "{exprs:?}");
-        let page = page(Some(all(1)));
-        let names = names(&page);
-        for expr in exprs {
-            let words = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            let used: Vec<&str> = words.filter(|word| word.starts_with("fdbroker_")).collect();
-            assert!(!used.is_empty(), "{expr}");
-            for name in used {
-                assert!(names.contains(name), "{name} of {expr} is no metric");
-            }
-        }
-    }
 }
