@@ -2,12 +2,14 @@
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup, why_not_fds};
-use crate::support::memory::{BLOCK_BYTES, pattern};
+use crate::support::memory::{BLOCK_BYTES, host_memory, pattern};
 use crate::support::owner::Owner;
 use crate::support::peer::{Link, Peer};
 use crate::support::rank::rank;
 use crate::support::wait::{PATIENCE, eventually, eventually_ok, patience};
-use fdbroker_client::{Access, CacheSettings, CachedImport, Client, Deposit, Handle, ImportCache};
+use fdbroker_client::{
+    Access, CacheSettings, CachedImport, Client, Deposit, Handle, HostMemory, ImportCache,
+};
 use fdbroker_protocol::ErrorCode;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::collections::VecDeque;
@@ -304,9 +306,24 @@ fn import_many_when_32_fds_are_allowed_then_all_300_are_imported() {
 }
 
 #[test]
-fn import_many_when_10000_are_imported_then_no_fd_is_held_for_them() {
+fn import_many_when_thousands_are_imported_then_no_fd_is_held_for_them() {
     if let Some(reason) = why_not_fds(12_000) {
-        return not_run("import_many_when_10000_are_imported_then_no_fd_is_held_for_them", &reason);
+        return not_run(
+            "import_many_when_thousands_are_imported_then_no_fd_is_held_for_them",
+            &reason,
+        );
     }
-    assert_imported_elsewhere(10_000, 1024, "20000 right, 10000 hits, 10000 entries, 0 fds");
+    match host_memory() {
+        HostMemory::Memfd => {
+            assert_imported_elsewhere(
+                10_000,
+                1024,
+                "20000 right, 10000 hits, 10000 entries, 0 fds",
+            );
+        }
+        // In the emulated machine 10,000 take a minute, and the helper may be silent no longer.
+        HostMemory::Udmabuf => {
+            assert_imported_elsewhere(2_000, 1024, "4000 right, 2000 hits, 2000 entries, 0 fds");
+        }
+    }
 }

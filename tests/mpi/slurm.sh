@@ -197,7 +197,7 @@ gcc -O2 -Wall -Wextra -Werror "$here/leave.c" -o "$work/leave" -I "$root/libclie
     sh -c 'echo $$ > "$0/cgroup.procs"; exec "$1"' "$cgroup/job_$kept" "$work/leave" > "$work/leave.log" 2>&1
 check "a process of a job keeps memory in the broker, and ends" $? "$work/leave.log"
 # shellcheck disable=SC2317
-has_left() { admin jobs --json | grep -q "\"job\":\"slurm:$kept\",[^}]*\"clients\":0,[^}]*\"left_allocations\":1[,}]"; }
+has_left() { admin jobs --json | grep -q "\"job\":\"slurm:$kept\",[^}]*\"connections\":0,[^}]*\"left_allocations\":1[,}]"; }
 soon has_left
 check "the job has no process any more, and is listed with what it has left" $? "$work/node.log"
 SLURM_JOB_ID=$kept "$work/epilog"

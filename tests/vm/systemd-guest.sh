@@ -372,7 +372,8 @@ check "stop and start: a new process" is_new "$before"
 
 stop_hammers lasting
 for name in recallable resident keep; do kill_owners $name; done
-check "no client is left" soon bash -c "[ \"\$(fdbroker status --json | grep -oE '\"clients\":[0-9]+')\" = '\"clients\":0' ]"
+no_client() { is "$(number connections)" 0; }
+check "no client is left" soon no_client
 leases() { is "open $(number open_leases), mapped $(number mapped_leases)" "open 0, mapped 0"; }
 check "no lease is left" soon leases
 fdbroker status | sed 's/^/        /'

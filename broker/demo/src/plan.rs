@@ -78,7 +78,7 @@ pub struct Plan {
     pub own_fds: u32,
     /// Buffers that a rank opens in one request.
     pub batch: u32,
-    /// Of [`Pattern`].
+    /// Seed of the bytes that the ranks write and check.
     pub seed: u64,
     /// Longest time for each way, in ms.
     pub timeout_ms: u64,

@@ -476,7 +476,11 @@ impl World {
         self.core.check_invariants();
         let totals = self.core.totals();
         assert!(totals.node.is_zero(), "{totals:?}");
-        assert!(self.held.is_empty() && totals.gauges.stored_fds == 0 && totals.node.now(Resource::ParkedRequests) == 0);
+        assert!(
+            self.held.is_empty()
+                && totals.gauges.stored_fds == 0
+                && totals.node.now(Resource::ParkedRequests) == 0
+        );
     }
 
     fn of(&mut self, client: ClientId) -> &mut Client {

@@ -31,6 +31,12 @@ fn refused(seen: &mut Seen) {
         assert_eq!(error.code, ErrorCode::NoQuota);
     }
     broker.see(seen, &[("fdbroker_allocations", 1), ("fdbroker_refusals_total", 3)]);
+    // No memory at all.
+    broker.see(seen, &[("fdbroker_refused_peak_fds", 0)]);
+    let directory = std::fs::File::open("/").expect("everybody may");
+    let error = client.register(&recallable(1), directory.as_fd(), soon()).expect_err("no memory");
+    assert_eq!(error.code, ErrorCode::UnsupportedFd);
+    broker.see(seen, &[("fdbroker_refused_fds", 0), ("fdbroker_refused_peak_fds", 1)]);
 }
 
 fn reclaimed(seen: &mut Seen) {

@@ -42,6 +42,7 @@ fn answered(seen: &mut Seen) {
         ("fdbroker_held_fds", 0),
         ("fdbroker_stored_fds", 0),
         ("fdbroker_parked_requests", 0),
+        ("fdbroker_parked_peak_requests", 0),
         ("fdbroker_requests_parked_total", 0),
         ("fdbroker_recalls_total", 0),
         ("fdbroker_grants_total", 0),
@@ -58,6 +59,7 @@ fn answered(seen: &mut Seen) {
     let waiting = consumer.acquire_start(&[handle], soon()).expect("started");
     let asked = [
         ("fdbroker_parked_requests", 1),
+        ("fdbroker_parked_peak_requests", 1),
         ("fdbroker_requests_parked_total", 1),
         ("fdbroker_recalls_total", 1),
         ("fdbroker_held_fds", 1),

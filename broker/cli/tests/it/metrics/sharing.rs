@@ -60,7 +60,9 @@ fn shared(seen: &mut Seen) {
     let owner = broker.client_with(2, |builder| builder);
     let connected = [
         ("fdbroker_connections", 1),
+        ("fdbroker_peak_connections", 1),
         ("fdbroker_domains", 1),
+        ("fdbroker_peak_domains", 1),
         ("fdbroker_jobs", 1),
         ("fdbroker_own_fds", 2),
         ("fdbroker_own_peak_fds", 2),
@@ -166,10 +168,10 @@ fn shared(seen: &mut Seen) {
     let kept = Deposit { keep: true, ..Deposit::new(MemoryKind::Memfd, PAGE) };
     let kept = consumer.register(&kept, memfd(1).as_fd(), soon()).expect("registered");
     let one = [("fdbroker_kept_allocations", 1), ("fdbroker_kept_peak_allocations", 1)];
-    broker.see(seen, &one);
+    broker.see_with_accounts(seen, &one);
     consumer.unregister(&kept).expect("its own");
     let none = [("fdbroker_kept_allocations", 0), ("fdbroker_kept_peak_allocations", 1)];
-    broker.see(seen, &none);
+    broker.see_with_accounts(seen, &none);
     consumer.end();
     let gone = [
         ("fdbroker_connections", 0),

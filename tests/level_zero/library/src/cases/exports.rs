@@ -16,8 +16,8 @@ pub fn one_fd(node: &Node, rank: &mut Rank) -> Outcome {
 
     same("the handle", again.to_bytes(), first.to_bytes())?;
     same("allocations", node.count("/allocations/now")?, 1)?;
-    same("fds at the broker", node.count("/held_now")?, 1)?;
-    same("registrations", node.count("/deposits")?, 1)?;
+    same("fds at the broker", node.count("/stored_fds")?, 1)?;
+    same("deposits", node.count("/deposits")?, 1)?;
     same("of the application's Gets", rank.counters()?.gets, if_kept(rank, 2, 0))
 }
 

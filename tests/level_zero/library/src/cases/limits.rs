@@ -57,7 +57,7 @@ pub fn export_rounds(node: &Node, rank: &mut Rank) -> Outcome {
     same("fds", crate::rank::count_fds()?, before)?;
     same("in the table", rank.exports.len(), 0)?;
     node.until_count("/allocations/now", 0)?;
-    same("registrations", node.count("/deposits")?, ROUNDS as u64)
+    same("deposits", node.count("/deposits")?, ROUNDS as u64)
 }
 
 /// The broker cannot hold all of them: it recalls those that it evicted, twice, with their bytes.
@@ -73,7 +73,7 @@ fn recalled(node: &Node, rank: &Rank, handles: &[Handle]) -> Outcome {
     let recalls = node.count("/recalls")?;
     holds(recalls >= handles.len() as u64, || format!("only {recalls} recalls"))?;
     holds(node.count("/evictions")? > 0, || "nothing was evicted".to_string())?;
-    same("unanswered recalls", node.count("/recalls_silent")?, 0)?;
+    same("unanswered recalls", node.count("/recalls_unanswered")?, 0)?;
     holds(node.count("/fds/peak")? <= 24, || "over the cap".to_string())?;
     rank.check_own(BYTES, SALT)?;
     peer.finish()

@@ -58,7 +58,7 @@ fn with_rank(settings: &[&str], body: fn(&Node, &mut Rank) -> Outcome) -> Outcom
     rank.gpu.nothing_left()?;
     same("open fds afterwards", count_fds()?, fds_before)?;
     drop(rank);
-    for what in ["/held_now", "/open_leases/now", "/mapped_leases/now", "/allocations/now"] {
+    for what in ["/stored_fds", "/open_leases/now", "/mapped_leases/now", "/allocations/now"] {
         node.until_count(what, 0)?;
     }
     Ok(())

@@ -89,7 +89,7 @@ fn owner_killed(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     peer.kill()?;
 
     // The broker has let the memory go, and the imports still have it.
-    node.until_count("/held_now", 0)?;
+    node.until_count("/stored_fds", 0)?;
     let mut others = rank.imports.iter();
     holds(others.all(|import| !import.is_current()), || "still current".to_string())?;
     rank.check_imports(WRITTEN_THERE + 1)?;
