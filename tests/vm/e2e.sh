@@ -15,5 +15,5 @@ esac
 tests=$(tests/programs.py e2e)
 daemon=$(tests/programs.py)/fdbrokerd
 
-exec tests/vm/run.sh -t 600 -f "$daemon" -e FDBROKERD=/t/fdbrokerd -e FDBROKER_TEST_MEMORY=udmabuf -e CI=true \
+exec tests/vm/run.sh -t 1800 -f "$daemon" -e FDBROKERD=/t/fdbrokerd -e FDBROKER_TEST_MEMORY=udmabuf -e CI=true \
   -e TMPDIR=/tmp "$tests" "$@"

@@ -11,8 +11,8 @@ use unicode_width::UnicodeWidthStr;
 const GAP: u16 = 1;
 /// Most columns of the terminal for text.
 const TEXT_WIDTH: u16 = 16;
-/// Text is cut to this width, if one more column fits then.
-const LEAST_TEXT_WIDTH: u16 = 8;
+/// Text is cut to this width, if one more column fits then. It still tells ranks apart, such as `demo-rank-0`.
+const LEAST_TEXT_WIDTH: u16 = 11;
 
 /// Draws the headings, with the `marked` one underlined, and a line for each record that fits.
 pub fn draw<R>(

@@ -23,8 +23,8 @@ fn draw_when_wide_then_all_columns_aligned() {
 
 #[test]
 fn draw_when_narrow_then_names_are_cut_and_the_last_columns_left_out() {
-    let expected = ["       PID NAME     UID FDS", "4294967295 a very l   0   0"];
-    assert_eq!(drawn(29, 2, u32::MAX, "a very long name"), expected);
+    let expected = ["       PID NAME        UID FDS", "4294967295 a very long   0   0"];
+    assert_eq!(drawn(32, 2, u32::MAX, "a very long name"), expected);
     assert_eq!(drawn(9, 2, u32::MAX, "x"), ["", ""]);
 }
 
