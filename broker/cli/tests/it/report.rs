@@ -127,3 +127,17 @@ fn run_when_the_report_cannot_be_written_then_an_error_before_the_job_starts() {
     assert!(stderr.contains(&format!("cannot write {}", path.display())), "{stderr}");
     assert!(!proof.exists(), "the job has run");
 }
+
+#[test]
+fn run_when_the_report_is_a_fifo_that_nobody_reads_then_an_error_before_the_job_starts() {
+    let dir = TestDir::new("report-fifo");
+    let (proof, script) = leaves_a_file(&dir.path().join("fds"));
+    let path = dir.path().join("fifo.svg");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    let path = path.to_str().expect("UTF-8");
+    let output = fdbroker(&["run", "--report", path, "--", "sh", "-c", &script]).output();
+    let (code, stderr) = end(&output.expect("the command starts"));
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains(&format!("cannot write {path}")), "{stderr}");
+    assert!(!proof.exists(), "the job has run");
+}

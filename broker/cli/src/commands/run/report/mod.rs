@@ -10,6 +10,7 @@ use crate::error::{Context, Result};
 use crate::output::say;
 use series::{Sample, Series};
 use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -63,8 +64,10 @@ impl Report {
     /// The file cannot be written: found before the job begins, not after it.
     pub fn start(file: &ReportFile, admin_socket: PathBuf) -> Result<Report> {
         let was_there = file.path.exists();
-        let write = OpenOptions::new().write(true).create(true).truncate(false).open(&file.path);
-        write.context(|| format!("write {}", file.path.display()))?;
+        // O_NONBLOCK: a FIFO that nobody reads would hang here, with the signals that end the job blocked.
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).custom_flags(libc::O_NONBLOCK);
+        options.open(&file.path).context(|| format!("write {}", file.path.display()))?;
         let (end, ended) = sync_channel(0);
         let sampler = std::thread::Builder::new().name("report".into());
         let sampler = sampler.spawn(move || sample(&admin_socket, &ended));
