@@ -8,7 +8,8 @@ use fdbroker_protocol::page::{
     LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
 };
 use fdbroker_protocol::{AllocationId, NodeKey};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::fcntl::posix_fallocate;
+use nix::sys::mman::{MapFlags, ProtFlags, mlock, mmap, munmap};
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -29,12 +30,21 @@ pub const KEY_NAME: &str = "node.key";
 
 /// A file of the administrator's directory cannot be made or read.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot prepare {path}: {source}; check the space and the owner of its directory")]
+#[error("cannot prepare {path}: {source}; {}", remedy(source))]
 pub struct PageError {
     /// Of the file.
     pub path: PathBuf,
     /// Why.
     pub source: io::Error,
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room on the file system of its directory, or lower limits.max_slots"
+        }
+        _ => "check the owner and the modes of its directory",
+    }
 }
 
 /// The page, mapped for writing; the only way to write it.
@@ -116,7 +126,10 @@ impl GenerationPage {
         // shrink.
         let aside = path.with_extension("new");
         let file = create_aside(&aside)?;
-        file.set_len(page_bytes(slots) as u64)?;
+        if let Err(error) = allocate(&file, page_bytes(slots)) {
+            std::fs::remove_file(&aside)?;
+            return Err(error);
+        }
         let map = Map::new(&file, slots)?;
         let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
         let header = map.header_ptr();
@@ -278,6 +291,13 @@ fn create_aside(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
+/// Makes the file so long, and takes all the space for it now. A part of a mapped file without space would be SIGBUS for
+/// each process that touches it while the file system is full.
+fn allocate(file: &File, bytes: usize) -> io::Result<()> {
+    let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
+    Ok(posix_fallocate(file, 0, bytes)?)
+}
+
 /// The page in memory, shared with its file.
 #[derive(Debug)]
 struct Map {
@@ -293,7 +313,13 @@ impl Map {
         // SAFETY: a new shared map of a file of this size, which nobody but the broker (the
         // directory's lock) changes or shrinks.
         let start = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, file, 0) }?;
-        Ok(Map { start, bytes, slots })
+        let map = Map { start, bytes, slots };
+        // SAFETY: exactly the new map.
+        if let Err(errno) = unsafe { mlock(start, bytes.get()) } {
+            // RLIMIT_MEMLOCK. Then the page may be swapped out, and a grant wait for the disk.
+            log::debug!("the generation page is not locked into memory: {errno}");
+        }
+        Ok(map)
     }
 
     fn header_ptr(&self) -> *mut PageHeader {

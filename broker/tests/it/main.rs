@@ -8,6 +8,7 @@ mod admin;
 mod common;
 mod config;
 mod lifecycle;
+mod page;
 mod protocol;
 #[path = "../../../tests/common/mod.rs"]
 mod shared;

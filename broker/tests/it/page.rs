@@ -1,0 +1,71 @@
+//! The generation page on a small file system. Must never fill one that another program uses: each test mounts its own,
+//! in a mount namespace of the daemon.
+
+use crate::common::*;
+use fdbroker_protocol::page::page_bytes;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const SLOTS: u32 = 16_384;
+
+/// Starts a private broker in `dir`, on a tmpfs of `kib` that only the broker's process has there.
+fn broker_on_tmpfs(dir: &Path, kib: usize) -> Command {
+    let mut command = Command::new("unshare");
+    if !nix::unistd::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let mount =
+        format!("mount -t tmpfs -o size={kib}k,mode=700 none \"$1\" && shift && exec \"$@\"");
+    command.args(["--mount", "sh", "-c", &mount, "sh"]).arg(dir).arg(program().get_program());
+    command.arg("--private").arg(dir).args(["--ready-fd", "1"]);
+    command.arg("--set").arg(format!("limits.max_slots={SLOTS}"));
+    command
+}
+
+/// The directory as the process `pid` sees it.
+fn seen_by(pid: u32, dir: &Path) -> PathBuf {
+    let inside = dir.strip_prefix("/").unwrap();
+    Path::new("/proc").join(pid.to_string()).join("root").join(inside)
+}
+
+fn fill(path: &Path) {
+    let mut file = File::create(path).unwrap();
+    let full = loop {
+        if let Err(error) = file.write_all(&[1; 4096]) {
+            break error;
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+}
+
+#[test]
+fn start_when_the_page_does_not_fit_then_refused_with_a_remedy_and_nothing_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = broker_on_tmpfs(dir.path(), 64);
+    let output = command.stdout(Stdio::null()).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("No space left on device"), "{error}");
+    assert!(error.contains("make room") && error.contains("limits.max_slots"), "{error}");
+}
+
+#[test]
+fn register_when_the_file_system_of_the_page_is_full_then_served_and_the_page_has_its_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = wait_ready(broker_on_tmpfs(dir.path(), 4096));
+    let inside = seen_by(child.id(), dir.path());
+    let mut broker = Broker { child, dir };
+    fill(&inside.join("full"));
+    let mut client = Client::connect(&socket_in(&inside));
+    let handles = client.register_memfds(64);
+    assert_eq!(handles.len(), 64);
+    // A client that reads a part of its map that has no space gets SIGBUS.
+    let page = File::from(client.page.try_clone().unwrap()).metadata().unwrap();
+    assert!(page.blocks() * 512 >= page_bytes(SLOTS) as u64, "{} blocks", page.blocks());
+    let grant = client.acquire(&[handles[63].prefix], 0).grants()[0];
+    assert!(grant.status.is_ok());
+    assert_eq!(broker.end().code(), Some(0));
+}
