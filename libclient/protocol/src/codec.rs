@@ -23,7 +23,7 @@ pub enum DecodeError {
     /// The body does not hold what the header says.
     #[error("a {kind} message of {got} body bytes should have {expected}")]
     Length {
-        /// Its kind.
+        /// The header's `kind`.
         kind: Kind,
         /// Bytes after the header.
         got: usize,
@@ -36,7 +36,7 @@ pub enum DecodeError {
     /// Fds that arrived and fds that the header announces differ.
     #[error("the message announces {announced} fds and {arrived} arrived")]
     FdCount {
-        /// In the header.
+        /// The header's `fd_count`.
         announced: u16,
         /// Installed in the receiver.
         arrived: usize,
@@ -49,7 +49,7 @@ pub enum DecodeError {
 /// A message taken apart: header fields and the body not yet interpreted.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// What it is.
+    /// The header's `kind`.
     pub kind: Kind,
     /// The header's `id`.
     pub id: u64,
@@ -155,7 +155,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// An empty writer.
+    /// Holds no message until [`Writer::start`].
     pub fn new() -> Self {
         Self::default()
     }
@@ -191,13 +191,13 @@ impl Writer {
         &self.bytes
     }
 
-    /// A whole `Failed` message.
+    /// A whole [`Kind::Failed`] message, the answer to the request `id`.
     pub fn failed(&mut self, id: u64, status: Status) -> &[u8] {
         self.start(Kind::Failed, id).push(&status);
         self.finish(0, 0)
     }
 
-    /// Bytes so far.
+    /// Bytes of the message so far, its header included.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }

@@ -85,7 +85,7 @@ wire_enum! {
     FdType: u8 {
         /// Not recognised.
         Unknown = 0, "unknown";
-        /// A dma-buf.
+        /// A dma-buf, which its fdinfo proves.
         DmaBuf = 1, "dma-buf";
         /// An fd of /dev/nvidiactl.
         CudaVmm = 2, "cuda-vmm";
@@ -93,13 +93,13 @@ wire_enum! {
         Memfd = 3, "memfd";
         /// A memfd that lacks F_SEAL_SHRINK or F_SEAL_SEAL.
         UnsealedMemfd = 4, "memfd without F_SEAL_SHRINK and F_SEAL_SEAL";
-        /// A socket.
+        /// A socket of any family.
         Socket = 5, "socket";
         /// A pipe or FIFO.
         Pipe = 6, "pipe";
         /// An epoll, eventfd, timerfd or other anonymous inode.
         Anonymous = 7, "anonymous inode (epoll, eventfd, ...)";
-        /// A directory.
+        /// A directory, of whatever file system.
         Directory = 8, "directory";
         /// A regular file that is no memfd.
         File = 9, "file";
@@ -130,12 +130,12 @@ pub struct Status {
     pub scope: u8,
     /// Largest holder's pid as the broker sees it, or 0.
     pub pid: U32,
-    /// See the type.
+    /// What the code says it is; see [`Status`].
     pub value: U64,
 }
 
 impl Status {
-    /// Success.
+    /// Success: every field is 0.
     pub const OK: Status =
         Status { code: U16::ZERO, resource: 0, scope: 0, pid: U32::ZERO, value: U64::ZERO };
 

@@ -38,7 +38,7 @@ wire_enum! {
 /// An allocation on this node: its slot in the registry and the slot's generation (never 0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AllocationId {
-    /// Slot index.
+    /// Number of the slot, from 0.
     pub slot: u32,
     /// Generation of the slot; grows with each allocation that used it, 0 = none.
     pub generation: u32,
@@ -80,9 +80,9 @@ pub struct HandlePrefix {
     pub flags: U16,
     /// Hash of the boot id, see [`node_id`].
     pub node: U64,
-    /// Slot index.
+    /// Number of the allocation's slot, from 0.
     pub slot: U32,
-    /// Generation of the slot.
+    /// Generation of the slot, never 0 in a good handle.
     pub generation: U32,
     /// SipHash-2-4 of the 24 bytes before it, under the node key.
     pub mac: U64,
@@ -122,7 +122,7 @@ impl HandlePrefix {
 }
 
 impl Handle {
-    /// The 64 bytes.
+    /// The bytes to pass on, by any means.
     pub fn to_bytes(self) -> [u8; HANDLE_BYTES] {
         zerocopy::transmute!(self)
     }
@@ -152,11 +152,11 @@ impl Handle {
 /// What a new handle is made of, apart from node and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandleFields {
-    /// The allocation.
+    /// Slot and generation of the allocation.
     pub id: AllocationId,
-    /// Its memory kind.
+    /// Kind of its memory, covered by the MAC.
     pub kind: MemoryKind,
-    /// Its size in bytes.
+    /// Its size in bytes: a hint, not covered by the MAC.
     pub size_bytes: u64,
     /// The owner's allocation id.
     pub owner_allocation_id: u64,
@@ -179,7 +179,7 @@ impl std::fmt::Debug for NodeKey {
 }
 
 impl NodeKey {
-    /// Bytes of the secret.
+    /// Bytes of the secret: 16 for each of its two halves.
     pub const BYTES: usize = 32;
 
     /// From 32 random bytes (getrandom(2), or the key file in the administrator's directory).

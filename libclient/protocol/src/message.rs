@@ -63,7 +63,7 @@ wire_enum! {
         GoingAway = 0x45, "going away";
         /// Administrator: body [`crate::admin::Query`]. Reply: one [`crate::admin::NodeStatus`].
         AdminStatus = 0x80, "admin status";
-        /// Broker.
+        /// Broker: one [`crate::admin::NodeStatus`].
         AdminStatusReply = 0x81, "admin status reply";
         /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
         AdminAllocations = 0x82, "admin allocations";
@@ -255,7 +255,7 @@ pub mod register_flags {
 pub struct RedepositItem {
     /// As at its registration.
     pub item: RegisterItem,
-    /// The handle it had.
+    /// The handle it had before the crash.
     pub handle: Handle,
     /// The owner token given with it.
     pub token: [u8; TOKEN_BYTES],
@@ -293,9 +293,9 @@ pub struct Registered {
 )]
 #[repr(C)]
 pub struct AllocationItem {
-    /// Slot index.
+    /// Slot, from the allocation's handle.
     pub slot: U32,
-    /// Generation.
+    /// Generation of the slot, from the same handle.
     pub generation: U32,
 }
 
@@ -327,7 +327,7 @@ pub struct GrantItem {
     pub lease: U64,
     /// Slot of the allocation, for the generation page.
     pub slot: U32,
-    /// Generation of the allocation.
+    /// Generation of the allocation: what was imported is good while the page shows it.
     pub generation: U32,
     /// Size of the allocation in bytes: bounds every offset.
     pub size_bytes: U64,
@@ -383,15 +383,15 @@ pub mod declare_flags {
 )]
 #[repr(C)]
 pub struct RecallItem {
-    /// Slot.
+    /// Slot of the allocation; supply repeats it.
     pub slot: U32,
-    /// Generation.
+    /// Generation of the slot; supply repeats it.
     pub generation: U32,
     /// The id it was registered with.
     pub owner_allocation_id: U64,
     /// Its address in the owner.
     pub base: U64,
-    /// Its size in bytes.
+    /// Its size in bytes; supply must give the same.
     pub size_bytes: U64,
     /// Where in the fd it began, in bytes.
     pub fd_offset: U64,
@@ -407,9 +407,9 @@ pub struct RecallItem {
 )]
 #[repr(C)]
 pub struct SupplyItem {
-    /// Slot.
+    /// Slot, as in the recall.
     pub slot: U32,
-    /// Generation.
+    /// Generation, as in the recall.
     pub generation: U32,
     /// 0 = the next fd is it; STALE = the memory is no longer there (ends the allocation); any other
     /// error code = not now.
@@ -430,9 +430,9 @@ pub struct SupplyItem {
 )]
 #[repr(C)]
 pub struct RevokedItem {
-    /// Slot.
+    /// Slot of the allocation that has ended.
     pub slot: U32,
-    /// Generation that ended.
+    /// The generation that has ended.
     pub generation: U32,
     /// The client's lease of it: still on the ledger until released.
     pub lease: U64,
@@ -448,9 +448,9 @@ pub struct RevokedItem {
 )]
 #[repr(C)]
 pub struct DrainedItem {
-    /// Slot.
+    /// Slot that the allocation had.
     pub slot: U32,
-    /// Generation that ended.
+    /// The generation that has ended.
     pub generation: U32,
     /// The owner's id of it.
     pub owner_allocation_id: U64,

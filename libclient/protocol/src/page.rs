@@ -4,7 +4,7 @@
 
 /// First eight bytes of the page.
 pub const PAGE_MAGIC: u64 = u64::from_le_bytes(*b"FDBPAGE1");
-/// Version of this layout.
+/// Version of this layout; a library takes no page of another version.
 pub const PAGE_VERSION: u32 = 1;
 /// Bytes before the first generation: one page, so that the generations start page-aligned.
 pub const PAGE_HEADER_BYTES: usize = 4096;

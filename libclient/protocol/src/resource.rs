@@ -13,15 +13,15 @@ wire_enum! {
         Fds = 1, "fds";
         /// Bytes of memory.
         Bytes = 2, "bytes";
-        /// Leases of allocations.
+        /// Leases, open or mapped.
         Leases = 3, "leases";
-        /// Allocations.
+        /// Allocations in the registry.
         Allocations = 4, "allocations";
         /// Connections of clients.
         Connections = 5, "connections";
-        /// Requests of clients.
+        /// Requests that are not answered yet.
         Requests = 6, "requests";
-        /// Isolation domains.
+        /// Isolation domains: a listener and a uid each.
         Domains = 7, "domains";
     }
 }
@@ -120,7 +120,7 @@ impl Resource {
 pub type Caps = ByResource<u64>;
 
 impl Caps {
-    /// No cap at all.
+    /// [`NO_CAP`] for every resource.
     pub const NONE: Caps = Caps::all(NO_CAP);
 }
 

@@ -12,7 +12,7 @@ use zerocopy::{
 pub mod act_flags {
     /// Report what would become of each allocation, and change nothing.
     pub const DRY_RUN: u32 = 1;
-    /// End a drain.
+    /// Drain: end the drain instead of beginning one.
     pub const UNDO: u32 = 2;
 }
 
@@ -39,7 +39,7 @@ pub struct Act {
 wire_enum! {
     /// What became of one allocation of an act; in a dry run, what would become of it.
     ActOutcome: u32 {
-        /// The act is done.
+        /// The allocation is evicted or revoked, as the act says.
         Done = 1, "done";
         /// Evict: the broker has no fd of it already.
         Evicted = 2, "evicted already";

@@ -31,9 +31,9 @@ wire_enum! {
         Refusal = 9, "refusal";
         /// The broker is being drained.
         Drain = 10, "drain";
-        /// The drain has ended.
+        /// An administrator has ended the drain.
         Undrain = 11, "undrain";
-        /// Caps have changed.
+        /// An administrator or a new configuration has changed caps.
         Caps = 12, "caps";
         /// This watcher read too slowly, and `lost` events are missing here.
         Lost = 13, "lost";
@@ -58,7 +58,7 @@ pub struct EventRecord {
     pub uid: U32,
     /// The allocation's slot; `u32::MAX` when the event is of no allocation.
     pub slot: U32,
-    /// The allocation's generation.
+    /// Generation of the allocation's slot; 0 when the event is of no allocation.
     pub generation: U32,
     /// The allocation's size in bytes, or 0.
     pub size_bytes: U64,
@@ -66,7 +66,7 @@ pub struct EventRecord {
     pub lost: U64,
     /// The reason of an end or a refusal.
     pub status: Status,
-    /// The client's name.
+    /// The client's name, padded with zeros; all zeros when the event is of no client.
     pub name: [u8; NAME_BYTES],
     /// Reserved, 0.
     pub reserved: U64,

@@ -33,9 +33,9 @@ wire_enum! {
 )]
 #[repr(C)]
 pub struct AllocationRecord {
-    /// Slot.
+    /// Slot: the first number of the allocation's id.
     pub slot: U32,
-    /// Generation.
+    /// Generation of the slot: the second number of the id.
     pub generation: U32,
     /// An [`AllocationState`].
     pub state: U32,
@@ -47,7 +47,7 @@ pub struct AllocationRecord {
     pub flags: u8,
     /// 1 = the owner is gone.
     pub owner_gone: u8,
-    /// Size in bytes.
+    /// Size in bytes; 0 while not known, as for a reserved allocation.
     pub size_bytes: U64,
     /// Where in the fd it begins, in bytes.
     pub fd_offset: U64,
@@ -61,15 +61,15 @@ pub struct AllocationRecord {
     pub owner_pid: U32,
     /// The owner's uid; 0xffffffff while a reserved allocation's owner is not known again.
     pub owner_uid: U32,
-    /// Open leases of it.
+    /// Leases whose holders have an fd of it open.
     pub open_leases: U32,
-    /// Mapped leases of it.
+    /// Leases whose holders have imported it and closed the fd.
     pub mapped_leases: U32,
     /// Requests that wait for it.
     pub waiters: U32,
     /// Inode of the fd that the broker holds or held last; 0 = not known.
     pub inode: U64,
-    /// The owner's name.
+    /// The owner's name, padded with zeros; all zeros when the owner is gone.
     pub owner_name: [u8; NAME_BYTES],
     /// Key of the owner's job; for a kept allocation without an owner, of the job that left it. 0 = none.
     pub job: U64,
@@ -96,7 +96,7 @@ pub const NO_OWN_FD: u32 = u32::MAX;
 )]
 #[repr(C)]
 pub struct LeaseRecord {
-    /// The lease's number.
+    /// Number of the lease, as in [`crate::message::GrantItem::lease`].
     pub lease: U64,
     /// Slot of the allocation.
     pub slot: U32,
@@ -106,11 +106,11 @@ pub struct LeaseRecord {
     pub state: U32,
     /// 1 = its allocation has ended.
     pub ended: U32,
-    /// The holder's number.
+    /// The holder's number, as in [`ClientRecord::client`].
     pub client: U32,
     /// The holder's pid as the broker sees it.
     pub pid: U32,
-    /// The holder's uid.
+    /// The holder's uid, by SO_PEERCRED.
     pub uid: U32,
     /// The owner's pid, 0 when gone.
     pub owner_pid: U32,
@@ -118,7 +118,7 @@ pub struct LeaseRecord {
     pub size_bytes: U64,
     /// Age of the lease, ms.
     pub age_ms: U64,
-    /// The holder's name.
+    /// The name that the holder gave in hello, padded with zeros.
     pub name: [u8; NAME_BYTES],
     /// Key of the holder's job; 0 = none.
     pub job: U64,
@@ -132,11 +132,11 @@ pub struct LeaseRecord {
 )]
 #[repr(C)]
 pub struct ClientRecord {
-    /// Its number.
+    /// Its number, which hello reply told it.
     pub client: U32,
     /// Its pid as the broker sees it.
     pub pid: U32,
-    /// Its uid.
+    /// Its uid: uid and listener together are its domain.
     pub uid: U32,
     /// 1 = it has not answered a recall in time.
     pub silent: U32,
@@ -144,9 +144,9 @@ pub struct ClientRecord {
     pub uses: ByResource<U64>,
     /// Reserved, 0.
     pub reserved: U32,
-    /// Listener it came by.
+    /// Number of the listener it connected to, from 0.
     pub listener: U32,
-    /// Its name.
+    /// The name that it gave in hello, padded with zeros.
     pub name: [u8; NAME_BYTES],
     /// Key of its job; 0 = none.
     pub job: U64,
@@ -162,9 +162,9 @@ pub struct ClientRecord {
 pub struct AccountRecord {
     /// The job's key, the value of [`Filter::Job`](super::query::Filter::Job); 0 for a domain.
     pub key: U64,
-    /// Uid of the domain.
+    /// The uid of all clients of the domain.
     pub uid: U32,
-    /// Listener of the domain.
+    /// Number of the listener that they connected to, from 0.
     pub listener: U32,
     /// Kept allocations that clients of the job have left. The domain is charged for them, the job is not. 0 for a
     /// domain.

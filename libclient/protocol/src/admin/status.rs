@@ -49,7 +49,7 @@ impl Use {
 )]
 #[repr(C)]
 pub struct NodeStatus {
-    /// The broker's pid.
+    /// The broker's pid in its own PID namespace.
     pub pid: U32,
     /// 1 = the broker is being drained.
     pub draining: U32,

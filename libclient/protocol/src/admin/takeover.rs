@@ -30,6 +30,6 @@ pub mod step {
     pub const READY: u32 = 1;
     /// Broker: the successor takes over; the predecessor touches nothing any more.
     pub const GO: u32 = 2;
-    /// Administrator: clients are served.
+    /// Administrator: the successor serves the clients.
     pub const SERVING: u32 = 3;
 }
