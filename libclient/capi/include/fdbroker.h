@@ -568,7 +568,7 @@ fdbroker_code_t fdbroker_dispatch(fdbroker_t *broker, uint32_t timeout_ms);
 
 /* ---- Counters ------------------------------------------------------------------------------------------- */
 
-/* Counters of a context. */
+/* What fdbroker_stats() reports: uses of the import cache, and what the context holds. */
 typedef struct fdbroker_stats {
   uint64_t struct_size;          /* sizeof(fdbroker_stats_t), set by the caller. */
   uint64_t hits;                 /* Imports served from the cache, since open. */

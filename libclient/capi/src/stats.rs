@@ -5,7 +5,7 @@ use crate::errors::fdbroker_code_t;
 use crate::guard::guard;
 use crate::sized::{Growable, write};
 
-/// Counters of a context.
+/// What fdbroker_stats() reports: uses of the import cache, and what the context holds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct fdbroker_stats_t {
