@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use std::sync::atomic::AtomicU64;
 
 impl Plan {
-    /// Writes a new buffer.
+    /// Writes what buffer `id` is to contain.
     pub fn fill(&self, id: BufferId, memory: &dyn SharedMemory) -> Result<()> {
         memory.write(0, &self.pattern().contents(id, self.size()))
     }

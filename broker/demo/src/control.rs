@@ -34,7 +34,7 @@ pub enum Command {
     Release,
 }
 
-/// From a rank.
+/// What a rank tells its parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// Ends the first part: the rank is connected.
@@ -58,11 +58,11 @@ pub enum Report {
 /// What a rank has seen while it opened the other ranks' buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
-    /// Buffers opened.
+    /// Number of buffers that it opened.
     pub buffers: u64,
     /// Bytes read and compared.
     pub verified_bytes: u64,
-    /// Words that were wrong.
+    /// Number of 8-byte words that were wrong.
     pub mismatches: u64,
     /// Buffers that could not be opened.
     pub failures: u64,
@@ -73,7 +73,7 @@ pub struct Opened {
 }
 
 impl Report {
-    /// Words that were wrong.
+    /// Number of wrong words; 0 for a report that counts none.
     pub fn mismatches(&self) -> u64 {
         match self {
             Report::Opened(opened) => opened.mismatches,
@@ -91,7 +91,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// On stdin and stdout.
+    /// Takes over stdin and stdout.
     pub fn new() -> Self {
         Link { commands: std::io::stdin().lock(), next_progress: Instant::now() }
     }

@@ -18,7 +18,7 @@ pub type Handles = Vec<Result<Handle, ClientError>>;
 /// Writes what a buffer is to contain, by its number.
 pub type Fill<'a> = &'a dyn Fn(u32, &dyn SharedMemory) -> Result<()>;
 
-/// An open device.
+/// A GPU that is open, through CUDA or Level Zero.
 pub trait Device: Debug + Send + Sync {
     /// Bytes: sizes of buffers are multiples of this.
     fn granularity(&self) -> u64;

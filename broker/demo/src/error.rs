@@ -20,7 +20,7 @@ pub enum Error {
     Os {
         /// What was tried, a verb first.
         what: String,
-        /// The kernel's answer.
+        /// The error of the system call.
         cause: io::Error,
     },
     /// The program that runs the demo failed to do its part; its own error.

@@ -41,7 +41,7 @@ pub trait Broker {
 /// Fds of shared memory by the broker's ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ledger {
-    /// Most in the broker.
+    /// Most fds in the broker at a time, since its start.
     pub broker_peak: u64,
     /// Most in the broker and its clients together.
     pub node_peak: u64,

@@ -34,9 +34,8 @@ pub trait Exportable: SharedMemory {
 /// An fd, and where in it the buffer begins.
 #[derive(Debug)]
 pub struct Export<'a> {
-    /// The fd.
     pub fd: ExportedFd<'a>,
-    /// In bytes.
+    /// Where in the fd the buffer begins, in bytes.
     pub offset: u64,
 }
 

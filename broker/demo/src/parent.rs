@@ -105,7 +105,7 @@ fn round_to_ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
-/// How a part ended.
+/// How a part of the demo ended.
 enum Part {
     /// All ranks have ended it; their reports, by rank.
     Ended(Vec<Report>),

@@ -47,13 +47,13 @@ pub enum Way {
 /// What the user asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes {
-    /// Processes.
+    /// Number of processes.
     pub ranks: u32,
-    /// Buffers of each rank.
+    /// Number of buffers of each rank.
     pub buffers: u32,
-    /// Bytes of each buffer.
+    /// Bytes of each buffer, before they are rounded up.
     pub size_bytes: u64,
-    /// Where the buffers are.
+    /// Where the buffers are; may be `Auto`.
     pub memory: Memory,
     /// The node's cap; `None`: there is none.
     pub cap: Option<u64>,
@@ -64,9 +64,9 @@ pub struct Wishes {
 /// One run. The ranks get a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Processes.
+    /// Number of processes.
     pub ranks: u32,
-    /// Buffers of each rank.
+    /// Number of buffers of each rank.
     pub buffers: u32,
     /// Bytes of each buffer: those asked for, made whole pages or granules of the device.
     pub size_bytes: u64,

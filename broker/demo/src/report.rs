@@ -6,11 +6,11 @@ use serde::Serialize;
 /// The outcome, in the order of its JSON. The names are promised to scripts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DemoReport {
-    /// Processes.
+    /// Number of processes.
     pub ranks: u32,
-    /// Buffers of each rank.
+    /// Number of buffers of each rank.
     pub buffers: u32,
-    /// Bytes of each buffer.
+    /// Bytes of each buffer, as rounded up.
     pub size_bytes: u64,
     /// memfd, udmabuf, cuda or level-zero.
     pub memory: &'static str,
@@ -22,7 +22,7 @@ pub struct DemoReport {
     pub failures: u64,
     /// From the start of the ranks until all have let go, without the time that everything was kept open.
     pub elapsed_s: f64,
-    /// With the broker.
+    /// Fds with the broker.
     pub fds: Fds,
     /// Without it; `None` unless asked for.
     pub without_broker: Option<Direct>,
@@ -34,11 +34,11 @@ pub struct DemoReport {
 /// Fds of shared memory, with the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fds {
-    /// The node's cap.
+    /// The node's cap; `None`: there is none.
     pub cap: Option<u64>,
-    /// Most in the broker.
+    /// Most fds in the broker at a time.
     pub broker_peak: u64,
-    /// Most in one rank.
+    /// Most fds in one rank at a time.
     pub rank_peak: u64,
     /// Most in broker and ranks together, arenas included.
     pub node_peak: u64,
@@ -47,7 +47,7 @@ pub struct Fds {
 /// Fds of shared memory, without the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Direct {
-    /// Most in one rank.
+    /// Most fds in one rank at a time.
     pub rank_peak: u64,
     /// Most in all ranks together.
     pub node_peak: u64,
@@ -59,7 +59,7 @@ pub struct Direct {
 }
 
 impl DemoReport {
-    /// Nothing is counted yet.
+    /// With the numbers of the plan; nothing is counted yet.
     pub(crate) fn new(plan: &Plan) -> Self {
         DemoReport {
             ranks: plan.ranks,

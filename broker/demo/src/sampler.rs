@@ -53,7 +53,6 @@ const MAX_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Sample {
     /// One number per process, in the order given.
     pub per_process: Vec<u64>,
-    /// Their sum.
     pub total: u64,
 }
 
@@ -75,7 +74,7 @@ pub struct Sampler {
     base: Vec<u64>,
     /// The time of the next sample, so that samples cost little of the run.
     pub next_due: Instant,
-    /// Samples taken.
+    /// Number of samples taken.
     pub samples: u64,
     /// Most that any sample found, per process.
     pub peaks: Vec<u64>,
