@@ -44,7 +44,6 @@ pub enum Error {
         path.display()
     )]
     Denied {
-        /// The socket.
         path: PathBuf,
         /// The error of the system call.
         cause: io::Error,
@@ -60,17 +59,13 @@ pub enum Error {
     NotAdministrator(&'static str),
     /// The broker ended while it was watched.
     #[error("the broker at {} has ended", path.display())]
-    BrokerEnded {
-        /// The socket.
-        path: PathBuf,
-    },
+    BrokerEnded { path: PathBuf },
     /// The watched broker ended, and no other has started in time.
     #[error(
         "the broker at {} has ended, and no other has started within {waited_s} s ({cause}); start it again (the service fdbrokerd, or `fdbroker run -- CMD`)",
         path.display()
     )]
     BrokerGone {
-        /// The socket.
         path: PathBuf,
         /// The error of the last try to connect.
         cause: String,
@@ -82,19 +77,13 @@ pub enum Error {
         "the broker at {} has no room for another watcher of events; end a `fdbroker watch` or `fdbroker top`",
         path.display()
     )]
-    TooManyWatch {
-        /// The socket.
-        path: PathBuf,
-    },
+    TooManyWatch { path: PathBuf },
     /// The broker does not answer in time.
     #[error(
         "the broker at {} does not answer; it hangs or is overloaded (see its log)",
         path.display()
     )]
-    NoAnswer {
-        /// The socket.
-        path: PathBuf,
-    },
+    NoAnswer { path: PathBuf },
     /// The broker's answer cannot be decoded.
     #[error("the broker's answer is broken ({0}); use a command and a broker of the same release")]
     Protocol(#[from] DecodeError),
@@ -104,12 +93,7 @@ pub enum Error {
          at once, the broker ends the oldest connection",
         path.display()
     )]
-    Lost {
-        /// The socket.
-        path: PathBuf,
-        /// The reason.
-        cause: String,
-    },
+    Lost { path: PathBuf, cause: String },
     /// A call to the operating system failed.
     #[error("cannot {what}: {cause}")]
     Os {

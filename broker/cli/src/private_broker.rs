@@ -155,17 +155,14 @@ impl PrivateBroker {
         }
     }
 
-    /// The broker's pid.
     pub fn pid(&self) -> Pid {
         pid_of(&self.child)
     }
 
-    /// The socket for clients.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("fdbroker/broker.sock")
     }
 
-    /// The socket for the administrator.
     pub fn admin_socket(&self) -> PathBuf {
         crate::admin::beside(&self.socket())
     }

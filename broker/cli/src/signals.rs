@@ -15,7 +15,6 @@ const SI_KERNEL: i32 = 0x80;
 /// A signal that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The signal.
     pub signal: Signal,
     /// The terminal sent it, and so every process of the foreground group has it.
     pub by_terminal: bool,

@@ -7,7 +7,6 @@ use fdbroker_protocol::admin::{AllocationRecord, LeaseRecord};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What one process holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holding {
     /// `None`: the owner of held fds is gone.
@@ -18,9 +17,7 @@ pub struct Holding {
     pub name: String,
     /// Fds of its allocations in the broker.
     pub held_fds: u64,
-    /// Its open leases.
     pub open_leases: u64,
-    /// Its mapped leases.
     pub mapped_leases: u64,
 }
 
@@ -69,7 +66,6 @@ impl Left {
         self.0.into_values().collect()
     }
 
-    /// Prints a table.
     pub fn write(&self, out: &mut Output) -> Result<()> {
         let text = |number: Option<u32>, none: &str| {
             number.map_or_else(|| none.to_owned(), |number| number.to_string())

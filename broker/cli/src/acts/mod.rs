@@ -36,7 +36,6 @@ impl Verb {
 /// A subject of an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The subject, for messages.
     words: String,
     /// One selection; several if several jobs have the name.
     selections: Vec<Selection>,
@@ -45,7 +44,6 @@ pub struct Target {
 }
 
 impl Target {
-    /// All allocations.
     pub fn all() -> Self {
         Target { words: "anybody".into(), selections: vec![Selection::ALL], is_one: false }
     }
@@ -76,7 +74,6 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// All allocations.
     pub fn all() -> Self {
         Targets { known: vec![Target::all()], missing: Missing::default() }
     }
@@ -209,7 +206,6 @@ pub fn denied(error: Error, what: &'static str) -> Error {
     }
 }
 
-/// The id of the allocation in a record.
 pub fn id_of(record: &ActRecord) -> AllocationId {
     let allocation = &record.allocation;
     AllocationId { slot: allocation.slot.get(), generation: allocation.generation.get() }
@@ -224,7 +220,6 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts one allocation.
     pub fn add(&mut self, outcome: ActOutcome, record: &ActRecord) {
         *self.by_outcome.entry(outcome).or_default() += 1;
         if outcome == ActOutcome::Done {
@@ -263,7 +258,6 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Columns of the table.
     pub const COLUMNS: &'static [Column] = &[
         Column("ALLOCATION", Side::Left),
         Column("STAYS", Side::Left),
@@ -303,12 +297,10 @@ pub struct RefusedList {
 }
 
 impl RefusedList {
-    /// An empty list.
     pub fn new(is_json: bool) -> Self {
         RefusedList { is_json, table: Columns::new(Refused::COLUMNS, true), is_first: true }
     }
 
-    /// Prints one more.
     pub fn write(&mut self, refused: &Refused, out: &mut Output) -> Result<()> {
         let is_first = std::mem::take(&mut self.is_first);
         if !self.is_json {
@@ -324,7 +316,6 @@ impl RefusedList {
         out.text("]")
     }
 
-    /// Whether nothing was refused.
     pub fn is_empty(&self) -> bool {
         self.is_first
     }

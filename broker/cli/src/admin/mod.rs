@@ -69,7 +69,7 @@ pub struct Admin {
     patience: Duration,
 }
 
-/// A choice of records.
+/// The records that a query or an act is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection {
     filter: Filter,
@@ -77,7 +77,6 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// All records.
     pub const ALL: Selection = Selection { filter: Filter::None, value: 0 };
 
     /// An allocation, or its leases.
@@ -86,12 +85,10 @@ impl Selection {
         Selection { filter: Filter::Allocation, value }
     }
 
-    /// Records of a process.
     pub fn pid(pid: u32) -> Self {
         Selection { filter: Filter::Pid, value: pid.into() }
     }
 
-    /// Records of a user.
     pub fn uid(uid: u32) -> Self {
         Selection { filter: Filter::Uid, value: uid.into() }
     }
@@ -124,9 +121,7 @@ impl Selection {
 
 /// A kind of record that the broker sends in pages.
 pub trait Record: FromBytes + KnownLayout + Immutable + Unaligned {
-    /// The query.
     const QUERY: Kind;
-    /// The answer to the query.
     const REPLY: Kind;
 }
 
@@ -155,7 +150,6 @@ impl Admin {
         Self::connect(&find_socket(|name| std::env::var_os(name)))
     }
 
-    /// Connects to `path`.
     pub fn connect(path: &Path) -> Result<Self> {
         Self::connect_within(path, ANSWER_LIMIT)
     }
@@ -202,7 +196,6 @@ impl Admin {
         Ok(nix::sys::stat::fstat(&self.socket).context(|| "look at the own socket")?.st_ino)
     }
 
-    /// The status of the node.
     pub fn status(&mut self) -> Result<NodeStatus> {
         self.one(Kind::AdminStatus, Kind::AdminStatusReply)
     }
@@ -249,7 +242,6 @@ impl Admin {
         self.pages(R::QUERY, R::REPLY, body, |page| each(page).map(|()| true)).map(drop)
     }
 
-    /// The accounts of all domains.
     pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
         let kinds = (Kind::AdminDomains, Kind::AdminDomainsReply);
         Ok(self.collect(kinds, Selection::ALL, usize::MAX)?.0)

@@ -23,7 +23,6 @@ const TRY_LAST: Duration = Duration::from_secs(1);
 /// The identity of a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broker {
-    /// Its pid.
     pub pid: u32,
     /// Number of its ledger: a broker that continues the ledger of another has the same.
     pub incarnation: u64,
@@ -51,7 +50,6 @@ pub enum Told {
     Lost {
         /// Microseconds since 1970.
         unix_us: u64,
-        /// The reason.
         error: Error,
     },
     /// The thread has connected again.
@@ -60,7 +58,6 @@ pub enum Told {
     Over {
         /// Microseconds since 1970.
         unix_us: u64,
-        /// The reason.
         error: Error,
     },
 }

@@ -124,7 +124,6 @@ impl Columns {
         self
     }
 
-    /// Prints the next rows.
     pub fn write(&mut self, rows: Vec<Vec<String>>, out: &mut Output) -> Result<()> {
         let heading = self.heading_due;
         let text = self.format(rows);

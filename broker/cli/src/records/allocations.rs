@@ -6,7 +6,6 @@ use fdbroker_protocol::admin::{AllocationRecord, AllocationState, NO_OWN_FD};
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{MemoryKind, Share};
 
-/// Columns of allocations.
 pub const COLUMNS: &[Column<AllocationRecord>] = &[
     Column::new(Kind::Allocation, "ALLOCATION", "allocation", "its id", |it| {
         records::id(it.slot, it.generation)

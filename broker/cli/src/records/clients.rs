@@ -6,7 +6,6 @@ use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::ClientRecord;
 use std::sync::LazyLock;
 
-/// Columns of clients.
 pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
     let shown = [records::SHOWN, &[Resource::ParkedRequests]].concat();
     let resources =

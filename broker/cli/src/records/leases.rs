@@ -4,7 +4,6 @@ use crate::records;
 use crate::table::{Column, Kind, Value};
 use fdbroker_protocol::admin::LeaseRecord;
 
-/// Columns of leases.
 pub const COLUMNS: &[Column<LeaseRecord>] = &[
     Column::new(Kind::Number, "HOLDER", "pid", "pid of its holder", |it| {
         Value::Number(it.pid.get().into())

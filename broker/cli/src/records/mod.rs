@@ -15,10 +15,8 @@ use zerocopy::little_endian::{U32, U64};
 /// The owner's uid of an allocation that no owner has declared since a crash. No process has this uid.
 pub const NOBODYS_UID: u32 = u32::MAX;
 
-/// Use of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct UseView {
-    /// In use now.
     pub now: u64,
     /// Most ever in use.
     pub peak: u64,
@@ -32,7 +30,6 @@ impl From<&Use> for UseView {
     }
 }
 
-/// Writes milliseconds as seconds.
 fn as_seconds<S: Serializer>(ms: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(seconds(*ms))
 }
@@ -47,16 +44,13 @@ pub fn as_seconds_or_null<S: Serializer>(ms: &Option<u64>, to: S) -> Result<S::O
 pub struct StatusView {
     /// The broker's pid.
     pub pid: u32,
-    /// The broker is draining.
     pub draining: bool,
     /// Time since the broker's start; in JSON in seconds.
     #[serde(rename = "uptime_seconds", serialize_with = "as_seconds")]
     pub uptime_ms: u64,
-    /// The node's id.
     pub node: String,
     /// The broker's random number.
     pub incarnation: String,
-    /// What is in use.
     #[serde(flatten, serialize_with = "resources")]
     pub uses: ByResource<UseView>,
     /// What there is beside that.

@@ -19,9 +19,7 @@ use std::str::FromStr;
 /// A subject as the user named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// A whole handle.
     Handle(Handle),
-    /// An allocation, by its id.
     Allocation(AllocationId),
     /// A process, by its pid.
     Pid(u32),

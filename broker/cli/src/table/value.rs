@@ -21,7 +21,6 @@ pub enum Value {
     Time(u64),
     /// Yes or no.
     Flag(bool),
-    /// An allocation.
     Allocation(AllocationId),
 }
 

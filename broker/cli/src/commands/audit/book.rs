@@ -14,7 +14,6 @@ pub struct Look {
     pub before: Ledger,
     /// The ledger after /proc was read.
     pub after: Ledger,
-    /// The contents of /proc.
     pub scan: Scan,
     /// The other end of each Unix socket of this network namespace by inode; `None` if it is closed.
     pub peers: HashMap<u64, Option<u64>>,
@@ -30,7 +29,6 @@ pub enum Of {
 }
 
 impl Of {
-    /// The kind of memory.
     pub fn kind(self) -> MemoryKind {
         match self {
             Of::Known(key) => key.kind,
@@ -42,9 +40,7 @@ impl Of {
 /// One memory: the allocations that share a file, in either ledger.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    /// The first allocation in it.
     pub first: AllocationId,
-    /// Bytes of its allocations.
     pub size_bytes: u64,
     /// Its owners' pids.
     pub owners: BTreeSet<u32>,
@@ -70,7 +66,6 @@ pub struct Holder<'a> {
 /// Sums over one look.
 #[derive(Debug)]
 pub struct Book<'a> {
-    /// The look.
     pub look: &'a Look,
     /// Memories, by the file that stands for each.
     pub memories: BTreeMap<MemoryKey, Memory>,
@@ -83,7 +78,6 @@ pub struct Book<'a> {
 }
 
 impl<'a> Book<'a> {
-    /// Makes the sums.
     pub fn new(look: &'a Look) -> Self {
         let (before, after) = (&look.before.allocations, &look.after.allocations);
         let mut files = SameMemory::default();

@@ -52,7 +52,6 @@ impl Kind {
         self.name_and_remedy().0
     }
 
-    /// The remedy.
     pub fn remedy(self) -> &'static str {
         self.name_and_remedy().1
     }
@@ -120,9 +119,8 @@ impl Kind {
 /// A finding or a note.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The kind of finding.
     pub kind: Kind,
-    /// The process.
+    /// `None` if the finding is not about a process.
     pub pid: Option<u32>,
     /// Its fds, the first [`MAX_LISTED`] of them.
     pub fds: Vec<i32>,
@@ -130,7 +128,6 @@ pub struct Finding {
     pub command: String,
     /// The job of its cgroup.
     pub job: String,
-    /// The user.
     pub uid: Option<u32>,
     /// The first allocation of the memory.
     pub allocation: Option<String>,
@@ -141,9 +138,8 @@ pub struct Finding {
     /// Age of the oldest lease in ms; in JSON in seconds.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds_or_null")]
     pub age_ms: Option<u64>,
-    /// The observation.
+    /// What was seen: a phrase for the table and for JSON.
     pub what: String,
-    /// The remedy.
     pub remedy: &'static str,
 }
 
@@ -180,13 +176,12 @@ impl Finding {
         }
     }
 
-    /// Adds fds.
     pub fn fds(mut self, fds: &[i32]) -> Self {
         self.fds = fds.iter().copied().take(MAX_LISTED).collect();
         self
     }
 
-    /// Adds the memory.
+    /// Adds the memory. `size` is in bytes; 0 leaves the size out.
     pub fn memory(mut self, key: Option<MemoryKey>, id: Option<AllocationId>, size: u64) -> Self {
         self.inode = key.and_then(MemoryKey::inode);
         self.allocation = id.map(|id| id.to_string());

@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, HashMap};
 /// Identity of a file of memory in /proc. All ranges of one memfd have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemoryKey {
-    /// The kind of memory.
     pub kind: MemoryKind,
     /// Its inode. All CUDA exports have the inode of their device: for them, the broker's lowest fd of the file.
     pub number: u64,
@@ -37,12 +36,9 @@ pub struct Files {
     pub known_ms: u64,
 }
 
-/// An allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Its state.
     pub state: AllocationState,
-    /// The kind of memory.
     pub kind: MemoryKind,
     /// The broker's fd, while it holds one.
     pub fd: Option<u32>,
@@ -52,11 +48,9 @@ pub struct Allocation {
     pub keep: bool,
     /// 0 if the owner is gone, or in a PID namespace that the broker cannot see.
     pub owner_pid: u32,
-    /// The owner is gone.
     pub owner_gone: bool,
     /// The owner's uid; `None` until an owner declares the allocation after a crash.
     pub owner_uid: Option<u32>,
-    /// Size in bytes.
     pub size_bytes: u64,
     /// Number of open and mapped leases.
     pub leases: u32,
@@ -68,7 +62,7 @@ impl Allocation {
         self.owner_uid.is_some()
     }
 
-    /// Its files.
+    /// Its files, without those that are unknown.
     pub fn keys(&self) -> impl Iterator<Item = MemoryKey> + use<> {
         let kind = self.kind;
         let known = self.files.numbers.into_iter().filter(|number| *number != 0);
@@ -76,10 +70,8 @@ impl Allocation {
     }
 }
 
-/// A lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The allocation.
     pub allocation: AllocationId,
     /// The holder; 0 if the broker cannot see its pid.
     pub pid: u32,
@@ -95,25 +87,21 @@ pub struct Lease {
     pub size_bytes: u64,
 }
 
-/// A client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
     /// It has not answered a recall in time.
     pub silent: bool,
 }
 
-/// The broker's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// The broker's pid.
     pub broker: u32,
-    /// Fds that it holds.
     pub stored_fds: u64,
     /// Fds that it is closing.
     pub closing_fds: u64,
     /// Grants and evictions since its start: these change while the broker is busy.
     pub done: (u64, u64),
-    /// Allocations.
     pub allocations: HashMap<AllocationId, Allocation>,
     /// Leases by number.
     pub leases: BTreeMap<u64, Lease>,
@@ -124,7 +112,6 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Reads the whole ledger.
     pub fn read(admin: &mut Admin) -> Result<Self> {
         let status = admin.status()?;
         let mut ledger = Ledger {

@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 /// An fd of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFd {
-    /// The fd.
     pub fd: i32,
-    /// The memory.
     pub key: MemoryKey,
     /// References to a dma-buf: fds, fds in flight, mappings, imports.
     pub references: Option<u64>,
@@ -17,9 +15,7 @@ pub struct MemoryFd {
 /// A socket with fds in its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// The fd.
     pub fd: i32,
-    /// Its inode.
     pub inode: u64,
     /// Fds in the queue.
     pub in_flight: u64,
@@ -28,16 +24,14 @@ pub struct Queue {
 /// Mappings of one memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapped {
-    /// Number of mappings.
     pub mappings: u64,
     /// Bytes of address space.
     pub bytes: u64,
 }
 
-/// One process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Its name.
+    /// `Name` in /proc/PID/status; a control character is a `?`.
     pub command: String,
     /// Letter of its state, `T` stopped.
     pub state: char,
@@ -47,24 +41,21 @@ pub struct Process {
     pub uid: u32,
     /// The job of its cgroup.
     pub job: String,
-    /// Fds of memory.
     pub fds: Vec<MemoryFd>,
     /// Sockets with fds in their queue.
     pub queues: Vec<Queue>,
     /// Inodes of its sockets; of the broker only.
     pub sockets: Vec<u64>,
-    /// Mappings.
     pub mapped: BTreeMap<MemoryKey, Mapped>,
     /// The reason why its fds and mappings could not be read.
     pub unread: Option<String>,
 }
 
-/// All processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// By pid.
     pub processes: BTreeMap<u32, Process>,
-    /// Fds read.
+    /// Number of fds that were read.
     pub fds: u64,
     /// What could not be read, with the reason: how often.
     pub gaps: BTreeMap<String, u64>,

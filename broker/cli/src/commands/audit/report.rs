@@ -22,20 +22,18 @@ const COLUMNS: &[Column] = &[
 /// Most characters of a job in the table: its end is shown, since paths of cgroups differ there.
 const JOB_CHARS: usize = 32;
 
-/// The report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Faults.
     pub findings: Vec<Finding>,
     /// Number of findings that are not listed.
     pub more_findings: u64,
-    /// Notes.
     pub notes: Vec<Finding>,
     /// Number of notes that are not listed.
     pub more_notes: u64,
-    /// Processes looked at.
+    /// Number of processes that were looked at.
     pub processes: u64,
-    /// Fds read.
+    /// Number of fds that were read.
     pub fds: u64,
     /// What could not be looked at, with the reason: how often.
     pub not_looked_at: BTreeMap<String, u64>,
@@ -53,7 +51,6 @@ impl Report {
         (self.notes, self.more_notes) = cut(notes);
     }
 
-    /// Prints it.
     pub fn print(&self, json: bool, verbose: bool) -> Result<()> {
         let mut out = Output::stdout();
         match json {

@@ -13,7 +13,6 @@ const BROKER: u32 = 10;
 const OWNER: u32 = 20;
 const HOLDER: u32 = 30;
 const STRANGER: u32 = 40;
-/// Inode of the memory.
 const INODE: u64 = 7;
 /// Of memory that cannot be told.
 const NO_FILES: Files = Files { numbers: [0; 4], known_ms: u64::MAX };

@@ -93,7 +93,6 @@ fn mappings(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Findin
 pub struct InFlight<'a> {
     /// Its connections to the broker: each fd has a lease.
     pub granted: Vec<&'a Queue>,
-    /// Other sockets.
     pub others: Vec<&'a Queue>,
     /// Sockets with an unknown other end: of another network namespace.
     pub unknown: Vec<&'a Queue>,

@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::records::clients::COLUMNS;
 use crate::table::List;
 
-/// Prints all clients.
 pub fn run(args: &Args) -> Result<()> {
     match List::new("clients", &COLUMNS, &args.list)? {
         Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),

@@ -12,7 +12,6 @@ use fdbrokerd::{Environment, Host, Settings};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Runs the action.
 pub fn run(args: Args) -> Result<()> {
     let mut out = Output::stdout();
     match args.action {

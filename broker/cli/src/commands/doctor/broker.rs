@@ -30,7 +30,6 @@ const NEARLY_ALL: u64 = 90;
 
 const START_ONE: &str = "start one: `fdbroker run -- CMD` for a job, systemd/install.sh for the node; or name its socket in FDBROKER_SOCKET";
 
-/// All checks of the broker.
 pub fn checks() -> Vec<Check> {
     let path = default_socket_path();
     let builder = Client::builder().socket(&path).name("doctor").own_fds(1).reconnect(false);

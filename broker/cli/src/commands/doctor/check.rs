@@ -39,17 +39,14 @@ impl Verdict {
 pub struct Check {
     /// Part of the node: `broker`, `limits`, `kernel`, `namespaces`, `devices`, `service`.
     pub area: &'static str,
-    /// The checked thing.
     pub name: &'static str,
-    /// The result.
     pub verdict: Verdict,
-    /// The finding.
     pub found: String,
     /// The remedy; `None` if ok.
     pub remedy: Option<String>,
 }
 
-/// Checks of one area.
+/// The name of an area. Makes its checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Area(pub &'static str);
 

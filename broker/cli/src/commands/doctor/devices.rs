@@ -13,7 +13,6 @@ const AREA: Area = Area("devices");
 /// Most device files of one directory: more GPUs than a node has.
 const MOST_FILES: usize = 64;
 
-/// All checks of devices.
 pub fn checks() -> Vec<Check> {
     let mut checks = vec![udmabuf(), heaps()];
     checks.extend(nodes("render nodes", Path::new("/dev/dri"), "renderD"));

@@ -15,7 +15,6 @@ const NEARLY_ALL: u64 = 90;
 /// Default limit of mappings of a process (include/linux/mm.h, `DEFAULT_MAX_MAP_COUNT`).
 const DEFAULT_MAPPINGS: u64 = 65_530;
 
-/// All checks of limits.
 pub fn checks() -> Vec<Check> {
     let open_files = getrlimit(Resource::RLIMIT_NOFILE).ok();
     let files = std::fs::read_to_string("/proc/sys/fs/file-nr").ok();

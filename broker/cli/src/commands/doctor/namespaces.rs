@@ -9,7 +9,6 @@ const AREA: Area = Area("namespaces");
 const FIRST_USER: u64 = 0xefff_fffd;
 const FIRST_PID: u64 = 0xefff_fffc;
 
-/// All checks of namespaces.
 pub fn checks() -> Vec<Check> {
     let inode =
         |name: &str| std::fs::metadata(format!("/proc/self/ns/{name}")).ok().map(|it| it.ino());

@@ -12,7 +12,6 @@ use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::AccountRecord;
 use std::sync::LazyLock;
 
-/// Columns of jobs.
 pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
     let shown = [&[Resource::Connections], records::SHOWN].concat();
     let resources =
@@ -59,7 +58,6 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
     all
 });
 
-/// Prints all jobs.
 pub fn run(args: &Args) -> Result<()> {
     match List::new("jobs", &COLUMNS, &args.list)? {
         Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),

@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::records::allocations::COLUMNS;
 use crate::table::List;
 
-/// Prints all allocations.
 pub fn run(args: &Args) -> Result<()> {
     match List::new("allocations", COLUMNS, &args.list)? {
         Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),

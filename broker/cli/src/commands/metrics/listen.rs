@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// An address.
+/// Where the metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
     /// HTTP over a Unix socket, mode 0600.

@@ -21,7 +21,6 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Prints the metrics once.
 fn print() -> Result<()> {
     let page = render::page(Some(gather::gather(Admin::from_env()?)?));
     let mut out = Output::stdout();

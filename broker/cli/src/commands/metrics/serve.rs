@@ -173,7 +173,6 @@ fn page() -> String {
     }
 }
 
-/// A request.
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
     Get,

@@ -18,7 +18,6 @@ const COLUMNS: &[Column] = &[
     Column("WHAT", Side::Left),
 ];
 
-/// Prints the status.
 pub fn run(args: Args) -> Result<()> {
     let status = StatusView::from(&Admin::from_env()?.status()?);
     let mut out = Output::stdout();

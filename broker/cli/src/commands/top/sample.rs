@@ -19,9 +19,7 @@ pub const LEASES_READ: usize = 8192;
 /// The state of the broker at one moment.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Time of the sample.
     pub at: Instant,
-    /// Counts and caps.
     pub status: StatusView,
     /// At most [`CLIENTS_READ`] clients and the rest of a page.
     pub clients: Vec<ClientRecord>,

@@ -294,7 +294,6 @@ fn rate_shown(rate: f64) -> String {
     }
 }
 
-/// Line `line` of `area`.
 fn line_of(area: Rect, line: u16) -> Rect {
     Rect::new(area.x, area.y.saturating_add(line), area.width, 1).intersection(area)
 }

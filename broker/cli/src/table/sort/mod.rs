@@ -51,7 +51,6 @@ pub struct Sorter<R: 'static> {
 }
 
 impl<R> Sorter<R> {
-    /// Has no records yet.
     pub fn new(order: Order<R>) -> Self {
         Self::with_room(order, SORTED_RECORDS)
     }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 /// Longest time for anything a test waits for.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// The command under test.
 pub fn fdbroker(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fdbroker"));
     command.args(arguments).stdin(Stdio::null());
@@ -117,7 +116,6 @@ pub fn children(parent: u32, word: &str) -> Vec<u32> {
     .collect()
 }
 
-/// Whether a process runs.
 pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !stat.is_empty() && !stat.contains(") Z ")

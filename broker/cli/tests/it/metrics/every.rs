@@ -5,7 +5,6 @@ use super::seen::Scenario;
 use super::{caps, closing, full, lasting, recall, server, sharing};
 use std::collections::BTreeSet;
 
-/// All of them.
 static SCENARIOS: [&Scenario; 11] = [
     &caps::SET,
     &caps::RELOADED,

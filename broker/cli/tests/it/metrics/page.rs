@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One page.
 #[derive(Clone)]
 pub struct Page {
     /// Values by series, labels included.

@@ -185,7 +185,6 @@ pub fn memfd(pages: u64) -> OwnedFd {
     fd
 }
 
-/// Bytes of a page.
 pub const PAGE: u64 = 4096;
 
 /// Of memory of so many pages that the broker may ask for again.

@@ -40,7 +40,6 @@ pub fn status(text: &str) -> Option<Process> {
 /// Memory that an fdinfo proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// What it is.
     pub kind: MemoryKind,
     /// References to a dma-buf.
     pub references: Option<u64>,

@@ -10,7 +10,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const AREA: Area = Area("kernel");
 
-/// All checks of the kernel.
 pub fn checks() -> Vec<Check> {
     let mut checks = features(KernelFeatures::detect());
     checks.push(memfds());

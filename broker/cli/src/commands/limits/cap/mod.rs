@@ -41,7 +41,6 @@ impl Limit {
 /// A cap and its new value: `SCOPE.RESOURCE=VALUE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// The cap.
     pub limit: Limit,
     /// The value; [`NO_CAP`]: none.
     pub value: u64,

@@ -25,7 +25,6 @@ pub struct ReportFile {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// A picture.
     Svg,
     /// A table: one line for each look at the broker.
     Csv,

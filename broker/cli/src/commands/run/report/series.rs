@@ -92,7 +92,6 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Adds the next sample.
     pub fn push(&mut self, sample: Sample) {
         if self.samples.len() == MOST_SAMPLES {
             let mut is_kept = false;

@@ -15,18 +15,17 @@ pub const EVENTS_KEPT: usize = 100;
 pub enum Event {
     /// Events of the broker.
     Told {
-        /// The latest event.
         latest: EventRecord,
-        /// Number of events.
+        /// Number of events that this line stands for.
         count: u64,
-        /// Bytes of all events.
+        /// Sum of the sizes of their allocations.
         size_bytes: u64,
     },
     /// A note about the connection.
     Note {
         /// Microseconds since 1970.
         unix_us: u64,
-        /// The note, a sentence.
+        /// A sentence.
         text: String,
         /// Shown as an alarm.
         is_bad: bool,
@@ -127,7 +126,6 @@ impl Events {
         }
     }
 
-    /// Adds a line.
     pub fn add(&mut self, event: Event, is_paused: bool) {
         push(if is_paused { &mut self.later } else { &mut self.shown }, event);
     }

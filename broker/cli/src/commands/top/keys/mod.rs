@@ -6,7 +6,6 @@ use std::time::Duration;
 /// A key with a function in top.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// A character.
     Char(char),
     Enter,
     Escape,
@@ -133,7 +132,6 @@ pub struct Shown {
     pub page: usize,
 }
 
-/// The user's choice.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     pub order: Order,
@@ -151,7 +149,6 @@ pub struct Choice {
 /// What the loop does after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Draw a frame.
     Draw,
     /// Clear the screen and draw a frame.
     Repaint,
@@ -160,7 +157,6 @@ pub enum Act {
 }
 
 impl Choice {
-    /// Applies a key.
     pub fn press(&mut self, key: Key) -> Act {
         match key {
             Key::Interrupt => return Act::Quit,

@@ -27,12 +27,10 @@ pub fn columns<R>(all: &'static [Column<R>], keys: &[&str]) -> Vec<&'static Colu
     keys.iter().filter_map(|key| all.iter().find(|column| column.key == *key)).collect()
 }
 
-/// The order of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     /// Index in [`client_columns`].
     pub column: usize,
-    /// Reversed.
     pub reversed: bool,
 }
 
@@ -77,26 +75,21 @@ impl Filter {
     }
 }
 
-/// The model.
 #[derive(Debug)]
 pub struct Model {
-    /// The latest sample.
     pub latest: Sample,
     /// Rates per second between the two latest samples; `None`: there is only one sample of this broker.
     pub rates: Option<ByCounter<f64>>,
-    /// The events.
     pub events: Events,
     /// The reason why the broker does not answer.
     pub lost: Option<String>,
 }
 
 impl Model {
-    /// With a first sample.
     pub fn new(first: Sample) -> Self {
         Model { latest: first, rates: None, events: Events::default(), lost: None }
     }
 
-    /// Takes the next sample.
     pub fn update(&mut self, new: Sample) {
         self.lost = None;
         self.rates = rates(&self.latest, &new);
@@ -109,7 +102,6 @@ impl Model {
         self.rates = None;
     }
 
-    /// Names and rates.
     pub fn rates_named(&self) -> Option<impl Iterator<Item = (&'static str, f64)>> {
         Some(self.rates.as_ref()?.iter().map(|(counter, rate)| (counter.name(), *rate)))
     }
@@ -146,7 +138,6 @@ impl Model {
     }
 }
 
-/// Whether the lease is open.
 pub fn is_open(lease: &LeaseRecord) -> bool {
     /// `LeaseRecord::state` of an open lease.
     const OPEN: u32 = 1;
