@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 #[derive(Debug, Default)]
 pub struct Report {
-    /// The check under way.
     current: &'static str,
     checks: Vec<(&'static str, Result<(), String>)>,
     figures: Vec<Figure>,

@@ -43,7 +43,6 @@ impl Attack {
     }
 }
 
-/// Plays an attacker.
 pub fn play(mut link: Link) {
     let mut hear = || link.hear().expect("who, whom, with what");
     let (name, socket, seed, hung_file, victims) = (hear(), hear(), hear(), hear(), hear());

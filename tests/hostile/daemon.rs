@@ -89,7 +89,6 @@ impl Daemon {
         format!("/proc/{}/{name}", self.child.id()).into()
     }
 
-    /// The present counts.
     pub fn counts(&self) -> Counts {
         let NodeStatus { uses, gauges, .. } = self.admin.status();
         Counts {

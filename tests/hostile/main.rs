@@ -46,7 +46,6 @@ usage: tests/hostile/run.sh [OPTIONS]
 As root: the daemon, the good client and the attacker are users of their own. Else they are one user, and what needs
 several, or a file server of one's own, is named as not run. At least two processors are needed.";
 
-/// The command line.
 #[derive(Debug, Default)]
 struct Args {
     quick: bool,

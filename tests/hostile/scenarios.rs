@@ -12,7 +12,6 @@ pub struct Scenario {
     pub name: &'static str,
     pub about: &'static str,
     pub attack: fn(&mut Attack),
-    /// Processes that attack.
     pub attackers: usize,
     /// The attackers' user: another than the good client's, the same, or one after the other.
     pub users: &'static [User],

@@ -29,7 +29,6 @@ pub fn stop() {
     STOPPED.store(true, Ordering::Relaxed);
 }
 
-/// Sleeps a little.
 pub fn nap() {
     std::thread::sleep(std::time::Duration::from_millis(1));
 }
@@ -352,7 +351,6 @@ pub fn block(index: usize) -> RegisterItem {
     }
 }
 
-/// Handles as one line.
 pub fn to_line(handles: &[Handle]) -> String {
     let hex = |handle: &Handle| -> String {
         handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()

@@ -86,7 +86,6 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// A new client.
     pub fn new(order: u64, manners: Manners) -> Self {
         Agent {
             order,

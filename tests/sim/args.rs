@@ -17,7 +17,6 @@ NAME           only the scenarios whose name contains it
 --list         names of scenarios and configurations
 --help         this text";
 
-/// What was asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Args {
     pub seed: Option<u64>,

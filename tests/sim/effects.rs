@@ -14,7 +14,6 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use std::collections::BTreeSet;
 
 impl Model {
-    /// Judges the next effect.
     pub fn effect(&mut self, step: &mut Step, effect: &Effect, all: &Effects) -> Check {
         match effect {
             Effect::StoreArrived { index, slot } => self.stored(step, usize::from(*index), *slot),

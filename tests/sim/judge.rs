@@ -51,7 +51,7 @@ pub struct Step {
     pub due_end: BTreeMap<AllocationId, ErrorCode>,
     /// Allocations that ended in this step.
     pub ended: BTreeSet<AllocationId>,
-    /// The owners of these.
+    /// The owners of the allocations in `ended`.
     pub ended_of: BTreeSet<u32>,
     /// The ended allocations that were leased.
     pub ended_leased: BTreeSet<AllocationId>,
@@ -76,7 +76,6 @@ pub struct Step {
     pub refused_unread: bool,
     /// Deposits and requests refused because the broker is being drained.
     pub turned_away: u64,
-    /// A new connection.
     pub connecting: Option<u32>,
     /// A request whose grant could not be sent may be told to ask again: its client has no place left in the queue.
     pub may_ask_again: bool,
@@ -637,7 +636,6 @@ impl Model {
         Ok(())
     }
 
-    /// The client's phase.
     pub fn phase(&self, client: u32) -> Option<Phase> {
         self.clients.get(&client).map(|state| state.phase)
     }

@@ -48,7 +48,6 @@ pub struct Request {
     pub unsent: bool,
 }
 
-/// A connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub domain: DomainKey,
@@ -124,7 +123,6 @@ pub struct Allocation {
     pub orphaned_at: Option<(u64, Option<u64>)>,
 }
 
-/// A lease.
 #[derive(Clone, Copy, Debug)]
 pub struct Lease {
     pub client: u32,
@@ -286,7 +284,6 @@ pub struct Blocker {
     pub account: Holder,
 }
 
-/// Everything the model knows.
 #[derive(Debug)]
 pub struct Model {
     pub config: Config,
@@ -594,7 +591,6 @@ impl Model {
             && !self.silent.contains(&allocation.owner)
     }
 
-    /// Caps of an account.
     pub fn caps(&self, account: Holder) -> &Caps {
         match account {
             Holder::Client(_) => &self.config.client,

@@ -14,9 +14,7 @@ macro_rules! stats {
         #[derive(Clone, Copy, Debug, Default)]
         pub struct Stats {
             $(pub $field: u64,)*
-            /// Faults by kind.
             pub by_fault: Counts,
-            /// Checks by promise.
             pub by_promise: Counts,
             /// Codes that recalls were refused with, a bit each.
             pub refusal_codes: u32,
@@ -44,7 +42,6 @@ stats! {
 }
 
 impl Stats {
-    /// A fault has happened.
     pub fn fault(&mut self, fault: Fault) {
         self.faults(fault, 1);
     }
@@ -84,7 +81,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// An empty one.
     pub fn new(mode: TraceMode) -> Self {
         Trace { mode, steps: VecDeque::new() }
     }

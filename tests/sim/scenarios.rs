@@ -11,12 +11,10 @@ use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Sta
 
 type Scenario = fn(&mut Rig) -> Check;
 
-/// Scenarios with their names.
 macro_rules! named {
     ($($scenario:ident)*) => { &[$((stringify!($scenario), $scenario)),*] };
 }
 
-/// Every scenario by name.
 pub const ALL: &[(&str, Scenario)] = named! {
     lru_of_one_when_8_consumers_cycle_100_allocations_then_all_are_served
     two_ranks_when_each_waits_for_the_other_then_both_are_served

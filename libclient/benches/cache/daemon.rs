@@ -7,7 +7,6 @@ use std::process::{Child, Command, Stdio};
 /// Fds that the daemon may hold: what is over that is evicted, as on a real node.
 const MAX_FDS: usize = 8192;
 
-/// The running daemon.
 pub struct Daemon {
     child: Child,
     dir: tempfile::TempDir,

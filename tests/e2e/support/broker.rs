@@ -268,7 +268,6 @@ impl Broker {
         open_fds(self.pid())
     }
 
-    /// See [`settled_fds`].
     pub fn settled_fds(&self) -> usize {
         settled_fds(self.pid(), &self.admin_socket())
     }
@@ -389,7 +388,6 @@ pub fn settled_fds(pid: Pid, admin_socket: &Path) -> usize {
     })
 }
 
-/// The program under test.
 pub fn program() -> PathBuf {
     std::env::var_os(PROGRAM_VARIABLE).map_or(PROGRAM.into(), PathBuf::from)
 }

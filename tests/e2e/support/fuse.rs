@@ -44,7 +44,6 @@ impl HungFile {
     }
 }
 
-/// Plays the depositor.
 pub fn play_depositor(mut link: Link) {
     let line = link.hear().expect("a socket and a path");
     let (socket, path) = line.split_once(' ').expect("two words");

@@ -33,7 +33,6 @@ pub fn why_not() -> Option<&'static str> {
     }
 }
 
-/// Plays the file server.
 pub fn play(mut link: Link) {
     let dir = link.hear().expect("a directory");
     let mountpoint = format!("{dir}/hung");

@@ -193,7 +193,6 @@ impl Manager {
         open_fds(self.pid())
     }
 
-    /// See [`settled_fds`].
     pub fn settled_fds(&self) -> usize {
         settled_fds(self.pid(), &admin_socket(self.dir()))
     }

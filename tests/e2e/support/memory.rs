@@ -68,7 +68,6 @@ pub fn assert_import(import: &Import, seed: u64) {
     assert!(bytes == pattern(seed), "block {seed} has other bytes");
 }
 
-/// A memfd with seals.
 pub fn memfd(name: &CStr, bytes: usize, seals: SealFlag) -> OwnedFd {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create(name, flags).expect("memfd_create");

@@ -128,7 +128,6 @@ impl Owner {
         Owner { client, blocks, registrations: Vec::new(), notices, recalls }
     }
 
-    /// Registers some blocks.
     #[track_caller]
     pub fn register(&mut self, range: std::ops::Range<usize>, change: impl Fn(Deposit) -> Deposit) {
         let deposits: Vec<Deposit> =

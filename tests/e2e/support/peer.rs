@@ -143,7 +143,6 @@ pub fn signal_and_await(pid: Pid, signal: Signal, wanted: char) {
     });
 }
 
-/// Handles as one line.
 pub fn to_line(handles: &[Handle]) -> String {
     let hex = |handle: &Handle| -> String {
         handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()

@@ -6,7 +6,6 @@
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
-    /// Whether it has ended.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -24,7 +23,6 @@ impl<'a> Bytes<'a> {
         self.take(length.into())
     }
 
-    /// The next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let taken = self.take(N);

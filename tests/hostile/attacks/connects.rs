@@ -4,7 +4,6 @@ use crate::attack::Attack;
 use crate::support::raw::hello;
 use crate::wire::{Conn, connect_now, nap, stopped};
 
-/// Connections of the flood.
 const CONNECTS: usize = 10_000;
 
 /// Connections that say nothing; those that are refused are kept, too.

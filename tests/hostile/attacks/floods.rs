@@ -11,7 +11,6 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Connections of a flood.
 const CONNECTIONS: usize = 48;
 
 /// Requests that a connection has under way.

@@ -9,7 +9,6 @@ use nix::poll::PollFlags;
 use std::os::fd::AsFd;
 use zerocopy::FromZeros;
 
-/// Connections of the hoard.
 const CONNECTIONS: usize = 48;
 /// Requests of each connection that wait: as many as the broker lets one client park.
 const PARKED: usize = 64;

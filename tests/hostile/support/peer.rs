@@ -47,11 +47,9 @@ pub enum Rank {
 pub struct Role {
     /// What it plays.
     pub part: &'static str,
-    /// As whom.
     pub user: User,
-    /// On which processor.
     pub cpu: usize,
-    /// Who goes before whom.
+    /// Its priority on that processor.
     pub rank: Rank,
 }
 

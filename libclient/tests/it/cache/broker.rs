@@ -145,7 +145,6 @@ impl Granting {
         Granting { peer, script, server: None }
     }
 
-    /// Starts to serve.
     pub fn serve(mut self) -> Self {
         self.server = Some(std::thread::spawn({
             let (peer, script) = (Arc::clone(&self.peer), Arc::clone(&self.script));
@@ -207,7 +206,6 @@ impl Granting {
         eventually(what, || self.log(&mut is_so));
     }
 
-    /// Closes the connection.
     pub fn hang_up(mut self) {
         nix::sys::socket::shutdown(raw(&self.peer.socket), nix::sys::socket::Shutdown::Both)
             .unwrap();

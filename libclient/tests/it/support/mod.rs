@@ -73,13 +73,11 @@ impl FakeBroker {
         listener
     }
 
-    /// Stops listening.
     pub fn stop(&mut self) {
         std::fs::remove_file(&self.path).unwrap();
         self.listener = None;
     }
 
-    /// Listens again.
     pub fn start(&mut self) {
         self.listener = Some(Self::bind(&self.path));
     }
