@@ -27,6 +27,7 @@ mod setups;
 mod soak;
 mod tally;
 mod took;
+mod traces;
 mod turns;
 mod watch;
 mod world;

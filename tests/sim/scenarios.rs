@@ -5,6 +5,7 @@ use crate::action::{Action, show_status};
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
+use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
 use fdbroker_core::{Caps, Config, Deposit, Lane, Now, Supply, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
@@ -37,6 +38,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     recall_when_missed_and_then_ended_then_owner_is_silent_no_more
     refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same
     eviction_when_room_is_needed_then_least_recently_used_goes
+    order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most
     revoked_when_more_than_a_message_holds_then_several_messages
     batch_when_253_with_bad_handles_then_each_is_answered
 };

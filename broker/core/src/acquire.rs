@@ -177,7 +177,10 @@ impl Core {
         // An empty request has nothing to wait for.
         if !any && !wanted.is_empty() {
             fx.granted.truncate(begin);
-            return Some(self.wait_for(now, attempt, blocked, fx));
+            self.set_aside(wanted);
+            let wait = self.wait_for(now, attempt, blocked, fx);
+            self.put_back();
+            return Some(wait);
         }
         match blocked {
             None if self.rooms.is_empty() => {
@@ -185,7 +188,9 @@ impl Core {
             }
             // What did not fit will be asked for again: makes the room meanwhile.
             Some(full) if self.may_make_room(full) => {
-                self.evict_for(full, short_of, wanted, fx);
+                self.set_aside(wanted);
+                self.evict_for(full, short_of, fx);
+                self.put_back();
             }
             _ => {}
         }
@@ -211,7 +216,7 @@ impl Core {
     fn recall_ahead(&mut self, now: Now, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
         for item in wanted {
             if let Item::Evicted(slot) = self.item(client, *item)
-                && self.start_recall(now, slot, None, wanted, fx).is_err()
+                && self.start_recall(now, slot, None, fx).is_err()
             {
                 return;
             }
@@ -242,7 +247,7 @@ impl Core {
                 Item::Evicted(slot) => {
                     let started = match self.ahead_of_recall(turn, client.0, slot) {
                         Some(ahead) => Err(ahead),
-                        None => self.start_recall(now, slot, Some(client.0), wanted, fx),
+                        None => self.start_recall(now, slot, Some(client.0), fx),
                     };
                     match started {
                         Ok(()) => {
@@ -270,18 +275,19 @@ impl Core {
         let for_lease = FOR_LEASE.contains(&in_the_way.resource);
         let short_of = if ready.is_some() || !for_lease { 1 } else { 2 };
         if first || self.may_make_room(in_the_way) {
-            let evicted = self.evict_for(in_the_way, short_of, wanted, fx);
+            let evicted = self.evict_for(in_the_way, short_of, fx);
             if evicted == 0 && several_ready {
                 // Nothing but what it wants itself can go: one of them makes room for another.
-                self.evict_for(in_the_way, 1, &[], fx);
+                self.put_back();
+                self.evict_for(in_the_way, 1, fx);
             }
         }
         Wait::Room(in_the_way)
     }
 
     pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
-        self.lru_touch(slot);
-        let allocation = &self.allocations[slot];
+        let allocation = &mut self.allocations[slot];
+        allocation.stamp.mark_used(self.lru.clock);
         Granted {
             wanted,
             status: Status::OK,

@@ -102,7 +102,7 @@ impl Core {
         };
         let mut evicted = 0;
         while evicted < DRAINED_PER_STEP
-            && let Some(slot) = self.lru.first()
+            && let Some(slot) = self.victim(Holder::Node)
         {
             self.evict(slot, fx);
             evicted += 1;

@@ -122,7 +122,7 @@ impl Core {
             let short_of = usize::try_from(own.saturating_sub(coming)).unwrap_or(usize::MAX);
             // What can never fit is no reason to take from others.
             if own <= status.value.get() {
-                self.evict_for(blocked, short_of, &[], fx);
+                self.evict_for(blocked, short_of, fx);
             }
             fx.list.push(Effect::Failed { client, request, status });
             fx.list.push(Effect::Disconnect { client, status });
@@ -226,7 +226,9 @@ impl Core {
             client.account.is_zero(),
             "invariant 3: a client that is gone has zero: {client:?}"
         );
-        assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
+        assert!(
+            client.lru.list.is_empty() && client.recalls.is_empty() && client.drained.is_empty()
+        );
         assert!(client.revoked.is_empty() && client.reclaims.is_empty());
         assert!(client.by_base.is_empty() && client.parked.is_empty());
         self.table.connections -= FDS_PER_CONNECTION;

@@ -103,7 +103,7 @@ impl Core {
         let mut evicted = 0;
         if blocked.resource == Resource::HeldBytes {
             while evicted < most && self.excess(blocked.account, blocked.resource) > 0 {
-                match self.evict_for(blocked, 1, &[], fx) {
+                match self.evict_for(blocked, 1, fx) {
                     0 => break,
                     more => evicted += more,
                 }
@@ -112,7 +112,7 @@ impl Core {
         }
         let missing = excess.saturating_sub(self.closing_in(blocked.account));
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
-        evicted = self.evict_for(blocked, missing.min(most), &[], fx);
+        evicted = self.evict_for(blocked, missing.min(most), fx);
         if evicted < missing {
             self.reclaim(blocked, missing - evicted);
         }

@@ -7,6 +7,7 @@ use crate::clients::CONNECTION;
 use crate::ledger::{Account, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::lists::Nodes;
+use crate::order::Index;
 use crate::slots::NONE;
 use crate::state::{
     AllocationLinks, AllocationList, Client, Grace, LeaseLinks, LeaseList, Queued, State, Timer,
@@ -193,45 +194,48 @@ impl Core {
             .zip(&self.clients)
             .filter_map(|(number, client)| client.is_some().then_some(number))
             .collect();
-        let mut evictable = 0;
+        let mut node = Index::default();
+        let mut domains: BTreeMap<u32, Index> = BTreeMap::new();
+        let mut jobs: BTreeMap<u32, Index> = BTreeMap::new();
         for number in clients {
             let client = self.client_mut(number);
-            let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
-            let drained = client.drained;
-            let (silent, of_job) = (client.silent, client.job.is_some());
+            let (owned, lru, recalls) = (client.owned, client.lru.list, client.recalls);
+            let (drained, silent, key) = (client.drained, client.silent, client.lru.key);
+            let (domain, job) = (client.domain, client.job);
             let allocations = &mut self.allocations;
             owned.checked(&mut AllocationLinks(allocations, AllocationList::Owned));
             recalls.checked(&mut AllocationLinks(allocations, AllocationList::Event));
             drained.checked(&mut AllocationLinks(allocations, AllocationList::Event));
-            for slot in lru.checked(&mut AllocationLinks(allocations, AllocationList::OwnerLru)) {
+            let mut places = Vec::new();
+            for slot in lru.checked(&mut AllocationLinks(allocations, AllocationList::Lru)) {
                 let allocation = &allocations[slot];
                 assert!(allocation.state == State::Held && allocation.recall == NONE);
                 assert!(allocation.owner == number);
-                let [in_node, in_job] = [AllocationList::NodeLru, AllocationList::JobLru]
-                    .map(|list| allocation.is_in(list));
-                assert_eq!(in_node, !silent, "invariant 5: silent");
-                assert_eq!(in_job, in_node && of_job, "invariant 5: of a job");
+                places.push(self.lru.clock.place(allocation.stamp));
             }
-            evictable += if silent { 0 } else { lru.len() };
+            assert!(
+                places.is_sorted(),
+                "invariant 5: the queue of client {number} is not in order"
+            );
+            let first = places.first().copied().filter(|_| !silent);
+            assert_eq!(key, first, "invariant 5: client {number} in the indexes");
+            node.change(number, None, key);
+            domains.entry(domain).or_default().change(number, None, key);
+            if let Some(job) = job {
+                jobs.entry(job).or_default().change(number, None, key);
+            }
         }
-        let node =
-            self.lru.checked(&mut AllocationLinks(&mut self.allocations, AllocationList::NodeLru));
-        let domains: Vec<_> = self.domains.iter_from(0).map(|(_, domain)| domain.lru).collect();
-        let by_domain: usize = domains
-            .iter()
-            .map(|lru| {
-                let links = &mut AllocationLinks(&mut self.allocations, AllocationList::DomainLru);
-                lru.checked(links).len()
-            })
-            .sum();
-        assert!(node.len() == evictable && by_domain == evictable, "invariant 5: LRU lists differ");
-        let jobs: Vec<_> = self.jobs.iter_from(0).map(|(number, job)| (number, job.lru)).collect();
-        for (job, lru) in jobs {
-            let links = &mut AllocationLinks(&mut self.allocations, AllocationList::JobLru);
-            for slot in lru.checked(links) {
-                let owner = self.allocations[slot].owner;
-                assert_eq!(self.client_mut(owner).job, Some(job), "invariant 5: LRU of a job");
-            }
+        assert!(
+            self.lru.index == node && self.lru.aside.is_empty(),
+            "invariant 5: the node's index"
+        );
+        for (number, domain) in self.domains.iter_from(0) {
+            let index = domains.remove(&number).unwrap_or_default();
+            assert!(domain.lru == index, "invariant 5: the index of domain {number}");
+        }
+        for (number, job) in self.jobs.iter_from(0) {
+            let index = jobs.remove(&number).unwrap_or_default();
+            assert!(job.lru == index, "invariant 5: the index of job {number}");
         }
         self.check_shelves();
         self.check_leases();
@@ -244,7 +248,7 @@ impl Core {
             let (list, open) = (allocation.leases, allocation.open);
             let evictable_but_out = allocation.state == State::Held
                 && allocation.recall == NONE
-                && !allocation.is_in(AllocationList::OwnerLru);
+                && !allocation.is_in(AllocationList::Lru);
             assert!(!evictable_but_out, "slot {slot} is held, not waited for, and in no LRU");
             let mut links = LeaseLinks(&mut self.leases, LeaseList::Allocation);
             let leases = list.checked(&mut links);

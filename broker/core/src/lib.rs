@@ -26,6 +26,7 @@ pub mod limits;
 mod lists;
 mod lru;
 mod notes;
+mod order;
 mod recall;
 mod reclaim;
 mod redeposit;
@@ -57,6 +58,7 @@ use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Table};
 use lists::List;
+use order::Lru;
 use rustc_hash::FxHashMap;
 use slots::Slots;
 use state::{
@@ -88,7 +90,7 @@ pub struct Core {
     leases: Slots<Lease>,
     recalls: Slots<Recall>,
     closings: Slots<Closing>,
-    lru: List,
+    lru: Lru,
     /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
     parked: BTreeMap<u64, Parked>,
     /// Of these, those that wait for room or a reader.
@@ -169,7 +171,7 @@ impl Core {
             leases: Slots::new(slots::NONE, 1),
             recalls: Slots::new(slots::NONE, 1),
             closings: Slots::new(slots::NONE, 1),
-            lru: List::EMPTY,
+            lru: Lru::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
             node_blocked: Queued::default(),

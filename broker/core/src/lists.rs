@@ -104,14 +104,6 @@ impl List {
         self.len -= 1;
     }
 
-    /// Makes a node of this list the youngest.
-    pub fn touch(&mut self, nodes: &mut impl Nodes, node: u32) {
-        if self.tail != node {
-            self.remove(nodes, node);
-            self.push(nodes, node);
-        }
-    }
-
     /// Takes the oldest node out.
     pub fn pop(&mut self, nodes: &mut impl Nodes) -> Option<u32> {
         let first = self.first()?;

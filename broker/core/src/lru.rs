@@ -1,10 +1,10 @@
-//! The LRU of held allocations and eviction from it, in the scope whose cap is in the way. Must never evict
-//! what cannot be had again: resident, waited for, or of an owner that does not answer.
+//! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must never evict what cannot
+//! be had again: resident, waited for, or of an owner that does not answer.
 
 use crate::Core;
 use crate::api::{Effect, Effects, Lane, Wanted};
 use crate::ledger::{Blocked, Charge, Holder};
-use crate::limits::EVICTIONS_PER_STEP;
+use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
 use crate::lists::List;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationLinks, AllocationList, State};
@@ -19,19 +19,13 @@ impl Core {
         list: AllocationList,
         work: impl FnOnce(&mut List, &mut AllocationLinks<'_>),
     ) {
-        let Allocation { owner, domain, drained, .. } = self.allocations[slot];
-        let Core { allocations, clients, domains, jobs, lru, .. } = self;
+        let Allocation { owner, drained, .. } = self.allocations[slot];
+        let Core { allocations, clients, .. } = self;
         // A kept allocation may be without one: it is in no list of an owner's.
         let owner = clients.get_mut(owner as usize).and_then(|client| client.as_deref_mut());
         let owner = || owner.expect("only a living owner's are in its lists");
         let head = match list {
-            AllocationList::NodeLru => lru,
-            AllocationList::DomainLru => &mut domains[domain].lru,
-            AllocationList::JobLru => {
-                let job = owner().job.expect("only a job's are in its list");
-                &mut jobs[job].lru
-            }
-            AllocationList::OwnerLru => &mut owner().lru,
+            AllocationList::Lru => &mut owner().lru.list,
             AllocationList::Owned => &mut owner().owned,
             AllocationList::Event if drained => &mut owner().drained,
             AllocationList::Event => &mut owner().recalls,
@@ -51,94 +45,102 @@ impl Core {
         }
     }
 
-    /// Makes a held allocation evictable, as the most recently used. Resident ones and those that are
-    /// waited for stay out.
+    /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited for stay out.
     pub(crate) fn lru_insert(&mut self, slot: u32) {
-        let allocation = &self.allocations[slot];
+        let allocation = &mut self.allocations[slot];
         if allocation.state != State::Held || allocation.recall != NONE {
             return;
         }
+        allocation.stamp = self.lru.clock.tick();
         let owner = allocation.owner;
-        self.link(slot, AllocationList::OwnerLru);
-        if !self.client_mut(owner).silent {
-            self.link_shared(slot);
-        }
-    }
-
-    /// Adds an allocation to the lists of those that its owner is one of.
-    fn link_shared(&mut self, slot: u32) {
-        self.link(slot, AllocationList::NodeLru);
-        self.link(slot, AllocationList::DomainLru);
-        let owner = self.allocations[slot].owner;
-        if self.client_mut(owner).job.is_some() {
-            self.link(slot, AllocationList::JobLru);
-        }
-    }
-
-    fn unlink_shared(&mut self, slot: u32) {
-        for list in [AllocationList::NodeLru, AllocationList::DomainLru, AllocationList::JobLru] {
-            self.unlink(slot, list);
-        }
+        self.link(slot, AllocationList::Lru);
+        self.reindex(owner);
     }
 
     /// Makes an allocation not evictable.
     pub(crate) fn lru_remove(&mut self, slot: u32) {
-        self.unlink_shared(slot);
-        self.unlink(slot, AllocationList::OwnerLru);
-    }
-
-    /// Marks an evictable allocation as used just now.
-    pub(crate) fn lru_touch(&mut self, slot: u32) {
-        let lists = [AllocationList::NodeLru, AllocationList::DomainLru, AllocationList::JobLru];
-        for list in lists.into_iter().chain([AllocationList::OwnerLru]) {
-            if self.allocations[slot].is_in(list) {
-                self.with_list(slot, list, |head, links| head.touch(links, slot));
-            }
+        if self.allocations[slot].is_in(AllocationList::Lru) {
+            self.unlink(slot, AllocationList::Lru);
+            self.reindex(self.allocations[slot].owner);
         }
     }
 
-    /// The owner does not answer, or answers again: its held allocations leave or join the lists of the node, the
-    /// domain and the job. As many steps as it has evictable ones, which its caps and the fd table bound.
+    /// Brings a client's place in the indexes of the node, its domain and its job in line with the oldest allocation in
+    /// its queue. One that does not answer is in none of them.
+    fn reindex(&mut self, owner: u32) {
+        let Core { allocations, clients, domains, jobs, lru, .. } = self;
+        let client = clients[owner as usize].as_deref_mut().expect("owners are clients");
+        let first = client.lru.list.first().filter(|_| !client.silent);
+        let key = first.map(|slot| lru.clock.place(allocations[slot].stamp));
+        let former = std::mem::replace(&mut client.lru.key, key);
+        if former == key {
+            return;
+        }
+        let job = client.job.map(|job| &mut jobs[job].lru);
+        for index in [&mut lru.index, &mut domains[client.domain].lru].into_iter().chain(job) {
+            index.change(owner, former, key);
+        }
+    }
+
+    /// The owner does not answer, or answers again: nothing of it is evicted meanwhile.
     pub(crate) fn set_silent(&mut self, owner: u32, silent: bool) {
         if std::mem::replace(&mut self.client_mut(owner).silent, silent) == silent {
             return;
         }
         self.something_ended |= silent;
-        let mut at = self.client_mut(owner).lru.first();
-        while let Some(slot) = at {
-            match silent {
-                true => self.unlink_shared(slot),
-                false => self.link_shared(slot),
+        self.reindex(owner);
+    }
+
+    /// The oldest allocation in the queues of an account's scope.
+    fn oldest(&self, account: Holder) -> Option<u32> {
+        let owner = match account {
+            Holder::Node => self.lru.index.first()?,
+            Holder::Domain(domain) => self.domains[domain].lru.first()?,
+            Holder::Job(job) => self.jobs[job].lru.first()?,
+            Holder::Client(client) => client,
+        };
+        let owner = self.clients[owner as usize].as_deref()?;
+        owner.lru.list.first().filter(|_| !owner.silent)
+    }
+
+    /// An evictable allocation in the account's scope that was not used for long; `None`: there is none. One that was
+    /// used since it was put into its queue goes to the end of it; after some of these, the one used longest ago is taken.
+    pub(crate) fn victim(&mut self, account: Holder) -> Option<u32> {
+        let mut used: Option<(u32, u32)> = None;
+        for _ in 0..LOOKS_PER_VICTIM {
+            let slot = self.oldest(account)?;
+            let stamp = self.allocations[slot].stamp;
+            if !stamp.is_used() {
+                return Some(slot);
             }
-            let mut links = AllocationLinks(&mut self.allocations, AllocationList::OwnerLru);
-            at = List::next(&mut links, slot);
+            let age = self.lru.clock.age(stamp);
+            if used.is_none_or(|(oldest, _)| age > oldest) {
+                used = Some((age, slot));
+            }
+            self.unlink(slot, AllocationList::Lru);
+            self.lru_insert(slot);
+        }
+        used.map(|(_, slot)| slot)
+    }
+
+    /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
+    pub(crate) fn set_aside(&mut self, wanted: &[Wanted]) {
+        for id in wanted.iter().flatten() {
+            let found = self.allocations.get(id.slot, id.generation);
+            if found
+                .is_some_and(|found| found.state == State::Held && found.is_in(AllocationList::Lru))
+            {
+                self.lru_remove(id.slot);
+                self.lru.aside.push(id.slot);
+            }
         }
     }
 
-    /// The least recently used evictable allocation in the account's scope that `keep` does not want.
-    fn victim(&mut self, account: Holder, keep: &[Wanted]) -> Option<u32> {
-        let (list, kind) = match account {
-            Holder::Node => (self.lru, AllocationList::NodeLru),
-            Holder::Domain(domain) => (self.domains[domain].lru, AllocationList::DomainLru),
-            Holder::Job(job) => (self.jobs[job].lru, AllocationList::JobLru),
-            Holder::Client(client) => {
-                let client = self.clients[client as usize].as_deref();
-                let client = client.filter(|client| !client.silent)?;
-                (client.lru, AllocationList::OwnerLru)
-            }
-        };
-        let mut at = list.first();
-        // Passes over at most the items of one request.
-        while let Some(slot) = at {
-            let generation = self.allocations.generation(slot);
-            let wanted =
-                |item: &Wanted| item.is_ok_and(|id| id.slot == slot && id.generation == generation);
-            if !keep.iter().any(wanted) {
-                return Some(slot);
-            }
-            at = List::next(&mut AllocationLinks(&mut self.allocations, kind), slot);
-        }
-        None
+    /// Puts back what was set aside, as the youngest.
+    pub(crate) fn put_back(&mut self) {
+        let mut aside = std::mem::take(&mut self.lru.aside);
+        aside.drain(..).for_each(|slot| self.lru_insert(slot));
+        self.lru.aside = aside;
     }
 
     /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
@@ -167,16 +169,9 @@ impl Core {
         fx.list.push(Effect::CloseHeld { slot, ticket });
     }
 
-    /// Starts up to `count` evictions that will help against `blocked`, sparing what `keep` wants; says
-    /// how many. An fd freed this way is room only when its closer reports it. Where no eviction helps, clients are
+    /// Starts up to `count` evictions that will help against `blocked`; says how many. An fd freed this way is room only when its closer reports it. Where no eviction helps, clients are
     /// asked for leases.
-    pub(crate) fn evict_for(
-        &mut self,
-        blocked: Blocked,
-        count: usize,
-        keep: &[Wanted],
-        fx: &mut Effects,
-    ) -> usize {
+    pub(crate) fn evict_for(&mut self, blocked: Blocked, count: usize, fx: &mut Effects) -> usize {
         let helps = matches!(
             blocked.resource,
             Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TableFds
@@ -187,7 +182,7 @@ impl Core {
         }
         let mut evicted = 0;
         while evicted < count.min(EVICTIONS_PER_STEP)
-            && let Some(slot) = self.victim(blocked.account, keep)
+            && let Some(slot) = self.victim(blocked.account)
         {
             self.evict(slot, fx);
             evicted += 1;
@@ -211,7 +206,6 @@ impl Core {
         owner: u32,
         size: u64,
         may_evict: bool,
-        keep: &[Wanted],
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
         let fits_at_all = self.fits_at_all(owner, size);
@@ -224,7 +218,7 @@ impl Core {
             if !may_evict || !fits_at_all || evicted >= EVICTIONS_PER_STEP {
                 return Err(blocked);
             }
-            if self.evict_for(blocked, 1, keep, fx) == 0 {
+            if self.evict_for(blocked, 1, fx) == 0 {
                 return Err(blocked);
             }
             evicted += 1;

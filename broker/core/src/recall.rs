@@ -18,14 +18,13 @@ impl Core {
         now: Now,
         slot: u32,
         promised_to: Option<u32>,
-        keep: &[Wanted],
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
         let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
         self.charge_places(owner, promised_to)?;
         // Last, because evictions may be made for it.
         let may_evict = promised_to.is_some();
-        if let Err(blocked) = self.charge_bytes(owner, size, may_evict, keep, fx) {
+        if let Err(blocked) = self.charge_bytes(owner, size, may_evict, fx) {
             self.undo_places(owner, promised_to);
             return Err(blocked);
         }

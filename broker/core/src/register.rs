@@ -5,6 +5,7 @@ use crate::Core;
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::lists::List;
+use crate::order::Stamp;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, State};
 use fdbroker_protocol::admin::EventKind;
@@ -106,7 +107,7 @@ impl Core {
             Err(blocked) => {
                 let coming = self.closing_in(blocked.account);
                 let count = usize::try_from(short_of.saturating_sub(coming)).unwrap_or(usize::MAX);
-                self.evict_for(blocked, count, &[], fx);
+                self.evict_for(blocked, count, fx);
             }
         }
     }
@@ -181,7 +182,7 @@ impl Core {
             return self.refuse_deposit(owner, status);
         }
         let evictable = deposit.recallable && !deposit.keep;
-        let fits = self.charge_bytes(owner, deposit.size_bytes, true, &[], fx);
+        let fits = self.charge_bytes(owner, deposit.size_bytes, true, fx);
         if let Err(blocked) = fits
             && !evictable
         {
@@ -268,6 +269,7 @@ impl Allocation {
             open: 0,
             leases: List::EMPTY,
             links: Allocation::UNLINKED,
+            stamp: Stamp::default(),
             state,
             kind: deposit.kind,
             share: deposit.share,

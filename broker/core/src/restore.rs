@@ -13,6 +13,7 @@ use crate::job_name::JobName;
 use crate::ledger::{Account, Charge};
 use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
 use crate::lists::List;
+use crate::order::Stamp;
 use crate::reclaim::{ClientLinks, Shelf};
 use crate::saved::{
     Saved, SavedAllocation, SavedClient, SavedDomain, SavedGrace, SavedJob, SavedLease,
@@ -103,7 +104,11 @@ impl Core {
         for (slot, beside) in beside {
             core.restore_beside(slot, beside)?;
         }
-        core.restore_lru(&saved.lru)?;
+        for slot in 0..core.allocations.slots() {
+            if core.allocations.is_full(slot) {
+                core.lru_insert(slot);
+            }
+        }
         core.restore_idle(&saved.idle)?;
         core.restore_dying(&saved.dying)?;
         core.restore_grace(&saved.grace)?;
@@ -193,6 +198,7 @@ impl Core {
             open: 0,
             leases: List::EMPTY,
             links: Allocation::UNLINKED,
+            stamp: Stamp::default(),
             state,
             kind: kind.ok_or(("allocation's kind", slot.into()))?,
             share: share.ok_or(("allocation's share", slot.into()))?,
@@ -265,12 +271,6 @@ impl Core {
                 self.relink(*slot, AllocationList::Event, |allocation| {
                     allocation.owner == number && allocation.drained
                 })?;
-            }
-            for slot in &client.lru {
-                ensure(client.silent, "list of a client that answers", number)?;
-                let owner = self.allocations.is_full(*slot).then(|| self.allocations[*slot].owner);
-                ensure(owner == Some(number), "evictable allocation", *slot)?;
-                self.restore_evictable(*slot)?;
             }
             self.restore_shelves(client)?;
             for lease in &client.revoked {
@@ -398,25 +398,6 @@ impl Core {
         self.client_mut(owner).overdue += u32::from(overdue);
     }
 
-    fn restore_lru(&mut self, lru: &[u32]) -> Check {
-        for slot in lru {
-            let owner = self.allocations.is_full(*slot).then(|| self.allocations[*slot].owner);
-            let client = owner.and_then(|owner| self.clients.get(owner as usize)?.as_deref());
-            ensure(client.is_some_and(|client| !client.silent), "least recently used", *slot)?;
-            self.restore_evictable(*slot)?;
-        }
-        Ok(())
-    }
-
-    fn restore_evictable(&mut self, slot: u32) -> Check {
-        let fits = self.allocations.is_full(slot)
-            && self.allocations[slot].state == State::Held
-            && !self.allocations[slot].is_in(AllocationList::OwnerLru);
-        ensure(fits, "evictable allocation", slot)?;
-        self.lru_insert(slot);
-        Ok(())
-    }
-
     fn restore_dying(&mut self, dying: &[u32]) -> Check {
         for number in dying {
             let client = self.clients.get(*number as usize).and_then(Option::as_deref);
@@ -456,8 +437,6 @@ impl Core {
         for (slot, allocation) in self.allocations.iter_from(0) {
             let owned = allocation.owner != NONE;
             ensure(owned == allocation.is_in(AllocationList::Owned), "owned", slot)?;
-            let is_evictable = allocation.state == State::Held;
-            ensure(is_evictable == allocation.is_in(AllocationList::OwnerLru), "evictable", slot)?;
             let told = !allocation.drained || allocation.is_in(AllocationList::Event);
             ensure(told && (!allocation.drained || allocation.leases.is_empty()), "drained", slot)?;
             let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);

@@ -205,7 +205,7 @@ impl Core {
             }
             if let Err(blocked) = self.charge(client.0, Charge(Resource::HeldFds, 1)) {
                 if self.may_make_room(blocked) {
-                    self.evict_for(blocked, 1, &[], fx);
+                    self.evict_for(blocked, 1, fx);
                 }
                 return Some(Wait::Room(blocked));
             }

@@ -26,8 +26,6 @@ pub struct Saved {
     pub(crate) clients: Vec<SavedClient>,
     pub(crate) allocations: SavedSlots<SavedAllocation>,
     pub(crate) leases: SavedSlots<SavedLease>,
-    /// Evictable allocations, the least recently used first.
-    pub(crate) lru: Vec<u32>,
     /// Clients, the one idle longest first.
     pub(crate) idle: Vec<u32>,
     /// Turns given to domains.
@@ -85,8 +83,6 @@ pub(crate) struct SavedClient {
     pub(crate) owned: Vec<u32>,
     pub(crate) recalls: Vec<u32>,
     pub(crate) drained: Vec<u32>,
-    /// Of a silent one only: the others' is that of the node.
-    pub(crate) lru: Vec<u32>,
     /// Slots of leases, each list in its order; one list of each of [`crate::reclaim::Shelf::ALL`].
     pub(crate) leases: Vec<Vec<u32>>,
     pub(crate) reclaims: Vec<u32>,
@@ -204,7 +200,6 @@ impl Core {
                 self.saved_allocation(slot, allocation, place(allocation.domain))
             }),
             leases: self.leases.save(|_, lease| Self::saved_lease(lease)),
-            lru: self.slots_of(self.lru, AllocationList::NodeLru),
             idle: self.idle_order(),
             turns: self.rooms.turns_given(),
             dying: self.dying.iter().copied().collect(),
@@ -236,7 +231,6 @@ impl Core {
     }
 
     fn saved_client(&self, number: u32, client: &Client, domain: u32) -> SavedClient {
-        let lru = if client.silent { client.lru } else { List::EMPTY };
         SavedClient {
             number,
             serial: client.serial,
@@ -255,7 +249,6 @@ impl Core {
             owned: self.slots_of(client.owned, AllocationList::Owned),
             recalls: self.slots_of(client.recalls, AllocationList::Event),
             drained: self.slots_of(client.drained, AllocationList::Event),
-            lru: self.slots_of(lru, AllocationList::OwnerLru),
             leases: client.leases.map(|list| self.leases_of(list, LeaseList::Holder)).to_vec(),
             reclaims: self.leases_of(client.reclaims, LeaseList::Event),
             keeps_asked: client.keeps_asked,
@@ -319,7 +312,7 @@ impl Core {
     }
 
     fn slots_of(&self, list: List, which: AllocationList) -> Vec<u32> {
-        list.walk(|slot| self.allocations[slot].links[which as usize]).collect()
+        list.walk(|slot| self.allocations[slot].link(which)).collect()
     }
 
     fn idle_order(&self) -> Vec<u32> {

@@ -7,6 +7,7 @@ use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
 use crate::job_name::JobName;
 use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
+use crate::order::{Index, Queue, Stamp};
 use crate::reclaim::{Pauses, Shelf};
 use crate::slots::Slots;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
@@ -30,23 +31,26 @@ pub enum State {
 
 /// Lists that an allocation can be in.
 #[derive(Clone, Copy, Debug)]
-#[repr(usize)]
 pub enum AllocationList {
-    /// The node's LRU: held, recallable, not waited for, owner answering.
-    NodeLru,
-    /// The same of its domain.
-    DomainLru,
-    /// The same of its owner's job, if that is of one.
-    JobLru,
-    /// The same of its owner; stays when the owner is silent.
-    OwnerLru,
     /// All allocations of the owner, ended ones included.
     Owned,
+    /// What may be evicted of the owner's: held, recallable, not waited for.
+    Lru,
     /// The owner's recalls to send, or its drained notices to send.
     Event,
 }
 
-const ALLOCATION_LISTS: usize = 6;
+impl AllocationList {
+    /// Which of its links an allocation is in this list by. The last two share one: what is held has no event to send.
+    fn link(self) -> usize {
+        match self {
+            AllocationList::Owned => 0,
+            AllocationList::Lru | AllocationList::Event => 1,
+        }
+    }
+}
+
+const ALLOCATION_LINKS: usize = 2;
 
 /// One piece of memory. Kept small: there may be a million.
 #[derive(Debug)]
@@ -74,7 +78,9 @@ pub struct Allocation {
     /// All leases.
     pub leases: List,
     /// Its places in the lists.
-    pub links: [Link; ALLOCATION_LISTS],
+    pub links: [Link; ALLOCATION_LINKS],
+    /// Its place in the order of eviction.
+    pub stamp: Stamp,
     /// Where the fd is.
     pub state: State,
     /// What it is.
@@ -93,7 +99,7 @@ pub struct Allocation {
 
 impl Allocation {
     /// No links yet.
-    pub const UNLINKED: [Link; ALLOCATION_LISTS] = [Link::OUT; ALLOCATION_LISTS];
+    pub const UNLINKED: [Link; ALLOCATION_LINKS] = [Link::OUT; ALLOCATION_LINKS];
 
     /// Whether it has not ended.
     pub fn is_live(&self) -> bool {
@@ -112,7 +118,12 @@ impl Allocation {
 
     /// Whether it is in a list.
     pub fn is_in(&self, list: AllocationList) -> bool {
-        self.links[list as usize].is_in()
+        self.link(list).is_in()
+    }
+
+    /// Its place in a list.
+    pub fn link(&self, list: AllocationList) -> Link {
+        self.links[list.link()]
     }
 }
 
@@ -121,7 +132,7 @@ pub struct AllocationLinks<'a>(pub &'a mut Slots<Allocation>, pub AllocationList
 
 impl Nodes for AllocationLinks<'_> {
     fn link(&mut self, node: u32) -> &mut Link {
-        &mut self.0[node].links[self.1 as usize]
+        &mut self.0[node].links[self.1.link()]
     }
 }
 
@@ -229,7 +240,7 @@ pub struct Client {
     /// Its allocations, ended ones included.
     pub owned: List,
     /// Its evictable allocations.
-    pub lru: List,
+    pub lru: Queue,
     /// Its leases, by [`Shelf`].
     pub leases: [List; Shelf::COUNT],
     /// Its leases to ask for.
@@ -273,7 +284,7 @@ impl Client {
             coming: 0,
             account: Account::default(),
             owned: List::EMPTY,
-            lru: List::EMPTY,
+            lru: Queue::EMPTY,
             leases: [List::EMPTY; Shelf::COUNT],
             reclaims: List::EMPTY,
             keeps_asked: false,
@@ -342,8 +353,8 @@ pub struct Domain {
     pub pauses: Pauses,
     /// What it is charged for.
     pub account: Account,
-    /// Its evictable allocations.
-    pub lru: List,
+    /// Its clients with evictable allocations.
+    pub lru: Index,
 }
 
 impl Domain {
@@ -360,7 +371,7 @@ impl Domain {
             looked: (0, 0),
             pauses: Pauses::default(),
             account: Account::default(),
-            lru: List::EMPTY,
+            lru: Index::default(),
         }
     }
 }
@@ -385,15 +396,15 @@ pub struct Job {
     pub pauses: Pauses,
     /// What it is charged for.
     pub account: Account,
-    /// Its evictable allocations.
-    pub lru: List,
+    /// Its clients with evictable allocations.
+    pub lru: Index,
 }
 
 impl Job {
     /// One that nothing is charged to.
     pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
         let (clients, orphans, coming, blocked) = (0, 0, 0, Queued::default());
-        let (account, lru, pauses) = (Account::default(), List::EMPTY, Pauses::default());
+        let (account, lru, pauses) = (Account::default(), Index::default(), Pauses::default());
         Job { key, name, clients, orphans, coming, blocked, pauses, account, lru }
     }
 }
