@@ -1,14 +1,15 @@
-//! Finds out what a deposited fd is. Must never call anything that an fd of a hung file server can
-//! block: no fstat, fstatfs, lseek, poll or read on the fd; only statx without sync, F_GET_SEALS
-//! and its fdinfo.
+//! Finds out what a deposited fd is, on the loop. Must never call anything that runs code of the fd's own file system or
+//! type: no fstat, fstatfs, lseek, poll or read, and not its fdinfo either; only statx without sync, F_GET_SEALS and the
+//! text of its link. What only the fdinfo tells is read by a [`Looker`], in a lane.
 
-use crate::kernel;
+use crate::kernel::{self, Device};
 use crate::limits::FDINFO_BYTES;
 use fdbroker_protocol::{FdType, MemoryKind};
-use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, openat};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, openat, readlinkat};
 use nix::sys::stat::Mode;
 use std::fmt::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 /// Major number of the NVIDIA character devices (registered for ever,
 /// Documentation/admin-guide/devices.txt).
@@ -16,47 +17,76 @@ const NVIDIA_MAJOR: u32 = 195;
 /// Minor number of /dev/nvidiactl (nv-linux.h, `NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE`).
 const NVIDIA_CONTROL_MINOR: u32 = 255;
 
-/// What an fd is, as far as the kernel says so without its file system being asked.
+/// How the link of each dma-buf begins (drivers/dma-buf/dma-buf.c, `dmabuffs_dname`). A path can begin so, too, in a mount
+/// namespace of its owner: it says which fds are worth a look, and proves nothing.
+const DMABUF_LINK: &[u8] = b"/dmabuf:";
+
+/// What an fd is, as far as the kernel says so without the fd's own code being run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Its type.
     pub fd_type: FdType,
+    /// It may be a dma-buf instead: only its fdinfo tells.
+    pub may_be_dmabuf: bool,
     /// Bytes it holds, proved; `None` where only its producer knows.
     pub size_bytes: Option<u64>,
     /// Its inode, 0 if the kernel does not say.
     pub inode: u64,
 }
 
+/// Why an fd is not taken for what its producer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// It is something else, or too small.
+    Is(FdType),
+    /// It is a dma-buf or, if its fdinfo does not prove that, this.
+    Unread(FdType),
+}
+
 /// The classifier: one directory fd and one buffer, reused.
+///
+/// All dma-bufs are of one file system, which lasts as long as the kernel, and no user can make a file of the same device
+/// number. So one fdinfo in the life of a broker is enough: from then on the device number proves a dma-buf.
 #[derive(Debug)]
 pub struct Classifier {
-    fdinfo: OwnedFd,
-    buffer: Box<[u8]>,
+    links: OwnedFd,
+    dmabufs: Option<Device>,
+    dmabuf_link: &'static [u8],
     name: String,
 }
 
 impl Classifier {
-    /// Opens /proc/self/fdinfo, once: later a chroot or a full table may be in the way.
+    /// Opens /proc/self/fd, once: later a chroot or a full table may be in the way.
     ///
     /// # Errors
     /// Those of open(2): /proc is not mounted.
     pub fn new() -> nix::Result<Self> {
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let fdinfo = nix::fcntl::open("/proc/self/fdinfo", flags, Mode::empty())?;
-        let buffer = vec![0; FDINFO_BYTES].into_boxed_slice();
-        Ok(Classifier { fdinfo, buffer, name: String::with_capacity(12) })
+        let links = open_directory("/proc/self/fd")?;
+        let name = String::with_capacity(12);
+        Ok(Classifier { links, dmabufs: None, dmabuf_link: DMABUF_LINK, name })
+    }
+
+    /// Which device number dma-bufs have, as a [`Looker`] has found out.
+    pub fn learn(&mut self, dmabufs: Device) {
+        self.dmabufs = Some(dmabufs);
+    }
+
+    /// Fds whose link begins with this stand for dma-bufs, which not every machine has.
+    #[cfg(test)]
+    pub fn take_for_dmabufs(&mut self, link: &'static [u8]) {
+        self.dmabuf_link = link;
     }
 
     /// What `fd` is.
     pub fn classify(&mut self, fd: BorrowedFd<'_>) -> Found {
-        let Ok(stat) = kernel::stat(fd) else {
-            return Found { fd_type: FdType::Unknown, size_bytes: None, inode: 0 };
-        };
-        let plain = |fd_type| Found { fd_type, size_bytes: None, inode: stat.inode };
+        let unknown =
+            Found { fd_type: FdType::Unknown, may_be_dmabuf: false, size_bytes: None, inode: 0 };
+        let Ok(stat) = kernel::stat(fd) else { return unknown };
+        let plain = |fd_type| Found { fd_type, inode: stat.inode, ..unknown };
         match stat.file_type {
-            libc::S_IFREG => self.classify_regular(fd, &stat),
+            libc::S_IFREG => self.classify_regular(fd, &stat, plain(FdType::File)),
             // Anonymous inodes have no type in their mode; a dma-buf is one of them.
-            0 => self.dmabuf_or(fd, plain(FdType::Anonymous)),
+            0 => self.dmabuf_or(fd, &stat, plain(FdType::Anonymous)),
             libc::S_IFCHR if is_nvidia_control(&stat) => plain(FdType::CudaVmm),
             libc::S_IFCHR | libc::S_IFBLK => plain(FdType::Device),
             libc::S_IFSOCK => plain(FdType::Socket),
@@ -73,26 +103,28 @@ impl Classifier {
         kind: MemoryKind,
         size_bytes: u64,
         fd_offset: u64,
-    ) -> Result<u64, FdType> {
+    ) -> Result<u64, Unfit> {
         let found = self.classify(fd);
+        if found.may_be_dmabuf && kind == MemoryKind::DmaBuf {
+            return Err(Unfit::Unread(found.fd_type));
+        }
         let Some(found_kind) = MemoryKind::of_fd_type(found.fd_type) else {
-            return Err(found.fd_type);
+            return Err(Unfit::Is(found.fd_type));
         };
         if found_kind != kind {
-            return Err(FdType::KindMismatch);
+            return Err(Unfit::Is(FdType::KindMismatch));
         }
-        let end = fd_offset.checked_add(size_bytes).ok_or(FdType::TooSmall)?;
+        let end = fd_offset.checked_add(size_bytes).ok_or(Unfit::Is(FdType::TooSmall))?;
         match found.size_bytes {
-            Some(size) if end > size => Err(FdType::TooSmall),
+            Some(size) if end > size => Err(Unfit::Is(FdType::TooSmall)),
             _ => Ok(found.inode),
         }
     }
 
-    fn classify_regular(&mut self, fd: BorrowedFd<'_>, stat: &kernel::Stat) -> Found {
-        let file = Found { fd_type: FdType::File, size_bytes: None, inode: stat.inode };
+    fn classify_regular(&mut self, fd: BorrowedFd<'_>, stat: &kernel::Stat, file: Found) -> Found {
         let Ok(seals) = fcntl(fd, FcntlArg::F_GET_SEALS) else {
             // Kernels from 6.16 on may give anonymous inodes the mode of a file.
-            return self.dmabuf_or(fd, file);
+            return self.dmabuf_or(fd, stat, file);
         };
         // Every file of a tmpfs has seals; a memfd alone was born without a link.
         if stat.links != 0 {
@@ -105,23 +137,63 @@ impl Classifier {
         }
     }
 
-    /// A dma-buf, or else what it was found to be.
-    fn dmabuf_or(&mut self, fd: BorrowedFd<'_>, found: Found) -> Found {
-        match self.read_fdinfo(fd).and_then(parse_dmabuf) {
-            Some(size) => Found { fd_type: FdType::DmaBuf, size_bytes: Some(size), ..found },
-            None => found,
+    /// A dma-buf, or else `found`.
+    fn dmabuf_or(&mut self, fd: BorrowedFd<'_>, stat: &kernel::Stat, found: Found) -> Found {
+        match self.dmabufs {
+            Some(device) if device == stat.device => {
+                Found { fd_type: FdType::DmaBuf, size_bytes: Some(stat.size_bytes), ..found }
+            }
+            Some(_) => found,
+            None => Found { may_be_dmabuf: self.has_link_of_dmabuf(fd), ..found },
         }
     }
 
-    /// The first bytes of the fd's fdinfo, which the kernel makes up without asking a file system.
-    fn read_fdinfo(&mut self, fd: BorrowedFd<'_>) -> Option<&[u8]> {
-        self.name.clear();
-        write!(self.name, "{}", fd.as_raw_fd()).ok()?;
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        let file = openat(&self.fdinfo, self.name.as_str(), flags, Mode::empty()).ok()?;
-        let length = nix::unistd::read(&file, &mut self.buffer).ok()?;
-        Some(&self.buffer[..length])
+    /// Whether the text of its link is one that a dma-buf has.
+    fn has_link_of_dmabuf(&mut self, fd: BorrowedFd<'_>) -> bool {
+        let name = number(&mut self.name, fd);
+        let link = readlinkat(&self.links, name);
+        link.is_ok_and(|link| link.as_bytes().starts_with(self.dmabuf_link))
     }
+}
+
+/// Reads the fdinfo of fds that may be dma-bufs. That runs the code of the fd's type, under its locks: never on the loop.
+#[derive(Debug)]
+pub struct Looker {
+    fdinfo: OwnedFd,
+}
+
+impl Looker {
+    /// Opens /proc/self/fdinfo, once, as [`Classifier::new`] does.
+    ///
+    /// # Errors
+    /// Those of open(2): /proc is not mounted.
+    pub fn new() -> nix::Result<Self> {
+        Ok(Looker { fdinfo: open_directory("/proc/self/fdinfo")? })
+    }
+
+    /// The device number of dma-bufs, if this is one. May hang for ever.
+    pub fn look(&self, fd: BorrowedFd<'_>) -> Option<Device> {
+        let stat = kernel::stat(fd).ok()?;
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let name = fd.as_raw_fd().to_string();
+        let file = openat(&self.fdinfo, name.as_str(), flags, Mode::empty()).ok()?;
+        let mut buffer = [0; FDINFO_BYTES];
+        let length = nix::unistd::read(&file, &mut buffer).ok()?;
+        // From then on the size that statx tells is believed.
+        (parse_dmabuf(&buffer[..length])? == stat.size_bytes).then_some(stat.device)
+    }
+}
+
+fn open_directory(path: &str) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    nix::fcntl::open(path, flags, Mode::empty())
+}
+
+/// The number of an fd, as the names of files in /proc have it.
+fn number<'a>(name: &'a mut String, fd: BorrowedFd<'_>) -> &'a str {
+    name.clear();
+    let _ = write!(name, "{}", fd.as_raw_fd());
+    name
 }
 
 fn is_nvidia_control(stat: &kernel::Stat) -> bool {
@@ -154,8 +226,12 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;
 
+    fn found(fd: impl AsFd) -> Found {
+        Classifier::new().unwrap().classify(fd.as_fd())
+    }
+
     fn classify(fd: impl AsFd) -> FdType {
-        Classifier::new().unwrap().classify(fd.as_fd()).fd_type
+        found(fd).fd_type
     }
 
     fn memfd(size: u64, seals: SealFlag) -> OwnedFd {
@@ -222,7 +298,8 @@ mod tests {
         assert_eq!(check(8192, 0), Ok(inode));
         assert_eq!(check(4096, 4096), Ok(inode));
         for (size, offset) in [(8193, 0), (4096, 4097), (1, u64::MAX), (u64::MAX, 1)] {
-            assert_eq!(check(size, offset), Err(FdType::TooSmall), "{size} at {offset}");
+            let too_small = Err(Unfit::Is(FdType::TooSmall));
+            assert_eq!(check(size, offset), too_small, "{size} at {offset}");
         }
     }
 
@@ -231,10 +308,41 @@ mod tests {
         let mut classifier = Classifier::new().unwrap();
         let fd = memfd(4096, both());
         let checked = classifier.check(fd.as_fd(), MemoryKind::DmaBuf, 4096, 0);
-        assert_eq!(checked, Err(FdType::KindMismatch));
+        assert_eq!(checked, Err(Unfit::Is(FdType::KindMismatch)));
         let null = File::open("/dev/null").unwrap();
         let checked = classifier.check(null.as_fd(), MemoryKind::CudaVmm, 4096, 0);
-        assert_eq!(checked, Err(FdType::Device));
+        assert_eq!(checked, Err(Unfit::Is(FdType::Device)));
+    }
+
+    /// Types whose fdinfo can hang, or take seconds.
+    #[test]
+    fn classify_when_epoll_or_inotify_then_named_by_its_link_and_worth_no_look() {
+        use nix::sys::{epoll, eventfd};
+        let epoll = epoll::Epoll::new(epoll::EpollCreateFlags::empty()).unwrap();
+        // SAFETY: makes an fd and touches no memory.
+        let inotify = kernel::adopt(unsafe { libc::inotify_init1(0) }).unwrap();
+        let eventfd = eventfd::EventFd::new().unwrap();
+        for fd in [epoll.0.as_fd(), inotify.as_fd(), eventfd.as_fd()] {
+            let Found { fd_type, may_be_dmabuf, .. } = found(fd);
+            assert_eq!((fd_type, may_be_dmabuf), (FdType::Anonymous, false));
+            assert_eq!(Looker::new().unwrap().look(fd), None);
+        }
+    }
+
+    #[test]
+    fn classify_when_dmabufs_are_known_by_their_device_then_that_alone_counts() {
+        let one = nix::sys::eventfd::EventFd::new().unwrap();
+        let mut classifier = Classifier::new().unwrap();
+        classifier.take_for_dmabufs(b"anon_inode:[eventfd]");
+        let check =
+            |classifier: &mut Classifier| classifier.check(one.as_fd(), MemoryKind::DmaBuf, 1, 0);
+        assert_eq!(check(&mut classifier), Err(Unfit::Unread(FdType::Anonymous)));
+        classifier.learn((7, 7));
+        assert_eq!(check(&mut classifier), Err(Unfit::Is(FdType::Anonymous)));
+        classifier.learn(kernel::stat(one.as_fd()).unwrap().device);
+        assert_eq!(classifier.classify(one.as_fd()).fd_type, FdType::DmaBuf);
+        let too_small = Err(Unfit::Is(FdType::TooSmall));
+        assert_eq!(check(&mut classifier), too_small, "the size that statx tells counts");
     }
 
     const DMABUF: &str = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t7\nsize:\t1048576\ncount:\t2\nexp_name:\tsystem\n";

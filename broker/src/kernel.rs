@@ -247,7 +247,12 @@ pub struct Stat {
     pub rdev_major: u32,
     /// Minor number of a device file.
     pub rdev_minor: u32,
+    /// Of its file system.
+    pub device: Device,
 }
+
+/// Major and minor number.
+pub type Device = (u32, u32);
 
 /// statx(2) with `AT_EMPTY_PATH | AT_STATX_DONT_SYNC`.
 pub fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
@@ -275,6 +280,7 @@ pub fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
         size_bytes: statx.stx_size,
         rdev_major: statx.stx_rdev_major,
         rdev_minor: statx.stx_rdev_minor,
+        device: (statx.stx_dev_major, statx.stx_dev_minor),
     })
 }
 

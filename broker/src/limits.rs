@@ -204,9 +204,9 @@ pub const CGROUP_BYTES_AT_ONCE: usize = 4096;
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
 /// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd,
-/// lock file, page file, /proc/self/fdinfo, the administrator's listener; two sockets to the service
-/// manager and the keep book.
-const STANDING_FDS: u64 = 10;
+/// lock file, page file, /proc/self/fd and fdinfo, the administrator's listener; two sockets to the
+/// service manager and the keep book.
+const STANDING_FDS: u64 = 11;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.

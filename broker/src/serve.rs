@@ -202,6 +202,7 @@ impl Server {
             core: &self.core,
             fds: &mut self.fds,
             classifier: &mut self.classifier,
+            looker: &self.looker,
         };
         let decoded = match channel {
             Channel::Main => requests::decode_request(&message, &mut self.scratch, &mut context),

@@ -3,7 +3,7 @@
 //! forgotten and nobody starves. Must never block, but in the one wait.
 
 use crate::admin::AdminSide;
-use crate::classify::Classifier;
+use crate::classify::{Classifier, Looker};
 use crate::closers::{Closers, Report};
 use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
@@ -121,6 +121,7 @@ pub(crate) struct Parts {
     pub page: GenerationPage,
     pub identity: Identity,
     pub classifier: Classifier,
+    pub looker: Looker,
     pub signals: Signals,
     pub until_eof: Option<OwnedFd>,
     pub core: Core,
@@ -142,6 +143,7 @@ pub(crate) struct Server {
     pub page: GenerationPage,
     pub identity: Identity,
     pub classifier: Classifier,
+    pub looker: Looker,
     pub fds: FdTable,
     pub keep_store: KeepStore,
     pub listeners: Vec<ListenerState>,
@@ -254,6 +256,7 @@ impl Server {
             page: parts.page,
             identity: parts.identity,
             classifier: parts.classifier,
+            looker: parts.looker,
             fds,
             keep_store: parts.keep_store,
             listeners: listeners

@@ -1,7 +1,7 @@
 //! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
 //! one order that is safe. Must never let a client connect before all of it stands.
 
-use crate::classify::Classifier;
+use crate::classify::{Classifier, Looker};
 use crate::closers::{CloseFn, Closers, WakeFn};
 use crate::generation_page::{self, GenerationPage, Opened, PageError};
 use crate::handover::restore::{Arrivals, Arrived};
@@ -139,7 +139,8 @@ pub(crate) fn prepare(
     // What it does not tell shows in what follows.
     settings.preflight()?;
     prepare_directories(&settings)?;
-    let classifier = Classifier::new().map_err(os("open /proc/self/fdinfo (mount /proc)"))?;
+    let classifier = Classifier::new().map_err(os("open /proc/self/fd (mount /proc)"))?;
+    let looker = Looker::new().map_err(os("open /proc/self/fdinfo (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot_id = boot_id.map_err(os("read the boot id (mount /proc)"))?;
     let node = fdbroker_protocol::node_id(&boot_id);
@@ -186,6 +187,7 @@ pub(crate) fn prepare(
         page,
         identity,
         classifier,
+        looker,
         signals,
         until_eof,
         core,

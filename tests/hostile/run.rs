@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// The highest allowed ratio of the good client's p99 under attack to its quiet p99.
 const MOST_RATIO: f64 = 3.0;
 
+/// A p99 that counts as a standstill also where times are not judged, if the quiet one is far below it.
+const STANDSTILL: Duration = Duration::from_millis(150);
+
 /// How often a scenario is played, at most, when only its times are wrong; with twice the rounds from the second time on.
 const PLAYS: usize = 3;
 
@@ -60,7 +63,9 @@ impl Outcome {
     fn failures(&self, is_timed: bool) -> Vec<String> {
         let mut failures = self.errors.clone();
         failures.extend(self.leaks.iter().cloned());
-        if is_timed && !(self.ratio() <= MOST_RATIO) {
+        let p99_ns = median(self.attacked.iter().map(|phase| phase.p99_ns));
+        let stands_still = u128::from(p99_ns) > STANDSTILL.as_nanos() && self.ratio() > 10.0;
+        if stands_still || (is_timed && !(self.ratio() <= MOST_RATIO)) {
             failures.push(format!("p99 is {:.1} times the quiet one", self.ratio()));
         }
         failures

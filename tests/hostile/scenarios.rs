@@ -3,7 +3,7 @@
 
 use crate::attack::Attack;
 use crate::attacks::{
-    bytes, connects, floods, forged, heirs, hoards, hung, kept, readers, sockets, stopped,
+    bytes, connects, floods, forged, heirs, hoards, hung, kept, readers, slow, sockets, stopped,
 };
 use crate::users::User;
 
@@ -110,6 +110,16 @@ pub const ALL: &[Scenario] = &[
             "fds of a FUSE server that has stopped, in whole messages",
         )
     },
+    Scenario {
+        needs_hung_file: true,
+        ..scenario(
+            "hung-epoll",
+            BOTH,
+            hung::epoll,
+            "an epoll fd whose lock somebody holds for ever, thanks to a FUSE server that has stopped",
+        )
+    },
+    scenario("many-watches", BOTH, slow::watches, "an inotify fd with 20,000 watches"),
     scenario(
         "sockets-in-sockets",
         BOTH,

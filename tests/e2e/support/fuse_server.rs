@@ -70,8 +70,9 @@ fn answer(device: &mut File) -> u32 {
             // max_write: the least that FUSE allows.
             put(20, 4096);
         }
-        // attr.mode and attr.nlink: a regular file.
+        // attr.size, attr.mode and attr.nlink: a regular file of one page.
         FUSE_GETATTR => {
+            put(16 + 8, 4096);
             put(16 + 60, libc::S_IFREG | 0o644);
             put(16 + 64, 1);
         }

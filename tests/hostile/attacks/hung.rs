@@ -6,11 +6,16 @@ use crate::support::fuse_server;
 use crate::support::peer::{Peer, Rank, Role, die_with_parent};
 use crate::users::{User, become_user};
 use crate::wire::{Conn, Push, await_ready, block, stopped};
-use fdbroker_protocol::MAX_BATCH;
+use fdbroker_protocol::message::RegisterItem;
+use fdbroker_protocol::{MAX_BATCH, MemoryKind};
 use nix::poll::PollFlags;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The server's process. When it ends, all hung closes return.
 #[derive(Debug)]
@@ -36,20 +41,64 @@ pub fn why_not() -> Option<&'static str> {
     fuse_server::why_not()
 }
 
-/// Deposits of its fds, one or many in a message, also beyond the credits; root until the file is open.
+/// Deposits of its fds, one or many in a message, also beyond the credits.
 pub fn flood(attack: &mut Attack) {
+    let file = open(attack);
+    let items: Vec<_> = (0..MAX_BATCH).map(block).collect();
+    attack.begin();
+    deposit(attack, file.as_fd(), &items);
+}
+
+/// Deposits of an epoll fd that another thread waits on for ever, within the kernel and with the lock of the epoll fd: its
+/// buffer for events is a page of the hung file.
+pub fn epoll(attack: &mut Attack) {
+    let file = open(attack);
+    let epoll = Arc::new(Epoll::new(EpollCreateFlags::empty()).expect("epoll"));
+    let (reader, writer) = nix::unistd::pipe().expect("a pipe");
+    epoll.add(&writer, EpollEvent::new(EpollFlags::EPOLLOUT, 0)).expect("epoll_ctl");
+    let page = NonZeroUsize::new(4096).expect("not 0");
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new private map of a page that the file has, never unmapped.
+    let page = unsafe { mmap(None, page, access, MapFlags::MAP_PRIVATE, &file, 0) }.expect("mmap");
+    let (address, waiter) = (page.as_ptr() as usize, Arc::clone(&epoll));
+    std::thread::spawn(move || {
+        // SAFETY: an event fits the page, which only the kernel writes.
+        let events = unsafe { std::slice::from_raw_parts_mut(address as *mut EpollEvent, 1) };
+        let _ = waiter.wait(events, EpollTimeout::NONE);
+    });
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    // Each claims another kind.
+    let kinds = [MemoryKind::Memfd, MemoryKind::DmaBuf, MemoryKind::CudaVmm].into_iter().cycle();
+    let item = |(index, kind)| RegisterItem { kind: kind as u8, ..block(index) };
+    let items: Vec<_> = (0..MAX_BATCH).zip(kinds).map(item).collect();
+    attack.begin();
+    deposit(attack, epoll.0.as_fd(), &items);
+    drop(reader);
+}
+
+/// Opens the server's file as root, and gives root up.
+fn open(attack: &Attack) -> File {
     let (path, uid) = attack.hung_file.split_once(' ').expect("a file and a user");
+    // The kernel asks for the size now, or never.
+    assert_ne!(nix::sys::stat::stat(path).expect("the server answers this").st_size, 0);
     let file = File::open(path).expect("the server answers this");
     become_user(uid.parse().expect("a uid"));
     die_with_parent();
-    let items: Vec<_> = (0..MAX_BATCH).map(block).collect();
-    attack.begin();
+    file
+}
+
+fn deposit(attack: &mut Attack, fd: BorrowedFd<'_>, items: &[RegisterItem]) {
     while !stopped() {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
-        let count = [1, 16, MAX_BATCH][attack.rng.below(3)];
+        // Half of the time within its credits: nothing beyond them is looked at.
+        let most = match attack.rng.below(2) == 0 && conn.want_credits(&mut attack.inbox) {
+            true => conn.credits as usize,
+            false => MAX_BATCH,
+        };
+        let count = [1, 16, MAX_BATCH][attack.rng.below(3)].min(most);
         let bytes = conn.register(&items[..count], MAX_BATCH as u32);
         attack.tally.tries += 1;
-        if conn.push(&bytes, &vec![file.as_fd(); count]) == Push::Full {
+        if conn.push(&bytes, &vec![fd; count]) == Push::Full {
             await_ready(conn.socket.as_fd(), PollFlags::POLLOUT);
         }
         conn.drain(&mut attack.inbox, |_| {});

@@ -10,6 +10,7 @@ pub mod hoards;
 pub mod hung;
 pub mod kept;
 pub mod readers;
+pub mod slow;
 pub mod sockets;
 pub mod stopped;
 
