@@ -219,7 +219,11 @@ fn resolve_caps(
         }
         let sources = fds.filter(|_| resource == Resource::Fds);
         let sources = sources.unwrap_or_else(|| given.cap(scope, resource));
-        let (value, origin) = first(sources, default[resource]);
+        let (mut value, mut origin) = first(sources, default[resource]);
+        if (scope, resource) == (Scope::Node, Resource::Connections) && value > default[resource] {
+            // The core has no more client numbers than the default says.
+            (value, origin) = (default[resource], "limits.max_clients");
+        }
         let key = format!("caps.{scope}.{resource}");
         match value {
             NO_CAP => lines.push(&key, &NONE, origin),

@@ -82,6 +82,7 @@ impl Client {
 pub fn set_caps(config: &mut Config, caps: &CapsOfScopes) {
     let CapsOfScopes { node, domain, job, client } = *caps;
     (config.node, config.domain, config.job, config.client) = (node, domain, job, client);
+    config.bound_caps();
 }
 
 /// Whether the owner is told that the last lease of an ended allocation is gone.
@@ -335,7 +336,8 @@ pub struct Model {
 
 impl Model {
     /// Nobody there.
-    pub fn new(config: Config, exact: bool) -> Self {
+    pub fn new(mut config: Config, exact: bool) -> Self {
+        config.bound_caps();
         let slots = vec![Slot::default(); config.max_slots as usize];
         Model {
             config,

@@ -1,4 +1,4 @@
-//! Checks a configuration before a broker is made of it. Must never correct one in silence.
+//! Checks a configuration before a broker is made of it. Must never correct a number without showing what is in force.
 
 use std::fmt;
 
@@ -26,6 +26,12 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
+    /// Lowers each cap that another number of the configuration bounds to that number, so that the caps shown
+    /// ([`Core::caps`](crate::Core::caps)) are the caps in force.
+    pub fn bound_caps(&mut self) {
+        self.node.connections = self.node.connections.min(self.max_clients.into());
+    }
+
     /// Says which number cannot work.
     ///
     /// # Errors

@@ -18,11 +18,12 @@ const DRAINED: [Resource; 5] = [
 ];
 
 impl Core {
-    /// New caps, from now on.
+    /// New caps, from now on, as far as [`Config::bound_caps`](crate::Config::bound_caps) lets them go.
     pub(crate) fn set_caps(&mut self, caps: &CapsOfScopes) {
         let CapsOfScopes { node, domain, job, client } = *caps;
         (self.config.node, self.config.domain) = (node, domain);
         (self.config.job, self.config.client) = (job, client);
+        self.config.bound_caps();
         self.note_of_node(EventKind::Caps);
         self.caps_changed();
     }

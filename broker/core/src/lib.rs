@@ -152,8 +152,9 @@ impl Core {
     ///
     /// # Errors
     /// When a number of the configuration cannot work; the message says which and why.
-    pub fn new(config: Config) -> Result<Self, ConfigError> {
+    pub fn new(mut config: Config) -> Result<Self, ConfigError> {
         config.check()?;
+        config.bound_caps();
         let allocations = Slots::new(config.max_slots, config.first_generation);
         Ok(Core {
             node: Account::default(),

@@ -37,8 +37,8 @@ impl Server {
         set: &SetLimit,
     ) -> &'w [u8] {
         match self.try_set_limit(index, set) {
-            Ok(former) => {
-                let change = LimitChange { former: former.into(), value: set.value };
+            Ok((former, value)) => {
+                let change = LimitChange { former: former.into(), value: value.into() };
                 writer.start(Kind::AdminSetLimitReply, id).push(&change);
                 writer.finish(0, 0)
             }
@@ -46,7 +46,8 @@ impl Server {
         }
     }
 
-    fn try_set_limit(&mut self, index: usize, set: &SetLimit) -> Result<u64, ErrorCode> {
+    /// The cap until now, and the cap in force from now on.
+    fn try_set_limit(&mut self, index: usize, set: &SetLimit) -> Result<(u64, u64), ErrorCode> {
         let peer = self.admin.socket(index).and_then(|it| getsockopt(&it, PeerCredentials).ok());
         let peer = peer.ok_or(ErrorCode::NotPermitted)?;
         let (uid, pid) = (peer.uid(), peer.pid());
@@ -60,15 +61,17 @@ impl Server {
             return Err(ErrorCode::NotPermitted);
         }
         let mut caps = self.core.caps();
-        let value = set.value.get();
-        let former = std::mem::replace(&mut caps[scope][resource], value);
+        let asked = set.value.get();
+        let former = std::mem::replace(&mut caps[scope][resource], asked);
         self.step(Input::SetCaps { caps: &caps });
+        let value = self.core.caps()[scope][resource];
+        let bound = if value == asked { "" } else { "; limits.max_clients bounds it" };
         log::info!(
-            "limit {scope}.{resource} {} -> {}, set by pid {pid} (uid {uid}) until the next reload or restart",
+            "limit {scope}.{resource} {} -> {}, set by pid {pid} (uid {uid}) until the next reload or restart{bound}",
             Shown(former),
             Shown(value)
         );
-        Ok(former)
+        Ok((former, value))
     }
 }
 

@@ -10,7 +10,7 @@ use fdbroker_protocol::admin::{
     Metrics, NodeStatus, Page, Query, SetLimit,
 };
 use fdbroker_protocol::message::{RecallItem, SupplyItem};
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Writer};
+use fdbroker_protocol::{ErrorCode, Kind, NO_CAP, Resource, Scope, Writer};
 use fdbrokerd::limits::{MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use nix::sys::signal::Signal;
 use std::os::fd::AsFd;
@@ -175,6 +175,29 @@ fn command_when_others_do_not_read_their_answers_then_it_is_answered() {
         while fdbroker_scm::send_timeout(admin.0.0.as_fd(), bytes, &[], limit).is_ok() {}
     }
     assert_eq!(Admin::of(&broker).try_ask(Kind::AdminStatus), Some(Kind::AdminStatusReply));
+}
+
+#[test]
+fn set_limit_when_max_clients_bounds_it_then_the_cap_shown_is_the_cap_in_force() {
+    let set = ["limits.max_clients=3", "caps.node.connections=9"];
+    let mut broker = Broker::start(&["--set", set[0], "--set", set[1]]);
+    let admin = Admin::of(&broker);
+    let (node, connections) = (Scope::Node, Resource::Connections);
+    assert_eq!(admin.cap(node, connections), 3);
+    for (asked, in_force) in [(2, 2), (4, 3), (NO_CAP, 3), (1, 1)] {
+        let former = admin.cap(node, connections);
+        let reply = admin.set(node as u8, connections as u8, asked);
+        let change = *reply.message().body_as::<LimitChange>().expect("a change");
+        assert_eq!((change.former.get(), change.value.get()), (former, in_force));
+        assert_eq!(admin.cap(node, connections), in_force);
+    }
+
+    broker.signal(Signal::SIGHUP);
+    crate::common::eventually("the configured cap", || admin.cap(node, connections) == 3);
+    broker.end();
+    let log = broker.stderr();
+    assert!(log.contains("limit node.connections 3 -> 3, set by"), "{log}");
+    assert!(log.contains("; limits.max_clients bounds it"), "{log}");
 }
 
 #[test]

@@ -36,6 +36,18 @@ fn check_config_when_good_then_every_value_with_its_origin() {
 }
 
 #[test]
+fn check_config_when_max_clients_bounds_a_cap_then_the_cap_in_force_and_what_bounds_it() {
+    for (asked, line) in
+        [(8, "connections = 7  # limits.max_clients"), (6, "connections = 6  # file")]
+    {
+        let content = format!("[caps.node]\nconnections = {asked}\n[limits]\nmax_clients = 7\n");
+        let file = file(&content);
+        let (_, out, err) = check(program().arg("--config").arg(file.path()));
+        assert!(out.lines().any(|have| have == line), "{out}{err}");
+    }
+}
+
+#[test]
 fn check_config_when_nobody_can_be_told_then_the_exit_status_tells() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     for asked in ["--check-config", "--help", "--version"] {

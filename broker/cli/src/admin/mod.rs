@@ -213,17 +213,21 @@ impl Admin {
         self.one(Kind::AdminLimits, Kind::AdminLimitsReply)
     }
 
-    /// Changes a cap and gives its former value; `u64::MAX` is no cap.
-    pub fn set_limit(&mut self, scope: Scope, resource: Resource, value: u64) -> Result<u64> {
+    /// Changes a cap and gives its former value and the value in force; `u64::MAX` is no cap.
+    pub fn set_limit(
+        &mut self,
+        scope: Scope,
+        resource: Resource,
+        value: u64,
+    ) -> Result<LimitChange> {
         let (scope, resource) = (scope as u8, resource as u8);
         let set = SetLimit { scope, resource, reserved: [0; 6], value: value.into() };
         let change = self
             .exchange(Kind::AdminSetLimit, &set, Kind::AdminSetLimitReply)
             .and_then(|reply| Ok(*reply.body_as::<LimitChange>()?));
         match change {
-            Ok(change) => Ok(change.former.get()),
             Err(Error::Refused(ErrorCode::NotPermitted)) => Err(refusal(&self.path)),
-            Err(error) => Err(error),
+            change => change,
         }
     }
 

@@ -65,6 +65,22 @@ fn limits_when_plain_then_a_table_and_how_long_a_change_lasts() {
 }
 
 #[test]
+fn limits_set_when_max_clients_bounds_it_then_the_value_in_force_and_what_bounds_it() {
+    let output = run_script("$F limits set node.connections=none client.fds=3");
+    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+    let lines: Vec<&str> = stdout.lines().collect();
+    let (former, in_force) = lines[0].split_once(" -> ").expect("a change");
+    let former = former.strip_prefix("node.connections ").expect("a cap");
+    let bound = "(limits.max_clients of the configuration bounds it)";
+    assert_eq!(in_force, format!("{former} {bound}"));
+    assert!(lines[1].ends_with(" -> 3"), "{stdout}");
+
+    let lines = self::lines("$F limits set --json node.connections=none && $F limits --json");
+    assert_eq!(lines[0]["changes"][0]["value"], lines[1]["node"]["connections"]);
+    assert!(lines[1]["node"]["connections"].is_u64(), "{lines:?}");
+}
+
+#[test]
 fn limits_set_when_one_is_broken_then_exit_2_and_no_broker_is_asked() {
     for wrong in ["node.fds=1X", "host.fds=1", "node.own_fds=1", "node.fds"] {
         let (code, stderr) = end(&run(&["limits", "set", "node.fds=1", wrong]));

@@ -368,6 +368,22 @@ fn set_caps_when_lowered_then_evicts_at_once_asks_for_leases_and_adds_nothing() 
 }
 
 #[test]
+fn set_caps_when_above_max_clients_then_the_cap_in_force_is_shown() {
+    let caps = |connections| Caps { connections, ..Caps::NONE };
+    let mut world = World::new(Config { node: caps(17), max_clients: 16, ..config() });
+    assert_eq!(world.core.caps().node[Resource::Connections], 16);
+    for (asked, in_force) in [(u64::MAX, 16), (4, 4), (17, 16)] {
+        set_caps(&mut world, caps(asked));
+        assert_eq!(world.core.caps().node[Resource::Connections], in_force);
+    }
+    // Those of other scopes are never full before the node's is.
+    let mut all = world.core.caps();
+    all.domain.connections = 17;
+    world.step(Input::SetCaps { caps: &all });
+    assert_eq!(world.core.caps().domain[Resource::Connections], 17);
+}
+
+#[test]
 fn set_caps_when_raised_then_who_waits_is_served() {
     let mut world = World::new(open_leases(1));
     let id = world.register(deposit(1)).id;

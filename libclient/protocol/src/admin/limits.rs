@@ -31,6 +31,6 @@ pub struct SetLimit {
 pub struct LimitChange {
     /// The cap until now; [`NO_CAP`](crate::NO_CAP) = none.
     pub former: U64,
-    /// The cap from now on.
+    /// The cap in force from now on: the cap asked for, or less where the configuration bounds it.
     pub value: U64,
 }

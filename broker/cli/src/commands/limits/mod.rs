@@ -18,6 +18,9 @@ use std::collections::BTreeMap;
 const UNTIL: &str = "in force until the broker restarts or reads its configuration again (SIGHUP, `systemctl reload`); \
 to keep it, write it there: [caps.SCOPE]";
 
+/// Printed after a cap that the broker has set lower than asked. Only node.connections has such a bound.
+const BOUND: &str = " (limits.max_clients of the configuration bounds it)";
+
 const COLUMNS: &[Column] = &[
     Column("RESOURCE", Side::Left),
     Column("NODE", Side::Right),
@@ -102,15 +105,20 @@ fn set(args: &SetArgs, json: bool) -> Result<()> {
     let mut out = Output::stdout();
     let mut changes = Vec::new();
     for Assignment { limit, value } in assignments {
-        let former = match dry_run {
-            true => limit.of(&limits),
-            false => admin.set_limit(limit.scope, limit.resource, *value)?,
+        let (former, in_force) = match dry_run {
+            true => (limit.of(&limits), *value),
+            false => {
+                let change = admin.set_limit(limit.scope, limit.resource, *value)?;
+                (change.former.get(), change.value.get())
+            }
         };
         if !json {
-            out.text(&format!("{limit} {} -> {}\n", limit.show(former), limit.show(*value)))?;
+            let bound = if in_force == *value { "" } else { BOUND };
+            let (former, in_force) = (limit.show(former), limit.show(in_force));
+            out.text(&format!("{limit} {former} -> {in_force}{bound}\n"))?;
         }
         let known = |cap: u64| Some(cap).filter(|cap| *cap != NO_CAP);
-        let (limit, former, value) = (limit.to_string(), known(former), known(*value));
+        let (limit, former, value) = (limit.to_string(), known(former), known(in_force));
         changes.push(Change { limit, former, value });
     }
     match (json, dry_run) {

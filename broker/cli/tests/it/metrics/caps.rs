@@ -36,7 +36,11 @@ const CAPS: [(&str, &str); 8] = [
     ("kept_allocations", "fdbroker_kept_cap_allocations"),
 ];
 
-/// All different, and different for another `base`.
+/// Most clients of the brokers here. The cap of connections is never above that.
+const MAX_CLIENTS: u64 = 48;
+const MAX_CLIENTS_SET: &str = "limits.max_clients=48";
+
+/// All different, different for another `base`, and below [`MAX_CLIENTS`].
 fn values(base: u64) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
     CAPS.into_iter().zip(base..).map(|((key, series), value)| (key, series, value))
 }
@@ -52,18 +56,21 @@ fn set_limits(broker: &Broker, limits: &[String]) {
 }
 
 fn set(seen: &mut Seen) {
-    let broker = Broker::start("metrics-caps", &[]);
-    for base in [100, 200] {
+    let broker = Broker::start("metrics-caps", &[MAX_CLIENTS_SET]);
+    for base in [10, 20] {
         let limits = values(base).map(|(key, _, value)| format!("node.{key}={value}"));
         set_limits(&broker, &limits.collect::<Vec<_>>());
         see_values(&broker, seen, base);
     }
     set_limits(&broker, &CAPS.map(|(key, _)| format!("node.{key}=none")));
     let page = broker.page();
-    for (_, series) in CAPS {
-        assert_eq!(page.find(series), None, "{series}");
+    for (key, series) in CAPS {
+        let in_force = (key == "connections").then_some(MAX_CLIENTS as f64);
+        assert_eq!(page.find(series), in_force, "{series}");
         assert!(page.families.contains_key(series), "{series}");
     }
+    set_limits(&broker, &[format!("node.connections={}", MAX_CLIENTS + 1)]);
+    assert_eq!(broker.page().get("fdbroker_cap_connections"), MAX_CLIENTS as f64);
 }
 
 fn reloaded(seen: &mut Seen) {
@@ -74,12 +81,13 @@ fn reloaded(seen: &mut Seen) {
             values(base).map(|(key, _, value)| format!("{key} = {value}\n")).collect();
         std::fs::write(&file, format!("[caps.node]\n{lines}")).expect("written");
     };
-    write(300);
-    let broker = Broker::start_with(dir, &["--config", file.to_str().expect("UTF-8")]);
-    see_values(&broker, seen, 300);
-    write(400);
+    write(30);
+    let file = file.to_str().expect("UTF-8");
+    let broker = Broker::start_with(dir, &["--config", file, "--set", MAX_CLIENTS_SET]);
+    see_values(&broker, seen, 30);
+    write(40);
     broker.running.signal("HUP");
-    see_values(&broker, seen, 400);
+    see_values(&broker, seen, 40);
 }
 
 /// What is beside the clients' places in the table is the same in all, but for a place of each client. A domain more than
