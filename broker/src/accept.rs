@@ -63,6 +63,10 @@ impl Server {
         let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
         if let Err(status) = self.check_peer(uid) {
             self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
+            if status.result() == Err(ErrorCode::NoQuota) {
+                self.core.count_refused_connection(pid, uid, None, status);
+                self.take_notes();
+            }
             let bytes = self.writer.failed(0, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
             self.retiring.push(Retiring { socket, uid, is_at_end: false });

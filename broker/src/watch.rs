@@ -34,9 +34,9 @@ impl Watch {
     }
 
     fn wants(&self, event: &EventRecord, job: Option<JobKey>) -> bool {
-        let is_of_node = event.client.get() == u32::MAX && event.slot.get() == u32::MAX;
-        let allocation = Some((event.slot.get(), event.generation.get()));
         let (pid, uid) = (event.pid.get(), event.uid.get());
+        let is_of_node = uid == u32::MAX && event.slot.get() == u32::MAX;
+        let allocation = Some((event.slot.get(), event.generation.get()));
         is_of_node || self.chosen.has(Traits { allocation, pid, uid, job })
     }
 
@@ -227,7 +227,14 @@ mod tests {
         let mut watch = watch(Filter::Pid, 77);
         watch.offer(&grant(76), None);
         watch.offer(&grant(77), None);
+        // Connections that are refused are of no client.
+        for pid in [76, 77] {
+            let refused = Note { pid, uid: 5, ..Note::of_node(EventKind::Refusal) };
+            watch.offer(&event(&refused, 7), None);
+        }
         watch.offer(&event(&Note::of_node(EventKind::Drain), 7), None);
-        assert_eq!(told(&mut watch), [(77, 0), (0, 0)]);
+        let kinds: Vec<u32> = watch.take(9).iter().map(|event| event.kind.get()).collect();
+        let expected = [EventKind::Grant, EventKind::Refusal, EventKind::Drain];
+        assert_eq!(kinds, expected.map(|kind| kind as u32));
     }
 }

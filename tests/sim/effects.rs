@@ -664,6 +664,7 @@ impl Model {
             _ => step.connecting.is_none(),
         };
         ensure!(justified, "client {} is disconnected with {shown}, and there is room", client.0);
+        step.turned_away += u64::from(step.connecting == Some(client.0));
         Ok(())
     }
 

@@ -74,7 +74,7 @@ pub struct Step {
     pub same: Vec<Option<AllocationId>>,
     /// The whole message of deposits is refused: too many refused fds of the domain are closing.
     pub refused_unread: bool,
-    /// Deposits and requests refused because the broker is being drained.
+    /// Connections refused, and deposits and requests refused because the broker is being drained.
     pub turned_away: u64,
     pub connecting: Option<u32>,
     /// A request whose grant could not be sent may be told to ask again: its client has no place left in the queue.

@@ -38,6 +38,7 @@ impl Core {
             let most = u64::from(self.config.max_domains);
             Self::no_quota_limit(Resource::Domains, Scope::Node, most)
         };
+        self.count_refused_connection(peer.pid, key.uid, peer.job.map(|(job, _)| job), status);
         fx.list.push(Effect::Disconnect { client, status });
         // Nothing of it was ever kept.
         fx.list.push(Effect::Forget { client });

@@ -13,9 +13,9 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 pub struct Note {
     /// What.
     pub kind: EventKind,
-    /// To whom; `None`: to the node, or an allocation without an owner.
+    /// To whom; `None`: to the node, to an allocation without an owner, or to a connection that is refused.
     pub client: Option<ClientId>,
-    /// The client's pid, or 0.
+    /// The pid of the client, or of the connection refused, or 0.
     pub pid: u32,
     /// The client's uid, or that of the allocation's domain, or `u32::MAX`.
     pub uid: u32,
@@ -93,6 +93,21 @@ impl Core {
     pub(crate) fn count_refusal(&mut self, client: u32, status: Status) {
         self.counters.refusals += 1;
         self.note_of_client(EventKind::Refusal, client, status);
+    }
+
+    /// A connection is refused, because a cap is full: by the core, or by the daemon before the core learns of it. The note
+    /// has the peer's process, but no client, since the peer never becomes one.
+    pub fn count_refused_connection(
+        &mut self,
+        pid: u32,
+        uid: u32,
+        job: Option<JobKey>,
+        status: Status,
+    ) {
+        self.counters.refusals += 1;
+        if self.notes.is_on {
+            self.note(Note { pid, uid, job, status, ..Note::of_node(EventKind::Refusal) });
+        }
     }
 
     pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {

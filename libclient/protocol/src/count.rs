@@ -11,7 +11,7 @@ table! {
 
     // The most telling first: where there is little room the last are left out.
     Grants = 1, grants, "duplicates granted, each with a lease";
-    Refusals = 2, refusals, "requests and deposits refused, because a cap was full or the broker was being drained";
+    Refusals = 2, refusals, "connections, requests and deposits refused, because a cap was full or the broker was being drained";
     RequestsParked = 3, requests_parked, "requests that had to wait";
     Recalls = 4, recalls, "fds that owners were asked for again";
     Evictions = 5, evictions, "fds closed to make room";

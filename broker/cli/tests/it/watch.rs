@@ -239,3 +239,36 @@ fn watch_when_drained_then_whoever_is_turned_away_is_told_and_counted() {
     assert!(status["refusals"].as_u64().is_some_and(|count| count > 0), "{status}");
     drop((watch, broker));
 }
+
+#[test]
+fn watch_when_a_connection_is_refused_then_told_with_its_process_and_counted() {
+    // The daemon refuses at the first cap, the core at the second.
+    for cap in ["limits.max_clients=1", "caps.node.connections=1"] {
+        let place = Place::new("full");
+        let broker = place.broker(&["--set", cap]);
+        let watch = Watch::start(&place);
+        watch.wait_for(&place, "connected");
+        let socket = place.0.path().join("fdbroker/broker.sock");
+        let connect = || Client::builder().name("only").socket(&socket).connect();
+        // The probes must be gone.
+        let only = wait_for("a place", || connect().ok());
+        let refusals = || {
+            let status = place.command(&["status", "--json"]).output().expect("it starts");
+            one_json_line(&status)["refusals"].as_u64().expect("a number")
+        };
+        let before = refusals();
+        assert!(connect().is_err());
+        assert!(refusals() > before, "{cap}");
+        let refusal = watch.wait_for(&place, "refusal");
+        assert_eq!(
+            (&refusal["pid"], &refusal["client"]),
+            (&std::process::id().into(), &Value::Null)
+        );
+        assert_eq!(refusal["uid"], nix::unistd::getuid().as_raw());
+        assert_eq!(
+            (&refusal["error"], &refusal["resource"], &refusal["cap"]),
+            (&"NO_QUOTA".into(), &"connections".into(), &1.into())
+        );
+        drop((only, watch, broker));
+    }
+}

@@ -245,6 +245,23 @@ impl World {
 }
 
 #[test]
+fn connect_when_refused_then_counted_and_told_with_its_process_and_user() {
+    let mut world = World::new(Config { max_clients: 3, ..config() });
+    world.core.set_watched(true);
+    let before = world.core.totals().counters.refusals;
+    let late = ClientId(3);
+    let effects = world.step(connect(late, DomainKey { listener: 0, uid: 1000 }, 77));
+    let status = Status::no_quota(Resource::Connections, Scope::Node, 3, 0);
+    assert_eq!(effects[0], Effect::Disconnect { client: late, status });
+    assert_eq!(world.core.totals().counters.refusals, before + 1);
+    let mut notes = Vec::new();
+    world.core.take_notes(&mut notes);
+    let [note] = &notes[..] else { panic!("{notes:?}") };
+    assert_eq!((note.kind, note.client, note.status), (EventKind::Refusal, None, status));
+    assert_eq!((note.pid, note.uid), (77, 1000));
+}
+
+#[test]
 fn drain_when_a_late_client_has_no_credit_then_it_is_told_so_and_waits_for_nothing() {
     let mut world = World::new(Config { base_credits: 0, ..config() });
     world.step(Input::SetDraining { draining: true });

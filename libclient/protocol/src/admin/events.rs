@@ -27,7 +27,8 @@ wire_enum! {
         Silent = 7, "silent";
         /// The allocation has ended; the status says why.
         End = 8, "end";
-        /// A request or deposit of the client was refused; the status names the cap, or is SHUTTING_DOWN under a drain.
+        /// A request or deposit of the client was refused; the status names the cap, or is SHUTTING_DOWN under a drain. Or a
+        /// connection was refused: the record then has a pid and a uid, and no client.
         Refusal = 9, "refusal";
         /// The broker is being drained.
         Drain = 10, "drain";
@@ -52,9 +53,9 @@ pub struct EventRecord {
     pub kind: U32,
     /// The client's number; `u32::MAX` when the event is of no client.
     pub client: U32,
-    /// The client's pid as the broker sees it, or 0.
+    /// The pid of the client, or of the connection refused, as the broker sees it, or 0.
     pub pid: U32,
-    /// The client's uid, or `u32::MAX`.
+    /// The uid of the client, or of the connection refused, or `u32::MAX`.
     pub uid: U32,
     /// The allocation's slot; `u32::MAX` when the event is of no allocation.
     pub slot: U32,

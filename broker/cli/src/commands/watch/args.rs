@@ -4,8 +4,8 @@ use crate::subject::Subject;
 
 const HELP: &str = "\
 Events of clients: connected, gone. Of allocations: deposit, grant, evict, recall, silent (the owner has not answered a recall
-in time), end (with the reason). Of caps: refusal (with the cap that is full). Of the node: drain, undrain, caps. `lost` counts
-the events that this command was too slow for. Times are UTC.
+in time), end (with the reason). Of caps: refusal (of a request, a deposit or a connection, with the cap that is
+full). Of the node: drain, undrain, caps. `lost` counts the events that this command was too slow for. Times are UTC.
 
 When the broker ends, the command waits up to 10 s for the next one (after an upgrade or a restart), and goes on with it. A
 line on stderr says so; with --json it is an object among the events:

@@ -38,7 +38,7 @@ impl EventView {
         EventView {
             time_us: record.unix_us.get(),
             event: kind_of(record).map_or("unknown", EventKind::name),
-            pid: Some(record.pid.get()).filter(|_| is_client),
+            pid: Some(record.pid.get()).filter(|pid| is_client || *pid != 0),
             uid: Some(record.uid.get()).filter(|uid| *uid != u32::MAX),
             name: is_client.then(|| client_name(&record.name)),
             client: Some(record.client.get()).filter(|_| is_client),
@@ -65,6 +65,8 @@ impl EventView {
         }
         match (self.pid, &self.name, self.uid) {
             (Some(pid), Some(name), _) => add(&format!("pid {pid} {name}")),
+            // A connection that was refused: it has not said its name.
+            (Some(pid), None, Some(uid)) => add(&format!("pid {pid} of uid {uid}")),
             (_, _, Some(uid)) => add(&format!("uid {uid}")),
             _ => {}
         }

@@ -56,6 +56,18 @@ fn line_when_refused_then_the_cap_and_its_largest_holder() {
 }
 
 #[test]
+fn line_when_a_connection_is_refused_then_its_process_and_user_and_no_client() {
+    let mut record = record(EventKind::Refusal);
+    (record.pid, record.uid) = (77.into(), 1000.into());
+    record.status = Status::no_quota(Resource::Connections, Scope::Node, 4, 0);
+    let line = line(&record);
+    assert!(line.contains("refusal    pid 77 of uid 1000  NO_QUOTA: the node cap conn"), "{line}");
+    let json = serde_json::to_value(EventView::new(&record)).expect("plain data");
+    assert_eq!((&json["pid"], &json["uid"]), (&77.into(), &1000.into()));
+    assert!(json["client"].is_null() && json["name"].is_null(), "{json}");
+}
+
+#[test]
 fn line_when_events_were_lost_then_how_many() {
     let mut record = record(EventKind::Lost);
     record.lost = 1234.into();
