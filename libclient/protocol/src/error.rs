@@ -190,15 +190,14 @@ impl std::fmt::Display for Status {
         match code {
             ErrorCode::NoQuota => {
                 let scope = Scope::from_number(self.scope).map_or("unknown", Scope::name);
-                let resource =
-                    Resource::from_number(self.resource).map_or("unknown", Resource::name);
-                write!(f, "NO_QUOTA: the {scope} cap {resource} = {value} is full")?;
+                let resource = Resource::from_number(self.resource);
+                let name = resource.map_or("unknown", Resource::name);
+                write!(f, "NO_QUOTA: the {scope} cap {name} = {value} is full")?;
                 match self.pid.get() {
-                    0 => f.write_str("; release leases or registrations, or raise the cap"),
-                    pid => {
-                        write!(f, ", most of it held by pid {pid}; release there, or raise the cap")
-                    }
+                    0 => {}
+                    pid => write!(f, ", most of it held by pid {pid}")?,
                 }
+                write!(f, "; {}", resource.map_or("release what it counts", Resource::remedy))
             }
             ErrorCode::UnsupportedFd => {
                 let what = u8::try_from(value).ok().and_then(FdType::from_number);
@@ -210,5 +209,32 @@ impl std::fmt::Display for Status {
             }
             code => write!(f, "{code}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_when_a_cap_is_full_then_the_remedy_fits_the_resource() {
+        let fds = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).to_string();
+        assert!(fds.contains("cap fds = 64 is full, most of it held by pid 99; rel"), "{fds}");
+        assert!(fds.ends_with("; release leases or registrations, or raise the cap"), "{fds}");
+        let clients = Status::no_quota(Resource::Connections, Scope::Domain, 2, 0).to_string();
+        assert!(clients.contains("the domain cap connections = 2 is full; end"), "{clients}");
+        for resource in Resource::ALL {
+            let text = Status::no_quota(*resource, Scope::Node, 1, 0).to_string();
+            assert!(text.ends_with(resource.remedy()), "{text}");
+            // A cap can be raised where there is one, else the configuration has a limit.
+            let raised = resource.remedy().split_once(", or raise ").map(|(_, what)| what);
+            let is_right = match resource.scopes() {
+                [] => raised.is_none_or(|what| what.starts_with("limits.")),
+                _ => raised == Some("the cap"),
+            };
+            assert!(is_right, "{text}");
+        }
+        let newer = Status { resource: 200, ..Status::no_quota(Resource::Fds, Scope::Job, 1, 0) };
+        assert!(newer.to_string().ends_with("; release what it counts"), "{newer}");
     }
 }

@@ -44,7 +44,7 @@ impl Scope {
 }
 
 macro_rules! resources {
-    ($($variant:ident = $number:literal, $field:ident, $unit:ident, [$($scope:ident)*], $help:literal;)*) => {
+    ($($variant:ident = $number:literal, $field:ident, $unit:ident, [$($scope:ident)*], $help:literal, $remedy:expr;)*) => {
         table! {
             /// What the broker counts. `fds` is the sum of `held_fds`, `open_leases` and `own_fds`.
             enum Resource;
@@ -63,40 +63,59 @@ macro_rules! resources {
             pub const fn scopes(self) -> &'static [Scope] {
                 match self { $(Self::$variant => &[$(Scope::$scope),*],)* }
             }
+
+            /// What to do when a cap of it is full: a phrase without a capital or a full stop. "it" is the cap.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Self::$variant => $remedy,)* }
+            }
         }
     };
 }
 
-// Name, unit, the scopes with caps, help. CONTRIBUTING.md says what to do beside a new row.
+/// The remedy for most caps.
+const RELEASE: &str = "release leases or registrations, or raise the cap";
+
+/// The remedy for caps of leases alone.
+const RELEASE_LEASES: &str = "release leases, or raise the cap";
+
+// Name, unit, the scopes with caps, help, remedy. CONTRIBUTING.md says what to do beside a new row.
 resources! {
     Fds = 1, fds, Fds, [Client Domain Job Node],
-        "all fds of shared memory: held_fds, open_leases and own_fds together";
+        "all fds of shared memory: held_fds, open_leases and own_fds together", RELEASE;
     HeldFds = 2, held_fds, Fds, [Client Domain Job Node],
-        "fds in the broker, or promised a place there";
+        "fds in the broker, or promised a place there", RELEASE;
     HeldBytes = 3, held_bytes, Bytes, [Client Domain Job Node],
-        "memory whose fd the broker holds";
+        "memory whose fd the broker holds", RELEASE;
     OpenLeases = 4, open_leases, Leases, [Client Domain Job Node],
-        "duplicates that clients have open";
+        "duplicates that clients have open", RELEASE_LEASES;
     MappedLeases = 5, mapped_leases, Leases, [Client Domain Job Node],
-        "memory imported, no fd kept";
+        "memory imported, no fd kept", RELEASE_LEASES;
     Allocations = 6, allocations, Allocations, [Client Domain Job Node],
-        "allocations registered, or ended and still leased";
+        "allocations registered, or ended and still leased", RELEASE;
     OwnFds = 7, own_fds, Fds, [],
-        "fds that clients keep for their own memory";
+        "fds that clients keep for their own memory",
+        "declare fewer own fds";
     TableFds = 8, table_fds, Fds, [],
-        "the broker's own fd table (limits.table_fds)";
+        "the broker's own fd table (limits.table_fds)",
+        "end clients or release registrations, or raise limits.table_fds";
     Connections = 9, connections, Connections, [Domain Job Node],
-        "connections of clients";
+        "connections of clients",
+        "end some of the clients that it counts, or raise the cap";
     ParkedRequests = 10, parked_requests, Requests, [],
-        "requests that wait for room or for a recall";
+        "requests that wait for room or for a recall",
+        "wait for the answers to earlier requests, or raise limits.max_parked_per_client";
     RefusedFds = 11, refused_fds, Fds, [],
-        "fds of a type that cannot be shared, not closed yet";
+        "fds of a type that cannot be shared, not closed yet",
+        "wait until the refused fds are closed, or raise limits.max_refused_per_domain";
     PinnedBytes = 12, pinned_bytes, Bytes, [],
-        "ended memory that leases still pin, charged to each holder";
+        "ended memory that leases still pin, charged to each holder",
+        "release leases";
     KeptAllocations = 13, kept_allocations, Allocations, [Client Domain Job Node],
-        "allocations that outlive their owner (keep)";
+        "allocations that outlive their owner (keep)",
+        "unregister kept allocations, or raise the cap";
     Domains = 14, domains, Domains, [],
-        "isolation domains in use: users, on each listener";
+        "isolation domains in use: users, on each listener",
+        "end all clients of some user, or raise limits.max_domains";
 }
 
 impl Resource {
