@@ -2,6 +2,7 @@
 
 use crate::common::{TestDir, end, fdbroker};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Runs a shell script under a report; `$F` is the command. Returns the exit status, stderr and the file's text, if
 /// there is a file.
@@ -126,6 +127,29 @@ fn run_when_the_report_cannot_be_written_then_an_error_before_the_job_starts() {
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains(&format!("cannot write {}", path.display())), "{stderr}");
     assert!(!proof.exists(), "the job has run");
+}
+
+#[test]
+fn run_when_the_report_is_cut_short_then_an_error_no_file_and_the_jobs_status() {
+    let dir = TestDir::new("report-cut");
+    let path = dir.path().join("fds.csv");
+    let path_text = path.to_str().expect("UTF-8");
+    // The job's parent is `fdbroker run`. With SIGXFSZ ignored a write beyond the limit fails (setrlimit(2)).
+    let script = format!("{SHARING} > /dev/null; prlimit --fsize=100 --pid $PPID; exit 7");
+    let arguments = ["-c", "trap '' XFSZ; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_fdbroker")];
+    let run = ["run", "--report", path_text, "--", "sh", "-c", &script];
+    for former in [None, Some("former")] {
+        if let Some(text) = former {
+            std::fs::write(&path, text).expect("writable");
+        }
+        let mut command = Command::new("sh");
+        command.args(arguments).args(run).env("F", env!("CARGO_BIN_EXE_fdbroker"));
+        let output = command.env_remove("XDG_RUNTIME_DIR").output().expect("sh(1)");
+        let (code, stderr) = end(&output);
+        assert_eq!(code, Some(7), "{stderr}");
+        assert!(stderr.contains(&format!("no report: cannot write {path_text}")), "{stderr}");
+        assert!(!path.exists(), "half a table is left");
+    }
 }
 
 #[test]

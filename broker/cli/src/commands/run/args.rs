@@ -11,7 +11,7 @@ on stderr. The broker serves this node only: ranks that mpirun starts on other n
 With --report a picture (FILE.svg) or a table (FILE.csv) shows the fds of shared memory over time: open on the node, in
 the broker and in the ranks, the cap, and the direct way, which is the number of fds that the ranks would have open if
 each kept an fd of every buffer that it uses. Where there is nothing to draw, a line on stderr says why, and no file is
-left. A file that cannot be written is an error before COMMAND starts.
+left. A file that cannot be written is an error before COMMAND starts; a file that cannot be written whole is removed.
 
 With --join, `fdbroker run` is a prefix for each rank. On every node the first rank starts a broker and the others join
 it. COMMAND takes the place of fdbroker: same pid, signals, exit status, stdin, stdout and inherited fds. There is no

@@ -82,7 +82,7 @@ impl Report {
         let path = self.file.path.as_path();
         if let Some(reason) = series.nothing_to_draw() {
             if !self.was_there {
-                let _ = std::fs::remove_file(path);
+                remove_regular(path);
             }
             say!("fdbroker: nothing to draw in {}: {reason}", path.display());
             return Ok(());
@@ -91,9 +91,23 @@ impl Report {
             Form::Svg => svg::draw(&series.samples, command)?,
             Form::Csv => csv::table(&series.samples),
         };
-        std::fs::write(path, text).context(|| format!("write {}", path.display()))?;
+        let written = std::fs::write(path, text);
+        if written.is_err() {
+            // Half a picture or half a table would pass for a whole one.
+            remove_regular(path);
+        }
+        written.context(|| format!("write {}", path.display()))?;
         say!("fdbroker: {} shows the job's fds over time", path.display());
         Ok(())
+    }
+}
+
+/// Removes the report if it is a regular file, also behind symbolic links. Devices and FIFOs stay. A file that cannot be
+/// removed stays, too: the caller has an error or a reason to tell.
+fn remove_regular(path: &Path) {
+    let Ok(file) = path.canonicalize() else { return };
+    if file.is_file() {
+        let _ = std::fs::remove_file(file);
     }
 }
 
@@ -118,4 +132,28 @@ fn sample(admin_socket: &Path, ended: &Receiver<()>) -> Series {
     };
     series.end = run().err();
     series
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+
+    #[test]
+    fn remove_regular_when_a_link_or_no_regular_file_then_only_regular_files_go() {
+        let dir = std::env::temp_dir().join("fdbroker-report-XXXXXX");
+        let dir = nix::unistd::mkdtemp(&dir).expect("a directory");
+        let at = |name: &str| dir.join(name);
+        std::fs::write(at("file.csv"), "cut").expect("writable");
+        std::os::unix::fs::symlink(at("file.csv"), at("link.csv")).expect("writable");
+        nix::unistd::mkfifo(&at("fifo.csv"), Mode::S_IRWXU).expect("a FIFO");
+        for name in ["link.csv", "fifo.csv", "missing.csv"] {
+            remove_regular(&at(name));
+        }
+        let mut left: Vec<_> = dir.read_dir().expect("there").flatten().collect();
+        left.sort_by_key(std::fs::DirEntry::file_name);
+        let left: Vec<_> = left.iter().map(std::fs::DirEntry::file_name).collect();
+        assert_eq!(left, ["fifo.csv", "link.csv"]);
+        std::fs::remove_dir_all(dir).expect("own");
+    }
 }
