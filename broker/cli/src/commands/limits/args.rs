@@ -1,7 +1,8 @@
 //! The arguments of `fdbroker limits` and their help. Must never do anything.
 
-use super::cap::Assignment;
+use super::cap::{self, Assignment};
 use clap::Subcommand;
+use fdbroker_protocol::Resource;
 
 const HELP: &str = "\
 A domain is a user on one listener; a job is a part of it (see `fdbroker jobs`); a client is one connection. A lowered cap
@@ -9,15 +10,39 @@ takes nothing away by force: what is above it is evicted or asked for, and nothi
 
 A change with `set` is in force at once, is logged with who made it, and is lost when the broker restarts or reads its
 configuration again. To keep it, write it into [caps.SCOPE] of the configuration. Only root and the broker's user may.
+";
 
+const EXAMPLES: &str = "\
 Examples:
   fdbroker limits
   fdbroker limits set node.fds=4096 job.held_bytes=8Gi
   fdbroker limits set --dry-run client.open_leases=none";
 
+/// Both texts, and between them the resources: each with the scopes that have a cap of it, and what it counts.
+fn after_help() -> String {
+    let row = |it: Resource| {
+        let has_cap = |scope: &&str| it.scopes().iter().any(|with| with.name() == *scope);
+        let scopes: Vec<&str> = cap::scopes().into_iter().filter(has_cap).collect();
+        format!("  {:<17} {:<22}  {}\n", it.name(), scopes.join(" "), it.help())
+    };
+    let rows: String = Resource::capped().map(row).collect();
+    format!("{HELP}\nResources, each with the scopes that have a cap of it:\n{rows}\n{EXAMPLES}")
+}
+
+/// The help of one assignment, with all names from the tables of scopes and resources.
+fn assignment_help() -> String {
+    let scopes = cap::scopes().join(", ");
+    let resources: Vec<&str> = Resource::capped().map(Resource::name).collect();
+    format!(
+        "SCOPE: {scopes}. RESOURCE: {}; its name ends in the unit of VALUE. VALUE: a number, also with K, M, G, T \
+         (1000s) or Ki, Mi, Gi, Ti (1024s), or none",
+        resources.join(", ")
+    )
+}
+
 /// Show the caps of every level, or change one at run time
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = HELP)]
+#[command(after_long_help = after_help())]
 pub struct Args {
     #[command(subcommand)]
     pub action: Option<Action>,
@@ -30,16 +55,15 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// Change caps until the broker restarts or reads its configuration again
-    #[command(after_long_help = HELP)]
+    #[command(after_long_help = after_help())]
     Set(SetArgs),
 }
 
 /// Arguments of `limits set`.
 #[derive(Debug, clap::Args)]
 pub struct SetArgs {
-    /// node, domain, job or client; fds, held_fds, held_bytes, open_leases, mapped_leases, allocations or
-    /// kept_allocations; a number, also with K, M, G, T, Ki, Mi, Gi or Ti, or none
-    #[arg(required = true, value_name = "SCOPE.RESOURCE=VALUE")]
+    /// What to change. The help comes from [`assignment_help`].
+    #[arg(required = true, value_name = "SCOPE.RESOURCE=VALUE", help = assignment_help())]
     pub assignments: Vec<Assignment>,
     /// Only say what would change
     #[arg(long)]
@@ -47,4 +71,23 @@ pub struct SetArgs {
     /// One line of JSON
     #[arg(short = 'J', long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Args as _;
+
+    #[test]
+    fn help_when_printed_then_it_names_every_resource_with_a_cap_and_its_scopes() {
+        let mut command = SetArgs::augment_args(clap::Command::new("set"));
+        let help = command.render_long_help().to_string();
+        for resource in Resource::capped() {
+            assert!(help.contains(resource.name()), "{help}");
+        }
+        let text = after_help();
+        let row = text.lines().find(|line| line.starts_with("  connections "));
+        let row = row.expect("a row").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(row, "connections node domain job connections of clients");
+    }
 }

@@ -53,21 +53,26 @@ impl FromStr for Assignment {
         let form = "write SCOPE.RESOURCE=VALUE, such as node.fds=4096";
         let (name, value) = text.split_once('=').ok_or(form)?;
         let (scope, resource) = name.split_once('.').ok_or(form)?;
-        let names = |names: Vec<&str>| names.join(", ");
-        let scope = Scope::from_name(scope).ok_or_else(|| {
-            format!(
-                "no scope `{scope}`; use {}",
-                names(Scope::WIDEST_FIRST.map(Scope::name).into())
-            )
-        })?;
-        let is_capped = |it: &Resource| it.is_capped_in(scope);
-        let resource = Resource::from_name(resource).filter(is_capped).ok_or_else(|| {
-            let capped = Resource::ALL.iter().filter(|it| is_capped(it)).map(|it| it.name());
-            format!("`{resource}` has no cap of a {scope}; use {}", names(capped.collect()))
-        })?;
+        let scope = Scope::from_name(scope)
+            .ok_or_else(|| format!("no scope `{scope}`; use {}", scopes().join(", ")))?;
+        let capped = || {
+            let capped = Resource::ALL.iter().filter(|it| it.is_capped_in(scope));
+            capped.map(|it| it.name()).collect::<Vec<_>>().join(", ")
+        };
+        let name = resource;
+        let resource = Resource::from_name(name)
+            .ok_or_else(|| format!("no resource `{name}`; a {scope} has caps of {}", capped()))?;
+        if !resource.is_capped_in(scope) {
+            return Err(format!("a {scope} has no cap of `{name}`; it has caps of {}", capped()));
+        }
         let limit = Limit { scope, resource };
         Ok(Assignment { limit, value: parse_value(value)? })
     }
+}
+
+/// The names of the scopes, the widest first.
+pub fn scopes() -> [&'static str; 4] {
+    Scope::WIDEST_FIRST.map(Scope::name)
 }
 
 /// Reads `none`, or a number with a unit of 1000s (K M G T) or 1024s (Ki Mi Gi Ti), which may end with B.
@@ -92,7 +97,11 @@ fn parse_value(text: &str) -> std::result::Result<u64, String> {
         "Ti" => 1 << 40,
         _ => return Err(form()),
     };
-    let number: u64 = digits.parse().map_err(|_| form())?;
-    // The largest number means none.
-    number.checked_mul(factor).filter(|value| *value != NO_CAP).ok_or_else(form)
+    if digits.is_empty() {
+        return Err(form());
+    }
+    // Digits alone can only be too many. The largest number means none.
+    let number: Option<u64> = digits.parse().ok();
+    let value = number.and_then(|number| number.checked_mul(factor)).filter(|it| *it != NO_CAP);
+    value.ok_or_else(|| format!("`{text}` is too large; use at most {}, or none", NO_CAP - 1))
 }

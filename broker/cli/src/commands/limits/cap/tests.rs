@@ -24,13 +24,17 @@ fn assignment_when_broken_then_the_message_says_what_would_do() {
         ("fds=1", "SCOPE.RESOURCE=VALUE"),
         ("node.fds", "SCOPE.RESOURCE=VALUE"),
         ("host.fds=1", "node, domain, job, client"),
-        ("node.own_fds=1", "held_fds"),
+        ("node.own_fds=1", "a node has no cap of `own_fds`; it has caps of fds, held_fds,"),
+        ("client.connections=1", "a client has no cap of `connections`; it has caps of fds,"),
+        ("node.fdz=1", "no resource `fdz`; a node has caps of fds, held_fds, held_bytes,"),
         ("node.fds=", "digits"),
         ("node.fds=-1", "digits"),
         ("node.fds=1X", "digits"),
         ("node.fds=Ki", "digits"),
-        ("node.fds=18446744073709551615", "digits"),
-        ("node.fds=99999999T", "digits"),
+        ("node.fds=K", "digits"),
+        ("node.fds=18446744073709551615", "too large; use at most 18446744073709551614, or none"),
+        ("node.fds=99999999999999999999", "too large; use at most 18446744073709551614, or none"),
+        ("node.fds=99999999T", "too large; use at most 18446744073709551614, or none"),
     ];
     for (text, remedy) in table {
         let error = text.parse::<Assignment>().expect_err(text);
