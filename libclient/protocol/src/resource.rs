@@ -44,7 +44,10 @@ impl Scope {
 }
 
 macro_rules! resources {
-    ($($variant:ident = $number:literal, $field:ident, $unit:ident, [$($scope:ident)*], $help:literal, $remedy:expr;)*) => {
+    ($(
+        $variant:ident = $number:literal, $field:ident, $unit:ident, $narrowest:ident, [$($scope:ident)*],
+        $help:literal, $remedy:expr;
+    )*) => {
         table! {
             /// What the broker counts. `fds` is the sum of `held_fds`, `open_leases` and `own_fds`.
             enum Resource;
@@ -57,6 +60,11 @@ macro_rules! resources {
             /// What it is counted in.
             pub const fn unit(self) -> Unit {
                 match self { $(Self::$variant => Unit::$unit,)* }
+            }
+
+            /// The narrowest scope whose accounts are charged for it. The accounts of narrower scopes never have any.
+            pub const fn narrowest(self) -> Scope {
+                match self { $(Self::$variant => Scope::$narrowest,)* }
             }
 
             /// The scopes that the administrator can cap it in (`[caps.SCOPE]`, `fdbroker limits set`).
@@ -78,42 +86,43 @@ const RELEASE: &str = "release leases or registrations, or raise the cap";
 /// The remedy for caps of leases alone.
 const RELEASE_LEASES: &str = "release leases, or raise the cap";
 
-// Name, unit, the scopes with caps, help, remedy. CONTRIBUTING.md says what to do beside a new row.
+// Name, unit, the narrowest scope charged, the scopes with caps, help, remedy. CONTRIBUTING.md says what to do beside a
+// new row.
 resources! {
-    Fds = 1, fds, Fds, [Client Domain Job Node],
+    Fds = 1, fds, Fds, Client, [Client Domain Job Node],
         "all fds of shared memory: held_fds, open_leases and own_fds together", RELEASE;
-    HeldFds = 2, held_fds, Fds, [Client Domain Job Node],
+    HeldFds = 2, held_fds, Fds, Client, [Client Domain Job Node],
         "fds in the broker, or promised a place there", RELEASE;
-    HeldBytes = 3, held_bytes, Bytes, [Client Domain Job Node],
+    HeldBytes = 3, held_bytes, Bytes, Client, [Client Domain Job Node],
         "memory whose fd the broker holds", RELEASE;
-    OpenLeases = 4, open_leases, Leases, [Client Domain Job Node],
+    OpenLeases = 4, open_leases, Leases, Client, [Client Domain Job Node],
         "duplicates that clients have open", RELEASE_LEASES;
-    MappedLeases = 5, mapped_leases, Leases, [Client Domain Job Node],
+    MappedLeases = 5, mapped_leases, Leases, Client, [Client Domain Job Node],
         "memory imported, no fd kept", RELEASE_LEASES;
-    Allocations = 6, allocations, Allocations, [Client Domain Job Node],
+    Allocations = 6, allocations, Allocations, Client, [Client Domain Job Node],
         "allocations registered, or ended and still leased", RELEASE;
-    OwnFds = 7, own_fds, Fds, [],
+    OwnFds = 7, own_fds, Fds, Client, [],
         "fds that clients keep for their own memory",
         "declare fewer own fds";
-    TableFds = 8, table_fds, Fds, [],
+    TableFds = 8, table_fds, Fds, Node, [],
         "the broker's own fd table (limits.table_fds)",
         "end clients or release registrations, or raise limits.table_fds";
-    Connections = 9, connections, Connections, [Domain Job Node],
+    Connections = 9, connections, Connections, Client, [Domain Job Node],
         "connections of clients",
         "end some of the clients that it counts, or raise the cap";
-    ParkedRequests = 10, parked_requests, Requests, [],
+    ParkedRequests = 10, parked_requests, Requests, Client, [],
         "requests that wait for room or for a recall",
         "wait for the answers to earlier requests, or raise limits.max_parked_per_client";
-    RefusedFds = 11, refused_fds, Fds, [],
+    RefusedFds = 11, refused_fds, Fds, Domain, [],
         "fds of a type that cannot be shared, not closed yet",
         "wait until the refused fds are closed, or raise limits.max_refused_per_domain";
-    PinnedBytes = 12, pinned_bytes, Bytes, [],
+    PinnedBytes = 12, pinned_bytes, Bytes, Client, [],
         "ended memory that leases still pin, charged to each holder",
         "release leases";
-    KeptAllocations = 13, kept_allocations, Allocations, [Client Domain Job Node],
+    KeptAllocations = 13, kept_allocations, Allocations, Client, [Client Domain Job Node],
         "allocations that outlive their owner (keep)",
         "unregister kept allocations, or raise the cap";
-    Domains = 14, domains, Domains, [],
+    Domains = 14, domains, Domains, Node, [],
         "isolation domains in use: users, on each listener",
         "end all clients of some user, or raise limits.max_domains";
 }
@@ -161,6 +170,22 @@ mod tests {
         assert!(numbers.iter().all(|(resource, number)| resource as u8 == *number));
         assert_eq!((numbers.fds, numbers.kept_allocations), (1, Resource::KeptAllocations as u8));
         assert_eq!(numbers.map(|number| number + 1)[Resource::HeldFds], 3);
+    }
+
+    #[test]
+    fn narrowest_when_a_scope_has_a_cap_then_its_accounts_are_charged() {
+        let narrower = |scope: Scope, than: Scope| {
+            let place = |it| Scope::WIDEST_FIRST.iter().position(|scope| *scope == it);
+            place(scope) > place(than)
+        };
+        for resource in Resource::ALL {
+            let narrowest = resource.narrowest();
+            assert!(
+                !resource.scopes().iter().any(|scope| narrower(*scope, narrowest)),
+                "{resource}"
+            );
+        }
+        assert_eq!(Resource::Domains.narrowest(), Scope::Node);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::value::Value;
 use crate::output::Side;
-use fdbroker_protocol::{Resource, Unit};
+use fdbroker_protocol::{Resource, Scope, Unit};
 
 /// What a column holds. It decides how values are compared, read from a filter and printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,13 +92,14 @@ impl<R> Column<R> {
         Column { is_default: false, ..Self::new(kind, name, key, help, value) }
     }
 
-    /// A column of each resource, in the table's order: all in JSON and with `-o`, those of `shown` by default. `count`
-    /// gives how much of it the record has.
+    /// A column of each resource that clients and jobs are charged for, in the table's order: all in JSON and with `-o`,
+    /// those of `shown` by default. `count` gives how much of it the record has.
     pub fn of_resources(
         shown: &[Resource],
         count: fn(&R, Resource) -> u64,
     ) -> impl Iterator<Item = Column<R>> {
-        Resource::ALL.iter().map(move |&resource| Column {
+        let charged = Resource::ALL.iter().filter(|it| it.narrowest() == Scope::Client);
+        charged.map(move |&resource| Column {
             // Made once for the life of the process.
             name: resource.name().to_uppercase().leak(),
             key: resource.name(),

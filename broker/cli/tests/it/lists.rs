@@ -191,7 +191,13 @@ fn clients_when_listed_then_each_process_with_what_it_has() {
         assert_eq!(client["pid"], std::process::id());
         assert_eq!(client["uid"], Uid::effective().as_raw());
         assert_eq!(client["silent"], false);
+        assert!(client["own_fds"].is_u64(), "{client}");
+        for of_others in ["domains", "table_fds", "refused_fds"] {
+            assert_eq!(client.get(of_others), None, "clients are never charged for {of_others}");
+        }
     }
+    let jobs = node.text(&["jobs", "-H"]);
+    assert!(jobs.contains("OWN_FDS") && !jobs.contains("TABLE_FDS"), "{jobs}");
     let text = node.text(&["clients", "-o", "NAME,MAPPED_LEASES", "--filter", "MAPPED_LEASES > 0"]);
     assert_eq!(text, "NAME    MAPPED_LEASES\nholder              2\n");
 }
