@@ -51,7 +51,7 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "leases whose holder has imported it and closed the fd",
         |it| Value::Number(it.mapped_leases.get().into()),
     ),
-    Column::new(Kind::Number, "WAITING", "waiters", "requests that wait for it", |it| {
+    Column::new(Kind::Number, "WAITERS", "waiters", "requests that wait for it", |it| {
         Value::Number(it.waiters.get().into())
     }),
     Column::new(

@@ -132,6 +132,16 @@ fn ls_when_json_then_every_column_with_its_type() {
 }
 
 #[test]
+fn headings_when_a_column_counts_a_part_of_something_then_they_say_of_what() {
+    let node = Node::start();
+    let jobs = node.text(&["jobs"]);
+    let headings = words(&jobs)[0].clone();
+    assert!(headings.ends_with(&["FDS_PEAK", "FDS_CAP", "LEFT_ALLOCATIONS"]), "{headings:?}");
+    let allocations = node.text(&["ls"]);
+    assert!(words(&allocations)[0].contains(&"WAITERS"), "{allocations}");
+}
+
+#[test]
 fn ls_when_filtered_and_sorted_then_those_in_that_order() {
     let node = Node::start();
     let sizes = |arguments: &[&str]| -> Vec<u64> {

@@ -25,15 +25,15 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
         }),
     ];
     let others: [Column<AccountRecord>; 5] = [
-        Column::new(Kind::Number, "PEAK", "fds_peak", "the most fds there were of it", |it| {
+        Column::new(Kind::Number, "FDS_PEAK", "fds_peak", "the most fds there were of it", |it| {
             Value::Number(it.uses.fds.peak.get())
         }),
-        Column::new(Kind::Number, "CAP", "fds_cap", "the cap of its fds", |it| {
+        Column::new(Kind::Number, "FDS_CAP", "fds_cap", "the cap of its fds", |it| {
             it.uses.fds.known_cap().map_or(Value::None("none"), Value::Number)
         }),
         Column::new(
             Kind::Number,
-            "LEFT",
+            "LEFT_ALLOCATIONS",
             "left_allocations",
             "kept allocations whose owner is gone: charged to its user alone",
             |it| Value::Number(it.left_allocations.get().into()),
