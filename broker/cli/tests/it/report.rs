@@ -59,7 +59,7 @@ fn run_when_the_report_is_a_table_then_a_heading_and_numbers_that_fit_together()
     assert_eq!(code, Some(0), "{stderr}");
     let table = table.expect("the report");
     let mut lines = table.lines();
-    let heading = "seconds,direct_way_fds,node_fds,broker_fds,rank_fds,cap_fds";
+    let heading = "seconds,direct_way_fds,fds,held_fds,rank_fds,fds_cap";
     assert_eq!(lines.next(), Some(heading));
     let rows: Vec<(f64, [u64; 5])> = lines
         .map(|line| {

@@ -25,7 +25,7 @@ mod tests {
         let text = table(&[first, Sample { cap: None, ..first }]);
         assert_eq!(
             text,
-            "seconds,direct_way_fds,node_fds,broker_fds,rank_fds,cap_fds\n\
+            "seconds,direct_way_fds,fds,held_fds,rank_fds,fds_cap\n\
              1.500,11200,6,4,2,64\n1.500,11200,6,4,2,\n"
         );
     }

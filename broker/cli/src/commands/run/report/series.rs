@@ -63,15 +63,15 @@ pub const LINES: [Line; 5] = [
         colour: (176, 122, 161),
         value: |it| Some(it.direct),
     },
-    Line { name: "node", column: "node_fds", colour: (34, 34, 34), value: |it| Some(it.node) },
+    Line { name: "node", column: "fds", colour: (34, 34, 34), value: |it| Some(it.node) },
     Line {
         name: "broker",
-        column: "broker_fds",
+        column: "held_fds",
         colour: (31, 119, 180),
         value: |it| Some(it.broker),
     },
     Line { name: "ranks", column: "rank_fds", colour: (44, 160, 44), value: |it| Some(it.ranks) },
-    Line { name: "cap", column: "cap_fds", colour: (214, 39, 40), value: |it| it.cap },
+    Line { name: "cap", column: "fds_cap", colour: (214, 39, 40), value: |it| it.cap },
 ];
 
 /// Samples at equal distances.
