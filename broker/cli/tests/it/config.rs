@@ -1,6 +1,6 @@
 //! `fdbroker config` as an administrator meets it.
 
-use crate::common::{TestDir, end, fdbroker, one_json_line};
+use crate::common::{TestDir, end, fdbroker, one_json_line, run};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -93,4 +93,14 @@ fn show_when_asked_then_each_value_with_its_origin() {
     );
     assert_eq!(get("log")["value"], "info");
     assert!(get("caps.job.fds")["value"].is_null());
+}
+
+#[test]
+fn help_when_asked_then_it_says_that_no_running_broker_is_shown() {
+    for action in ["check", "show"] {
+        let output = run(&["config", action, "--help"]);
+        let help = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(help.contains("what a daemon started here would use"), "{action}: {help}");
+        assert!(help.contains("They ask no running broker"), "{action}: {help}");
+    }
 }
