@@ -6,43 +6,56 @@ use crate::support::memory::{both_seals, memfd};
 use crate::wire::{Conn, Push, block, stopped};
 use fdbroker_protocol::message::{RegisterItem, RegisterReplyHead, Registered, register_flags};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, Message, Resource, Share, Status};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Messages of each connection.
 const MESSAGES: usize = 3;
 
+/// Connections that may pass before an answer names the cap. The first should do: it asks for more than a client may keep.
+const CONNECTIONS_BEFORE_CAP: usize = 20;
+
 /// Registers allocations to be kept, as many as one message takes, some with an invalid share or invalid flags. Then the
-/// connection ends, and a new one follows.
+/// connection ends, and a new one follows. The attack is under way once the cap is reached: how soon is up to the machine.
 pub fn hoard(attack: &mut Attack) {
     let fd = memfd(c"kept", 4096, both_seals());
-    attack.begin();
     let mut named = false;
-    while !stopped() {
-        let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
-        for message in 0..MESSAGES {
-            if !conn.want_credits(&mut attack.inbox) {
-                break;
-            }
-            let count = MAX_BATCH.min(conn.credits as usize);
-            let items: Vec<_> =
-                (0..count).map(|index| item(attack, message * MAX_BATCH + index)).collect();
-            let bytes = conn.register(&items, MAX_BATCH as u32);
-            if conn.push(&bytes, &vec![fd.as_fd(); count]) != Push::Sent {
-                break;
-            }
-            attack.tally.tries += count as u64;
-            let mut wrong = 0;
-            let is_alive = conn.drain_some(&mut attack.inbox, |message| {
-                wrong += judge(message, &items, &mut named);
-            });
-            attack.tally.gained += wrong;
-            if !is_alive {
-                break;
-            }
+    for _ in 0..CONNECTIONS_BEFORE_CAP {
+        if !named {
+            leave_behind(attack, fd.as_fd(), &mut named);
         }
     }
     // A cap that was never reached was not tested.
     attack.tally.gained += u64::from(!named);
+    attack.begin();
+    while !stopped() {
+        leave_behind(attack, fd.as_fd(), &mut named);
+    }
+}
+
+/// One connection. `named`: whether an answer named the cap.
+fn leave_behind(attack: &mut Attack, fd: BorrowedFd<'_>, named: &mut bool) {
+    let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+    for message in 0..MESSAGES {
+        if !conn.want_credits(&mut attack.inbox) {
+            return;
+        }
+        let count = MAX_BATCH.min(conn.credits as usize);
+        let items: Vec<_> =
+            (0..count).map(|index| item(attack, message * MAX_BATCH + index)).collect();
+        let bytes = conn.register(&items, MAX_BATCH as u32);
+        if conn.push(&bytes, &vec![fd; count]) != Push::Sent {
+            return;
+        }
+        attack.tally.tries += count as u64;
+        let mut wrong = 0;
+        let is_alive = conn.drain_some(&mut attack.inbox, |message| {
+            wrong += judge(message, &items, named);
+        });
+        attack.tally.gained += wrong;
+        if !is_alive {
+            return;
+        }
+    }
 }
 
 /// An item to be kept; one in four is invalid.
