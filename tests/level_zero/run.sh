@@ -6,19 +6,21 @@ set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 cd "$here/../.."
 
+in_vm=''
 case ${1-} in
   '') ;;
+  --vm) in_vm=yes ;;
   -h | --help)
     cat << 'HELP'
-usage: tests/level_zero/run.sh
+usage: tests/level_zero/run.sh [--vm]
 
 Uses the programs of the workspace's dev profile, built by tests/programs.py: the command, the layer, the test driver and the
 test programs. Runs these parts, as many at once as there are processors, and prints the seconds of each:
 
   loader 1.8.12    Debian 12's libze1 (spec 1.4: no zeMemPutIpcHandle): bindings, library, layer, demo
   loader 1.20.6    Debian 13's (spec 1.12), unpacked into tests/level_zero/img: the same
-  real dma-bufs    bindings, library and layer in a virtual machine (tests/vm); needs qemu
   bindings         makes the checked-in bindings again and compares; needs libclang, and builds bindgen once
+With --vm, on real dma-bufs in virtual machines (tests/vm; needs qemu): library, layer, bindings and driver
 
 The driver is tests/level_zero/driver: no GPU is needed. The library's cases (tests/level_zero/library) start the real daemon
 and separate processes. As root it installs what is missing (tests/install.sh). A part that cannot run here is
@@ -95,9 +97,10 @@ on_dma_bufs() {
   while [ "$1" != -- ]; do files+=(-f "$own/$1"); shift; done
   shift
   for file in "$libraries"/libze_{loader,tracing_layer}.so.1; do arguments+=(-f "$file"); done
-  timeout "$part_limit_s" tests/vm/run.sh -t "$part_limit_s" "${arguments[@]}" "${files[@]}" \
+  # One processor each: the guest's programs take turns, and two guests run side by side.
+  timeout "$part_limit_s" tests/vm/run.sh -c 1 -t "$part_limit_s" "${arguments[@]}" "${files[@]}" \
     -f "$own/libfdbroker_ze_test_driver.so" -f "$own/ze-test-memory" -e LD_LIBRARY_PATH=/t -e ZE_TEST_LOADER=1.8.12 \
-    -e ZE_ENABLE_ALT_DRIVERS=/t/libfdbroker_ze_test_driver.so -e ZE_TEST_DRIVER_MEMORY=udmabuf \
+    -e ZE_TEST_EMULATED=yes -e ZE_ENABLE_ALT_DRIVERS=/t/libfdbroker_ze_test_driver.so -e ZE_TEST_DRIVER_MEMORY=udmabuf \
     -e FDBROKER=/t/fdbroker -e ZE_TEST_FDBROKER=/t/fdbroker "$own/$1" "${@:2}"
 }
 
@@ -135,6 +138,20 @@ done
 export FDBROKER=$target/fdbroker
 
 # --- the parts ------------------------------------------------------------------------------------------------------
+if [ -n "$in_vm" ]; then
+  command -v qemu-system-x86_64 > /dev/null || { echo "qemu is not installed; run: sudo tests/install.sh"; exit 77; }
+  mkdir "$work/vm"
+  for file in libfdbroker_ze_test_driver.so libfdbroker_ze.so ze-test-{memory,client,library,unmodified} fdbroker; do
+    strip --strip-debug -o "$work/vm/$file" "$target/$file" || give_up "strip (Debian: binutils) failed"
+  done
+  start "real dma-bufs: the library" on_dma_bufs fdbroker -- ze-test-library
+  start "real dma-bufs: layer" on_dma_bufs libfdbroker_ze.so ze-test-unmodified \
+    -- fdbroker run --level-zero --max-fds 256 -- ./ze-test-unmodified broker
+  start "real dma-bufs: bindings and driver" on_dma_bufs -- ze-test-client
+  collect
+  finish
+fi
+
 # The longest ones first, and the loaders in turns: side by side they share the processors evenly.
 start "loader 1.8.12: the library" timeout "$part_limit_s" "$target/ze-test-library"
 newer=yes
@@ -151,19 +168,6 @@ start "loader 1.8.12: layer" timeout "$part_limit_s" env ZE_TEST_LOADER=1.8.12 \
   "$here/layer.sh" "$target" "$target/ze-test-unmodified" "$target/ze-test-client"
 [ -z "$newer" ] || start "loader 1.20.6: layer" timeout "$part_limit_s" env ZE_TEST_LOADER=1.20.6 \
   "$here/layer.sh" "$target" "$work/ze-test-unmodified" "$work/ze-test-client"
-
-if command -v qemu-system-x86_64 > /dev/null || [ "$(id -u)" = 0 ]; then
-  mkdir "$work/vm"
-  for file in libfdbroker_ze_test_driver.so libfdbroker_ze.so ze-test-{memory,client,library,unmodified} fdbroker; do
-    strip --strip-debug -o "$work/vm/$file" "$target/$file" || give_up "strip (Debian: binutils) failed"
-  done
-  start "real dma-bufs: the library" on_dma_bufs fdbroker -- ze-test-library
-  start "real dma-bufs: layer" on_dma_bufs libfdbroker_ze.so ze-test-unmodified \
-    -- fdbroker run --level-zero --max-fds 256 -- ./ze-test-unmodified broker
-  start "real dma-bufs: bindings and driver" on_dma_bufs -- ze-test-client
-else
-  not_run "level zero: real dma-bufs" "qemu is not installed; run: sudo tests/install.sh"
-fi
 
 start "loader 1.8.12: bindings and driver" timeout "$part_limit_s" env ZE_TEST_LOADER=1.8.12 "$target/ze-test-client"
 start "loader 1.8.12: demo" demo "$FDBROKER"

@@ -25,6 +25,9 @@ const BYTES: usize = 4096;
 const DEADLINE_MS: u32 = 20_000;
 /// The pause between two writes of the report.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
+/// A consumer's pause after each buffer: several consumers together keep the broker busy, and leave an emulated machine's
+/// processors time for the service manager.
+const PAUSE: Duration = Duration::from_millis(5);
 /// A consumer's pause after an error: without a broker, calls fail at once.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
@@ -206,9 +209,7 @@ fn hammer(file: &Path, report: &Path) -> Outcome<()> {
     let mut reported = None;
     for (seed, handle) in hammered.iter().cycle() {
         let outcome = look(&client, handle, *seed);
-        if outcome != "ok" {
-            std::thread::sleep(PAUSE_AFTER_ERROR);
-        }
+        std::thread::sleep(if outcome == "ok" { PAUSE } else { PAUSE_AFTER_ERROR });
         count(&counts, outcome);
         if reported.is_none_or(|at: Instant| at.elapsed() >= REPORT_EVERY) {
             let good = kept.iter().filter(|it| it.is_good()).count();

@@ -22,7 +22,7 @@ libraries that ldd names for it. Nothing else of this machine is visible in the 
 but the two outputs and the exit status.
 
   -m MiB         memory of the guest (1024)
-  -c CPUS        processors of the guest (2)
+  -c CPUS        processors of the guest (1: side by side, emulated ones mostly wait for each other)
   -t SECONDS     time limit, boot included (300)
   -f FILE        also copy FILE to /t; may be repeated
   -e NAME=VALUE  environment variable for PROGRAM; may be repeated. It starts with PATH, HOME, USER and SHELL only.
@@ -47,7 +47,7 @@ number() { # OPTION VALUE LEAST MOST
 }
 
 here=$(dirname "$(readlink -f "$0")")
-memory=1024 cpus=2 limit=300 uid=0 suite='' verbose='' files=() variables=()
+memory=1024 cpus=1 limit=300 uid=0 suite='' verbose='' files=() variables=()
 [ "${1-}" != --help ] || { usage; exit 0; }
 while getopts :m:c:t:f:e:u:s:vh option; do
   case $option in

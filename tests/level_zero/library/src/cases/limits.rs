@@ -14,10 +14,17 @@ const SALT: u8 = 40;
 const ROUNDS: usize = 1000;
 const MANY: usize = 2000;
 const MANY_FDS: u64 = 256;
+/// By how much an emulated machine does less: it is 30 times as slow, and what is left is still more than `MANY_FDS`.
+const EMULATED_DIVISOR: usize = 5;
 /// More allocations than the broker may hold.
 const RECALLED: usize = 60;
 /// Handles in one line to a peer: far below the 253 of a message and the 64 KiB of a pipe.
 const LINE: usize = 100;
+
+/// So many, or fewer on an emulated machine.
+fn scaled(count: usize) -> usize {
+    if std::env::var_os("ZE_TEST_EMULATED").is_some() { count / EMULATED_DIVISOR } else { count }
+}
 
 fn rounds(node: &Node, handle: Handle) -> Outcome {
     let mut peer = Peer::start(&node.socket(), None)?;
@@ -25,7 +32,8 @@ fn rounds(node: &Node, handle: Handle) -> Outcome {
     peer.tell(&format!("rounds 1 {SALT} {}", crate::rank::to_hex(&handle)))?;
     let fds_before = peer.number("fds")?;
 
-    peer.tell(&format!("rounds {ROUNDS} {SALT} {}", crate::rank::to_hex(&handle)))?;
+    let count = scaled(ROUNDS);
+    peer.tell(&format!("rounds {count} {SALT} {}", crate::rank::to_hex(&handle)))?;
 
     same("the peer's fds", peer.number("fds")?, fds_before)?;
     same("fds of memory among them", peer.number("memory-fds")?, 0)?;
@@ -44,8 +52,8 @@ pub fn rounds_foreign(node: &Node, rank: &mut Rank) -> Outcome {
 
 /// Rounds of allocate, export, retire and free: library and broker keep nothing.
 pub fn export_rounds(node: &Node, rank: &mut Rank) -> Outcome {
-    let before = crate::rank::count_fds()?;
-    for _ in 0..ROUNDS / 2 {
+    let (before, count) = (crate::rank::count_fds()?, scaled(ROUNDS));
+    for _ in 0..count / 2 {
         rank.own(BYTES, 1, SALT)?;
         rank.buffers.clear();
         rank.foreign(BYTES, 1, SALT)?;
@@ -57,7 +65,7 @@ pub fn export_rounds(node: &Node, rank: &mut Rank) -> Outcome {
     same("fds", crate::rank::count_fds()?, before)?;
     same("in the table", rank.exports.len(), 0)?;
     node.until_count("/allocations/now", 0)?;
-    same("deposits", node.count("/deposits")?, ROUNDS as u64)
+    same("deposits", node.count("/deposits")?, count as u64)
 }
 
 /// The broker cannot hold all of them: it recalls those that it evicted, twice, with their bytes.
@@ -93,21 +101,22 @@ pub fn recall_foreign(node: &Node, rank: &mut Rank) -> Outcome {
 /// close: there the owner may have more.
 fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     const SMALL: usize = 64;
+    let count = scaled(MANY);
     let keeps = rank.device.keeps_exported_fds();
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let mut owner = Peer::start(&node.socket(), Some(if keeps { most } else { MANY_FDS }))?;
     let mut consumer = Peer::start(&node.socket(), Some(MANY_FDS))?;
-    for first in (0..MANY).step_by(LINE) {
+    for first in (0..count).step_by(LINE) {
         // The consumer counts salts over all its imports, so each line goes on where the last one ended.
         let salt = SALT + u8::try_from(first % 200)?;
         let handles = owner.handles(&format!("{verb} {SMALL} {LINE} {salt}"))?;
         consumer.with("import", &handles)?;
     }
     // Told by one-way messages, which the broker may not have read yet.
-    node.until_count("/mapped_leases/now", MANY as u64)?;
+    node.until_count("/mapped_leases/now", count as u64)?;
     let fds = consumer.number("memory-fds")?;
     same("fds of memory at the consumer", fds, 0)?;
-    let kept = if keeps { MANY as u64 } else { 0 };
+    let kept = if keeps { count as u64 } else { 0 };
     same("fds of memory at the owner", owner.number("memory-fds")?, kept)?;
     consumer.tell(&format!("check {SALT}"))?;
     consumer.tell("write 77")?;

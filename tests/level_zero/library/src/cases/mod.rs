@@ -97,11 +97,11 @@ pub const CASES: &[Case] = cases! {
     "import_when_its_owner_is_killed_keeps_the_memory_own": WithRank(pairs::owner_killed_own), LEGACY;
     "import_when_its_owner_is_killed_keeps_the_memory_pointer": WithRank(pairs::owner_killed_foreign), OPAQUE;
 
-    "rounds_when_1000_leak_no_fd_driver_closes": WithRank(limits::rounds_own), DRIVER_CLOSES;
-    "rounds_when_1000_leak_no_fd_caller_closes": WithRank(limits::rounds_own), CALLER_CLOSES;
-    "rounds_when_1000_leak_no_fd_pointer": WithRank(limits::rounds_foreign), LEGACY;
-    "rounds_when_1000_leak_no_fd_pointer_opaque_pool": WithRank(limits::rounds_foreign), OPAQUE_POOL;
-    "exports_when_1000_are_freed_leak_no_fd": WithRank(limits::export_rounds), LEGACY;
+    "rounds_when_many_leak_no_fd_driver_closes": WithRank(limits::rounds_own), DRIVER_CLOSES;
+    "rounds_when_many_leak_no_fd_caller_closes": WithRank(limits::rounds_own), CALLER_CLOSES;
+    "rounds_when_many_leak_no_fd_pointer": WithRank(limits::rounds_foreign), LEGACY;
+    "rounds_when_many_leak_no_fd_pointer_opaque_pool": WithRank(limits::rounds_foreign), OPAQUE_POOL;
+    "exports_when_many_are_freed_leak_no_fd": WithRank(limits::export_rounds), LEGACY;
     "recall_when_the_cap_is_small_brings_back_the_bytes_own": WithFewFds(limits::recall_own), LEGACY;
     "recall_when_the_cap_is_small_brings_back_the_bytes_pointer": WithFewFds(limits::recall_foreign), OPAQUE;
     "recall_when_the_cap_is_small_brings_back_the_bytes_pool": WithFewFds(limits::recall_foreign), LEGACY_POOL;
