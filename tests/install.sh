@@ -17,10 +17,11 @@ case ${1-} in
 esac
 
 # What the tests need, and the package that brings it: a command, or a path with wildcards.
-# libclang with its headers is for bindgen (libclient/level-zero-sys/regen.sh).
+# libclang with its headers is for bindgen (libclient/level-zero-sys/regen.sh); uidmap lets a user without root build the
+# systemd guest.
 needs="gcc:gcc g++:g++ pkg-config:pkg-config valgrind:valgrind tmux:tmux pgrep:procps
   nm:binutils /usr/bin/python3:python3 ip:iproute2
-  busybox:busybox-static cpio:cpio xz:xz-utils zstd:zstd mmdebstrap:mmdebstrap
+  busybox:busybox-static cpio:cpio xz:xz-utils zstd:zstd mmdebstrap:mmdebstrap newuidmap:uidmap
   mpirun.openmpi:openmpi-bin /usr/lib/*/openmpi/include/mpi.h:libopenmpi-dev
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py
   slurmctld:slurmctld slurmd:slurmd srun:slurm-client /usr/lib/*/slurm*/auth_none.so:slurm-wlm-basic-plugins

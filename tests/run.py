@@ -29,7 +29,8 @@ SLOTS = (os.cpu_count() or 1) + 1
 LOG_LINES = 100
 NOT_RUN_STATUS = 77
 
-VM = ("qemu-system-x86_64", "busybox", "cpio", "xz", "zstd", "mmdebstrap")
+# A user without root makes the systemd guest in a user namespace.
+VM = ("qemu-system-x86_64", "busybox", "cpio", "xz", "zstd", "mmdebstrap") + (() if IS_ROOT else ("newuidmap",))
 LEVEL_ZERO = ("/usr/lib/x86_64-linux-gnu/libze_loader.so.1",)
 
 

@@ -80,7 +80,7 @@ HERE=$here MASKED=$(xargs <<< "$masked") OUT=$work/new/base.cpio mmdebstrap --qu
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
   --customize-hook="$work/customize \"\$1\"" "$suite" /dev/null "deb $mirror $suite main" < /dev/null \
   > "$work/log" 2>&1 9>&- || { tail -n 30 "$work/log" >&2; die "mmdebstrap could not make a root of $suite" \
-  "its message is above; without root it needs the packages uidmap and fakeroot"; }
+  "its message is above; without root it needs the package uidmap, and lines for the user in /etc/subuid and /etc/subgid"; }
 [ -s "$work/new/base.cpio" ] || die "mmdebstrap made an empty root" "$(tail -n 3 "$work/log")"
 
 rm -rf "$image" # at most an incomplete one, or it would have been taken above

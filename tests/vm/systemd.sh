@@ -39,7 +39,7 @@ shift $((OPTIND - 1))
 short=''
 [ ${#suites[@]} -gt 0 ] || { suites=(bookworm trixie); short=trixie; }
 if [ "$(id -u)" != 0 ]; then
-  for tool in qemu-system-x86_64 busybox cpio xz zstd mmdebstrap; do
+  for tool in qemu-system-x86_64 busybox cpio xz zstd mmdebstrap newuidmap; do
     command -v "$tool" > /dev/null || { echo "$tool is not installed; run: sudo tests/install.sh"; exit 77; }
   done
 fi
