@@ -5,7 +5,7 @@ use crate::judge::ensure;
 use crate::model::{Check, Model, Phase};
 use crate::tally::Promise;
 use crate::world::World;
-use fdbroker_core::Core;
+use fdbroker_core::{Core, limits::SLOTS_BEFORE_REUSE};
 use fdbroker_protocol::AllocationId;
 use std::collections::BTreeSet;
 
@@ -38,8 +38,20 @@ impl SlotWatch {
         self.looks += 1;
         let new: BTreeSet<u32> = new.iter().map(|id| id.slot).collect();
         let oldest_left = self.oldest(model, |slot| !new.contains(&slot));
+        let is_unused = |slot: u32| {
+            let at = slot as usize;
+            (self.free_since[at], self.used_at[at]) == (None, 0)
+        };
+        let spread = model.config.max_slots.min(SLOTS_BEFORE_REUSE);
+        let unused_left = (0..spread).find(|slot| is_unused(*slot) && !new.contains(slot));
         for slot in &new {
             model.proofs.count(Promise::Handles, 1);
+            if is_unused(*slot) && *slot < spread {
+                continue;
+            }
+            if let Some(unused) = unused_left {
+                return Err(format!("slot {slot} is used again, and {unused} was never used"));
+            }
             // The step freed it and used it again: of all slots it was free for the shortest time.
             let since = self.free_since[*slot as usize].unwrap_or(self.looks);
             let right = oldest_left.is_none_or(|oldest| since <= oldest);

@@ -292,12 +292,12 @@ impl Core {
             wanted,
             status: Status::OK,
             lease,
-            kind: allocation.kind,
+            kind: allocation.traits.kind(),
             size_bytes: allocation.size_bytes,
             fd_offset: allocation.fd_offset,
             device: allocation.device,
             owner_allocation_id: allocation.owner_allocation_id,
-            has_driver_data: allocation.has_driver_data,
+            has_driver_data: allocation.traits.has_driver_data(),
         }
     }
 

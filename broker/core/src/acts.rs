@@ -34,7 +34,7 @@ impl Core {
             State::Held if allocation.recall != NONE => ActOutcome::Waited,
             State::Held if self.is_silent(allocation.owner) => ActOutcome::OwnerSilent,
             State::Held => ActOutcome::Done,
-            State::Resident if allocation.keep => ActOutcome::Kept,
+            State::Resident if allocation.traits.is_to_be_kept() => ActOutcome::Kept,
             State::Resident => ActOutcome::Resident,
             State::Evicted => ActOutcome::Evicted,
             State::Recalling => ActOutcome::Recalling,

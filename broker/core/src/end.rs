@@ -78,7 +78,7 @@ impl Core {
             State::Evicted => {}
             State::Ended(_) => unreachable!("an allocation ends once"),
         }
-        if self.allocations[slot].keep {
+        if self.allocations[slot].traits.is_to_be_kept() {
             self.release_allocation_charge(slot, Charge(Resource::KeptAllocations, 1));
         }
         self.allocations[slot].state = State::Ended(code);
@@ -93,7 +93,7 @@ impl Core {
     /// An address of the owner is no longer that of an allocation.
     pub(crate) fn forget_base(&mut self, owner: u32, key: (u32, u64), slot: u32) {
         if key.1 != 0 {
-            let removed = self.client_mut(owner).by_base.remove(&key);
+            let removed = self.client_mut(owner).by_base.remove(key);
             assert!(removed == Some(slot), "a live allocation with an address is found by it");
         }
     }
@@ -141,7 +141,7 @@ impl Core {
         let allocation = &self.allocations[slot];
         assert!(!allocation.is_live() && allocation.leases.is_empty() && allocation.recall == NONE);
         let (owner, domain) = (allocation.owner, allocation.domain);
-        if allocation.has_driver_data {
+        if allocation.traits.has_driver_data() {
             self.driver_data.remove(&slot);
         }
         if owner == NONE {

@@ -148,7 +148,7 @@ impl Core {
             };
             let generation = self.allocations.generation(slot);
             let timer = (orphan.until, Timer::Keep(slot, generation));
-            assert!(allocation.keep && allocation.state == State::Resident, "kept slot {slot}");
+            assert!(self.outlives_owner(slot), "kept slot {slot}");
             let domain = self.domains[allocation.domain].key;
             let is_its = orphan.job.is_none_or(|job| self.jobs[job].key.0 == domain);
             assert!(is_its, "slot {slot} was left by a job of another domain");

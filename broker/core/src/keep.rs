@@ -14,10 +14,9 @@ impl Core {
     /// `None` when the slot is not kept, or its fd is not here.
     pub fn kept(&self, slot: u32) -> Option<Kept> {
         let allocation = self.allocations.is_full(slot).then(|| &self.allocations[slot])?;
-        if !allocation.keep || allocation.state != State::Resident {
+        if !self.outlives_owner(slot) {
             return None;
         }
-        let driver_data = self.driver_data.get(&slot).filter(|_| allocation.has_driver_data);
         Some(Kept {
             id: self.id_of(slot),
             domain: self.domains[allocation.domain].key,
@@ -26,35 +25,36 @@ impl Core {
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
-                kind: allocation.kind,
-                share: allocation.share,
-                recallable: allocation.recallable,
+                kind: allocation.traits.kind(),
+                share: allocation.traits.share(),
+                recallable: allocation.traits.is_recallable(),
                 keep: true,
                 device: allocation.device,
                 size_bytes: allocation.size_bytes,
                 fd_offset: allocation.fd_offset,
                 owner_allocation_id: allocation.owner_allocation_id,
                 base: allocation.base,
-                driver_data: driver_data.copied(),
+                driver_data: self.driver_data.get(&slot).copied(),
             },
         })
     }
 
     /// Whether an allocation lives on when its owner is gone: kept, and its fd is here.
     pub(crate) fn outlives_owner(&self, slot: u32) -> bool {
-        self.allocations[slot].keep && self.allocations[slot].state == State::Resident
+        let allocation = &self.allocations[slot];
+        allocation.traits.is_to_be_kept() && allocation.state == State::Resident
     }
 
     /// The fd of a slot has just been stored.
     pub(crate) fn keep_stored(&mut self, slot: u32, fx: &mut Effects) {
-        if self.allocations[slot].keep {
+        if self.allocations[slot].traits.is_to_be_kept() {
             fx.list.push(Effect::Keep { slot });
         }
     }
 
     /// A held allocation ends.
     pub(crate) fn unkeep(&mut self, slot: u32, fx: &mut Effects) {
-        if self.allocations[slot].keep {
+        if self.allocations[slot].traits.is_to_be_kept() {
             fx.list.push(Effect::Unkeep { slot });
         }
         self.remove_orphan(slot);
@@ -137,7 +137,7 @@ impl Core {
         let allocation = &self.allocations[slot];
         let (domain, size) = (allocation.domain, allocation.size_bytes);
         // Who may have it must not change under those who have it already.
-        let is_group_same = allocation.share != Share::Gid
+        let is_group_same = allocation.traits.share() != Share::Gid
             || self.gid_of(slot) == Some(self.client_mut(client).gid);
         if self.client_mut(client).domain != domain || !is_group_same {
             return Err(ErrorCode::NotPermitted.into());
@@ -187,7 +187,7 @@ impl Core {
             // Of one that nobody has named again, nobody knows who may.
             return true;
         }
-        match allocation.share {
+        match allocation.traits.share() {
             Share::Uid => false,
             Share::Any => true,
             Share::Gid => {

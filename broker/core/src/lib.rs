@@ -9,6 +9,7 @@
 mod accounts;
 mod acquire;
 mod acts;
+mod addresses;
 pub mod api;
 mod clients;
 mod config;
@@ -57,6 +58,7 @@ use fairness::{Rooms, Scan};
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Table};
+use limits::SLOTS_BEFORE_REUSE;
 use lists::List;
 use order::Lru;
 use rustc_hash::FxHashMap;
@@ -64,6 +66,9 @@ use slots::Slots;
 use state::{
     Allocation, Client, Closing, Domain, Grace, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
 };
+
+/// Bytes in use, and the bytes.
+type DriverData = (u8, [u8; DRIVER_DATA_BYTES]);
 
 /// The broker's state. See the crate's page.
 #[derive(Debug)]
@@ -81,7 +86,7 @@ pub struct Core {
     clients: Vec<Option<Box<Client>>>,
     allocations: Slots<Allocation>,
     /// Driver data of the allocations that have some, by slot.
-    driver_data: FxHashMap<u32, (u8, [u8; DRIVER_DATA_BYTES])>,
+    driver_data: BTreeMap<u32, DriverData>,
     /// Kept allocations without an owner, by slot; each counted by the job that has left it.
     orphans: BTreeMap<u32, Orphan>,
     grace: Grace,
@@ -155,23 +160,23 @@ impl Core {
     pub fn new(mut config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         config.bound_caps();
-        let allocations = Slots::new(config.max_slots, config.first_generation);
+        let allocations = Slots::new(config.max_slots, config.first_generation, SLOTS_BEFORE_REUSE);
         Ok(Core {
             node: Account::default(),
             table: Table { peak: limits::TABLE_RESERVE, ..Table::default() },
-            domains: Slots::new(config.max_domains, 1),
+            domains: Slots::new(config.max_domains, 1, 0),
             domain_by_key: FxHashMap::default(),
-            jobs: Slots::new(slots::NONE, 1),
+            jobs: Slots::new(slots::NONE, 1, 0),
             job_by_key: FxHashMap::default(),
             clients: Vec::new(),
             allocations,
-            driver_data: FxHashMap::default(),
+            driver_data: BTreeMap::new(),
             orphans: BTreeMap::new(),
             grace: Grace::None,
             reserved: 0,
-            leases: Slots::new(slots::NONE, 1),
-            recalls: Slots::new(slots::NONE, 1),
-            closings: Slots::new(slots::NONE, 1),
+            leases: Slots::new(slots::NONE, 1, 0),
+            recalls: Slots::new(slots::NONE, 1, 0),
+            closings: Slots::new(slots::NONE, 1, 0),
             lru: Lru::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
@@ -300,7 +305,8 @@ impl Core {
         id: fdbroker_protocol::AllocationId,
     ) -> Option<(u8, &[u8; DRIVER_DATA_BYTES])> {
         let allocation = self.allocations.get(id.slot, id.generation)?;
-        let (len, bytes) = allocation.has_driver_data.then(|| self.driver_data.get(&id.slot))??;
+        let (len, bytes) =
+            allocation.traits.has_driver_data().then(|| self.driver_data.get(&id.slot))??;
         Some((*len, bytes))
     }
 

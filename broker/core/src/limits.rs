@@ -72,6 +72,17 @@ pub const RESERVED_ENDS_PER_STEP: usize = 64;
 /// Most slots looked at for such allocations in one step: some 20 us.
 pub const RESERVED_SCAN_PER_STEP: u32 = 16_384;
 
+/// Bytes of a segment of a table. A table grows by one of them and moves nothing: some us, whatever is in it.
+pub const SEGMENT_BYTES: usize = 1 << 16;
+
+/// Addresses of a client that are kept, and moved, together: 1.5 KiB.
+pub const ADDRESSES_PER_CHUNK: usize = 128;
+
+/// Slots of allocations that are used before one is used again. An application that registers and ends one allocation
+/// 100,000 times a second uses up a slot's 2^32 generations in 12 hours, and those of so many slots in 89 years. The
+/// records of that many take 8 MiB.
+pub const SLOTS_BEFORE_REUSE: u32 = 1 << 16;
+
 /// Client numbers that a predecessor may have given, whatever the new limit: 8 MiB of table.
 pub const CLIENT_NUMBERS: u32 = 1 << 20;
 

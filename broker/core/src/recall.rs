@@ -248,7 +248,7 @@ impl Core {
         fx.recalled_us.push(now.0.saturating_sub(since.0));
         self.held_now += 1;
         self.allocations[slot].fd_offset = fd_offset;
-        if self.allocations[slot].keep {
+        if self.allocations[slot].traits.is_to_be_kept() {
             return self.keep_supplied(now, slot, fx);
         }
         self.stop_recall_timer(slot);

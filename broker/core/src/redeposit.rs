@@ -133,9 +133,9 @@ impl Core {
         if deposit.base == 0 {
             return false;
         }
-        let before = (deposit.device, 0)..(deposit.device, deposit.base + deposit.size_bytes);
+        let end = deposit.base + deposit.size_bytes;
         // Live ranges do not overlap each other, so the last that begins before our end tells.
-        let last = self.client_mut(client).by_base.range(before).next_back().map(|(_, slot)| *slot);
+        let last = self.client_mut(client).by_base.last_before((deposit.device, end));
         last.is_some_and(|slot| {
             let allocation = &self.allocations[slot];
             allocation.base + allocation.size_bytes > deposit.base

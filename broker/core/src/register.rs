@@ -7,7 +7,7 @@ use crate::ledger::{Blocked, Charge, Holder};
 use crate::lists::List;
 use crate::order::Stamp;
 use crate::slots::NONE;
-use crate::state::{Allocation, AllocationList, State};
+use crate::state::{Allocation, AllocationList, State, Traits};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
@@ -135,7 +135,7 @@ impl Core {
     /// The live allocation that this deposit names again.
     fn same(&mut self, owner: u32, deposit: &Deposit) -> Option<u32> {
         let key = (deposit.device, deposit.base);
-        let slot = self.client_mut(owner).by_base.get(&key).copied()?;
+        let slot = self.client_mut(owner).by_base.get(key)?;
         let allocation = &self.allocations[slot];
         let same = allocation.size_bytes == deposit.size_bytes
             && allocation.owner_allocation_id == deposit.owner_allocation_id;
@@ -151,9 +151,8 @@ impl Core {
         let (begin, end) = (deposit.base, deposit.base + deposit.size_bytes);
         loop {
             // Live ranges do not overlap each other, so the last that begins before our end tells.
-            let before = (deposit.device, 0)..(deposit.device, end);
-            let last = self.client_mut(owner).by_base.range(before).next_back();
-            let Some(slot) = last.map(|(_, slot)| *slot) else { return true };
+            let last = self.client_mut(owner).by_base.last_before((deposit.device, end));
+            let Some(slot) = last else { return true };
             let allocation = &self.allocations[slot];
             if allocation.base + allocation.size_bytes <= begin {
                 return true;
@@ -236,8 +235,8 @@ impl Core {
         self.link(slot, AllocationList::Owned);
         if deposit.base != 0 {
             let key = (deposit.device, deposit.base);
-            let former = self.client_mut(owner).by_base.insert(key, slot);
-            assert!(former.is_none(), "what was at this address has ended");
+            let is_new = self.client_mut(owner).by_base.insert(key, slot);
+            assert!(is_new, "what was at this address has ended");
         }
         if let Some(data) = deposit.driver_data {
             self.driver_data.insert(slot, data);
@@ -246,6 +245,11 @@ impl Core {
 }
 
 impl Deposit {
+    fn traits(&self) -> Traits {
+        let Deposit { kind, share, recallable, keep, driver_data, .. } = *self;
+        Traits::new(kind, share, recallable, keep, driver_data.is_some())
+    }
+
     /// Whether it has a size, and ends where a number can say.
     pub(crate) fn has_sound_range(&self) -> bool {
         let ends = [self.base, self.fd_offset].map(|at| at.checked_add(self.size_bytes));
@@ -271,11 +275,7 @@ impl Allocation {
             links: Allocation::UNLINKED,
             stamp: Stamp::default(),
             state,
-            kind: deposit.kind,
-            share: deposit.share,
-            recallable: deposit.recallable,
-            keep: deposit.keep,
-            has_driver_data: deposit.driver_data.is_some(),
+            traits: deposit.traits(),
             drained: false,
         }
     }

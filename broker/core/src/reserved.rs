@@ -4,7 +4,7 @@
 use crate::Core;
 use crate::api::{Config, Deposit, Effects, Former, Kept, Lane, Now};
 use crate::config::ConfigError;
-use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_SCAN_PER_STEP};
+use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_SCAN_PER_STEP, SLOTS_BEFORE_REUSE};
 use crate::slots::{NONE, Slots};
 use crate::state::{Allocation, Grace, Orphan, Recall, State, Timer};
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
@@ -41,7 +41,7 @@ impl Core {
             (id.slot, id.generation, allocation)
         });
         let (most, first) = (core.config.max_slots, core.config.first_generation);
-        core.allocations = Slots::holding(most, first, reserved).ok_or_else(|| {
+        core.allocations = Slots::holding(most, first, SLOTS_BEFORE_REUSE, reserved).ok_or_else(|| {
             ConfigError::new(format!(
                 "the former generation page does not fit max_slots = {most} and first_generation = {first}: \
                  keep max_slots as it was, or remove the page to begin anew"

@@ -11,7 +11,7 @@ use crate::config::ConfigError;
 use crate::fairness::Rooms;
 use crate::job_name::JobName;
 use crate::ledger::{Account, Charge};
-use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS};
+use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS, SLOTS_BEFORE_REUSE};
 use crate::lists::List;
 use crate::order::Stamp;
 use crate::reclaim::{ClientLinks, Shelf};
@@ -22,7 +22,7 @@ use crate::saved::{
 use crate::slots::{NONE, Slots};
 use crate::state::{
     Allocation, AllocationList, Client, Domain, Grace, Lease, LeaseLinks, LeaseList, Orphan,
-    Recall, State, Timer,
+    Recall, State, Timer, Traits,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ByCounter, Counter, ErrorCode, MAX_BATCH, MemoryKind, Resource, Share};
@@ -93,11 +93,12 @@ impl Core {
             core.restore_client(client)?;
         }
         let (most, mut beside) = (core.config.max_slots, Vec::new());
-        core.allocations = Slots::restore(most, saved.allocations, |slot, allocation| {
-            beside.push((slot, Beside::of(&allocation)));
-            core.restored_allocation(slot, allocation)
-        })?;
-        core.leases = Slots::restore(NONE, saved.leases, |slot, lease| {
+        core.allocations =
+            Slots::restore(most, SLOTS_BEFORE_REUSE, saved.allocations, |slot, allocation| {
+                beside.push((slot, Beside::of(&allocation)));
+                core.restored_allocation(slot, allocation)
+            })?;
+        core.leases = Slots::restore(NONE, 0, saved.leases, |slot, lease| {
             core.restored_lease(slot, &lease, now)
         })?;
         core.restore_lists(&saved.clients)?;
@@ -126,7 +127,7 @@ impl Core {
     fn restore_domains(&mut self, saved: &[SavedDomain], turns: u64) -> Check {
         // Those there are stay, whatever the new limit.
         let most = u32::try_from(saved.len()).unwrap_or(NONE).max(self.config.max_domains);
-        self.domains = Slots::new(most, 1);
+        self.domains = Slots::new(most, 1, 0);
         for domain in saved {
             let key = DomainKey { listener: domain.listener, uid: domain.uid };
             ensure(!self.domain_by_key.contains_key(&key), "two domains of one uid", key.uid)?;
@@ -200,11 +201,13 @@ impl Core {
             links: Allocation::UNLINKED,
             stamp: Stamp::default(),
             state,
-            kind: kind.ok_or(("allocation's kind", slot.into()))?,
-            share: share.ok_or(("allocation's share", slot.into()))?,
-            recallable: saved.recallable,
-            keep: saved.keep,
-            has_driver_data: !saved.driver_data.is_empty(),
+            traits: Traits::new(
+                kind.ok_or(("allocation's kind", slot.into()))?,
+                share.ok_or(("allocation's share", slot.into()))?,
+                saved.recallable,
+                saved.keep,
+                !saved.driver_data.is_empty(),
+            ),
             drained: saved.drained,
         };
         self.check_allocation(slot, &allocation, saved.orphan.is_some())?;
@@ -213,7 +216,8 @@ impl Core {
 
     /// What must hold of one by itself, and of its owner and its domain.
     fn check_allocation(&self, slot: u32, allocation: &Allocation, is_orphan: bool) -> Check {
-        let Allocation { owner, domain, state, recallable, keep, .. } = *allocation;
+        let Allocation { owner, domain, state, traits, .. } = *allocation;
+        let (recallable, keep) = (traits.is_recallable(), traits.is_to_be_kept());
         let is_live = allocation.is_live();
         let ends = [allocation.base, allocation.fd_offset];
         let is_bounded = ends.iter().all(|at| at.checked_add(allocation.size_bytes).is_some());
@@ -346,8 +350,7 @@ impl Core {
             return Ok(());
         }
         let by_base = &self.client_mut(owner).by_base;
-        let before = by_base.range((device, 0)..(device, base + size)).next_back();
-        let before = before.map(|(_, slot)| *slot);
+        let before = by_base.last_before((device, base + size));
         let overlaps = before.is_some_and(|slot| {
             let before = &self.allocations[slot];
             before.base + before.size_bytes > base

@@ -262,7 +262,7 @@ impl Core {
         allocation: &Allocation,
         domain: Option<u32>,
     ) -> SavedAllocation {
-        let data = self.driver_data.get(&slot).filter(|_| allocation.has_driver_data);
+        let data = self.driver_data.get(&slot);
         let orphan = self.orphans.get(&slot);
         SavedAllocation {
             state: self.saved_state(allocation),
@@ -274,10 +274,10 @@ impl Core {
             owner: (allocation.owner != NONE).then_some(allocation.owner),
             domain,
             registrations: allocation.registrations,
-            kind: allocation.kind as u8,
-            share: allocation.share as u8,
-            recallable: allocation.recallable,
-            keep: allocation.keep,
+            kind: allocation.traits.kind() as u8,
+            share: allocation.traits.share() as u8,
+            recallable: allocation.traits.is_recallable(),
+            keep: allocation.traits.is_to_be_kept(),
             drained: allocation.drained,
             driver_data: data
                 .map(|(length, bytes)| bytes[..usize::from(*length)].to_vec())

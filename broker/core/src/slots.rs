@@ -1,6 +1,7 @@
 //! A slab whose slots carry generations: free slots are reused oldest first, a slot whose generation is
-//! used up is retired. Must never give out the same (slot, generation) twice.
+//! used up is retired. It grows by segments. Must never give out the same (slot, generation) twice, nor move a value.
 
+use crate::limits::SEGMENT_BYTES;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -10,7 +11,12 @@ pub const NONE: u32 = u32::MAX;
 /// A growing table of `T`, addressed by slot, checked by generation.
 #[derive(Debug)]
 pub struct Slots<T> {
-    entries: Vec<Entry<T>>,
+    /// All but the last are full.
+    segments: Vec<Vec<Entry<T>>>,
+    /// Slots ever used.
+    used: u32,
+    /// So many slots are used before one is used again.
+    spread: u32,
     first_generation: u32,
     most: u32,
     free_head: u32,
@@ -52,10 +58,55 @@ enum Content<T> {
 }
 
 impl<T> Slots<T> {
-    /// At most `most` slots, generations from `first_generation` (at least 1) on.
-    pub fn new(most: u32, first_generation: u32) -> Self {
-        let entries = Vec::new();
-        Slots { entries, first_generation, most, free_head: NONE, free_tail: NONE, len: 0 }
+    /// The slots of a segment, as a power of two.
+    const SEGMENT: u32 = (SEGMENT_BYTES / size_of::<Entry<T>>()).ilog2();
+
+    /// At most `most` slots, generations from `first_generation` (at least 1) on. While fewer than `spread` slots have
+    /// been used none is used again: then the generation of none of them runs ahead.
+    pub fn new(most: u32, first_generation: u32, spread: u32) -> Self {
+        Slots {
+            segments: Vec::new(),
+            used: 0,
+            spread: spread.min(most),
+            first_generation,
+            most,
+            free_head: NONE,
+            free_tail: NONE,
+            len: 0,
+        }
+    }
+
+    fn entry(&self, slot: u32) -> Option<&Entry<T>> {
+        let segment = self.segments.get((slot >> Self::SEGMENT) as usize)?;
+        segment.get((slot & ((1 << Self::SEGMENT) - 1)) as usize)
+    }
+
+    fn entry_mut(&mut self, slot: u32) -> Option<&mut Entry<T>> {
+        let segment = self.segments.get_mut((slot >> Self::SEGMENT) as usize)?;
+        segment.get_mut((slot & ((1 << Self::SEGMENT) - 1)) as usize)
+    }
+
+    /// The entry of a slot that the table itself knows to have been used.
+    fn known(&mut self, slot: u32) -> &mut Entry<T> {
+        self.entry_mut(slot).expect("a slot that was used")
+    }
+
+    /// Adds a slot that was never used.
+    fn push(&mut self, entry: Entry<T>) {
+        let most = 1 << Self::SEGMENT;
+        match self.segments.last_mut().filter(|segment| segment.len() < most) {
+            Some(segment) => segment.push(entry),
+            None => {
+                let mut segment = Vec::with_capacity(most);
+                segment.push(entry);
+                self.segments.push(segment);
+            }
+        }
+        self.used += 1;
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry<T>> {
+        self.segments.iter().flatten()
     }
 
     /// A table that holds given values at given slots and generations, below `first_generation`, in the order of
@@ -63,9 +114,10 @@ impl<T> Slots<T> {
     pub fn holding(
         most: u32,
         first_generation: u32,
+        spread: u32,
         values: impl Iterator<Item = (u32, u32, T)>,
     ) -> Option<Self> {
-        let mut slots = Slots::new(most, first_generation);
+        let mut slots = Slots::new(most, first_generation, spread);
         for (slot, generation, value) in values {
             let fits =
                 slot >= slots.slots() && slot < most && (1..first_generation).contains(&generation);
@@ -74,10 +126,10 @@ impl<T> Slots<T> {
             }
             while slots.slots() < slot {
                 let unused = slots.slots();
-                slots.entries.push(Entry { generation: 0, content: Content::Free { next: NONE } });
+                slots.push(Entry { generation: 0, content: Content::Free { next: NONE } });
                 slots.append_free(unused);
             }
-            slots.entries.push(Entry { generation, content: Content::Full(value) });
+            slots.push(Entry { generation, content: Content::Full(value) });
             slots.len += 1;
         }
         Some(slots)
@@ -89,14 +141,14 @@ impl<T> Slots<T> {
         let mut next = self.free_head;
         while next != NONE {
             free.push(next);
-            next = match self.entries[next as usize].content {
-                Content::Free { next } => next,
-                Content::Full(_) => unreachable!("the free list holds free slots only"),
+            next = match self.entry(next).map(|entry| &entry.content) {
+                Some(Content::Free { next }) => *next,
+                _ => unreachable!("the free list holds free slots only"),
             };
         }
         SavedSlots {
             first_generation: self.first_generation,
-            generations: self.entries.iter().map(|entry| entry.generation).collect(),
+            generations: self.entries().map(|entry| entry.generation).collect(),
             free,
             full: self.iter_from(0).map(|(slot, value)| (slot, map(slot, value))).collect(),
         }
@@ -105,6 +157,7 @@ impl<T> Slots<T> {
     /// The table of [`Slots::save`] again. `Err`: what contradicts itself, and at which slot.
     pub fn restore<S, E: From<(&'static str, u64)>>(
         most: u32,
+        spread: u32,
         saved: SavedSlots<S>,
         mut map: impl FnMut(u32, S) -> Result<T, E>,
     ) -> Result<Self, E> {
@@ -113,7 +166,7 @@ impl<T> Slots<T> {
         if generations.len() > most as usize || first_generation == 0 {
             return wrong("slots beyond the last", most);
         }
-        let mut slots = Slots::new(most, first_generation);
+        let mut slots = Slots::new(most, first_generation, spread);
         let mut vacant: Vec<Option<T>> = Vec::new();
         vacant.resize_with(generations.len(), || None);
         let mut last = None;
@@ -129,10 +182,10 @@ impl<T> Slots<T> {
         let mut retired = generations.len() - slots.len;
         for (generation, value) in generations.into_iter().zip(vacant) {
             let content = value.map_or(Content::Free { next: NONE }, Content::Full);
-            slots.entries.push(Entry { generation, content });
+            slots.push(Entry { generation, content });
         }
         for slot in free {
-            let entry = slots.entries.get(slot as usize);
+            let entry = slots.entry(slot);
             let is_free = entry.is_some_and(|entry| {
                 matches!(entry.content, Content::Free { next: NONE }) && entry.generation < u32::MAX
             });
@@ -143,7 +196,7 @@ impl<T> Slots<T> {
             slots.append_free(slot);
             retired -= 1;
         }
-        let used_up = slots.entries.iter().filter(|entry| {
+        let used_up = slots.entries().filter(|entry| {
             matches!(entry.content, Content::Free { .. }) && entry.generation == u32::MAX
         });
         match used_up.count() == retired {
@@ -156,7 +209,7 @@ impl<T> Slots<T> {
     fn append_free(&mut self, slot: u32) {
         match self.free_tail {
             NONE => self.free_head = slot,
-            tail => self.entries[tail as usize].content = Content::Free { next: slot },
+            tail => self.known(tail).content = Content::Free { next: slot },
         }
         self.free_tail = slot;
     }
@@ -168,49 +221,50 @@ impl<T> Slots<T> {
 
     /// Slots ever used: an upper bound for walking.
     pub fn slots(&self) -> u32 {
-        u32::try_from(self.entries.len()).expect("at most `most` slots")
+        self.used
     }
 
     /// Whether another value fits.
     pub fn has_room(&self) -> bool {
-        self.free_head != NONE || self.slots() < self.most
+        self.free_head != NONE || self.used < self.most
     }
 
     /// Puts a value in; its slot and generation. `None` when full.
     pub fn insert(&mut self, value: T) -> Option<(u32, u32)> {
-        if self.free_head == NONE {
-            let slot = self.slots();
+        if self.used < self.spread || self.free_head == NONE {
+            let (slot, generation) = (self.used, self.first_generation);
             if slot >= self.most {
                 return None;
             }
-            let generation = self.first_generation;
-            self.entries.push(Entry { generation, content: Content::Full(value) });
+            self.push(Entry { generation, content: Content::Full(value) });
             self.len += 1;
             return Some((slot, generation));
         }
-        let slot = self.free_head;
-        let entry = &mut self.entries[slot as usize];
+        let (slot, first) = (self.free_head, self.first_generation);
+        let entry = self.known(slot);
         let Content::Free { next } = entry.content else {
             unreachable!("the free list holds free slots only")
         };
-        entry.generation = (entry.generation + 1).max(self.first_generation);
+        entry.generation = (entry.generation + 1).max(first);
         entry.content = Content::Full(value);
+        let generation = entry.generation;
         self.free_head = next;
         if next == NONE {
             self.free_tail = NONE;
         }
         self.len += 1;
-        Some((slot, entry.generation))
+        Some((slot, generation))
     }
 
     /// Takes the value of a full slot out.
     pub fn remove(&mut self, slot: u32) -> T {
-        let entry = &mut self.entries[slot as usize];
+        let entry = self.known(slot);
+        let generation = entry.generation;
         let content = std::mem::replace(&mut entry.content, Content::Free { next: NONE });
         let Content::Full(value) = content else { panic!("slot {slot} is free already") };
         self.len -= 1;
         // A slot at the last generation is retired: it is on no free list for ever.
-        if entry.generation < u32::MAX {
+        if generation < u32::MAX {
             self.append_free(slot);
         }
         value
@@ -218,7 +272,7 @@ impl<T> Slots<T> {
 
     /// The value of a slot, if it is full and of this generation.
     pub fn get(&self, slot: u32, generation: u32) -> Option<&T> {
-        match self.entries.get(slot as usize) {
+        match self.entry(slot) {
             Some(Entry { generation: live, content: Content::Full(value) })
                 if *live == generation =>
             {
@@ -230,12 +284,12 @@ impl<T> Slots<T> {
 
     /// Whether a slot has a value.
     pub fn is_full(&self, slot: u32) -> bool {
-        matches!(self.entries.get(slot as usize), Some(Entry { content: Content::Full(_), .. }))
+        matches!(self.entry(slot), Some(Entry { content: Content::Full(_), .. }))
     }
 
-    /// The generation of a slot ever used.
+    /// The generation of a slot; 0 if it was never used.
     pub fn generation(&self, slot: u32) -> u32 {
-        self.entries[slot as usize].generation
+        self.entry(slot).map_or(0, |entry| entry.generation)
     }
 
     /// Full slots from `from` on, in order.
@@ -245,11 +299,9 @@ impl<T> Slots<T> {
 
     /// Full slots of a range, in order. However few are full, the time is that of the range.
     pub fn iter_within(&self, slots: Range<u32>) -> impl Iterator<Item = (u32, &T)> {
-        (slots.start..slots.end.min(self.slots())).filter_map(|slot| {
-            match &self.entries[slot as usize].content {
-                Content::Full(value) => Some((slot, value)),
-                Content::Free { .. } => None,
-            }
+        (slots.start..slots.end.min(self.used)).filter_map(|slot| match self.entry(slot) {
+            Some(Entry { content: Content::Full(value), .. }) => Some((slot, value)),
+            _ => None,
         })
     }
 }
@@ -259,18 +311,18 @@ impl<T> std::ops::Index<u32> for Slots<T> {
     type Output = T;
 
     fn index(&self, slot: u32) -> &T {
-        match &self.entries[slot as usize].content {
-            Content::Full(value) => value,
-            Content::Free { .. } => panic!("slot {slot} is free"),
+        match self.entry(slot) {
+            Some(Entry { content: Content::Full(value), .. }) => value,
+            _ => panic!("slot {slot} is free"),
         }
     }
 }
 
 impl<T> std::ops::IndexMut<u32> for Slots<T> {
     fn index_mut(&mut self, slot: u32) -> &mut T {
-        match &mut self.entries[slot as usize].content {
-            Content::Full(value) => value,
-            Content::Free { .. } => panic!("slot {slot} is free"),
+        match self.entry_mut(slot) {
+            Some(Entry { content: Content::Full(value), .. }) => value,
+            _ => panic!("slot {slot} is free"),
         }
     }
 }
@@ -283,7 +335,8 @@ mod tests {
 
     #[test]
     fn holding_when_given_pairs_then_never_gives_one_of_them_again() {
-        let mut slots = Slots::holding(4, 9, [(1, 3, 'a'), (3, 8, 'b')].into_iter()).expect("fits");
+        let mut slots =
+            Slots::holding(4, 9, 0, [(1, 3, 'a'), (3, 8, 'b')].into_iter()).expect("fits");
         assert_eq!(slots.get(1, 3), Some(&'a'));
         slots.remove(1);
         assert_eq!(slots.insert('c'), Some((0, 9)));
@@ -302,19 +355,19 @@ mod tests {
             [(1, 3), (4, 3)],
         ] {
             let values = pairs.into_iter().map(|(slot, generation)| (slot, generation, ()));
-            assert!(Slots::holding(4, 9, values).is_none(), "{pairs:?}");
+            assert!(Slots::holding(4, 9, 0, values).is_none(), "{pairs:?}");
         }
     }
 
     #[test]
     fn restore_when_saved_then_gives_the_same_slots_in_the_same_order() {
-        let mut slots = Slots::new(8, u32::MAX - 1);
+        let mut slots = Slots::new(8, u32::MAX - 1, 0);
         (0..5).for_each(|value| assert!(slots.insert(value).is_some()));
         [3, 1, 4].into_iter().for_each(|slot| assert!(slots.remove(slot) < 5));
         assert!(slots.insert(7).is_some());
         slots.remove(3);
         let saved = slots.save(|_, value| *value);
-        let restored: Restored = Slots::restore(8, saved.clone(), |_, value| Ok(value));
+        let restored: Restored = Slots::restore(8, 0, saved.clone(), |_, value| Ok(value));
         let mut restored = restored.expect("sound");
         assert_eq!(restored.save(|_, value| *value), saved);
         for _ in 0..8 {
@@ -341,7 +394,7 @@ mod tests {
             |saved| saved.full = vec![(7, 5)],
             |saved| saved.full = vec![(1, 5), (1, 5)],
         ];
-        let restore = |saved| -> Restored { Slots::restore(8, saved, |_, value| Ok(value)) };
+        let restore = |saved| -> Restored { Slots::restore(8, 0, saved, |_, value| Ok(value)) };
         assert!(restore(sound.clone()).is_ok());
         for (number, damage) in damages.into_iter().enumerate() {
             let mut saved = sound.clone();
@@ -352,7 +405,7 @@ mod tests {
 
     #[test]
     fn insert_when_several_are_free_then_takes_the_oldest() {
-        let mut slots = Slots::new(8, 1);
+        let mut slots = Slots::new(8, 1, 0);
         for value in 0..4 {
             assert_eq!(slots.insert(value), Some((value, 1)));
         }
@@ -364,8 +417,33 @@ mod tests {
     }
 
     #[test]
+    fn insert_when_fewer_than_the_spread_were_used_then_takes_a_new_one() {
+        let mut slots = Slots::new(8, 1, 3);
+        let used: Vec<_> = (0..7)
+            .map(|value| {
+                let (slot, generation) = slots.insert(value).expect("room");
+                slots.remove(slot);
+                (slot, generation)
+            })
+            .collect();
+        assert_eq!(used, [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2), (0, 3)]);
+    }
+
+    #[test]
+    fn insert_when_several_segments_are_used_then_each_value_is_found() {
+        let mut slots = Slots::new(NONE, 1, 0);
+        let count = 3 * (1 << Slots::<u64>::SEGMENT) + 5;
+        for value in 0..count {
+            assert_eq!(slots.insert(u64::from(value)), Some((value, 1)));
+        }
+        assert!(slots.iter_from(0).eq((0..count).map(|slot| (slot, &slots[slot]))));
+        assert!((0..count).all(|slot| slots[slot] == u64::from(slot)));
+        assert_eq!((slots.get(count, 1), slots.slots()), (None, count));
+    }
+
+    #[test]
     fn get_when_the_generation_is_old_then_none() {
-        let mut slots = Slots::new(8, 5);
+        let mut slots = Slots::new(8, 5, 0);
         let (slot, generation) = slots.insert('a').expect("room");
         slots.remove(slot);
         slots.insert('b').expect("room");
@@ -375,7 +453,7 @@ mod tests {
 
     #[test]
     fn remove_when_the_generation_is_used_up_then_the_slot_is_retired() {
-        let mut slots = Slots::new(1, u32::MAX);
+        let mut slots = Slots::new(1, u32::MAX, 0);
         let (slot, generation) = slots.insert(1).expect("room");
         assert_eq!(generation, u32::MAX);
         slots.remove(slot);

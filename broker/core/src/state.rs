@@ -1,8 +1,9 @@
 //! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain
 //! records; must never act by themselves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use crate::addresses::Addresses;
 use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
 use crate::job_name::JobName;
 use crate::ledger::{Account, Blocked, Holder};
@@ -52,8 +53,52 @@ impl AllocationList {
 
 const ALLOCATION_LINKS: usize = 2;
 
-/// One piece of memory. Kept small: there may be a million.
+/// What was said of an allocation when it was registered, in one byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traits(u8);
+
+impl Traits {
+    /// Packs them.
+    pub fn new(
+        kind: MemoryKind,
+        share: Share,
+        recallable: bool,
+        keep: bool,
+        driver_data: bool,
+    ) -> Self {
+        let flags = u8::from(recallable) << 5 | u8::from(keep) << 6 | u8::from(driver_data) << 7;
+        Traits(kind as u8 | (share as u8) << 3 | flags)
+    }
+
+    /// What it is.
+    pub fn kind(self) -> MemoryKind {
+        MemoryKind::from_number(self.0 & 7).expect("packed by `new`")
+    }
+
+    /// Who may have it.
+    pub fn share(self) -> Share {
+        Share::from_number(self.0 >> 3 & 3).expect("packed by `new`")
+    }
+
+    /// The owner can give its fd again.
+    pub fn is_recallable(self) -> bool {
+        self.0 & 1 << 5 != 0
+    }
+
+    /// It outlives its owner, and is never evicted.
+    pub fn is_to_be_kept(self) -> bool {
+        self.0 & 1 << 6 != 0
+    }
+
+    /// There is driver data of it.
+    pub fn has_driver_data(self) -> bool {
+        self.0 & 1 << 7 != 0
+    }
+}
+
+/// One piece of memory. Kept small: there may be a million. Without gaps, as its generation goes before it.
 #[derive(Debug)]
+#[repr(Rust, packed(4))]
 pub struct Allocation {
     /// Bytes.
     pub size_bytes: u64,
@@ -83,19 +128,14 @@ pub struct Allocation {
     pub stamp: Stamp,
     /// Where the fd is.
     pub state: State,
-    /// What it is.
-    pub kind: MemoryKind,
-    /// Who may have it.
-    pub share: Share,
-    /// The owner can give its fd again.
-    pub recallable: bool,
-    /// Outlives its owner, and is never evicted.
-    pub keep: bool,
-    /// Has driver data.
-    pub has_driver_data: bool,
+    /// What was said of it.
+    pub traits: Traits,
     /// Ended, drained, and its owner is to be told: in the owner's drained list.
     pub drained: bool,
 }
+
+// With its generation and the niche of its state it is 100 bytes.
+const _: () = assert!(size_of::<Allocation>() <= 96);
 
 impl Allocation {
     /// No links yet.
@@ -113,7 +153,7 @@ impl Allocation {
 
     /// Whether it counts among those that outlive their owner.
     pub fn is_kept(&self) -> bool {
-        self.keep && self.is_live()
+        self.traits.is_to_be_kept() && self.is_live()
     }
 
     /// Whether it is in a list.
@@ -258,7 +298,7 @@ pub struct Client {
     /// Its leases whose revoked notice is to be sent.
     pub revoked: List,
     /// Its live allocations by (device, address). At most its allocations.
-    pub by_base: BTreeMap<(u32, u64), u32>,
+    pub by_base: Addresses,
     /// Its parked requests. At most `max_parked_per_client`.
     pub parked: Vec<u64>,
 }
@@ -293,7 +333,7 @@ impl Client {
             recalls: List::EMPTY,
             drained: List::EMPTY,
             revoked: List::EMPTY,
-            by_base: BTreeMap::new(),
+            by_base: Addresses::default(),
             parked: Vec::new(),
         }
     }

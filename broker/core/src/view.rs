@@ -214,10 +214,10 @@ impl Core {
                 State::Reserved => AllocationState::Reserved,
                 State::Ended(_) => AllocationState::Ended,
             },
-            kind: allocation.kind,
-            share: allocation.share,
-            recallable: allocation.recallable,
-            keep: allocation.keep,
+            kind: allocation.traits.kind(),
+            share: allocation.traits.share(),
+            recallable: allocation.traits.is_recallable(),
+            keep: allocation.traits.is_to_be_kept(),
             owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
             size_bytes: allocation.size_bytes,
             fd_offset: allocation.fd_offset,
@@ -241,7 +241,7 @@ impl Core {
 
     /// The memory kind of the allocation in a slot, live or ended.
     pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
-        self.allocations.is_full(slot).then(|| self.allocations[slot].kind)
+        self.allocations.is_full(slot).then(|| self.allocations[slot].traits.kind())
     }
 
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.

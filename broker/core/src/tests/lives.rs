@@ -155,10 +155,11 @@ fn restart_when_the_caps_are_lower_then_what_is_there_stays_and_nothing_is_added
 
 #[test]
 fn restart_when_a_slot_was_freed_then_its_pair_is_never_given_again() {
-    let mut world = World::new(config());
+    let config = Config { max_slots: 1, ..config() };
+    let mut world = World::new(config.clone());
     let old = world.register(deposit(1)).id;
     world.unregister(OWNER, old);
-    world.restart(config());
+    world.restart(config);
     let new = world.register(deposit(2)).id;
     assert_eq!((new.slot, new.generation), (old.slot, old.generation + 1));
 }
