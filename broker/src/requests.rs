@@ -405,7 +405,8 @@ fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Breach> {
     }
 }
 
-fn deadline(now: Now, ms: u32) -> Now {
+/// When a request that may wait for so many milliseconds is answered in any case.
+pub(crate) fn deadline(now: Now, ms: u32) -> Now {
     Now(now.0 + u64::from(ms.min(MAX_DEADLINE_MS)) * 1000)
 }
 

@@ -254,9 +254,10 @@ impl Server {
         connection.phase = Phase::Greeted;
         connection.name = hello.name;
         let own_fds = hello.own_fds.get();
+        let deadline = requests::deadline(self.now, hello.deadline_ms.get());
         // The answer takes as long as a whole turn.
         self.work += WORK_PER_TURN;
-        self.step(Input::Hello { client, request: RequestId(id), own_fds });
+        self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
         self.refuse_rest(client);
     }
 

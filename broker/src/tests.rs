@@ -23,7 +23,7 @@ use fdbroker_protocol::message::{
     Registered, register_flags,
 };
 use fdbroker_protocol::{
-    ErrorCode, Handle, Kind, MemoryKind, Resource, Scope, Share, Status, Writer,
+    ErrorCode, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Resource, Scope, Share, Status, Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError};
 use mio::Events;
@@ -174,12 +174,13 @@ impl Peer {
 fn hello() -> Vec<u8> {
     let body = Hello {
         magic: HELLO_MAGIC,
-        version_min: 1.into(),
-        version_max: 1.into(),
+        version_min: u16::from(PROTOCOL_VERSION).into(),
+        version_max: u16::from(PROTOCOL_VERSION).into(),
         flags: 0.into(),
         own_fds: 0.into(),
         pid: 0.into(),
         name: [0; 16],
+        deadline_ms: 0.into(),
         reserved: 0.into(),
     };
     let mut writer = Writer::new();

@@ -118,7 +118,7 @@ fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
     let domain = DomainKey { listener: 0, uid: 1000 };
     let peer = Peer { domain, job: None, pid: 1, gid: 100, groups: &[] };
     step(&mut core, Input::Connect { client: CLIENT, peer });
-    step(&mut core, Input::Hello { client: CLIENT, request, own_fds: 0 });
+    step(&mut core, Input::Hello { client: CLIENT, request, own_fds: 0, deadline: Now(0) });
     let mut ids: Vec<AllocationId> = Vec::with_capacity(count as usize);
     let before = heap();
     for first in (0..count).step_by(BATCH as usize) {

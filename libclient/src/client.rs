@@ -12,18 +12,17 @@ use crate::error::Error;
 use crate::events::{self, Served};
 use crate::flush::flush;
 use crate::grant::Grant;
-use crate::handshake::{Greeted, greet};
+use crate::handshake::greet;
 use crate::holdings::Ending;
-use crate::limits::{ROOM_FIRST_PAUSE, ROOM_TIMEOUT};
 use crate::register::{Batch, Registrations, register, unregister};
 use crate::request::AcquireRequest;
 use crate::sync::lock;
 use crate::thread::LibraryThread;
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle, Resource};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A connection to the node's broker, for all threads of a process; clones share it.
 ///
@@ -101,7 +100,7 @@ impl Client {
     pub(crate) fn start(settings: Settings) -> Result<Client, Error> {
         let window = settings.own_fds.saturating_sub(1).max(1);
         let common = Arc::new(Common::new(window)?);
-        let greeted = greet_when_there_is_room(&settings)?;
+        let greeted = greet(&settings)?;
         let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
         let connection = Arc::new(connection);
         common.holdings.begin(&connection);
@@ -497,29 +496,4 @@ impl Drop for Owner {
         }
         self.end();
     }
-}
-
-/// Says hello, again for a while when the node's fds are all in use: a broker whose cap is full makes room
-/// by closing what is idle, which takes it a moment.
-fn greet_when_there_is_room(settings: &Settings) -> Result<Greeted, Error> {
-    let until = Instant::now() + ROOM_TIMEOUT;
-    let mut pause = ROOM_FIRST_PAUSE;
-    loop {
-        let greeted = greet(&settings.socket, &settings.name, settings.own_fds);
-        let lacks_room =
-            greeted.as_ref().err().is_some_and(|error| lacks_fds(error, settings.own_fds));
-        if !lacks_room || Instant::now() + pause > until {
-            return greeted;
-        }
-        std::thread::sleep(pause);
-        pause *= 2;
-    }
-}
-
-/// Whether the broker refused for want of fds that others may give back.
-fn lacks_fds(error: &Error, own_fds: u32) -> bool {
-    let Some(status) = error.status else { return false };
-    let fds = [Resource::Fds, Resource::OwnFds].map(|resource| resource as u8);
-    let could_fit = u64::from(own_fds) <= status.value.get();
-    error.code == ErrorCode::NoQuota && fds.contains(&status.resource) && could_fit
 }

@@ -1,7 +1,10 @@
 //! Finds the broker's socket, connects and says hello. Must never wait longer than CONNECT_TIMEOUT.
 
+use crate::builder::Settings;
 use crate::error::Error;
-use crate::limits::{BACKLOG_PAUSE, CONNECT_TIMEOUT};
+use crate::limits::{
+    AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, CONNECT_TIMEOUT, HELLO_DEADLINE,
+};
 use crate::poll::poll_one;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
@@ -35,9 +38,22 @@ pub fn default_socket_path() -> PathBuf {
     own.filter(|path| path.exists()).unwrap_or_else(|| "/run/fdbroker/broker.sock".into())
 }
 
-/// Connects to `path` and exchanges hello; waits for it.
-pub(crate) fn greet(path: &Path, name: &str, own_fds: u32) -> Result<Greeted, Error> {
+/// Connects and exchanges hello; waits for it, and tries again while too many others of this user connect.
+pub(crate) fn greet(settings: &Settings) -> Result<Greeted, Error> {
     let until = Instant::now() + CONNECT_TIMEOUT;
+    let mut pause = AT_THE_DOOR_FIRST;
+    loop {
+        match greet_once(&settings.socket, &settings.name, settings.own_fds, until) {
+            Err(error) if error.code == ErrorCode::Again && Instant::now() + pause < until => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(AT_THE_DOOR_LAST);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn greet_once(path: &Path, name: &str, own_fds: u32, until: Instant) -> Result<Greeted, Error> {
     let mut greeting = loop {
         match Greeting::begin(path, name, own_fds)? {
             Some(greeting) => break greeting,
@@ -80,6 +96,7 @@ impl Greeting {
             own_fds: own_fds.into(),
             pid: std::process::id().into(),
             name: padded(name),
+            deadline_ms: u32::try_from(HELLO_DEADLINE.as_millis()).unwrap_or(u32::MAX).into(),
             reserved: 0.into(),
         };
         let mut writer = Writer::new();
@@ -249,6 +266,10 @@ fn padded(name: &str) -> [u8; NAME_BYTES] {
 mod tests {
     use super::*;
 
+    fn greet_at(path: &Path) -> Result<Greeted, Error> {
+        greet_once(path, "t", 1, Instant::now() + CONNECT_TIMEOUT)
+    }
+
     #[test]
     fn hello_when_refused_at_connect_and_closed_then_the_reason_is_told() {
         let (ours, theirs) = fdbroker_scm::seqpacket_pair().unwrap();
@@ -271,7 +292,7 @@ mod tests {
 
     #[test]
     fn greet_when_nothing_listens_then_not_connected() {
-        let error = greet(Path::new("/nonexistent/broker.sock"), "t", 1).unwrap_err();
+        let error = greet_at(Path::new("/nonexistent/broker.sock")).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
     }
 
@@ -279,14 +300,14 @@ mod tests {
     fn said_to_another_user(path: &Path) -> Option<Error> {
         let nobody = nix::unistd::Uid::from_raw(65_534);
         if !nix::unistd::geteuid().is_root() {
-            return greet(path, "t", 1).err();
+            return greet_at(path).err();
         }
         // This thread alone, through the system call itself: the C library would change all threads.
         std::thread::scope(|scope| {
             let greet_as_nobody = || {
                 // SAFETY: takes numbers alone; no memory is involved.
                 let done = unsafe { libc::syscall(libc::SYS_setresuid, -1, nobody.as_raw(), -1) };
-                (done == 0).then(|| greet(path, "t", 1).expect_err("it is not let in"))
+                (done == 0).then(|| greet_at(path).expect_err("it is not let in"))
             };
             scope.spawn(greet_as_nobody).join().unwrap()
         })
@@ -330,7 +351,7 @@ mod tests {
     #[test]
     fn greet_when_path_too_long_then_says_so() {
         let path = format!("/{}", "x".repeat(200));
-        let error = greet(Path::new(&path), "t", 1).unwrap_err();
+        let error = greet_at(Path::new(&path)).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
         assert!(error.to_string().contains("107"));
     }

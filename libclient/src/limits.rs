@@ -7,12 +7,15 @@ use std::time::Duration;
 /// microseconds; seconds mean that it hangs, and a rank should go its own way rather than hang too.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connect tries again while the node's fds are all in use, and its first pause, doubled each
-/// time. The broker closes idle fds for it within milliseconds; when everything is in use for two seconds
-/// the caller should hear of it.
-pub const ROOM_TIMEOUT: Duration = Duration::from_secs(2);
-/// See [`ROOM_TIMEOUT`].
-pub const ROOM_FIRST_PAUSE: Duration = Duration::from_millis(4);
+/// How long the broker may let a hello wait for its turn while the node's fds are all in use. It closes idle fds for it
+/// within milliseconds; when everything is in use for two seconds the caller should hear of it.
+pub const HELLO_DEADLINE: Duration = Duration::from_secs(2);
+
+/// First and longest pause before connecting again when the broker has said AGAIN: many others of this user are
+/// connecting, each of which takes the broker some tens of microseconds.
+pub const AT_THE_DOOR_FIRST: Duration = Duration::from_millis(1);
+/// See [`AT_THE_DOOR_FIRST`].
+pub const AT_THE_DOOR_LAST: Duration = Duration::from_millis(50);
 
 /// Between two attempts to connect while the listener's backlog is full (EAGAIN, which no event ends).
 pub const BACKLOG_PAUSE: Duration = Duration::from_millis(5);

@@ -205,9 +205,9 @@ fn hello_when_its_magic_is_wrong_then_refused() {
 #[test]
 fn hello_when_no_version_in_common_then_told_the_brokers() {
     let bystander = Bystander::new();
-    for (least, most) in [(2, 9), (0, 0), (9, 1)] {
+    for (least, most) in [(PROTOCOL_VERSION + 1, 9), (0, 0), (9, 1u16)] {
         let (raw, code, value) = answer_to_hello(&bystander.broker, |hello| {
-            hello.version_min = least.into();
+            hello.version_min = u16::from(least).into();
             hello.version_max = most.into();
         });
         assert_eq!((code, value), (ErrorCode::Protocol, PROTOCOL_VERSION.into()));

@@ -120,6 +120,23 @@ fn connect_when_the_node_is_full_of_idle_fds_then_room_is_made() {
 }
 
 #[test]
+fn connect_when_32_ranks_start_together_at_a_small_cap_then_all_get_in() {
+    for cap in [80, 128] {
+        let broker = Setup::new().max_fds(cap).start();
+        // The node is full when they come: of idle fds, and of what the ranks before them deposit.
+        let first = Owner::of(&broker, "first", 2 * cap as usize);
+        let owners: Vec<_> = std::thread::scope(|scope| {
+            let ranks = (0..32).map(|_| scope.spawn(|| Owner::of(&broker, "rank", 4)));
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().expect("it gets in")).collect()
+        });
+        assert_eq!(broker.status().uses.connections.now.get(), 33);
+        drop((owners, first));
+        broker.assert_nothing_left();
+    }
+}
+
+#[test]
 fn daemon_when_hundreds_connect_and_say_nothing_then_the_others_are_served() {
     let mut broker = Setup::new().nofile(TABLE).start();
     let owner = Owner::of(&broker, "owner", 4);

@@ -23,6 +23,7 @@ pub enum Action {
         client: u32,
         request: u64,
         own_fds: u32,
+        deadline: u64,
     },
     Gone {
         client: u32,
@@ -115,8 +116,9 @@ impl Action {
                 let peer = Peer { domain, job, pid, gid, groups };
                 Input::Connect { client: ClientId(client), peer }
             }
-            Action::Hello { client, request, own_fds } => {
-                Input::Hello { client: ClientId(client), request: RequestId(request), own_fds }
+            Action::Hello { client, request, own_fds, deadline } => {
+                let (client, request) = (ClientId(client), RequestId(request));
+                Input::Hello { client, request, own_fds, deadline: Now(deadline) }
             }
             Action::Gone { client } => Input::Gone { client: ClientId(client) },
             Action::Register { client, request, ref deposits, credits_wanted, deadline } => {

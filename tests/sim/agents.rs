@@ -153,7 +153,7 @@ impl World {
         agent.next_request - 1
     }
 
-    fn draw_deadline(&mut self) -> u64 {
+    pub(crate) fn draw_deadline(&mut self) -> u64 {
         let wait = match self.rng.below(100) {
             0..=14 => 0,
             15..=54 => self.rng.between(100, 3_000),
@@ -423,7 +423,7 @@ impl World {
             8 => self.choose_extreme(client),
             9 if self.rng.chance(100) => {
                 let request = self.next_request(client);
-                Some(Action::Hello { client, request, own_fds: 1 })
+                Some(Action::Hello { client, request, own_fds: 1, deadline: self.now })
             }
             _ => Some(Action::Sendable { client, sendable: true }),
         }

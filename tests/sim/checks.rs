@@ -8,9 +8,9 @@ use crate::model::{
     Allocation, Ask, Blocker, Check, Client, Drain, Holder, Ledger, Model, Phase, Request, Sums,
 };
 use crate::tally::Promise;
-use fdbroker_core::{Account, Core, Deposit, Now};
+use fdbroker_core::{Account, Core, Deposit, Now, limits};
 use fdbroker_protocol::admin::AllocationState;
-use fdbroker_protocol::{AllocationId, Resource};
+use fdbroker_protocol::{AllocationId, MAX_BATCH, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Resources that every account counts: those of the node alone are looked at by themselves.
@@ -26,7 +26,8 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
     let mut pinned = BTreeSet::new();
     for view in core.allocations(0) {
         match view.state {
-            AllocationState::Recalling => {
+            // Those of a gone owner end when its teardown comes to them.
+            AllocationState::Recalling if !model.to_unpublish.contains(&view.id) => {
                 recalling.insert(view.id, *model.recalling.get(&view.id).unwrap_or(&model.now));
             }
             AllocationState::Held if view.waiters > 0 => {
@@ -346,7 +347,9 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
         .iter()
         .filter(|(_, state)| state.phase != Phase::Gone)
         .flat_map(|(client, state)| state.requests.values().map(move |r| (*client, state, r)))
-        .filter(|(_, state, request)| state.sendable || matches!(request.ask, Ask::Register { .. }))
+        .filter(|(_, state, request)| {
+            state.sendable || matches!(request.ask, Ask::Register { .. } | Ask::Hello { .. })
+        })
         .collect();
     all.sort_by_key(|(_, _, request)| request.order);
     all
@@ -356,6 +359,8 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
 fn stands_before(model: &Model, ledger: &Ledger, client: u32, request: &Request) -> Vec<Blocker> {
     match request.ask {
         Ask::Register { .. } => credit_blockers(model, ledger, client),
+        Ask::Hello { own_fds, .. } if u64::from(own_fds) > limits::HELLO_IN_LINE_FDS => Vec::new(),
+        Ask::Hello { own_fds, .. } => hello_blockers(model, ledger, client, own_fds),
         _ => request
             .wanted()
             .filter(|id| !model.is_awaited(*id))
@@ -373,8 +378,12 @@ fn in_the_way(
     client: u32,
     request: &Request,
 ) -> Option<Vec<Blocker>> {
-    if let Ask::Register { .. } = request.ask {
-        return Some(credit_blockers(model, ledger, client));
+    match request.ask {
+        Ask::Register { .. } => return Some(credit_blockers(model, ledger, client)),
+        Ask::Hello { own_fds, .. } => {
+            return Some(hello_blockers(model, ledger, client, own_fds));
+        }
+        _ => {}
     }
     if request.wanted().any(|id| model.is_awaited(id) || model.is_unanswered(id)) {
         return None;
@@ -410,6 +419,16 @@ fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> 
         found.push(Blocker { resource: Resource::TableFds, account: Holder::Node });
     }
     found
+}
+
+/// The caps that do not have room for the fds that a client declares.
+fn hello_blockers(model: &Model, ledger: &Ledger, client: u32, own_fds: u32) -> Vec<Blocker> {
+    let (resource, need) = (Resource::Fds, u64::from(own_fds));
+    let accounts = model.accounts_of_client(client).into_iter();
+    accounts
+        .filter(|account| model.is_full(ledger, *account, resource, need))
+        .map(|account| Blocker { resource, account })
+        .collect()
 }
 
 /// Whether a parked request waits for room in this cap.
@@ -477,6 +496,9 @@ fn needs_of(
     if let Ask::Register { .. } = request.ask {
         return vec![(own(), CREDIT)];
     }
+    if let Ask::Hello { .. } = request.ask {
+        return vec![(own(), HELLO)];
+    }
     let live: Vec<_> = request.wanted().filter_map(|id| Some((id, model.live(id)?))).collect();
     let recalled = live.iter().filter(|(id, _)| !model.is_held(*id));
     let places = recalled.map(|(_, known)| (model.accounts_of_client(known.owner), PLACE));
@@ -486,6 +508,7 @@ fn needs_of(
 
 pub const LEASE: &[Resource] = &[Resource::OpenLeases, Resource::Fds];
 const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TableFds];
+const HELLO: &[Resource] = &[Resource::Fds, Resource::OwnFds];
 const PLACE: &[Resource] =
     &[Resource::HeldFds, Resource::Fds, Resource::TableFds, Resource::HeldBytes];
 
@@ -512,7 +535,7 @@ pub fn nothing_left_waiting(
         if let Some(blockers) = blockers.filter(|_| !behind && !request.unsent) {
             let what = || format!("request of client {client}: {:?}", request.ask);
             ensure!(!blockers.is_empty(), "{} could be served, and waits", what());
-            if let Some(blocker) = room_could_be_made(model, request, &blockers) {
+            if let Some(blocker) = room_could_be_made(model, ledger, request, &blockers) {
                 return Err(format!(
                     "{} waits, and no fd is closed to make room in {blocker:?}",
                     what()
@@ -524,7 +547,12 @@ pub fn nothing_left_waiting(
 }
 
 /// The cap that blocks the request, if it is the only one, an fd could be closed to make room in it, and none is closing.
-fn room_could_be_made(model: &Model, request: &Request, blockers: &[Blocker]) -> Option<Blocker> {
+fn room_could_be_made(
+    model: &Model,
+    ledger: &Ledger,
+    request: &Request,
+    blockers: &[Blocker],
+) -> Option<Blocker> {
     let closable = |blocker: &Blocker| {
         matches!(
             blocker.resource,
@@ -540,16 +568,21 @@ fn room_could_be_made(model: &Model, request: &Request, blockers: &[Blocker]) ->
     if model.closing_in(blocker.account) > 0 {
         return None;
     }
-    let victim = evictable(model).into_iter().any(|(id, client, domain, _)| {
+    let victims = evictable(model).into_iter().filter(|(id, client, domain, _)| {
+        let (id, client, domain) = (*id, *client, *domain);
         let wanted = request.wanted().any(|wanted| wanted == id);
-        let in_scope = match (client, blocker.account) {
-            (Some(client), account) => model.accounts_of_client(client).contains(&account),
-            (None, Holder::Domain(of)) => domain == of,
-            (None, account) => account == Holder::Node,
-        };
-        in_scope && !wanted
+        is_in_scope(model, (client, domain), blocker.account) && !wanted
     });
-    victim.then_some(blocker)
+    // For a hello, fds are closed only if that lets it in.
+    let own = request.own_fds().unwrap_or(1);
+    let cap = u128::from(model.caps(blocker.account)[blocker.resource]);
+    let used = ledger.of(blocker.account).usage(blocker.resource);
+    let short_of = match request.own_fds() {
+        Some(own) => usize::try_from((used + u128::from(own)).saturating_sub(cap)),
+        None => Ok(1),
+    };
+    let enough = short_of.is_ok_and(|short_of| victims.count() >= short_of);
+    (enough && own <= MAX_BATCH as u64).then_some(blocker)
 }
 
 type Evictable = (AllocationId, Option<u32>, fdbroker_core::DomainKey, u64);
@@ -582,7 +615,9 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
             let (passed, other, request) = (one.client, one.state, one.request);
             let behind = is_behind(&all, one);
             let blockers = in_the_way(model, &given_back, passed, request);
-            let single = request.wanted().count() == 1 && !request.unsent;
+            let in_line = |own| own <= limits::HELLO_IN_LINE_FDS;
+            let is_single = request.own_fds().map_or(request.wanted().count() == 1, in_line);
+            let single = is_single && !request.unsent;
             if let Some(blockers) = blockers.filter(|_| !behind && single) {
                 let shared = [Holder::Node, Holder::Domain(state.domain)];
                 let same = |b: &Blocker| LEASE.contains(&b.resource) && shared.contains(&b.account);
@@ -596,6 +631,40 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
         }
     }
     Ok(())
+}
+
+/// A hello that waits has fds closed only if that lets it in: what is closing then, and what could be, is enough.
+pub fn hello_helps(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Check {
+    let Action::Hello { client, own_fds, .. } = action else { return Ok(()) };
+    if step.evicted.is_empty() || model.phase(*client) != Some(Phase::Connected) {
+        return Ok(());
+    }
+    model.proofs.count(Promise::Shares, 1);
+    let own = u64::from(*own_fds);
+    ensure!(own <= MAX_BATCH as u64, "fds of others are closed for {own} fds of client {client}");
+    let helps = hello_blockers(model, after, *client, *own_fds).iter().any(|blocker| {
+        let account = blocker.account;
+        let cap = u128::from(model.caps(account)[blocker.resource]);
+        let short_of = after.of(account).usage(blocker.resource) + u128::from(own) - cap;
+        let in_scope = |one: &&Evictable| is_in_scope(model, (one.1, one.2), account);
+        let closable = evictable(model).iter().filter(in_scope).count();
+        short_of <= (closable + model.closing_in(account)) as u128
+    });
+    ensure!(helps, "fds are closed for the hello of client {client}, and do not let it in");
+    Ok(())
+}
+
+/// Whether what a client has, or an allocation whose owner is gone, is charged to an account.
+fn is_in_scope(
+    model: &Model,
+    (client, domain): (Option<u32>, fdbroker_core::DomainKey),
+    account: Holder,
+) -> bool {
+    match (client, account) {
+        (Some(client), account) => model.accounts_of_client(client).contains(&account),
+        (None, Holder::Domain(of)) => domain == of,
+        (None, account) => account == Holder::Node,
+    }
 }
 
 /// At rest: no request waits for something that it could have if every evictable fd were closed.

@@ -162,7 +162,7 @@ impl Model {
 
     fn welcomed(&mut self, step: &Step, client: ClientId, request: u64, credits: u32) -> Check {
         let asked = self.answer(client, request)?;
-        let Ask::Hello { own_fds } = asked.ask else {
+        let Ask::Hello { own_fds, .. } = asked.ask else {
             return Err("welcome in answer to another request".into());
         };
         ensure!(step.must_fail.is_none(), "welcomed twice");
@@ -397,6 +397,12 @@ impl Model {
             return Ok(());
         }
         let shown = show_status(&status);
+        if matches!(asked.ask, Ask::Hello { .. }) && code != ErrorCode::NoQuota {
+            let ends = step.disconnect == Some((client.0, true));
+            ensure!(ends || step.may_ask_again, "hello failed with {shown}");
+            step.disconnect = Some((client.0, true));
+            return Ok(());
+        }
         if step.may_ask_again && code == ErrorCode::Again {
             return Ok(());
         }
@@ -412,9 +418,16 @@ impl Model {
         let parked = self.client(client.0)?.requests.len();
         let too_many = parked >= self.config.max_parked_per_client as usize;
         match asked.ask {
-            Ask::Hello { own_fds } => {
+            Ask::Hello { own_fds, deadline } => {
                 step.disconnect = Some((client.0, true));
                 quota.need = u64::from(own_fds).max(1);
+                let never = u64::from(own_fds) > self.most_own_fds();
+                ensure!(never || deadline <= self.now, "hello is refused before its deadline");
+                // What did not let it in may have been for the others that this step has let in.
+                ensure!(
+                    !never || step.evicted.is_empty(),
+                    "fds are closed for a hello that is refused"
+                );
             }
             Ask::Register { deposits, .. } if !deposits.is_empty() => {
                 return self.deposits_refused(step, client.0, &deposits, status);

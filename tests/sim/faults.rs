@@ -77,6 +77,11 @@ pub fn of_step(stats: &mut Stats, model: &Model, step: &Step, action: &Action, a
     if let Action::Register { .. } = action {
         stats.faults(Fault::AddressReused, step.due_end.len());
     }
+    if let Action::Hello { client, request, .. } = action {
+        let state = model.clients.get(client);
+        let waits = state.is_some_and(|state| state.requests.contains_key(request));
+        stats.faults(Fault::HelloWaits, usize::from(waits));
+    }
     for effect in all {
         match effect {
             Effect::Failed { client, .. } if matches!(action, Action::Hello { .. }) => {

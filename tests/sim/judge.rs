@@ -153,9 +153,11 @@ impl Model {
             Action::Connect { client, domain, job, pid } => {
                 self.begin_connect(&mut step, *client, (*domain, *job), *pid)?;
             }
-            Action::Hello { client, request, own_fds } => {
-                let again = self.client(*client)?.phase != Phase::Connected;
-                self.ask(*client, *request, Ask::Hello { own_fds: *own_fds })?;
+            Action::Hello { client, request, own_fds, deadline } => {
+                let state = self.client(*client)?;
+                let again = state.phase != Phase::Connected || !state.requests.is_empty();
+                let ask = Ask::Hello { own_fds: *own_fds, deadline: *deadline };
+                self.ask(*client, *request, ask)?;
                 step.disconnect = Some((*client, again));
                 step.must_fail = again.then_some(ErrorCode::Protocol);
             }
@@ -645,13 +647,21 @@ impl Request {
     /// The time at which it must be answered; `None` = at once.
     pub fn may_wait_until(&self) -> Option<u64> {
         match &self.ask {
-            Ask::Acquire { deadline, .. } => Some(*deadline),
+            Ask::Acquire { deadline, .. } | Ask::Hello { deadline, .. } => Some(*deadline),
             Ask::Register { deposits, deadline, .. } if deposits.is_empty() => Some(*deadline),
             _ => None,
         }
     }
 
-    /// The allocations that it wants; none if it wants credit.
+    /// The fds that a parked hello declares.
+    pub fn own_fds(&self) -> Option<u64> {
+        match self.ask {
+            Ask::Hello { own_fds, .. } => Some(own_fds.into()),
+            _ => None,
+        }
+    }
+
+    /// The allocations that it wants; none if it wants credit, or to be let in.
     pub fn wanted(&self) -> impl Iterator<Item = AllocationId> {
         let wanted = match &self.ask {
             Ask::Acquire { wanted, .. } => wanted.as_slice(),

@@ -29,7 +29,7 @@ pub enum Phase {
 /// What an unanswered request asks for.
 #[derive(Clone, Debug)]
 pub enum Ask {
-    Hello { own_fds: u32 },
+    Hello { own_fds: u32, deadline: u64 },
     Register { deposits: Vec<Deposit>, credits_wanted: u32, deadline: u64 },
     Unregister,
     Lease,
@@ -600,6 +600,12 @@ impl Model {
             Holder::Domain(_) => &self.config.domain,
             Holder::Node => &self.config.node,
         }
+    }
+
+    /// The most fds of its own that any client could have.
+    pub fn most_own_fds(&self) -> u64 {
+        let Config { node, domain, job, client, .. } = &self.config;
+        [node, domain, job, client].into_iter().map(|caps| caps.fds).min().unwrap_or(0)
     }
 
     /// Takes new caps; a use that is above them now may stay.

@@ -86,7 +86,8 @@ impl Rig {
         self.next_client += 1;
         self.world.connect(client, DomainKey { listener: 0, uid }, job, Manners::default())?;
         let request = self.world.next_request(client);
-        self.world.feed(Action::Hello { client, request, own_fds: 0 })?;
+        let deadline = self.world.now;
+        self.world.feed(Action::Hello { client, request, own_fds: 0, deadline })?;
         Ok(client)
     }
 

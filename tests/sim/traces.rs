@@ -164,7 +164,7 @@ impl Node {
             let domain = DomainKey { listener: 0, uid: 1000 };
             let peer = Peer { domain, job: None, pid: 1 + client.0, gid: 100, groups: &[] };
             node.step(Input::Connect { client, peer })?;
-            node.step(Input::Hello { client, request: REQUEST, own_fds: 0 })?;
+            node.step(Input::Hello { client, request: REQUEST, own_fds: 0, deadline: Now(0) })?;
         }
         for number in 0..ALL as u64 {
             let client = ClientId((number / EACH) as u32);

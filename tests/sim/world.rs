@@ -312,7 +312,8 @@ impl World {
             _ => 0,
         };
         let request = self.next_request(client);
-        self.feed(Action::Hello { client, request, own_fds })
+        let deadline = self.draw_deadline();
+        self.feed(Action::Hello { client, request, own_fds, deadline })
     }
 
     fn act(&mut self, client: u32, order: u64) -> Check {
@@ -514,6 +515,7 @@ impl World {
         }
         if exact {
             checks::order(&self.model, &step, &after, action)?;
+            checks::hello_helps(&self.model, &step, &after, action)?;
             let all = checks::everybody(&self.model, &after);
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;

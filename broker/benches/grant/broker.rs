@@ -9,7 +9,9 @@ use fdbroker_protocol::message::{
     AcquireHead, HELLO_MAGIC, Hello, HelloReply, LeaseItem, RegisterHead, RegisterItem,
     RegisterReplyHead, Registered, register_flags,
 };
-use fdbroker_protocol::{Handle, Kind, MAX_BATCH, MemoryKind, Message, Status, Writer};
+use fdbroker_protocol::{
+    Handle, Kind, MAX_BATCH, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer,
+};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -47,8 +49,8 @@ impl Broker {
         let mut writer = Writer::new();
         let hello = Hello {
             magic: HELLO_MAGIC,
-            version_min: U16::new(1),
-            version_max: U16::new(1),
+            version_min: U16::new(PROTOCOL_VERSION.into()),
+            version_max: U16::new(PROTOCOL_VERSION.into()),
             ..Hello::new_zeroed()
         };
         writer.start(Kind::Hello, 1).push(&hello);

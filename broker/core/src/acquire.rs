@@ -359,7 +359,7 @@ impl Core {
         let begin = fx.granted.len();
         let again = Status::error(ErrorCode::Again);
         let pending = match wait {
-            Wait::Room(blocked) => {
+            Wait::Room(blocked) | Wait::Space(blocked) => {
                 let status = self.no_quota(blocked);
                 self.count_refusal(client.0, status);
                 status

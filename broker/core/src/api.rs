@@ -175,8 +175,8 @@ pub enum Input<'a> {
     /// A client's socket was accepted. Takes [`crate::limits::FDS_PER_CONNECTION`] places in the table.
     /// Answered by nothing, or by [`Effect::Disconnect`] when a cap is in the way.
     Connect { client: ClientId, peer: Peer<'a> },
-    /// Its hello. Answered by [`Effect::Welcome`], or [`Effect::Failed`] and [`Effect::Disconnect`].
-    Hello { client: ClientId, request: RequestId, own_fds: u32 },
+    /// Its hello. Answered by [`Effect::Welcome`], or at the deadline by [`Effect::Failed`] and [`Effect::Disconnect`].
+    Hello { client: ClientId, request: RequestId, own_fds: u32, deadline: Now },
     /// Its process has died or its socket has ended. Ends with [`Effect::Forget`], maybe some polls later.
     Gone { client: ClientId },
     /// Deposits; the fd of each is at the same index of the message. More of them than credits:

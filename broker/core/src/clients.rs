@@ -1,7 +1,7 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer, RequestId};
+use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer};
 use crate::job_name::JobName;
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
@@ -101,40 +101,6 @@ impl Core {
         let (number, _) = self.jobs.insert(Job::new(key, name)).expect("jobs are fewer than slots");
         self.job_by_key.insert(key, number);
         number
-    }
-
-    pub(crate) fn hello(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        own: u32,
-        fx: &mut Effects,
-    ) {
-        let Some(record) = self.client(client) else { return };
-        if record.welcome {
-            return self.refuse_stranger(client, request, fx);
-        }
-        let own = u64::from(own);
-        if let Err(blocked) = self.charge(client.0, Charge(Resource::OwnFds, own)) {
-            let status = self.no_quota(blocked);
-            self.count_refusal(client.0, status);
-            // A full cap is the normal state of a busy node: room is made, so that its next try succeeds.
-            let coming = self.closing_in(blocked.account);
-            let short_of = usize::try_from(own.saturating_sub(coming)).unwrap_or(usize::MAX);
-            // What can never fit is no reason to take from others.
-            if own <= status.value.get() {
-                self.evict_for(blocked, short_of, fx);
-            }
-            fx.list.push(Effect::Failed { client, request, status });
-            fx.list.push(Effect::Disconnect { client, status });
-            return;
-        }
-        let record = self.client_mut(client.0);
-        record.own_fds = own;
-        record.welcome = true;
-        self.note_of_client(EventKind::Connected, client.0, Status::OK);
-        let credits = self.adjust_credits(client.0, 0);
-        fx.list.push(Effect::Welcome { client, request, deposit_credits: credits });
     }
 
     pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {

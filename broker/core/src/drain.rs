@@ -82,7 +82,7 @@ impl Core {
         all
     }
 
-    fn account(&self, account: Holder) -> &Account {
+    pub(crate) fn account(&self, account: Holder) -> &Account {
         match account {
             Holder::Client(number) => {
                 let client = self.clients[number as usize].as_deref();

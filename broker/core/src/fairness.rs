@@ -243,7 +243,7 @@ impl Core {
             // It joined a recall under way, or waits for an owner to come back: it had nothing of the room.
             Some(Wait::Recall) if self.taken() == taken => Look::Passed,
             None | Some(Wait::Recall) => Look::Served,
-            Some(Wait::Reader) => Look::Passed,
+            Some(Wait::Reader | Wait::Space(_)) => Look::Passed,
             Some(Wait::Room(Blocked { resource: Resource::Fds, account: Holder::Node })) => {
                 // Whatever a later one wants takes one of these.
                 Look::Stop
@@ -266,7 +266,7 @@ impl Core {
     fn is_passed_over(&mut self, seq: u64) -> bool {
         let parked = &self.parked[&seq];
         let (client, supplied) = (parked.client.0, parked.supplied);
-        if let Wish::Credits(_) = parked.wish {
+        if let Wish::Credits(_) | Wish::Hello(_) = parked.wish {
             return false;
         }
         if !self.client_mut(client).sendable {

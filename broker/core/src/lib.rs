@@ -18,6 +18,7 @@ mod drain;
 mod end;
 mod events;
 mod fairness;
+mod hello;
 mod invariants;
 mod job_name;
 mod keep;
@@ -220,7 +221,9 @@ impl Core {
         self.touch_by(&input);
         match input {
             Input::Connect { client, peer } => self.connect(client, &peer, fx),
-            Input::Hello { client, request, own_fds } => self.hello(client, request, own_fds, fx),
+            Input::Hello { client, request, own_fds, deadline } => {
+                self.hello(client, request, own_fds, deadline, fx);
+            }
             Input::Gone { client } => self.gone(client),
             Input::Closed { ticket } => self.closed(ticket),
             Input::Cancel { client, request } => self.cancel(client, request, fx),
@@ -391,6 +394,7 @@ impl Core {
         if self.client(client).is_some() {
             let status = ErrorCode::Protocol.into();
             fx.list.push(Effect::Failed { client, request, status });
+            self.give_up_hello(client, status, fx);
             fx.list.push(Effect::Disconnect { client, status });
         }
     }

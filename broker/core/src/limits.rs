@@ -32,6 +32,10 @@ pub const LOOKS_PER_TURN: usize = 64;
 /// whoever waits far behind is looked at, too, however often room appears.
 pub const RESTARTS_OF_A_SCAN: u32 = 4;
 
+/// Most fds of its own that a client may declare in a hello that stands in line with other requests when it has to wait: as
+/// many as a recall with its lease needs. Requests behind it could be served by less than it waits for.
+pub const HELLO_IN_LINE_FDS: u64 = 2;
+
 /// Leases that a client is asked for at a time, if one is needed: enough that a burst of requests is not served
 /// one round trip each, few enough that a cache of thousands is not emptied for one request.
 pub const RECLAIM_BATCH: usize = 16;

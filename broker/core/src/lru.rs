@@ -123,6 +123,28 @@ impl Core {
         used.map(|(_, slot)| slot)
     }
 
+    /// Whether so many fds in the account's scope can be closed. Visits no more owners than that.
+    pub(crate) fn can_evict(&self, account: Holder, count: usize) -> bool {
+        let lru = |owner: u32| self.clients[owner as usize].as_deref().map(|client| &client.lru);
+        let index = match account {
+            Holder::Node => &self.lru.index,
+            Holder::Domain(domain) => &self.domains[domain].lru,
+            Holder::Job(job) => &self.jobs[job].lru,
+            Holder::Client(number) => {
+                let own = lru(number).filter(|lru| lru.key.is_some());
+                return own.map_or(0, |lru| lru.list.len()) >= count;
+            }
+        };
+        let mut missing = count;
+        for len in index.owners().filter_map(lru).map(|lru| lru.list.len()) {
+            missing = missing.saturating_sub(len);
+            if missing == 0 {
+                break;
+            }
+        }
+        missing == 0
+    }
+
     /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
     pub(crate) fn set_aside(&mut self, wanted: &[Wanted]) {
         for id in wanted.iter().flatten() {

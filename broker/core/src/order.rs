@@ -74,6 +74,11 @@ impl Index {
         self.0.first().map(|(_, owner)| *owner)
     }
 
+    /// The owners that have something to evict.
+    pub fn owners(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().map(|(_, owner)| *owner)
+    }
+
     /// An owner's oldest allocation is another one; `None`: it has none.
     pub fn change(&mut self, owner: u32, from: Option<u64>, to: Option<u64>) {
         if let Some(from) = from {

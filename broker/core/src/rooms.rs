@@ -43,7 +43,7 @@ impl Core {
         parked.wait = wait;
         match wait {
             Wait::Recall => return,
-            Wait::Reader => {}
+            Wait::Reader | Wait::Space(_) => {}
             Wait::Room(blocked) => {
                 if let Some(queue) = self.queued(blocked.account) {
                     *queue.of(blocked.resource) += 1;
@@ -88,6 +88,7 @@ impl Core {
         let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
         let wait = match &wish {
             Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, fx),
+            Wish::Hello(own) => self.retry_hello(client, request, *own, turn, fx),
             Wish::Acquire(wanted) if self.client_mut(client.0).sendable => {
                 let first = false;
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
@@ -356,6 +357,7 @@ impl Core {
                 self.count_refusal(client.0, status);
                 fx.list.push(Effect::Failed { client, request, status });
             }
+            Wish::Hello(own) => self.hello_too_late(client, request, own, fx),
         }
     }
 }

@@ -157,6 +157,11 @@ impl Core {
                     let status = ErrorCode::Again.into();
                     effects.list.push(Effect::Failed { client, request, status });
                 }
+                Wish::Hello(_) => {
+                    let status = ErrorCode::Again.into();
+                    self.give_up_hello(client, status, effects);
+                    effects.list.push(Effect::Disconnect { client, status });
+                }
             }
         }
         // The teardown of an owner goes on, and what it kept lives on from now.

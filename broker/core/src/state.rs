@@ -468,6 +468,8 @@ pub enum Wish {
     Acquire(Box<[Wanted]>),
     /// Credits for that many deposits.
     Credits(u64),
+    /// To be let in, with that many fds of its own.
+    Hello(u64),
 }
 
 /// What a parked request waits for.
@@ -477,6 +479,8 @@ pub enum Wait {
     Recall,
     /// Room in an account.
     Room(Blocked),
+    /// More room in an account than a request takes: it stands before nobody.
+    Space(Blocked),
     /// Its client to read.
     Reader,
 }

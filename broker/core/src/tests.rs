@@ -6,6 +6,7 @@ use fdbroker_protocol::{
 };
 
 mod acts;
+mod door;
 mod left;
 mod lives;
 mod portions;
@@ -84,7 +85,7 @@ impl World {
     fn connect(&mut self, client: ClientId, uid: u32) {
         let domain = DomainKey { listener: 0, uid };
         self.step(connect(client, domain, 4000 + client.0));
-        self.step(Input::Hello { client, request: RequestId(1), own_fds: 0 });
+        self.step(Input::Hello { client, request: RequestId(1), own_fds: 0, deadline: Now(0) });
     }
 
     fn step(&mut self, input: Input<'_>) -> Vec<Effect> {
@@ -595,26 +596,8 @@ fn hello_when_missing_or_twice_then_protocol_and_the_end() {
     let (request, wanted, deadline) = (RequestId(1), &[][..], Now(0));
     let early = world.step(Input::Acquire { client: stranger, request, wanted, deadline });
     assert!(matches!(early[..], [Effect::Failed { .. }, Effect::Disconnect { .. }]));
-    let twice = world.step(Input::Hello { client: USER, request, own_fds: 0 });
+    let twice = world.step(Input::Hello { client: USER, request, own_fds: 0, deadline });
     assert!(matches!(twice[..], [Effect::Failed { .. }, Effect::Disconnect { .. }]));
-}
-
-#[test]
-fn hello_when_the_node_is_full_of_idle_fds_then_room_is_made_for_the_next_try() {
-    let mut world = World::new(node_fds(2));
-    world.register(deposit(1));
-    world.register(deposit(2));
-    let late = ClientId(5);
-    let (request, own_fds, pid) = (RequestId(1), 1, 1);
-    let domain = DomainKey { listener: 0, uid: 1000 };
-    world.step(connect(late, domain, pid));
-    let refused = world.step(Input::Hello { client: late, request, own_fds });
-    assert!(matches!(refused.last(), Some(Effect::Disconnect { .. })));
-    world.step(Input::Gone { client: late });
-    world.close_all();
-    world.step(connect(late, domain, pid));
-    let welcome = world.step(Input::Hello { client: late, request, own_fds });
-    assert!(matches!(welcome[..], [Effect::Welcome { .. }]));
 }
 
 #[test]

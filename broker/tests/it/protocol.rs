@@ -8,7 +8,9 @@ use fdbroker_protocol::message::{
     SupplyItem, declare_flags,
 };
 use fdbroker_protocol::page::{PageHeader, generation_offset, is_alive, page_bytes};
-use fdbroker_protocol::{ErrorCode, FdType, Handle, Kind, MemoryKind, Status, Writer};
+use fdbroker_protocol::{
+    ErrorCode, FdType, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Status, Writer,
+};
 use nix::fcntl::SealFlag;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -38,7 +40,7 @@ fn generation(page: &OwnedFd, slot: u32) -> u32 {
 fn hello_when_versions_meet_then_welcome_with_event_socket_and_page() {
     let broker = Broker::start(&[]);
     let client = Client::connect(&broker.socket());
-    assert_eq!(client.hello.version.get(), 1);
+    assert_eq!(client.hello.version.get(), PROTOCOL_VERSION.into());
     assert_eq!(client.hello.max_batch.get(), 253);
     assert!(client.credits >= 1);
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
@@ -58,21 +60,21 @@ fn hello_when_no_common_version_then_protocol_with_the_brokers_version() {
     let broker = Broker::start(&[]);
     let socket = Socket::connect(&broker.socket());
     let mut writer = Writer::new();
-    writer.start(Kind::Hello, 9).push(&hello_body(2, 7));
+    writer.start(Kind::Hello, 9).push(&hello_body(7, 9));
     let mut bytes = writer.finish(0, 0).to_vec();
     bytes[2] = 7;
     socket.send(&bytes, &[]);
     let reply = socket.recv();
     assert_eq!(reply.message().id, 9);
     assert_eq!(code(&reply.failed()), Some(ErrorCode::Protocol));
-    assert_eq!(reply.failed().value.get(), 1);
+    assert_eq!(reply.failed().value.get(), PROTOCOL_VERSION.into());
     socket.expect_end();
 }
 
 #[test]
 fn hello_when_magic_is_wrong_or_something_else_comes_first_then_ended() {
     let broker = Broker::start(&[]);
-    let mut wrong = hello_body(1, 1);
+    let mut wrong = hello_body(PROTOCOL_VERSION.into(), PROTOCOL_VERSION.into());
     wrong.magic = *b"FDBROKER";
     let mut writer = Writer::new();
     writer.start(Kind::Hello, 1).push(&wrong);

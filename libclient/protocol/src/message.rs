@@ -11,7 +11,7 @@ use zerocopy::{
 };
 
 /// Version of this protocol. A broker and a client agree in hello or part.
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 
 /// First eight bytes of hello's body, in every version of the protocol for ever.
 pub const HELLO_MAGIC: [u8; 8] = *b"fdbroker";
@@ -164,8 +164,10 @@ pub struct Hello {
     pub pid: U32,
     /// A name for display, such as the command's; padded with zeros.
     pub name: [u8; NAME_BYTES],
+    /// How long the broker may let the hello wait until what it declares fits, in ms.
+    pub deadline_ms: U32,
     /// Reserved, 0.
-    pub reserved: U64,
+    pub reserved: U32,
 }
 
 /// Body of [`Kind::HelloReply`], 64 bytes.

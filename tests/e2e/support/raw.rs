@@ -64,6 +64,7 @@ pub fn hello() -> Hello {
         own_fds: 0.into(),
         pid: std::process::id().into(),
         name: [0; NAME_BYTES],
+        deadline_ms: 0.into(),
         reserved: 0.into(),
     }
 }

@@ -492,7 +492,7 @@ fn share_when_by_group_then_those_of_the_owners_group_on_its_listener_alone() {
         let (client, domain) = (ClientId(client), DomainKey { listener, uid });
         let peer = Peer { domain, job: None, pid: 1, gid, groups };
         world.step(Input::Connect { client, peer });
-        world.step(Input::Hello { client, request: RequestId(1), own_fds: 0 });
+        world.step(Input::Hello { client, request: RequestId(1), own_fds: 0, deadline: Now(0) });
         world.acquire(client, &[Ok(shared)], 0);
         world.fx.granted[0].status.result().err()
     };

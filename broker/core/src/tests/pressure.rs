@@ -11,7 +11,7 @@ pub(super) fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
     let job = Some((job, JobName::new(&format!("job:{}", job.0))));
     let peer = Peer { domain, job, pid, gid: 100, groups: &[] };
     world.step(Input::Connect { client, peer });
-    world.step(Input::Hello { client, request: RequestId(1), own_fds: 0 });
+    world.step(Input::Hello { client, request: RequestId(1), own_fds: 0, deadline: Now(0) });
 }
 
 pub(super) fn job_of(world: &World, key: JobKey) -> Option<JobView> {

@@ -7,7 +7,7 @@ use fdbroker_protocol::message::{
     AcquireHead, GrantItem, HELLO_MAGIC, Hello, HelloReply, LeaseItem, RegisterHead, RegisterItem,
     RegisterReplyHead, Registered, register_flags,
 };
-use fdbroker_protocol::{Handle, Kind, MemoryKind, Share, Status, Writer};
+use fdbroker_protocol::{Handle, Kind, MemoryKind, PROTOCOL_VERSION, Share, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -214,13 +214,16 @@ pub fn hello_body(min: u16, max: u16) -> Hello {
         own_fds: 0.into(),
         pid: std::process::id().into(),
         name: *b"a test\0\0\0\0\0\0\0\0\0\0",
+        deadline_ms: 0.into(),
         reserved: 0.into(),
     }
 }
 
 pub fn hello_bytes(id: u64) -> Vec<u8> {
     let mut writer = Writer::new();
-    writer.start(Kind::Hello, id).push(&hello_body(1, 1));
+    writer
+        .start(Kind::Hello, id)
+        .push(&hello_body(PROTOCOL_VERSION.into(), PROTOCOL_VERSION.into()));
     writer.finish(0, 0).to_vec()
 }
 

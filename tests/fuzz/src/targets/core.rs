@@ -157,7 +157,8 @@ impl World {
             0 => self.gone(client),
             1 => {
                 let (request, own_fds) = (self.request(client, bytes), u32::from(bytes.u8() >> 4));
-                self.step(Input::Hello { client, request, own_fds }, 0);
+                let deadline = self.deadline(bytes);
+                self.step(Input::Hello { client, request, own_fds, deadline }, 0);
             }
             2 | 3 => self.register(client, bytes),
             4..=6 => self.acquire(client, bytes),
@@ -199,7 +200,7 @@ impl World {
         self.step(Input::Connect { client, peer }, 0);
         if what & 128 == 0 {
             let request = self.request(client, bytes);
-            self.step(Input::Hello { client, request, own_fds: 0 }, 0);
+            self.step(Input::Hello { client, request, own_fds: 0, deadline: Now(0) }, 0);
         }
     }
 

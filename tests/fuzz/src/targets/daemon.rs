@@ -6,7 +6,7 @@ use crate::bytes::Bytes;
 use crate::memory;
 use fdbroker_protocol::admin::Query;
 use fdbroker_protocol::message::*;
-use fdbroker_protocol::{Handle, HandlePrefix, Kind, Message, Writer};
+use fdbroker_protocol::{Handle, HandlePrefix, Kind, Message, PROTOCOL_VERSION, Writer};
 use fdbroker_scm::ReceivedFds;
 use fdbrokerd::cli::Args;
 use fdbrokerd::fuzzing::Daemon;
@@ -374,12 +374,13 @@ const NO_HANDLE: HandlePrefix = HandlePrefix {
 fn hello() -> Hello {
     Hello {
         magic: HELLO_MAGIC,
-        version_min: 1.into(),
-        version_max: 1.into(),
+        version_min: u16::from(PROTOCOL_VERSION).into(),
+        version_max: u16::from(PROTOCOL_VERSION).into(),
         flags: 0.into(),
         own_fds: 0.into(),
         pid: 1.into(),
         name: *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0",
+        deadline_ms: 0.into(),
         reserved: 0.into(),
     }
 }

@@ -1,0 +1,144 @@
+//! Hello: a client is let in as soon as what it declares fits, and waits for that until its deadline, like any request.
+//! Must never take from others for a client that cannot be let in.
+
+use crate::Core;
+use crate::acquire::Turn;
+use crate::api::{ClientId, Config, Effect, Effects, Now, RequestId};
+use crate::ledger::{Blocked, Charge};
+use crate::limits::HELLO_IN_LINE_FDS;
+use crate::state::{Parked, Wait, Wish};
+use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{MAX_BATCH, Resource, Status};
+
+/// Resources of which a hello takes some.
+const FOR_HELLO: &[Resource] = &[Resource::Fds, Resource::OwnFds];
+
+impl Core {
+    pub(crate) fn hello(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        own_fds: u32,
+        deadline: Now,
+        fx: &mut Effects,
+    ) {
+        let Some(record) = self.client(client) else { return };
+        if record.welcome || !record.parked.is_empty() {
+            return self.refuse_stranger(client, request, fx);
+        }
+        let own = u64::from(own_fds);
+        let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) else { return };
+        if deadline <= self.now || own > self.most_own_fds() {
+            return self.refuse_hello(client, request, self.no_quota(blocked), fx);
+        }
+        let (seq, wish) = (self.arrival(), Wish::Hello(own));
+        let wait = hello_waits(own, blocked);
+        self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
+        self.make_room_for_hello(own, blocked, fx);
+    }
+
+    /// Looks at a parked hello again; says what it still waits for.
+    pub(crate) fn retry_hello(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        own: u64,
+        turn: Turn,
+        fx: &mut Effects,
+    ) -> Option<Wait> {
+        let blocked = self.let_in(client, request, own, turn, fx).err()?;
+        self.make_room_for_hello(own, blocked, fx);
+        Some(hello_waits(own, blocked))
+    }
+
+    /// The deadline of a hello has passed: the client is let in now, or never.
+    pub(crate) fn hello_too_late(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        own: u64,
+        fx: &mut Effects,
+    ) {
+        if let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) {
+            self.refuse_hello(client, request, self.no_quota(blocked), fx);
+        }
+    }
+
+    /// A client that is not let in yet ends: so does its parked hello.
+    pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, fx: &mut Effects) {
+        let Some(record) = self.client(client).filter(|record| !record.welcome) else { return };
+        for seq in record.parked.clone() {
+            if let Some(Parked { request, .. }) = self.unpark(seq) {
+                fx.list.push(Effect::Failed { client, request, status });
+            }
+        }
+    }
+
+    /// Lets a client in, charged with what it declares; or says which cap is in the way.
+    fn let_in(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        own: u64,
+        turn: Turn,
+        fx: &mut Effects,
+    ) -> Result<(), Blocked> {
+        if own > 0
+            && let Some(blocked) = self.ahead(turn, client.0, FOR_HELLO)
+        {
+            return Err(blocked);
+        }
+        self.charge(client.0, Charge(Resource::OwnFds, own))?;
+        let record = self.client_mut(client.0);
+        record.own_fds = own;
+        record.welcome = true;
+        self.note_of_client(EventKind::Connected, client.0, Status::OK);
+        let deposit_credits = self.adjust_credits(client.0, 0);
+        fx.list.push(Effect::Welcome { client, request, deposit_credits });
+        Ok(())
+    }
+
+    fn refuse_hello(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        status: Status,
+        fx: &mut Effects,
+    ) {
+        self.count_refusal(client.0, status);
+        fx.list.push(Effect::Failed { client, request, status });
+        fx.list.push(Effect::Disconnect { client, status });
+    }
+
+    /// The most fds of its own that any client could have.
+    fn most_own_fds(&self) -> u64 {
+        let Config { node, domain, job, client, .. } = &self.config;
+        [node, domain, job, client].map(|caps| caps.fds).into_iter().fold(u64::MAX, u64::min)
+    }
+
+    /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
+    /// help nobody. One that declares few fds has clients asked for leases, too.
+    fn make_room_for_hello(&mut self, own: u64, blocked: Blocked, fx: &mut Effects) {
+        if own > MAX_BATCH as u64 || !self.may_make_room(blocked) {
+            return;
+        }
+        let (caps, account) = (self.caps_of(blocked.account), blocked.account);
+        let room =
+            caps[blocked.resource].saturating_sub(self.account(account).now(blocked.resource));
+        let short_of = usize::try_from(own.saturating_sub(room)).unwrap_or(usize::MAX);
+        if self.can_evict(account, short_of) {
+            self.evict_for(blocked, short_of, fx);
+        } else if own <= HELLO_IN_LINE_FDS {
+            self.reclaim(blocked, short_of);
+        }
+    }
+}
+
+/// A hello that declares few fds stands in line with other requests. One that declares many would hold them all up until
+/// so many are free: it stands before nobody.
+fn hello_waits(own: u64, blocked: Blocked) -> Wait {
+    match own <= HELLO_IN_LINE_FDS {
+        true => Wait::Room(blocked),
+        false => Wait::Space(blocked),
+    }
+}

@@ -1,0 +1,131 @@
+//! Unit tests of the door: connect and hello.
+
+use super::*;
+
+const LATE: ClientId = ClientId(5);
+
+/// Another client connects; its hello may wait for a second.
+fn knock(world: &mut World, client: ClientId, uid: u32, own_fds: u32) -> Vec<Effect> {
+    let (request, deadline) = (RequestId(1), Now(world.now.0 + 1000 * MS));
+    world.step(connect(client, DomainKey { listener: 0, uid }, 1));
+    world.step(Input::Hello { client, request, own_fds, deadline })
+}
+
+fn is_welcome(effects: &[Effect], of: ClientId) -> bool {
+    effects.iter().any(|effect| matches!(effect, Effect::Welcome { client, .. } if *client == of))
+}
+
+fn is_refused(effects: &[Effect], of: ClientId) -> bool {
+    effects
+        .iter()
+        .any(|effect| matches!(effect, Effect::Disconnect { client, .. } if *client == of))
+}
+
+/// All fds that are closing are closed.
+fn close(world: &mut World) -> Vec<Effect> {
+    (0..64).flat_map(|ticket| world.step(Input::Closed { ticket: Ticket(ticket) })).collect()
+}
+
+fn evictions(effects: &[Effect]) -> usize {
+    effects.iter().filter(|effect| matches!(effect, Effect::CloseHeld { .. })).count()
+}
+
+#[test]
+fn hello_when_the_node_is_full_of_idle_fds_then_it_waits_until_one_is_closed() {
+    let mut world = World::new(node_fds(2));
+    world.register(deposit(1));
+    world.register(deposit(2));
+    let asked = knock(&mut world, LATE, 1000, 1);
+    assert_eq!((asked.len(), evictions(&asked)), (1, 1), "{asked:?}");
+    let closed = close(&mut world);
+    assert!(is_welcome(&closed, LATE), "{closed:?}");
+}
+
+#[test]
+fn hello_when_more_is_declared_than_can_be_had_then_nothing_is_evicted_for_it() {
+    let mut world = World::new(node_fds(8));
+    let lease = world.register(deposit(1)).id;
+    for base in 2..=6 {
+        world.register(deposit(base));
+    }
+    world.acquire(USER, &[Ok(lease)], 0);
+    assert!(world.fx.granted[0].status.is_ok());
+    for declared in [9, u32::MAX] {
+        let never = knock(&mut world, LATE, 2000, declared);
+        assert!(is_refused(&never, LATE) && evictions(&never) == 0, "{never:?}");
+        world.step(Input::Gone { client: LATE });
+    }
+    // Eight would fit an empty node. Of this one, six can be closed.
+    let asked = knock(&mut world, LATE, 2000, 8);
+    assert!(asked.is_empty(), "{asked:?}");
+    let refused = world.at(1000);
+    assert!(is_refused(&refused, LATE) && evictions(&refused) == 0, "{refused:?}");
+    world.step(Input::Gone { client: LATE });
+    assert_eq!(world.core.totals().gauges.stored_fds, 6);
+}
+
+#[test]
+fn hello_when_it_waits_for_many_fds_then_nobody_waits_behind_it() {
+    let mut world = World::new(node_fds(3));
+    let held = world.register(deposit(1)).id;
+    world.acquire(USER, &[Ok(held)], 0);
+    assert!(knock(&mut world, LATE, 2000, 3).is_empty());
+    world.acquire(OTHER, &[Ok(held)], 1000);
+    assert!(world.fx.granted[0].status.is_ok(), "{:?}", world.fx.list);
+}
+
+#[test]
+fn hello_when_many_wait_then_they_are_let_in_by_turns_as_fds_come_back() {
+    let mut world = World::new(node_fds(4));
+    let held = world.register(deposit(1)).id;
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        world.acquire(USER, &[Ok(held)], 0);
+        leases.push(world.fx.granted[0].lease);
+    }
+    let of = [(ClientId(5), 2000), (ClientId(6), 2000), (ClientId(7), 2001)];
+    for (client, uid) in of {
+        assert!(!is_welcome(&knock(&mut world, client, uid, 1), client));
+    }
+    let mut order = Vec::new();
+    for _ in of {
+        let lease = leases.pop();
+        let (client, request) = (USER, None);
+        let leases: Vec<_> = lease.into_iter().collect();
+        let mut effects = world.step(Input::Release { client, request, leases: &leases });
+        effects.extend(world.at(1));
+        effects.extend(close(&mut world));
+        let welcome = of.iter().filter(|(client, _)| is_welcome(&effects, *client));
+        order.extend(welcome.map(|(client, _)| client.0));
+    }
+    assert_eq!(order.len(), 3, "{order:?}");
+    assert!(order[0] == 7 || order[1] == 7, "users take turns: {order:?}");
+}
+
+#[test]
+fn hello_when_its_client_asks_for_something_meanwhile_then_protocol_and_the_end() {
+    let mut world = World::new(node_fds(1));
+    world.step(connect(ClientId(4), DomainKey { listener: 0, uid: 1000 }, 1));
+    let (client, request, deadline) = (ClientId(4), RequestId(1), Now(0));
+    world.step(Input::Hello { client, request, own_fds: 1, deadline });
+    assert!(knock(&mut world, LATE, 1000, 1).is_empty());
+    let (client, wanted, request) = (LATE, &[][..], RequestId(2));
+    let early = world.step(Input::Acquire { client, request, wanted, deadline });
+    assert!(is_refused(&early, LATE) && early.len() == 3, "{early:?}");
+    world.step(Input::Gone { client: LATE });
+    world.step(Input::Gone { client: ClientId(4) });
+}
+
+#[test]
+fn hello_when_the_broker_restarts_then_it_is_asked_to_try_again() {
+    let mut world = World::new(node_fds(1));
+    world.step(connect(ClientId(4), DomainKey { listener: 0, uid: 1000 }, 1));
+    let (client, request, deadline) = (ClientId(4), RequestId(1), Now(0));
+    world.step(Input::Hello { client, request, own_fds: 1, deadline });
+    assert!(knock(&mut world, LATE, 1000, 1).is_empty());
+    let mut effects = Effects::default();
+    world.core.settle_parked(&mut effects);
+    let status = ErrorCode::Again.into();
+    let failed = Effect::Failed { client: LATE, request: RequestId(1), status };
+    assert_eq!(effects.list, [failed, Effect::Disconnect { client: LATE, status }]);
+}
