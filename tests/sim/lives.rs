@@ -33,8 +33,9 @@ impl World {
         checks::sync(&mut self.model, &self.core, &step, &Action::Poll)?;
         self.ledger = self.model.ledger();
         self.model.drain(&self.ledger);
-        // No request waits any more, so that no domain has a turn.
+        // No request waits any more, so that no domain has a turn; and who was idle is not saved.
         self.turns = Turns::default();
+        self.reclaims.forget_order();
         checks::sums(&self.model, &self.core, &self.ledger)?;
         let clients: Vec<u32> = self.agents.keys().copied().collect();
         clients.into_iter().for_each(|client| self.events_are_due(client));

@@ -5,7 +5,6 @@ use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer};
 use crate::job_name::JobName;
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
-use crate::reclaim::ClientLinks;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Domain, Job, State};
 use crate::{Core, ErrorCode};
@@ -65,7 +64,6 @@ impl Core {
             self.forget_domain_if_unused(domain);
             return Err(status);
         }
-        self.idle.push(&mut ClientLinks(&mut self.clients), client.0);
         self.domains[domain].clients += 1;
         if let Some(job) = job {
             self.jobs[job].clients += 1;
@@ -132,6 +130,7 @@ impl Core {
         }
         self.release_charge(client.0, Charge(Resource::OwnFds, own));
         self.release_charge(client.0, Charge(Resource::HeldFds, credits));
+        self.ask_no_more(client.0);
         self.owner_gone = true;
         self.dying.push_back(client.0);
     }
@@ -187,7 +186,6 @@ impl Core {
         let closing = std::mem::take(&mut self.client_mut(number).closing);
         self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
         self.release_charge(number, CONNECTION);
-        self.idle.remove(&mut ClientLinks(&mut self.clients), number);
         let client = self.clients[number as usize].take().expect("looked at just now");
         assert!(
             client.account.is_zero(),

@@ -60,7 +60,6 @@ use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Table};
 use limits::SLOTS_BEFORE_REUSE;
-use lists::List;
 use order::Lru;
 use rustc_hash::FxHashMap;
 use slots::Slots;
@@ -121,8 +120,10 @@ pub struct Core {
     most_granted: usize,
     /// The time of the step.
     now: Now,
-    /// Clients, the one idle longest first.
-    idle: List,
+    /// Acts of clients for themselves so far.
+    acts: u64,
+    /// Clients that can be asked for leases.
+    askable: reclaim::Askable,
     /// Until when nobody is asked for the node's sake.
     node_pauses: reclaim::Pauses,
     /// When those who wait for leases to come back are looked at again, and where that look goes on.
@@ -191,7 +192,8 @@ impl Core {
             ends_left: 0,
             most_granted: fdbroker_protocol::MAX_BATCH,
             now: Now(0),
-            idle: List::EMPTY,
+            acts: 0,
+            askable: reclaim::Askable::default(),
             node_pauses: reclaim::Pauses::default(),
             reclaim_at: None,
             reclaim_from: None,

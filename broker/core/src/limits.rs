@@ -46,8 +46,9 @@ pub const RECLAIM_PAUSE_US: u64 = 10_000;
 /// Time before the same lease is asked for again: what was in use may be idle by then.
 pub const RECLAIM_AGAIN_US: u64 = 1_000_000;
 
-/// Most clients looked at for one reclaim, the most idle first: some 50 us.
-pub const RECLAIM_CLIENTS_PER_STEP: usize = 1024;
+/// Most clients looked at for one reclaim, the most idle first: some 10 us. Those whose order was not as it seemed, or that
+/// had nothing left, count too; the next poll goes on behind them.
+pub const RECLAIM_LOOKS: usize = 32;
 
 /// Time between two looks at accounts that are above a lowered cap: each looks at every account.
 pub const DRAIN_PAUSE_US: u64 = 100_000;

@@ -53,11 +53,6 @@ impl List {
         (self.head != NONE).then_some(self.head)
     }
 
-    /// The youngest node.
-    pub fn last(&self) -> Option<u32> {
-        (self.tail != NONE).then_some(self.tail)
-    }
-
     /// The node after `node`.
     pub fn next(nodes: &mut impl Nodes, node: u32) -> Option<u32> {
         let next = nodes.link(node).next;

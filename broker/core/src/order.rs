@@ -74,6 +74,11 @@ impl Index {
         self.0.first().map(|(_, owner)| *owner)
     }
 
+    /// The first one, with its place.
+    pub fn first_key(&self) -> Option<(u64, u32)> {
+        self.0.first().copied()
+    }
+
     /// The owners that have something to evict.
     pub fn owners(&self) -> impl Iterator<Item = u32> {
         self.0.iter().map(|(_, owner)| *owner)

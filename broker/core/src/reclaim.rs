@@ -6,12 +6,13 @@ use crate::Core;
 use crate::api::{ClientId, LeaseId, Now};
 use crate::ledger::{Blocked, Holder};
 use crate::limits::{
-    PARKED_SCAN_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_CLIENTS_PER_STEP,
-    RECLAIM_PAUSE_US,
+    PARKED_SCAN_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US,
 };
-use crate::lists::{Link, List, Nodes};
-use crate::state::{Client, Lease, LeaseLinks, LeaseList, Wait};
+use crate::lists::List;
+use crate::order::Index;
+use crate::state::{Lease, LeaseLinks, LeaseList, Wait};
 use fdbroker_protocol::{MAX_BATCH, Resource};
+use rustc_hash::FxHashMap;
 
 /// Which of a client's lists a lease is in; their place in [`Client::leases`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +50,12 @@ impl Shelf {
 /// Until when nobody of an account is asked again: for open leases, for mapped ones.
 pub type Pauses = [Now; 2];
 
-/// Clients in the order of their last activity.
-pub struct ClientLinks<'a>(pub &'a mut [Option<Box<Client>>]);
+/// The clients of a scope that have leases to be asked for: open ones, mapped ones. Those that have given back nothing of what
+/// they were asked for come last; the others by their last activity, as far as it was known when they were put here.
+pub type Askable = [Index; 2];
 
-impl Nodes for ClientLinks<'_> {
-    fn link(&mut self, node: u32) -> &mut Link {
-        &mut self.0[node as usize].as_deref_mut().expect("only clients are in the list").idle
-    }
-}
+/// In the key of a client that has given back nothing of what it was asked for.
+const KEEPS: u64 = 1 << 63;
 
 /// Whether leases given back help against a full resource: mapped ones (`true`) or open ones.
 fn helps(resource: Resource) -> Option<bool> {
@@ -75,10 +74,15 @@ fn stamp(now: Now) -> u32 {
 impl Core {
     /// The client has done something for itself: it is the least idle now.
     pub(crate) fn touch(&mut self, client: ClientId) {
-        if self.idle.last() != Some(client.0) && self.client(client).is_some() {
-            self.idle.remove(&mut ClientLinks(&mut self.clients), client.0);
-            self.idle.push(&mut ClientLinks(&mut self.clients), client.0);
+        let act = self.next_act();
+        if let Some(client) = self.client(client) {
+            client.act = act;
         }
+    }
+
+    fn next_act(&mut self) -> u64 {
+        self.acts += 1;
+        self.acts
     }
 
     /// Asks for leases whose return will help against `blocked`, for at least `count` where there are so many.
@@ -92,8 +96,13 @@ impl Core {
         if *pause > now {
             return;
         }
-        *pause = again;
-        self.ask(blocked.account, mapped, count.clamp(1, MAX_BATCH));
+        let count = count.clamp(1, MAX_BATCH);
+        if self.ask(blocked.account, mapped, count) {
+            self.pauses(blocked.account)[usize::from(mapped)] = again;
+        } else {
+            // The order was not as it seemed: the next poll goes on.
+            self.reclaim_at = Some(now);
+        }
     }
 
     fn pauses(&mut self, account: Holder) -> &mut Pauses {
@@ -107,8 +116,8 @@ impl Core {
 
     /// Something that was asked for has come back: more may be asked for.
     fn end_pauses(&mut self, client: u32) {
+        self.set_keeps_asked(client, false);
         let record = self.client_mut(client);
-        record.keeps_asked = false;
         let (job, domain) = (record.job.map(Holder::Job), Holder::Domain(record.domain));
         let accounts = [Some(Holder::Client(client)), job, Some(domain), Some(Holder::Node)];
         for account in accounts.into_iter().flatten() {
@@ -117,19 +126,72 @@ impl Core {
     }
 
     /// Asks the clients of an account, the most idle first; those that have given back nothing of what they were
-    /// asked for come after all others.
-    fn ask(&mut self, account: Holder, mapped: bool, count: usize) {
-        let mut asked = 0;
-        for keeps_asked in [false, true] {
-            let mut at = self.idle.first();
-            for _ in 0..RECLAIM_CLIENTS_PER_STEP {
-                let Some(number) = at.filter(|_| asked < count) else { break };
-                at = List::next(&mut ClientLinks(&mut self.clients), number);
-                let client = self.client_mut(number);
-                let fits = !client.gone && client.keeps_asked == keeps_asked;
-                if fits && client.is_of(number, account) {
-                    asked += self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH));
-                }
+    /// asked for come after all others, in turn. `false`: none of those that were looked at could be asked.
+    fn ask(&mut self, account: Holder, mapped: bool, count: usize) -> bool {
+        if let Holder::Client(number) = account {
+            self.ask_client(number, mapped, count.max(RECLAIM_BATCH));
+            return true;
+        }
+        let (mut asked, begin) = (0, KEEPS | self.acts);
+        for _ in 0..RECLAIM_LOOKS {
+            let first = self.askable(account)[usize::from(mapped)].first_key();
+            let Some((key, number)) = first.filter(|(key, _)| asked < count && *key <= begin)
+            else {
+                return true;
+            };
+            let now = self.ask_key(number);
+            if key < KEEPS && key != now {
+                self.set_ask_key(number, mapped, Some(now));
+                continue;
+            }
+            asked += self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH));
+            // Behind all others, or out when it has nothing.
+            let leases = self.client_mut(number).leases;
+            let has_some = [false, true]
+                .iter()
+                .any(|asked| !leases[Shelf::of(mapped, *asked) as usize].is_empty());
+            let key = KEEPS | self.next_act();
+            self.set_ask_key(number, mapped, has_some.then_some(key));
+        }
+        let first = self.askable(account)[usize::from(mapped)].first_key();
+        asked > 0 || first.is_none_or(|(key, _)| key >= KEEPS)
+    }
+
+    fn askable(&self, account: Holder) -> &Askable {
+        match account {
+            Holder::Job(number) => &self.jobs[number].askable,
+            Holder::Domain(number) => &self.domains[number].askable,
+            Holder::Node | Holder::Client(_) => &self.askable,
+        }
+    }
+
+    /// Where a client belongs in the order in which clients are asked.
+    fn ask_key(&mut self, number: u32) -> u64 {
+        let client = self.client_mut(number);
+        client.act | if client.keeps_asked { KEEPS } else { 0 }
+    }
+
+    fn set_ask_key(&mut self, number: u32, mapped: bool, key: Option<u64>) {
+        let (Core { clients, domains, jobs, askable, .. }, kind) = (self, usize::from(mapped));
+        let client = clients[number as usize].as_deref_mut().expect("only clients are asked");
+        let former = std::mem::replace(&mut client.ask_keys[kind], key);
+        let job = client.job.map(|job| &mut jobs[job].askable);
+        for index in [askable, &mut domains[client.domain].askable].into_iter().chain(job) {
+            index[kind].change(number, former, key);
+        }
+    }
+
+    /// A gone client is asked for nothing.
+    pub(crate) fn ask_no_more(&mut self, number: u32) {
+        [false, true].into_iter().for_each(|mapped| self.set_ask_key(number, mapped, None));
+    }
+
+    fn set_keeps_asked(&mut self, number: u32, keeps_asked: bool) {
+        self.client_mut(number).keeps_asked = keeps_asked;
+        let key = self.ask_key(number);
+        for mapped in [false, true] {
+            if self.client_mut(number).ask_keys[usize::from(mapped)].is_some() {
+                self.set_ask_key(number, mapped, Some(key));
             }
         }
     }
@@ -148,7 +210,7 @@ impl Core {
             asked += 1;
         }
         if asked > 0 {
-            self.client_mut(number).keeps_asked = true;
+            self.set_keeps_asked(number, true);
             self.counters.reclaims += asked as u64;
             if nothing_to_tell {
                 self.eventful.push(ClientId(number));
@@ -203,6 +265,12 @@ impl Core {
     pub(crate) fn shelve(&mut self, lease: u32) {
         let (shelf, holder) = (self.shelf_of(lease), self.leases[lease].client);
         self.with_shelf(holder, shelf, |list, links| list.push(links, lease));
+        let mapped = self.leases[lease].mapped;
+        let client = self.client_mut(holder);
+        if shelf != Shelf::Ended && !client.gone && client.ask_keys[usize::from(mapped)].is_none() {
+            let key = self.ask_key(holder);
+            self.set_ask_key(holder, mapped, Some(key));
+        }
     }
 
     /// Takes a lease out of its holder's list: before what decides on the list changes.
@@ -274,9 +342,10 @@ impl Core {
         self.shelve(lease);
         // When nothing is left that it was asked for, it keeps nothing back.
         let client = self.client_mut(holder);
-        let asked_for = [Shelf::AskedOpen, Shelf::AskedMapped];
-        client.keeps_asked &=
-            asked_for.iter().any(|shelf| !client.leases[*shelf as usize].is_empty());
+        let mut asked_for = [Shelf::AskedOpen, Shelf::AskedMapped].into_iter();
+        if client.keeps_asked && asked_for.all(|shelf| client.leases[shelf as usize].is_empty()) {
+            self.set_keeps_asked(holder, false);
+        }
     }
 
     /// Any lease of a client.
@@ -293,13 +362,13 @@ impl Core {
         slots.into_iter().map(|slot| self.lease_id(slot)).collect()
     }
 
-    /// Asserts that every lease is in the list it belongs in, and every client in the order of activity.
+    /// Asserts that every lease is in the list it belongs in, and every client that can be asked in the indexes.
     pub(crate) fn check_shelves(&mut self) {
         let mut shelved = 0;
-        let order = self.idle.checked(&mut ClientLinks(&mut self.clients));
-        let count = self.clients.iter().flatten().count();
-        assert_eq!(order.len(), count, "clients in the order of activity");
-        for number in order {
+        self.check_askable();
+        let clients = (0..).zip(&self.clients);
+        let numbers: Vec<u32> = clients.filter_map(|(n, it)| it.as_ref().map(|_| n)).collect();
+        for number in numbers {
             let client = self.client_mut(number);
             let (leases, reclaims, revoked) = (client.leases, client.reclaims, client.revoked);
             for shelf in Shelf::ALL {
@@ -318,5 +387,37 @@ impl Core {
             }
         }
         assert_eq!(shelved, self.leases.len(), "leases in lists");
+    }
+
+    fn check_askable(&self) {
+        let mut node = Askable::default();
+        let mut domains: FxHashMap<u32, Askable> = FxHashMap::default();
+        let mut jobs: FxHashMap<u32, Askable> = FxHashMap::default();
+        for (number, client) in (0..).zip(&self.clients) {
+            let Some(client) = client else { continue };
+            for (kind, key) in client.ask_keys.iter().enumerate() {
+                let shelves = [false, true].map(|asked| Shelf::of(kind == 1, asked) as usize);
+                let has_none = shelves.iter().all(|shelf| client.leases[*shelf].is_empty());
+                assert!(
+                    key.is_some() || client.gone || has_none,
+                    "client {number} is asked for nothing"
+                );
+                assert!(key.is_none() || !client.gone, "client {number} is gone, and asked");
+                let in_domain = domains.entry(client.domain).or_default();
+                let in_job = client.job.map(|job| jobs.entry(job).or_default());
+                for index in [&mut node, in_domain].into_iter().chain(in_job) {
+                    index[kind].change(number, None, *key);
+                }
+            }
+        }
+        assert_eq!(node, self.askable, "clients of the node that can be asked");
+        for (number, domain) in self.domains.iter_from(0) {
+            let right = domains.remove(&number).unwrap_or_default();
+            assert_eq!(right, domain.askable, "clients of {:?} that can be asked", domain.key);
+        }
+        for (number, job) in self.jobs.iter_from(0) {
+            let right = jobs.remove(&number).unwrap_or_default();
+            assert_eq!(right, job.askable, "clients of {:?} that can be asked", job.key);
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::ledger::{Account, Charge};
 use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS, SLOTS_BEFORE_REUSE};
 use crate::lists::List;
 use crate::order::Stamp;
-use crate::reclaim::{ClientLinks, Shelf};
+use crate::reclaim::Shelf;
 use crate::saved::{
     Saved, SavedAllocation, SavedClient, SavedDomain, SavedGrace, SavedJob, SavedLease,
     SavedOrphan, SavedState,
@@ -110,7 +110,6 @@ impl Core {
                 core.lru_insert(slot);
             }
         }
-        core.restore_idle(&saved.idle)?;
         core.restore_dying(&saved.dying)?;
         core.restore_grace(&saved.grace)?;
         core.check_links()?;
@@ -307,16 +306,6 @@ impl Core {
             self.with_event_list(number, true, |list, links| list.push(links, *lease));
         }
         Ok(())
-    }
-
-    /// Clients in the order of their activity.
-    fn restore_idle(&mut self, idle: &[u32]) -> Check {
-        for number in idle {
-            let client = self.clients.get(*number as usize).and_then(Option::as_deref);
-            ensure(client.is_some_and(|client| !client.idle.is_in()), "idle client", *number)?;
-            self.idle.push(&mut ClientLinks(&mut self.clients), *number);
-        }
-        ensure(idle.len() == self.clients.iter().flatten().count(), "idle clients", 0u32)
     }
 
     /// Puts an allocation into a list again, if it is one for it and is not in it.

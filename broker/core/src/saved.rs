@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Core;
 use crate::api::{DomainKey, Effect, Effects, JobKey};
-use crate::lists::{Link, List};
+use crate::lists::List;
 use crate::slots::{NONE, SavedSlots};
 use crate::state::{Allocation, AllocationList, Client, Grace, Job, Lease, LeaseList, State, Wish};
 use fdbroker_protocol::ErrorCode;
@@ -26,8 +26,6 @@ pub struct Saved {
     pub(crate) clients: Vec<SavedClient>,
     pub(crate) allocations: SavedSlots<SavedAllocation>,
     pub(crate) leases: SavedSlots<SavedLease>,
-    /// Clients, the one idle longest first.
-    pub(crate) idle: Vec<u32>,
     /// Turns given to domains.
     pub(crate) turns: u64,
     /// Gone clients not yet torn down, in their turn.
@@ -205,7 +203,6 @@ impl Core {
                 self.saved_allocation(slot, allocation, place(allocation.domain))
             }),
             leases: self.leases.save(|_, lease| Self::saved_lease(lease)),
-            idle: self.idle_order(),
             turns: self.rooms.turns_given(),
             dying: self.dying.iter().copied().collect(),
             draining: self.draining.map(|draining| draining.serials),
@@ -318,11 +315,6 @@ impl Core {
 
     fn slots_of(&self, list: List, which: AllocationList) -> Vec<u32> {
         list.walk(|slot| self.allocations[slot].link(which)).collect()
-    }
-
-    fn idle_order(&self) -> Vec<u32> {
-        let client = |number: u32| self.clients[number as usize].as_deref();
-        self.idle.walk(|number| client(number).map_or(Link::OUT, |client| client.idle)).collect()
     }
 
     fn leases_of(&self, list: List, which: LeaseList) -> Vec<u32> {

@@ -9,7 +9,7 @@ use crate::job_name::JobName;
 use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
 use crate::order::{Index, Queue, Stamp};
-use crate::reclaim::{Pauses, Shelf};
+use crate::reclaim::{Askable, Pauses, Shelf};
 use crate::slots::Slots;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
 
@@ -289,8 +289,10 @@ pub struct Client {
     pub keeps_asked: bool,
     /// Until when it is not asked for its own sake.
     pub pauses: Pauses,
-    /// Its place in the order of activity.
-    pub idle: Link,
+    /// The number of its last activity among those of all clients.
+    pub act: u64,
+    /// Its places among those that can be asked for leases, see [`Askable`]; `None`: it is not there.
+    pub ask_keys: [Option<u64>; 2],
     /// Its allocations to recall.
     pub recalls: List,
     /// Its allocations whose drained notice is to be sent.
@@ -329,7 +331,8 @@ impl Client {
             reclaims: List::EMPTY,
             keeps_asked: false,
             pauses: Pauses::default(),
-            idle: Link::OUT,
+            act: 0,
+            ask_keys: [None; 2],
             recalls: List::EMPTY,
             drained: List::EMPTY,
             revoked: List::EMPTY,
@@ -391,6 +394,8 @@ pub struct Domain {
     pub looked: (u64, u64),
     /// Until when nobody is asked for its sake.
     pub pauses: Pauses,
+    /// Its clients that can be asked.
+    pub askable: Askable,
     /// What it is charged for.
     pub account: Account,
     /// Its clients with evictable allocations.
@@ -410,6 +415,7 @@ impl Domain {
             turn: 0,
             looked: (0, 0),
             pauses: Pauses::default(),
+            askable: Askable::default(),
             account: Account::default(),
             lru: Index::default(),
         }
@@ -434,6 +440,8 @@ pub struct Job {
     pub blocked: Queued,
     /// Until when nobody is asked for its sake.
     pub pauses: Pauses,
+    /// Its clients that can be asked.
+    pub askable: Askable,
     /// What it is charged for.
     pub account: Account,
     /// Its clients with evictable allocations.
@@ -445,7 +453,8 @@ impl Job {
     pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
         let (clients, orphans, coming, blocked) = (0, 0, 0, Queued::default());
         let (account, lru, pauses) = (Account::default(), Index::default(), Pauses::default());
-        Job { key, name, clients, orphans, coming, blocked, pauses, account, lru }
+        let askable = Askable::default();
+        Job { key, name, clients, orphans, coming, blocked, pauses, askable, account, lru }
     }
 }
 

@@ -284,6 +284,31 @@ fn acquire_when_the_cap_is_full_of_leases_then_the_most_idle_is_asked_for_its_ol
 }
 
 #[test]
+fn acquire_when_a_thousand_clients_of_others_are_idle_then_those_of_the_full_domain_are_asked_at_once()
+ {
+    let domain = Caps { open_leases: 2, ..Caps::NONE };
+    let mut world = World::new(Config { domain, max_clients: 1200, ..config() });
+    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
+    for number in 0..1060 {
+        let (client, uid) = (ClientId(100 + number), 2000 + number % 4);
+        let now = world.now;
+        let (request, deadline) = (RequestId(1), now);
+        world.fx.clear();
+        let input = connect(client, DomainKey { listener: 0, uid }, 1);
+        world.core.step(now, input, &mut world.fx);
+        let hello = Input::Hello { client, request, own_fds: 0, deadline };
+        world.core.step(now, hello, &mut world.fx);
+        let wanted = &[Ok(id)][..];
+        let acquire = Input::Acquire { client, request: RequestId(2), wanted, deadline };
+        world.core.step(now, acquire, &mut world.fx);
+    }
+    world.grant(USER, id);
+    world.grant(OTHER, id);
+    world.acquire(OWNER, &[Ok(id)], 1000);
+    assert!(reclaimed(&mut world, USER).is_some());
+}
+
+#[test]
 fn reclaim_when_not_answered_then_others_are_asked_after_a_pause_and_the_same_lease_much_later() {
     let mut world = World::new(open_leases(2));
     let id = world.register(deposit(1)).id;
