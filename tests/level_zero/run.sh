@@ -183,7 +183,13 @@ start "demo without a loader: an error that says so" one demo_refused "libze_loa
 if [ -n "$newer" ]; then
   start "loader 1.20.6: bindings and driver" timeout "$part_limit_s" env ZE_TEST_LOADER=1.20.6 "$work/ze-test-client"
   # This loader has zeMemPutIpcHandle, so no fd stays behind: many more buffers than fds.
-  start "loader 1.20.6: demo" demo "$work/fdbroker" --max-fds 256 --without-broker
+  direct=(--without-broker)
+  if [ "$(id -u)" != 0 ]; then
+    direct=()
+    not_run "level zero: demo without the broker" "needs root: the test driver sends fds to its helper, which the kernel refuses \
+another user while that demo has so many in flight"
+  fi
+  start "loader 1.20.6: demo" demo "$work/fdbroker" --max-fds 256 "${direct[@]}"
   start "loader 1.20.6: demo, imported fds left open" demo_open_fds "$work/fdbroker" --ranks 8 --buffers 50
 fi
 

@@ -74,7 +74,9 @@ cd "$root"
 find . -xdev -not -path './proc/*' -not -path './sys/*' -not -path './dev/*' | cpio --quiet -o -H newc > "$OUT"
 HOOK
 chmod 755 "$work/customize"
+# Without root, mmdebstrap's hooks run as the root of a user namespace, which is another user outside of it.
 : > "$work/new/base.cpio"
+chmod 666 "$work/new/base.cpio"
 HERE=$here MASKED=$(xargs <<< "$masked") OUT=$work/new/base.cpio mmdebstrap --quiet --variant=minbase --format=null \
   --include=systemd,systemd-sysv,dbus,procps --dpkgopt='path-exclude=/usr/share/doc/*' \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
@@ -83,6 +85,7 @@ HERE=$here MASKED=$(xargs <<< "$masked") OUT=$work/new/base.cpio mmdebstrap --qu
   "its message is above; without root it needs the package uidmap, and lines for the user in /etc/subuid and /etc/subgid"; }
 [ -s "$work/new/base.cpio" ] || die "mmdebstrap made an empty root" "$(tail -n 3 "$work/log")"
 
+chmod 644 "$work/new/base.cpio"
 rm -rf "$image" # at most an incomplete one, or it would have been taken above
 mv -T "$work/new" "$image"
 echo "build-systemd.sh: $image: $(du -sh "$image" | cut -f1)" >&2
