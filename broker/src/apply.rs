@@ -103,8 +103,8 @@ impl Server {
                 let is_done = self.fds.close_arrived(*index, *ticket, *lane);
                 expect(is_done, "close on arrival", (*index).into());
             }
-            Effect::CloseHeld { slot, ticket } => {
-                expect(self.fds.close_held(*slot, *ticket), "close", *slot);
+            Effect::CloseHeld { slot, ticket, uid } => {
+                expect(self.fds.close_held(*slot, *uid, *ticket), "close", *slot);
             }
             Effect::Keep { slot } => {
                 if let Some(kept) = self.core.kept(*slot) {

@@ -21,6 +21,8 @@ struct Closing {
     arrived: u32,
     /// Those that the core does not know of.
     refused: u32,
+    /// One is being looked at, and a message waits for that.
+    is_looked_at: bool,
     /// Since when there are as many as may be.
     full_since: Option<Now>,
 }
@@ -54,6 +56,8 @@ pub struct FdTable {
     closers: Closers,
     /// Fds that came from a uid and are in the closers; no entry = none.
     closing: HashMap<u32, Closing>,
+    /// Fds of messages that wait until one of them has been looked at, by uid: at most one message of each.
+    suspended: HashMap<u32, Vec<Option<Arrived>>>,
     /// Of the message at hand.
     uid: u32,
     now: Now,
@@ -70,6 +74,7 @@ impl FdTable {
             arrived: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
             closers,
             closing: HashMap::new(),
+            suspended: HashMap::new(),
             uid: NOBODY,
             now: Now(0),
         }
@@ -126,7 +131,7 @@ impl FdTable {
             None => true,
             Some(former) => {
                 // Never closed here, whatever went wrong.
-                self.closers.close(former, Lane::Accepted, Report::Refused(NOBODY));
+                self.closers.close(former, NOBODY, Lane::Accepted, Report::Refused(NOBODY));
                 false
             }
         }
@@ -136,18 +141,18 @@ impl FdTable {
     #[must_use]
     pub fn close_arrived(&mut self, index: u16, ticket: Ticket, lane: Lane) -> bool {
         let Some(Arrived { fd, .. }) = self.take_arrived(index) else { return false };
-        self.closers.close(fd, lane, Report::Arrived(ticket, self.uid));
+        self.closers.close(fd, self.uid, lane, Report::Arrived(ticket, self.uid));
         self.count(self.uid, |closing| closing.arrived += 1);
         true
     }
 
-    /// Gives the fd of `slot` to the closer of accepted fds. `false`: it is not there.
+    /// Gives the fd of `slot`, an allocation of `uid`, to a closer. `false`: it is not there.
     #[must_use]
-    pub fn close_held(&mut self, slot: u32, ticket: Ticket) -> bool {
+    pub fn close_held(&mut self, slot: u32, uid: u32, ticket: Ticket) -> bool {
         let Some(fd) = self.held.get_mut(slot as usize).and_then(Option::take) else {
             return false;
         };
-        self.closers.close(fd, Lane::Accepted, Report::Held(ticket));
+        self.closers.close(fd, uid, Lane::Accepted, Report::Held(ticket));
         true
     }
 
@@ -192,7 +197,7 @@ impl FdTable {
     /// Gives every held fd to a closer, uncharged.
     pub fn close_all_held(&mut self) {
         for fd in self.held.drain(..).flatten() {
-            self.closers.close(fd, Lane::Accepted, Report::Refused(NOBODY));
+            self.closers.close(fd, NOBODY, Lane::Accepted, Report::Refused(NOBODY));
         }
         self.kinds.clear();
         self.files.clear();
@@ -218,7 +223,7 @@ impl FdTable {
     pub fn refuse_rest(&mut self, uid: u32) {
         let mut refused = 0;
         for Arrived { fd, .. } in self.arrived.drain(..).flatten() {
-            self.closers.close(fd, Lane::Refused, Report::Refused(uid));
+            self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
             refused += 1;
         }
         if refused > 0 {
@@ -230,7 +235,7 @@ impl FdTable {
     pub fn refuse_all(&mut self, received: &mut ReceivedFds, uid: u32) {
         let mut refused = 0;
         for fd in received.drain() {
-            self.closers.close(fd, Lane::Refused, Report::Refused(uid));
+            self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
             refused += 1;
         }
         self.count(uid, |closing| closing.refused += refused);
@@ -239,7 +244,29 @@ impl FdTable {
     /// Gives away a socket in which fds may lie unread: their close may hang as well.
     pub fn refuse(&mut self, fd: OwnedFd, uid: u32) {
         self.count(uid, |closing| closing.refused += 1);
-        self.closers.close(fd, Lane::Refused, Report::Refused(uid));
+        self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
+    }
+
+    /// Has the fd at `index` of the message at hand looked at; the message's fds wait for that. `false`: it cannot be.
+    #[must_use]
+    pub fn suspend(&mut self, index: usize) -> bool {
+        let uid = self.uid;
+        let duplicate = self.arrived(index).map(|fd| fd.try_clone_to_owned());
+        let Some(Ok(duplicate)) = duplicate.filter(|_| !self.suspended.contains_key(&uid)) else {
+            return false;
+        };
+        let fds = std::mem::take(&mut self.arrived);
+        self.suspended.insert(uid, fds);
+        self.closers.look(duplicate, uid);
+        self.count(uid, |closing| closing.is_looked_at = true);
+        true
+    }
+
+    /// Makes the message of `uid` that waits, if there is one, the message at hand again.
+    pub fn resume(&mut self, uid: u32) {
+        debug_assert!(self.arrived.is_empty(), "the message before has ended");
+        self.uid = uid;
+        self.arrived = self.suspended.remove(&uid).unwrap_or_default();
     }
 
     /// How messages of `uid` may be read now.
@@ -263,10 +290,11 @@ impl FdTable {
         change(closing);
         // Full until half of them are closed: else each close would wake everybody who waits for it.
         let share = if closing.full_since.is_some() { 2 } else { 1 };
-        let is_full = closing.refused >= REFUSED_FDS_PER_UID / share
+        let is_full = closing.is_looked_at
+            || closing.refused >= REFUSED_FDS_PER_UID / share
             || closing.arrived >= ARRIVED_CLOSINGS_PER_UID / share;
         closing.full_since = is_full.then(|| closing.full_since.unwrap_or(self.now));
-        if closing.refused == 0 && closing.arrived == 0 {
+        if closing.refused == 0 && closing.arrived == 0 && !closing.is_looked_at {
             self.closing.remove(&uid);
         }
     }
@@ -275,10 +303,11 @@ impl FdTable {
     pub fn note_closed(&mut self, report: Report) {
         let uid = match report {
             Report::Held(_) => return,
-            Report::Arrived(_, uid) | Report::Refused(uid) => uid,
+            Report::Arrived(_, uid) | Report::Refused(uid) | Report::Looked(uid, _) => uid,
         };
         self.count(uid, |closing| match report {
             Report::Refused(_) => closing.refused = closing.refused.saturating_sub(1),
+            Report::Looked(..) => closing.is_looked_at = false,
             _ => closing.arrived = closing.arrived.saturating_sub(1),
         });
     }
@@ -288,8 +317,18 @@ impl FdTable {
         self.closers.flush();
     }
 
+    /// Whether something is being closed.
+    pub fn is_closing(&self) -> bool {
+        self.closers.is_busy()
+    }
+
+    /// The uids whose fds take long to close, in order.
+    pub fn slow(&self) -> Vec<u32> {
+        self.closers.slow()
+    }
+
     /// Moves what has been closed to `closed`.
-    pub fn take_reports(&self, closed: &mut Vec<Report>) {
+    pub fn take_reports(&mut self, closed: &mut Vec<Report>) {
         self.closers.take_reports(closed);
     }
 

@@ -8,10 +8,9 @@ use crate::notify::Manager;
 use crate::server::Server;
 use crate::settings::Settings;
 use crate::signals::Signals;
-use crate::start::{Outside, RunError, prepare};
+use crate::start::{Outside, RunError, prepare, real_calls};
 use fdbroker_core::{Config, Core, Now};
 use mio::Events;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Turns after which a daemon that is still busy is said to spin.
@@ -42,7 +41,7 @@ impl Daemon {
             inherited: Inherited::default(),
             arrived: None,
         };
-        let server = prepare(settings, outside, Arc::new(drop))?;
+        let server = prepare(settings, outside, real_calls()?)?;
         Ok(Daemon { server, events: Events::with_capacity(64) })
     }
 

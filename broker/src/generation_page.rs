@@ -5,7 +5,8 @@
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
 use fdbroker_protocol::page::{
-    LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
+    FUTEX_OWNER_DIED, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset,
+    page_bytes,
 };
 use fdbroker_protocol::{AllocationId, NodeKey};
 use nix::fcntl::posix_fallocate;
@@ -105,7 +106,7 @@ pub fn resume(
     let page_path = directory.join(PAGE_NAME);
     let Some(key) = read_key(&directory.join(KEY_NAME)) else { return Ok(None) };
     let Some(former) = FormerPage::open(&page_path) else { return Ok(None) };
-    let Header { slots: its_slots, incarnation: its_incarnation, high } = former.header;
+    let Header { slots: its_slots, incarnation: its_incarnation, high, .. } = former.header;
     if (its_slots, its_incarnation) != (slots, incarnation) || high == u32::MAX {
         return Ok(None);
     }
@@ -113,6 +114,12 @@ pub fn resume(
         .and_then(|map| GenerationPage::new(map, &page_path, incarnation, high))
         .map_err(failed(&page_path))?;
     Ok(Some((key, page)))
+}
+
+/// Whether the broker whose page this is was killed: the kernel has marked its liveness word.
+pub fn was_killed(directory: &Path) -> bool {
+    let page = FormerPage::open(&directory.join(PAGE_NAME));
+    page.is_some_and(|page| page.header.liveness & FUTEX_OWNER_DIED != 0)
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> PageError {
@@ -219,6 +226,7 @@ struct Header {
     slots: u32,
     incarnation: u64,
     high: u32,
+    liveness: u32,
 }
 
 impl FormerPage {
@@ -243,6 +251,7 @@ impl FormerPage {
             slots: u32_at(offset_of!(PageHeader, slots)),
             incarnation: u64_at(offset_of!(PageHeader, incarnation)),
             high: u32_at(offset_of!(PageHeader, generation_high)),
+            liveness: u32_at(LIVENESS_OFFSET),
         };
         let found = file.metadata().ok()?;
         let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
@@ -359,6 +368,7 @@ impl LivenessThread {
             .name("liveness".into())
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
+                kernel::leave_fd_table();
                 // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage`
                 // drops it first.
                 let liveness = unsafe { own_liveness(start) };

@@ -331,7 +331,7 @@ fn name_of(id: AllocationId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::closers::Closers;
+    use crate::closers::{Calls, Closers};
     use crate::files::Files;
     use fdbroker_core::{Deposit, DomainKey, Lane};
     use fdbroker_protocol::{MemoryKind, Share};
@@ -467,7 +467,7 @@ mod tests {
     }
 
     fn no_fds() -> FdTable {
-        let closers = Closers::start(Arc::new(drop), Arc::new(|| {})).unwrap();
+        let closers = Closers::new(Calls::real().unwrap(), Arc::new(|| {}));
         FdTable::new(16, closers)
     }
 }

@@ -352,6 +352,13 @@ pub fn grow_fd_table(any: BorrowedFd<'_>, cap: u64) -> nix::Result<()> {
     nix::unistd::close(fd)
 }
 
+/// Gives the calling thread a table of fds of its own, without any fd: while threads share one, the kernel counts
+/// references at each use of an fd. Best effort.
+pub fn leave_fd_table() {
+    // SAFETY: takes numbers; no fd of the process is closed, because the new table is made without them (close_range(2)).
+    unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
+}
+
 /// Head of a thread's robust list (linux/futex.h, `struct robust_list_head`).
 #[derive(Debug)]
 #[repr(C)]

@@ -2,7 +2,8 @@
 //! own executable.
 //!
 //! One direction: socket -> `scm` -> `protocol` -> [`fdbroker_core::Core::step`] -> effects ->
-//! socket. One thread does all of it; two more close fds, one more owns the liveness word. Must
+//! socket. One thread does all of it; one more owns the liveness word, and threads that
+//! close fds start when they are needed. Must
 //! never decide what the core decides, nor block on what a client sent.
 
 pub mod classify;

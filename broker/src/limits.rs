@@ -135,7 +135,7 @@ pub const MIN_CORE_FDS: u64 = fdbroker_core::limits::TABLE_RESERVE + 64;
 /// mistakes, short against a whole message.
 pub const REFUSED_FDS_PER_UID: u32 = 64;
 
-/// Refused fds of one register message that are looked at, each some 5 us; what comes behind them says
+/// Refused fds of one register message that are classified, each some 5 us; what comes behind them says
 /// AGAIN. Mistakes are told a few at a time.
 pub const REFUSED_LOOKS_PER_MESSAGE: usize = 4;
 
@@ -172,6 +172,16 @@ pub const BAD_INPUT_UIDS: usize = 64;
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;
 
+/// How long a start waits for another one in the same directory: that takes some milliseconds, and more where a page of a
+/// million slots is allocated.
+pub const START_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a start waits for the end of a broker that has just been killed.
+pub const DEATH_PATIENCE: Duration = Duration::from_millis(100);
+
+/// How often it looks for either.
+pub const START_RETRY: Duration = Duration::from_millis(5);
+
 /// How long the end of the daemon waits for the service manager to take what it is given: PID 1 under
 /// load takes a second; one that takes longer is stuck, and the daemon ends without it.
 pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
@@ -200,7 +210,22 @@ pub const CGROUP_FILE_BYTES: u64 = 64 * 1024;
 /// Room for the first read of it: nearly all are shorter, and each read(2) costs some microseconds.
 pub const CGROUP_BYTES_AT_ONCE: usize = 4096;
 
-/// Stack of the helper threads: they call close(2) or sleep.
+/// Most threads that close fds or look at them; they start when they are needed. One serves one user at a time, so as
+/// many users can have closes that take long.
+pub const LANES_MAX: usize = 32;
+
+/// Of these, the threads that never make a call that can hang for ever: fds that were accepted are closed however many
+/// users have a call that hangs.
+pub const LANES_FOR_ACCEPTED: usize = 8;
+
+/// How long a thread without work stays, for the next burst: to start one takes some 30 us.
+pub const LANE_IDLE: Duration = Duration::from_secs(1);
+
+/// When the close of an accepted fd is not back after this long, nobody else waits for it: others are evicted instead. A last
+/// close of GPU memory takes 2 ms, of host memory 190 ms per GiB.
+pub const LANE_SLOW: Duration = Duration::from_millis(20);
+
+/// Stack of the helper threads: they make a system call or two, or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
 /// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd,

@@ -2,11 +2,12 @@
 //! Must never serve from a directory in which somebody else could have put or replaced the socket,
 //! nor take the place of a broker that lives.
 
-use crate::limits::LISTEN_BACKLOG;
+use crate::limits::{DEATH_PATIENCE, LISTEN_BACKLOG, START_PATIENCE, START_RETRY};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, socket,
 };
 use nix::sys::stat::{Mode, fchmod};
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
@@ -14,6 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -114,13 +116,13 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// Binds `path` with exactly `mode` and listens. A socket left there by a broker that has died
-    /// is removed.
+    /// Binds `path` with exactly `mode` and listens. A socket left there by a broker that has died is removed, also when it
+    /// still takes connections because a call of the `former` one hangs.
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
-        remove_stale(path)?;
+    pub fn bind(path: &Path, mode: u32, former: Predecessor) -> Result<Self, ListenError> {
+        remove_stale(path, former)?;
         let failed = |errno: Errno| ListenError::Os { path: path.into(), source: errno.into() };
         let address = address(path)?;
         let socket = new_socket().map_err(failed)?;
@@ -179,6 +181,41 @@ impl Listener {
     }
 }
 
+/// What is left of the broker before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Predecessor {
+    /// Nothing that runs.
+    Gone,
+    /// It was killed, and a thread of it waits in the kernel for ever: its fds stay open, sockets and lock included, and
+    /// nobody serves them.
+    Hangs,
+}
+
+/// Held during a start: of two brokers that start at once, the second looks at what is there only when the first one shows
+/// that it is alive.
+#[derive(Debug)]
+pub struct StartLock(#[allow(dead_code)] File); // the kernel releases it when it is closed
+
+impl StartLock {
+    fn take(directory: &Path) -> Result<Self, ListenError> {
+        let failed = |source| ListenError::Directory { path: directory.into(), source };
+        let file = File::open(directory).map_err(failed)?;
+        let until = Instant::now() + START_PATIENCE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(StartLock(file)),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(START_RETRY);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(ListenError::InUse { path: directory.into() });
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+            }
+        }
+    }
+}
+
 /// The lock that one broker at a time holds on an administrator's directory. It is the open file's, so
 /// a successor that is handed the fd has it too; the kernel releases it when the last of them closes.
 #[derive(Debug)]
@@ -201,9 +238,40 @@ impl DirectoryLock {
             .open(&path)
             .map_err(failed)?;
         match file.try_lock() {
-            Ok(()) => Ok(DirectoryLock(file)),
-            Err(TryLockError::WouldBlock) => Err(ListenError::InUse { path }),
+            // Else it is that of a broker that hung, and another file has its place.
+            Ok(()) if is_at(&file, &path) => Ok(DirectoryLock(file)),
+            Ok(()) | Err(TryLockError::WouldBlock) => Err(ListenError::InUse { path }),
             Err(TryLockError::Error(error)) => Err(failed(error)),
+        }
+    }
+
+    /// Takes the lock for a broker that starts. A broker before it that has been killed, which `was_killed` tells, may have
+    /// the lock for ever: then a new file has its place.
+    ///
+    /// # Errors
+    /// [`ListenError::InUse`] while another broker lives.
+    pub fn take_at_start(
+        directory: &Path,
+        was_killed: impl Fn() -> bool,
+    ) -> Result<(Self, StartLock, Predecessor), ListenError> {
+        let start = StartLock::take(directory)?;
+        let until = Instant::now() + DEATH_PATIENCE;
+        loop {
+            match Self::take(directory) {
+                Ok(lock) => return Ok((lock, start, Predecessor::Gone)),
+                Err(ListenError::InUse { path }) if was_killed() => {
+                    log::warn!(
+                        "the broker before this one was killed and cannot end, because a call of it hangs: `fdbroker doctor` names it"
+                    );
+                    let failed = |source| ListenError::Os { path: path.clone(), source };
+                    std::fs::remove_file(&path).map_err(failed)?;
+                    return Ok((Self::take(directory)?, start, Predecessor::Hangs));
+                }
+                Err(ListenError::InUse { .. }) if Instant::now() < until => {
+                    std::thread::sleep(START_RETRY);
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -289,8 +357,14 @@ pub(crate) fn check_directory_form(
     Ok(())
 }
 
-/// Removes a socket that nobody listens on.
-fn remove_stale(path: &Path) -> Result<(), ListenError> {
+/// Whether the path names this file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let opened = file.metadata().ok().map(|found| (found.dev(), found.ino()));
+    opened.is_some() && opened == identity(path)
+}
+
+/// Removes a socket that nobody serves.
+fn remove_stale(path: &Path, former: Predecessor) -> Result<(), ListenError> {
     let failed = |source| ListenError::Os { path: path.into(), source };
     let found = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -301,13 +375,36 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         return Err(ListenError::NoSocket { path: path.into() });
     }
     let probe = new_socket().map_err(|errno| failed(errno.into()))?;
-    match connect(probe.as_raw_fd(), &address(path)?) {
-        Err(Errno::ECONNREFUSED) => {
-            log::info!("removing {}, left by a broker that has died", path.display());
-            std::fs::remove_file(path).map_err(failed)
+    let is_dead = match connect(probe.as_raw_fd(), &address(path)?) {
+        Err(Errno::ECONNREFUSED) => true,
+        Ok(()) => former == Predecessor::Hangs && is_of_zombie(&probe),
+        // Its queue is full.
+        Err(Errno::EAGAIN) => former == Predecessor::Hangs,
+        // It is of another program (EPROTOTYPE).
+        _ => false,
+    };
+    if !is_dead {
+        return Err(ListenError::InUse { path: path.into() });
+    }
+    log::info!("removing {}, left by a broker that has died", path.display());
+    std::fs::remove_file(path).map_err(failed)
+}
+
+/// Whether the process that listens at the other end has ended, but for a thread that hangs.
+fn is_of_zombie(socket: &OwnedFd) -> bool {
+    let Ok(peer) = getsockopt(socket, PeerCredentials) else { return false };
+    let path = format!("/proc/{}/stat", peer.pid());
+    let until = Instant::now() + DEATH_PATIENCE;
+    loop {
+        let stat = std::fs::read_to_string(&path).unwrap_or_default();
+        // The state is behind the name, which may have parentheses itself (proc_pid_stat(5)).
+        if stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])) {
+            return true;
         }
-        // It listens (EAGAIN: its queue is full; EPROTOTYPE: it is of another program).
-        _ => Err(ListenError::InUse { path: path.into() }),
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(START_RETRY);
     }
 }
 
@@ -345,7 +442,7 @@ mod tests {
     }
 
     fn bind(path: &Path) -> Result<Listener, ListenError> {
-        Listener::bind(path, 0o666)
+        Listener::bind(path, 0o666, Predecessor::Gone)
     }
 
     #[test]
@@ -353,7 +450,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("broker.sock");
         for mode in [0o666, 0o600] {
-            let listener = Listener::bind(&path, mode).unwrap();
+            let listener = Listener::bind(&path, mode, Predecessor::Gone).unwrap();
             assert_eq!(mode_of(&path), mode);
             drop(listener);
             assert!(!path.exists());
@@ -378,6 +475,8 @@ mod tests {
         let live = bind(&path).unwrap();
         assert!(matches!(bind(&path), Err(ListenError::InUse { .. })));
         assert_eq!(identity(&path), live.identity);
+        let after_a_hung_one = Listener::bind(&path, 0o666, Predecessor::Hangs);
+        assert!(matches!(after_a_hung_one, Err(ListenError::InUse { .. })), "this process lives");
     }
 
     #[test]
@@ -452,5 +551,21 @@ mod tests {
         assert!(matches!(DirectoryLock::take(dir.path()), Err(ListenError::InUse { .. })));
         drop(lock);
         DirectoryLock::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn lock_when_its_broker_was_killed_and_hangs_then_taken_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |was_killed: bool| DirectoryLock::take_at_start(dir.path(), || was_killed);
+        let (hung, first, former) = start(false).unwrap();
+        assert_eq!(former, Predecessor::Gone);
+        drop(first);
+        assert!(matches!(start(false), Err(ListenError::InUse { .. })), "it lives");
+        let (lock, second, former) = start(true).unwrap();
+        assert_eq!(former, Predecessor::Hangs);
+        drop(hung);
+        assert!(matches!(DirectoryLock::take(dir.path()), Err(ListenError::InUse { .. })));
+        drop((lock, second));
+        start(false).unwrap();
     }
 }

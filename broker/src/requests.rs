@@ -1,7 +1,7 @@
 //! Takes clients' messages apart into the core's inputs, checking every value first. Must never
 //! believe a number, keep an fd, or allocate in the steady state: the lists are reused.
 
-use crate::classify::{Classifier, Looker, Unfit};
+use crate::classify::{Classifier, Unfit};
 use crate::fd_table::FdTable;
 use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
 use fdbroker_core::{
@@ -96,8 +96,8 @@ pub struct Context<'a> {
     pub fds: &'a mut FdTable,
     /// For those fds.
     pub classifier: &'a mut Classifier,
-    /// For those that the classifier cannot tell.
-    pub looker: &'a Looker,
+    /// The first fd that only a look at its fdinfo tells: nothing that has been decoded counts until then.
+    pub unread: Option<usize>,
 }
 
 /// A message of the main socket, after hello.
@@ -330,14 +330,7 @@ fn check_fd(
     let Some(fd) = context.fds.arrived(index) else {
         return (unsupported(FdType::Unknown), Lane::Refused);
     };
-    let mut checked = context.classifier.check(fd, kind, size_bytes, fd_offset);
-    if let Err(Unfit::Unread(_)) = checked
-        && let Some(dmabufs) = context.looker.look(fd)
-    {
-        context.classifier.learn(dmabufs);
-        checked = context.classifier.check(fd, kind, size_bytes, fd_offset);
-    }
-    match checked {
+    match context.classifier.check(fd, kind, size_bytes, fd_offset) {
         Ok(inode) => {
             context.fds.note_inode(index, inode);
             (Ok(()), Lane::Accepted)
@@ -345,7 +338,11 @@ fn check_fd(
         Err(Unfit::Is(
             what @ (FdType::TooSmall | FdType::KindMismatch | FdType::UnsealedMemfd),
         )) => (unsupported(what), Lane::Accepted),
-        Err(Unfit::Is(what) | Unfit::Unread(what)) => (unsupported(what), Lane::Refused),
+        Err(Unfit::Is(what)) => (unsupported(what), Lane::Refused),
+        Err(Unfit::Unread(what)) => {
+            context.unread.get_or_insert(index);
+            (unsupported(what), Lane::Refused)
+        }
     }
 }
 

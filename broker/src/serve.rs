@@ -14,6 +14,7 @@ use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Scope, Status};
 use fdbroker_scm::RecvError;
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 /// Which of a client's two sockets.
@@ -21,6 +22,15 @@ use std::os::fd::AsFd;
 enum Channel {
     Main,
     Event,
+}
+
+/// A message that waits until one of its fds has been looked at. Its client is not read from meanwhile.
+pub(crate) struct Suspended {
+    client: ClientId,
+    /// Tells the client from a later one of the same number.
+    serial: u64,
+    channel: Channel,
+    bytes: Vec<u8>,
 }
 
 /// What came of an attempt to read.
@@ -41,7 +51,11 @@ impl Server {
         if connection.has_died {
             return self.lose(client);
         }
-        let reading = self.fds.reading(connection.domain.uid);
+        let uid = connection.domain.uid;
+        if is_suspended(&self.suspended, uid, client) {
+            return;
+        }
+        let reading = self.fds.reading(uid);
         self.is_reading_fds = reading != Reading::WithoutFds;
         self.no_fds_until = match reading {
             Reading::Wait(until) => Some(until),
@@ -70,6 +84,7 @@ impl Server {
                 self.paused_until = Some(self.paused_until.map_or(until, |it| it.min(until)));
                 self.paused.insert(uid, clients);
             } else {
+                self.give_up(uid);
                 clients.into_iter().for_each(|client| self.enqueue(client));
             }
         }
@@ -83,6 +98,9 @@ impl Server {
                 Channel::Main => connection.is_main_ready && connection.blocked.is_none(),
                 Channel::Event => connection.is_event_ready,
             };
+            if is_suspended(&self.suspended, connection.domain.uid, client) {
+                return false;
+            }
             if !is_ready || (channel == Channel::Main && !self.may_read(client)) {
                 return true;
             }
@@ -194,6 +212,17 @@ impl Server {
             let at = self.clock.now();
             self.asked = Some((client, Asked { request: RequestId(id), at }));
         }
+        self.decode(client, channel, received.len, false);
+    }
+
+    /// Decodes the message in the buffer and hands it to the core. `has_looked`: what is not known of its fds by now counts as
+    /// refused.
+    fn decode(&mut self, client: ClientId, channel: Channel, length: usize, has_looked: bool) {
+        let message = match Message::parse(&self.buffer[..length]) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
         let mut context = Context {
             client,
             now: self.now,
@@ -202,12 +231,16 @@ impl Server {
             core: &self.core,
             fds: &mut self.fds,
             classifier: &mut self.classifier,
-            looker: &self.looker,
+            unread: None,
         };
         let decoded = match channel {
             Channel::Main => requests::decode_request(&message, &mut self.scratch, &mut context),
             Channel::Event => requests::decode_event(&message, &mut self.scratch, &mut context),
         };
+        let unread = context.unread.filter(|_| !has_looked);
+        if unread.is_some_and(|index| self.fds.suspend(index)) {
+            return self.suspend(client, channel, length);
+        }
         match decoded {
             Ok(input) => {
                 let mut effects = std::mem::take(&mut self.effects);
@@ -220,22 +253,80 @@ impl Server {
         }
     }
 
+    /// The message in the buffer waits until one of its fds has been looked at; so do messages with fds of the same uid.
+    fn suspend(&mut self, client: ClientId, channel: Channel, length: usize) {
+        let Connection { serial, domain, .. } = self.connections[index(client)];
+        let Reading::Wait(until) = self.fds.reading(domain.uid) else { return };
+        let bytes = self.buffer[..length].to_vec();
+        self.suspended.insert(domain.uid, Suspended { client, serial, channel, bytes });
+        self.no_fds_until = Some(until);
+        self.pause(client, until);
+    }
+
+    /// The message of `uid` that waited, as the message at hand again; `None`: there was none, or its client has ended.
+    fn take_suspended(&mut self, uid: u32) -> Option<Suspended> {
+        let suspended = self.suspended.remove(&uid)?;
+        self.fds.resume(uid);
+        let connection = self.connections.get(index(suspended.client));
+        let is_there = connection
+            .is_some_and(|it| it.serial == suspended.serial && it.phase == Phase::Welcomed);
+        if !is_there {
+            self.fds.refuse_rest(uid);
+        }
+        is_there.then_some(suspended)
+    }
+
+    /// The fd that the message of `uid` waited for has been looked at.
+    pub(crate) fn go_on_with(&mut self, uid: u32) {
+        let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
+            return;
+        };
+        self.buffer[..bytes.len()].copy_from_slice(&bytes);
+        self.decode(client, channel, bytes.len(), true);
+    }
+
+    /// The look that a message of `uid` waits for, if one does, hangs: the message is refused.
+    fn give_up(&mut self, uid: u32) {
+        let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
+            return;
+        };
+        match (channel, Message::parse(&bytes)) {
+            (Channel::Main, Ok(message)) => self.answer_hung(client, message.id, uid),
+            // Its owner counts as silent when its time is over.
+            _ => self.fds.refuse_rest(uid),
+        }
+    }
+
+    /// Ends clients with a message that waits: a successor could not go on with it.
+    pub(crate) fn end_suspended(&mut self) {
+        let uids: Vec<u32> = self.suspended.keys().copied().collect();
+        for uid in uids {
+            if let Some(Suspended { client, .. }) = self.take_suspended(uid) {
+                self.fds.refuse_rest(uid);
+                self.lose(client);
+            }
+        }
+    }
+
+    /// Refuses a message because closes of its uid hang, or a look.
+    fn answer_hung(&mut self, client: ClientId, id: u64, uid: u32) {
+        self.log_bad_client(client, &"its deposits are refused: closes of its uid hang");
+        let cap = REFUSED_FDS_PER_UID.into();
+        let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0);
+        self.fds.refuse_rest(uid);
+        self.reply_failed(client, RequestId(id), status);
+        self.settle_queues();
+    }
+
     /// Some fds of the message are gone: its uid has too many that hang, or the broker's table is
     /// full, which is nothing that the client has done.
     fn answer_truncated(&mut self, client: ClientId, id: u64) {
-        let status = match self.is_reading_fds {
-            true => {
-                log::error!("the fd table is full: fds of client {} were lost", client.0);
-                ErrorCode::Internal.into()
-            }
-            false => {
-                self.log_bad_client(client, &"its deposits are refused: closes of its uid hang");
-                let cap = REFUSED_FDS_PER_UID.into();
-                Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0)
-            }
-        };
+        if !self.is_reading_fds {
+            return self.answer_hung(client, id, NOBODY);
+        }
+        log::error!("the fd table is full: fds of client {} were lost", client.0);
         self.fds.refuse_rest(NOBODY);
-        self.reply_failed(client, RequestId(id), status);
+        self.reply_failed(client, RequestId(id), ErrorCode::Internal.into());
         self.settle_queues();
     }
 
@@ -295,6 +386,12 @@ impl Server {
             log::warn!("pid {pid} (uid {uid}): {what}");
         }
     }
+}
+
+/// Whether a message of the client waits: then nothing behind it is read.
+fn is_suspended(suspended: &HashMap<u32, Suspended>, uid: u32, client: ClientId) -> bool {
+    // Nearly always empty: then nothing is hashed.
+    !suspended.is_empty() && suspended.get(&uid).is_some_and(|it| it.client == client)
 }
 
 fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {

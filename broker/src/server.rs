@@ -3,7 +3,7 @@
 //! forgotten and nobody starves. Must never block, but in the one wait.
 
 use crate::admin::AdminSide;
-use crate::classify::{Classifier, Looker};
+use crate::classify::Classifier;
 use crate::closers::{Closers, Report};
 use crate::connection::{Blocked, Connection, client_id};
 use crate::fd_table::FdTable;
@@ -13,8 +13,8 @@ use crate::in_flight::InFlight;
 use crate::keep_store::KeepStore;
 use crate::kernel;
 use crate::limits::{
-    IN_FLIGHT_DIVISOR, KEEP_RETRY, MOST_WAKES_WITHOUT_CHORE, READINESS_PER_WAKE, REPORTS_PER_CHORE,
-    SOCKETS_PER_CHORE, WORK_PER_TURN,
+    IN_FLIGHT_DIVISOR, KEEP_RETRY, LANE_SLOW, MOST_WAKES_WITHOUT_CHORE, READINESS_PER_WAKE,
+    REPORTS_PER_CHORE, SOCKETS_PER_CHORE, WORK_PER_TURN,
 };
 use crate::listeners::{DirectoryLock, Listener};
 use crate::log::BadInput;
@@ -22,11 +22,12 @@ use crate::metrics::{Asked, Metrics};
 use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::requests::Scratch;
+use crate::serve::Suspended;
 use crate::settings::Settings;
 use crate::signals::{Request, Signals};
 use crate::tokens::Source;
 use crate::turns::Turns;
-use fdbroker_core::{ClientId, Core, Effects, Input, LeaseId, Now, RequestId};
+use fdbroker_core::{ClientId, Core, DomainKey, Effects, Input, LeaseId, Now, RequestId};
 use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::ReceivedFds;
@@ -121,7 +122,6 @@ pub(crate) struct Parts {
     pub page: GenerationPage,
     pub identity: Identity,
     pub classifier: Classifier,
-    pub looker: Looker,
     pub signals: Signals,
     pub until_eof: Option<OwnedFd>,
     pub core: Core,
@@ -143,7 +143,6 @@ pub(crate) struct Server {
     pub page: GenerationPage,
     pub identity: Identity,
     pub classifier: Classifier,
-    pub looker: Looker,
     pub fds: FdTable,
     pub keep_store: KeepStore,
     pub listeners: Vec<ListenerState>,
@@ -169,6 +168,11 @@ pub(crate) struct Server {
     /// Ready clients that wait until fds of their uid have been closed, by uid.
     pub paused: HashMap<u32, HashSet<ClientId>>,
     pub paused_until: Option<Now>,
+    /// Messages that wait until one of their fds has been looked at, by uid; the fd table has their fds.
+    pub suspended: HashMap<u32, Suspended>,
+    /// Uids whose closes take long, as the core knows them, and when they are looked at again.
+    slow: Vec<u32>,
+    next_slow: Option<Now>,
     /// Clients with events to send.
     pub eventful: VecDeque<ClientId>,
     /// Clients that wait for fds in flight to be read by whomever.
@@ -256,7 +260,6 @@ impl Server {
             page: parts.page,
             identity: parts.identity,
             classifier: parts.classifier,
-            looker: parts.looker,
             fds,
             keep_store: parts.keep_store,
             listeners: listeners
@@ -277,6 +280,9 @@ impl Server {
             work: 0,
             paused: HashMap::new(),
             paused_until: None,
+            suspended: HashMap::new(),
+            slow: Vec::new(),
+            next_slow: None,
             eventful: VecDeque::new(),
             waiting_in_flight: VecDeque::new(),
             next_sweep: None,
@@ -399,6 +405,7 @@ impl Server {
         self.trim_memory();
         self.expire_handshakes();
         self.fds.flush();
+        self.watch_lanes();
         if let Some((index, format)) = self.takeover_asked.take() {
             self.hand_over(index, format);
         }
@@ -478,6 +485,31 @@ impl Server {
         self.settle(effects);
     }
 
+    /// Tells the core whose closes take long: nobody else's requests wait for those.
+    fn watch_lanes(&mut self) {
+        let pause = u64::try_from(LANE_SLOW.as_micros()).unwrap_or(u64::MAX / 2);
+        match self.next_slow {
+            Some(due) if due > self.now => return,
+            Some(_) => {}
+            None if self.fds.is_closing() => {
+                self.next_slow = Some(Now(self.now.0 + pause));
+                return;
+            }
+            None => return,
+        }
+        self.next_slow = self.fds.is_closing().then(|| Now(self.now.0 + pause));
+        let slow = self.fds.slow();
+        let former = std::mem::replace(&mut self.slow, slow.clone());
+        let changed = |uid: &&u32| former.contains(*uid) != slow.contains(*uid);
+        for &uid in former.iter().chain(&slow).filter(changed) {
+            let is_slow = slow.contains(&uid);
+            for listener in (0..).take(self.listeners.len()) {
+                let domain = DomainKey { listener, uid };
+                self.step(Input::Slow { domain, slow: is_slow });
+            }
+        }
+    }
+
     fn take_reports(&mut self) {
         if std::mem::take(&mut self.is_report_waiting) {
             self.fds.take_reports(&mut self.reports);
@@ -488,8 +520,15 @@ impl Server {
         let mut reports = std::mem::take(&mut self.reports);
         for report in reports.drain(..REPORTS_PER_CHORE.min(reports.len())) {
             self.fds.note_closed(report);
-            if let Report::Held(ticket) | Report::Arrived(ticket, _) = report {
-                self.step(Input::Closed { ticket });
+            match report {
+                Report::Held(ticket) | Report::Arrived(ticket, _) => {
+                    self.step(Input::Closed { ticket });
+                }
+                Report::Looked(uid, dmabufs) => {
+                    dmabufs.into_iter().for_each(|device| self.classifier.learn(device));
+                    self.go_on_with(uid);
+                }
+                Report::Refused(_) => {}
             }
         }
         self.reports = reports;
@@ -643,6 +682,7 @@ impl Server {
             self.admin.room_at(),
             self.next_alive,
             self.next_keep,
+            self.next_slow,
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

@@ -1,8 +1,8 @@
 //! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
 //! one order that is safe. Must never let a client connect before all of it stands.
 
-use crate::classify::{Classifier, Looker};
-use crate::closers::{CloseFn, Closers, WakeFn};
+use crate::classify::Classifier;
+use crate::closers::{Calls, Closers, WakeFn};
 use crate::generation_page::{self, GenerationPage, Opened, PageError};
 use crate::handover::restore::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
@@ -10,7 +10,9 @@ use crate::handover::{self, TakeoverError};
 use crate::inherited::Inherited;
 use crate::keep_store::{Found, KeepStore};
 use crate::kernel;
-use crate::listeners::{DirectoryLock, DirectoryRule, ListenError, Listener, prepare_directory};
+use crate::listeners::{
+    DirectoryLock, DirectoryRule, ListenError, Listener, Predecessor, prepare_directory,
+};
 use crate::notify::Manager;
 use crate::replies::Identity;
 use crate::server::{Parts, Server};
@@ -93,7 +95,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
         inherited: Inherited::take().map_err(os("use the fds of the service manager"))?,
         arrived,
     };
-    let mut server = prepare(settings, outside, Arc::new(drop))?;
+    let mut server = prepare(settings, outside, real_calls()?)?;
     if let Some(takeover) = takeover {
         take_over(&mut server, takeover)?;
     }
@@ -132,7 +134,7 @@ pub(crate) struct Outside {
 pub(crate) fn prepare(
     mut settings: Settings,
     outside: Outside,
-    close: CloseFn,
+    calls: Calls,
 ) -> Result<Server, RunError> {
     let Outside { signals, until_eof, manager, mut inherited, arrived } = outside;
     let is_takeover = arrived.is_some();
@@ -140,21 +142,25 @@ pub(crate) fn prepare(
     settings.preflight()?;
     prepare_directories(&settings)?;
     let classifier = Classifier::new().map_err(os("open /proc/self/fd (mount /proc)"))?;
-    let looker = Looker::new().map_err(os("open /proc/self/fdinfo (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot_id = boot_id.map_err(os("read the boot id (mount /proc)"))?;
     let node = fdbroker_protocol::node_id(&boot_id);
     let poll = Poll::new().map_err(os("make an epoll instance"))?;
-    let closers = start_closers(&poll, close)?;
+    let closers = start_closers(&poll, calls)?;
 
     let mut left = Arrivals::default();
     let mut arrived = match arrived {
         None => handover::store::arrived(&mut inherited, &manager, settings.table_fds, &mut left),
         arrived => arrived,
     };
-    let lock = match arrived.as_mut().and_then(Arrived::lock) {
-        Some(lock) => lock,
-        None => DirectoryLock::take(settings.admin_directory())?,
+    let (lock, starting, former) = match arrived.as_mut().and_then(Arrived::lock) {
+        Some(lock) => (lock, None, Predecessor::Gone),
+        None => {
+            let directory = settings.admin_directory();
+            let was_killed = || generation_page::was_killed(directory);
+            let (lock, start, former) = DirectoryLock::take_at_start(directory, was_killed)?;
+            (lock, Some(start), former)
+        }
     };
     let restored = match &mut arrived {
         None => None,
@@ -178,7 +184,7 @@ pub(crate) fn prepare(
         Some(restored) => restored,
         None => begin(&mut settings, &mut found)?,
     };
-    let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut())?;
+    let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), former)?;
     let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
     let identity = Identity { node, key };
     let parts = Parts {
@@ -187,7 +193,6 @@ pub(crate) fn prepare(
         page,
         identity,
         classifier,
-        looker,
         signals,
         until_eof,
         core,
@@ -220,6 +225,8 @@ pub(crate) fn prepare(
         server.page.show_alive().map_err(os("start the liveness thread"))?;
         server.own_places();
     }
+    // From here on others see that this broker is alive.
+    drop(starting);
     Ok(server)
 }
 
@@ -264,6 +271,7 @@ fn open_listeners(
     settings: &Settings,
     inherited: &mut Inherited,
     mut arrived: Option<&mut Arrived>,
+    former: Predecessor,
 ) -> Result<(Listener, Vec<Listener>), ListenError> {
     let mut take = |path: &Path| {
         let mut bound = inherited.listeners.iter();
@@ -273,10 +281,11 @@ fn open_listeners(
         }
     };
     let admin = take(&settings.admin_socket)
-        .unwrap_or_else(|| Listener::bind(&settings.admin_socket, 0o600))?;
+        .unwrap_or_else(|| Listener::bind(&settings.admin_socket, 0o600, former))?;
     kernel::refuse_rights(admin.as_fd(), settings.kernel);
-    let open =
-        |it: &ListenerSettings| take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode));
+    let open = |it: &ListenerSettings| {
+        take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode, former))
+    };
     let listeners = settings.listeners.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     for (path, _) in &inherited.listeners {
         log::warn!(
@@ -293,14 +302,19 @@ fn is_same_place(a: &Path, b: &Path) -> bool {
     a == b || identity(a).is_some_and(|found| identity(b) == Some(found))
 }
 
-fn start_closers(poll: &Poll, close: CloseFn) -> Result<Closers, RunError> {
+/// What lanes do in a daemon.
+pub(crate) fn real_calls() -> Result<Calls, RunError> {
+    Calls::real().map_err(os("open /proc/self/fdinfo (mount /proc)"))
+}
+
+fn start_closers(poll: &Poll, calls: Calls) -> Result<Closers, RunError> {
     let waker = Waker::new(poll.registry(), Source::Closers.token()).map_err(os("make a waker"))?;
     let wake: WakeFn = Arc::new(move || {
         if let Err(error) = waker.wake() {
             log::error!("closed fds are reported late: {error}");
         }
     });
-    Closers::start(close, wake).map_err(os("start the closer threads"))
+    Ok(Closers::new(calls, wake))
 }
 
 fn raise_fd_limit(table_fds: u64) -> Result<(), RunError> {

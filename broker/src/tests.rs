@@ -2,7 +2,7 @@
 //! times. The clients are in this process and speak the bare protocol.
 
 use crate::cli::Args;
-use crate::closers::CloseFn;
+use crate::closers::{Calls, CloseFn, LookFn};
 use crate::connection::Blocked;
 use crate::fd_table::Reading;
 use crate::flow::forget_if_read;
@@ -17,6 +17,7 @@ use crate::server::Server;
 use crate::settings::{Environment, Host, Settings};
 use crate::signals::Signals;
 use crate::start::{Outside, prepare};
+use fdbroker_core::Lane;
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{
     AcquireHead, HELLO_MAGIC, Hello, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead,
@@ -31,6 +32,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -44,19 +46,20 @@ struct Bench {
 
 impl Bench {
     fn new(set: &[&str]) -> Bench {
-        Self::with(set, KernelFeatures::ALL, Arc::new(drop))
+        Self::with(set, KernelFeatures::ALL, Arc::new(|fd, _| drop(fd)))
     }
 
     fn with(set: &[&str], kernel: KernelFeatures, close: CloseFn) -> Bench {
         let dir = tempfile::tempdir().unwrap();
-        Self::in_directory(dir, set, kernel, close, Inherited::default())
+        let calls = Calls { close, ..Calls::real().unwrap() };
+        Self::in_directory(dir, set, kernel, calls, Inherited::default())
     }
 
     fn in_directory(
         dir: tempfile::TempDir,
         set: &[&str],
         kernel: KernelFeatures,
-        close: CloseFn,
+        calls: Calls,
         inherited: Inherited,
     ) -> Bench {
         let args = Args {
@@ -76,7 +79,7 @@ impl Bench {
             inherited,
             arrived: None,
         };
-        let server = prepare(settings, outside, close).unwrap();
+        let server = prepare(settings, outside, calls).unwrap();
         let events = Events::with_capacity(64);
         Bench { server, events, dir }
     }
@@ -189,9 +192,13 @@ fn hello() -> Vec<u8> {
 }
 
 fn register(fds: usize) -> Vec<u8> {
+    register_as(MemoryKind::Memfd, fds)
+}
+
+fn register_as(kind: MemoryKind, fds: usize) -> Vec<u8> {
     let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
     let item = RegisterItem {
-        kind: MemoryKind::Memfd as u8,
+        kind: kind as u8,
         flags: register_flags::RECALLABLE,
         share: Share::Uid as u8,
         driver_data_len: 0,
@@ -380,8 +387,8 @@ fn connection_when_its_own_end_lies_in_it_then_nothing_of_it_is_left() {
 fn client_when_closes_of_its_uid_are_waited_for_then_served_unless_it_sends_fds() {
     let (end_hang, hang) = mpsc::channel::<()>();
     let hang = Mutex::new(hang);
-    let close: CloseFn = Arc::new(move |fd| {
-        if std::thread::current().name() == Some("close-refused") {
+    let close: CloseFn = Arc::new(move |fd, lane| {
+        if lane == Lane::Refused {
             let _ = hang.lock().unwrap().recv();
         }
         drop(fd);
@@ -410,8 +417,8 @@ fn client_when_closes_of_its_uid_are_waited_for_then_served_unless_it_sends_fds(
 fn refused_fds_when_their_close_hangs_then_no_more_pile_up_and_all_else_is_served() {
     let (end_hang, hang) = mpsc::channel::<()>();
     let hang = Mutex::new(hang);
-    let close: CloseFn = Arc::new(move |fd| {
-        if std::thread::current().name() == Some("close-refused") {
+    let close: CloseFn = Arc::new(move |fd, lane| {
+        if lane == Lane::Refused {
             let _ = hang.lock().unwrap().recv();
         }
         drop(fd);
@@ -453,6 +460,102 @@ fn refused_fds_when_their_close_hangs_then_no_more_pile_up_and_all_else_is_serve
     drop(end_hang);
     bench.until(|server| server.fds.reading(uid) == Reading::Free);
     bench.register(&other);
+}
+
+/// A bench where each file stands for a dma-buf, if `look` says so.
+fn bench_with_look(look: LookFn) -> Bench {
+    let calls = Calls { look, ..Calls::real().unwrap() };
+    let dir = tempfile::tempdir().unwrap();
+    let none = Inherited::default();
+    let mut bench = Bench::in_directory(dir, &[], KernelFeatures::ALL, calls, none);
+    bench.server.classifier.take_for_dmabufs(b"/");
+    bench
+}
+
+/// A file with that much in it, of a file system without seals.
+fn file() -> OwnedFd {
+    std::fs::File::open("/proc/self/exe").unwrap().into()
+}
+
+fn kind(peer: &Peer) -> Option<Kind> {
+    let (bytes, _) = peer.recv().ok()?;
+    Some(Message::parse(&bytes).unwrap().kind)
+}
+
+#[test]
+fn register_when_its_dmabuf_has_to_be_looked_at_then_it_waits_and_others_do_not() {
+    let (go_on, wait) = mpsc::channel::<()>();
+    let (wait, looks) = (Mutex::new(wait), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&looks);
+    let mut bench = bench_with_look(Arc::new(move |fd| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        wait.lock().unwrap().recv().unwrap();
+        Some(crate::kernel::stat(fd).unwrap().device)
+    }));
+    let ((first, _a), (other, _b)) = (bench.client(), bench.client());
+    first.send(&register_as(MemoryKind::DmaBuf, 1), &[file().as_fd()]);
+    first.send(&release(7), &[]);
+    other.send(&release(1), &[]);
+    bench.rest();
+    assert_eq!(other.count(), 1);
+    assert_eq!(first.count(), 0, "nothing overtakes it");
+
+    go_on.send(()).unwrap();
+    bench.until(|server| server.suspended.is_empty());
+    bench.rest();
+    assert_eq!(kind(&first), Some(Kind::RegisterReply));
+    assert_eq!(kind(&first), Some(Kind::LeaseReply));
+    assert_eq!(bench.server.core.totals().gauges.stored_fds, 1);
+
+    first.send(&register_as(MemoryKind::DmaBuf, 1), &[file().as_fd()]);
+    bench.rest();
+    assert_eq!(kind(&first), Some(Kind::RegisterReply));
+    assert_eq!(looks.load(Ordering::Relaxed), 1, "one tells for all");
+}
+
+#[test]
+fn register_when_the_look_at_its_fd_hangs_then_refused_by_name_and_nothing_is_left() {
+    let (end_hang, hang) = mpsc::channel::<()>();
+    let hang = Mutex::new(hang);
+    let mut bench = bench_with_look(Arc::new(move |_| {
+        let _ = hang.lock().unwrap().recv();
+        None
+    }));
+    let ((first, _a), (other, _b)) = (bench.client(), bench.client());
+    first.send(&register_as(MemoryKind::DmaBuf, 1), &[file().as_fd()]);
+    bench.rest();
+    other.send(&release(1), &[]);
+    bench.until(|server| server.suspended.is_empty());
+    bench.rest();
+    assert_eq!(other.count(), 1);
+    let status = first.failed();
+    assert_eq!(status, Status::no_quota(Resource::RefusedFds, Scope::Domain, 64, 0));
+    other.send(&register(1), &[memfd().as_fd()]);
+    bench.rest();
+    assert_eq!(other.failed().result(), Err(ErrorCode::NoQuota), "so are its uid's deposits");
+
+    drop(end_hang);
+    let uid = nix::unistd::getuid().as_raw();
+    bench.until(|server| server.fds.reading(uid) == Reading::Free && !server.fds.is_closing());
+    bench.register(&other);
+}
+
+#[test]
+fn register_when_its_client_ends_during_the_look_then_nothing_is_left() {
+    let (go_on, wait) = mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let mut bench = bench_with_look(Arc::new(move |_| {
+        let _ = wait.lock().unwrap().recv();
+        None
+    }));
+    let (first, _a) = bench.client();
+    first.send(&register_as(MemoryKind::DmaBuf, 1), &[file().as_fd()]);
+    bench.rest();
+    drop((first, _a));
+    bench.rest();
+    drop(go_on);
+    bench.until(|server| server.suspended.is_empty() && !server.fds.is_closing());
+    bench.until(|server| server.connections.is_empty());
 }
 
 #[test]
@@ -541,7 +644,7 @@ fn event_when_its_socket_is_full_then_kept_and_sent_in_the_end() {
 fn client_when_no_pidfd_can_be_had_then_served_and_its_end_is_seen() {
     for list in ["peer_pidfd", "peer_pidfd,pidfd_open", "pass_rights,dupfd_query"] {
         let kernel = KernelFeatures::without(list).unwrap();
-        let mut bench = Bench::with(&[], kernel, Arc::new(drop));
+        let mut bench = Bench::with(&[], kernel, Arc::new(|fd, _| drop(fd)));
         let (client, _event) = bench.client();
         let has_pidfd = bench.server.connections.iter().all(|(_, it)| it.pidfd.is_some());
         assert_eq!(has_pidfd, list != "peer_pidfd,pidfd_open", "{list}");

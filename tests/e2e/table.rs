@@ -189,6 +189,35 @@ fn register_when_the_file_server_hangs_then_refused_and_everybody_is_served() {
 }
 
 #[test]
+fn start_when_a_killed_broker_hangs_in_a_close_then_the_next_one_serves_at_once() {
+    const NAME: &str =
+        "start_when_a_killed_broker_hangs_in_a_close_then_the_next_one_serves_at_once";
+    if let Some(reason) = why_not() {
+        return not_run(NAME, reason);
+    }
+    let mut broker = Broker::start();
+    let mut hung = HungFile::new(broker.dir(), &broker.socket());
+    let answer = hung.deposit();
+    assert!(answer.contains("UNSUPPORTED_FD"), "{answer}");
+    let threads = format!("/proc/{}/task", broker.pid());
+    eventually("a lane has begun", || {
+        let threads = std::fs::read_dir(&threads).expect("/proc").flatten();
+        let name = |it: std::fs::DirEntry| std::fs::read_to_string(it.path().join("comm"));
+        threads.filter_map(|it| name(it).ok()).any(|name| name.trim() == "lane")
+    });
+    let mut killed = broker.kill_hung();
+    broker.restart();
+    assert!(killed.has_not_ended(), "a thread of it waits in the kernel");
+    let owner = Owner::of(&broker, "owner", 4);
+    assert_served(&owner);
+    let error = broker.start_second().expect_err("one serves");
+    assert!(error.contains("another broker serves"), "{error}");
+    hung.server.kill();
+    killed.wait();
+    assert_served(&owner);
+}
+
+#[test]
 fn message_when_broken_and_full_of_hung_fds_then_others_of_the_same_user_are_served() {
     const NAME: &str =
         "message_when_broken_and_full_of_hung_fds_then_others_of_the_same_user_are_served";

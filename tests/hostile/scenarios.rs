@@ -119,6 +119,15 @@ pub const ALL: &[Scenario] = &[
             "an epoll fd whose lock somebody holds for ever, thanks to a FUSE server that has stopped",
         )
     },
+    Scenario {
+        daemon: &["--set", "caps.client.held_fds=48"],
+        ..scenario(
+            "big-close",
+            OTHER,
+            slow::big,
+            "the last fd of a GiB of memory, given back again and again",
+        )
+    },
     scenario("many-watches", BOTH, slow::watches, "an inotify fd with 20,000 watches"),
     scenario(
         "sockets-in-sockets",

@@ -20,7 +20,7 @@ impl Model {
             Effect::CloseArrived { index, ticket, lane } => {
                 self.closed_arrived(step, usize::from(*index), ticket.0, *lane)
             }
-            Effect::CloseHeld { slot, ticket } => self.closed_held(step, *slot, ticket.0),
+            Effect::CloseHeld { slot, ticket, .. } => self.closed_held(step, *slot, ticket.0),
             Effect::Keep { slot } => self.keep(*slot),
             Effect::KeptChanged { slot } => self.kept_changed(*slot),
             Effect::Unkeep { slot } => self.unkeep(*slot),

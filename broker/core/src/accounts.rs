@@ -1,7 +1,7 @@
 //! Charging clients, their jobs, domains and the node together, and the fds on their way through the closers.
 //! Must never charge one account of a list and not the others.
 
-use crate::api::{ClientId, Effect, Effects, Lane, Ticket};
+use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
 use crate::clients::DOMAIN;
 use crate::ledger::{Accounts, Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
@@ -163,8 +163,7 @@ impl Core {
         if let Some(job) = job {
             self.jobs[job].coming += coming;
         }
-        self.coming += coming;
-        self.domains[domain].coming += coming;
+        self.add_coming(domain, coming);
         self.domains[domain].closing += 1;
         if refused {
             self.accounts(None, domain).add(REFUSED_FD);
@@ -174,10 +173,29 @@ impl Core {
 
     /// The same for an fd that its domain alone is charged for.
     pub(crate) fn closing_of_domain(&mut self, domain: u32) -> Ticket {
-        self.coming += 1;
-        self.domains[domain].coming += 1;
+        self.add_coming(domain, 1);
         self.domains[domain].closing += 1;
         self.ticket(Closing { domain, client: Some((NONE, 0)), refused: false })
+    }
+
+    fn add_coming(&mut self, domain: u32, coming: u64) {
+        self.domains[domain].coming += coming;
+        self.coming += if self.domains[domain].slow { 0 } else { coming };
+    }
+
+    /// Closes of a domain's fds take long, or do so no more.
+    pub(crate) fn set_slow(&mut self, key: DomainKey, slow: bool) {
+        let Some(number) = self.domain_by_key.get(&key).copied() else { return };
+        let domain = &mut self.domains[number];
+        if std::mem::replace(&mut domain.slow, slow) == slow {
+            return;
+        }
+        match slow {
+            true => self.coming -= domain.coming,
+            false => self.coming += domain.coming,
+        }
+        // Whoever waited for these closes may have others evicted.
+        self.room_appeared |= slow && !self.rooms.is_empty();
     }
 
     fn ticket(&mut self, closing: Closing) -> Ticket {
@@ -243,8 +261,8 @@ impl Core {
             return self.forget_domain_if_unused(domain);
         };
         let coming = u64::from(!refused);
-        self.coming -= coming;
         self.domains[domain].coming -= coming;
+        self.coming -= if self.domains[domain].slow { 0 } else { coming };
         self.domains[domain].closing -= 1;
         match self.clients.get_mut(number as usize).and_then(Option::as_deref_mut) {
             Some(record) if record.serial == serial => {

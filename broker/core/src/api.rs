@@ -66,8 +66,8 @@ pub struct Peer<'a> {
     pub groups: &'a [u32],
 }
 
-/// Which closer thread takes an fd.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which of its user's closing lanes takes an fd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// Classified: its close may take milliseconds, and ends.
     Accepted,
@@ -212,6 +212,8 @@ pub enum Input<'a> {
     Supply { client: ClientId, supplies: &'a [Supply] },
     /// A closer has closed it.
     Closed { ticket: Ticket },
+    /// Whether closes of a domain's accepted fds take long: nobody else waits for the room that they will make.
+    Slow { domain: DomainKey, slow: bool },
     /// Allocations of before a crash, named again by their owner. Answered by [`Effect::Registered`].
     Redeposit { client: ClientId, request: RequestId, items: &'a [Redeposit] },
     /// Leases of before a crash. Answered by [`Effect::Declared`].
@@ -280,8 +282,8 @@ pub enum Effect {
     StoreArrived { index: u16, slot: u32 },
     /// The fd at `index` of the message just handed in goes to a closer.
     CloseArrived { index: u16, ticket: Ticket, lane: Lane },
-    /// The fd of `slot` goes to the closer of accepted fds.
-    CloseHeld { slot: u32, ticket: Ticket },
+    /// The fd of `slot`, charged to `uid`, goes to the closer of accepted fds.
+    CloseHeld { slot: u32, ticket: Ticket, uid: u32 },
     /// Write the generation page: the live generation of `slot`, or 0.
     Publish { slot: u32, generation: u32 },
     /// Answer hello: welcome, with credit for that many deposits.

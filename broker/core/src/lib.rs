@@ -148,7 +148,7 @@ pub struct Core {
     /// Clients ever connected.
     serials: u64,
     held_now: u64,
-    /// Fds in the closers that have a place and will be closed soon.
+    /// Fds in the closers that have a place and will be closed soon, but for those of slow domains.
     coming: u64,
     counters: ByCounter<u64>,
     notes: notes::Notes,
@@ -228,6 +228,7 @@ impl Core {
             }
             Input::Gone { client } => self.gone(client),
             Input::Closed { ticket } => self.closed(ticket),
+            Input::Slow { domain, slow } => self.set_slow(domain, slow),
             Input::Cancel { client, request } => self.cancel(client, request, fx),
             Input::Sendable { client, sendable } => self.sendable(client, sendable),
             Input::MostGranted { fds } => self.most_granted = fds.max(1),

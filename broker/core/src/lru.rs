@@ -188,7 +188,8 @@ impl Core {
             NONE => self.closing_of_domain(domain),
             owner => self.closing(owner, Lane::Accepted),
         };
-        fx.list.push(Effect::CloseHeld { slot, ticket });
+        let uid = self.domains[domain].key.uid;
+        fx.list.push(Effect::CloseHeld { slot, ticket, uid });
     }
 
     /// Starts up to `count` evictions that will help against `blocked`; says how many. An fd freed this way is room only when its closer reports it. Where no eviction helps, clients are

@@ -384,6 +384,8 @@ pub struct Domain {
     pub closing: u64,
     /// Of these, those that will be closed soon.
     pub coming: u64,
+    /// Its closes take long: the node does not wait for them.
+    pub slow: bool,
     /// Requests that wait for room in the domain's own account.
     pub blocked: Queued,
     /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
@@ -410,6 +412,7 @@ impl Domain {
             clients: 0,
             closing: 0,
             coming: 0,
+            slow: false,
             blocked: Queued::default(),
             waiting: BTreeSet::new(),
             turn: 0,

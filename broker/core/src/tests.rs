@@ -110,9 +110,13 @@ impl World {
 
     /// Registers one deposit, waiting for a credit first if need be.
     fn register(&mut self, deposit: Deposit) -> Registered {
+        self.register_by(OWNER, deposit)
+    }
+
+    fn register_by(&mut self, client: ClientId, deposit: Deposit) -> Registered {
         let request = self.request();
-        let (client, deadline) = (OWNER, Now(u64::MAX));
-        let has = self.client(OWNER).credits > 0;
+        let deadline = Now(u64::MAX);
+        let has = self.client(client).credits > 0;
         if !has {
             self.step(Input::Register {
                 client,

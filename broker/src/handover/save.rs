@@ -124,6 +124,7 @@ impl Server {
 
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
     fn settle_all(&mut self) -> Result<(), HandoverError> {
+        self.end_suspended();
         for _ in 0..HANDOVER_TRIES {
             let mut effects = std::mem::take(&mut self.effects);
             self.core.settle_parked(&mut effects);

@@ -27,13 +27,14 @@ fn gone_on_with(close: CloseFn, change: impl FnOnce(&mut State)) -> (Bench, [(Pe
         carriers: parcel.carriers,
         ..Inherited::default()
     };
-    let bench = Bench::in_directory(dir, &[], KernelFeatures::ALL, close, inherited);
+    let calls = Calls { close, ..Calls::real().unwrap() };
+    let bench = Bench::in_directory(dir, &[], KernelFeatures::ALL, calls, inherited);
     (bench, clients)
 }
 
 #[test]
 fn state_when_as_it_was_then_its_clients_are_served() {
-    let (mut bench, [(client, _event), _other]) = gone_on_with(Arc::new(drop), |_| {});
+    let (mut bench, [(client, _event), _other]) = gone_on_with(Arc::new(|fd, _| drop(fd)), |_| {});
     assert_eq!(bench.server.connections.len(), 2);
     client.send(&release(1), &[]);
     bench.rest();
@@ -43,7 +44,7 @@ fn state_when_as_it_was_then_its_clients_are_served() {
 #[test]
 fn state_when_it_has_times_then_they_go_on_with_the_counters_or_begin_anew_with_them() {
     let gone_on = |is_sound: bool| {
-        let (bench, _clients) = gone_on_with(Arc::new(drop), |state| {
+        let (bench, _clients) = gone_on_with(Arc::new(|fd, _| drop(fd)), |state| {
             state.metrics.grant_latency.observe(7);
             if !is_sound {
                 // Found only when all else has been taken over.
@@ -60,7 +61,7 @@ fn state_when_it_has_times_then_they_go_on_with_the_counters_or_begin_anew_with_
 
 #[test]
 fn state_when_clients_are_of_a_job_then_its_key_and_name_go_on() {
-    let (bench, _clients) = gone_on_with(Arc::new(drop), |_| {});
+    let (bench, _clients) = gone_on_with(Arc::new(|fd, _| drop(fd)), |_| {});
     let (key, name) = crate::job::of_process(std::process::id()).expect("/proc is mounted");
     let jobs: Vec<_> = bench.server.core.clients(0).map(|view| view.job).collect();
     assert_eq!(jobs, [Some(key); 2]);
@@ -83,7 +84,7 @@ fn state_when_a_number_in_it_is_absurd_then_refused_before_it_is_used() {
         ("unread messages", &|state| state.connections[1].unread_messages = u32::MAX),
     ];
     for (what, change) in changes {
-        let (mut bench, _clients) = gone_on_with(Arc::new(drop), change);
+        let (mut bench, _clients) = gone_on_with(Arc::new(|fd, _| drop(fd)), change);
         assert_eq!(bench.server.connections.len(), 0, "{what}");
         let (client, _event) = bench.client();
         bench.register(&client);
@@ -94,7 +95,7 @@ fn state_when_a_number_in_it_is_absurd_then_refused_before_it_is_used() {
 fn state_when_refused_in_the_midst_of_its_connections_then_no_socket_is_closed_on_the_loop() {
     let closed = Arc::new(Mutex::new(Vec::new()));
     let into = Arc::clone(&closed);
-    let close: CloseFn = Arc::new(move |fd| into.lock().unwrap().push(fd));
+    let close: CloseFn = Arc::new(move |fd, _| into.lock().unwrap().push(fd));
     let (mut bench, clients) = gone_on_with(close, |state| {
         state.connections[1].phase = Phase::Gone;
     });

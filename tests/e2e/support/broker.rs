@@ -187,6 +187,10 @@ impl Process {
         eventually_some("the daemon has ended", || self.child.try_wait().expect("wait"))
     }
 
+    pub fn has_not_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     fn kill(&mut self) -> ExitStatus {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait")
@@ -277,6 +281,13 @@ impl Broker {
         self.process.take().expect("the daemon runs").kill();
     }
 
+    /// Kills the daemon with SIGKILL while a call of it hangs, and does not wait for an end that does not come.
+    pub fn kill_hung(&mut self) -> Process {
+        let mut process = self.process.take().expect("the daemon runs");
+        process.child.kill().expect("kill");
+        process
+    }
+
     /// Asks the daemon to end, and waits for its end.
     pub fn terminate(&mut self) {
         let mut process = self.ask_to_end();
@@ -323,6 +334,11 @@ impl Broker {
         let successor = self.start_successor(&[])?;
         self.succeed(successor);
         Ok(())
+    }
+
+    /// Starts a second daemon in the same directory; the error says why it did not start.
+    pub fn start_second(&self) -> Result<Process, String> {
+        Process::start(&self.setup, self.dir.path(), &[])
     }
 
     /// Starts a daemon that takes over, with more arguments.

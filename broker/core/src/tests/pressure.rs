@@ -366,6 +366,28 @@ fn acquire_when_idle_held_fds_can_go_then_nobody_is_asked() {
     assert_eq!(world.core.totals().counters.reclaims, 0);
 }
 
+#[test]
+fn credits_when_closes_of_another_user_take_long_then_do_not_wait_for_them() {
+    let mut world = World::new(node_fds(2));
+    let (slow, uid) = (ClientId(9), 2000);
+    world.connect(slow, uid);
+    let held = world.register(deposit(1)).id;
+    let closing = world.register_by(slow, deposit(2)).id;
+    world.unregister(slow, closing);
+    let (request, deadline) = (world.request(), Now(u64::MAX));
+    let wish =
+        Input::Register { client: USER, request, deposits: &[], credits_wanted: 1, deadline };
+    world.step(wish);
+    assert_eq!(world.state(held), AllocationState::Held, "what is being closed will be room");
+    let domain = DomainKey { listener: 0, uid };
+    world.step(Input::Slow { domain, slow: true });
+    world.at(1);
+    assert_eq!(world.state(held), AllocationState::Evicted, "unless its close takes long");
+    world.step(Input::Slow { domain, slow: false });
+    world.close_all();
+    assert_eq!(world.client(USER).credits, 1);
+}
+
 // --- caps changed at run time -------------------------------------------------------------------------
 
 fn set_caps(world: &mut World, node: Caps) -> Vec<Effect> {

@@ -413,7 +413,7 @@ impl World {
                     assert!(arrived.remove(&usize::from(*index)), "fd {index} is not there");
                     assert!(self.tickets.insert(*ticket), "{ticket:?} twice");
                 }
-                Effect::CloseHeld { slot, ticket } => {
+                Effect::CloseHeld { slot, ticket, .. } => {
                     assert!(self.held.remove(slot), "slot {slot} has no fd");
                     assert!(self.tickets.insert(*ticket), "{ticket:?} twice");
                 }

@@ -5,6 +5,7 @@ mod args;
 mod broker;
 mod check;
 mod devices;
+mod hung;
 mod kernel;
 mod limits;
 mod namespaces;
@@ -33,6 +34,7 @@ struct Report {
 pub fn run(args: Args) -> Result<u8> {
     let mut checks = Vec::new();
     checks.extend(broker::checks());
+    checks.extend(hung::checks());
     checks.extend(limits::checks());
     checks.extend(kernel::checks());
     checks.extend(namespaces::checks());
