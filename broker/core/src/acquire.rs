@@ -8,6 +8,7 @@ use crate::state::{Parked, State, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
 
 /// What one item of an acquire comes to.
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Item {
     /// An error that waiting does not mend.
     Final(ErrorCode),
@@ -99,13 +100,13 @@ impl Core {
         let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
             return Item::Final(self.absent(id));
         };
-        if !self.may_have(client, id.slot) {
+        if !self.may_have_this(client, id.slot, allocation) {
             return Item::Final(ErrorCode::NotPermitted);
         }
         if let State::Ended(code) = allocation.state {
             return Item::Final(code);
         }
-        if self.outlives_owner(id.slot) {
+        if allocation.outlives_owner() {
             return Item::Ready(id.slot);
         }
         match (allocation.state, self.owner_error(allocation.owner)) {
@@ -146,9 +147,13 @@ impl Core {
         let begin = fx.granted.len();
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
         let (mut any, mut short_of, mut fds) = (false, 0, 0);
-        let charged = if blocked.is_none() { self.charge_ready(client, wanted) } else { 0 };
-        for item in wanted {
-            let granted = match self.item(client, *item) {
+        // Grants change none of the items.
+        let mut items = std::mem::take(&mut self.items);
+        items.clear();
+        items.extend(wanted.iter().map(|item| self.item(client, *item)));
+        let charged = if blocked.is_none() { self.charge_ready(client, &items) } else { 0 };
+        for (item, state) in wanted.iter().zip(&items) {
+            let granted = match *state {
                 Item::Final(code) => Granted::refused(*item, code.into()),
                 Item::Ready(_) if fds == self.most_granted => {
                     Granted::refused(*item, ErrorCode::Again.into())
@@ -174,6 +179,8 @@ impl Core {
             any |= granted.status != Status::error(ErrorCode::Again);
             fx.granted.push(granted);
         }
+        let evicted = items.iter().any(|item| matches!(item, Item::Evicted(_)));
+        self.items = items;
         // An empty request has nothing to wait for.
         if !any && !wanted.is_empty() {
             fx.granted.truncate(begin);
@@ -183,7 +190,7 @@ impl Core {
             return Some(wait);
         }
         match blocked {
-            None if self.rooms.is_empty() => {
+            None if evicted && self.rooms.is_empty() => {
                 self.recall_ahead(now, client, wanted, fx);
             }
             // What did not fit will be asked for again: makes the room meanwhile.
@@ -202,12 +209,12 @@ impl Core {
 
     /// Charges what is ready of a request of several, as far as it is granted now, in one go; how many. One by one costs
     /// as much as all the rest of a grant. 0: not all of them fit.
-    fn charge_ready(&mut self, client: ClientId, wanted: &[Wanted]) -> usize {
-        if wanted.len() < 2 {
+    fn charge_ready(&mut self, client: ClientId, items: &[Item]) -> usize {
+        if items.len() < 2 {
             return 0;
         }
-        let is_ready = |item: &&Wanted| matches!(self.item(client, **item), Item::Ready(_));
-        let ready = wanted.iter().filter(is_ready).count().min(self.most_granted);
+        let is_ready = |item: &&Item| matches!(item, Item::Ready(_));
+        let ready = items.iter().filter(is_ready).count().min(self.most_granted);
         let charge = Charge(Resource::OpenLeases, ready as u64);
         if self.charge(client.0, charge).is_ok() { ready } else { 0 }
     }
@@ -309,6 +316,14 @@ impl Core {
         client: u32,
         resources: &[Resource],
     ) -> Option<Blocked> {
+        let is_nobody = match turn {
+            Turn::First => true,
+            Turn::Scanned => self.scan_full.is_empty(),
+            Turn::Last => self.rooms.is_empty(),
+        };
+        if is_nobody {
+            return None;
+        }
         let record = self.client_mut(client);
         let (domain, job) = (Some(Holder::Domain(record.domain)), record.job.map(Holder::Job));
         let accounts = [Some(Holder::Node), domain, job, Some(Holder::Client(client))];

@@ -6,7 +6,7 @@ use crate::acquire::Turn;
 use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
 use crate::ledger::Charge;
 use crate::slots::NONE;
-use crate::state::{AllocationList, Client, Orphan, State, Timer};
+use crate::state::{Allocation, AllocationList, Client, Orphan, State, Timer};
 use fdbroker_protocol::{ErrorCode, Resource, Share, Status};
 
 impl Core {
@@ -41,8 +41,7 @@ impl Core {
 
     /// Whether an allocation lives on when its owner is gone: kept, and its fd is here.
     pub(crate) fn outlives_owner(&self, slot: u32) -> bool {
-        let allocation = &self.allocations[slot];
-        allocation.traits.is_to_be_kept() && allocation.state == State::Resident
+        self.allocations[slot].outlives_owner()
     }
 
     /// The fd of a slot has just been stored.
@@ -181,8 +180,17 @@ impl Core {
 
     /// Whether a client may acquire an allocation, or hold a lease of it.
     pub(crate) fn may_have(&self, client: ClientId, slot: u32) -> bool {
+        self.may_have_this(client, slot, &self.allocations[slot])
+    }
+
+    /// The same, of an allocation that was just looked at.
+    pub(crate) fn may_have_this(
+        &self,
+        client: ClientId,
+        slot: u32,
+        allocation: &Allocation,
+    ) -> bool {
         let Some(client) = self.clients[client.0 as usize].as_deref() else { return false };
-        let allocation = &self.allocations[slot];
         if allocation.domain == NONE || allocation.domain == client.domain {
             // Of one that nobody has named again, nobody knows who may.
             return true;

@@ -43,10 +43,10 @@ impl Core {
         let asked = 0;
         let lease = Lease { since: now, allocation: slot, client, asked, mapped, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
-        let mut list = self.allocations[slot].leases;
-        list.push(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), number);
-        self.allocations[slot].leases = list;
-        self.allocations[slot].open += u32::from(!mapped);
+        let Core { allocations, leases, .. } = self;
+        let allocation = &mut allocations[slot];
+        allocation.leases.push(&mut LeaseLinks(leases, LeaseList::Allocation), number);
+        allocation.open += u32::from(!mapped);
         self.shelve(number);
         LeaseId(u64::from(generation) << 32 | u64::from(number))
     }
@@ -162,9 +162,9 @@ impl Core {
         let Lease { allocation, client, mapped, .. } = self.leases[slot];
         self.unask(slot);
         self.unshelve(slot);
-        let mut list = self.allocations[allocation].leases;
-        list.remove(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), slot);
-        self.allocations[allocation].leases = list;
+        let Core { allocations, leases, .. } = self;
+        let list = &mut allocations[allocation].leases;
+        list.remove(&mut LeaseLinks(leases, LeaseList::Allocation), slot);
         self.leases.remove(slot);
         self.allocations[allocation].open -= u32::from(!mapped);
         if let State::Ended(_) = self.allocations[allocation].state {

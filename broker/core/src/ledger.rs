@@ -23,7 +23,12 @@ pub struct Account {
     peak: [u128; Resource::COUNT],
     /// Above its cap when that was lowered, and what is left of it: it may stay, and never grows. 0 = not above.
     draining: [u128; Resource::COUNT],
+    /// What has grown since its caps were asserted, one bit for each resource.
+    grown: u32,
 }
+
+// One bit for each resource.
+const _: () = assert!(Resource::COUNT <= 32);
 
 impl Account {
     /// In use now.
@@ -91,6 +96,7 @@ impl Account {
             let at = resource.index();
             self.now[at] += u128::from(amount);
             self.peak[at] = self.peak[at].max(self.now[at]);
+            self.grown |= 1 << at;
         };
         add(resource);
         if charge.is_fds() {
@@ -124,15 +130,23 @@ impl Account {
 
     /// Asserts that no cap is passed, but for what was there when it was lowered.
     pub(crate) fn assert_within(&self, caps: &Caps, whose: &dyn Debug) {
-        for &resource in Resource::ALL {
-            let (now, cap) = (self.now(resource), caps[resource]);
-            let may_stay = u64::try_from(self.draining[resource.index()]).unwrap_or(u64::MAX);
-            let most = cap.max(may_stay);
-            assert!(
-                now <= most,
-                "invariant 2: {resource} of {whose:?} is {now}, above its cap {cap}"
-            );
+        Resource::ALL.iter().for_each(|resource| self.assert_one(*resource, caps, whose));
+    }
+
+    /// The same, of what has grown since this was asserted last: nothing else can have passed its cap.
+    pub(crate) fn assert_growth_within(&mut self, caps: &Caps, whose: &dyn Debug) {
+        let mut grown = std::mem::take(&mut self.grown);
+        while grown != 0 {
+            self.assert_one(Resource::ALL[grown.trailing_zeros() as usize], caps, whose);
+            grown &= grown - 1;
         }
+    }
+
+    fn assert_one(&self, resource: Resource, caps: &Caps, whose: &dyn Debug) {
+        let (now, cap) = (self.now(resource), caps[resource]);
+        let may_stay = u64::try_from(self.draining[resource.index()]).unwrap_or(u64::MAX);
+        let most = cap.max(may_stay);
+        assert!(now <= most, "invariant 2: {resource} of {whose:?} is {now}, above its cap {cap}");
     }
 }
 

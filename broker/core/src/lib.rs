@@ -116,6 +116,8 @@ pub struct Core {
     reads_again: Option<u32>,
     /// Allocations that the message at hand may still end.
     ends_left: usize,
+    /// What the items of the acquire at hand come to.
+    items: Vec<acquire::Item>,
     /// Most fds granted in one answer.
     most_granted: usize,
     /// The time of the step.
@@ -190,6 +192,7 @@ impl Core {
             something_ended: false,
             reads_again: None,
             ends_left: 0,
+            items: Vec::new(),
             most_granted: fdbroker_protocol::MAX_BATCH,
             now: Now(0),
             acts: 0,

@@ -289,9 +289,9 @@ impl Core {
         shelf: Shelf,
         change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
     ) {
-        let mut list = self.client_mut(client).leases[shelf as usize];
-        change(&mut list, &mut LeaseLinks(&mut self.leases, LeaseList::Holder));
-        self.client_mut(client).leases[shelf as usize] = list;
+        let Core { clients, leases, .. } = self;
+        let client = clients[client as usize].as_deref_mut().expect("holders are clients");
+        change(&mut client.leases[shelf as usize], &mut LeaseLinks(leases, LeaseList::Holder));
     }
 
     /// Changes the list of a client's leases to be asked for, or of those to be told of as revoked.
@@ -301,11 +301,10 @@ impl Core {
         of_live: bool,
         change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
     ) {
-        let holder = self.client_mut(client);
-        let mut list = if of_live { holder.reclaims } else { holder.revoked };
-        change(&mut list, &mut LeaseLinks(&mut self.leases, LeaseList::Event));
-        let holder = self.client_mut(client);
-        *(if of_live { &mut holder.reclaims } else { &mut holder.revoked }) = list;
+        let Core { clients, leases, .. } = self;
+        let holder = clients[client as usize].as_deref_mut().expect("holders are clients");
+        let list = if of_live { &mut holder.reclaims } else { &mut holder.revoked };
+        change(list, &mut LeaseLinks(leases, LeaseList::Event));
     }
 
     /// The lease is imported now: what was asked for was its fd.

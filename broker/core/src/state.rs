@@ -156,6 +156,11 @@ impl Allocation {
         self.traits.is_to_be_kept() && self.is_live()
     }
 
+    /// Whether it lives on when its owner is gone: kept, and its fd is here.
+    pub fn outlives_owner(&self) -> bool {
+        self.traits.is_to_be_kept() && self.state == State::Resident
+    }
+
     /// Whether it is in a list.
     pub fn is_in(&self, list: AllocationList) -> bool {
         self.link(list).is_in()
