@@ -38,6 +38,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     recall_when_missed_and_then_ended_then_owner_is_silent_no_more
     refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same
     eviction_when_room_is_needed_then_least_recently_used_goes
+    eviction_when_for_a_request_then_not_of_what_it_wants
     order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most
     revoked_when_more_than_a_message_holds_then_several_messages
     batch_when_253_with_bad_handles_then_each_is_answered
@@ -514,6 +515,25 @@ fn eviction_when_room_is_needed_then_least_recently_used_goes(rig: &mut Rig) -> 
     rig.register_new(owner, 2)?;
     ensure!(!rig.is_held(ids[1]), "the least recently used allocation is still held");
     ensure!(rig.is_held(ids[0]), "the most recently used allocation is evicted");
+    rig.end()
+}
+
+fn eviction_when_for_a_request_then_not_of_what_it_wants(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.fds = 3;
+        config.base_credits = 0;
+        config.max_credits = 1;
+    });
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 3)?;
+    let wanted = [Ok(ids[0]), Ok(ids[1])];
+    let request = rig.acquire_until(consumer, &wanted, rig.world.now + LONG_US)?;
+    ensure!(rig.is_held(ids[0]) && rig.is_held(ids[1]), "what is wanted is evicted");
+    ensure!(!rig.is_held(ids[2]), "nothing is evicted");
+    rig.settle(&[])?;
+    let granted = rig.granted(consumer, request).ok_or("not answered")?;
+    let lease = granted.iter().find(|item| item.status.is_ok()).ok_or("not granted")?.lease;
+    rig.release(consumer, lease)?;
     rig.end()
 }
 
