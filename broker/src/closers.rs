@@ -4,7 +4,10 @@
 
 use crate::classify::Looker;
 use crate::kernel::Device;
-use crate::limits::{LANE_IDLE, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX, THREAD_STACK_BYTES};
+use crate::limits::{
+    LANE_BATCH, LANE_IDLE, LANE_REPORT, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX,
+    THREAD_STACK_BYTES,
+};
 use fdbroker_core::{Lane, Ticket};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -95,7 +98,7 @@ struct Pool {
     ready: [VecDeque<LaneOf>; 2],
     /// Which of the two is next.
     next: usize,
-    /// One job for each thread that is not idle, and since when.
+    /// The lane of each thread that is not idle, and since when its job is under way.
     working: Vec<(LaneOf, Instant)>,
     threads: usize,
     idle: usize,
@@ -134,20 +137,31 @@ impl Pool {
         is_wanted
     }
 
-    /// The next job: lanes take turns, and so do the two kinds.
-    fn take(&mut self) -> Option<(LaneOf, Job)> {
+    /// Moves some jobs of the next lane to `jobs`: lanes take turns, and so do the two kinds.
+    fn take(&mut self, jobs: &mut Vec<Job>) -> Option<LaneOf> {
         let has_room = self.room_for_refused() > 0;
         let may = |kind: usize| !self.ready[kind].is_empty() && (kind == 0 || has_room);
         let kind = [self.next, 1 - self.next].into_iter().find(|kind| may(*kind))?;
         self.next = 1 - kind;
         let of = self.ready[kind].pop_front()?;
-        let job = self.lanes.get_mut(&of)?.pop_front()?;
+        let waiting = self.lanes.get_mut(&of)?;
+        jobs.extend(waiting.drain(..LANE_BATCH.min(waiting.len())));
         self.working.push((of, Instant::now()));
-        Some((of, job))
+        Some(of)
     }
 
-    /// A lane's job is done. `true`: the loop has to be told.
-    fn done(&mut self, of: LaneOf, report: Report) -> bool {
+    /// Some of a lane's jobs are done. `true`: the loop has to be told.
+    fn report(&mut self, of: LaneOf, reports: &mut Vec<Report>) -> bool {
+        let at_work = self.working.iter_mut().find(|(at_work, _)| *at_work == of);
+        at_work.into_iter().for_each(|(_, since)| *since = Instant::now());
+        // Once is enough until the loop has taken them.
+        let is_first = self.reports.is_empty();
+        self.reports.append(reports);
+        is_first
+    }
+
+    /// The jobs taken from a lane are done.
+    fn done(&mut self, of: LaneOf) {
         self.working.retain(|(at_work, _)| *at_work != of);
         match self.lanes.get(&of).is_some_and(|jobs| !jobs.is_empty()) {
             true => self.ready[usize::from(is_refused(&of))].push_back(of),
@@ -155,9 +169,6 @@ impl Pool {
                 self.lanes.remove(&of);
             }
         }
-        self.reports.push(report);
-        // Once is enough until the loop has taken them.
-        self.reports.len() == 1
     }
 }
 
@@ -184,20 +195,18 @@ impl Shared {
     /// Serves lanes until there has been none to serve for a while. An idle thread costs the loop: with a second thread,
     /// the kernel counts references at each use of an fd.
     fn run(self: Arc<Self>) {
+        let (mut jobs, mut reports) = (Vec::new(), Vec::new());
         let mut pool = self.pool();
         loop {
-            if let Some((of, job)) = pool.take() {
+            if let Some(of) = pool.take(&mut jobs) {
                 let wants_thread = pool.wants_thread();
                 drop(pool);
                 if wants_thread {
                     self.start_thread();
                 }
-                let report = self.work(of, job);
-                let is_first = self.pool().done(of, report);
-                if is_first {
-                    (self.wake)();
-                }
+                self.work(of, &mut jobs, &mut reports);
                 pool = self.pool();
+                pool.done(of);
                 continue;
             }
             if pool.ended {
@@ -215,7 +224,23 @@ impl Shared {
         pool.threads -= 1;
     }
 
-    fn work(&self, of: LaneOf, job: Job) -> Report {
+    /// Does the jobs. What takes no time is reported in one go: else the loop is woken for each.
+    fn work(&self, of: LaneOf, jobs: &mut Vec<Job>, reports: &mut Vec<Report>) {
+        let mut since = Instant::now();
+        let last = jobs.len();
+        for (number, job) in (1..).zip(jobs.drain(..)) {
+            reports.push(self.do_one(of, job));
+            if number == last || since.elapsed() > LANE_REPORT {
+                let is_first = self.pool().report(of, reports);
+                if is_first {
+                    (self.wake)();
+                }
+                since = Instant::now();
+            }
+        }
+    }
+
+    fn do_one(&self, of: LaneOf, job: Job) -> Report {
         match job {
             Job::Close(fd, report) => {
                 (self.calls.close)(fd, of.lane);

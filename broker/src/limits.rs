@@ -218,6 +218,13 @@ pub const LANES_MAX: usize = 32;
 /// users have a call that hangs.
 pub const LANES_FOR_ACCEPTED: usize = 8;
 
+/// Jobs that a thread takes from a lane at a time: a close of an fd that is not the last takes 1 us, and to take it from the
+/// lane as much.
+pub const LANE_BATCH: usize = 64;
+
+/// The longest time that a thread keeps what it has done from the loop: less than a last close of GPU memory.
+pub const LANE_REPORT: Duration = Duration::from_micros(200);
+
 /// How long a thread without work stays, for the next burst: to start one takes some 30 us.
 pub const LANE_IDLE: Duration = Duration::from_secs(1);
 

@@ -77,6 +77,11 @@ impl Daemon {
         Daemon { dir, child, admin }
     }
 
+    /// Puts each thread of the daemon on its processor, those too that have started since.
+    pub fn place(&self, cpus: [usize; 2]) {
+        place(self.child.id(), cpus);
+    }
+
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }

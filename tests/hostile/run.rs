@@ -205,6 +205,7 @@ fn rounds(
         };
         let path = hung.as_ref().map(|server| format!("{} {}", server.path, user.uid()));
         let attackers = gang(scenario.name, &path.unwrap_or_default())?;
+        daemon.place(plan.cpus);
         let busy_before = daemon.busy();
         let (attacked, tally) = measure(phase, &mut good, attackers, hung)?;
         busy += daemon.busy().saturating_sub(busy_before);

@@ -4,6 +4,7 @@
 
 use super::wait::PATIENCE;
 use crate::users::User;
+use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, killpg};
@@ -173,11 +174,14 @@ pub fn pin(cpu: usize) {
     pin_thread(Pid::from_raw(0), cpu);
 }
 
-/// Runs a thread on one processor only.
+/// Runs a thread on one processor only, if it has not ended.
 pub fn pin_thread(thread: Pid, cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu).expect("a processor's number");
-    sched_setaffinity(thread, &set).expect("a processor that may be used");
+    match sched_setaffinity(thread, &set) {
+        Ok(()) | Err(Errno::ESRCH) => {}
+        Err(error) => panic!("a processor that may be used: {error}"),
+    }
 }
 
 impl Rank {
