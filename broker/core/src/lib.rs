@@ -59,7 +59,7 @@ use fairness::{Rooms, Scan};
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Table};
-use limits::SLOTS_BEFORE_REUSE;
+use limits::{LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
 use order::Lru;
 use rustc_hash::FxHashMap;
 use slots::Slots;
@@ -223,6 +223,7 @@ impl Core {
         let fx = effects;
         self.now = now;
         self.ends_left = ENDS_PER_MESSAGE;
+        self.lru.looks_left = LOOKS_PER_STEP;
         self.touch_by(&input);
         match input {
             Input::Connect { client, peer } => self.connect(client, &peer, fx),
@@ -287,6 +288,7 @@ impl Core {
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
         self.now = now;
+        self.lru.looks_left = LOOKS_PER_STEP;
         self.expire(now, effects);
         self.end_reserved(effects);
         self.after(now, effects);

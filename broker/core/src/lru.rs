@@ -113,6 +113,10 @@ impl Core {
             if !stamp.is_used() {
                 return Some(slot);
             }
+            if self.lru.looks_left == 0 {
+                break;
+            }
+            self.lru.looks_left -= 1;
             let age = self.lru.clock.age(stamp);
             if used.is_none_or(|(oldest, _)| age > oldest) {
                 used = Some((age, slot));
@@ -120,7 +124,7 @@ impl Core {
             self.unlink(slot, AllocationList::Lru);
             self.lru_insert(slot);
         }
-        used.map(|(_, slot)| slot)
+        used.map(|(_, slot)| slot).or_else(|| self.oldest(account))
     }
 
     /// Whether so many fds in the account's scope can be closed. Visits no more owners than that.

@@ -107,6 +107,8 @@ pub struct Lru {
     pub clock: Clock,
     /// The owners on the node.
     pub index: Index,
+    /// Looks for victims that this step may still spend on second chances.
+    pub looks_left: usize,
     /// Allocations that the request at hand wants: out of their queues, so that none makes room for another.
     pub aside: Vec<u32>,
 }
