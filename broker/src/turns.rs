@@ -5,7 +5,8 @@
 
 use crate::limits::FRESH_IN_A_ROW;
 use fdbroker_core::ClientId;
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 
 /// Who a client is: its user, and its process as the broker sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,6 +20,9 @@ pub struct Who {
 /// See the module. Each client is in it once at most: who puts them in sees to that.
 #[derive(Debug, Default)]
 pub struct Turns {
+    /// A fresh one that nobody waits beside: the usual case, without a ring.
+    alone: Option<(Who, ClientId)>,
+    /// The fresh ones, if there are several.
     fresh: Ring<Ring<VecDeque<ClientId>>>,
     rest: Ring<Ring<VecDeque<ClientId>>>,
     /// Turns of fresh ones since the last one of the rest.
@@ -28,6 +32,13 @@ pub struct Turns {
 impl Turns {
     /// A client that had nothing to do until now.
     pub fn push_fresh(&mut self, who: Who, client: ClientId) {
+        if self.alone.is_none() && self.fresh.is_empty() {
+            self.alone = Some((who, client));
+            return;
+        }
+        if let Some((who, client)) = self.alone.take() {
+            push(&mut self.fresh, who, client);
+        }
         push(&mut self.fresh, who, client);
     }
 
@@ -39,7 +50,7 @@ impl Turns {
     /// The next one.
     pub fn pop(&mut self) -> Option<ClientId> {
         let is_turn_of_fresh = self.in_a_row < FRESH_IN_A_ROW || self.rest.is_empty();
-        if is_turn_of_fresh && let Some(client) = self.fresh.pop() {
+        if is_turn_of_fresh && let Some(client) = self.pop_fresh() {
             self.in_a_row += 1;
             return Some(client);
         }
@@ -47,16 +58,23 @@ impl Turns {
         self.rest.pop()
     }
 
+    fn pop_fresh(&mut self) -> Option<ClientId> {
+        match self.alone.take() {
+            Some((_, client)) => Some(client),
+            None => self.fresh.pop(),
+        }
+    }
+
     /// Whether nobody waits for a turn.
     pub fn is_empty(&self) -> bool {
-        self.fresh.is_empty() && self.rest.is_empty()
+        self.alone.is_none() && self.fresh.is_empty() && self.rest.is_empty()
     }
 
     /// Whether somebody waits behind another.
     pub fn has_several(&self) -> bool {
         self.fresh.has_several()
             || self.rest.has_several()
-            || !(self.fresh.is_empty() || self.rest.is_empty())
+            || !(self.alone.is_none() && self.fresh.is_empty() || self.rest.is_empty())
     }
 
     /// Nobody waits any more.
@@ -95,7 +113,7 @@ impl Line for VecDeque<ClientId> {
 #[derive(Debug, Default)]
 struct Ring<L> {
     order: VecDeque<u32>,
-    lines: HashMap<u32, L>,
+    lines: FxHashMap<u32, L>,
     spare: Option<L>,
 }
 
