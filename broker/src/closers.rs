@@ -303,15 +303,16 @@ impl Closers {
         self.under_way > 0
     }
 
-    /// The uids whose accepted fds take long to close now, in order.
-    pub fn slow(&self) -> Vec<u32> {
+    /// The uids whose accepted fds take long to close now, in order; and whether that can be otherwise soon.
+    pub fn slow(&self) -> (Vec<u32>, bool) {
         let now = Instant::now();
         let pool = self.shared.pool();
         let is_slow = |of: &LaneOf, since: Instant| !is_refused(of) && now - since > LANE_SLOW;
         let slow = pool.working.iter().filter(|(of, since)| is_slow(of, *since));
         let mut slow: Vec<u32> = slow.map(|(of, _)| of.uid).collect();
         slow.sort_unstable();
-        slow
+        let is_at_it = self.is_thread_missing || pool.lanes.keys().any(|of| !is_refused(of));
+        (slow, is_at_it)
     }
 }
 
@@ -430,12 +431,12 @@ mod tests {
         bench.close(8, Lane::Refused, Report::Refused(8));
         bench.closers.flush();
         let until = Instant::now() + std::time::Duration::from_secs(20);
-        while bench.closers.slow() != [7] && Instant::now() < until {
+        while bench.closers.slow().0 != [7] && Instant::now() < until {
             std::thread::sleep(LANE_SLOW);
         }
-        assert_eq!(bench.closers.slow(), [7]);
+        assert_eq!(bench.closers.slow(), (vec![7], true));
         bench.release.take();
         bench.wait(2);
-        assert_eq!(bench.closers.slow(), []);
+        assert_eq!(bench.closers.slow(), (vec![], false));
     }
 }

@@ -322,8 +322,8 @@ impl FdTable {
         self.closers.is_busy()
     }
 
-    /// The uids whose fds take long to close, in order.
-    pub fn slow(&self) -> Vec<u32> {
+    /// The uids whose fds take long to close, in order; and whether that can be otherwise soon.
+    pub fn slow(&self) -> (Vec<u32>, bool) {
         self.closers.slow()
     }
 

@@ -256,7 +256,10 @@ impl Server {
     /// The message in the buffer waits until one of its fds has been looked at; so do messages with fds of the same uid.
     fn suspend(&mut self, client: ClientId, channel: Channel, length: usize) {
         let Connection { serial, domain, .. } = self.connections[index(client)];
-        let Reading::Wait(until) = self.fds.reading(domain.uid) else { return };
+        let until = match self.fds.reading(domain.uid) {
+            Reading::Wait(until) => until,
+            Reading::Free | Reading::WithoutFds => self.now,
+        };
         let bytes = self.buffer[..length].to_vec();
         self.suspended.insert(domain.uid, Suspended { client, serial, channel, bytes });
         self.no_fds_until = Some(until);

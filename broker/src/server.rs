@@ -497,8 +497,9 @@ impl Server {
             }
             None => return,
         }
-        self.next_slow = self.fds.is_closing().then(|| Now(self.now.0 + pause));
-        let slow = self.fds.slow();
+        let (slow, is_at_it) = self.fds.slow();
+        // A call that hangs for ever wakes nobody.
+        self.next_slow = is_at_it.then(|| Now(self.now.0 + pause));
         let former = std::mem::replace(&mut self.slow, slow.clone());
         let changed = |uid: &&u32| former.contains(*uid) != slow.contains(*uid);
         for &uid in former.iter().chain(&slow).filter(changed) {

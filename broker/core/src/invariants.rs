@@ -188,6 +188,9 @@ impl Core {
             job.account.assert_within(&self.config.job, key);
         }
         assert_eq!(self.jobs.len(), self.job_by_key.len(), "jobs are found by their keys");
+        let soon = self.domains.iter_from(0).filter(|(_, domain)| !domain.slow);
+        let coming: u64 = soon.map(|(_, domain)| domain.coming).sum();
+        assert_eq!(self.coming, coming, "invariant 8: nobody waits for another's slow closes");
     }
 
     fn check_lists(&mut self) {

@@ -368,11 +368,11 @@ fn acquire_when_idle_held_fds_can_go_then_nobody_is_asked() {
 
 #[test]
 fn credits_when_closes_of_another_user_take_long_then_do_not_wait_for_them() {
-    let mut world = World::new(node_fds(2));
+    let mut world = World::new(node_fds(3));
     let (slow, uid) = (ClientId(9), 2000);
     world.connect(slow, uid);
     let held = world.register(deposit(1)).id;
-    let closing = world.register_by(slow, deposit(2)).id;
+    let [closing, next] = [2, 3].map(|base| world.register_by(slow, deposit(base)).id);
     world.unregister(slow, closing);
     let (request, deadline) = (world.request(), Now(u64::MAX));
     let wish =
@@ -383,6 +383,7 @@ fn credits_when_closes_of_another_user_take_long_then_do_not_wait_for_them() {
     world.step(Input::Slow { domain, slow: true });
     world.at(1);
     assert_eq!(world.state(held), AllocationState::Evicted, "unless its close takes long");
+    world.unregister(slow, next);
     world.step(Input::Slow { domain, slow: false });
     world.close_all();
     assert_eq!(world.client(USER).credits, 1);
