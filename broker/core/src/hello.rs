@@ -122,10 +122,11 @@ impl Core {
         if own > MAX_BATCH as u64 || !self.may_make_room(blocked) {
             return;
         }
-        let (caps, account) = (self.caps_of(blocked.account), blocked.account);
-        let room =
-            caps[blocked.resource].saturating_sub(self.account(account).now(blocked.resource));
-        let short_of = usize::try_from(own.saturating_sub(room)).unwrap_or(usize::MAX);
+        let (Blocked { resource, account }, cap) =
+            (blocked, self.caps_of(blocked.account)[blocked.resource]);
+        // An account above a lowered cap is short of that, too.
+        let with_it = self.account(account).now(resource).saturating_add(own);
+        let short_of = usize::try_from(with_it.saturating_sub(cap)).unwrap_or(usize::MAX);
         if self.can_evict(account, short_of) {
             self.evict_for(blocked, short_of, fx);
         } else if own <= HELLO_IN_LINE_FDS {
