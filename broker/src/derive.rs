@@ -6,7 +6,7 @@ use crate::config::{ConfigError, ConfigFile, LimitsSection};
 use crate::limits::{MAX_TABLE_FDS, MIN_CORE_FDS, own_fds};
 use crate::settings::{Environment, Host, Mode};
 use crate::sources::{Lines, NONE, Sources, first};
-use fdbroker_core::Config;
+use fdbroker_core::{Config, limits};
 use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
 
 /// The fd table: its size, what of it is not the daemon's own, and of that what the core may plan
@@ -132,6 +132,11 @@ pub(crate) fn resolve_core(
     let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines);
     let client = resolve_caps(Scope::Client, None, given, whole.client(), lines);
     let job = resolve_caps(Scope::Job, None, given, Caps::NONE, lines);
+    let node = Caps { parked_items: limits::PARKED_ITEMS_PER_NODE, ..node };
+    let domain = match mode {
+        Mode::Private => domain,
+        Mode::Service => Caps { parked_items: limits::PARKED_ITEMS_PER_DOMAIN, ..domain },
+    };
     // Long enough for a job's next step to start, short against a forgotten buffer.
     let keep = given.limit(|it| it.keep_ttl_ms);
     let keep_ttl_ms = lines.pick("limits.keep_ttl_ms", keep, 60_000);

@@ -653,6 +653,14 @@ impl Request {
         }
     }
 
+    /// How many items it has that wait.
+    pub fn items(&self) -> u64 {
+        match &self.ask {
+            Ask::Acquire { wanted, .. } => wanted.len() as u64,
+            _ => 0,
+        }
+    }
+
     /// The fds that a parked hello declares.
     pub fn own_fds(&self) -> Option<u64> {
         match self.ask {

@@ -174,6 +174,7 @@ pub struct Sums {
     pub kept: u64,
     pub connections: u64,
     pub parked: u64,
+    pub parked_items: u64,
     pub refused: u64,
 }
 
@@ -202,6 +203,7 @@ impl Sums {
             Resource::KeptAllocations => self.kept.into(),
             Resource::Connections => self.connections.into(),
             Resource::ParkedRequests => self.parked.into(),
+            Resource::ParkedItems => self.parked_items.into(),
             Resource::RefusedFds => self.refused.into(),
             // Of the node alone.
             Resource::Domains => 0,
@@ -491,6 +493,7 @@ impl Model {
                 sums.own += client.own;
                 sums.connections += 1;
                 sums.parked += client.requests.len() as u64;
+                sums.parked_items += client.requests.values().map(Request::items).sum::<u64>();
                 sums.promised_open += self.promised.get(number).copied().unwrap_or(0);
             });
         }
@@ -505,6 +508,10 @@ impl Model {
                 sums.pinned_bytes += self.pinned_by(lease);
             });
         }
+        // The node counts memory once, however many leases pin it.
+        let pinned =
+            self.allocations.values().filter(|a| a.ended.is_some() && !a.leases.is_empty());
+        ledger.node.pinned_bytes = pinned.map(|a| u128::from(a.deposit.size_bytes)).sum();
         for closing in self.tickets.values().filter(|closing| !closing.uninvited) {
             let here = self.is_there(closing);
             ledger.charge(here.then_some(closing.client), closing.domain, |s| s.closing += 1);

@@ -18,6 +18,8 @@ macro_rules! stats {
             pub by_promise: Counts,
             /// Codes that recalls were refused with, a bit each.
             pub refusal_codes: u32,
+            /// Most records that a step has visited, and the bound of that step.
+            pub longest: (u64, u64),
         }
 
         impl Stats {
@@ -27,6 +29,7 @@ macro_rules! stats {
                 self.by_fault.add_all(&other.by_fault);
                 self.by_promise.add_all(&other.by_promise);
                 self.refusal_codes |= other.refusal_codes;
+                self.longest = self.longest.max(other.longest);
             }
 
             fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
@@ -155,6 +158,8 @@ pub fn print(total: &Stats, violations: usize, seconds: f64) {
     for promise in Promise::ALL {
         println!("  {:<44} {:>12}", promise.text(), total.by_promise.of(*promise as usize));
     }
+    let (visited, bound) = total.longest;
+    println!("sim: the longest step visited {visited} records, bound {bound}");
     let rate = total.steps as f64 / seconds;
     println!("sim: steps {}, steps/s {rate:.0}, violations {violations}", total.steps);
 }

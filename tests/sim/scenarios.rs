@@ -7,7 +7,7 @@ use crate::model::Check;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
-use fdbroker_core::{Caps, Config, Deposit, Lane, Now, Supply, Wanted, limits};
+use fdbroker_core::{Caps, Config, Deposit, Lane, LeaseId, Now, Supply, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
 
 type Scenario = fn(&mut Rig) -> Check;
@@ -41,6 +41,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     eviction_when_for_a_request_then_not_of_what_it_wants
     order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most
     revoked_when_more_than_a_message_holds_then_several_messages
+    end_when_thousands_of_leases_are_out_then_swept_in_portions_and_sums_match
     batch_when_253_with_bad_handles_then_each_is_answered
 };
 
@@ -476,6 +477,39 @@ fn refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same(
     ensure!(!rig.world.model.clients.contains_key(&client), "a hung close keeps the client");
     let charged = rig.world.model.ledger().node.closing;
     ensure!(charged == 1, "the fd is charged to {charged} places while it closes");
+    rig.end()
+}
+
+fn end_when_thousands_of_leases_are_out_then_swept_in_portions_and_sums_match(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|_| {});
+    let (owner, consumer) = (rig.client()?, rig.client()?);
+    let (id, other) = (rig.register_new(owner, 1)?[0], rig.register_new(owner, 1)?[0]);
+    let now = rig.world.now;
+    for _ in 0..80 {
+        rig.acquire_until(consumer, &[Ok(id); MAX_BATCH], now)?;
+    }
+    let count = rig.world.model.leases.len();
+    ensure!(count == 80 * MAX_BATCH, "{count} leases");
+    let request = rig.world.next_request(owner);
+    rig.world.feed(Action::Unregister { client: owner, request, ids: vec![id] })?;
+    let ending = |rig: &Rig| rig.world.core.totals().gauges.leases_ending as usize;
+    ensure!(ending(rig) > limits::LEASES_SWEPT_PER_STEP, "{} leases are left", ending(rig));
+    // Given back before the sweep comes to it.
+    let leases: Vec<LeaseId> = rig.world.model.leases.keys().copied().map(LeaseId).collect();
+    let last = leases[leases.len() - MAX_BATCH..].to_vec();
+    rig.world.feed(Action::Release { client: consumer, request: None, leases: last })?;
+    while rig.world.core.poll_timeout() == Some(Now(0)) {
+        rig.world.feed(Action::Poll)?;
+        let request = rig.acquire(consumer, other)?;
+        let lease = rig.lease(consumer, request)?;
+        rig.release(consumer, lease)?;
+    }
+    ensure!(ending(rig) == 0, "{} leases are left, and no poll is due", ending(rig));
+    rig.settle(&[])?;
+    let told = rig.world.stats.revoked as usize;
+    ensure!(told == count - MAX_BATCH, "{told} leases are told of");
     rig.end()
 }
 

@@ -72,6 +72,7 @@ kinds! {
     Handles = "6 ended handles",
     Bounds = "7 bounds",
     NoHarm = "8 nobody harmed",
+    Work = "9 bounded work",
     Shares = "10 shares",
     Order = "order of service",
     Deadlines = "deadlines",

@@ -100,8 +100,8 @@ impl World {
             if self.model.is_drained(*id, allocation) && self.model.owner_here(allocation) {
                 self.is_told(allocation.owner, &format_args!("{id} is drained"))?;
             }
-            if self.model.to_unpublish.contains(id) {
-                // The owner is gone, and its teardown has not come to this allocation.
+            if self.model.to_unpublish.contains(id) || self.sweeps() {
+                // The owner is gone, and its teardown has not come to this allocation; or the sweep has not.
                 continue;
             }
             for lease in &allocation.leases {
@@ -112,6 +112,11 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The core has not come to all holders of ended memory; a poll is due.
+    pub fn sweeps(&self) -> bool {
+        self.core.totals().gauges.leases_ending > 0
     }
 
     fn is_told(&self, client: u32, what: &dyn std::fmt::Display) -> Check {

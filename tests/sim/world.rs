@@ -17,7 +17,7 @@ use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
     CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, JobKey,
-    Kept, Lane, Now, Ticket,
+    Kept, Lane, Now, Ticket, work,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::cmp::Reverse;
@@ -376,7 +376,7 @@ impl World {
     /// Takes one message of events; false if there was none.
     pub fn take_events(&mut self, client: u32) -> Check<bool> {
         let Some(events) = self.core.take_events(ClientId(client)) else {
-            if self.model.exact {
+            if self.model.exact && !self.sweeps() {
                 self.model.took_all(client)?;
             }
             return Ok(false);
@@ -475,6 +475,8 @@ impl World {
             None if matches!(action, Action::Settle) => self.core.settle_parked(&mut self.effects),
             None => self.core.poll(Now(self.now), &mut self.effects),
         }
+        self.stats.longest = self.stats.longest.max(work::last());
+        self.model.proofs.count(Promise::Work, 1);
         for effect in &self.effects.list {
             self.trace.note(|| show_effect(effect, &self.effects));
         }

@@ -124,9 +124,8 @@ impl Core {
             Resource::TableFds => Resource::HeldFds,
             resource => resource,
         };
-        let largest = (0..)
-            .zip(&self.clients)
-            .filter_map(|(number, client)| Some((number, client.as_deref()?)))
+        let largest = self
+            .all_clients()
             .filter(|(number, client)| client.is_of(*number, account))
             .filter(|_| counted.is_capped_in(Scope::Client))
             .max_by_key(|(_, client)| client.account.now(counted));
@@ -317,7 +316,7 @@ impl Core {
         assert!(job.lru.is_empty() && job.coming == 0);
         self.job_by_key.remove(&job.key);
         self.jobs.remove(number);
-        self.scan_full.retain(|blocked| blocked.account != Holder::Job(number));
+        self.forget_full(Holder::Job(number));
     }
 
     /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
@@ -330,7 +329,7 @@ impl Core {
             self.domain_by_key.remove(&domain.key);
             self.node.take(DOMAIN);
             self.domains.remove(number);
-            self.scan_full.retain(|blocked| blocked.account != Holder::Domain(number));
+            self.forget_full(Holder::Domain(number));
         }
     }
 

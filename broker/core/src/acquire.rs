@@ -4,6 +4,7 @@
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
 use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE, Holder};
+use crate::rooms::items_of;
 use crate::state::{Parked, State, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
 
@@ -71,19 +72,40 @@ impl Core {
         };
         let Some(wait) = wait else { return };
         if deadline <= now {
-            return self.answer_waiting(attempt, wait, fx);
+            self.answer_waiting(attempt, wait, fx);
+            return self.give_promises_back(client, wanted);
         }
         let most = self.config.max_parked_per_client;
         if self.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
             let status = Self::no_quota_limit(resource, scope, most.into());
-            self.count_refusal(client.0, status);
-            fx.list.push(Effect::Failed { client, request, status });
-            self.leave_recalls(seq, wanted);
-            return;
+            return self.refuse_parking(client, request, wanted, status, fx);
         }
         let wish = Wish::Acquire(wanted.into());
-        self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
+        if let Err(blocked) = self.charge(client.0, items_of(&wish)) {
+            let status = self.no_quota(blocked);
+            return self.refuse_parking(client, request, wanted, status, fx);
+        }
+        let nodes = Box::default();
+        self.park(seq, Parked { client, request, deadline, wish, nodes, wait, supplied: false });
+        if wait == Wait::Reader && self.has_ended_item(seq) {
+            // Without an fd the answer needs no reader, and nothing else would bring it.
+            self.answer_ended_item(seq, fx);
+        }
+    }
+
+    /// There is no place to wait in.
+    fn refuse_parking(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        wanted: &[Wanted],
+        status: Status,
+        fx: &mut Effects,
+    ) {
+        self.count_refusal(client.0, status);
+        fx.list.push(Effect::Failed { client, request, status });
+        self.give_promises_back(client, wanted);
     }
 
     /// The next arrival number.
@@ -238,17 +260,14 @@ impl Core {
         blocked: Option<Blocked>,
         fx: &mut Effects,
     ) -> Wait {
-        let Attempt { client, seq, wanted, turn, first, .. } = attempt;
+        let Attempt { client, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
         let mut ready: Option<u32> = None;
         let mut several_ready = false;
         let mut full: Option<Blocked> = None;
         for item in wanted {
             match self.item(client, *item) {
-                Item::Recalling(slot) => {
-                    self.join_recall(now, slot, seq, client);
-                    recalling = true;
-                }
+                Item::Recalling(_) | Item::Reserved(_) => recalling = true,
                 // What stops all of them stops the rest too; one that is too large, or whose owner is full, does not.
                 Item::Evicted(_) if full.is_some_and(|full| full.stops_every_recall()) => {}
                 Item::Evicted(slot) => {
@@ -257,16 +276,9 @@ impl Core {
                         None => self.start_recall(now, slot, Some(client.0), fx),
                     };
                     match started {
-                        Ok(()) => {
-                            self.join_recall(now, slot, seq, client);
-                            recalling = true;
-                        }
+                        Ok(()) => recalling = true,
                         Err(blocked) => full = full.or(Some(blocked)),
                     }
-                }
-                Item::Reserved(slot) => {
-                    self.wait_for_owner(slot, seq);
-                    recalling = true;
                 }
                 Item::Ready(slot) => several_ready |= *ready.get_or_insert(slot) != slot,
                 Item::Final(_) => {}
@@ -389,7 +401,6 @@ impl Core {
             };
             fx.granted.push(Granted::refused(*item, status));
         }
-        self.leave_recalls(seq, wanted);
         let range = begin..fx.granted.len();
         fx.list.push(Effect::Granted { client, request, range, deadline, seq });
     }
@@ -416,15 +427,22 @@ impl Core {
             }
         }
         let wanted: Box<[Wanted]> = grants.iter().map(|grant| grant.wanted).collect();
-        if self.client_mut(client.0).parked.len() >= self.config.max_parked_per_client as usize {
+        let wish = Wish::Acquire(wanted.clone());
+        let most = self.config.max_parked_per_client as usize;
+        if self.client_mut(client.0).parked.len() >= most
+            || self.charge(client.0, items_of(&wish)).is_err()
+        {
             // Nowhere to wait: it asks again.
             let (turn, first) = (Turn::Last, false);
             let wanted = &wanted[..];
             let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
             return self.answer_waiting(attempt, Wait::Reader, fx);
         }
-        let (wish, wait, supplied) = (Wish::Acquire(wanted), Wait::Reader, false);
-        self.park(seq, Parked { client, request, deadline, wish, wait, supplied });
+        let (nodes, wait, supplied) = (Box::default(), Wait::Reader, false);
+        self.park(seq, Parked { client, request, deadline, wish, nodes, wait, supplied });
+        if self.has_ended_item(seq) {
+            self.answer_ended_item(seq, fx);
+        }
     }
 }
 

@@ -107,8 +107,6 @@ impl Core {
         let parked = record.parked.clone();
         if sendable {
             self.room_appeared |= !self.rooms.is_empty() && !parked.is_empty();
-            // What ended meanwhile needs no turn to be told.
-            self.reads_again = Some(client.0);
         } else {
             // Its turn may not come for long: it must not stand before others.
             parked.into_iter().for_each(|seq| self.wait_for_reader(seq));
@@ -131,7 +129,6 @@ impl Core {
         self.release_charge(client.0, Charge(Resource::OwnFds, own));
         self.release_charge(client.0, Charge(Resource::HeldFds, credits));
         self.ask_no_more(client.0);
-        self.owner_gone = true;
         self.dying.push_back(client.0);
     }
 
@@ -196,9 +193,10 @@ impl Core {
         );
         assert!(client.revoked.is_empty() && client.reclaims.is_empty());
         assert!(client.by_base.is_empty() && client.parked.is_empty());
+        assert!(client.interests.is_empty());
         self.table.connections -= FDS_PER_CONNECTION;
         self.room_appeared |= !self.rooms.is_empty();
-        self.scan_full.retain(|blocked| blocked.account != Holder::Client(number));
+        self.forget_full(Holder::Client(number));
         self.domains[client.domain].clients -= 1;
         if let Some(job) = client.job {
             self.jobs[job].coming -= client.coming;

@@ -5,6 +5,7 @@ use crate::Core;
 use crate::api::{CapsOfScopes, Effects, Now};
 use crate::ledger::{Account, Blocked, Holder};
 use crate::limits::{DRAIN_PAUSE_US, EVICTIONS_PER_STEP};
+use crate::work::visit;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
 
@@ -33,6 +34,7 @@ impl Core {
         let config = &self.config;
         self.node.drain_to(&config.node);
         for client in self.clients.iter_mut().flatten() {
+            visit(1);
             client.account.drain_to(&config.client);
         }
         let jobs: Vec<u32> = self.jobs.iter_from(0).map(|(number, _)| number).collect();
@@ -73,8 +75,7 @@ impl Core {
     }
 
     fn all_accounts(&self) -> Vec<Holder> {
-        let clients = (0..).zip(&self.clients);
-        let clients = clients.filter(|(_, client)| client.is_some());
+        let clients = self.all_clients();
         let mut all: Vec<Holder> = clients.map(|(number, _)| Holder::Client(number)).collect();
         all.extend(self.jobs.iter_from(0).map(|(number, _)| Holder::Job(number)));
         all.extend(self.domains.iter_from(0).map(|(number, _)| Holder::Domain(number)));

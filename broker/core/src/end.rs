@@ -4,9 +4,10 @@
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
 use crate::ledger::Charge;
-use crate::lists::List;
+use crate::limits::{LEASES_SWEPT_PER_STEP, LEASES_SWEPT_PER_TURN};
 use crate::slots::NONE;
-use crate::state::{AllocationList, LeaseLinks, LeaseList, State};
+use crate::state::{AllocationLinks, AllocationList, Lease, LeaseLinks, LeaseList, State};
+use crate::waiting::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
 
 impl Core {
@@ -52,8 +53,7 @@ impl Core {
     }
 
     /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
-    /// told. The caller then frees the slot or calls [`Core::drain_if_done`]. As many steps as it
-    /// has leases and waiters.
+    /// told: [`Core::sweep_ended`] comes to the holders. The caller then frees the slot or calls [`Core::drain_if_done`].
     pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
@@ -82,11 +82,13 @@ impl Core {
             self.release_allocation_charge(slot, Charge(Resource::KeptAllocations, 1));
         }
         self.allocations[slot].state = State::Ended(code);
-        self.something_ended = true;
-        let waiters = self.end_recall(slot);
-        self.revoke_leases(slot, size);
-        for seq in waiters {
-            self.answer_ended_item(seq, fx);
+        self.decide_all(slot, Fate::Answer(self.id_of(slot), code.into()));
+        self.leases_ending += self.allocations[slot].leases.len() as u64;
+        if !self.allocations[slot].leases.is_empty() {
+            self.node.add(Charge(Resource::PinnedBytes, size));
+            let Core { allocations, ending, .. } = self;
+            let domain = allocations[slot].domain;
+            ending.push(domain, &mut AllocationLinks(allocations, AllocationList::Event), slot);
         }
     }
 
@@ -98,24 +100,73 @@ impl Core {
         }
     }
 
-    /// Charges the holders of an ended allocation for its bytes, and marks their leases to be told of.
-    fn revoke_leases(&mut self, slot: u32, size: u64) {
-        let mut at = self.allocations[slot].leases.first();
-        while let Some(lease) = at {
-            let holder = self.leases[lease].client;
-            self.charge_uncapped(holder, Charge(Resource::PinnedBytes, size));
-            self.shelve_ended(lease);
-            if !self.client_mut(holder).gone {
-                if self.client_mut(holder).revoked.is_empty() {
-                    self.eventful.push(ClientId(holder));
-                }
-                self.with_event_list(holder, false, |list, links| list.push(links, lease));
+    /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each
+    /// domain's allocations in turn.
+    pub(crate) fn sweep_ended(&mut self) {
+        let mut left = LEASES_SWEPT_PER_STEP;
+        while left > 0
+            && let Some(slot) = self.ending.first()
+        {
+            for _ in 0..LEASES_SWEPT_PER_TURN.min(left) {
+                // Those that were swept have gone to the end of the list.
+                let next = self.allocations[slot].leases.first();
+                let Some(lease) = next.filter(|lease| !self.leases[*lease].ended) else {
+                    self.leave_ending(slot);
+                    break;
+                };
+                self.sweep_lease(lease);
+                left -= 1;
             }
-            at = List::next(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
+            self.ending.end_turn();
         }
     }
 
-    /// After the last lease of an ended allocation: its owner is told, or the slot is free when there is none.
+    /// Charges the holder of one lease of an ended allocation, and has it told.
+    pub(crate) fn sweep_lease(&mut self, lease: u32) {
+        let Lease { client: holder, allocation: slot, .. } = self.leases[lease];
+        self.leases_ending -= 1;
+        let mut list = self.allocations[slot].leases;
+        let links = &mut LeaseLinks(&mut self.leases, LeaseList::Allocation);
+        list.remove(links, lease);
+        list.push(links, lease);
+        self.allocations[slot].leases = list;
+        let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
+        let domain = self.client_mut(holder).domain;
+        self.accounts(Some(holder), domain).add_to_holder(charge);
+        self.shelve_ended(lease);
+        if !self.client_mut(holder).gone {
+            if self.client_mut(holder).revoked.is_empty() {
+                self.eventful.push(ClientId(holder));
+            }
+            self.with_event_list(holder, false, |list, links| list.push(links, lease));
+        }
+    }
+
+    /// Every lease has been swept, or given back.
+    fn leave_ending(&mut self, slot: u32) {
+        let Core { allocations, ending, .. } = self;
+        if !allocations[slot].drained && allocations[slot].is_in(AllocationList::Event) {
+            let domain = allocations[slot].domain;
+            ending.remove(domain, &mut AllocationLinks(allocations, AllocationList::Event), slot);
+        }
+    }
+
+    /// A lease of an ended allocation is given back whose holder has been charged for the memory.
+    pub(crate) fn unpin_of_holder(&mut self, holder: u32, slot: u32) {
+        let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
+        let domain = self.client_mut(holder).domain;
+        self.accounts(Some(holder), domain).take_from_holder(charge);
+    }
+
+    /// The last lease of an ended allocation is gone: nothing pins the memory any more. Its owner is told, or the slot is
+    /// free when there is none.
+    pub(crate) fn unpinned(&mut self, slot: u32) {
+        self.leave_ending(slot);
+        self.node.take(Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes));
+        self.drain_if_done(slot);
+    }
+
+    /// When no lease of an ended allocation is left: its owner is told, or the slot is free when there is none.
     pub(crate) fn drain_if_done(&mut self, slot: u32) {
         let allocation = &self.allocations[slot];
         if allocation.is_live() || !allocation.leases.is_empty() {

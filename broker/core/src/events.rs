@@ -11,13 +11,14 @@ impl Core {
     /// The next message for the client's event socket, at most 253 items; `None` when there is none. Recalls
     /// go first, then reclaims: others wait for them.
     pub fn take_events(&mut self, client: ClientId) -> Option<Events> {
-        let record = self.client(client)?;
-        if !record.recalls.is_empty() {
+        if !self.client(client)?.recalls.is_empty() {
             return Some(Events::Recall(self.take_recalls(client.0)));
         }
-        if !record.reclaims.is_empty() {
-            return Some(Events::Reclaim(self.take_reclaims(client.0)));
+        let reclaims = self.take_reclaims(client.0);
+        if !reclaims.is_empty() {
+            return Some(Events::Reclaim(reclaims));
         }
+        let record = self.client(client)?;
         if !record.revoked.is_empty() {
             return Some(Events::Revoked(self.take_revoked(client.0)));
         }

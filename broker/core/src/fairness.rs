@@ -163,6 +163,7 @@ impl Core {
     /// Serves parked requests in their order while there is room. A later one passes by those that wait for caps
     /// which it does not need itself.
     pub(crate) fn scan(&mut self, now: Now, fx: &mut Effects) {
+        self.scanned_items = 0;
         let Some(mut scan) = self.scan_from.take() else { return };
         match self.scan_on(now, &mut scan, fx) {
             Progress::Cut => self.scan_from = Some(scan),
@@ -174,7 +175,7 @@ impl Core {
     fn scan_on(&mut self, now: Now, scan: &mut Scan, fx: &mut Effects) -> Progress {
         let mut looks = PARKED_SCAN_PER_STEP;
         while let Some(seq) = self.rooms.supplied.range(scan.supplied..).next().copied() {
-            if looks == 0 || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+            if looks == 0 || self.has_scanned_enough(fx) {
                 return Progress::Cut;
             }
             looks -= 1;
@@ -188,7 +189,7 @@ impl Core {
             if scan.at != (turn, number) {
                 (scan.at, scan.looked) = ((turn, number), 0);
             }
-            if looks == 0 || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+            if looks == 0 || self.has_scanned_enough(fx) {
                 return Progress::Cut;
             }
             let allowed = looks.min(LOOKS_PER_TURN - scan.looked);
@@ -228,16 +229,32 @@ impl Core {
                     self.end_turn(number);
                     return (looked, Turns::Over);
                 }
+                Look::Passed if self.has_scanned_enough(fx) => {
+                    return (looked, Turns::Unfinished);
+                }
                 Look::Passed => {}
             }
         }
         (allowed, Turns::Unfinished)
     }
 
+    /// Whether a step has looked at, or granted, as many items as it may.
+    fn has_scanned_enough(&self, fx: &Effects) -> bool {
+        self.scanned_items.max(fx.granted.len()) >= PARKED_ITEMS_PER_STEP
+    }
+
+    /// An account is gone: nothing of it is full.
+    pub(crate) fn forget_full(&mut self, account: Holder) {
+        for resource in Resource::ALL {
+            self.scan_full.remove(&Blocked { resource: *resource, account });
+        }
+    }
+
     fn look(&mut self, now: Now, seq: u64, fx: &mut Effects) -> Look {
         if self.is_passed_over(seq) {
             return Look::Passed;
         }
+        self.scanned_items += self.parked[&seq].nodes.len();
         let taken = self.taken();
         match self.retry(now, seq, Turn::Scanned, fx) {
             // It joined a recall under way, or waits for an owner to come back: it had nothing of the room.
@@ -249,9 +266,7 @@ impl Core {
                 Look::Stop
             }
             Some(Wait::Room(blocked)) => {
-                if !self.scan_full.contains(&blocked) {
-                    self.scan_full.push(blocked);
-                }
+                self.scan_full.insert(blocked);
                 Look::Passed
             }
         }
@@ -270,7 +285,8 @@ impl Core {
             return false;
         }
         if !self.client_mut(client).sendable {
-            return true;
+            // But for what is kept back for it.
+            return !supplied;
         }
         let ahead = self.ahead(Turn::Scanned, client, FOR_LEASE);
         if let Some(blocked) = ahead {

@@ -31,9 +31,9 @@ impl Core {
         if deadline <= self.now || own > self.most_own_fds() {
             return self.refuse_hello(client, request, self.no_quota(blocked), fx);
         }
-        let (seq, wish) = (self.arrival(), Wish::Hello(own));
+        let (seq, wish, nodes) = (self.arrival(), Wish::Hello(own), Box::default());
         let wait = hello_waits(own, blocked);
-        self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
+        self.park(seq, Parked { client, request, deadline, wish, nodes, wait, supplied: false });
         self.make_room_for_hello(own, blocked, fx);
     }
 

@@ -8,11 +8,13 @@ use crate::ledger::{Account, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::lists::Nodes;
 use crate::order::Index;
+use crate::rooms::items_of;
 use crate::slots::NONE;
 use crate::state::{
     AllocationLinks, AllocationList, Client, Grace, LeaseLinks, LeaseList, Queued, State, Timer,
     Wait, Wish,
 };
+use crate::waiting::Fate;
 use fdbroker_protocol::Resource;
 
 impl Core {
@@ -72,6 +74,7 @@ impl Core {
             }
             held += u64::from(allocation.is_held());
         }
+        let (mut unswept, mut pinned) = (0, Vec::new());
         for (_, lease) in self.leases.iter_from(0) {
             let domain = domain_of(lease.client);
             let charge = if lease.mapped {
@@ -81,12 +84,13 @@ impl Core {
             };
             add(Some(lease.client), domain, charge);
             let allocation = &self.allocations[lease.allocation];
-            if !allocation.is_live() {
-                add(
-                    Some(lease.client),
-                    domain,
-                    Charge(Resource::PinnedBytes, allocation.size_bytes),
-                );
+            assert!(!lease.ended || !allocation.is_live(), "a lease ended before its allocation");
+            if lease.ended {
+                let charge = Charge(Resource::PinnedBytes, allocation.size_bytes);
+                pinned.push((lease.client, domain, charge));
+            } else if !allocation.is_live() {
+                unswept += 1;
+                assert!(allocation.is_in(AllocationList::Event), "a lease that no sweep comes to");
             }
         }
         for (_, recall) in self.recalls.iter_from(0) {
@@ -112,8 +116,21 @@ impl Core {
             add(Some(number), client.domain, CONNECTION);
             let parked = client.parked.len() as u64;
             add(Some(number), client.domain, Charge(Resource::ParkedRequests, parked));
+            for seq in &client.parked {
+                add(Some(number), client.domain, items_of(&self.parked[seq].wish));
+            }
             connections += FDS_PER_CONNECTION;
         }
+        // The node counts memory once, however many leases pin it.
+        for (client, domain, charge) in pinned {
+            clients[client as usize].add(charge);
+            domains[domain as usize].add(charge);
+        }
+        let ended = self.allocations.iter_from(0).map(|(_, allocation)| allocation);
+        for allocation in ended.filter(|it| !it.is_live() && !it.leases.is_empty()) {
+            node.add(Charge(Resource::PinnedBytes, allocation.size_bytes));
+        }
+        assert_eq!(unswept, self.leases_ending, "leases that a sweep is still to come to");
         for (number, client) in self.clients.iter().enumerate() {
             let Some(client) = client.as_deref() else { continue };
             assert!(client.account.same_now(&clients[number]), "invariant 3: client {number}");
@@ -265,8 +282,9 @@ impl Core {
         }
     }
 
-    fn check_parked(&self) {
+    fn check_parked(&mut self) {
         self.check_turns();
+        self.check_queues();
         let (mut node, mut in_rooms) = (Queued::default(), 0);
         let mut domains: BTreeMap<u32, Queued> = BTreeMap::new();
         let mut jobs: BTreeMap<u32, Queued> = BTreeMap::new();
@@ -288,13 +306,10 @@ impl Core {
                     Holder::Client(_) => {}
                 }
             }
-            if let (Wish::Acquire(wanted), Wait::Recall) = (&parked.wish, parked.wait) {
-                let waits = wanted.iter().flatten().any(|id| {
-                    let allocation = self.allocations.get(id.slot, id.generation);
-                    let recall = allocation.map_or(NONE, |allocation| allocation.recall);
-                    recall != NONE && self.recalls[recall].waiters.contains(seq)
-                });
-                assert!(waits, "request {seq} waits for nothing");
+            if let (Wish::Acquire(_), Wait::Recall) = (&parked.wish, parked.wait) {
+                let waits = parked.nodes.iter().filter_map(|node| self.waiting.fate(*node));
+                let waits = waits.filter(|fate| !matches!(fate, Fate::Interested(_)));
+                assert!(waits.count() > 0, "request {seq} waits for nothing");
             }
         }
         for (number, domain) in self.domains.iter_from(0) {

@@ -7,6 +7,7 @@ use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
 use crate::ledger::Charge;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, Client, Orphan, State, Timer};
+use crate::waiting::Fate;
 use fdbroker_protocol::{ErrorCode, Resource, Share, Status};
 
 impl Core {
@@ -60,13 +61,11 @@ impl Core {
     }
 
     /// The owner of a kept allocation has given its fd again, after a crash: from now on it stays.
-    pub(crate) fn keep_supplied(&mut self, now: Now, slot: u32, fx: &mut Effects) {
-        let waiters = self.end_recall(slot);
+    pub(crate) fn keep_supplied(&mut self, slot: u32, fx: &mut Effects) {
+        let queues = self.end_recall(slot);
         self.allocations[slot].state = State::Resident;
         self.keep_stored(slot, fx);
-        for seq in waiters {
-            self.retry(now, seq, Turn::First, fx);
-        }
+        queues.into_iter().for_each(|queue| self.decide(queue, Fate::Retry(Turn::First)));
     }
 
     /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is
@@ -81,6 +80,7 @@ impl Core {
         for charge in Self::charges_of_kept(size) {
             self.leave_to_domain(owner, charge);
         }
+        self.move_interest(slot, NONE);
         self.allocations[slot].owner = NONE;
         let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
         self.add_orphan(slot, Orphan { until, gid, job });
@@ -150,6 +150,7 @@ impl Core {
         }
         self.take_over_charges(client, domain, size)?;
         self.remove_orphan(slot);
+        self.move_interest(slot, client);
         let allocation = &mut self.allocations[slot];
         allocation.owner = client;
         allocation.registrations = 1;

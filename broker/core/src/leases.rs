@@ -41,7 +41,8 @@ impl Core {
     fn enter_lease(&mut self, now: Now, client: u32, slot: u32, mapped: bool) -> LeaseId {
         let links = Lease::UNLINKED;
         let asked = 0;
-        let lease = Lease { since: now, allocation: slot, client, asked, mapped, links };
+        let ended = false;
+        let lease = Lease { since: now, allocation: slot, client, asked, mapped, ended, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
         let Core { allocations, leases, .. } = self;
         let allocation = &mut allocations[slot];
@@ -159,7 +160,7 @@ impl Core {
 
     /// The same, but for its charge: the caller takes that back.
     fn remove_lease(&mut self, slot: u32) {
-        let Lease { allocation, client, mapped, .. } = self.leases[slot];
+        let Lease { allocation, client, mapped, ended, .. } = self.leases[slot];
         self.unask(slot);
         self.unshelve(slot);
         let Core { allocations, leases, .. } = self;
@@ -168,9 +169,13 @@ impl Core {
         self.leases.remove(slot);
         self.allocations[allocation].open -= u32::from(!mapped);
         if let State::Ended(_) = self.allocations[allocation].state {
-            let size = self.allocations[allocation].size_bytes;
-            self.release_charge(client, Charge(Resource::PinnedBytes, size));
-            self.drain_if_done(allocation);
+            match ended {
+                true => self.unpin_of_holder(client, allocation),
+                false => self.leases_ending -= 1,
+            }
+            if self.allocations[allocation].leases.is_empty() {
+                self.unpinned(allocation);
+            }
         }
     }
 }

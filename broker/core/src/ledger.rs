@@ -151,7 +151,7 @@ impl Account {
 }
 
 /// Which account a charge did not fit into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocked {
     /// The resource whose cap is full.
     pub resource: Resource,
@@ -175,7 +175,7 @@ pub const FOR_HELD: &[Resource] =
     &[Resource::Fds, Resource::HeldFds, Resource::TableFds, Resource::HeldBytes];
 
 /// An account by its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// A client, by its number.
     Client(u32),
@@ -272,6 +272,22 @@ impl Accounts<'_> {
         }
         self.domain.1.take(charge);
         self.node.take(charge);
+    }
+
+    /// Makes a charge that the node counts by itself, whatever the caps.
+    pub fn add_to_holder(self, charge: Charge) {
+        for (_, account) in self.client.into_iter().chain(self.job) {
+            account.add(charge);
+        }
+        self.domain.1.add(charge);
+    }
+
+    /// Takes such a charge back.
+    pub fn take_from_holder(self, charge: Charge) {
+        for (_, account) in self.client.into_iter().chain(self.job) {
+            account.take(charge);
+        }
+        self.domain.1.take(charge);
     }
 
     /// Takes the charge back from the client and its job: their domain alone keeps it. Not the job, though

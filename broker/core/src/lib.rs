@@ -36,12 +36,15 @@ mod register;
 mod reserved;
 mod restore;
 mod rooms;
+mod rounds;
 mod saved;
 mod slots;
 mod state;
 #[cfg(test)]
 mod tests;
 mod view;
+mod waiting;
+pub mod work;
 
 pub use api::*;
 pub use config::ConfigError;
@@ -61,11 +64,13 @@ use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Table};
 use limits::{LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
 use order::Lru;
-use rustc_hash::FxHashMap;
+use rounds::Rounds;
+use rustc_hash::{FxHashMap, FxHashSet};
 use slots::Slots;
 use state::{
     Allocation, Client, Closing, Domain, Grace, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
 };
+use waiting::Waiting;
 
 /// Bytes in use, and the bytes.
 type DriverData = (u8, [u8; DRIVER_DATA_BYTES]);
@@ -107,13 +112,14 @@ pub struct Core {
     /// Scans begun.
     scans: u64,
     /// What that scan found full so far.
-    scan_full: Vec<Blocked>,
-    /// Where the look for requests whose items have ended goes on.
-    ended_from: Option<u64>,
-    /// An allocation has ended, or an owner has turned silent, in this step.
-    something_ended: bool,
-    /// This client reads again: what its requests wait for may have ended meanwhile.
-    reads_again: Option<u32>,
+    scan_full: FxHashSet<Blocked>,
+    /// Items of requests that the scan has looked at in this step.
+    scanned_items: usize,
+    /// Which of the parked requests wait for which allocation.
+    waiting: Waiting,
+    /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
+    /// times, once for each recall that it has missed.
+    silenced: VecDeque<u32>,
     /// Allocations that the message at hand may still end.
     ends_left: usize,
     /// What the items of the acquire at hand come to.
@@ -135,8 +141,6 @@ pub struct Core {
     drain_at: Option<Now>,
     /// The administrator wants the broker empty.
     draining: Option<acts::Draining>,
-    /// A client has died in this step.
-    owner_gone: bool,
     /// Room has appeared in this step.
     room_appeared: bool,
     /// The scan is under way: it comes to whoever stands behind those it serves.
@@ -146,6 +150,10 @@ pub struct Core {
     eventful: Vec<ClientId>,
     /// Gone clients not yet torn down.
     dying: VecDeque<u32>,
+    /// Ended allocations with leases whose holders are still to be charged and told.
+    ending: Rounds,
+    /// These leases.
+    leases_ending: u64,
     arrivals: u64,
     /// Clients ever connected.
     serials: u64,
@@ -187,10 +195,10 @@ impl Core {
             node_blocked: Queued::default(),
             scan_from: None,
             scans: 0,
-            scan_full: Vec::new(),
-            ended_from: None,
-            something_ended: false,
-            reads_again: None,
+            scan_full: FxHashSet::default(),
+            scanned_items: 0,
+            waiting: Waiting::default(),
+            silenced: VecDeque::new(),
             ends_left: 0,
             items: Vec::new(),
             most_granted: fdbroker_protocol::MAX_BATCH,
@@ -202,12 +210,13 @@ impl Core {
             reclaim_from: None,
             drain_at: None,
             draining: None,
-            owner_gone: false,
             room_appeared: false,
             scanning: false,
             timers: BTreeSet::new(),
             eventful: Vec::new(),
             dying: VecDeque::new(),
+            ending: Rounds::default(),
+            leases_ending: 0,
             serials: 0,
             arrivals: 0,
             held_now: 0,
@@ -220,7 +229,8 @@ impl Core {
 
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
-        let fx = effects;
+        let (fx, items) = (effects, input.items());
+        work::begin();
         self.now = now;
         self.ends_left = ENDS_PER_MESSAGE;
         self.lru.looks_left = LOOKS_PER_STEP;
@@ -253,7 +263,7 @@ impl Core {
                 }
             }
             Input::Redeposit { client, request, items } => match self.welcome(client) {
-                true => self.redeposit(now, client, request, items, fx),
+                true => self.redeposit(client, request, items, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
             Input::Declare { client, request, items } => match self.welcome(client) {
@@ -283,15 +293,18 @@ impl Core {
             },
         }
         self.after(now, fx);
+        work::end(items);
     }
 
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
+        work::begin();
         self.now = now;
         self.lru.looks_left = LOOKS_PER_STEP;
         self.expire(now, effects);
         self.end_reserved(effects);
         self.after(now, effects);
+        work::end(0);
     }
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
@@ -299,8 +312,10 @@ impl Core {
         let is_late = matches!(self.grace, Grace::Ending(_));
         if is_late
             || !self.dying.is_empty()
+            || !self.ending.is_empty()
             || self.scan_from.is_some()
-            || self.ended_from.is_some()
+            || !self.silenced.is_empty()
+            || !self.waiting.is_idle()
             || self.reclaim_from.is_some()
         {
             return Some(Now(0));
@@ -323,26 +338,11 @@ impl Core {
 
     /// What every step ends with.
     fn after(&mut self, now: Now, fx: &mut Effects) {
-        if std::mem::take(&mut self.owner_gone) && !self.rooms.is_empty() {
-            // Before its allocations are freed: afterwards it could only be said that they are stale.
-            self.ended_from = Some(0);
-            self.answer_ended(fx);
-        }
         self.tear_down(now, fx);
+        self.sweep_silent();
+        self.serve_ready(now, fx);
         self.scan_if_room(now, fx);
-        if let Some(client) = self.reads_again.take()
-            && !self.rooms.is_empty()
-        {
-            self.answer_ended_of(client, fx);
-        }
-        if std::mem::take(&mut self.something_ended) && !self.rooms.is_empty() {
-            self.ended_from = Some(0);
-        }
-        if self.ended_from.is_some() {
-            self.answer_ended(fx);
-            // Who stood behind those answered may go on.
-            self.scan_if_room(now, fx);
-        }
+        self.sweep_ended();
         self.drain(fx);
         self.give_up(fx);
         self.reclaim_again();
@@ -383,13 +383,23 @@ impl Core {
 
     /// The client, if it is connected and not gone.
     fn client(&mut self, client: ClientId) -> Option<&mut Client> {
+        work::visit(1);
         let client = self.clients.get_mut(client.0 as usize)?.as_deref_mut()?;
         (!client.gone).then_some(client)
     }
 
     /// The client of a number that the state itself holds.
     fn client_mut(&mut self, number: u32) -> &mut Client {
+        work::visit(1);
         self.clients[number as usize].as_deref_mut().expect("numbers in the state are of clients")
+    }
+
+    /// Every client there is: as much work as there are.
+    fn all_clients(&self) -> impl Iterator<Item = (u32, &Client)> {
+        (0..).zip(&self.clients).filter_map(|(number, client)| {
+            work::visit(1);
+            Some((number, client.as_deref()?))
+        })
     }
 
     /// Whether the client may make requests.

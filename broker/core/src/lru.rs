@@ -87,7 +87,11 @@ impl Core {
         if std::mem::replace(&mut self.client_mut(owner).silent, silent) == silent {
             return;
         }
-        self.something_ended |= silent;
+        let client = self.client_mut(owner);
+        client.interests_left = client.interests.len();
+        if silent && client.interests_left > 0 {
+            self.silenced.push_back(owner);
+        }
         self.reindex(owner);
     }
 

@@ -2,11 +2,11 @@
 //! never ask before the place for the answer is reserved, nor ask twice at a time.
 
 use crate::Core;
-use crate::acquire::Turn;
-use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply, Wanted};
+use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply};
 use crate::ledger::{Blocked, Charge};
 use crate::slots::NONE;
 use crate::state::{AllocationList, Recall, State, Timer};
+use crate::waiting::Fate;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
@@ -29,8 +29,7 @@ impl Core {
             return Err(blocked);
         }
         let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
-        let (waiters, overdue) = (Vec::new(), false);
-        let recall = Recall { since: now, waiters, promised_to, deadline, overdue };
+        let recall = Recall { promised_to, deadline, ..Recall::begun(now) };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations[slot].recall = number;
         self.allocations[slot].state = State::Recalling;
@@ -89,24 +88,13 @@ impl Core {
         }
     }
 
-    /// A request waits for a recall under way.
-    pub(crate) fn join_recall(&mut self, now: Now, slot: u32, seq: u64, client: ClientId) {
+    /// A recall that its owner missed is given the time again.
+    pub(crate) fn recall_again(&mut self, now: Now, slot: u32) {
+        let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
         let number = self.allocations[slot].recall;
-        if !self.recalls[number].waiters.contains(&seq) {
-            self.recalls[number].waiters.push(seq);
-        }
-        if self.recalls[number].promised_to.is_none()
-            && self.charge(client.0, Charge(Resource::OpenLeases, 1)).is_ok()
-        {
-            self.recalls[number].promised_to = Some(client.0);
-        }
-        if self.recalls[number].deadline.is_none() {
-            // The owner missed this one, but has answered others since: it is given the time again.
-            let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
-            self.recalls[number].deadline = deadline;
-            self.set_recall_timer(slot, deadline);
-            self.not_overdue(slot);
-        }
+        self.recalls[number].deadline = deadline;
+        self.set_recall_timer(slot, deadline);
+        self.not_overdue(slot);
     }
 
     /// The recall of an allocation has been answered, or has ended, or is given more time. Says whether its
@@ -121,61 +109,25 @@ impl Core {
         owner.overdue == 0
     }
 
-    /// A request is answered or given up: it waits for none of its items any more.
-    pub(crate) fn leave_recalls(&mut self, seq: u64, wanted: &[Wanted]) {
-        for id in wanted.iter().flatten() {
-            let Some(allocation) = self.allocations.get(id.slot, id.generation) else { continue };
-            let number = allocation.recall;
-            if number == NONE || !self.recalls[number].waiters.contains(&seq) {
-                continue;
-            }
-            self.recalls[number].waiters.retain(|waiter| *waiter != seq);
-            if self.allocations[id.slot].state == State::Held {
-                if self.recalls[number].waiters.is_empty() {
-                    self.unpin(id.slot);
-                }
-            } else {
-                self.move_promise(number);
-            }
-        }
-    }
-
-    /// The lease place promised with a recall goes to the first client that still waits, if to any.
-    fn move_promise(&mut self, number: u32) {
-        let recall = &self.recalls[number];
-        let Some(holder) = recall.promised_to else { return };
-        let client_of = |seq: &u64| self.parked.get(seq).map(|parked| parked.client.0);
-        if recall.waiters.iter().any(|seq| client_of(seq) == Some(holder)) {
-            return;
-        }
-        let next = recall.waiters.iter().find_map(client_of);
-        self.recalls[number].promised_to = None;
-        self.release_charge(holder, Charge(Resource::OpenLeases, 1));
-        if let Some(next) = next
-            && self.charge(next, Charge(Resource::OpenLeases, 1)).is_ok()
-        {
-            self.recalls[number].promised_to = Some(next);
-        }
-    }
-
-    fn free_promise(&mut self, number: u32) {
+    pub(crate) fn free_promise(&mut self, number: u32) {
+        self.recalls[number].promised_for = NONE;
         if let Some(client) = self.recalls[number].promised_to.take() {
             self.release_charge(client, Charge(Resource::OpenLeases, 1));
         }
     }
 
     /// The last waiter of a supplied fd has been served: it may be evicted again.
-    fn unpin(&mut self, slot: u32) {
+    pub(crate) fn unpin(&mut self, slot: u32) {
         let number = std::mem::replace(&mut self.allocations[slot].recall, NONE);
         self.recalls.remove(number);
         self.lru_insert(slot);
         self.room_appeared |= !self.rooms.is_empty();
     }
 
-    /// Takes the recall of an allocation away, and gives those who waited for it.
-    pub(crate) fn end_recall(&mut self, slot: u32) -> Vec<u64> {
+    /// Takes the recall of an allocation away, and gives the queues of those who waited for it.
+    pub(crate) fn end_recall(&mut self, slot: u32) -> [u32; 2] {
         if self.allocations[slot].recall == NONE {
-            return Vec::new();
+            return [NONE; 2];
         }
         self.stop_recall_timer(slot);
         if self.not_overdue(slot) {
@@ -185,7 +137,8 @@ impl Core {
         }
         let number = std::mem::replace(&mut self.allocations[slot].recall, NONE);
         self.free_promise(number);
-        self.recalls.remove(number).waiters
+        let recall = self.recalls.remove(number);
+        [recall.waiting, recall.pinned]
     }
 
     pub(crate) fn supply(
@@ -249,20 +202,14 @@ impl Core {
         self.held_now += 1;
         self.allocations[slot].fd_offset = fd_offset;
         if self.allocations[slot].traits.is_to_be_kept() {
-            return self.keep_supplied(now, slot, fx);
+            return self.keep_supplied(slot, fx);
         }
         self.stop_recall_timer(slot);
         self.not_overdue(slot);
         self.allocations[slot].state = State::Held;
         let number = self.allocations[slot].recall;
-        let waiters = self.recalls[number].waiters.clone();
         self.free_promise(number);
-        if waiters.is_empty() {
-            return self.unpin(slot);
-        }
-        for seq in waiters {
-            self.retry(now, seq, Turn::First, fx);
-        }
+        self.serve_recalled(slot);
     }
 
     /// The place of a recalled fd is given up, or becomes that of a closing one.
@@ -284,15 +231,13 @@ impl Core {
             return;
         }
         let status = Status::with_value(ErrorCode::OwnerSilent, code as u64);
-        let id = self.id_of(slot);
-        for seq in self.end_recall(slot) {
-            self.refuse_item(seq, id, status, fx);
-        }
+        let fate = Fate::Answer(self.id_of(slot), status);
+        self.end_recall(slot).into_iter().for_each(|queue| self.decide(queue, fate));
     }
 
     /// A recall has not been answered in time: its owner is silent until it answers. The recall stays out,
     /// and its place reserved.
-    pub(crate) fn recall_overdue(&mut self, slot: u32, generation: u32, fx: &mut Effects) {
+    pub(crate) fn recall_overdue(&mut self, slot: u32, generation: u32) {
         let found = self.allocations.get(slot, generation);
         if found.is_none_or(|allocation| allocation.state != State::Recalling) {
             return;
@@ -305,8 +250,8 @@ impl Core {
         self.note_of_allocation(EventKind::Silent, slot);
         self.set_silent(owner, true);
         self.free_promise(number);
-        for seq in std::mem::take(&mut self.recalls[number].waiters) {
-            self.answer_ended_item(seq, fx);
-        }
+        let waiting = std::mem::replace(&mut self.recalls[number].waiting, NONE);
+        let fate = Fate::Answer(self.id_of(slot), ErrorCode::OwnerSilent.into());
+        self.decide(waiting, fate);
     }
 }

@@ -219,8 +219,20 @@ impl Core {
         asked
     }
 
-    /// The client's oldest lease that it was not asked for, or the one asked for longest ago if that is long.
+    /// A lease to ask the client for. What the sweep of an ended allocation has not come to is swept on the way.
     fn lease_to_ask_for(&mut self, number: u32, mapped: bool) -> Option<u32> {
+        for _ in 0..MAX_BATCH {
+            let lease = self.oldest_lease(number, mapped)?;
+            if self.allocations[self.leases[lease].allocation].is_live() {
+                return Some(lease);
+            }
+            self.sweep_lease(lease);
+        }
+        None
+    }
+
+    /// The client's oldest lease that it was not asked for, or the one asked for longest ago if that is long.
+    fn oldest_lease(&mut self, number: u32, mapped: bool) -> Option<u32> {
         let leases = self.client_mut(number).leases;
         let fresh = leases[Shelf::of(mapped, false) as usize].first();
         fresh.or_else(|| {
@@ -255,9 +267,9 @@ impl Core {
     /// The list that a lease belongs in.
     pub(crate) fn shelf_of(&self, lease: u32) -> Shelf {
         let record = &self.leases[lease];
-        match self.allocations[record.allocation].is_live() {
-            true => Shelf::of(record.mapped, record.asked != 0),
-            false => Shelf::Ended,
+        match record.ended {
+            false => Shelf::of(record.mapped, record.asked != 0),
+            true => Shelf::Ended,
         }
     }
 
@@ -337,7 +349,7 @@ impl Core {
             self.with_event_list(holder, true, |list, links| list.remove(links, lease));
         }
         self.unshelve_from(lease, Shelf::of(mapped, asked != 0));
-        self.leases[lease].asked = 0;
+        (self.leases[lease].asked, self.leases[lease].ended) = (0, true);
         self.shelve(lease);
         // When nothing is left that it was asked for, it keeps nothing back.
         let client = self.client_mut(holder);
@@ -352,11 +364,18 @@ impl Core {
         self.client_mut(client).leases.iter().find_map(List::first)
     }
 
-    /// The leases to ask a client for, for one message.
+    /// The leases to ask a client for, for one message. None of an ended allocation: the client is told of the end.
     pub(crate) fn take_reclaims(&mut self, client: u32) -> Vec<LeaseId> {
         let mut slots = Vec::new();
         self.with_event_list(client, true, |list, links| {
             slots.extend(std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH));
+        });
+        slots.retain(|lease| {
+            let is_live = self.allocations[self.leases[*lease].allocation].is_live();
+            if !is_live {
+                self.sweep_lease(*lease);
+            }
+            is_live
         });
         slots.into_iter().map(|slot| self.lease_id(slot)).collect()
     }

@@ -3,16 +3,16 @@
 
 use crate::Core;
 use crate::acquire::Turn;
-use crate::api::{ClientId, Deposit, Effect, Effects, Now, Redeposit, Registered, RequestId};
+use crate::api::{ClientId, Deposit, Effect, Effects, Redeposit, Registered, RequestId};
 use crate::lists::List;
 use crate::slots::NONE;
 use crate::state::{Allocation, LeaseLinks, LeaseList, State};
+use crate::waiting::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 impl Core {
     pub(crate) fn redeposit(
         &mut self,
-        now: Now,
         client: ClientId,
         request: RequestId,
         items: &[Redeposit],
@@ -20,7 +20,7 @@ impl Core {
     ) {
         let begin = fx.registered.len();
         for (index, item) in (0..).zip(items) {
-            let (status, id) = match self.redeposit_one(now, client.0, item, fx) {
+            let (status, id) = match self.redeposit_one(client.0, item, fx) {
                 Ok(id) => (Status::OK, id),
                 Err(status) => (status, AllocationId { slot: NONE, generation: 0 }),
             };
@@ -35,7 +35,6 @@ impl Core {
 
     fn redeposit_one(
         &mut self,
-        now: Now,
         client: u32,
         item: &Redeposit,
         fx: &mut Effects,
@@ -48,7 +47,7 @@ impl Core {
         match state {
             State::Ended(code) => Err(code.into()),
             State::Reserved if self.is_grace_over() => Err(ErrorCode::OwnerGone.into()),
-            State::Reserved => self.take_back(now, client, id, &item.deposit, fx),
+            State::Reserved => self.take_back(client, id, &item.deposit, fx),
             _ if owner == NONE => self.adopt(client, id.slot, &item.deposit, fx).map(|()| id),
             _ if owner != client && self.client(ClientId(owner)).is_none() => {
                 // Its owner has just died, and it is about to be without one.
@@ -73,7 +72,6 @@ impl Core {
     /// A reserved slot has its owner again: evicted, under its old id. Who waited for it goes on.
     fn take_back(
         &mut self,
-        now: Now,
         client: u32,
         id: AllocationId,
         deposit: &Deposit,
@@ -100,7 +98,7 @@ impl Core {
             self.count_refusal(client, status);
             return Err(status);
         }
-        let waiters = self.end_recall(slot);
+        self.decide_all(slot, Fate::Retry(Turn::Last));
         let domain = self.client_mut(client).domain;
         let former = &self.allocations[slot];
         let (open, leases) = (former.open, former.leases);
@@ -109,9 +107,6 @@ impl Core {
         self.own(client, slot, deposit);
         self.not_reserved();
         self.end_leases_not_permitted(slot);
-        for seq in waiters {
-            self.retry(now, seq, Turn::Last, fx);
-        }
         // One that had to go to the room queue is looked at there.
         self.room_appeared |= !self.rooms.is_empty();
         Ok(id)

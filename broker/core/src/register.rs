@@ -270,6 +270,7 @@ impl Allocation {
             device: deposit.device,
             registrations: 1,
             recall: NONE,
+            interest: NONE,
             open: 0,
             leases: List::EMPTY,
             links: Allocation::UNLINKED,

@@ -6,7 +6,7 @@ use crate::api::{Config, Deposit, Effects, Former, Kept, Lane, Now};
 use crate::config::ConfigError;
 use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_SCAN_PER_STEP, SLOTS_BEFORE_REUSE};
 use crate::slots::{NONE, Slots};
-use crate::state::{Allocation, Grace, Orphan, Recall, State, Timer};
+use crate::state::{Allocation, Grace, Orphan, State, Timer};
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
 
 /// Stands for what is not known of a slot until it is named again. Anybody may wait for it.
@@ -111,25 +111,6 @@ impl Core {
         match id.generation < self.config.first_generation {
             true => ErrorCode::OwnerGone,
             false => ErrorCode::Stale,
-        }
-    }
-
-    /// A request waits until a reserved slot is named again, or ends.
-    pub(crate) fn wait_for_owner(&mut self, slot: u32, seq: u64) {
-        if self.allocations[slot].recall == NONE {
-            let recall = Recall {
-                since: self.now,
-                waiters: Vec::new(),
-                promised_to: None,
-                deadline: None,
-                overdue: false,
-            };
-            let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
-            self.allocations[slot].recall = number;
-        }
-        let number = self.allocations[slot].recall;
-        if !self.recalls[number].waiters.contains(&seq) {
-            self.recalls[number].waiters.push(seq);
         }
     }
 

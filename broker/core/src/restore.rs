@@ -195,6 +195,7 @@ impl Core {
             device: saved.device,
             registrations: saved.registrations,
             recall: NONE,
+            interest: NONE,
             open: 0,
             leases: List::EMPTY,
             links: Allocation::UNLINKED,
@@ -253,6 +254,7 @@ impl Core {
             client: saved.client,
             asked: saved.asked,
             mapped: saved.mapped,
+            ended: !self.allocations[saved.allocation].is_live(),
             links: Lease::UNLINKED,
         })
     }
@@ -382,7 +384,7 @@ impl Core {
         // Of one that is overdue it is not known any more: counted from here on.
         let timeout = self.config.recall_timeout_us;
         let since = deadline.map_or(self.now, |at| Now(at.0.saturating_sub(timeout)));
-        let recall = Recall { since, waiters: Vec::new(), promised_to: None, deadline, overdue };
+        let recall = Recall { deadline, overdue, ..Recall::begun(since) };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations[slot].recall = number;
         self.set_recall_timer(slot, deadline);
@@ -469,8 +471,10 @@ impl Core {
                 };
                 self.charge_uncapped(client, charge);
                 if !self.allocations[allocation].is_live() {
-                    let size = self.allocations[allocation].size_bytes;
-                    self.charge_uncapped(client, Charge(Resource::PinnedBytes, size));
+                    let charge =
+                        Charge(Resource::PinnedBytes, self.allocations[allocation].size_bytes);
+                    let domain = self.client_mut(client).domain;
+                    self.accounts(Some(client), domain).add_to_holder(charge);
                 }
             }
         }
@@ -490,6 +494,9 @@ impl Core {
         let has_place = allocation.is_held() || allocation.state == State::Recalling;
         let is_kept = allocation.is_kept();
         self.held_now += u64::from(allocation.is_held());
+        if !allocation.is_live() && !allocation.leases.is_empty() {
+            self.node.add(Charge(Resource::PinnedBytes, size));
+        }
         if domain == NONE {
             return;
         }

@@ -5,13 +5,22 @@ use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::ledger::{Charge, FOR_CREDIT, Holder};
-use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, TIMERS_PER_STEP};
-use crate::slots::NONE;
-use crate::state::{Grace, Parked, State, Timer, Wait, Wish};
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
+use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
+use crate::state::{Grace, Parked, Timer, Wait, Wish};
+use crate::waiting::Fate;
+use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
 /// What a client is charged with for each of its requests that waits.
 const PARKED: Charge = Charge(Resource::ParkedRequests, 1);
+
+/// And with the items of each.
+pub(crate) fn items_of(wish: &Wish) -> Charge {
+    let items = match wish {
+        Wish::Acquire(wanted) => wanted.len(),
+        Wish::Credits(_) | Wish::Hello(_) => 0,
+    };
+    Charge(Resource::ParkedItems, items as u64)
+}
 
 impl Core {
     /// Parks a request, until it is served or its deadline passes.
@@ -23,18 +32,19 @@ impl Core {
         self.counters.requests_parked += 1;
         self.charge_uncapped(client, PARKED);
         self.enter_rooms(seq, wait);
+        self.place_items(self.now, seq);
     }
 
     /// Takes a parked request away, with all that it waited for.
     pub(crate) fn unpark(&mut self, seq: u64) -> Option<Parked> {
+        let nodes = std::mem::take(&mut self.parked.get_mut(&seq)?.nodes);
+        self.leave_queues(&nodes);
         self.leave_rooms(seq);
         let parked = self.parked.remove(&seq)?;
         self.timers.remove(&(parked.deadline, Timer::Parked(seq)));
         self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
         self.undo_charge(parked.client.0, PARKED);
-        if let Wish::Acquire(wanted) = &parked.wish {
-            self.leave_recalls(seq, wanted);
-        }
+        self.undo_charge(parked.client.0, items_of(&parked.wish));
         Some(parked)
     }
 
@@ -82,6 +92,10 @@ impl Core {
         turn: Turn,
         fx: &mut Effects,
     ) -> Option<Wait> {
+        if self.is_answer_certain(seq) {
+            self.answer_ended_item(seq, fx);
+            return None;
+        }
         let parked = self.parked.get_mut(&seq)?;
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
         // Put back below: the items are borrowed while the rest of the core changes.
@@ -94,19 +108,20 @@ impl Core {
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
                 self.try_acquire(now, attempt, fx)
             }
-            Wish::Acquire(wanted) => {
-                // It asks anew when its client reads: a supplied fd is not kept back for it.
-                self.leave_recalls(seq, wanted);
-                Some(Wait::Reader)
-            }
+            // It asks anew when its client reads.
+            Wish::Acquire(_) => Some(Wait::Reader),
         };
-        let supplied = self.waits_for_supplied(seq, &wish);
-        self.parked.get_mut(&seq)?.wish = wish;
+        let parked = self.parked.get_mut(&seq)?;
+        parked.wish = wish;
+        let supplied = parked.supplied;
         match wait {
             None => {
                 self.unpark(seq);
             }
-            Some(wait) => self.wait_anew(seq, wait, supplied),
+            Some(wait) => {
+                self.wait_anew(seq, wait, supplied);
+                self.place_items(now, seq);
+            }
         }
         wait
     }
@@ -121,70 +136,14 @@ impl Core {
         }
     }
 
-    /// The client of a parked request does not read: it waits for that, and neither stands before others nor
-    /// keeps back an fd that was supplied for it.
+    /// The client of a parked request does not read: it waits for that, and does not stand before others.
     pub(crate) fn wait_for_reader(&mut self, seq: u64) {
         let parked = &self.parked[&seq];
-        if let (Wish::Acquire(wanted), Wait::Room(_)) = (&parked.wish, parked.wait) {
-            let wanted = wanted.clone();
-            self.wait_anew(seq, Wait::Reader, false);
-            self.leave_recalls(seq, &wanted);
-        }
-    }
-
-    /// Whether one of the items has been supplied for this request: the fd is pinned until it is served.
-    fn waits_for_supplied(&self, seq: u64, wish: &Wish) -> bool {
-        let Wish::Acquire(wanted) = wish else { return false };
-        wanted.iter().flatten().any(|id| {
-            self.allocations.get(id.slot, id.generation).is_some_and(|allocation| {
-                allocation.state == State::Held
-                    && allocation.recall != NONE
-                    && self.recalls[allocation.recall].waiters.contains(&seq)
-            })
-        })
-    }
-
-    /// Answers requests that wait for room and of which an item has come to an end, so that it needs none.
-    pub(crate) fn answer_ended(&mut self, fx: &mut Effects) {
-        let Some(mut cursor) = self.ended_from.take() else { return };
-        let mut items = 0;
-        for _ in 0..PARKED_SCAN_PER_STEP {
-            if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
-                break;
-            }
-            let Some((seq, parked)) = self.parked.range(cursor..).next() else { return };
-            let (seq, waits_here) = (*seq, parked.wait != Wait::Recall);
-            if let Wish::Acquire(wanted) = &parked.wish {
-                items += wanted.len();
-            }
-            cursor = seq + 1;
-            if waits_here && self.has_ended_item(seq) {
-                self.answer_ended_item(seq, fx);
-            }
-        }
-        self.ended_from = Some(cursor);
-    }
-
-    /// The same for those of a client that reads again: what ended while an answer could not be sent.
-    pub(crate) fn answer_ended_of(&mut self, client: u32, fx: &mut Effects) {
-        let Some(record) = self.clients.get(client as usize).and_then(Option::as_deref) else {
-            return;
-        };
-        let mut items = 0;
-        for seq in record.parked.clone() {
-            let Some(parked) = self.parked.get(&seq) else { continue };
-            let waits_here = parked.wait != Wait::Recall;
-            if let Wish::Acquire(wanted) = &parked.wish {
-                items += wanted.len();
-            }
-            if items > PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
-                // The rest with everybody else's, in portions.
-                self.ended_from = Some(self.ended_from.map_or(seq, |from| from.min(seq)));
-                return;
-            }
-            if waits_here && self.has_ended_item(seq) {
-                self.answer_ended_item(seq, fx);
-            }
+        if let (Wish::Acquire(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
+            let supplied = parked.supplied;
+            self.wait_anew(seq, Wait::Reader, supplied);
+            // The scan comes to it: then nothing is kept back for it any more.
+            self.room_appeared |= supplied;
         }
     }
 
@@ -240,8 +199,11 @@ impl Core {
         } else if self.client_mut(client.0).parked.len() >= most as usize {
             Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
         } else {
-            let (seq, wish) = (self.arrival(), Wish::Credits(wanted));
-            self.park(seq, Parked { client, request, deadline, wish, wait, supplied: false });
+            let (seq, wish, nodes) = (self.arrival(), Wish::Credits(wanted), Box::default());
+            self.park(
+                seq,
+                Parked { client, request, deadline, wish, nodes, wait, supplied: false },
+            );
             return;
         };
         self.count_refusal(client.0, status);
@@ -274,42 +236,26 @@ impl Core {
         }
     }
 
-    /// An item of a parked request has come to an end, which its state shows: answers the request.
+    /// Whether one of its items has come to an end that a parked request is answered with.
+    fn is_answer_certain(&self, seq: u64) -> bool {
+        let Some(parked) = self.parked.get(&seq) else { return false };
+        let is_answer = |node: &u32| matches!(self.waiting.fate(*node), Some(Fate::Answer(..)));
+        parked.nodes.iter().any(is_answer)
+    }
+
+    /// Answers a request of which an item has come to an end, out of its turn: nothing is granted, so that it overtakes
+    /// nobody; what it may still have it asks for again.
     pub(crate) fn answer_ended_item(&mut self, seq: u64, fx: &mut Effects) {
-        self.answer_without_grants(seq, None, fx);
-    }
-
-    /// One item of a parked request came to an error that its state does not show: answers the request.
-    pub(crate) fn refuse_item(
-        &mut self,
-        seq: u64,
-        id: AllocationId,
-        status: Status,
-        fx: &mut Effects,
-    ) {
-        self.answer_without_grants(seq, Some((id, status)), fx);
-    }
-
-    /// Answers a request out of its turn: nothing is granted, so that it overtakes nobody; what it may still
-    /// have it asks for again.
-    fn answer_without_grants(
-        &mut self,
-        seq: u64,
-        refused: Option<(AllocationId, Status)>,
-        fx: &mut Effects,
-    ) {
-        let Some(parked) = self.unpark(seq) else { return };
-        let Parked { client, request, deadline, wish: Wish::Acquire(wanted), .. } = parked else {
-            unreachable!("only acquires have items")
-        };
+        let Some(parked) = self.parked.get(&seq) else { return };
+        let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
+        let Wish::Acquire(wanted) = &parked.wish else { unreachable!("only acquires have items") };
         let begin = fx.granted.len();
-        for item in &wanted {
-            let status = match refused {
-                Some((id, status)) if *item == Ok(id) => status,
-                _ => self.final_error(client, *item).unwrap_or(ErrorCode::Again).into(),
-            };
+        for (item, node) in wanted.iter().zip(&parked.nodes) {
+            let by_state = || self.final_error(client, *item).unwrap_or(ErrorCode::Again).into();
+            let status = self.answer_of(*node, *item).unwrap_or_else(by_state);
             fx.granted.push(Granted::refused(*item, status));
         }
+        self.unpark(seq);
         let range = begin..fx.granted.len();
         fx.list.push(Effect::Granted { client, request, range, deadline, seq });
     }
@@ -323,7 +269,7 @@ impl Core {
             }
             self.timers.pop_first();
             match timer {
-                Timer::Recall(slot, generation) => self.recall_overdue(slot, generation, fx),
+                Timer::Recall(slot, generation) => self.recall_overdue(slot, generation),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
                 Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
                 Timer::Grace => self.grace = Grace::Ending(0),
@@ -332,6 +278,9 @@ impl Core {
     }
 
     fn deadline_passed(&mut self, seq: u64, fx: &mut Effects) {
+        if self.is_answer_certain(seq) {
+            return self.answer_ended_item(seq, fx);
+        }
         let Some(parked) = self.unpark(seq) else { return };
         let Parked { client, request, deadline, wish, wait, .. } = parked;
         match wish {

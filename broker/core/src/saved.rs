@@ -162,6 +162,9 @@ impl Core {
                 }
             }
         }
+        while !self.ending.is_empty() {
+            self.sweep_ended();
+        }
         // The teardown of an owner goes on, and what it kept lives on from now.
         self.after(self.now, effects);
     }
@@ -207,11 +210,6 @@ impl Core {
             dying: self.dying.iter().copied().collect(),
             draining: self.draining.map(|draining| draining.serials),
         }
-    }
-
-    fn all_clients(&self) -> impl Iterator<Item = (u32, &Client)> {
-        let clients = (0..).zip(&self.clients);
-        clients.filter_map(|(number, client)| Some((number, client.as_deref()?)))
     }
 
     fn saved_domain(&self, domain: u32) -> SavedDomain {

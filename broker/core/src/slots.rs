@@ -5,6 +5,8 @@ use crate::limits::SEGMENT_BYTES;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
+use crate::work::visit;
+
 /// No slot.
 pub const NONE: u32 = u32::MAX;
 
@@ -77,11 +79,13 @@ impl<T> Slots<T> {
     }
 
     fn entry(&self, slot: u32) -> Option<&Entry<T>> {
+        visit(1);
         let segment = self.segments.get((slot >> Self::SEGMENT) as usize)?;
         segment.get((slot & ((1 << Self::SEGMENT) - 1)) as usize)
     }
 
     fn entry_mut(&mut self, slot: u32) -> Option<&mut Entry<T>> {
+        visit(1);
         let segment = self.segments.get_mut((slot >> Self::SEGMENT) as usize)?;
         segment.get_mut((slot & ((1 << Self::SEGMENT) - 1)) as usize)
     }

@@ -10,7 +10,7 @@ use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
 use crate::order::{Index, Queue, Stamp};
 use crate::reclaim::{Askable, Pauses, Shelf};
-use crate::slots::Slots;
+use crate::slots::{NONE, Slots};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
 
 /// Where an allocation's fd is.
@@ -37,7 +37,8 @@ pub enum AllocationList {
     Owned,
     /// What may be evicted of the owner's: held, recallable, not waited for.
     Lru,
-    /// The owner's recalls to send, or its drained notices to send.
+    /// The owner's recalls to send; when it has ended, those whose leases are still to be swept; then the owner's drained
+    /// notices to send.
     Event,
 }
 
@@ -118,6 +119,8 @@ pub struct Allocation {
     pub registrations: u32,
     /// Its recall under way, or [`crate::slots::NONE`].
     pub recall: u32,
+    /// The queue of those that want it and wait for something else, or [`crate::slots::NONE`].
+    pub interest: u32,
     /// Open leases.
     pub open: u32,
     /// All leases.
@@ -134,8 +137,8 @@ pub struct Allocation {
     pub drained: bool,
 }
 
-// With its generation and the niche of its state it is 100 bytes.
-const _: () = assert!(size_of::<Allocation>() <= 96);
+// With its generation and the niche of its state it is 104 bytes.
+const _: () = assert!(size_of::<Allocation>() <= 100);
 
 impl Allocation {
     /// No links yet.
@@ -208,6 +211,8 @@ pub struct Lease {
     pub asked: u32,
     /// Imported, fd closed.
     pub mapped: bool,
+    /// Its allocation has ended, and its holder is charged for the memory and told.
+    pub ended: bool,
     /// Its places in the lists.
     pub links: [Link; LEASE_LISTS],
 }
@@ -237,14 +242,34 @@ impl Nodes for LeaseLinks<'_> {
 pub struct Recall {
     /// When it was asked for.
     pub since: Now,
-    /// Parked requests that wait for it, by arrival; at most those of all clients.
-    pub waiters: Vec<u64>,
+    /// The queue of those that wait for it, or [`crate::slots::NONE`].
+    pub waiting: u32,
+    /// The queue of those that it was supplied for, and that wait for room; or none.
+    pub pinned: u32,
     /// The client charged for the lease place that goes with it.
     pub promised_to: Option<u32>,
+    /// The item that this is for, as long as it waits.
+    pub promised_for: u32,
     /// When its owner counts as silent; `None` once that has passed, or it has been answered.
     pub deadline: Option<Now>,
     /// It has passed, and the owner has not answered since.
     pub overdue: bool,
+}
+
+impl Recall {
+    /// One that nobody waits for yet.
+    pub fn begun(since: Now) -> Self {
+        let (waiting, pinned, promised_for) = (NONE, NONE, NONE);
+        Recall {
+            since,
+            waiting,
+            pinned,
+            promised_to: None,
+            promised_for,
+            deadline: None,
+            overdue: false,
+        }
+    }
 }
 
 /// One connection.
@@ -308,6 +333,10 @@ pub struct Client {
     pub by_base: Addresses,
     /// Its parked requests. At most `max_parked_per_client`.
     pub parked: Vec<u64>,
+    /// The queues of those that want its allocations and wait for something else.
+    pub interests: List,
+    /// Of these, how many are still to be told that it is silent.
+    pub interests_left: usize,
 }
 
 impl Client {
@@ -343,6 +372,8 @@ impl Client {
             revoked: List::EMPTY,
             by_base: Addresses::default(),
             parked: Vec::new(),
+            interests: List::EMPTY,
+            interests_left: 0,
         }
     }
 
@@ -513,6 +544,8 @@ pub struct Parked {
     pub deadline: Now,
     /// What it wants.
     pub wish: Wish,
+    /// Its items in the queues of [`crate::waiting`], in its order; [`crate::slots::NONE`]: in none.
+    pub nodes: Box<[u32]>,
     /// What it waits for.
     pub wait: Wait,
     /// It waits for room to take a fd that was supplied for it: goes before the others.

@@ -5,7 +5,7 @@ use crate::api::{CapsOfScopes, ClientId, Config, DomainKey, JobKey, LeaseId, Now
 use crate::job_name::JobName;
 use crate::ledger::Account;
 use crate::slots::NONE;
-use crate::state::State;
+use crate::state::{Recall, State};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, MemoryKind, Resource, Share};
 use std::ops::Range;
@@ -66,7 +66,7 @@ pub struct AllocationView {
     pub open_leases: u32,
     /// Mapped leases.
     pub mapped_leases: u32,
-    /// Requests that wait for it.
+    /// Items of requests that wait for its fd.
     pub waiters: u32,
     /// Its owner's job; of a kept one whose owner is gone, the job that has left it.
     pub job: Option<JobKey>,
@@ -179,6 +179,7 @@ impl Core {
                 jobs: self.jobs.len() as u64,
                 stored_fds: self.held_now,
                 closing_fds: self.closings.len() as u64,
+                leases_ending: self.leases_ending,
             },
             counters: self.counters,
         }
@@ -229,7 +230,11 @@ impl Core {
                 - allocation.open,
             waiters: match allocation.recall {
                 NONE => 0,
-                recall => u32::try_from(self.recalls[recall].waiters.len()).unwrap_or(u32::MAX),
+                recall => {
+                    let Recall { waiting, pinned, .. } = self.recalls[recall];
+                    let count = self.waiting.len(waiting) + self.waiting.len(pinned);
+                    u32::try_from(count).unwrap_or(u32::MAX)
+                }
             },
             job: self.job_of_slot(slot).map(|job| self.jobs[job].key.1),
             domain: match allocation.domain {

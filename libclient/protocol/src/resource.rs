@@ -23,6 +23,8 @@ wire_enum! {
         Requests = 6, "requests";
         /// Isolation domains: a listener and a uid each.
         Domains = 7, "domains";
+        /// Items of messages.
+        Items = 8, "items";
     }
 }
 
@@ -117,7 +119,7 @@ resources! {
         "fds of a type that cannot be shared, not closed yet",
         "wait until the refused fds are closed, or raise limits.max_refused_per_domain";
     PinnedBytes = 12, pinned_bytes, Bytes, Client, [],
-        "ended memory that leases still pin, charged to each holder",
+        "ended memory that leases still pin: each holder is charged, the node once",
         "release leases";
     KeptAllocations = 13, kept_allocations, Allocations, Client, [Client Domain Job Node],
         "allocations that outlive their owner (keep)",
@@ -125,6 +127,9 @@ resources! {
     Domains = 14, domains, Domains, Node, [],
         "isolation domains in use: users, on each listener",
         "end all clients of some user, or raise limits.max_domains";
+    ParkedItems = 15, parked_items, Items, Client, [],
+        "items of the requests that wait for room or for a recall",
+        "wait for the answers to earlier requests";
 }
 
 impl Resource {

@@ -18,7 +18,7 @@ command, if the user may read the file `generations` beside the socket, as root 
 With --once, top looks twice, one interval apart, and prints one frame, with rates and events between the two looks. The
 frame is as large as the terminal, else 80x24. Colours are used on a terminal only, and not with NO_COLOR. Each refresh reads
 at most some 4,096 clients and 8,192 leases; the frame says so if there are more.
-pinned_bytes is charged to each holder: ended memory that two processes hold counts twice.
+pinned_bytes is charged to each holder; the node counts memory once, however many processes hold it.
 
 Examples:
   fdbroker top

@@ -43,6 +43,8 @@ fn answered(seen: &mut Seen) {
         ("fdbroker_stored_fds", 0),
         ("fdbroker_parked_requests", 0),
         ("fdbroker_parked_peak_requests", 0),
+        ("fdbroker_parked_items", 0),
+        ("fdbroker_parked_peak_items", 0),
         ("fdbroker_requests_parked_total", 0),
         ("fdbroker_recalls_total", 0),
         ("fdbroker_grants_total", 0),
@@ -60,6 +62,8 @@ fn answered(seen: &mut Seen) {
     let asked = [
         ("fdbroker_parked_requests", 1),
         ("fdbroker_parked_peak_requests", 1),
+        ("fdbroker_parked_items", 1),
+        ("fdbroker_parked_peak_items", 1),
         ("fdbroker_requests_parked_total", 1),
         ("fdbroker_recalls_total", 1),
         ("fdbroker_held_fds", 1),

@@ -1,0 +1,69 @@
+//! Counts the records that a step visits: invariant 9 says that they are few, however much there is. The containers
+//! count, not their callers. Must never count in a build without debug assertions: there a grant pays nothing.
+
+use std::cell::Cell;
+
+use crate::api::Input;
+use crate::limits::{VISITS_PER_ITEM, VISITS_PER_STEP};
+
+thread_local! {
+    /// Records visited since the step began.
+    static NOW: Cell<u64> = const { Cell::new(0) };
+    /// Records that the last step visited, and its bound.
+    static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// So many records were visited.
+#[inline]
+pub(crate) fn visit(records: u64) {
+    if cfg!(debug_assertions) {
+        NOW.set(NOW.get() + records);
+    }
+}
+
+/// A step begins.
+pub(crate) fn begin() {
+    if cfg!(debug_assertions) {
+        NOW.set(0);
+    }
+}
+
+/// A step has ended whose message had so many items.
+///
+/// # Panics
+/// When it has visited more records than it may.
+pub(crate) fn end(items: usize) {
+    if cfg!(debug_assertions) {
+        let (visited, most) = (NOW.get(), VISITS_PER_STEP + VISITS_PER_ITEM * items as u64);
+        LAST.set((visited, most));
+        assert!(
+            visited <= most,
+            "invariant 9: a step of {items} items visited {visited} records, bound {most}"
+        );
+    }
+}
+
+/// Records that the last step or poll on this thread visited, and the most that it might have; zeros in a build without
+/// debug assertions.
+pub fn last() -> (u64, u64) {
+    LAST.get()
+}
+
+impl Input<'_> {
+    /// Items that the sender of the message has listed.
+    pub(crate) fn items(&self) -> usize {
+        match self {
+            Input::Register { deposits, .. } => deposits.len(),
+            Input::Unregister { ids, .. } | Input::Evict { ids } | Input::Revoke { ids } => {
+                ids.len()
+            }
+            Input::Acquire { wanted, .. } => wanted.len(),
+            Input::Unsent { grants, .. } => grants.len(),
+            Input::Mapped { leases, .. } | Input::Release { leases, .. } => leases.len(),
+            Input::Supply { supplies, .. } => supplies.len(),
+            Input::Redeposit { items, .. } => items.len(),
+            Input::Declare { items, .. } => items.len(),
+            _ => 0,
+        }
+    }
+}
