@@ -100,7 +100,7 @@ impl FakeBroker {
         let page = Page::new(incarnation);
         let (events, theirs) = fdbroker_scm::seqpacket_pair().unwrap();
         let reply = HelloReply {
-            version: 1.into(),
+            version: u16::from(PROTOCOL_VERSION).into(),
             max_batch: 253.into(),
             deposit_credits: terms.credits.into(),
             node: NODE.into(),
