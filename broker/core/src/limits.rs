@@ -83,8 +83,8 @@ pub const EVICTIONS_PER_STEP: usize = 512;
 /// With 64 owners and any skew of use, this costs no more recalls than the exact order (`tests/sim`).
 pub const LOOKS_PER_VICTIM: usize = 8;
 
-/// Most second chances in one step, some 50 us; then the oldest entry is taken, used or not.
-pub const LOOKS_PER_STEP: usize = 1024;
+/// Most second chances in one step, two for each item of a full batch; then the oldest entry is taken, used or not.
+pub const LOOKS_PER_STEP: usize = 512;
 
 /// Most deadlines dealt with in one poll; further ones are due at once in the next.
 pub const TIMERS_PER_STEP: usize = 8;

@@ -6,6 +6,7 @@
 use fdbroker_core::*;
 use fdbroker_protocol::{
     AllocationId, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Share, Status,
+    admin::ActOutcome,
 };
 
 const OWNER: ClientId = ClientId(0);
@@ -420,4 +421,94 @@ fn unregister_when_others_end_in_every_step_then_who_waits_behind_many_is_answer
         world.unregister(OWNER, *id);
         assert_eq!(world.answers.pop(), Some(ErrorCode::Stale.into()), "its request waits on");
     }
+}
+
+// --- evictable allocations of one owner ------------------------------------------------------------
+
+/// Registers so many and gets each once; all are held.
+fn held_and_used(world: &mut World, count: usize) -> Vec<AllocationId> {
+    let mut ids = Vec::new();
+    let (client, credits_wanted, deadline) = (OWNER, MAX_BATCH as u32, FOR_EVER);
+    while ids.len() < count {
+        let credits = world.core.clients(OWNER.0).next().expect("connected").credits as usize;
+        let first = ids.len() + 1;
+        let last = first + credits.min(MAX_BATCH).min(count - ids.len());
+        let deposits: Vec<Deposit> = (first..last).map(|base| deposit(base as u64)).collect();
+        let (request, deposits) = (world.request(), &deposits[..]);
+        world.step(Input::Register { client, request, deposits, credits_wanted, deadline });
+        ids.extend(world.fx.registered.iter().map(|one| one.id));
+    }
+    for part in ids.chunks(MAX_BATCH) {
+        let wanted: Vec<Wanted> = part.iter().copied().map(Ok).collect();
+        let leases = world.acquire(USER, &wanted);
+        world.step(Input::Release { client: USER, request: None, leases: &leases });
+    }
+    ids
+}
+
+/// Closes every fd that the last step wanted closed, and what that leads to; how many.
+fn close_fds(world: &mut World) -> usize {
+    let (mut tickets, mut closed) = (Vec::new(), 0);
+    loop {
+        tickets.extend(world.fx.list.iter().filter_map(|effect| match effect {
+            Effect::CloseHeld { ticket, .. } => Some(*ticket),
+            _ => None,
+        }));
+        let Some(ticket) = tickets.pop() else { return closed };
+        world.step(Input::Closed { ticket });
+        closed += 1;
+    }
+}
+
+#[test]
+fn recall_when_missed_by_the_owner_of_a_million_then_silent_and_back_visit_none_of_them() {
+    let mut world = World::new(config());
+    let ids = held_and_used(&mut world, scaled(1_000_000));
+    for _ in 0..8 {
+        world.step(Input::Evict { ids: &ids[..1] });
+        close_fds(&mut world);
+        world.acquire(USER, &[Ok(ids[0])]);
+        world.now.0 += 200_000;
+        while world.is_due() {
+            world.poll();
+        }
+        world.step(Input::Evict { ids: &ids[1..2] });
+        assert_eq!(world.fx.acted[0].outcome, ActOutcome::OwnerSilent);
+        let supply = Supply {
+            id: ids[0],
+            fd: Ok(0),
+            refused_fd: None,
+            owner_allocation_id: 1,
+            fd_offset: 0,
+            size_bytes: 4096,
+        };
+        world.step(Input::Supply { client: OWNER, supplies: &[supply] });
+        let (visited, most) = work::last();
+        assert!(visited < 200, "{visited} of {most}");
+    }
+}
+
+#[test]
+fn set_caps_when_a_million_that_were_used_must_go_then_each_step_looks_at_few() {
+    let mut world = World::new(config());
+    let count = scaled(1_000_000);
+    held_and_used(&mut world, count);
+    let caps = CapsOfScopes {
+        node: Caps::NONE,
+        domain: Caps { held_fds: 64, ..Caps::NONE },
+        job: Caps::NONE,
+        client: Caps::NONE,
+    };
+    world.step(Input::SetCaps { caps: &caps });
+    let mut closed = close_fds(&mut world);
+    for _ in 0..count {
+        if world.node(Resource::HeldFds) <= 64 {
+            break;
+        }
+        world.now.0 += 100_000;
+        world.poll();
+        closed += close_fds(&mut world);
+    }
+    let left = count - closed;
+    assert!(left <= 64, "{left} of {count} are left");
 }
