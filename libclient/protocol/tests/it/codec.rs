@@ -4,7 +4,9 @@
 use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, GrantItem, Header, LeaseItem, RegisterHead, RegisterItem,
 };
-use fdbroker_protocol::{DecodeError, HandlePrefix, Kind, MAX_BATCH, Message, Status, Writer};
+use fdbroker_protocol::{
+    DecodeError, HandlePrefix, Kind, MAX_BATCH, Message, PROTOCOL_VERSION, Status, Writer,
+};
 use proptest::prelude::*;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -44,17 +46,18 @@ fn parse_when_short_then_says_so() {
 
 #[test]
 fn parse_when_of_another_version_then_refused_but_hello_passes() {
-    let acquire = header(Kind::Acquire as u16, 2, 0, 0);
-    assert_eq!(Message::parse(acquire.as_bytes()).unwrap_err(), DecodeError::Version(2));
-    let hello = header(Kind::Hello as u16, 9, 0, 0);
+    let other = PROTOCOL_VERSION + 1;
+    let acquire = header(Kind::Acquire as u16, other, 0, 0);
+    assert_eq!(Message::parse(acquire.as_bytes()).unwrap_err(), DecodeError::Version(other));
+    let hello = header(Kind::Hello as u16, other, 0, 0);
     assert!(Message::parse(hello.as_bytes()).is_ok());
 }
 
 #[test]
 fn parse_when_kind_is_unknown_or_items_too_many_then_refused() {
-    let unknown = header(0x7777, 1, 0, 0);
+    let unknown = header(0x7777, PROTOCOL_VERSION, 0, 0);
     assert_eq!(Message::parse(unknown.as_bytes()).unwrap_err(), DecodeError::UnknownKind(0x7777));
-    let many = header(Kind::Release as u16, 1, 254, 0);
+    let many = header(Kind::Release as u16, PROTOCOL_VERSION, 254, 0);
     assert_eq!(Message::parse(many.as_bytes()).unwrap_err(), DecodeError::TooMany(254));
 }
 
@@ -75,7 +78,7 @@ fn items_when_a_byte_is_missing_or_over_then_refused() {
 
 #[test]
 fn check_fds_when_count_differs_then_names_both() {
-    let register = header(Kind::Register as u16, 1, 2, 2);
+    let register = header(Kind::Register as u16, PROTOCOL_VERSION, 2, 2);
     let message = Message::parse(register.as_bytes()).expect("whole");
     assert_eq!(message.check_fds(2), Ok(()));
     assert_eq!(message.check_fds(1), Err(DecodeError::FdCount { announced: 2, arrived: 1 }));
@@ -114,7 +117,7 @@ proptest! {
         count in 0..=300_u16,
         body in prop::collection::vec(any::<u8>(), 0..600),
     ) {
-        let bytes = [header(kind as u16, 1, count, 0).as_bytes(), &body].concat();
+        let bytes = [header(kind as u16, PROTOCOL_VERSION, count, 0).as_bytes(), &body].concat();
         read_every_way(&bytes);
     }
 }
