@@ -124,7 +124,8 @@ impl Server {
                 self.after_send(*client, sent);
             }
             Effect::Publish { slot, generation } => {
-                expect(self.page.publish(*slot, *generation), "publish", *slot);
+                let is_done = self.page.publish(*slot, *generation, &self.core);
+                expect(is_done, "publish", *slot);
             }
             Effect::Registered { client, request, range, deposit_credits } => {
                 let bytes = replies::write_registered(

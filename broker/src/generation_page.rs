@@ -4,22 +4,20 @@
 
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
+use crate::records::{RECORDS_NAME, Records};
+use crate::shared_map::{SharedMap, allocate, create_aside, is_ours, remove};
+use fdbroker_core::{Core, FormerLife, FormerSlot};
 use fdbroker_protocol::page::{
-    FUTEX_OWNER_DIED, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset,
-    page_bytes,
+    FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader,
+    UNCONFIRMED, generation_offset, page_bytes,
 };
-use fdbroker_protocol::{AllocationId, NodeKey};
-use nix::fcntl::posix_fallocate;
-use nix::sys::mman::{MapFlags, ProtFlags, mlock, mmap, munmap};
-use std::ffi::c_void;
-use std::fs::{File, OpenOptions};
+use fdbroker_protocol::{AllocationId, ErrorCode, NodeKey};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::mem::offset_of;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -51,7 +49,9 @@ fn remedy(error: &io::Error) -> &'static str {
 /// The page, mapped for writing; the only way to write it.
 #[derive(Debug)]
 pub struct GenerationPage {
-    map: Map,
+    map: SharedMap,
+    slots: u32,
+    records: Records,
     reader: OwnedFd,
     incarnation: u64,
     first_generation: u32,
@@ -65,32 +65,39 @@ pub struct Opened {
     pub key: NodeKey,
     /// For this start.
     pub page: GenerationPage,
-    /// What the broker before this one left live, by slot; the page still says so. Their
-    /// generations are below [`GenerationPage::first_generation`].
-    pub live: Vec<AllocationId>,
+    /// What the broker before this one knew of its slots; generations are below [`GenerationPage::first_generation`].
+    /// The page shows none of them, until [`GenerationPage::take_up`].
+    pub former: Vec<FormerSlot>,
 }
 
 /// Opens key and page in `directory`, or makes both anew when either is missing or of another
 /// layout. No other broker uses them: the caller holds the directory's lock.
 ///
-/// The words that a former broker left live go on into a new file: a client that still maps the
-/// former one sees its broker dead for ever, whatever the new one finds out about them.
+/// The page is a new file: a client that still maps the former one sees its broker dead for ever, whatever the new one
+/// finds out about its slots.
 ///
 /// # Errors
 /// See [`PageError`].
 pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
     let key_path = directory.join(KEY_NAME);
-    let page_path = directory.join(PAGE_NAME);
+    let (page_path, records_path) = (directory.join(PAGE_NAME), directory.join(RECORDS_NAME));
     let former = read_key(&key_path).zip(FormerPage::open(&page_path));
-    let (key, high, live) = match former {
-        Some((key, page)) if page.header.high < u32::MAX => {
-            let live = page.live(max_slots).map_err(failed(&page_path))?;
-            (key, page.header.high, live)
+    let (key, high) = match former {
+        Some((key, page)) if page.header.high < LAST_GENERATION => (key, page.header.high),
+        _ => {
+            // Before the key: generations begin anew, and the former ones would count again.
+            remove(&records_path).map_err(failed(&records_path))?;
+            (make_key(&key_path).map_err(failed(&key_path))?, 0)
         }
-        _ => (make_key(&key_path).map_err(failed(&key_path))?, 0, Vec::new()),
     };
-    let page = GenerationPage::create(&page_path, max_slots, high, &live);
-    Ok(Opened { key, page: page.map_err(failed(&page_path))?, live })
+    let records = match Records::open(&records_path).map_err(failed(&records_path))? {
+        Some(records) if records.slots() == max_slots => Ok(records),
+        former => Records::create(&records_path, max_slots, former.as_ref()),
+    };
+    let records = records.map_err(failed(&records_path))?;
+    let former = records.former(high);
+    let page = GenerationPage::create(&page_path, max_slots, high, records);
+    Ok(Opened { key, page: page.map_err(failed(&page_path))?, former })
 }
 
 /// Opens key and page to go on with them as they are, on behalf of a broker that has handed over.
@@ -107,11 +114,15 @@ pub fn resume(
     let Some(key) = read_key(&directory.join(KEY_NAME)) else { return Ok(None) };
     let Some(former) = FormerPage::open(&page_path) else { return Ok(None) };
     let Header { slots: its_slots, incarnation: its_incarnation, high, .. } = former.header;
-    if (its_slots, its_incarnation) != (slots, incarnation) || high == u32::MAX {
+    let records = Records::open(&directory.join(RECORDS_NAME)).map_err(failed(&page_path))?;
+    let Some(records) = records.filter(|records| records.slots() == slots) else {
+        return Ok(None);
+    };
+    if (its_slots, its_incarnation) != (slots, incarnation) || high == LAST_GENERATION {
         return Ok(None);
     }
-    let page = Map::new(&former.file, slots)
-        .and_then(|map| GenerationPage::new(map, &page_path, incarnation, high))
+    let page = SharedMap::new(&former.file, page_bytes(slots))
+        .and_then(|map| GenerationPage::new(map, &page_path, incarnation, high, records))
         .map_err(failed(&page_path))?;
     Ok(Some((key, page)))
 }
@@ -128,7 +139,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> PageError {
 }
 
 impl GenerationPage {
-    fn create(path: &Path, slots: u32, high: u32, live: &[AllocationId]) -> io::Result<Self> {
+    fn create(path: &Path, slots: u32, high: u32, records: Records) -> io::Result<Self> {
         // Made aside and renamed: a client that still maps an older page must not see it change or
         // shrink.
         let aside = path.with_extension("new");
@@ -137,9 +148,9 @@ impl GenerationPage {
             std::fs::remove_file(&aside)?;
             return Err(error);
         }
-        let map = Map::new(&file, slots)?;
+        let map = SharedMap::new(&file, page_bytes(slots))?;
         let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
-        let header = map.header_ptr();
+        let header: *mut PageHeader = map.start().as_ptr().cast();
         // SAFETY: the header lies within the map, which nobody else has yet.
         unsafe {
             (&raw mut (*header).magic).write(PAGE_MAGIC);
@@ -148,16 +159,46 @@ impl GenerationPage {
             (&raw mut (*header).incarnation).write(incarnation);
         }
         map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
-        for id in live {
-            map.word(generation_offset(id.slot)).store(id.generation, Ordering::Relaxed);
-        }
         std::fs::rename(&aside, path)?;
-        Self::new(map, path, incarnation, high)
+        Self::new(map, path, incarnation, high, records)
     }
 
-    fn new(map: Map, path: &Path, incarnation: u64, high: u32) -> io::Result<Self> {
+    fn new(
+        map: SharedMap,
+        path: &Path,
+        incarnation: u64,
+        high: u32,
+        records: Records,
+    ) -> io::Result<Self> {
+        map.lock();
         let reader = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?.into();
-        Ok(GenerationPage { map, reader, incarnation, first_generation: high + 1, liveness: None })
+        let (slots, first_generation) = (records.slots(), high + 1);
+        Ok(GenerationPage {
+            map,
+            slots,
+            records,
+            reader,
+            incarnation,
+            first_generation,
+            liveness: None,
+        })
+    }
+
+    /// Shows what a core has made of the slots of a former broker.
+    pub fn take_up(&self, former: &[FormerSlot], core: &Core) {
+        for FormerSlot { id, life } in former {
+            let shown = match core.end_of(*id) {
+                None if core.is_reserved(*id) => UNCONFIRMED,
+                None => id.generation,
+                Some(code) => {
+                    if let FormerLife::Live { .. } = life {
+                        self.records.end(*id, code);
+                    }
+                    0
+                }
+            };
+            self.map.word(generation_offset(id.slot)).store(shown, Ordering::Release);
+        }
     }
 
     /// Shows the broker as alive, from now until this process ends, however it ends. Starts a
@@ -170,11 +211,19 @@ impl GenerationPage {
         Ok(())
     }
 
-    /// Writes the live generation of `slot`, 0 = none. `false`: there is no such slot.
+    /// Remembers what the core knows of a slot's last allocation, then writes its live generation, 0 = none. `false`:
+    /// there is no such slot.
     #[must_use]
-    pub fn publish(&self, slot: u32, generation: u32) -> bool {
-        if slot >= self.map.slots {
+    pub fn publish(&self, slot: u32, generation: u32, core: &Core) -> bool {
+        if slot >= self.slots {
             return false;
+        }
+        let last = self.records.last(slot);
+        let id = if generation == 0 { last } else { AllocationId { slot, generation } };
+        match core.record(slot).filter(|(known, _)| *known == id && generation != 0) {
+            Some((_, record)) => self.records.live(id, &record),
+            // Or it has ended in the same step.
+            None => self.records.end(id, core.end_of(id).unwrap_or(ErrorCode::Stale)),
         }
         let high = self.map.word(offset_of!(PageHeader, generation_high));
         // One writer: no need for a read-modify-write. Before the slot, so that a crash between the
@@ -203,7 +252,7 @@ impl GenerationPage {
 
     /// Number of slots.
     pub fn slots(&self) -> u32 {
-        self.map.slots
+        self.slots
     }
 }
 
@@ -254,32 +303,18 @@ impl FormerPage {
             liveness: u32_at(LIVENESS_OFFSET),
         };
         let found = file.metadata().ok()?;
-        let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
         let is_page = u64_at(offset_of!(PageHeader, magic)) == PAGE_MAGIC
             && u32_at(offset_of!(PageHeader, version)) == PAGE_VERSION
             && found.len() == page_bytes(header.slots) as u64;
-        (is_ours && is_page).then_some(FormerPage { file, header })
-    }
-
-    /// What is live below `max_slots`. A generation above the highest given out is damage and counts
-    /// as none: it could name something new.
-    fn live(&self, max_slots: u32) -> io::Result<Vec<AllocationId>> {
-        let map = Map::new(&self.file, self.header.slots)?;
-        let slots = 0..self.header.slots.min(max_slots);
-        let all = slots.map(|slot| AllocationId {
-            slot,
-            generation: map.word(generation_offset(slot)).load(Ordering::Relaxed),
-        });
-        Ok(all.filter(|id| (1..=self.header.high).contains(&id.generation)).collect())
+        (is_ours(&found) && is_page).then_some(FormerPage { file, header })
     }
 }
 
 fn read_key(path: &Path) -> Option<NodeKey> {
     let mut file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
     let found = file.metadata().ok()?;
-    let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
     let mut bytes = [0; NodeKey::BYTES];
-    (is_ours && found.len() == NodeKey::BYTES as u64).then_some(())?;
+    (is_ours(&found) && found.len() == NodeKey::BYTES as u64).then_some(())?;
     file.read_exact(&mut bytes).ok()?;
     Some(NodeKey::from_bytes(bytes))
 }
@@ -292,65 +327,6 @@ fn make_key(path: &Path) -> io::Result<NodeKey> {
     Ok(NodeKey::from_bytes(bytes))
 }
 
-fn create_aside(path: &Path) -> io::Result<File> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// Makes the file so long, and takes all the space for it now. A part of a mapped file without space would be SIGBUS for
-/// each process that touches it while the file system is full.
-fn allocate(file: &File, bytes: usize) -> io::Result<()> {
-    let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
-    Ok(posix_fallocate(file, 0, bytes)?)
-}
-
-/// The page in memory, shared with its file.
-#[derive(Debug)]
-struct Map {
-    start: NonNull<c_void>,
-    bytes: NonZeroUsize,
-    slots: u32,
-}
-
-impl Map {
-    fn new(file: &File, slots: u32) -> io::Result<Self> {
-        let bytes = NonZeroUsize::new(page_bytes(slots)).expect("a page has a header");
-        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new shared map of a file of this size, which nobody but the broker (the
-        // directory's lock) changes or shrinks.
-        let start = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, file, 0) }?;
-        let map = Map { start, bytes, slots };
-        // SAFETY: exactly the new map.
-        if let Err(errno) = unsafe { mlock(start, bytes.get()) } {
-            // RLIMIT_MEMLOCK. Then the page may be swapped out, and a grant wait for the disk.
-            log::debug!("the generation page is not locked into memory: {errno}");
-        }
-        Ok(map)
-    }
-
-    fn header_ptr(&self) -> *mut PageHeader {
-        self.start.as_ptr().cast()
-    }
-
-    /// The word at `offset`, a multiple of 4 within the page.
-    fn word(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes.get());
-        // SAFETY: within the map (asserted), which starts page-aligned and lives as long as `self`;
-        // every access to these words is atomic.
-        unsafe { AtomicU32::from_ptr(self.start.as_ptr().cast::<u8>().add(offset).cast()) }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: made by `mmap` with this length; all borrows of it have ended with `self`.
-        let _ = unsafe { munmap(self.start, self.bytes.get()) };
-    }
-}
-
 /// The owner of the liveness word: a thread that sleeps until the daemon ends. The kernel marks the
 /// word when the thread dies, and on SIGKILL all threads die.
 #[derive(Debug)]
@@ -360,8 +336,8 @@ struct LivenessThread {
 }
 
 impl LivenessThread {
-    fn start(map: &Map) -> io::Result<Self> {
-        let start = map.start.as_ptr() as usize;
+    fn start(map: &SharedMap) -> io::Result<Self> {
+        let start = map.start().as_ptr() as usize;
         let (end, ended) = mpsc::channel::<()>();
         let (report, started) = mpsc::channel();
         let thread = std::thread::Builder::new()

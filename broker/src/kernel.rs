@@ -293,6 +293,17 @@ pub fn monotonic_us() -> u64 {
     seconds * 1_000_000 + nanos / 1000
 }
 
+/// When a process was started, in clock ticks since boot, the low 32 bits (proc_pid_stat(5), field 22). `None`: it is in
+/// another PID namespace, or gone.
+pub fn started(pid: u32) -> Option<u32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in brackets, may hold anything.
+    let after = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let fields = std::str::from_utf8(&stat[after..]).ok()?;
+    let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    Some(ticks as u32)
+}
+
 /// `N` bytes of getrandom(2). Blocks only before the kernel's generator is seeded, early in boot.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];

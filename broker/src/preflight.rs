@@ -4,6 +4,7 @@
 
 use crate::generation_page::{KEY_NAME, PAGE_NAME};
 use crate::listeners::{DirectoryRule, LOCK_NAME, ListenError, check_directory_form};
+use crate::records::RECORDS_NAME;
 use crate::settings::{Settings, parent};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
 use std::io;
@@ -40,7 +41,7 @@ impl Settings {
         let admin = [(self.admin_socket.as_path(), DirectoryRule::Administrator)];
         let clients = self.listeners.iter().map(|it| (it.path.as_path(), DirectoryRule::Clients));
         // Where the broker's own files come to stand.
-        let own = [LOCK_NAME, KEY_NAME, PAGE_NAME]
+        let own = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME]
             .map(|name| place(&self.admin_socket.with_file_name(name)));
         let mut seen = Vec::from(own);
         for (socket, rule) in admin.into_iter().chain(clients) {

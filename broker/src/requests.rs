@@ -133,11 +133,12 @@ pub fn decode_request<'s>(
             Ok(Input::Unregister { client, request, ids: &scratch.ids })
         }
         Kind::Cancel => {
-            if !message.body.is_empty() {
-                let (kind, got) = (message.kind, message.body.len());
-                return Err(DecodeError::Length { kind, got, expected: 0 }.into());
-            }
+            expect_empty(message)?;
             Ok(Input::Cancel { client, request: request_id(message)? })
+        }
+        Kind::Complete => {
+            expect_empty(message)?;
+            Ok(Input::Complete { client })
         }
         Kind::Redeposit => decode_redeposit(message, scratch, context),
         Kind::Declare => decode_declare(message, scratch, context),
@@ -380,6 +381,13 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
         }
     }
     supply
+}
+
+fn expect_empty(message: &Message<'_>) -> Result<(), Breach> {
+    match message.body.len() {
+        0 => Ok(()),
+        got => Err(DecodeError::Length { kind: message.kind, got, expected: 0 }.into()),
+    }
 }
 
 fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {

@@ -5,11 +5,12 @@
 use crate::connection::{Connection, Phase, index};
 use crate::fd_table::{NOBODY, Reading};
 use crate::flow::forget_if_read;
+use crate::kernel;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_TURN};
 use crate::metrics::Asked;
 use crate::requests::{self, Breach, Context};
 use crate::server::Server;
-use fdbroker_core::{ClientId, Input, Now, RequestId};
+use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Scope, Status};
@@ -351,8 +352,18 @@ impl Server {
         let deadline = requests::deadline(self.now, hello.deadline_ms.get());
         // The answer takes as long as a whole turn.
         self.work += WORK_PER_TURN;
+        self.identify(client, hello.key.get().into());
         self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
         self.refuse_rest(client);
+    }
+
+    /// Who the client is, for a broker after a crash: a client that gives no key is nobody then.
+    fn identify(&mut self, client: ClientId, random: u64) {
+        let pid = self.connections[index(client)].pid;
+        if random != 0 {
+            let started = kernel::started(pid).unwrap_or(0);
+            self.step(Input::Identify { client, key: OwnerKey { pid, started, random } });
+        }
     }
 
     /// Closes what came with a message and nothing has claimed.

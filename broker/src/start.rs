@@ -19,7 +19,7 @@ use crate::server::{Parts, Server};
 use crate::settings::{ListenerSettings, Mode, Settings, parent};
 use crate::signals::Signals;
 use crate::tokens::Source;
-use fdbroker_core::{Core, Former, Kept, Now};
+use fdbroker_core::{Core, Former, FormerLife, FormerSlot, Kept, Now};
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -246,14 +246,15 @@ fn begin(
     found: &mut [Found],
 ) -> Result<(Core, NodeKey, GenerationPage), RunError> {
     let directory = settings.admin_directory();
-    let Opened { key, page, live } = generation_page::open(directory, settings.core.max_slots)?;
+    let Opened { key, page, former } = generation_page::open(directory, settings.core.max_slots)?;
     settings.core.first_generation = page.first_generation();
-    let alive: HashSet<AllocationId> = live.iter().copied().collect();
+    let is_live = |slot: &&FormerSlot| matches!(slot.life, FormerLife::Live { .. });
+    let alive: HashSet<AllocationId> = former.iter().filter(is_live).map(|slot| slot.id).collect();
     let kept = found.iter().map(|found| found.kept).filter(|kept| alive.contains(&kept.id));
     let kept: Vec<Kept> = kept.collect();
     let begin = |kept: &[Kept]| {
         let now = Now(kernel::monotonic_us());
-        Core::after_crash(settings.core.clone(), Former { live: &live, kept }, now)
+        Core::after_crash(settings.core.clone(), Former { slots: &former, kept }, now)
     };
     let core = match begin(&kept) {
         Err(error) if !kept.is_empty() => {
@@ -262,7 +263,9 @@ fn begin(
         }
         core => core,
     };
-    Ok((core.map_err(RunError::Settings)?, key, page))
+    let core = core.map_err(RunError::Settings)?;
+    page.take_up(&former, &core);
+    Ok((core, key, page))
 }
 
 /// The sockets that the service manager has bound or another broker served, and for the other places

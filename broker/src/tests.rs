@@ -184,7 +184,7 @@ fn hello() -> Vec<u8> {
         pid: 0.into(),
         name: [0; 16],
         deadline_ms: 0.into(),
-        reserved: 0.into(),
+        key: 7.into(),
     };
     let mut writer = Writer::new();
     writer.start(Kind::Hello, 1).push(&body);

@@ -4,6 +4,8 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::handshake::default_socket_path;
 use crate::notice::{NoticeCallback, RecallCallback};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::path::PathBuf;
 
 /// Settings for a connection; see [`Client::builder`].
@@ -24,6 +26,8 @@ pub(crate) struct Settings {
     pub socket: PathBuf,
     pub name: String,
     pub own_fds: u32,
+    /// What a broker after a crash knows this client by, with its process. Not 0.
+    pub key: u32,
     pub on_notice: Option<NoticeCallback>,
     pub on_recall: Option<RecallCallback>,
     pub reconnect: bool,
@@ -92,6 +96,7 @@ impl ClientBuilder {
             on_notice: self.on_notice,
             on_recall: self.on_recall,
             reconnect: !self.no_reconnect,
+            key: RandomState::new().hash_one(std::process::id()) as u32 | 1,
             dispatch: self.dispatch,
         })
     }

@@ -370,7 +370,8 @@ impl Server {
         if let Link::Down { next: Some(next), pause } = self.link
             && Instant::now() >= next
         {
-            match Greeting::begin(&settings.socket, &settings.name, settings.own_fds) {
+            match Greeting::begin(&settings.socket, &settings.name, settings.own_fds, settings.key)
+            {
                 Ok(Some(greeting)) => {
                     self.link = Link::Greeting { greeting: Box::new(greeting), pause };
                 }
@@ -395,7 +396,7 @@ impl Server {
         let (connection, page) = Connection::new(self.epoch, greeted, Arc::clone(&shared.common));
         let connection = Arc::new(connection);
         let ended = shared.common.holdings.begin(&connection);
-        self.resume = Resume::new();
+        self.resume = Resume::after_loss();
         self.link = Link::Resuming { connection: Arc::clone(&connection), page, pause };
         if shared.is_stopping() {
             // The client was dropped meanwhile, and found no next one to end.

@@ -43,7 +43,8 @@ pub(crate) fn greet(settings: &Settings) -> Result<Greeted, Error> {
     let until = Instant::now() + CONNECT_TIMEOUT;
     let mut pause = AT_THE_DOOR_FIRST;
     loop {
-        match greet_once(&settings.socket, &settings.name, settings.own_fds, until) {
+        match greet_once(&settings.socket, &settings.name, (settings.own_fds, settings.key), until)
+        {
             Err(error) if error.code == ErrorCode::Again && Instant::now() + pause < until => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(AT_THE_DOOR_LAST);
@@ -53,9 +54,14 @@ pub(crate) fn greet(settings: &Settings) -> Result<Greeted, Error> {
     }
 }
 
-fn greet_once(path: &Path, name: &str, own_fds: u32, until: Instant) -> Result<Greeted, Error> {
+fn greet_once(
+    path: &Path,
+    name: &str,
+    (own_fds, key): (u32, u32),
+    until: Instant,
+) -> Result<Greeted, Error> {
     let mut greeting = loop {
-        match Greeting::begin(path, name, own_fds)? {
+        match Greeting::begin(path, name, own_fds, key)? {
             Some(greeting) => break greeting,
             None if Instant::now() < until => std::thread::sleep(BACKLOG_PAUSE),
             None => return Err(Error::os(ErrorCode::NotConnected, &what(path), Errno::EAGAIN)),
@@ -81,13 +87,24 @@ pub(crate) struct Greeting {
 
 impl Greeting {
     /// Connects and says hello. `None`: the listener's backlog is full.
-    pub fn begin(path: &Path, name: &str, own_fds: u32) -> Result<Option<Greeting>, Error> {
+    pub fn begin(
+        path: &Path,
+        name: &str,
+        own_fds: u32,
+        key: u32,
+    ) -> Result<Option<Greeting>, Error> {
         let Some(socket) = open(path)? else { return Ok(None) };
-        Greeting::over(socket, path, name, own_fds).map(Some)
+        Greeting::over(socket, path, name, own_fds, key).map(Some)
     }
 
     /// Says hello over a connected socket.
-    fn over(socket: OwnedFd, path: &Path, name: &str, own_fds: u32) -> Result<Greeting, Error> {
+    fn over(
+        socket: OwnedFd,
+        path: &Path,
+        name: &str,
+        own_fds: u32,
+        key: u32,
+    ) -> Result<Greeting, Error> {
         let hello = Hello {
             magic: HELLO_MAGIC,
             version_min: u16::from(PROTOCOL_VERSION).into(),
@@ -97,7 +114,7 @@ impl Greeting {
             pid: std::process::id().into(),
             name: padded(name),
             deadline_ms: u32::try_from(HELLO_DEADLINE.as_millis()).unwrap_or(u32::MAX).into(),
-            reserved: 0.into(),
+            key: key.into(),
         };
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);
@@ -267,7 +284,7 @@ mod tests {
     use super::*;
 
     fn greet_at(path: &Path) -> Result<Greeted, Error> {
-        greet_once(path, "t", 1, Instant::now() + CONNECT_TIMEOUT)
+        greet_once(path, "t", (1, 1), Instant::now() + CONNECT_TIMEOUT)
     }
 
     #[test]
@@ -276,7 +293,7 @@ mod tests {
         let status = ErrorCode::NotPermitted.into();
         fdbroker_scm::send(theirs.as_fd(), Writer::new().failed(0, status), &[]).unwrap();
         drop(theirs);
-        let mut greeting = Greeting::over(ours, Path::new("/run/x"), "late", 0).unwrap();
+        let mut greeting = Greeting::over(ours, Path::new("/run/x"), "late", 0, 1).unwrap();
         let Some(Err(error)) = greeting.look() else { panic!("it is welcome") };
         assert_eq!(error.code, ErrorCode::NotPermitted);
         let text = error.to_string();

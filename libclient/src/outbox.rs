@@ -21,6 +21,8 @@ pub(crate) enum OneWay {
     Cancel(u64),
     /// A buffer was freed.
     Unregister(Unregister),
+    /// All that is alive has been named to a broker after a crash.
+    Complete,
 }
 
 /// The queue and the writer of one connection's request socket, under its send lock.
@@ -32,6 +34,7 @@ pub(crate) struct Outbox {
     cancels: VecDeque<u64>,
     unregisters: VecDeque<Unregister>,
     unregisters_posted: u64,
+    complete: bool,
 }
 
 /// Hands out the id of an unregister request about to be sent, or `None` while enough are under way;
@@ -52,6 +55,7 @@ impl Outbox {
             OneWay::Mapped(lease) => self.mapped.push_back(lease),
             OneWay::Released(lease) => self.released.push_back(lease),
             OneWay::Cancel(id) => self.cancels.push_back(id),
+            OneWay::Complete => self.complete = true,
             OneWay::Unregister(item) => {
                 self.unregisters.push_back(item);
                 self.unregisters_posted += 1;
@@ -61,7 +65,12 @@ impl Outbox {
     }
 
     fn len(&self) -> usize {
-        self.mapped.len() + self.released.len() + self.cancels.len() + self.unregisters.len()
+        let complete = usize::from(self.complete);
+        complete
+            + self.mapped.len()
+            + self.released.len()
+            + self.cancels.len()
+            + self.unregisters.len()
     }
 
     /// Unregisters ever posted, and of these sent. They go in their order.
@@ -71,7 +80,8 @@ impl Outbox {
 
     /// Whether something waits for room on the socket (and not for a reply).
     pub fn wants_room(&self) -> bool {
-        !(self.mapped.is_empty() && self.released.is_empty() && self.cancels.is_empty())
+        self.complete
+            || !(self.mapped.is_empty() && self.released.is_empty() && self.cancels.is_empty())
     }
 
     /// Whether nothing is queued.
@@ -85,6 +95,11 @@ impl Outbox {
         socket: BorrowedFd<'_>,
         unregistering: &mut dyn Unregistering,
     ) -> Result<(), SendError> {
+        if self.complete {
+            self.writer.start(Kind::Complete, 0);
+            fdbroker_scm::send(socket, self.writer.finish(0, 0), &[])?;
+            self.complete = false;
+        }
         send_leases(socket, &mut self.writer, Kind::Mapped, &mut self.mapped)?;
         send_leases(socket, &mut self.writer, Kind::Release, &mut self.released)?;
         while let Some(id) = self.cancels.front() {

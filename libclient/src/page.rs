@@ -6,7 +6,8 @@ use crate::error::Error;
 use crate::limits::PAGE_RESERVED_SLOTS;
 use crate::sync::lock;
 use fdbroker_protocol::page::{
-    LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, is_alive, page_bytes,
+    LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, UNCONFIRMED, generation_offset,
+    is_alive, page_bytes,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -37,7 +38,8 @@ pub(crate) enum Verdict {
     Current,
     /// It has ended, said a broker that lives.
     Ended,
-    /// No broker lives that could say; after a restart in order the same page goes on.
+    /// No broker lives that could say, or its owner has not told the broker yet; after a restart in order the same page
+    /// goes on.
     Unknown,
 }
 
@@ -104,7 +106,7 @@ impl PageRegion {
 
     /// Whether the broker lives and `id` is the live allocation of its slot: two loads.
     pub fn is_current(&self, id: AllocationId) -> bool {
-        if id.slot >= PAGE_RESERVED_SLOTS || id.generation == 0 {
+        if id.slot >= PAGE_RESERVED_SLOTS || matches!(id.generation, 0 | UNCONFIRMED) {
             return false;
         }
         is_alive(self.load(LIVENESS_OFFSET))
@@ -119,10 +121,12 @@ impl PageRegion {
         // In this order: a broker that comes back between the first look and this one counts as unknown, or current.
         let was_alive = is_alive(self.load(LIVENESS_OFFSET));
         let is_current = self.is_current(id);
+        let is_unconfirmed =
+            id.slot < PAGE_RESERVED_SLOTS && self.load(generation_offset(id.slot)) == UNCONFIRMED;
         match was_alive && is_alive(self.load(LIVENESS_OFFSET)) {
             true if is_current => Verdict::Current,
-            true => Verdict::Ended,
-            false => Verdict::Unknown,
+            true if !is_unconfirmed => Verdict::Ended,
+            _ => Verdict::Unknown,
         }
     }
 

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Resume {
     asked: Option<Asked>,
+    /// The broker has still to hear that all that is alive is named.
+    is_incomplete: bool,
     begun: Instant,
     pub sums: Sums,
 }
@@ -53,8 +55,15 @@ pub(crate) struct Outcome {
 }
 
 impl Resume {
+    /// At a first connection: what is named there was registered over no other.
     pub fn new() -> Self {
-        Resume { asked: None, begun: Instant::now(), sums: Sums::default() }
+        let sums = Sums::default();
+        Resume { asked: None, is_incomplete: false, begun: Instant::now(), sums }
+    }
+
+    /// At the connection after one that was lost.
+    pub fn after_loss() -> Self {
+        Resume { is_incomplete: true, ..Resume::new() }
     }
 
     /// Whether a message is under way.
@@ -73,9 +82,8 @@ impl Resume {
         let holdings = &connection.common.holdings;
         let mut all: Option<Outcome> = None;
         while connection.is_usable() {
-            let Some(asked) = self.asked.take().or_else(|| next(connection, holdings)) else {
-                break;
-            };
+            let asked = self.asked.take().or_else(|| self.next(connection, holdings));
+            let Some(asked) = asked else { break };
             match self.ask(asked, connection) {
                 Some(outcome) => {
                     let all = all.get_or_insert_default();
@@ -86,6 +94,24 @@ impl Resume {
             }
         }
         all
+    }
+
+    /// What to say next: the registrations, that these are all, and the leases.
+    fn next(&mut self, connection: &Connection, holdings: &Holdings) -> Option<Asked> {
+        let most = connection.facts.max_batch;
+        let naming = holdings.take_unnamed(most);
+        let what = if !naming.items.is_empty() {
+            What::Naming(naming)
+        } else {
+            // After an AGAIN some may still wait.
+            if self.is_incomplete && !holdings.has_waiting() {
+                self.is_incomplete = false;
+                connection.post(OneWay::Complete);
+            }
+            What::Declaring(holdings.take_undeclared(most))
+        };
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        (what.len() > 0).then_some(Asked { what, id: None, until })
     }
 
     /// Sends it, unless that is done, and looks for its answer; keeps it while there is none.
@@ -151,18 +177,6 @@ impl Resume {
             }
         }
     }
-}
-
-fn next(connection: &Connection, holdings: &Holdings) -> Option<Asked> {
-    let most = connection.facts.max_batch;
-    let naming = holdings.take_unnamed(most);
-    let what = if !naming.items.is_empty() {
-        What::Naming(naming)
-    } else {
-        What::Declaring(holdings.take_undeclared(most))
-    };
-    let until = Instant::now() + ANSWER_TIMEOUT;
-    (what.len() > 0).then_some(Asked { what, id: None, until })
 }
 
 fn unregister(id: AllocationId) -> OneWay {

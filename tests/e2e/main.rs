@@ -15,6 +15,7 @@ mod exports;
 mod fairness;
 mod fd_store;
 mod flow;
+mod grace;
 mod handles;
 mod isolation;
 mod keep;

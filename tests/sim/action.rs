@@ -2,7 +2,7 @@
 //! than the core's API says.
 
 use crate::jobs;
-use fdbroker_core::{CapsOfScopes, ClientId, JobKey, Now, Peer};
+use fdbroker_core::{CapsOfScopes, ClientId, JobKey, Now, OwnerKey, Peer};
 use fdbroker_core::{
     Declared, Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
     RequestId, Supply, Ticket, Wanted,
@@ -18,6 +18,10 @@ pub enum Action {
         domain: DomainKey,
         job: Option<JobKey>,
         pid: u32,
+    },
+    Identify {
+        client: u32,
+        key: OwnerKey,
     },
     Hello {
         client: u32,
@@ -88,6 +92,9 @@ pub enum Action {
         request: u64,
         items: Vec<Declared>,
     },
+    Complete {
+        client: u32,
+    },
     SetCaps {
         caps: Box<CapsOfScopes>,
     },
@@ -120,6 +127,8 @@ impl Action {
                 let (client, request) = (ClientId(client), RequestId(request));
                 Input::Hello { client, request, own_fds, deadline: Now(deadline) }
             }
+            Action::Identify { client, key } => Input::Identify { client: ClientId(client), key },
+            Action::Complete { client } => Input::Complete { client: ClientId(client) },
             Action::Gone { client } => Input::Gone { client: ClientId(client) },
             Action::Register { client, request, ref deposits, credits_wanted, deadline } => {
                 Input::Register {

@@ -29,7 +29,9 @@ impl Model {
                 self.declared(step, (*client, request.0), items)
             }
             Effect::Publish { slot, generation: 0 } => self.unpublish(step, *slot),
-            Effect::Publish { slot, generation } => self.publish(step, *slot, *generation),
+            Effect::Publish { slot, generation } => {
+                self.publish_or_confirm(step, AllocationId { slot: *slot, generation: *generation })
+            }
             Effect::Welcome { client, request, deposit_credits } => {
                 self.welcomed(step, *client, request.0, *deposit_credits)
             }
@@ -107,6 +109,21 @@ impl Model {
         self.new_ticket(ticket, closing)
     }
 
+    /// An allocation of before a crash is shown again once its owner has named it; else it must be a new one.
+    fn publish_or_confirm(&mut self, step: &mut Step, id: AllocationId) -> Check {
+        let AllocationId { slot, generation } = id;
+        let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
+        if state.published != generation {
+            return self.publish(step, slot, generation);
+        }
+        state.unconfirmed = false;
+        let known = self.live(id).ok_or_else(|| format!("{id} is confirmed, and has ended"))?;
+        let named = self.owner_here(known) && !known.awaited && !step.returns.is_empty();
+        self.proofs.count(Promise::Lives, 1);
+        ensure!(named, "{id} is confirmed, and its owner has not named it");
+        Ok(())
+    }
+
     fn publish(&mut self, step: &mut Step, slot: u32, generation: u32) -> Check {
         let first = self.config.first_generation;
         self.proofs.count(Promise::Handles, 1);
@@ -128,10 +145,11 @@ impl Model {
         let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
         ensure!(state.published != 0, "slot {slot} is unpublished twice");
         let id = AllocationId { slot, generation: state.published };
-        state.published = 0;
+        (state.published, state.unconfirmed) = (0, false);
         ensure!(!step.events_seen, "{id} is taken off the page after its holders could be told");
         step.unpublished.insert(id);
         let due = step.due_end.get(&id).copied().or_else(|| self.timed_out(id));
+        let due = due.or_else(|| self.too_late(id));
         if let Some(code) = due {
             self.end_now(step, id, code);
         }
@@ -321,6 +339,7 @@ impl Model {
             domain: state.domain,
             gid: groups_of(state.pid).0,
             job: state.job,
+            key: state.key,
             deposit: *deposit,
             count: 1,
             ended: None,
@@ -329,6 +348,7 @@ impl Model {
             refused: None,
             drain: Drain::No,
             reserved: false,
+            awaited: false,
             orphaned_at: None,
         };
         let known = self.allocations.insert(id, allocation);
@@ -581,8 +601,8 @@ impl Model {
         );
         match code {
             ErrorCode::NotPermitted | ErrorCode::Again => Ok(()),
-            // The grace is over: the allocation can no longer be named again, and is about to end.
-            ErrorCode::OwnerGone if allocation.reserved && self.grace_ending => Ok(()),
+            // The allocation can no longer be named again, and is about to end.
+            code if self.too_late(id) == Some(code) => Ok(()),
             ErrorCode::NoQuota => {
                 let resource = Resource::from_number(item.status.resource);
                 let place = matches!(
@@ -623,19 +643,7 @@ impl Model {
         let cause = self.ended.get(&id);
         self.proofs.count(Promise::Handles, 1);
         let right = match code {
-            // The broker cannot know this of an allocation from before its own start.
-            ErrorCode::Stale => {
-                id.generation >= self.config.first_generation
-                    || self.allocations.contains_key(&id)
-                    || cause.is_some()
-            }
-            // After the owner's death the answer says what is true now.
-            ErrorCode::OwnerGone => {
-                let owner_here = self.allocations.get(&id).is_some_and(|a| self.owner_here(a));
-                // The same goes for allocations from before the broker's start.
-                let former = id.generation < self.config.first_generation;
-                former || cause.is_some() && !owner_here
-            }
+            ErrorCode::Stale | ErrorCode::OwnerGone => code == self.reason(id),
             ErrorCode::BadHandle => cause.is_none(),
             // A client of another domain may be told that it has no permission.
             ErrorCode::NotPermitted => cause.is_some(),

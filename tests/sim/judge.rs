@@ -5,7 +5,7 @@ use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
 use crate::returns::Return;
 use crate::tally::Promise;
-use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, Supply, limits};
+use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply, limits};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::collections::{BTreeMap, BTreeSet};
@@ -153,6 +153,8 @@ impl Model {
             Action::Connect { client, domain, job, pid } => {
                 self.begin_connect(&mut step, *client, (*domain, *job), *pid)?;
             }
+            Action::Identify { client, key } => self.client_mut(*client)?.key = *key,
+            Action::Complete { client } => self.begin_complete(*client)?,
             Action::Hello { client, request, own_fds, deadline } => {
                 let state = self.client(*client)?;
                 let again = state.phase != Phase::Connected || !state.requests.is_empty();
@@ -257,6 +259,7 @@ impl Model {
             domain,
             job,
             pid,
+            key: OwnerKey::default(),
             phase: Phase::Connected,
             own: 0,
             credits: 0,

@@ -4,13 +4,15 @@
 use crate::action::Action;
 use crate::checks;
 use crate::judge::{Step, ensure, overlaps};
-use crate::model::{Allocation, Check};
+use crate::model::{Allocation, Check, Phase};
 use crate::reclaims::Reclaims;
 use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use crate::world::World;
-use fdbroker_core::{Core, Declared, Deposit, Former, Kept, Now, Redeposit};
+use fdbroker_core::{
+    Core, Declared, Deposit, Former, FormerLife, FormerSlot, Kept, Now, Redeposit,
+};
 use fdbroker_protocol::{AllocationId, ErrorCode};
 
 impl World {
@@ -47,7 +49,7 @@ impl World {
     pub fn crash(&mut self) -> Check {
         let highest = self.model.slots.iter().map(|slot| slot.highest).max().unwrap_or(0);
         let first = highest.max(self.model.config.first_generation).saturating_add(1);
-        if first > u32::MAX - 4 {
+        if first > u32::MAX - 5 {
             // No generation is left for a new broker.
             return Ok(());
         }
@@ -59,21 +61,24 @@ impl World {
         }
         self.remember();
         let kept: Vec<Kept> = self.stored.values().copied().collect();
-        let published = (0..).zip(&self.model.slots).filter(|(_, slot)| slot.published != 0);
-        let live: Vec<AllocationId> = published
-            .map(|(slot, state)| AllocationId { slot, generation: state.published })
-            .collect();
+        let slots = self.former_slots()?;
         self.setup.config.first_generation = first;
-        let former = Former { live: &live, kept: &kept };
+        let former = Former { slots: &slots, kept: &kept };
         let core = Core::after_crash(self.setup.config.clone(), former, Now(self.now));
         self.core = core.map_err(|error| error.to_string())?;
+        for FormerSlot { id, .. } in slots.iter() {
+            let life = self.core.end_of(*id).map(FormerLife::Ended);
+            self.records.entry(id.slot).and_modify(|it| it.life = life.unwrap_or(it.life));
+        }
+        let alive = self.core.allocations(0).map(|view| view.id);
+        let (live, used) = (alive.collect::<Vec<_>>(), self.core.allocation_slots());
         self.closing.clear();
         self.agents.clear();
         self.turns = Turns::default();
-        self.slot_watch = SlotWatch::after_crash(&live);
+        self.slot_watch = SlotWatch::after_crash(&live, used);
         self.reclaims = Reclaims::default();
         self.model.now = self.now;
-        self.model.crash(&kept, first);
+        self.model.crash(&slots, &kept, first);
         // Kept allocations may be above caps that were lowered in the meantime.
         self.model.note_what_is_above();
         self.core.check_invariants();
@@ -82,10 +87,51 @@ impl World {
         checks::sums(&self.model, &self.core, &self.ledger)
     }
 
+    /// The daemon's private record of a slot, written before the page.
+    pub fn remember_slot(&mut self, slot: u32, generation: u32) {
+        let known = self.records.get(&slot).map(|record| record.id);
+        let live = self.core.record(slot).filter(|(id, _)| id.generation == generation);
+        let record = match (live, known) {
+            (Some((id, record)), _) => {
+                FormerSlot { id, life: FormerLife::Live { record, owner_lives: true } }
+            }
+            // It has ended in the same step.
+            (None, _) if generation != 0 => {
+                let id = AllocationId { slot, generation };
+                FormerSlot { id, life: FormerLife::Ended(ErrorCode::Stale) }
+            }
+            (None, None) => return,
+            (None, Some(id)) => {
+                let code = self.core.end_of(id).unwrap_or(ErrorCode::Stale);
+                FormerSlot { id, life: FormerLife::Ended(code) }
+            }
+        };
+        self.records.insert(slot, record);
+    }
+
+    /// What the next broker finds: some owners have died meanwhile.
+    fn former_slots(&mut self) -> Check<Vec<FormerSlot>> {
+        let mut here: Vec<_> = std::mem::take(&mut self.returning);
+        self.stats.faults(Fault::CrashInGrace, usize::from(self.core.reserved() > 0));
+        let clients = self.model.clients.values().filter(|state| state.phase != Phase::Gone);
+        here.extend(clients.map(|state| (state.domain, state.pid, state.key)));
+        let (alive, dead): (Vec<_>, Vec<_>) = here.into_iter().partition(|_| !self.rng.chance(150));
+        self.stats.faults(Fault::OwnerDied, dead.len());
+        let mut slots: Vec<FormerSlot> = self.records.values().copied().collect();
+        for slot in &mut slots {
+            self.model.is_record_right(slot)?;
+            if let FormerLife::Live { record, owner_lives } = &mut slot.life {
+                *owner_lives = alive.iter().any(|(_, _, key)| *key == record.owner);
+            }
+        }
+        self.returning = alive;
+        Ok(slots)
+    }
+
     /// What the clients of the killed broker had.
     fn remember(&mut self) {
-        self.former.clear();
         let model = &self.model;
+        self.former.retain(|(id, ..)| model.live(*id).is_some_and(|known| known.reserved));
         for (id, known) in &model.allocations {
             if known.ended.is_none() && !known.reserved {
                 let (id, domain, deposit) = (*id, known.domain, known.deposit);
@@ -102,6 +148,14 @@ impl World {
     /// A client names something from before the crash again, mostly its own; or it adopts a kept allocation.
     pub fn choose_return(&mut self, client: u32) -> Option<Action> {
         let domain = self.model.clients.get(&client)?.domain;
+        if self.rng.chance(60) {
+            let state = self.model.client(client).ok()?;
+            let key = state.key;
+            let mut all = self.model.allocations.values();
+            let freed = all.any(|known| known.awaited && known.key == key);
+            self.stats.faults(Fault::Freed, usize::from(freed));
+            return Some(Action::Complete { client });
+        }
         let (mut items, mut declared) = (Vec::new(), Vec::new());
         for _ in 0..self.rng.between(1, 6) {
             let Some(at) = self.rng.index(self.former.len()) else { break };

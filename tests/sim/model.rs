@@ -4,7 +4,8 @@
 use crate::action::groups_of;
 use crate::tally::Proofs;
 use fdbroker_core::{
-    Caps, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, Wanted, limits,
+    Caps, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, OwnerKey, Wanted,
+    limits,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
@@ -53,6 +54,8 @@ pub struct Client {
     pub domain: DomainKey,
     pub job: Option<JobKey>,
     pub pid: u32,
+    /// What it is known by over connections and brokers.
+    pub key: OwnerKey,
     pub phase: Phase,
     pub own: u64,
     pub credits: u64,
@@ -107,6 +110,8 @@ pub struct Allocation {
     pub gid: u32,
     /// Its owner's job, also after the owner is gone.
     pub job: Option<JobKey>,
+    /// What its owner is known by.
+    pub key: OwnerKey,
     pub deposit: Deposit,
     /// How often it was registered.
     pub count: u64,
@@ -120,6 +125,8 @@ pub struct Allocation {
     pub drain: Drain,
     /// From before a crash, and not named again yet.
     pub reserved: bool,
+    /// The same, or its fd is in the store and its owner has not named it again.
+    pub awaited: bool,
     /// Kept, and its owner gone: the earliest time at which that began and, once it is known, the latest.
     pub orphaned_at: Option<(u64, Option<u64>)>,
 }
@@ -137,6 +144,8 @@ pub struct Lease {
 pub struct Slot {
     /// What the page says.
     pub published: u32,
+    /// It says so only once the owner has named the allocation again.
+    pub unconfirmed: bool,
     /// Highest generation it ever said.
     pub highest: u32,
     /// The broker has an fd there.
@@ -320,6 +329,8 @@ pub struct Model {
     pub grace_until: Option<u64>,
     /// That time is over, and the core knows it.
     pub grace_ending: bool,
+    /// Former owners that have named all that is alive: domain, group and key.
+    pub complete: BTreeSet<(DomainKey, u32, OwnerKey)>,
     /// Clients that have missed a recall, as the core's view says.
     pub silent: BTreeSet<u32>,
     /// Uses that were above a cap when it was lowered, and how much of each is left.
@@ -361,6 +372,7 @@ impl Model {
             kept_slots: BTreeSet::new(),
             grace_until: None,
             grace_ending: false,
+            complete: BTreeSet::new(),
             silent: BTreeSet::new(),
             above: BTreeMap::new(),
             orders: 0,
@@ -394,9 +406,6 @@ impl Model {
     /// Whether the client may acquire it.
     pub fn permitted(&self, client: u32, allocation: &Allocation) -> bool {
         let Some(asking) = self.clients.get(&client) else { return false };
-        if allocation.domain == DomainKey::NOBODYS {
-            return true;
-        }
         match allocation.deposit.share {
             Share::Any => true,
             Share::Uid => asking.domain == allocation.domain,
@@ -544,9 +553,6 @@ impl Model {
     }
 
     fn charge_allocation(&self, ledger: &mut Ledger, id: AllocationId, allocation: &Allocation) {
-        if allocation.domain == DomainKey::NOBODYS {
-            return;
-        }
         let owner = self.owner_here(allocation).then_some(allocation.owner);
         let live = allocation.ended.is_none();
         let held = live && self.is_held(id);

@@ -5,6 +5,7 @@ use crate::action::show_status;
 use crate::judge::{Quota, Step, ensure, slot_range};
 use crate::model::{Check, Holder, Ledger, Model};
 use crate::tally::Promise;
+use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Model {
@@ -41,8 +42,9 @@ impl Model {
         }
         if resource == Resource::Allocations && value == u64::from(self.config.max_slots) {
             let in_use = |slot: u32| self.allocations.range(slot_range(slot)).next().is_some();
-            let free = (0..self.config.max_slots)
-                .filter(|slot| self.slots[*slot as usize].highest < u32::MAX && !in_use(*slot));
+            let free = (0..self.config.max_slots).filter(|slot| {
+                self.slots[*slot as usize].highest < LAST_GENERATION && !in_use(*slot)
+            });
             let cap = self.config.node.allocations;
             ensure!(free.count() == 0 || cap == value, "{shown}, and there are free slots");
             return Ok(());

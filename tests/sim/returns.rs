@@ -6,7 +6,8 @@ use crate::judge::{Quota, Step, ensure, overlaps};
 use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase};
 use crate::tally::Promise;
 use fdbroker_core::{
-    ClientId, Declared, Deposit, DomainKey, Granted, Kept, Lane, Redeposit, Registered,
+    ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Kept, Lane, Record,
+    Redeposit, Registered,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
 use std::collections::BTreeSet;
@@ -60,7 +61,8 @@ impl Model {
     /// Why an allocation may end by time alone: its grace or its time to live is over.
     pub fn timed_out(&self, id: AllocationId) -> Option<ErrorCode> {
         let allocation = self.live(id)?;
-        let grace_over = allocation.reserved && self.grace_until.is_some_and(|at| at <= self.now);
+        let is_over = self.grace_until.is_some_and(|at| at <= self.now);
+        let grace_over = allocation.reserved && is_over && !self.is_complete(allocation);
         let ttl = self.config.keep_ttl_us;
         let ttl_over = self.is_orphan(allocation)
             && allocation.orphaned_at.is_some_and(|at| at.0 + ttl <= self.now);
@@ -70,6 +72,10 @@ impl Model {
     /// After all polls that were due: no allocation outlives its grace or its time to live.
     pub fn nothing_outstays(&mut self) -> Check {
         let (now, ttl, grace) = (self.now, self.config.keep_ttl_us, self.grace_until);
+        let of_complete = |known: &&Allocation| known.awaited && self.is_complete(known);
+        let left =
+            self.allocations.values().filter(|known| known.ended.is_none()).find(of_complete);
+        ensure!(left.is_none(), "its owner has not named it, and it does not end: {left:?}");
         let orders = &self.client_orders;
         let clients = &self.clients;
         for (id, allocation) in &mut self.allocations {
@@ -97,8 +103,57 @@ impl Model {
 
     // --- crash ----------------------------------------------------------------------------------
 
-    /// The broker was killed: the page and the fds in the store are left.
-    pub fn crash(&mut self, kept: &[Kept], first_generation: u32) {
+    /// Whether the former owner of an allocation has named all that is alive.
+    pub fn is_complete(&self, allocation: &Allocation) -> bool {
+        self.complete.contains(&(allocation.domain, allocation.gid, allocation.key))
+    }
+
+    /// Why the owner of a live allocation can no longer name it.
+    pub fn too_late(&self, id: AllocationId) -> Option<ErrorCode> {
+        let known = self.live(id).filter(|known| known.awaited)?;
+        match () {
+            () if self.is_complete(known) => Some(ErrorCode::Stale),
+            () if known.reserved && self.grace_ending => Some(ErrorCode::OwnerGone),
+            () => None,
+        }
+    }
+
+    /// A client says that it has named all that is alive.
+    pub fn begin_complete(&mut self, client: u32) -> Check {
+        let state = self.client(client)?;
+        let owner = (state.domain, groups_of(state.pid).0, state.key);
+        if state.phase != Phase::Gone && !self.grace_ending {
+            self.complete.insert(owner);
+        }
+        Ok(())
+    }
+
+    /// Whether the private record of a slot says what is true of its last allocation.
+    pub fn is_record_right(&self, record: &FormerSlot) -> Check {
+        let id = record.id;
+        self.proofs.count(Promise::Lives, 1);
+        match (self.allocations.get(&id).filter(|known| known.ended.is_none()), record.life) {
+            (Some(known), FormerLife::Live { record, .. }) => {
+                let Deposit { share, recallable, .. } = known.deposit;
+                let owner =
+                    if self.owner_here(known) || known.awaited { known.key } else { record.owner };
+                let right =
+                    Record { domain: known.domain, gid: known.gid, share, recallable, owner };
+                ensure!(record == right, "{id} is remembered as {record:?}, it is {right:?}");
+            }
+            (None, FormerLife::Ended(code)) => {
+                let right = self.reason(id);
+                ensure!(code == right, "{id} is remembered to have ended with {code:?}: {right:?}");
+            }
+            // Its owner is being torn down.
+            (None, FormerLife::Live { .. }) if self.to_unpublish.contains(&id) => {}
+            (known, life) => return Err(format!("{id} is remembered as {life:?}: {known:?}")),
+        }
+        Ok(())
+    }
+
+    /// The broker was killed: the private records and the fds in the store are left.
+    pub fn crash(&mut self, slots: &[FormerSlot], kept: &[Kept], first_generation: u32) {
         self.config.first_generation = first_generation;
         self.clients.clear();
         self.tickets.clear();
@@ -114,32 +169,30 @@ impl Model {
         self.kept_slots = kept.iter().map(|kept| kept.id.slot).collect();
         self.grace_until = Some(self.now + self.config.grace_us);
         self.grace_ending = false;
+        self.complete.clear();
         self.draining = Default::default();
-        for (slot, state) in (0..).zip(&mut self.slots) {
-            state.full = self.kept_slots.contains(&slot);
-            state.owner = Some(nobodys(DomainKey::NOBODYS));
-            if state.published == 0 {
-                continue;
+        for FormerSlot { id, life } in slots {
+            let is_kept = self.kept_slots.contains(&id.slot);
+            let state = &mut self.slots[id.slot as usize];
+            (state.full, state.published, state.unconfirmed) = (is_kept, 0, false);
+            let FormerLife::Live { record, owner_lives } = life else { continue };
+            state.owner = Some(nobodys(record.domain));
+            if is_kept || *owner_lives && record.recallable {
+                (state.published, state.unconfirmed) = (id.generation, !is_kept);
+                self.ended.remove(id);
+                self.allocations.insert(*id, reserved(record));
+            } else {
+                self.ended.insert(*id, ErrorCode::OwnerGone);
             }
-            let id = AllocationId { slot, generation: state.published };
-            self.ended.remove(&id);
-            self.allocations.insert(id, reserved());
         }
         for kept in kept {
             let (id, domain, gid, deposit) = (kept.id, kept.domain, kept.gid, kept.deposit);
             let orphaned_at = Some((self.now, Some(self.now)));
             let job = kept.job.map(|(job, _)| job);
-            let known = Allocation {
-                domain,
-                gid,
-                job,
-                deposit,
-                orphaned_at,
-                reserved: false,
-                ..reserved()
-            };
             self.slots[id.slot as usize].owner = Some(nobodys(domain));
-            self.allocations.insert(id, known);
+            let known = self.allocations.get_mut(&id).expect("the world remembers it as live");
+            (known.gid, known.job, known.deposit) = (gid, job, deposit);
+            (known.orphaned_at, known.reserved) = (orphaned_at, false);
         }
     }
 
@@ -160,7 +213,7 @@ impl Model {
             Err(code) => return only(&[code]),
         };
         let tearing = self.clients.values().any(|client| client.phase == Phase::Gone);
-        let absent = self.absent(id);
+        let absent = self.reason(id);
         if let Some(code) = step.due_end.get(&id) {
             return only(&[*code, absent]);
         }
@@ -172,15 +225,23 @@ impl Model {
             let gone = [code, ErrorCode::OwnerGone, ErrorCode::Again];
             return only(if tearing { &gone } else { &gone[..2] });
         }
+        if let Some(code) = self.too_late(id) {
+            return only(&[code]);
+        }
         let deposit = &item.deposit;
         let overlapping = self.overlaps_own(client, deposit);
+        let asking = &self.clients[&client];
+        let is_group_same =
+            known.deposit.share != Share::Gid || groups_of(asking.pid).0 == known.gid;
+        let may_own = asking.domain == known.domain && is_group_same;
         if known.reserved {
+            let share = known.deposit.share;
             return match () {
-                () if self.grace_ending => only(&[ErrorCode::OwnerGone]),
+                () if !may_own => only(&[ErrorCode::NotPermitted]),
                 () if !is_sound(deposit) => only(&[ErrorCode::Protocol]),
                 () if !deposit.recallable => self.lost(step, id, ErrorCode::OwnerGone),
                 () if overlapping => self.lost(step, id, ErrorCode::Stale),
-                () => self.take(client, id, known, *deposit, Vec::new()),
+                () => self.take(client, id, known, Deposit { share, ..*deposit }, Vec::new()),
             };
         }
         if self.is_orphan(&known) {
@@ -188,12 +249,7 @@ impl Model {
                 && self.clients.contains_key(&known.owner);
             let again = if dying { vec![ErrorCode::Again] } else { Vec::new() };
             let refused = match () {
-                () if self.clients[&client].domain != known.domain => ErrorCode::NotPermitted,
-                () if known.deposit.share == Share::Gid
-                    && groups_of(self.clients[&client].pid).0 != known.gid =>
-                {
-                    ErrorCode::NotPermitted
-                }
+                () if !may_own => ErrorCode::NotPermitted,
                 () if !is_sound(deposit) || deposit.size_bytes != known.deposit.size_bytes => {
                     ErrorCode::Protocol
                 }
@@ -240,15 +296,18 @@ impl Model {
         let state = self.clients.get_mut(&client).expect("it sends");
         state.owns.push(id);
         let (domain, gid, job) = (state.domain, groups_of(state.pid).0, state.job);
+        let key = state.key;
         let allocation = Allocation {
             owner: client,
             owner_order,
             domain,
             gid,
             job,
+            key,
             deposit,
             count: 1,
             reserved: false,
+            awaited: false,
             orphaned_at: None,
             ..former.clone()
         };
@@ -278,7 +337,8 @@ impl Model {
                     format!("{} comes back, it should say {:?}", item.id, expected.codes)
                 })?;
                 ensure!(id == item.id, "{id} comes back as {}", item.id);
-                self.drop_not_permitted(id);
+                let shown = !self.slots[id.slot as usize].unconfirmed;
+                ensure!(shown, "{id} comes back, and the page does not show it");
                 continue;
             };
             let quota = code == ErrorCode::NoQuota && expected.taken.is_some();
@@ -311,30 +371,16 @@ impl Model {
         self.allocations.insert(id, Allocation { leases, ..former });
     }
 
-    fn drop_not_permitted(&mut self, id: AllocationId) {
-        let Some(known) = self.allocations.get(&id) else { return };
-        let holders =
-            known.leases.iter().filter_map(|lease| Some((*lease, self.leases.get(lease)?)));
-        let bad: Vec<u64> = holders
-            .filter(|(_, lease)| !self.permitted(lease.client, known))
-            .map(|(number, _)| number)
-            .collect();
-        for lease in bad {
-            self.drop_lease(lease);
-        }
-    }
-
     fn overlaps_own(&self, client: u32, deposit: &Deposit) -> bool {
         let owns = self.clients.get(&client).map(|state| state.owns.as_slice()).unwrap_or_default();
         owns.iter().any(|id| self.live(*id).is_some_and(|own| overlaps(&own.deposit, deposit)))
     }
 
-    /// The error for an allocation that is not there.
-    pub fn absent(&self, id: AllocationId) -> ErrorCode {
-        match id.generation < self.config.first_generation {
-            true => ErrorCode::OwnerGone,
-            false => ErrorCode::Stale,
-        }
+    /// The error for an allocation that is not there: the slot's last one ended for a reason, those before are stale.
+    pub fn reason(&self, id: AllocationId) -> ErrorCode {
+        let last = self.slots.get(id.slot as usize).map(|state| state.highest);
+        let code = self.ended.get(&id).filter(|_| last == Some(id.generation));
+        code.copied().unwrap_or(ErrorCode::Stale)
     }
 
     // --- declare --------------------------------------------------------------------------------
@@ -404,13 +450,12 @@ impl Model {
         }
         let Some(known) = self.allocations.get(&id) else {
             // The owner may be in its teardown, which still knows the allocation.
-            return vec![ErrorCode::OwnerGone, ErrorCode::Stale, ErrorCode::NotPermitted];
+            return vec![self.reason(id), ErrorCode::NotPermitted];
         };
         match known.ended {
-            Some(code) => vec![code, ErrorCode::OwnerGone, ErrorCode::NotPermitted],
-            None if known.reserved && self.grace_ending => vec![ErrorCode::OwnerGone],
+            Some(code) => vec![code, ErrorCode::NotPermitted],
             None if !self.permitted(client, known) => vec![ErrorCode::NotPermitted],
-            None => Vec::new(),
+            None => self.too_late(id).into_iter().collect(),
         }
     }
 }
@@ -424,20 +469,21 @@ fn nobodys(domain: DomainKey) -> Closing {
     Closing { client: NOBODY, client_order: 0, domain, refused: false, uninvited: false }
 }
 
-/// An allocation from before a crash that no client has named again.
-fn reserved() -> Allocation {
+/// An allocation from before a crash that its owner has not named again.
+fn reserved(record: &Record) -> Allocation {
     Allocation {
         owner: NOBODY,
         owner_order: 0,
-        domain: DomainKey::NOBODYS,
-        gid: 0,
+        domain: record.domain,
+        gid: record.gid,
         job: None,
+        key: record.owner,
         deposit: Deposit {
             checked: Ok(()),
             lane: Lane::Accepted,
             kind: MemoryKind::Memfd,
-            share: Share::Any,
-            recallable: false,
+            share: record.share,
+            recallable: record.recallable,
             keep: false,
             device: 0,
             size_bytes: 0,
@@ -453,6 +499,7 @@ fn reserved() -> Allocation {
         refused: None,
         drain: Drain::No,
         reserved: true,
+        awaited: true,
         orphaned_at: None,
     }
 }

@@ -383,10 +383,10 @@ fn close_when_it_hangs_then_its_place_stays_taken(rig: &mut Rig) -> Check {
 fn slots_when_generations_are_used_up_then_retired(rig: &mut Rig) -> Check {
     rig.begin(|config| {
         config.max_slots = 2;
-        config.first_generation = u32::MAX - 2;
+        config.first_generation = u32::MAX - 3;
     });
     let owner = rig.client()?;
-    // Three generations (MAX-2, MAX-1, MAX) in each of two slots.
+    // Three generations (MAX-3, MAX-2, MAX-1) in each of two slots.
     for round in 0..6 {
         let id = rig.register_new(owner, 1)?[0];
         let request = rig.world.next_request(owner);

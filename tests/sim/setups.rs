@@ -204,7 +204,7 @@ fn slots(setup: &mut Setup, _: &mut Rng) {
 /// Each slot is retired after three allocations.
 fn retire(setup: &mut Setup, _: &mut Rng) {
     setup.config.max_slots = 64;
-    setup.config.first_generation = u32::MAX - 3;
+    setup.config.first_generation = u32::MAX - 4;
     setup.config.node.held_fds = 20;
     setup.rest_every = 500;
 }

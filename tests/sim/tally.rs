@@ -58,6 +58,9 @@ kinds! {
     Draining = "account above a lowered cap",
     Administered = "act of the administrator",
     Crash = "broker killed",
+    CrashInGrace = "broker killed while owners come back",
+    OwnerDied = "owner died while no broker was there",
+    Freed = "memory freed while no broker was there",
     ReclaimIgnored = "reclaim ignored",
 }
 

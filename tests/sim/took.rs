@@ -4,7 +4,7 @@ use crate::judge::ensure;
 use crate::model::{Check, Drain, Model, Phase};
 use crate::tally::Promise;
 use fdbroker_core::{DrainedEvent, Events, LeaseId, RecallEvent, RevokedEvent};
-use fdbroker_protocol::{ErrorCode, MAX_BATCH};
+use fdbroker_protocol::MAX_BATCH;
 
 impl Model {
     /// Judges events that the client took.
@@ -89,7 +89,6 @@ impl Model {
 
     fn took_revoked(&mut self, client: u32, event: &RevokedEvent) -> Check {
         let ended = self.ended.get(&event.id).copied();
-        let owner_here = self.allocations.get(&event.id).is_some_and(|a| self.owner_here(a));
         let lease = self
             .leases
             .get_mut(&event.lease.0)
@@ -97,9 +96,7 @@ impl Model {
             .ok_or_else(|| format!("revoked to client {client}: not its lease: {event:?}"))?;
         ensure!(lease.id == event.id, "revoked names {}, the lease is of {}", event.id, lease.id);
         ensure!(!lease.revoked, "lease {:#x} is revoked twice", event.lease.0);
-        let right = ended == Some(event.code)
-            || ended.is_some() && event.code == ErrorCode::OwnerGone && !owner_here;
-        ensure!(right, "{} ended with {ended:?}: {event:?}", event.id);
+        ensure!(ended == Some(event.code), "{} ended with {ended:?}: {event:?}", event.id);
         lease.revoked = true;
         Ok(())
     }

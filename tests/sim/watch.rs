@@ -7,6 +7,7 @@ use crate::tally::Promise;
 use crate::world::World;
 use fdbroker_core::{Core, limits::SLOTS_BEFORE_REUSE};
 use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::page::LAST_GENERATION;
 use std::collections::BTreeSet;
 
 /// Which slots are in use, and since when the others are free.
@@ -20,9 +21,10 @@ pub struct SlotWatch {
 }
 
 impl SlotWatch {
-    /// Begins anew after a crash that left `live`, in the order of slots: the slots between them are free from the beginning.
-    pub fn after_crash(live: &[AllocationId]) -> Self {
-        let slots = live.last().map_or(0, |id| id.slot as usize + 1);
+    /// Begins anew after a crash that left `live`, in the order of slots: all other slots that were ever used, the first
+    /// `used`, are free from the beginning.
+    pub fn after_crash(live: &[AllocationId], used: u32) -> Self {
+        let slots = used as usize;
         let mut watch =
             SlotWatch { free_since: vec![Some(0); slots], used_at: vec![0; slots], looks: 1 };
         for id in live {
@@ -77,7 +79,7 @@ impl SlotWatch {
 
     fn oldest(&self, model: &Model, counts: impl Fn(u32) -> bool) -> Option<u64> {
         let free = (0..).zip(&self.free_since).filter(|(slot, _)| {
-            let retired = model.slots[*slot as usize].highest == u32::MAX;
+            let retired = model.slots[*slot as usize].highest == LAST_GENERATION;
             !retired && counts(*slot)
         });
         free.filter_map(|(_, since)| *since).min()

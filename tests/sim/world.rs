@@ -16,9 +16,10 @@ use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
-    CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, JobKey,
-    Kept, Lane, Now, Ticket, work,
+    CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, FormerSlot, Granted,
+    JobKey, Kept, Lane, Now, OwnerKey, Ticket, work,
 };
+use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -77,6 +78,10 @@ pub struct World {
     pub former: Vec<(AllocationId, DomainKey, Remembered)>,
     /// What is in the service manager's store, by slot.
     pub stored: BTreeMap<u32, Kept>,
+    /// The daemon's private record of each slot that was ever used.
+    pub records: BTreeMap<u32, FormerSlot>,
+    /// Clients of before a crash that have not come back: domain, pid and key.
+    pub returning: Vec<(DomainKey, u32, OwnerKey)>,
     /// Closing fds by ticket, each with the token of its `Todo::Close`.
     pub closing: BTreeMap<u32, u64>,
     /// Number of the grant sent last.
@@ -114,6 +119,8 @@ impl World {
             replies: None,
             former: Vec::new(),
             stored: BTreeMap::new(),
+            records: BTreeMap::new(),
+            returning: Vec::new(),
             closing: BTreeMap::new(),
             last_seq: 0,
             effects: Effects::default(),
@@ -168,7 +175,7 @@ impl World {
             }
         }
         self.rest()?;
-        let retired = self.model.slots.iter().filter(|slot| slot.highest == u32::MAX);
+        let retired = self.model.slots.iter().filter(|slot| slot.highest == LAST_GENERATION);
         self.stats.retired = retired.count() as u64;
         Ok(())
     }
@@ -180,7 +187,7 @@ impl World {
 
     /// Whether every slot has used up its generations.
     fn is_used_up(&self) -> bool {
-        self.model.slots.iter().all(|slot| slot.highest == u32::MAX && slot.published == 0)
+        self.model.slots.iter().all(|slot| slot.highest == LAST_GENERATION && slot.published == 0)
     }
 
     /// Schedules something, `wait` us from now.
@@ -265,10 +272,11 @@ impl World {
         if self.model.clients.len() as u32 >= self.setup.clients && !self.rng.chance(20) {
             return Ok(());
         }
-        let domain = DomainKey {
-            listener: self.rng.below(u64::from(self.setup.listeners)) as u32,
-            uid: 1000 + self.rng.below(u64::from(self.setup.uids)) as u32,
+        let back = match self.rng.chance(600) {
+            true => self.rng.index(self.returning.len()).map(|at| self.returning.swap_remove(at)),
+            false => None,
         };
+        let domain = back.map_or_else(|| self.draw_domain(), |(domain, ..)| domain);
         let client = (0..).find(|c| !self.model.clients.contains_key(c)).unwrap_or(u32::MAX);
         let mut manners = Manners::draw(&mut self.rng, self.setup.rogues);
         manners.only = self.rng.chance(self.setup.specialists).then(|| self.rng.below(100));
@@ -276,7 +284,10 @@ impl World {
             0 => None,
             job => Some(JobKey(job)),
         };
-        self.connect(client, domain, job, manners)?;
+        match back {
+            Some((_, pid, key)) => self.connect_as(client, domain, job, manners, (pid, key))?,
+            None => self.connect(client, domain, job, manners)?,
+        }
         let order = self.agents.get(&client).map_or(0, |agent| agent.order);
         let wait = self.rng.between(1, 300);
         let first = if self.rng.chance(20) {
@@ -296,10 +307,34 @@ impl World {
         job: Option<JobKey>,
         manners: Manners,
     ) -> Check {
+        let pid = 10_000 + self.stats.steps as u32;
+        let key = OwnerKey { pid, started: 1, random: 1 + self.rng.below(2) };
+        self.connect_as(client, domain, job, manners, (pid, key))
+    }
+
+    fn draw_domain(&mut self) -> DomainKey {
+        DomainKey {
+            listener: self.rng.below(u64::from(self.setup.listeners)) as u32,
+            uid: 1000 + self.rng.below(u64::from(self.setup.uids)) as u32,
+        }
+    }
+
+    /// The same for a process, which may have been connected before.
+    fn connect_as(
+        &mut self,
+        client: u32,
+        domain: DomainKey,
+        job: Option<JobKey>,
+        manners: Manners,
+        (pid, key): (u32, OwnerKey),
+    ) -> Check {
         let order = self.model.client_orders.get(&client).copied().unwrap_or(0) + 1;
         self.agents.insert(client, Agent::new(order, manners));
-        let pid = 10_000 + self.stats.steps as u32;
-        self.feed(Action::Connect { client, domain, job, pid })
+        self.feed(Action::Connect { client, domain, job, pid })?;
+        if self.phase(client) != Some(Phase::Connected) {
+            return Ok(());
+        }
+        self.feed(Action::Identify { client, key })
     }
 
     fn hello(&mut self, client: u32) -> Check {
@@ -522,7 +557,7 @@ impl World {
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;
             self.reclaims.check(&self.model, &self.core, [&self.ledger, &after], &all)?;
-            let new: Vec<AllocationId> = published(&self.effects).collect();
+            let new: Vec<AllocationId> = step.published.iter().copied().collect();
             self.slot_watch.look(&self.model, &self.core, &new)?;
         }
         self.model.drain(&after);
@@ -603,7 +638,8 @@ impl World {
                 Effect::Forget { client } => {
                     self.agents.remove(&client.0);
                 }
-                Effect::StoreArrived { .. } | Effect::Publish { .. } | Effect::Statuses { .. } => {}
+                Effect::Publish { slot, generation } => self.remember_slot(*slot, *generation),
+                Effect::StoreArrived { .. } | Effect::Statuses { .. } => {}
                 Effect::Keep { slot } | Effect::KeptChanged { slot } => {
                     self.stored.extend(self.core.kept(*slot).map(|kept| (*slot, kept)));
                 }
@@ -685,14 +721,4 @@ fn refuses_for_quota(all: &Effects) -> bool {
             Effect::Failed { status, .. } => no_quota(status),
             _ => false,
         })
-}
-
-/// Allocations that the effects put on the page.
-fn published(all: &Effects) -> impl Iterator<Item = AllocationId> {
-    all.list.iter().filter_map(|effect| match *effect {
-        Effect::Publish { slot, generation } if generation != 0 => {
-            Some(AllocationId { slot, generation })
-        }
-        _ => None,
-    })
 }

@@ -120,19 +120,21 @@ impl Core {
             Err(code) => return Item::Final(code),
         };
         let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
-            return Item::Final(self.absent(id));
+            return Item::Final(self.end_of(id).unwrap_or(ErrorCode::Stale));
         };
-        if !self.may_have_this(client, id.slot, allocation) {
+        if !self.may_have(client, id.slot, allocation) {
             return Item::Final(ErrorCode::NotPermitted);
         }
         if let State::Ended(code) = allocation.state {
+            return Item::Final(code);
+        }
+        if let Some(code) = self.continuity.lost(id.slot) {
             return Item::Final(code);
         }
         if allocation.outlives_owner() {
             return Item::Ready(id.slot);
         }
         match (allocation.state, self.owner_error(allocation.owner)) {
-            (State::Reserved, _) if self.is_grace_over() => Item::Final(ErrorCode::OwnerGone),
             (State::Reserved, _) => Item::Reserved(id.slot),
             (_, Some(ErrorCode::OwnerGone)) => Item::Final(ErrorCode::OwnerGone),
             (State::Held | State::Resident, _) => Item::Ready(id.slot),

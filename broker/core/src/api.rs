@@ -156,12 +156,61 @@ pub struct Kept {
     pub deposit: Deposit,
 }
 
+/// What a client is known by over connections and brokers. All zero: it is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnerKey {
+    /// Its process; 0: in another PID namespace.
+    pub pid: u32,
+    /// When that was started, in clock ticks since boot, the low 32 bits; 0: not known.
+    pub started: u32,
+    /// Chosen by the client, so that a process can have several.
+    pub random: u64,
+}
+
+/// What is remembered of a live allocation outside the broker, for a broker after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its owner's.
+    pub domain: DomainKey,
+    /// Its owner's group.
+    pub gid: u32,
+    /// Who may have it.
+    pub share: Share,
+    /// Its owner can give its fd again.
+    pub recallable: bool,
+    /// Its owner; not known of a kept one whose owner is gone.
+    pub owner: OwnerKey,
+}
+
+/// What was remembered of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormerLife {
+    /// It was live.
+    Live {
+        /// As [`crate::Core::record`] said.
+        record: Record,
+        /// Its owner's process may be there still.
+        owner_lives: bool,
+    },
+    /// It had ended, for this reason.
+    Ended(ErrorCode),
+}
+
+/// A slot of a broker that was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormerSlot {
+    /// The last allocation that was there.
+    pub id: AllocationId,
+    /// What became of it.
+    pub life: FormerLife,
+}
+
 /// What a broker that was killed left behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Former<'a> {
-    /// Live on the generation page; each slot at most once, below `max_slots`, generation not 0.
-    pub live: &'a [AllocationId],
-    /// Of these, those whose fds are here. The daemon puts their fds into its table by [`Kept::id`]'s slot.
+    /// Every slot that was ever used, in the order of slots; below `max_slots`, generation not 0.
+    pub slots: &'a [FormerSlot],
+    /// The live ones whose fds are here. The daemon puts their fds into its table by [`Kept::id`]'s slot.
     pub kept: &'a [Kept],
 }
 
@@ -216,6 +265,10 @@ pub enum Input<'a> {
     Slow { domain: DomainKey, slow: bool },
     /// Allocations of before a crash, named again by their owner. Answered by [`Effect::Registered`].
     Redeposit { client: ClientId, request: RequestId, items: &'a [Redeposit] },
+    /// What the client is known by: before its hello, or never.
+    Identify { client: ClientId, key: OwnerKey },
+    /// The client has named all that is alive of what it had before a crash: what is left of it ends.
+    Complete { client: ClientId },
     /// Leases of before a crash. Answered by [`Effect::Declared`].
     Declare { client: ClientId, request: RequestId, items: &'a [Declared] },
     /// New caps. What is above a lowered one stays until it is given back; nothing is added to it.
@@ -284,7 +337,8 @@ pub enum Effect {
     CloseArrived { index: u16, ticket: Ticket, lane: Lane },
     /// The fd of `slot`, charged to `uid`, goes to the closer of accepted fds.
     CloseHeld { slot: u32, ticket: Ticket, uid: u32 },
-    /// Write the generation page: the live generation of `slot`, or 0.
+    /// Write the generation page: the live generation of `slot`, or 0. Before it, what [`crate::Core::record`] or
+    /// [`crate::Core::end_of`] says of the slot is to be remembered.
     Publish { slot: u32, generation: u32 },
     /// Answer hello: welcome, with credit for that many deposits.
     Welcome { client: ClientId, request: RequestId, deposit_credits: u32 },

@@ -6,7 +6,7 @@ use crate::job_name::JobName;
 use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::slots::NONE;
-use crate::state::{AllocationList, Client, Domain, Job, State};
+use crate::state::{AllocationList, Client, Domain, Job};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};
@@ -171,9 +171,6 @@ impl Core {
         self.allocations[slot].owner = NONE;
         if self.allocations[slot].leases.is_empty() {
             self.free_allocation(slot);
-        } else if let State::Ended(code) = &mut self.allocations[slot].state {
-            // Who asks from now on is told what is true now.
-            *code = ErrorCode::OwnerGone;
         }
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::api::Config;
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use fdbroker_protocol::MAX_BATCH;
+use fdbroker_protocol::page::LAST_GENERATION;
 
 /// A number that cannot work, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +55,8 @@ impl Config {
                 format!("max_slots = {} is above the 32-bit slots of a handle", self.max_slots),
             ),
             (
-                self.first_generation > 0,
-                "first_generation must be at least 1: 0 means `no allocation` on the generation page"
+                (1..=LAST_GENERATION).contains(&self.first_generation),
+                "first_generation must be at least 1 and below u32::MAX: 0 and u32::MAX mean other things on the page"
                     .to_owned(),
             ),
             (

@@ -74,13 +74,13 @@ impl Core {
                 self.release_charge(owner, Charge(Resource::HeldFds, 1));
                 self.release_charge(owner, Charge(Resource::HeldBytes, size));
             }
-            State::Reserved => self.reserved -= 1,
-            State::Evicted => {}
+            State::Reserved | State::Evicted => {}
             State::Ended(_) => unreachable!("an allocation ends once"),
         }
         if self.allocations[slot].traits.is_to_be_kept() {
             self.release_allocation_charge(slot, Charge(Resource::KeptAllocations, 1));
         }
+        self.continuity.leave(slot);
         self.allocations[slot].state = State::Ended(code);
         self.decide_all(slot, Fate::Answer(self.id_of(slot), code.into()));
         self.leases_ending += self.allocations[slot].leases.len() as u64;
@@ -190,20 +190,20 @@ impl Core {
     /// Frees the slot of an ended allocation without leases.
     pub(crate) fn free_allocation(&mut self, slot: u32) {
         let allocation = &self.allocations[slot];
-        assert!(!allocation.is_live() && allocation.leases.is_empty() && allocation.recall == NONE);
+        assert!(allocation.leases.is_empty() && allocation.recall == NONE);
+        let State::Ended(code) = allocation.state else { unreachable!("it has ended") };
         let (owner, domain) = (allocation.owner, allocation.domain);
         if allocation.traits.has_driver_data() {
             self.driver_data.remove(&slot);
         }
-        if owner == NONE {
-            self.allocations.remove(slot);
-            if domain != NONE {
-                self.release_domain_charge(domain, Charge(Resource::Allocations, 1));
-            }
-        } else {
+        if owner != NONE {
             self.unlink(slot, AllocationList::Owned);
-            self.allocations.remove(slot);
-            self.release_charge(owner, Charge(Resource::Allocations, 1));
+        }
+        // Who asks for it hears of this end until the slot is used again.
+        self.allocations.remove_noting(slot, code as u16);
+        match owner {
+            NONE => self.release_domain_charge(domain, Charge(Resource::Allocations, 1)),
+            owner => self.release_charge(owner, Charge(Resource::Allocations, 1)),
         }
     }
 }

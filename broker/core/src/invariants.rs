@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::Core;
 use crate::clients::CONNECTION;
+use crate::continuity::Grace;
 use crate::ledger::{Account, Charge, Holder};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::lists::Nodes;
@@ -11,8 +12,8 @@ use crate::order::Index;
 use crate::rooms::items_of;
 use crate::slots::NONE;
 use crate::state::{
-    AllocationLinks, AllocationList, Client, Grace, LeaseLinks, LeaseList, Queued, State, Timer,
-    Wait, Wish,
+    AllocationLinks, AllocationList, Client, LeaseLinks, LeaseList, Queued, State, Timer, Wait,
+    Wish,
 };
 use crate::waiting::Fate;
 use fdbroker_protocol::Resource;
@@ -58,10 +59,6 @@ impl Core {
         let (mut held, mut refused) = (0, 0);
         for (_, allocation) in self.allocations.iter_from(0) {
             let owner = (allocation.owner != NONE).then_some(allocation.owner);
-            if allocation.domain == NONE {
-                assert!(owner.is_none() && !allocation.is_held(), "a slot of nobody's");
-                continue;
-            }
             add(owner, allocation.domain, Charge(Resource::Allocations, 1));
             add(
                 owner,
@@ -152,7 +149,10 @@ impl Core {
     fn check_ownerless(&self) {
         let (mut orphans, mut reserved) = (0, 0);
         for (slot, allocation) in self.allocations.iter_from(0) {
-            reserved += u32::from(allocation.state == State::Reserved);
+            if allocation.state == State::Reserved {
+                assert!(self.continuity.gid_of(slot).is_some(), "slot {slot} waits for nobody");
+                reserved += 1;
+            }
             if allocation.owner != NONE || !allocation.is_live() {
                 assert!(
                     !self.orphans.contains_key(&slot),
@@ -173,8 +173,8 @@ impl Core {
             assert!(self.timers.contains(&timer), "slot {slot} is kept for ever");
             orphans += 1;
         }
-        assert_eq!((orphans, reserved), (self.orphans.len(), self.reserved), "ownerless slots");
-        match self.grace {
+        assert_eq!((orphans, reserved), (self.orphans.len(), self.reserved()), "ownerless slots");
+        match self.continuity.grace() {
             Grace::None => assert_eq!(reserved, 0, "slots are reserved for ever"),
             Grace::Until(at) => assert!(self.timers.contains(&(at, Timer::Grace))),
             Grace::Ending(_) => {}

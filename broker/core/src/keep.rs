@@ -135,10 +135,7 @@ impl Core {
     ) -> Result<(), Status> {
         let allocation = &self.allocations[slot];
         let (domain, size) = (allocation.domain, allocation.size_bytes);
-        // Who may have it must not change under those who have it already.
-        let is_group_same = allocation.traits.share() != Share::Gid
-            || self.gid_of(slot) == Some(self.client_mut(client).gid);
-        if self.client_mut(client).domain != domain || !is_group_same {
+        if !self.may_own(client, slot) {
             return Err(ErrorCode::NotPermitted.into());
         }
         if !deposit.has_sound_range() || deposit.size_bytes != size {
@@ -148,9 +145,12 @@ impl Core {
             // What it has there now is something else.
             return Err(ErrorCode::Stale.into());
         }
-        self.take_over_charges(client, domain, size)?;
+        let none = Charge(Resource::KeptAllocations, 0);
+        self.take_over_charges(client, domain, &Self::charges_of_kept(size), none)?;
         self.remove_orphan(slot);
         self.move_interest(slot, client);
+        self.continuity.leave(slot);
+        self.stop_grace_if_done();
         let allocation = &mut self.allocations[slot];
         allocation.owner = client;
         allocation.registrations = 1;
@@ -158,42 +158,51 @@ impl Core {
         allocation.owner_allocation_id = deposit.owner_allocation_id;
         self.own(client, slot, &Deposit { driver_data: None, ..*deposit });
         fx.list.push(Effect::KeptChanged { slot });
+        let generation = self.allocations.generation(slot);
+        fx.list.push(Effect::Publish { slot, generation });
         Ok(())
     }
 
-    /// Moves the charges of a kept allocation from its domain alone to a client; all of them or none.
-    fn take_over_charges(&mut self, client: u32, domain: u32, size: u64) -> Result<(), Status> {
-        let charges = Self::charges_of_kept(size);
-        for (done, charge) in charges.iter().enumerate() {
-            let taken = self.accounts(Some(client), domain).take_over(*charge);
-            let Err(blocked) = taken else { continue };
-            let status = self.no_quota(blocked);
-            for charge in &charges[..done] {
-                self.leave_to_domain(client, *charge);
-            }
-            self.count_refusal(client, status);
-            return Err(status);
+    /// Whether a client may become the owner of an allocation that has none. Who may have it must not change under those
+    /// who have it already.
+    pub(crate) fn may_own(&mut self, client: u32, slot: u32) -> bool {
+        let (domain, share) =
+            (self.allocations[slot].domain, self.allocations[slot].traits.share());
+        let (gid, former_gid) = (self.client_mut(client).gid, self.gid_of(slot));
+        self.client_mut(client).domain == domain && (share != Share::Gid || former_gid == Some(gid))
+    }
+
+    /// Moves charges of an allocation without an owner from its domain alone to a client, and makes another one; all of
+    /// them or none.
+    pub(crate) fn take_over_charges(
+        &mut self,
+        client: u32,
+        domain: u32,
+        charges: &[Charge],
+        new: Charge,
+    ) -> Result<(), Status> {
+        let mut taken = 0;
+        let mut blocked = charges.iter().find_map(|charge| {
+            let blocked = self.accounts(Some(client), domain).take_over(*charge).err();
+            taken += usize::from(blocked.is_none());
+            blocked
+        });
+        blocked = blocked.or_else(|| self.charge(client, new).err());
+        let Some(blocked) = blocked else { return Ok(()) };
+        let status = self.no_quota(blocked);
+        for charge in &charges[..taken] {
+            self.leave_to_domain(client, *charge);
         }
-        Ok(())
+        self.count_refusal(client, status);
+        Err(status)
     }
 
     // --- who may have it --------------------------------------------------------------------------
 
     /// Whether a client may acquire an allocation, or hold a lease of it.
-    pub(crate) fn may_have(&self, client: ClientId, slot: u32) -> bool {
-        self.may_have_this(client, slot, &self.allocations[slot])
-    }
-
-    /// The same, of an allocation that was just looked at.
-    pub(crate) fn may_have_this(
-        &self,
-        client: ClientId,
-        slot: u32,
-        allocation: &Allocation,
-    ) -> bool {
+    pub(crate) fn may_have(&self, client: ClientId, slot: u32, allocation: &Allocation) -> bool {
         let Some(client) = self.clients[client.0 as usize].as_deref() else { return false };
-        if allocation.domain == NONE || allocation.domain == client.domain {
-            // Of one that nobody has named again, nobody knows who may.
+        if allocation.domain == client.domain {
             return true;
         }
         match allocation.traits.share() {
@@ -209,11 +218,12 @@ impl Core {
         }
     }
 
-    /// The group of an allocation's owner, as long as it has one or is kept.
-    fn gid_of(&self, slot: u32) -> Option<u32> {
+    /// The group of an allocation's owner, as long as it has one, is kept, or waits for its owner.
+    pub(crate) fn gid_of(&self, slot: u32) -> Option<u32> {
         let owner = self.clients.get(self.allocations[slot].owner as usize);
         let gid = owner.and_then(Option::as_deref).map(|owner| owner.gid);
-        gid.or_else(|| self.orphans.get(&slot).map(|orphan| orphan.gid))
+        let gid = gid.or_else(|| self.orphans.get(&slot).map(|orphan| orphan.gid));
+        gid.or_else(|| self.continuity.gid_of(slot))
     }
 
     /// The number of its owner's job; when that is gone and it is kept, of the job that has left it.

@@ -13,6 +13,7 @@ mod addresses;
 pub mod api;
 mod clients;
 mod config;
+mod continuity;
 mod declare;
 mod drain;
 mod end;
@@ -33,7 +34,6 @@ mod recall;
 mod reclaim;
 mod redeposit;
 mod register;
-mod reserved;
 mod restore;
 mod rooms;
 mod rounds;
@@ -58,6 +58,7 @@ pub use view::{AllocationView, ClientView, DomainView, JobView, LeaseView, Total
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use continuity::Continuity;
 use fairness::{Rooms, Scan};
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
@@ -68,7 +69,7 @@ use rounds::Rounds;
 use rustc_hash::{FxHashMap, FxHashSet};
 use slots::Slots;
 use state::{
-    Allocation, Client, Closing, Domain, Grace, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
+    Allocation, Client, Closing, Domain, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
 };
 use waiting::Waiting;
 
@@ -94,9 +95,7 @@ pub struct Core {
     driver_data: BTreeMap<u32, DriverData>,
     /// Kept allocations without an owner, by slot; each counted by the job that has left it.
     orphans: BTreeMap<u32, Orphan>,
-    grace: Grace,
-    /// Slots in [`state::State::Reserved`].
-    reserved: u32,
+    continuity: Continuity,
     leases: Slots<Lease>,
     recalls: Slots<Recall>,
     closings: Slots<Closing>,
@@ -184,8 +183,7 @@ impl Core {
             allocations,
             driver_data: BTreeMap::new(),
             orphans: BTreeMap::new(),
-            grace: Grace::None,
-            reserved: 0,
+            continuity: Continuity::default(),
             leases: Slots::new(slots::NONE, 1, 0),
             recalls: Slots::new(slots::NONE, 1, 0),
             closings: Slots::new(slots::NONE, 1, 0),
@@ -270,6 +268,11 @@ impl Core {
                 true => self.declare(now, client, request, items, fx),
                 false => self.refuse_stranger(client, request, fx),
             },
+            Input::Identify { client, key } => self.identify(client, key),
+            Input::Complete { client } => match self.welcome(client) {
+                true => self.complete(client),
+                false => self.refuse_stranger(client, RequestId(0), fx),
+            },
             Input::SetCaps { caps } => self.set_caps(caps),
             Input::Evict { ids } => self.evict_these(&ids[..ids.len().min(ENDS_PER_MESSAGE)], fx),
             Input::Revoke { ids } => self.revoke_these(&ids[..ids.len().min(ENDS_PER_MESSAGE)], fx),
@@ -302,15 +305,14 @@ impl Core {
         self.now = now;
         self.lru.looks_left = LOOKS_PER_STEP;
         self.expire(now, effects);
-        self.end_reserved(effects);
+        self.end_lost(effects);
         self.after(now, effects);
         work::end(0);
     }
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
     pub fn poll_timeout(&self) -> Option<Now> {
-        let is_late = matches!(self.grace, Grace::Ending(_));
-        if is_late
+        if self.continuity.has_work()
             || !self.dying.is_empty()
             || !self.ending.is_empty()
             || self.scan_from.is_some()

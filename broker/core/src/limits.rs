@@ -93,8 +93,8 @@ pub const TIMERS_PER_STEP: usize = 8;
 /// so that a million of them stalls nobody.
 pub const RESERVED_ENDS_PER_STEP: usize = 64;
 
-/// Most slots looked at for such allocations in one step: some 20 us.
-pub const RESERVED_SCAN_PER_STEP: u32 = 16_384;
+/// Most slots looked at for such allocations in one step, those included that have been named meanwhile: some 20 us.
+pub const RESERVED_LOOKS_PER_STEP: usize = 4096;
 
 /// Bytes of a segment of a table. A table grows by one of them and moves nothing: some us, whatever is in it.
 pub const SEGMENT_BYTES: usize = 1 << 16;

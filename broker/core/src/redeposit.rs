@@ -4,11 +4,11 @@
 use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{ClientId, Deposit, Effect, Effects, Redeposit, Registered, RequestId};
-use crate::lists::List;
+use crate::ledger::Charge;
 use crate::slots::NONE;
-use crate::state::{Allocation, LeaseLinks, LeaseList, State};
+use crate::state::{Allocation, State};
 use crate::waiting::Fate;
-use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
 
 impl Core {
     pub(crate) fn redeposit(
@@ -41,12 +41,14 @@ impl Core {
     ) -> Result<AllocationId, Status> {
         let id = item.id.map_err(Status::from)?;
         let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
-            return Err(self.absent(id).into());
+            return Err(self.end_of(id).unwrap_or(ErrorCode::Stale).into());
         };
         let (state, owner) = (allocation.state, allocation.owner);
+        if let Some(code) = self.continuity.lost(id.slot) {
+            return Err(code.into());
+        }
         match state {
             State::Ended(code) => Err(code.into()),
-            State::Reserved if self.is_grace_over() => Err(ErrorCode::OwnerGone.into()),
             State::Reserved => self.take_back(client, id, &item.deposit, fx),
             _ if owner == NONE => self.adopt(client, id.slot, &item.deposit, fx).map(|()| id),
             _ if owner != client && self.client(ClientId(owner)).is_none() => {
@@ -78,9 +80,16 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<AllocationId, Status> {
         let slot = id.slot;
+        let (domain, share) =
+            (self.allocations[slot].domain, self.allocations[slot].traits.share());
+        if !self.may_own(client, slot) {
+            return Err(ErrorCode::NotPermitted.into());
+        }
         if !deposit.has_sound_range() {
             return Err(ErrorCode::Protocol.into());
         }
+        // Who may have it stays as it was.
+        let deposit = &Deposit { share, ..*deposit };
         // Without its fd it is gone; so is what stood at an address that holds something else now.
         let lost = match (deposit.recallable, self.is_overlapping(client, deposit)) {
             (false, _) => Some(ErrorCode::OwnerGone),
@@ -93,34 +102,20 @@ impl Core {
             self.stop_grace_if_done();
             return Err(code.into());
         }
-        if let Err(blocked) = self.charge_allocation(client, deposit.keep) {
-            let status = self.no_quota(blocked);
-            self.count_refusal(client, status);
-            return Err(status);
-        }
+        let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
+        self.take_over_charges(client, domain, &[Charge(Resource::Allocations, 1)], kept)?;
         self.decide_all(slot, Fate::Retry(Turn::Last));
-        let domain = self.client_mut(client).domain;
         let former = &self.allocations[slot];
         let (open, leases) = (former.open, former.leases);
         let allocation = Allocation::new(deposit, client, domain, State::Evicted);
         self.allocations[slot] = Allocation { open, leases, ..allocation };
         self.own(client, slot, deposit);
-        self.not_reserved();
-        self.end_leases_not_permitted(slot);
+        self.continuity.leave(slot);
+        self.stop_grace_if_done();
+        fx.list.push(Effect::Publish { slot, generation: id.generation });
         // One that had to go to the room queue is looked at there.
         self.room_appeared |= !self.rooms.is_empty();
         Ok(id)
-    }
-
-    /// Who said to hold a lease while nobody knew who may have one.
-    fn end_leases_not_permitted(&mut self, slot: u32) {
-        let mut at = self.allocations[slot].leases.first();
-        while let Some(lease) = at {
-            at = List::next(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
-            if !self.may_have(ClientId(self.leases[lease].client), slot) {
-                self.end_lease(lease);
-            }
-        }
     }
 
     /// Whether the client has something live where the deposit says to be.

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use crate::Core;
 use crate::acts::Draining;
-use crate::api::{Config, DomainKey, JobKey, Now};
+use crate::api::{Config, DomainKey, JobKey, Now, OwnerKey};
 use crate::clients::{CONNECTION, DOMAIN};
 use crate::config::ConfigError;
+use crate::continuity::{FormerOwner, Grace};
 use crate::fairness::Rooms;
 use crate::job_name::JobName;
 use crate::ledger::{Account, Charge};
@@ -16,13 +17,13 @@ use crate::lists::List;
 use crate::order::Stamp;
 use crate::reclaim::Shelf;
 use crate::saved::{
-    Saved, SavedAllocation, SavedClient, SavedDomain, SavedGrace, SavedJob, SavedLease,
-    SavedOrphan, SavedState,
+    Saved, SavedAllocation, SavedClient, SavedDomain, SavedJob, SavedLease, SavedOrphan,
+    SavedOwner, SavedState,
 };
 use crate::slots::{NONE, Slots};
 use crate::state::{
-    Allocation, AllocationList, Client, Domain, Grace, Lease, LeaseLinks, LeaseList, Orphan,
-    Recall, State, Timer, Traits,
+    Allocation, AllocationList, Client, Domain, Lease, LeaseLinks, LeaseList, Orphan, Recall,
+    State, Timer, Traits,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ByCounter, Counter, ErrorCode, MAX_BATCH, MemoryKind, Resource, Share};
@@ -111,7 +112,7 @@ impl Core {
             }
         }
         core.restore_dying(&saved.dying)?;
-        core.restore_grace(&saved.grace)?;
+        core.restore_continuity(&saved.owners, saved.grace_until)?;
         core.check_links()?;
         core.restore_sums()?;
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
@@ -154,6 +155,8 @@ impl Core {
         let key = self.domains[saved.domain].key;
         let job = saved.job.map(|job| self.job((key, JobKey(job)), JobName::NONE));
         let mut client = Client::new(saved.serial, saved.domain, job, saved.pid);
+        let (pid, started, random) = saved.key;
+        client.key = OwnerKey { pid, started, random };
         client.gid = saved.gid;
         client.groups = saved.groups.as_slice().into();
         (client.welcome, client.gone) = (saved.welcome, saved.gone);
@@ -191,7 +194,7 @@ impl Core {
             owner_allocation_id: saved.owner_allocation_id,
             base: saved.base,
             owner,
-            domain: saved.domain.unwrap_or(NONE),
+            domain: saved.domain,
             device: saved.device,
             registrations: saved.registrations,
             recall: NONE,
@@ -221,18 +224,20 @@ impl Core {
         let is_live = allocation.is_live();
         let ends = [allocation.base, allocation.fd_offset];
         let is_bounded = ends.iter().all(|at| at.checked_add(allocation.size_bytes).is_some());
-        let is_sized = allocation.size_bytes > 0 || domain == NONE;
+        let is_former = matches!(state, State::Reserved | State::Ended(_)) && owner == NONE;
+        let is_sized = allocation.size_bytes > 0 || is_former;
         ensure(is_bounded && is_sized, "allocation's range", slot)?;
         let of_client = self.clients.get(owner as usize).and_then(Option::as_deref);
         let owned = of_client.is_some_and(|client| client.domain == domain);
-        let ownerless = owner == NONE && (domain < self.domains.slots() || domain == NONE);
+        let ownerless = owner == NONE && domain < self.domains.slots();
         ensure(owned || ownerless, "allocation's owner", slot)?;
-        ensure(is_orphan == (is_live && ownerless && domain != NONE), "allocation's keeper", slot)?;
+        let is_left = is_live && ownerless && state != State::Reserved;
+        ensure(is_orphan == is_left, "allocation's keeper", slot)?;
         let sound = match state {
             State::Held => owned && recallable && !keep,
-            State::Resident => domain != NONE && (keep || owned && !recallable),
+            State::Resident => keep || owned && !recallable,
             State::Evicted | State::Recalling => owned && recallable,
-            State::Reserved => owner == NONE && domain == NONE && !keep,
+            State::Reserved => owner == NONE && !keep,
             State::Ended(_) => true,
         };
         ensure(sound, "allocation's state", slot)?;
@@ -403,27 +408,40 @@ impl Core {
         ensure(gone == self.dying.len(), "clients gone", gone as u64)
     }
 
-    fn restore_grace(&mut self, grace: &SavedGrace) -> Check {
-        let all = self.allocations.iter_from(0);
-        let reserved = all.filter(|(_, allocation)| allocation.state == State::Reserved);
-        self.reserved = u32::try_from(reserved.count()).expect("at most max_slots");
-        self.grace = match *grace {
-            SavedGrace::None => Grace::None,
-            SavedGrace::Until(at) => Grace::Until(Now(at)),
-            SavedGrace::Ending(from) => Grace::Ending(from),
-        };
-        if let Grace::Until(at) = self.grace {
-            self.timers.insert((at, Timer::Grace));
+    fn restore_continuity(&mut self, saved: &[SavedOwner], until: u64) -> Check {
+        for owner in saved {
+            let SavedOwner { listener, uid, gid, key: (pid, started, random), .. } = *owner;
+            let (domain, key) = (DomainKey { listener, uid }, OwnerKey { pid, started, random });
+            let former = FormerOwner { domain, gid, key };
+            for (slot, kept) in &owner.slots {
+                let (slot, kept) = (*slot, *kept);
+                let found = self.allocations.is_full(slot).then(|| &self.allocations[slot]);
+                let waits = found.is_some_and(|found| {
+                    let state = if kept { State::Resident } else { State::Reserved };
+                    let its = self.domains[found.domain].key == domain;
+                    found.state == state && found.owner == NONE && its
+                });
+                ensure(waits && !self.continuity.has(slot), "slot that waits", slot)?;
+                self.continuity.enter(slot, former, kept);
+            }
+            if owner.is_complete {
+                self.continuity.complete(former);
+            }
         }
-        // Those that the walk has passed would stay for ever.
-        let first = match self.grace {
-            Grace::None => NONE,
-            Grace::Until(_) => 0,
-            Grace::Ending(from) => from,
-        };
-        let mut all = self.allocations.iter_from(0);
-        let passed = all.any(|(slot, found)| found.state == State::Reserved && slot < first);
-        ensure(!passed, "reserved for ever", self.reserved)
+        let all = self.allocations.iter_from(0);
+        let reserved = all.filter(|(_, allocation)| allocation.state == State::Reserved).count();
+        ensure(reserved == self.reserved() as usize, "reserved for ever", reserved as u64)?;
+        if self.continuity.is_empty() {
+            return Ok(());
+        }
+        self.continuity.set_grace(match until {
+            0 => Grace::Ending(0),
+            until => Grace::Until(Now(until)),
+        });
+        if until != 0 {
+            self.timers.insert((Now(until), Timer::Grace));
+        }
+        Ok(())
     }
 
     /// Everything is in the lists that it must be in.
@@ -496,9 +514,6 @@ impl Core {
         self.held_now += u64::from(allocation.is_held());
         if !allocation.is_live() && !allocation.leases.is_empty() {
             self.node.add(Charge(Resource::PinnedBytes, size));
-        }
-        if domain == NONE {
-            return;
         }
         let owner = (owner != NONE).then_some(owner);
         let mut charges = vec![Charge(Resource::Allocations, 1)];

@@ -4,9 +4,10 @@
 use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
+use crate::continuity::Grace;
 use crate::ledger::{Charge, FOR_CREDIT, Holder};
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
-use crate::state::{Grace, Parked, Timer, Wait, Wish};
+use crate::state::{Parked, Timer, Wait, Wish};
 use crate::waiting::Fate;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
@@ -272,7 +273,7 @@ impl Core {
                 Timer::Recall(slot, generation) => self.recall_overdue(slot, generation),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
                 Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
-                Timer::Grace => self.grace = Grace::Ending(0),
+                Timer::Grace => self.continuity.set_grace(Grace::Ending(0)),
             }
         }
     }

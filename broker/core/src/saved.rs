@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Core;
 use crate::api::{DomainKey, Effect, Effects, JobKey};
+use crate::continuity::{FormerOwner, Grace};
 use crate::lists::List;
 use crate::slots::{NONE, SavedSlots};
-use crate::state::{Allocation, AllocationList, Client, Grace, Job, Lease, LeaseList, State, Wish};
+use crate::state::{Allocation, AllocationList, Client, Job, Lease, LeaseList, State, Wish};
 use fdbroker_protocol::ErrorCode;
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
@@ -20,7 +21,9 @@ pub struct Saved {
     pub(crate) counters: Vec<u64>,
     pub(crate) arrivals: u64,
     pub(crate) serials: u64,
-    pub(crate) grace: SavedGrace,
+    /// Until when former owners may name their slots; 0 = it is too late.
+    pub(crate) grace_until: u64,
+    pub(crate) owners: Vec<SavedOwner>,
     pub(crate) domains: Vec<SavedDomain>,
     pub(crate) jobs: Vec<SavedJob>,
     pub(crate) clients: Vec<SavedClient>,
@@ -34,13 +37,21 @@ pub struct Saved {
     pub(crate) draining: Option<u64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum SavedGrace {
-    #[default]
-    None,
-    Until(u64),
-    Ending(u32),
+/// An owner of before a crash that slots wait for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedOwner {
+    pub(crate) listener: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) key: SavedKey,
+    /// It has named all that is alive.
+    pub(crate) is_complete: bool,
+    /// Each slot, and whether its fd outlived the crash.
+    pub(crate) slots: Vec<(u32, bool)>,
 }
+
+/// The fields of an [`OwnerKey`].
+pub(crate) type SavedKey = (u32, u32, u64);
 
 /// A domain that clients or allocations are of; they name it by its place in the list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +79,7 @@ pub(crate) struct SavedClient {
     pub(crate) domain: u32,
     pub(crate) job: Option<u64>,
     pub(crate) pid: u32,
+    pub(crate) key: SavedKey,
     pub(crate) gid: u32,
     pub(crate) groups: Vec<u32>,
     pub(crate) welcome: bool,
@@ -111,7 +123,7 @@ pub(crate) struct SavedAllocation {
     pub(crate) base: u64,
     pub(crate) device: u32,
     pub(crate) owner: Option<u32>,
-    pub(crate) domain: Option<u32>,
+    pub(crate) domain: u32,
     pub(crate) registrations: u32,
     pub(crate) kind: u8,
     pub(crate) share: u8,
@@ -140,6 +152,14 @@ pub(crate) struct SavedLease {
     pub(crate) client: u32,
     pub(crate) asked: u32,
     pub(crate) mapped: bool,
+}
+
+impl From<(FormerOwner, bool, Vec<(u32, bool)>)> for SavedOwner {
+    fn from((owner, is_complete, slots): (FormerOwner, bool, Vec<(u32, bool)>)) -> Self {
+        let FormerOwner { domain, gid, key } = owner;
+        let key = (key.pid, key.started, key.random);
+        SavedOwner { listener: domain.listener, uid: domain.uid, gid, key, is_complete, slots }
+    }
 }
 
 impl Core {
@@ -177,30 +197,29 @@ impl Core {
         assert!(self.parked.is_empty(), "parked requests are settled before the state is saved");
         let mut used: Vec<u32> = self.all_clients().map(|(_, client)| client.domain).collect();
         let of_allocations = self.allocations.iter_from(0).map(|(_, allocation)| allocation.domain);
-        used.extend(of_allocations.filter(|domain| *domain != NONE));
+        used.extend(of_allocations);
         used.sort_unstable();
         used.dedup();
-        let place =
-            |domain: u32| used.binary_search(&domain).ok().and_then(|at| at.try_into().ok());
+        let place = |domain: u32| {
+            let at = used.binary_search(&domain).expect("it was just entered");
+            u32::try_from(at).expect("domains have 32-bit numbers")
+        };
         Saved {
             node_peaks: self.node.peaks(),
             table_peak: self.table.peak,
             counters: self.counters.iter().map(|(_, count)| *count).collect(),
             arrivals: self.arrivals,
             serials: self.serials,
-            grace: match self.grace {
-                Grace::None => SavedGrace::None,
-                Grace::Until(at) => SavedGrace::Until(at.0),
-                Grace::Ending(from) => SavedGrace::Ending(from),
+            grace_until: match self.continuity.grace() {
+                Grace::Until(at) => at.0,
+                Grace::None | Grace::Ending(_) => 0,
             },
+            owners: self.continuity.all().map(SavedOwner::from).collect(),
             domains: used.iter().map(|domain| self.saved_domain(*domain)).collect(),
             jobs: self.saved_jobs(),
             clients: self
                 .all_clients()
-                .map(|(number, client)| {
-                    let domain = place(client.domain).expect("it was just entered");
-                    self.saved_client(number, client, domain)
-                })
+                .map(|(number, client)| self.saved_client(number, client, place(client.domain)))
                 .collect(),
             allocations: self.allocations.save(|slot, allocation| {
                 self.saved_allocation(slot, allocation, place(allocation.domain))
@@ -237,6 +256,7 @@ impl Core {
             domain,
             job: client.job.map(|job| self.jobs[job].key.1.0),
             pid: client.pid,
+            key: (client.key.pid, client.key.started, client.key.random),
             gid: client.gid,
             groups: client.groups.to_vec(),
             welcome: client.welcome,
@@ -256,12 +276,7 @@ impl Core {
         }
     }
 
-    fn saved_allocation(
-        &self,
-        slot: u32,
-        allocation: &Allocation,
-        domain: Option<u32>,
-    ) -> SavedAllocation {
+    fn saved_allocation(&self, slot: u32, allocation: &Allocation, domain: u32) -> SavedAllocation {
         let data = self.driver_data.get(&slot);
         let orphan = self.orphans.get(&slot);
         SavedAllocation {

@@ -2,6 +2,7 @@
 //! used up is retired. It grows by segments. Must never give out the same (slot, generation) twice, nor move a value.
 
 use crate::limits::SEGMENT_BYTES;
+use fdbroker_protocol::page::LAST_GENERATION;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -37,13 +38,15 @@ pub struct SavedSlots<S> {
     pub free: Vec<u32>,
     /// Slots in use, in their order.
     pub full: Vec<(u32, S)>,
+    /// Notes of slots that are not in use; 0 is not listed.
+    pub notes: Vec<(u32, u16)>,
 }
 
 impl<S> Default for SavedSlots<S> {
     /// Of no table: none is made of it.
     fn default() -> Self {
         let (generations, free, full) = (Vec::new(), Vec::new(), Vec::new());
-        SavedSlots { first_generation: 0, generations, free, full }
+        SavedSlots { first_generation: 0, generations, free, full, notes: Vec::new() }
     }
 }
 
@@ -56,7 +59,16 @@ struct Entry<T> {
 #[derive(Debug)]
 enum Content<T> {
     Full(T),
-    Free { next: u32 },
+    /// `note`: see [`Slots::remove_noting`].
+    Free {
+        next: u32,
+        note: u16,
+    },
+}
+
+/// A free slot that is in no list.
+const fn out_of_lists<T>() -> Content<T> {
+    Content::Free { next: NONE, note: 0 }
 }
 
 impl<T> Slots<T> {
@@ -113,13 +125,13 @@ impl<T> Slots<T> {
         self.segments.iter().flatten()
     }
 
-    /// A table that holds given values at given slots and generations, below `first_generation`, in the order of
-    /// their slots. `None` when they cannot be held so.
+    /// A table that holds given values, or notes of values that were removed, at given slots and generations, below
+    /// `first_generation`, in the order of their slots. `None` when they cannot be held so.
     pub fn holding(
         most: u32,
         first_generation: u32,
         spread: u32,
-        values: impl Iterator<Item = (u32, u32, T)>,
+        values: impl Iterator<Item = (u32, u32, Result<T, u16>)>,
     ) -> Option<Self> {
         let mut slots = Slots::new(most, first_generation, spread);
         for (slot, generation, value) in values {
@@ -130,11 +142,20 @@ impl<T> Slots<T> {
             }
             while slots.slots() < slot {
                 let unused = slots.slots();
-                slots.push(Entry { generation: 0, content: Content::Free { next: NONE } });
+                slots.push(Entry { generation: 0, content: out_of_lists() });
                 slots.append_free(unused);
             }
-            slots.push(Entry { generation, content: Content::Full(value) });
-            slots.len += 1;
+            match value {
+                Ok(value) => {
+                    slots.push(Entry { generation, content: Content::Full(value) });
+                    slots.len += 1;
+                }
+                Err(note) => {
+                    let content = Content::Free { next: NONE, note };
+                    slots.push(Entry { generation, content });
+                    slots.append_free(slot);
+                }
+            }
         }
         Some(slots)
     }
@@ -146,7 +167,7 @@ impl<T> Slots<T> {
         while next != NONE {
             free.push(next);
             next = match self.entry(next).map(|entry| &entry.content) {
-                Some(Content::Free { next }) => *next,
+                Some(Content::Free { next, .. }) => *next,
                 _ => unreachable!("the free list holds free slots only"),
             };
         }
@@ -155,7 +176,15 @@ impl<T> Slots<T> {
             generations: self.entries().map(|entry| entry.generation).collect(),
             free,
             full: self.iter_from(0).map(|(slot, value)| (slot, map(slot, value))).collect(),
+            notes: self.notes().collect(),
         }
+    }
+
+    fn notes(&self) -> impl Iterator<Item = (u32, u16)> {
+        (0..).zip(self.entries()).filter_map(|(slot, entry)| match entry.content {
+            Content::Free { note, .. } if note != 0 => Some((slot, note)),
+            _ => None,
+        })
     }
 
     /// The table of [`Slots::save`] again. `Err`: what contradicts itself, and at which slot.
@@ -165,7 +194,7 @@ impl<T> Slots<T> {
         saved: SavedSlots<S>,
         mut map: impl FnMut(u32, S) -> Result<T, E>,
     ) -> Result<Self, E> {
-        let SavedSlots { first_generation, generations, free, full } = saved;
+        let SavedSlots { first_generation, generations, free, full, notes } = saved;
         let wrong = |what, slot: u32| Err(E::from((what, slot.into())));
         if generations.len() > most as usize || first_generation == 0 {
             return wrong("slots beyond the last", most);
@@ -185,13 +214,14 @@ impl<T> Slots<T> {
         }
         let mut retired = generations.len() - slots.len;
         for (generation, value) in generations.into_iter().zip(vacant) {
-            let content = value.map_or(Content::Free { next: NONE }, Content::Full);
+            let content = value.map_or(out_of_lists(), Content::Full);
             slots.push(Entry { generation, content });
         }
         for slot in free {
             let entry = slots.entry(slot);
             let is_free = entry.is_some_and(|entry| {
-                matches!(entry.content, Content::Free { next: NONE }) && entry.generation < u32::MAX
+                matches!(entry.content, Content::Free { next: NONE, .. })
+                    && entry.generation < LAST_GENERATION
             });
             // Only the last of the list has no next, as has one that is not in it.
             if !is_free || slots.free_tail == slot {
@@ -201,19 +231,28 @@ impl<T> Slots<T> {
             retired -= 1;
         }
         let used_up = slots.entries().filter(|entry| {
-            matches!(entry.content, Content::Free { .. }) && entry.generation == u32::MAX
+            matches!(entry.content, Content::Free { .. }) && entry.generation == LAST_GENERATION
         });
-        match used_up.count() == retired {
-            true => Ok(slots),
-            false => wrong("slots that are neither free nor in use", 0),
+        if used_up.count() != retired {
+            return wrong("slots that are neither free nor in use", 0);
         }
+        for (slot, saved) in notes {
+            match slots.entry_mut(slot).map(|entry| &mut entry.content) {
+                Some(Content::Free { note, .. }) => *note = saved,
+                _ => return wrong("the note of a slot that is not free", slot),
+            }
+        }
+        Ok(slots)
     }
 
     /// Adds a free slot at the end of those to be used again.
     fn append_free(&mut self, slot: u32) {
         match self.free_tail {
             NONE => self.free_head = slot,
-            tail => self.known(tail).content = Content::Free { next: slot },
+            tail => match &mut self.known(tail).content {
+                Content::Free { next, .. } => *next = slot,
+                Content::Full(_) => unreachable!("the free list holds free slots only"),
+            },
         }
         self.free_tail = slot;
     }
@@ -246,7 +285,7 @@ impl<T> Slots<T> {
         }
         let (slot, first) = (self.free_head, self.first_generation);
         let entry = self.known(slot);
-        let Content::Free { next } = entry.content else {
+        let Content::Free { next, .. } = entry.content else {
             unreachable!("the free list holds free slots only")
         };
         entry.generation = (entry.generation + 1).max(first);
@@ -262,13 +301,18 @@ impl<T> Slots<T> {
 
     /// Takes the value of a full slot out.
     pub fn remove(&mut self, slot: u32) -> T {
+        self.remove_noting(slot, 0)
+    }
+
+    /// The same; [`Slots::note`] gives `note`, not 0, until the slot is used again.
+    pub fn remove_noting(&mut self, slot: u32, note: u16) -> T {
         let entry = self.known(slot);
         let generation = entry.generation;
-        let content = std::mem::replace(&mut entry.content, Content::Free { next: NONE });
+        let content = std::mem::replace(&mut entry.content, Content::Free { next: NONE, note });
         let Content::Full(value) = content else { panic!("slot {slot} is free already") };
         self.len -= 1;
         // A slot at the last generation is retired: it is on no free list for ever.
-        if generation < u32::MAX {
+        if generation < LAST_GENERATION {
             self.append_free(slot);
         }
         value
@@ -281,6 +325,18 @@ impl<T> Slots<T> {
                 if *live == generation =>
             {
                 Some(value)
+            }
+            _ => None,
+        }
+    }
+
+    /// The note of a slot whose last value was of this generation and was removed with one.
+    pub fn note(&self, slot: u32, generation: u32) -> Option<u16> {
+        match self.entry(slot) {
+            Some(Entry { generation: last, content: Content::Free { note, .. } })
+                if *last == generation && *note != 0 =>
+            {
+                Some(*note)
             }
             _ => None,
         }
@@ -339,9 +395,10 @@ mod tests {
 
     #[test]
     fn holding_when_given_pairs_then_never_gives_one_of_them_again() {
-        let mut slots =
-            Slots::holding(4, 9, 0, [(1, 3, 'a'), (3, 8, 'b')].into_iter()).expect("fits");
+        let all = [(1, 3, Ok('a')), (2, 5, Err(7)), (3, 8, Ok('b'))];
+        let mut slots = Slots::holding(4, 9, 0, all.into_iter()).expect("fits");
         assert_eq!(slots.get(1, 3), Some(&'a'));
+        assert_eq!((slots.note(2, 5), slots.note(2, 4), slots.note(1, 3)), (Some(7), None, None));
         slots.remove(1);
         assert_eq!(slots.insert('c'), Some((0, 9)));
         assert_eq!(slots.insert('d'), Some((2, 9)));
@@ -358,19 +415,20 @@ mod tests {
             [(1, 0), (2, 3)],
             [(1, 3), (4, 3)],
         ] {
-            let values = pairs.into_iter().map(|(slot, generation)| (slot, generation, ()));
+            let values = pairs.into_iter().map(|(slot, generation)| (slot, generation, Ok(())));
             assert!(Slots::holding(4, 9, 0, values).is_none(), "{pairs:?}");
         }
     }
 
     #[test]
     fn restore_when_saved_then_gives_the_same_slots_in_the_same_order() {
-        let mut slots = Slots::new(8, u32::MAX - 1, 0);
+        let mut slots = Slots::new(8, LAST_GENERATION - 1, 0);
         (0..5).for_each(|value| assert!(slots.insert(value).is_some()));
         [3, 1, 4].into_iter().for_each(|slot| assert!(slots.remove(slot) < 5));
         assert!(slots.insert(7).is_some());
-        slots.remove(3);
+        slots.remove_noting(3, 4);
         let saved = slots.save(|_, value| *value);
+        assert_eq!(saved.notes, [(3, 4)]);
         let restored: Restored = Slots::restore(8, 0, saved.clone(), |_, value| Ok(value));
         let mut restored = restored.expect("sound");
         assert_eq!(restored.save(|_, value| *value), saved);
@@ -386,8 +444,11 @@ mod tests {
             generations: vec![2, 1, 1],
             free: vec![0, 2],
             full: vec![(1, 5u8)],
+            notes: vec![(2, 4)],
         };
-        let damages: [fn(&mut SavedSlots<u8>); 9] = [
+        let damages: [fn(&mut SavedSlots<u8>); 11] = [
+            |saved| saved.notes = vec![(1, 4)],
+            |saved| saved.notes = vec![(3, 4)],
             |saved| saved.first_generation = 0,
             |saved| saved.generations[1] = 0,
             |saved| saved.free = vec![0, 2, 2],
@@ -457,9 +518,9 @@ mod tests {
 
     #[test]
     fn remove_when_the_generation_is_used_up_then_the_slot_is_retired() {
-        let mut slots = Slots::new(1, u32::MAX, 0);
+        let mut slots = Slots::new(1, LAST_GENERATION, 0);
         let (slot, generation) = slots.insert(1).expect("room");
-        assert_eq!(generation, u32::MAX);
+        assert_eq!(generation, LAST_GENERATION);
         slots.remove(slot);
         assert_eq!(slots.insert(2), None);
         assert!(!slots.has_room());

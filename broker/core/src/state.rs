@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::addresses::Addresses;
-use crate::api::{ClientId, DomainKey, JobKey, Now, RequestId, Wanted};
+use crate::api::{ClientId, DomainKey, JobKey, Now, OwnerKey, RequestId, Wanted};
 use crate::job_name::JobName;
 use crate::ledger::{Account, Blocked, Holder};
 use crate::lists::{Link, List, Nodes};
@@ -24,7 +24,7 @@ pub enum State {
     Evicted,
     /// A place is reserved and the owner is asked, see [`Recall`].
     Recalling,
-    /// Of before a crash, and nobody has named it again yet: no fd, no owner, no domain.
+    /// Of before a crash, and its owner has not named it again yet: no fd, no owner.
     Reserved,
     /// The allocation has ended, for this reason; leases or its drained notice are still out.
     Ended(ErrorCode),
@@ -111,7 +111,7 @@ pub struct Allocation {
     pub base: u64,
     /// Owner's number; [`crate::slots::NONE`] once it is gone, and while nobody has named it again.
     pub owner: u32,
-    /// Owner's domain; [`crate::slots::NONE`] of one of before a crash that nobody has named again.
+    /// Owner's domain, also after the owner is gone.
     pub domain: u32,
     /// Owner's device ordinal.
     pub device: u32,
@@ -283,6 +283,8 @@ pub struct Client {
     pub job: Option<u32>,
     /// Its pid.
     pub pid: u32,
+    /// What it is known by over connections and brokers.
+    pub key: OwnerKey,
     /// Its group.
     pub gid: u32,
     /// Its other groups, sorted.
@@ -347,6 +349,7 @@ impl Client {
             domain,
             job,
             pid,
+            key: OwnerKey::default(),
             gid: 0,
             groups: Box::default(),
             welcome: false,
@@ -574,15 +577,4 @@ pub struct Orphan {
     pub gid: u32,
     /// Its owner's job, by number.
     pub job: Option<u32>,
-}
-
-/// What becomes of the allocations of before a crash that nobody has named again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grace {
-    /// There are none.
-    None,
-    /// They may be named until then.
-    Until(Now),
-    /// Too late: they are being ended, from this slot on.
-    Ending(u32),
 }

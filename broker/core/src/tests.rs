@@ -1,11 +1,13 @@
 //! Unit tests of the core's rules, one by one. The simulator (tests/sim) has the long and the random ones.
 
 use crate::*;
+use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{
     AllocationId, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
 mod acts;
+mod comeback;
 mod door;
 mod left;
 mod lives;
@@ -583,9 +585,10 @@ fn bytes_when_capped_then_the_least_recently_used_are_evicted() {
 
 #[test]
 fn generations_when_used_up_then_no_slot_is_left() {
-    let mut world = World::new(Config { max_slots: 1, first_generation: u32::MAX, ..config() });
+    let mut world =
+        World::new(Config { max_slots: 1, first_generation: LAST_GENERATION, ..config() });
     let id = world.register(deposit(1)).id;
-    assert_eq!(id.generation, u32::MAX);
+    assert_eq!(id.generation, LAST_GENERATION);
     world.unregister(OWNER, id);
     let status = world.register(deposit(2)).status;
     assert_eq!(status.result(), Err(ErrorCode::NoQuota));

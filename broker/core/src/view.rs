@@ -70,7 +70,7 @@ pub struct AllocationView {
     pub waiters: u32,
     /// Its owner's job; of a kept one whose owner is gone, the job that has left it.
     pub job: Option<JobKey>,
-    /// Its owner's domain; [`DomainKey::NOBODYS`] of one of before a crash that nobody has named again.
+    /// Its owner's domain.
     pub domain: DomainKey,
 }
 
@@ -237,10 +237,7 @@ impl Core {
                 }
             },
             job: self.job_of_slot(slot).map(|job| self.jobs[job].key.1),
-            domain: match allocation.domain {
-                NONE => DomainKey::NOBODYS,
-                domain => self.domains[domain].key,
-            },
+            domain: self.domains[allocation.domain].key,
         })
     }
 

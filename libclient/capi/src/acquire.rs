@@ -148,7 +148,7 @@ impl Grants<'_> {
         outcomes: Vec<Result<Grant, Error>>,
     ) -> Result<(), Failure> {
         let outcomes = outcomes.into_iter();
-        self.0.fill(Ok(outcomes.map(|outcome| outcome.map(|grant| hand_over(leases, grant)))))
+        self.0.fill(Ok(outcomes.map(|outcome| hand_over(leases, outcome?))))
     }
 }
 
@@ -158,16 +158,17 @@ impl Results<fdbroker_grant_t> for Output<'_, fdbroker_grant_t> {
     }
 }
 
-fn hand_over(leases: &Leases, grant: Grant) -> fdbroker_grant_t {
+fn hand_over(leases: &Leases, grant: Grant) -> Result<fdbroker_grant_t, Error> {
     let Grant { fd, lease, info } = grant;
     let data = info.driver_data.as_bytes();
     let mut driver_data = [0; 64];
     driver_data[..data.len()].copy_from_slice(data);
-    fdbroker_grant_t {
+    let lease = leases.insert(lease)?;
+    Ok(fdbroker_grant_t {
         struct_size: 0,
         fd: fd.into_raw_fd(),
         kind: info.kind as u32,
-        lease: leases.insert(lease),
+        lease,
         size_bytes: info.size_bytes,
         fd_offset: info.fd_offset,
         owner_allocation_id: info.owner_allocation_id,
@@ -176,7 +177,7 @@ fn hand_over(leases: &Leases, grant: Grant) -> fdbroker_grant_t {
         generation: info.id.generation,
         driver_data_len: u32::try_from(data.len()).expect("at most 64"),
         driver_data,
-    }
+    })
 }
 
 /// Tells the broker that the memory is imported and the fd closed; close it first. From then on the lease counts in no

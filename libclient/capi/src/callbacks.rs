@@ -210,7 +210,7 @@ pub(crate) fn deliver_notice(callbacks: &Callbacks, leases: &Leases, notice: &No
     match notice {
         Notice::Revoked { id, lease, code } => tell(fdbroker_notice_t {
             code: fdbroker_code_t::from(*code as u16),
-            lease: leases.token_of(*lease),
+            lease: leases.token_of_revoked(*lease, *code),
             ..about(FDBROKER_NOTICE_REVOKED, id)
         }),
         Notice::Drained { id, owner_allocation_id, base } => tell(fdbroker_notice_t {

@@ -2,7 +2,7 @@
 //! Must never hold its lock during a callback or a wait.
 
 use fdbroker_client::{Error, ErrorCode, Lease};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All leases of a context by their tokens.
@@ -17,7 +17,12 @@ struct Table {
     leases: HashMap<u64, Lease>,
     /// The broker's number of a lease to its token: notices name leases by the broker's number.
     tokens: HashMap<u64, u64>,
+    /// Numbers of the last revoked leases without a token: of the import cache, or of an acquire under way.
+    revoked: VecDeque<(u64, ErrorCode)>,
 }
+
+/// An end overtakes a grant by the time between two threads; meanwhile so many others can end that the cache has.
+const REVOKED_KEPT: usize = 256;
 
 impl Leases {
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -25,13 +30,22 @@ impl Leases {
     }
 
     /// Keeps a lease; answers its token, which is never 0.
-    pub fn insert(&self, lease: Lease) -> u64 {
+    ///
+    /// # Errors
+    /// The notice of its end has come before: nobody could have been told which lease it was of. It is given back.
+    pub fn insert(&self, lease: Lease) -> Result<u64, Error> {
         let mut table = self.table();
+        let number = lease.number();
+        if let Some((_, code)) = table.revoked.iter().find(|(revoked, _)| *revoked == number) {
+            let code = *code;
+            drop(table);
+            return Err(Error::new(code, "acquire: the allocation ended meanwhile".to_owned()));
+        }
         table.last += 1;
         let token = table.last;
-        table.tokens.insert(lease.number(), token);
+        table.tokens.insert(number, token);
         table.leases.insert(token, lease);
-        token
+        Ok(token)
     }
 
     /// Takes a lease out; its drop gives it back.
@@ -70,8 +84,22 @@ impl Leases {
 
     /// Looks the broker's numbers up again: a reconnect has changed them.
     pub fn renumber(&self) {
-        let Table { leases, tokens, .. } = &mut *self.table();
+        let Table { leases, tokens, revoked, .. } = &mut *self.table();
+        revoked.clear();
         *tokens = leases.iter().map(|(token, lease)| (lease.number(), *token)).collect();
+    }
+
+    /// The same for the notice of its end.
+    pub fn token_of_revoked(&self, number: u64, code: ErrorCode) -> u64 {
+        let mut table = self.table();
+        if let Some(token) = table.tokens.get(&number) {
+            return *token;
+        }
+        if table.revoked.len() == REVOKED_KEPT {
+            table.revoked.pop_front();
+        }
+        table.revoked.push_back((number, code));
+        0
     }
 
     /// The token of the lease with this number at the broker; 0 when the program has no such lease.

@@ -35,6 +35,8 @@ wire_enum! {
         UnregisterReply = 0x13, "unregister reply";
         /// Client, after a crash of the broker: [`RegisterHead`], [`RedepositItem`]s, no fds. Reply: RegisterReply.
         Redeposit = 0x14, "redeposit";
+        /// Client, one-way, after a crash of the broker: it has named all that is alive. Without a body.
+        Complete = 0x16, "complete";
         /// Client: [`AcquireHead`], [`HandlePrefix`]es.
         Acquire = 0x20, "acquire";
         /// Broker: [`GrantItem`]s, then driver data of those that have it, and the fds.
@@ -166,8 +168,9 @@ pub struct Hello {
     pub name: [u8; NAME_BYTES],
     /// How long the broker may let the hello wait until what it declares fits, in ms.
     pub deadline_ms: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// Chosen at random by the client, and the same over all its connections: with its process it says after a crash of the
+    /// broker who has come back. 0: it never names anything again.
+    pub key: U32,
 }
 
 /// Body of [`Kind::HelloReply`], 64 bytes.

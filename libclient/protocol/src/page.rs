@@ -4,8 +4,13 @@
 
 /// First eight bytes of the page.
 pub const PAGE_MAGIC: u64 = u64::from_le_bytes(*b"FDBPAGE1");
+/// The highest generation that an allocation can have.
+pub const LAST_GENERATION: u32 = u32::MAX - 1;
+/// Stands for a generation while the slot's owner, after a crash of the broker, may still name its allocation: nothing of
+/// the slot is current, and nobody knows yet whether it has ended.
+pub const UNCONFIRMED: u32 = u32::MAX;
 /// Version of this layout; a library takes no page of another version.
-pub const PAGE_VERSION: u32 = 1;
+pub const PAGE_VERSION: u32 = 2;
 /// Bytes before the first generation: one page, so that the generations start page-aligned.
 pub const PAGE_HEADER_BYTES: usize = 4096;
 
@@ -47,8 +52,8 @@ pub const fn page_bytes(slots: u32) -> usize {
     PAGE_HEADER_BYTES + slots as usize * size_of::<u32>()
 }
 
-/// Offset in bytes of the generation of `slot`: live generation, or 0 when the slot has no live
-/// allocation. Written with release order before any holder is told; read with acquire order.
+/// Offset in bytes of the generation of `slot`: live generation, 0 when the slot has no live
+/// allocation, or [`UNCONFIRMED`]. Written with release order before any holder is told; read with acquire order.
 pub const fn generation_offset(slot: u32) -> usize {
     PAGE_HEADER_BYTES + slot as usize * size_of::<u32>()
 }

@@ -65,7 +65,7 @@ pub fn hello() -> Hello {
         pid: std::process::id().into(),
         name: [0; NAME_BYTES],
         deadline_ms: 0.into(),
-        reserved: 0.into(),
+        key: 0.into(),
     }
 }
 

@@ -147,12 +147,14 @@ fn revoke_when_kept_and_its_owner_is_gone_then_nothing_is_left_of_it() {
 fn revoke_when_of_before_a_crash_then_it_cannot_be_named_again() {
     let id = AllocationId { slot: 3, generation: 1 };
     let config = Config { first_generation: 100, ..config() };
-    let former = Former { live: &[id], kept: &[] };
+    let slots = lives::former(&[id]);
+    let former = Former { slots: &slots, kept: &[] };
     let core = Core::after_crash(config, former, Now(0)).expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     assert_eq!(world.evict(&[id]), [ActOutcome::Reserved]);
     assert_eq!(world.revoke(&[id]), [ActOutcome::Done]);
     assert_eq!(world.core.reserved(), 0);
+    world.at(0);
     assert_eq!(world.core.poll_timeout(), None);
 }
 

@@ -3,8 +3,26 @@
 use super::*;
 use crate::limits::TEARDOWN_PER_STEP;
 
-fn id(slot: u32, generation: u32) -> AllocationId {
+pub(super) fn id(slot: u32, generation: u32) -> AllocationId {
     AllocationId { slot, generation }
+}
+
+/// One of before a crash.
+pub(super) const SLOT: AllocationId = AllocationId { slot: 3, generation: 9 };
+
+/// What the owner was known by, and is known by again.
+pub(super) const KEY: OwnerKey = OwnerKey { pid: 4000, started: 5, random: 7 };
+
+/// What was remembered of a deposit of the owner.
+pub(super) fn record() -> Record {
+    let domain = DomainKey { listener: 0, uid: 1000 };
+    Record { domain, gid: 100, share: Share::Uid, recallable: true, owner: KEY }
+}
+
+/// What was remembered when these were live.
+pub(super) fn former(live: &[AllocationId]) -> Vec<FormerSlot> {
+    let life = FormerLife::Live { record: record(), owner_lives: true };
+    live.iter().map(|id| FormerSlot { id: *id, life }).collect()
 }
 
 pub(super) fn kept_deposit(base: u64) -> Deposit {
@@ -14,11 +32,13 @@ pub(super) fn kept_deposit(base: u64) -> Deposit {
 /// After a crash in which these were live.
 pub(super) fn crashed(config: Config, live: &[AllocationId], kept: &[Kept]) -> World {
     let config = Config { first_generation: 100, ..config };
-    let core = Core::after_crash(config, Former { live, kept }, Now(0)).expect("it fits");
+    let slots = former(live);
+    let core = Core::after_crash(config, Former { slots: &slots, kept }, Now(0)).expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     for client in [OWNER, USER, OTHER] {
         world.connect(client, 1000);
     }
+    world.step(Input::Identify { client: OWNER, key: KEY });
     world
 }
 
@@ -35,7 +55,7 @@ impl World {
         self.fx.registered[0].status
     }
 
-    fn declare(
+    pub(super) fn declare(
         &mut self,
         client: ClientId,
         id: AllocationId,
@@ -53,7 +73,7 @@ impl World {
     }
 
     /// A successor goes on: with a state that is the same, saved again.
-    fn restart(&mut self, config: Config) {
+    pub(super) fn restart(&mut self, config: Config) {
         self.fx.clear();
         self.core.settle_parked(&mut self.fx);
         let saved = self.core.save();
@@ -254,7 +274,7 @@ fn redeposit_when_not_of_before_the_crash_or_anothers_then_refused() {
     let code = |status: Status| status.result().err();
     assert_eq!(code(world.redeposit(OWNER, new, deposit(2))), Some(ErrorCode::Stale));
     assert_eq!(code(world.redeposit(USER, new, deposit(2))), Some(ErrorCode::NotPermitted));
-    assert_eq!(code(world.redeposit(USER, id(3, 8), deposit(1))), Some(ErrorCode::OwnerGone));
+    assert_eq!(code(world.redeposit(USER, id(3, 8), deposit(1))), Some(ErrorCode::Stale));
     assert_eq!(code(world.redeposit(USER, id(9, 200), deposit(1))), Some(ErrorCode::Stale));
     assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok());
     assert_eq!(code(world.redeposit(USER, id(3, 9), deposit(1))), Some(ErrorCode::NotPermitted));
@@ -295,19 +315,7 @@ fn declare_when_of_before_the_crash_then_charged_and_capped_and_of_after_it_stal
     let stale = world.declare(USER, born, true).expect_err("born after");
     assert_eq!(stale.result(), Err(ErrorCode::Stale));
     let gone = world.declare(USER, id(4, 9), true).expect_err("was not live");
-    assert_eq!(gone.result(), Err(ErrorCode::OwnerGone));
-    assert!(world.release(USER, lease).is_ok());
-}
-
-#[test]
-fn redeposit_when_a_lease_was_declared_by_who_may_not_then_it_ends_and_the_others_stay() {
-    let mut world = crashed(config(), &[id(3, 9)], &[]);
-    let stranger = ClientId(4);
-    world.connect(stranger, 2000);
-    world.declare(stranger, id(3, 9), true).expect("nobody knows yet");
-    let lease = world.declare(USER, id(3, 9), true).expect("reserved");
-    assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok());
-    assert_eq!(world.client(stranger).account.now(Resource::OpenLeases), 0);
+    assert_eq!(gone.result(), Err(ErrorCode::Stale));
     assert!(world.release(USER, lease).is_ok());
 }
 
@@ -316,7 +324,7 @@ fn grace_when_over_then_what_nobody_named_ends_in_bounded_steps() {
     let live: Vec<_> = (0..700).map(|slot| id(slot, 9)).collect();
     let mut world = crashed(config(), &live, &[]);
     world.declare(USER, id(5, 9), true).expect("reserved");
-    let request = world.acquire(OTHER, &[Ok(id(6, 9))], 60_000);
+    let request = world.acquire(OTHER, &[Ok(id(699, 9))], 60_000);
     let effects = world.at(1000);
     assert_eq!(answer(&world, &effects, request), Some(ErrorCode::OwnerGone.into()));
     let is_end = |effect: &&Effect| matches!(effect, Effect::Publish { generation: 0, .. });
@@ -334,15 +342,16 @@ fn grace_when_over_then_what_nobody_named_ends_in_bounded_steps() {
     assert_eq!(world.redeposit(OWNER, id(7, 9), deposit(1)).result(), Err(ErrorCode::OwnerGone));
     world.acquire(USER, &[Ok(id(7, 9)), Ok(id(7, 99)), Ok(id(7, 100))], 0);
     let codes: Vec<_> = world.fx.granted.iter().map(|item| item.status.result().err()).collect();
-    assert_eq!(codes, [ErrorCode::OwnerGone, ErrorCode::OwnerGone, ErrorCode::Stale].map(Some));
+    assert_eq!(codes, [ErrorCode::OwnerGone, ErrorCode::Stale, ErrorCode::Stale].map(Some));
 }
 
 #[test]
 fn grace_when_a_million_are_reserved_then_no_step_ends_more_than_its_share() {
-    let live: Vec<_> = (0..1_000_000).map(|slot| id(slot, 1)).collect();
+    let ids: Vec<_> = (0..1_000_000).map(|slot| id(slot, 1)).collect();
+    let slots = former(&ids);
     let config = Config { max_slots: 1_000_000, first_generation: 2, ..config() };
     let mut core =
-        Core::after_crash(config, Former { live: &live, kept: &[] }, Now(0)).expect("fits");
+        Core::after_crash(config, Former { slots: &slots, kept: &[] }, Now(0)).expect("fits");
     let (mut fx, mut steps, mut ended) = (Effects::default(), 0, 0);
     while core.reserved() > 0 {
         fx.clear();
@@ -362,7 +371,9 @@ fn after_crash_when_the_page_does_not_fit_then_refused() {
         [&[id(3, 0)], &[id(2000, 1)], &[id(3, 100)], &[id(3, 1), id(3, 2)]];
     for live in wrong {
         let config = Config { first_generation: 100, ..config() };
-        assert!(Core::after_crash(config, Former { live, kept: &[] }, Now(0)).is_err(), "{live:?}");
+        let slots = former(live);
+        let former = Former { slots: &slots, kept: &[] };
+        assert!(Core::after_crash(config, former, Now(0)).is_err(), "{live:?}");
     }
 }
 

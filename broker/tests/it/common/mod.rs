@@ -215,7 +215,7 @@ pub fn hello_body(min: u16, max: u16) -> Hello {
         pid: std::process::id().into(),
         name: *b"a test\0\0\0\0\0\0\0\0\0\0",
         deadline_ms: 0.into(),
-        reserved: 0.into(),
+        key: 0.into(),
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::bytes::Bytes;
 use fdbroker_core::{
     Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
-    Events, Former, Granted, Input, JobKey, JobName, Lane, LeaseId, Now, Peer, Redeposit,
+    Events, Former, FormerLife, FormerSlot, Granted, Input, JobKey, JobName, Lane, LeaseId, Now, OwnerKey, Peer, Record, Redeposit,
     RequestId, Supply, Ticket, Wanted,
 };
 use fdbroker_protocol::{
@@ -127,7 +127,13 @@ impl World {
         if !known.is_empty() {
             config.first_generation = config.first_generation.max(9);
         }
-        let former = Former { live: &known, kept: &[] };
+        let domain = DomainKey { listener: 0, uid: 1000 };
+        let owner = OwnerKey { pid: 1, started: 1, random: 1 };
+        let share = if bytes.bool() { Share::Any } else { Share::Uid };
+        let record = Record { domain, gid: 1, share, recallable: true, owner };
+        let life = FormerLife::Live { record, owner_lives: true };
+        let slots: Vec<_> = known.iter().map(|id| FormerSlot { id: *id, life }).collect();
+        let former = Former { slots: &slots, kept: &[] };
         let core = Core::after_crash(config.clone(), former, Now(1));
         World {
             core: core.expect("the numbers can work"),
@@ -299,6 +305,11 @@ impl World {
     /// Names allocations or leases of an earlier broker.
     fn after_crash(&mut self, client: ClientId, bytes: &mut Bytes<'_>) {
         let request = self.request(client, bytes);
+        if bytes.u8() % 8 == 7 {
+            let key = OwnerKey { pid: 1, started: 1, random: u64::from(bytes.u8() & 1) };
+            self.step(Input::Identify { client, key }, 0);
+            return self.step(Input::Complete { client }, 0);
+        }
         if bytes.bool() {
             let items = self.some(bytes, |world, bytes| Redeposit {
                 id: world.wanted(bytes),

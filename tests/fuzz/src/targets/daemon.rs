@@ -381,7 +381,7 @@ fn hello() -> Hello {
         pid: 1.into(),
         name: *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0",
         deadline_ms: 0.into(),
-        reserved: 0.into(),
+        key: 7.into(),
     }
 }
 

@@ -4,18 +4,42 @@
 
 use crate::bytes::Bytes;
 use fdbroker_protocol::AllocationId;
-use fdbroker_protocol::page::{PAGE_MAGIC, PAGE_VERSION, PageHeader, page_bytes};
+use fdbroker_core::{Caps, Config, Core, FormerSlot};
+use fdbroker_protocol::page::{LAST_GENERATION, PAGE_MAGIC, PAGE_VERSION, PageHeader, page_bytes};
 use fdbrokerd::generation_page::{self, KEY_NAME, Opened, PAGE_NAME};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 const SLOTS: u32 = 16;
 /// A file is made long enough for at most so many slots.
 const MOST_SLOTS: u32 = 1 << 16;
+
+/// One that knows of no allocation.
+static CORE: LazyLock<Core> = LazyLock::new(|| {
+    let config = Config {
+        node: Caps::NONE,
+        domain: Caps::NONE,
+        job: Caps::NONE,
+        client: Caps::NONE,
+        table_fds: 1000,
+        max_clients: 1,
+        max_domains: 1,
+        max_parked_per_client: 1,
+        max_refused_per_domain: 1,
+        max_slots: SLOTS,
+        first_generation: 1,
+        base_credits: 1,
+        max_credits: 1,
+        recall_timeout_us: 1,
+        keep_ttl_us: 1,
+        grace_us: 1,
+    };
+    Core::new(config).expect("the numbers can work")
+});
 
 static DIRECTORY: OnceLock<tempfile::TempDir> = OnceLock::new();
 
@@ -36,21 +60,25 @@ pub fn run(data: &[u8]) {
         page.set_len(page_bytes(slots) as u64).expect("a file grows");
     }
     let former = former(&page, key);
-    let Opened { page, live, .. } = open(directory);
+    let Opened { page, former: slots, .. } = open(directory);
     assert_eq!(page.slots(), SLOTS);
     let first = page.first_generation();
     match former {
         Some(high) => assert!(first > high, "{first} is not above {high}"),
-        None => assert!(first == 1 && live.is_empty(), "nothing was there to go on with"),
+        None => assert!(first == 1 && slots.is_empty(), "nothing was there to go on with"),
     }
-    let is_sound = |id: &AllocationId| id.slot < SLOTS && (1..first).contains(&id.generation);
-    assert!(live.iter().all(is_sound) && live.is_sorted_by(|one, next| one.slot < next.slot));
-    assert!(page.publish(SLOTS - 1, first) && !page.publish(SLOTS, first));
+    let is_sound = |slot: &FormerSlot| {
+        slot.id.slot < SLOTS && (1..first).contains(&slot.id.generation)
+    };
+    assert!(slots.iter().all(is_sound));
+    let core = &CORE;
+    assert!(page.publish(SLOTS - 1, first, core) && !page.publish(SLOTS, first, core));
     drop(page);
     let again = open(directory);
-    let is_kept = |id: &AllocationId| id.slot == SLOTS - 1 || again.live.contains(id);
+    let last = again.former.last().map(|slot| slot.id);
+    let is_kept = last == Some(AllocationId { slot: SLOTS - 1, generation: first });
     // After the last possible generation the broker begins anew.
-    assert!(first == u32::MAX || again.page.first_generation() > first && live.iter().all(is_kept));
+    assert!(first == LAST_GENERATION || again.page.first_generation() > first && is_kept);
 }
 
 fn open(directory: &Path) -> Opened {
@@ -69,7 +97,7 @@ fn former(page: &File, key: &[u8]) -> Option<u32> {
         && length == page_bytes(slots) as u64
         && key.len() == 32
         // Used up: the broker begins anew under another key.
-        && high < u32::MAX;
+        && high < LAST_GENERATION;
     is_whole.then_some(high)
 }
 

@@ -1,0 +1,411 @@
+//! Coming back after a crash: allocations of before it are reserved for their owners, and end when the owners do not name
+//! them again. Must never give such a slot to another allocation, nor grant it before its owner has named it.
+
+use std::collections::VecDeque;
+
+use crate::Core;
+use crate::api::{
+    ClientId, Config, DomainKey, Effects, Former, FormerLife, FormerSlot, Kept, Now, OwnerKey,
+    Record,
+};
+use crate::config::ConfigError;
+use crate::ledger::Charge;
+use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
+use crate::slots::{NONE, Slots};
+use crate::state::{Allocation, Orphan, State, Timer};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Resource};
+use rustc_hash::FxHashMap;
+
+/// What each reserved slot is charged to its domain with.
+const RESERVED: Charge = Charge(Resource::Allocations, 1);
+
+/// An owner of before the crash: its domain, its group, and the client itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FormerOwner {
+    pub domain: DomainKey,
+    pub gid: u32,
+    pub key: OwnerKey,
+}
+
+/// What such an owner had.
+#[derive(Debug)]
+struct Estate {
+    owner: FormerOwner,
+    /// Slots that wait for it, and some that do not any more.
+    slots: Vec<u32>,
+    /// It has named all that is alive.
+    is_complete: bool,
+}
+
+/// The slot waits for this owner, by its place in the list.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    estate: u32,
+    /// Its fd outlived the crash: it ends with its owner's word, but not for want of it.
+    kept: bool,
+}
+
+/// How long owners may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Grace {
+    /// Nothing waits for its owner.
+    #[default]
+    None,
+    /// Until then.
+    Until(Now),
+    /// Too late: what is left ends, from the owner at this place on.
+    Ending(usize),
+}
+
+/// The allocations that wait for their owners. At most one entry for each slot.
+#[derive(Debug, Default)]
+pub(crate) struct Continuity {
+    estates: Vec<Estate>,
+    by_owner: FxHashMap<FormerOwner, u32>,
+    awaited: FxHashMap<u32, Awaited>,
+    /// Of these, those whose fds are lost.
+    reserved: u32,
+    grace: Grace,
+    /// Places of the owners that have named all that is alive, and whose other slots have not all ended.
+    complete: VecDeque<u32>,
+}
+
+impl Continuity {
+    /// The slot waits for this owner from now on.
+    pub fn enter(&mut self, slot: u32, owner: FormerOwner, kept: bool) {
+        let next = u32::try_from(self.estates.len()).expect("owners are fewer than slots");
+        let estate = *self.by_owner.entry(owner).or_insert(next);
+        if estate == next {
+            self.estates.push(Estate { owner, slots: Vec::new(), is_complete: false });
+        }
+        self.estates[estate as usize].slots.push(slot);
+        self.awaited.insert(slot, Awaited { estate, kept });
+        self.reserved += u32::from(!kept);
+    }
+
+    /// The owner has named the slot, or it has ended.
+    pub fn leave(&mut self, slot: u32) {
+        if let Some(Awaited { kept, .. }) = self.awaited.remove(&slot) {
+            self.reserved -= u32::from(!kept);
+        }
+    }
+
+    pub fn has(&self, slot: u32) -> bool {
+        self.awaited.contains_key(&slot)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.awaited.is_empty()
+    }
+
+    pub fn grace(&self) -> Grace {
+        self.grace
+    }
+
+    pub fn set_grace(&mut self, grace: Grace) {
+        self.grace = grace;
+    }
+
+    /// Whether slots are to be ended now.
+    pub fn has_work(&self) -> bool {
+        !self.complete.is_empty() || matches!(self.grace, Grace::Ending(_))
+    }
+
+    fn estate_of(&self, slot: u32) -> Option<(&Estate, bool)> {
+        let Awaited { estate, kept } = *self.awaited.get(&slot)?;
+        Some((&self.estates[estate as usize], kept))
+    }
+
+    /// Why the slot can no longer be named: its owner has not named it in time.
+    pub fn lost(&self, slot: u32) -> Option<ErrorCode> {
+        let (estate, kept) = self.estate_of(slot)?;
+        match self.grace {
+            _ if estate.is_complete => Some(ErrorCode::Stale),
+            Grace::Ending(_) if !kept => Some(ErrorCode::OwnerGone),
+            _ => None,
+        }
+    }
+
+    /// The group of the slot's owner.
+    pub fn gid_of(&self, slot: u32) -> Option<u32> {
+        self.estate_of(slot).map(|(estate, _)| estate.owner.gid)
+    }
+
+    /// What is left of this owner's slots is to end. Too late, it ends anyway.
+    pub fn complete(&mut self, owner: FormerOwner) {
+        if matches!(self.grace, Grace::Ending(_)) {
+            return;
+        }
+        let Some(place) = self.by_owner.get(&owner).copied() else { return };
+        let estate = &mut self.estates[place as usize];
+        if !std::mem::replace(&mut estate.is_complete, true) {
+            self.complete.push_back(place);
+        }
+    }
+
+    /// The next slot to end, and why; each entry looked at takes one of `looks`.
+    fn next_lost(&mut self, looks: &mut usize) -> Option<(u32, ErrorCode)> {
+        while *looks > 0 {
+            let (place, is_complete) = match (self.complete.front(), self.grace) {
+                (Some(place), _) => (*place, true),
+                (None, Grace::Ending(place)) => (u32::try_from(place).ok()?, false),
+                (None, _) => return None,
+            };
+            *looks -= 1;
+            let slot = self.estates.get_mut(place as usize).and_then(|estate| estate.slots.pop());
+            let Some(slot) = slot else {
+                self.next_estate(is_complete);
+                continue;
+            };
+            let awaited = self.awaited.get(&slot).filter(|awaited| awaited.estate == place);
+            match awaited {
+                Some(_) if is_complete => return Some((slot, ErrorCode::Stale)),
+                Some(Awaited { kept: false, .. }) => return Some((slot, ErrorCode::OwnerGone)),
+                Some(_) => drop(self.awaited.remove(&slot)),
+                None => {}
+            }
+        }
+        None
+    }
+
+    /// The owner at hand has no slots any more.
+    fn next_estate(&mut self, is_complete: bool) {
+        match self.grace {
+            _ if is_complete => drop(self.complete.pop_front()),
+            Grace::Ending(place) if place < self.estates.len() => {
+                self.grace = Grace::Ending(place + 1);
+            }
+            _ => *self = Continuity::default(),
+        }
+    }
+
+    /// Lets another owner's slots end next.
+    fn turn(&mut self) {
+        if self.complete.len() > 1 {
+            self.complete.rotate_left(1);
+        }
+    }
+
+    /// All owners that slots wait for: whether each has named all that is alive, and its slots.
+    pub fn all(&self) -> impl Iterator<Item = (FormerOwner, bool, Vec<(u32, bool)>)> {
+        (0..).zip(&self.estates).filter_map(|(place, estate)| {
+            let awaited = |slot: &u32| {
+                let awaited = self.awaited.get(slot).filter(|awaited| awaited.estate == place)?;
+                Some((*slot, awaited.kept))
+            };
+            let slots: Vec<_> = estate.slots.iter().filter_map(awaited).collect();
+            (!slots.is_empty()).then_some((estate.owner, estate.is_complete, slots))
+        })
+    }
+}
+
+impl Core {
+    /// Begins anew after a broker that was killed: what was live is reserved for its owners, who may name it within
+    /// `grace_us`; what it kept lives on without its owner for `keep_ttl_us`; what nobody can bring back has ended.
+    /// `first_generation` must be above every generation of `former`.
+    ///
+    /// # Errors
+    /// When a number of the configuration cannot work, or `former` does not fit it; the message says which.
+    pub fn after_crash(config: Config, former: Former<'_>, now: Now) -> Result<Core, ConfigError> {
+        let mut core = Core::new(config)?;
+        core.now = now;
+        let mut kept: Vec<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
+        kept.sort_unstable();
+        let values = former.slots.iter().map(|FormerSlot { id, life }| {
+            let is_kept = kept.binary_search(id).is_ok();
+            (id.slot, id.generation, core.former_allocation(life, is_kept))
+        });
+        let values: Vec<_> = values.collect();
+        let (most, first) = (core.config.max_slots, core.config.first_generation);
+        core.allocations = Slots::holding(most, first, SLOTS_BEFORE_REUSE, values.into_iter()).ok_or_else(|| {
+            ConfigError::new(format!(
+                "the former generation page does not fit max_slots = {most} and first_generation = {first}: \
+                 keep max_slots as it was, or remove the page to begin anew"
+            ))
+        })?;
+        for FormerSlot { id, life } in former.slots {
+            let FormerLife::Live { record, .. } = life else { continue };
+            if let Some(allocation) = core.allocations.get(id.slot, id.generation) {
+                let domain = allocation.domain;
+                core.accounts(None, domain).add(RESERVED);
+                core.continuity.enter(id.slot, record.former_owner(), false);
+            }
+        }
+        for kept in former.kept {
+            core.keep_former(kept, now)?;
+        }
+        if core.allocations.len() > 0 {
+            // There may be more than the caps allow now: they stay until they end.
+            core.caps_changed();
+        }
+        if !core.continuity.is_empty() {
+            let until = Now(now.0.saturating_add(core.config.grace_us));
+            core.continuity.set_grace(Grace::Until(until));
+            core.timers.insert((until, Timer::Grace));
+        }
+        core.assert_invariants();
+        Ok(core)
+    }
+
+    /// An allocation that waits for its owner; or why it has ended.
+    fn former_allocation(&mut self, life: &FormerLife, is_kept: bool) -> Result<Allocation, u16> {
+        let (record, owner_lives) = match life {
+            FormerLife::Ended(code) => return Err(*code as u16),
+            FormerLife::Live { record, owner_lives } => (record, *owner_lives),
+        };
+        // Without its owner, or its owner's way to export it again, its fd is lost.
+        let can_return = is_kept || owner_lives && record.recallable;
+        let domain = if can_return { self.domain(record.domain) } else { None };
+        let domain = domain.ok_or(ErrorCode::OwnerGone as u16)?;
+        Ok(Allocation::reserved(domain, record))
+    }
+
+    /// The fd of a slot has outlived the crash: it lives on without its owner.
+    fn keep_former(&mut self, kept: &Kept, now: Now) -> Result<(), ConfigError> {
+        let Kept { id, domain: key, gid, job, deposit } = kept;
+        let found = self.allocations.get(id.slot, id.generation);
+        let is_reserved = found.is_some_and(|found| found.state == State::Reserved);
+        let wrong = |why| ConfigError::new(format!("the kept allocation {id} {why}"));
+        if !is_reserved || !deposit.keep || !deposit.has_sound_range() {
+            return Err(wrong("is not one of the former generation page"));
+        }
+        if self.table_room() == 0 {
+            return Err(wrong("does not fit table_fds: raise RLIMIT_NOFILE"));
+        }
+        let domain = self.allocations[id.slot].domain;
+        if self.domains[domain].key != *key {
+            return Err(wrong("was another domain's"));
+        }
+        self.accounts(None, domain).release(RESERVED);
+        self.allocations[id.slot] = Allocation::new(deposit, NONE, domain, State::Resident);
+        if let Some(data) = deposit.driver_data {
+            self.driver_data.insert(id.slot, data);
+        }
+        self.continuity.keep(id.slot);
+        self.held_now += 1;
+        for charge in Self::charges_of_kept(deposit.size_bytes) {
+            self.accounts(None, domain).add(charge);
+        }
+        self.table.peak = self.table.peak.max(self.table_now());
+        let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
+        let job = job.map(|(job, name)| self.job((*key, job), name));
+        self.add_orphan(id.slot, Orphan { until, gid: *gid, job });
+        Ok(())
+    }
+
+    /// What to remember of the live allocation in a slot, for a broker after a crash.
+    pub fn record(&self, slot: u32) -> Option<(AllocationId, Record)> {
+        let allocation = self.allocations.is_full(slot).then(|| &self.allocations[slot])?;
+        let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
+        let record = Record {
+            domain: self.domains[allocation.domain].key,
+            gid: self.gid_of(slot)?,
+            share: allocation.traits.share(),
+            recallable: allocation.traits.is_recallable(),
+            owner: owner.map_or(OwnerKey::default(), |owner| owner.key),
+        };
+        allocation.is_live().then(|| (self.id_of(slot), record))
+    }
+
+    /// Slots of before a crash that no owner has named again yet.
+    pub fn reserved(&self) -> u32 {
+        self.continuity.reserved
+    }
+
+    /// Whether the allocation waits for its owner of before a crash.
+    pub fn is_reserved(&self, id: AllocationId) -> bool {
+        let found = self.allocations.get(id.slot, id.generation);
+        found.is_some_and(|found| found.state == State::Reserved)
+    }
+
+    /// Why an allocation has ended; `None` while it lives. A handle that is older than its slot's last allocation is stale.
+    pub fn end_of(&self, id: AllocationId) -> Option<ErrorCode> {
+        match self.allocations.get(id.slot, id.generation) {
+            Some(allocation) => match allocation.state {
+                State::Ended(code) => Some(code),
+                _ => None,
+            },
+            None => {
+                let noted = self.allocations.note(id.slot, id.generation);
+                Some(noted.and_then(ErrorCode::from_number).unwrap_or(ErrorCode::Stale))
+            }
+        }
+    }
+
+    /// A client, as the daemon knows it over brokers and connections.
+    pub(crate) fn identify(&mut self, client: ClientId, key: OwnerKey) {
+        if let Some(record) = self.client(client) {
+            record.key = key;
+        }
+    }
+
+    /// An owner has named all that is alive of what it had before the crash: the rest ends.
+    pub(crate) fn complete(&mut self, client: ClientId) {
+        let record = self.client_mut(client.0);
+        let (domain, gid, key) = (record.domain, record.gid, record.key);
+        let domain = self.domains[domain].key;
+        if key != OwnerKey::default() {
+            self.continuity.complete(FormerOwner { domain, gid, key });
+        }
+    }
+
+    /// Ends slots that their owners have not named, a bounded number at a time, in turns between owners.
+    pub(crate) fn end_lost(&mut self, fx: &mut Effects) {
+        let mut looks = RESERVED_LOOKS_PER_STEP;
+        for _ in 0..RESERVED_ENDS_PER_STEP {
+            let Some((slot, code)) = self.continuity.next_lost(&mut looks) else { break };
+            self.end(slot, code, fx);
+            self.drain_if_done(slot);
+        }
+        self.continuity.turn();
+        self.stop_grace_if_done();
+    }
+
+    /// Ends the grace time when there is nothing that it is for.
+    pub(crate) fn stop_grace_if_done(&mut self) {
+        if !self.continuity.is_empty() {
+            return;
+        }
+        if let Grace::Until(at) = self.continuity.grace() {
+            self.timers.remove(&(at, Timer::Grace));
+        }
+        self.continuity = Continuity::default();
+    }
+}
+
+impl Continuity {
+    /// The slot's fd has outlived the crash.
+    fn keep(&mut self, slot: u32) {
+        if let Some(awaited) = self.awaited.get_mut(&slot) {
+            awaited.kept = true;
+            self.reserved -= 1;
+        }
+    }
+}
+
+impl Record {
+    fn former_owner(&self) -> FormerOwner {
+        FormerOwner { domain: self.domain, gid: self.gid, key: self.owner }
+    }
+}
+
+impl Allocation {
+    /// One that waits for its owner: only who may have it is known.
+    fn reserved(domain: u32, record: &Record) -> Self {
+        let deposit = crate::api::Deposit {
+            checked: Ok(()),
+            lane: crate::api::Lane::Accepted,
+            kind: MemoryKind::Memfd,
+            share: record.share,
+            recallable: record.recallable,
+            keep: false,
+            device: 0,
+            size_bytes: 0,
+            fd_offset: 0,
+            owner_allocation_id: 0,
+            base: 0,
+            driver_data: None,
+        };
+        Allocation::new(&deposit, NONE, domain, State::Reserved)
+    }
+}

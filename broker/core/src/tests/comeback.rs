@@ -1,0 +1,258 @@
+//! Unit tests of coming back after a crash: who may do what in the grace time, and what an end is called.
+
+use super::lives::{KEY, SLOT, crashed, id, kept_deposit, record};
+use super::*;
+
+const STRANGER: ClientId = ClientId(4);
+/// A client of the owner's process, in the same domain.
+const SECOND: OwnerKey = OwnerKey { random: 8, ..KEY };
+
+impl World {
+    /// The status of one handle, not waited for.
+    fn code(&mut self, client: ClientId, id: AllocationId) -> Option<ErrorCode> {
+        self.acquire(client, &[Ok(id)], 0);
+        self.fx.granted[0].status.result().err()
+    }
+
+    fn complete(&mut self, client: ClientId) {
+        self.step(Input::Complete { client });
+        self.poll_all();
+    }
+
+    /// Until nothing is due now.
+    fn poll_all(&mut self) {
+        while self.core.poll_timeout().is_some_and(|due| due <= self.now) {
+            self.fx.clear();
+            self.core.poll(self.now, &mut self.fx);
+            self.core.check_invariants();
+        }
+    }
+}
+
+fn crashed_with(slots: &[FormerSlot]) -> World {
+    let config = Config { first_generation: 100, ..config() };
+    let core = Core::after_crash(config, Former { slots, kept: &[] }, Now(0)).expect("it fits");
+    let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
+    for client in [OWNER, USER, OTHER] {
+        world.connect(client, 1000);
+    }
+    world.step(Input::Identify { client: OWNER, key: KEY });
+    world.poll_all();
+    world
+}
+
+fn live(slot: u32, record: Record) -> FormerSlot {
+    FormerSlot { id: id(slot, 9), life: FormerLife::Live { record, owner_lives: true } }
+}
+
+// --- the grace time -----------------------------------------------------------------------------
+
+#[test]
+fn grace_when_a_client_of_another_domain_has_handle_and_token_then_not_permitted_as_in_life() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    world.connect(STRANGER, 2000);
+    assert_eq!(world.code(STRANGER, SLOT), Some(ErrorCode::NotPermitted));
+    let declared = world.declare(STRANGER, SLOT, true).expect_err("another user's");
+    assert_eq!(declared.result(), Err(ErrorCode::NotPermitted));
+    let named = world.redeposit(STRANGER, SLOT, deposit(1));
+    assert_eq!(named.result(), Err(ErrorCode::NotPermitted));
+    assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Again), "its own domain waits");
+    assert!(world.redeposit(OWNER, SLOT, deposit(1)).is_ok());
+}
+
+#[test]
+fn grace_when_shared_with_any_or_a_group_then_those_wait_and_declare_and_nobody_else() {
+    let any = live(3, Record { share: Share::Any, ..record() });
+    let group = live(4, Record { share: Share::Gid, gid: 7, ..record() });
+    let mut world = crashed_with(&[any, group]);
+    world.connect(STRANGER, 2000);
+    let member = ClientId(5);
+    let domain = DomainKey { listener: 0, uid: 2001 };
+    let peer = Peer { domain, job: None, pid: 1, gid: 1, groups: &[7] };
+    world.step(Input::Connect { client: member, peer });
+    let (request, deadline) = (RequestId(1), Now(0));
+    world.step(Input::Hello { client: member, request, own_fds: 0, deadline });
+    assert_eq!(world.code(STRANGER, id(3, 9)), Some(ErrorCode::Again));
+    assert_eq!(world.code(STRANGER, id(4, 9)), Some(ErrorCode::NotPermitted));
+    assert_eq!(world.code(member, id(4, 9)), Some(ErrorCode::Again));
+    world.declare(member, id(4, 9), false).expect("of the group");
+    world.declare(STRANGER, id(3, 9), false).expect("anybody");
+    // A client of the owner's user with another group must not become the owner: the group would be another one.
+    assert_eq!(
+        world.redeposit(OWNER, id(4, 9), Deposit { share: Share::Gid, ..deposit(1) }).result(),
+        Err(ErrorCode::NotPermitted)
+    );
+}
+
+#[test]
+fn redeposit_when_it_claims_another_share_then_it_stays_as_it_was() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    world.connect(STRANGER, 2000);
+    assert!(world.redeposit(OWNER, SLOT, Deposit { share: Share::Any, ..deposit(1) }).is_ok());
+    assert_eq!(world.code(STRANGER, SLOT), Some(ErrorCode::NotPermitted));
+}
+
+#[test]
+fn after_crash_when_reserved_then_charged_to_its_domain_and_then_to_its_owner() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    let domain = |world: &World| world.core.domains(0).next().expect("one").account;
+    assert_eq!(domain(&world).now(Resource::Allocations), 1);
+    assert!(world.redeposit(OWNER, SLOT, deposit(1)).is_ok());
+    assert_eq!(domain(&world).now(Resource::Allocations), 1);
+    assert_eq!(world.client(OWNER).account.now(Resource::Allocations), 1);
+}
+
+#[test]
+fn redeposit_when_named_then_the_page_shows_it_again() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    assert!(world.redeposit(OWNER, SLOT, deposit(1)).is_ok());
+    let Effect::Publish { slot, generation } = world.fx.list[0] else { panic!("not published") };
+    assert_eq!(id(slot, generation), SLOT);
+    let (named, told) = world.core.record(SLOT.slot).expect("it lives");
+    assert_eq!((named, told), (SLOT, record()));
+}
+
+// --- complete -----------------------------------------------------------------------------------
+
+#[test]
+fn complete_when_not_named_then_stale_at_once_and_what_was_named_or_anothers_is_not() {
+    let others = Record { owner: SECOND, ..record() };
+    let mut world = crashed_with(&[live(3, record()), live(4, record()), live(5, others)]);
+    assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok());
+    let lease = world.declare(USER, id(4, 9), false).expect("nobody has said yet");
+    let request = world.acquire(USER, &[Ok(id(4, 9))], 500);
+    let effects = world.step(Input::Complete { client: OWNER });
+    assert_eq!(effects, [], "it ends in polls");
+    assert_eq!(world.code(USER, id(4, 9)), Some(ErrorCode::Stale), "before its end");
+    assert_eq!(world.redeposit(OWNER, id(4, 9), deposit(2)).result(), Err(ErrorCode::Stale));
+    world.fx.clear();
+    world.core.poll(world.now, &mut world.fx);
+    let effects = world.fx.list.clone();
+    assert_eq!(answer(&world, &effects, request), Some(ErrorCode::Stale.into()));
+    let told = RevokedEvent { id: id(4, 9), lease, code: ErrorCode::Stale };
+    assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
+    assert!(world.release(USER, lease).is_ok());
+    assert_eq!(world.code(USER, id(4, 9)), Some(ErrorCode::Stale), "after its end");
+    assert_eq!(world.code(USER, id(3, 9)), Some(ErrorCode::Again));
+    assert_eq!(world.code(USER, id(5, 9)), Some(ErrorCode::Again));
+    assert_eq!(world.core.reserved(), 1);
+}
+
+#[test]
+fn complete_when_said_by_another_client_or_user_then_nothing_ends() {
+    let mut world = crashed_with(&[live(3, record())]);
+    world.connect(STRANGER, 2000);
+    world.step(Input::Identify { client: USER, key: SECOND });
+    world.step(Input::Identify { client: STRANGER, key: KEY });
+    for client in [USER, OTHER, STRANGER] {
+        world.complete(client);
+        assert_eq!(world.core.reserved(), 1);
+    }
+    world.complete(OWNER);
+    assert_eq!(world.core.reserved(), 0);
+}
+
+#[test]
+fn complete_when_a_million_were_freed_then_they_end_in_bounded_steps_between_others() {
+    const ALL: u32 = 100_000;
+    let second = Record { owner: SECOND, ..record() };
+    let slots: Vec<_> = (0..ALL).map(|slot| live(slot, record())).collect();
+    let config = Config { first_generation: 100, max_slots: ALL + 1, ..config() };
+    let slots = [slots, vec![live(ALL, second)]].concat();
+    let former = Former { slots: &slots, kept: &[] };
+    let core = Core::after_crash(config, former, Now(0)).expect("it fits");
+    let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
+    for (client, key) in [(OWNER, KEY), (USER, SECOND)] {
+        world.connect(client, 1000);
+        world.step(Input::Identify { client, key });
+        world.step(Input::Complete { client });
+    }
+    let mut polls = 0;
+    while world.core.reserved() > 0 {
+        world.fx.clear();
+        world.core.poll(world.now, &mut world.fx);
+        assert!(world.fx.list.len() <= limits::RESERVED_ENDS_PER_STEP);
+        polls += 1;
+        let is_second_there = world.core.end_of(id(ALL, 9)).is_none();
+        assert!(polls < 3 || !is_second_there, "the small owner waits for the large one");
+        assert!(polls < 2 * ALL, "it does not end");
+    }
+    world.poll_all();
+    assert_eq!(world.core.poll_timeout(), None);
+}
+
+#[test]
+fn complete_when_restarted_in_between_then_it_goes_on() {
+    let mut world = crashed_with(&[live(3, record()), live(4, record())]);
+    world.step(Input::Complete { client: OWNER });
+    world.restart(Config { first_generation: 100, ..config() });
+    assert_eq!(world.code(USER, id(3, 9)), Some(ErrorCode::Stale));
+    world.poll_all();
+    assert_eq!(world.core.reserved(), 0);
+}
+
+#[test]
+fn complete_when_a_kept_one_is_not_named_then_stale_and_its_fd_leaves_the_store() {
+    let mut before = World::new(config());
+    before.step(Input::Identify { client: OWNER, key: KEY });
+    let kept: Vec<_> = [1, 2].map(|base| before.register(kept_deposit(base)).id).into();
+    let fds: Vec<_> = kept.iter().map(|id| before.core.kept(id.slot).expect("kept")).collect();
+    let mut world = crashed(config(), &kept, &fds);
+    assert_eq!(world.code(USER, kept[1]), None, "its fd is here");
+    assert!(world.redeposit(OWNER, kept[0], kept_deposit(1)).is_ok());
+    world.step(Input::Complete { client: OWNER });
+    assert_eq!(world.code(USER, kept[1]), Some(ErrorCode::Stale));
+    world.poll_all();
+    assert_eq!(world.core.kept(kept[1].slot), None);
+    assert!(world.core.kept(kept[0].slot).is_some());
+}
+
+// --- reasons ------------------------------------------------------------------------------------
+
+#[test]
+fn after_crash_when_the_owner_is_dead_or_cannot_export_again_then_owner_gone_at_once() {
+    let dead = FormerLife::Live { record: record(), owner_lives: false };
+    let resident = live(4, Record { recallable: false, ..record() });
+    let ended = FormerLife::Ended(ErrorCode::Stale);
+    let former = [FormerSlot { id: id(3, 9), life: dead }, resident];
+    let former = [&former[..], &[FormerSlot { id: id(5, 9), life: ended }]].concat();
+    let mut world = crashed_with(&former);
+    assert_eq!(world.core.reserved(), 0);
+    assert_eq!(world.code(USER, id(3, 9)), Some(ErrorCode::OwnerGone));
+    assert_eq!(world.code(USER, id(4, 9)), Some(ErrorCode::OwnerGone));
+    assert_eq!(world.code(USER, id(5, 9)), Some(ErrorCode::Stale));
+    for slot in 3..6 {
+        assert_eq!(world.code(USER, id(slot, 8)), Some(ErrorCode::Stale), "older");
+    }
+}
+
+#[test]
+fn end_when_the_owner_dies_then_owner_gone_for_all_who_ask_until_the_slot_is_used_again() {
+    let mut world = World::new(Config { max_slots: 1, ..config() });
+    let old = world.register(deposit(1)).id;
+    world.step(Input::Gone { client: OWNER });
+    world.close_all();
+    for _ in 0..40 {
+        assert_eq!(world.code(USER, old), Some(ErrorCode::OwnerGone));
+    }
+    world.connect(OWNER, 1000);
+    let new = world.register(deposit(1)).id;
+    assert_eq!(new.slot, old.slot);
+    assert_eq!(world.code(USER, old), Some(ErrorCode::Stale));
+}
+
+#[test]
+fn end_when_unregistered_before_the_owner_dies_then_stale_whether_leased_or_not() {
+    let mut world = World::new(config());
+    let [free, leased] = [1, 2].map(|base| world.register(deposit(base)).id);
+    let lease = world.grant(USER, leased);
+    world.unregister(OWNER, free);
+    world.unregister(OWNER, leased);
+    world.step(Input::Gone { client: OWNER });
+    assert_eq!(world.code(USER, free), Some(ErrorCode::Stale));
+    assert_eq!(world.code(USER, leased), Some(ErrorCode::Stale));
+    world.release(USER, lease);
+    assert_eq!(world.code(USER, leased), Some(ErrorCode::Stale));
+    world.restart(config());
+    assert_eq!(world.code(USER, leased), Some(ErrorCode::Stale));
+}
