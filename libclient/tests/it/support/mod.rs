@@ -233,7 +233,17 @@ impl Received {
 
 use fdbroker_protocol::HandlePrefix;
 
+/// The next message; `complete`, which each connection after the first sends once, is left out.
 pub fn receive(socket: BorrowedFd<'_>, patience: Duration) -> Result<Received, RecvError> {
+    loop {
+        let received = receive_any(socket, patience)?;
+        if received.kind != Kind::Complete {
+            return Ok(received);
+        }
+    }
+}
+
+fn receive_any(socket: BorrowedFd<'_>, patience: Duration) -> Result<Received, RecvError> {
     let mut bytes = vec![0; MAX_MESSAGE_BYTES];
     let mut fds = ReceivedFds::new();
     let got = fdbroker_scm::recv_timeout(socket, &mut bytes, &mut fds, Some(patience))?;
