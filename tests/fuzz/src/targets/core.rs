@@ -5,8 +5,8 @@
 use crate::bytes::Bytes;
 use fdbroker_core::{
     Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
-    Events, Former, FormerLife, FormerSlot, Granted, Input, JobKey, JobName, Lane, LeaseId, Now, OwnerKey, Peer, Record, Redeposit,
-    RequestId, Supply, Ticket, Wanted,
+    Events, Former, FormerLife, FormerSlot, Granted, Input, JobKey, JobName, Lane, LeaseId, Now,
+    OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,

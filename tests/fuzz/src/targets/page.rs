@@ -3,8 +3,8 @@
 //! claims and the file does not have.
 
 use crate::bytes::Bytes;
-use fdbroker_protocol::AllocationId;
 use fdbroker_core::{Caps, Config, Core, FormerSlot};
+use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::page::{LAST_GENERATION, PAGE_MAGIC, PAGE_VERSION, PageHeader, page_bytes};
 use fdbrokerd::generation_page::{self, KEY_NAME, Opened, PAGE_NAME};
 use std::fs::{File, OpenOptions};
@@ -67,9 +67,8 @@ pub fn run(data: &[u8]) {
         Some(high) => assert!(first > high, "{first} is not above {high}"),
         None => assert!(first == 1 && slots.is_empty(), "nothing was there to go on with"),
     }
-    let is_sound = |slot: &FormerSlot| {
-        slot.id.slot < SLOTS && (1..first).contains(&slot.id.generation)
-    };
+    let is_sound =
+        |slot: &FormerSlot| slot.id.slot < SLOTS && (1..first).contains(&slot.id.generation);
     assert!(slots.iter().all(is_sound));
     let core = &CORE;
     assert!(page.publish(SLOTS - 1, first, core) && !page.publish(SLOTS, first, core));
