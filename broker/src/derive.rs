@@ -21,6 +21,9 @@ pub(crate) struct Table {
 /// has not read all.
 const FDS_PER_CONNECTION: u64 = fdbroker_core::limits::FDS_PER_CONNECTION + 1;
 
+/// See [`Config::share_factor`]: one user of a service gets at most 8/9 of the node, another one 8/9 of what is left then.
+const SHARE_FACTOR: u64 = 8;
+
 /// The core's configuration, and what was derived on the way.
 pub(crate) struct Derived {
     pub core: Config,
@@ -160,6 +163,10 @@ pub(crate) fn resolve_core(
         recall_timeout_us: recall_timeout_ms.saturating_mul(1000),
         keep_ttl_us: keep_ttl_ms.saturating_mul(1000),
         grace_us: grace_ms.saturating_mul(1000),
+        share_factor: match mode {
+            Mode::Private => NO_CAP,
+            Mode::Service => SHARE_FACTOR,
+        },
     };
     Ok(Derived { core, most_connections })
 }

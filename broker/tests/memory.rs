@@ -81,6 +81,7 @@ fn config(count: u32) -> Config {
         recall_timeout_us: 1_000_000,
         keep_ttl_us: 1_000_000,
         grace_us: 1_000_000,
+        share_factor: u64::MAX,
     }
 }
 

@@ -423,6 +423,7 @@ fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> 
     if model.is_full(ledger, Holder::Node, Resource::TableFds, 1) {
         found.push(Blocker { resource: Resource::TableFds, account: Holder::Node });
     }
+    found.extend(beyond_share(model, ledger, client, Resource::TableFds, 1));
     found
 }
 
@@ -430,10 +431,23 @@ fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> 
 fn hello_blockers(model: &Model, ledger: &Ledger, client: u32, own_fds: u32) -> Vec<Blocker> {
     let (resource, need) = (Resource::Fds, u64::from(own_fds));
     let accounts = model.accounts_of_client(client).into_iter();
-    accounts
-        .filter(|account| model.is_full(ledger, *account, resource, need))
-        .map(|account| Blocker { resource, account })
-        .collect()
+    let full = accounts.filter(|account| model.is_full(ledger, *account, resource, need));
+    let full = full.map(|account| Blocker { resource, account });
+    full.chain(beyond_share(model, ledger, client, Resource::OwnFds, need)).collect()
+}
+
+/// The share of a client's domain, if that is used up.
+fn beyond_share(
+    model: &Model,
+    ledger: &Ledger,
+    client: u32,
+    resource: Resource,
+    need: u64,
+) -> Option<Blocker> {
+    let domain = model.clients.get(&client)?.domain;
+    let account = Holder::Domain(domain);
+    let beyond = model.is_beyond_share(ledger, domain, resource, need);
+    beyond.then_some(Blocker { resource, account })
 }
 
 /// Whether a parked request waits for room in this cap.
@@ -570,6 +584,10 @@ fn room_could_be_made(
         return None;
     }
     let blocker = *blockers.first()?;
+    if blocker.resource == Resource::TableFds && blocker.account != Holder::Node {
+        // What can be closed counts as free already.
+        return None;
+    }
     if model.closing_in(blocker.account) > 0 {
         return None;
     }
@@ -647,7 +665,9 @@ pub fn hello_helps(model: &Model, step: &Step, after: &Ledger, action: &Action) 
     model.proofs.count(Promise::Shares, 1);
     let own = u64::from(*own_fds);
     ensure!(own <= MAX_BATCH as u64, "fds of others are closed for {own} fds of client {client}");
-    let helps = hello_blockers(model, after, *client, *own_fds).iter().any(|blocker| {
+    let blockers = hello_blockers(model, after, *client, *own_fds);
+    let mut full = blockers.iter().filter(|blocker| blocker.resource == Resource::Fds);
+    let helps = full.any(|blocker| {
         let account = blocker.account;
         let cap = u128::from(model.caps(account)[blocker.resource]);
         let short_of = after.of(account).usage(blocker.resource) + u128::from(own) - cap;

@@ -178,7 +178,7 @@ impl Model {
         })
     }
 
-    fn welcomed(&mut self, step: &Step, client: ClientId, request: u64, credits: u32) -> Check {
+    fn welcomed(&mut self, step: &mut Step, client: ClientId, request: u64, credits: u32) -> Check {
         let asked = self.answer(client, request)?;
         let Ask::Hello { own_fds, .. } = asked.ask else {
             return Err("welcome in answer to another request".into());
@@ -189,6 +189,7 @@ impl Model {
         ensure!(credits <= most, "{credits} deposit credits at hello, more than {most}");
         state.phase = Phase::Active;
         state.own = u64::from(own_fds);
+        step.let_in.push((client.0, own_fds.into()));
         state.credits = u64::from(credits);
         Ok(())
     }
@@ -679,9 +680,14 @@ impl Model {
                 // The model has counted the connection already.
                 let (ledger, accounts) = (self.ledger(), self.accounts_of_client(client.0));
                 let is_full = |it: &Holder| self.is_full(&ledger, *it, Resource::Connections, 0);
-                client.0 >= self.config.max_clients || accounts.iter().any(is_full)
+                let beyond = self.connection_is_beyond_share(&ledger, client.0)?;
+                client.0 >= self.config.max_clients || accounts.iter().any(is_full) || beyond
             }
-            Some(Resource::TableFds) => self.table_fds(&self.ledger().node) > self.config.table_fds,
+            Some(Resource::TableFds) => {
+                let ledger = self.ledger();
+                self.table_fds(&ledger.node) > self.config.table_fds
+                    || self.connection_is_beyond_share(&ledger, client.0)?
+            }
             _ => step.connecting.is_none(),
         };
         ensure!(justified, "client {} is disconnected with {shown}, and there is room", client.0);

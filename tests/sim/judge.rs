@@ -102,6 +102,8 @@ pub struct Step {
     /// Allocations that were evicted as soon as they were registered, because of the cap on bytes.
     pub not_kept: Vec<AllocationId>,
     pub new_allocations: u64,
+    /// Clients that were let in, each with the fds that it declared.
+    pub let_in: Vec<(u32, u64)>,
     /// What each item of a redeposit may come to.
     pub returns: Vec<Return>,
 }

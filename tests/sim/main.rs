@@ -24,6 +24,7 @@ mod runner;
 mod scenarios;
 mod sending;
 mod setups;
+mod shares;
 mod soak;
 mod tally;
 mod took;

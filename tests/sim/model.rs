@@ -262,6 +262,18 @@ impl Ledger {
         .unwrap_or_default()
     }
 
+    /// The same without the fds that a client was let in with.
+    pub fn without_own(mut self, client: u32, domain: DomainKey, own: u64) -> Self {
+        self.charge(Some(client), domain, |sums| sums.own = sums.own.saturating_sub(own));
+        self
+    }
+
+    /// The same with one connection less.
+    pub fn without_connection(mut self, client: u32, domain: DomainKey) -> Self {
+        self.charge(Some(client), domain, |sums| sums.connections -= 1);
+        self
+    }
+
     /// The same with one open lease less.
     pub fn without_lease(mut self, client: u32, domain: DomainKey) -> Self {
         self.charge(Some(client), domain, |sums| sums.open = sums.open.saturating_sub(1));

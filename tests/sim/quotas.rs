@@ -49,6 +49,14 @@ impl Model {
             ensure!(free.count() == 0 || cap == value, "{shown}, and there are free slots");
             return Ok(());
         }
+        let own = self.clients.get(&quota.client).map(|client| client.domain);
+        if let (Resource::OwnFds | Resource::TableFds, Scope::Domain, Some(domain)) =
+            (resource, scope, own)
+        {
+            let beyond = |it: &&Ledger| self.is_beyond_share(it, domain, resource, quota.need);
+            ensure!(ledgers.iter().any(beyond), "{shown}, and the share is not used up");
+            return Ok(());
+        }
         let accounts = self.accounts_of(quota, scope);
         ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");
         let cap = match resource {

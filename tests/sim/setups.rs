@@ -93,6 +93,7 @@ fn base() -> Setup {
         recall_timeout_us: 4_000,
         keep_ttl_us: 50_000,
         grace_us: 20_000,
+        share_factor: u64::MAX,
     };
     Setup {
         config,
@@ -154,6 +155,7 @@ fn bytes(setup: &mut Setup, _: &mut Rng) {
 }
 
 fn shares(setup: &mut Setup, _: &mut Rng) {
+    setup.config.share_factor = 8;
     setup.config.node = Caps { fds: 40, ..Caps::NONE };
     setup.config.domain = Caps {
         fds: 18,
@@ -210,6 +212,7 @@ fn retire(setup: &mut Setup, _: &mut Rng) {
 }
 
 fn table(setup: &mut Setup, _: &mut Rng) {
+    setup.config.share_factor = 8;
     setup.config.table_fds = table_for(5, 10);
     setup.clients = 5;
     setup.config.max_clients = 6;
@@ -302,6 +305,7 @@ fn ones(setup: &mut Setup, _: &mut Rng) {
 
 /// More users than clients, and few leases for all of them.
 fn domains(setup: &mut Setup, _: &mut Rng) {
+    setup.config.share_factor = 8;
     setup.config.node = Caps { fds: 40, open_leases: 8, ..Caps::NONE };
     setup.config.domain = Caps { open_leases: 4, ..Caps::NONE };
     setup.config.max_domains = 40;

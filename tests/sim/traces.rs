@@ -290,5 +290,6 @@ fn config() -> Config {
         recall_timeout_us: LONG_US,
         keep_ttl_us: LONG_US,
         grace_us: LONG_US,
+        share_factor: u64::MAX,
     }
 }

@@ -553,6 +553,7 @@ impl World {
         if exact {
             checks::order(&self.model, &step, &after, action)?;
             checks::hello_helps(&self.model, &step, &after, action)?;
+            self.model.check_shares(&step, &self.ledger, &after)?;
             let all = checks::everybody(&self.model, &after);
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;

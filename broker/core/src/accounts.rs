@@ -102,8 +102,9 @@ impl Core {
     /// Free room for held places of a client: the least of all its accounts'.
     pub(crate) fn held_room(&mut self, client: u32) -> u64 {
         let domain = self.client_mut(client).domain;
+        let share = self.share_of_table(domain);
         let accounts = self.accounts(Some(client), domain);
-        let mut room = accounts.table_room;
+        let mut room = accounts.table_room.min(share);
         for (_, account, caps) in accounts.levels().into_iter().flatten() {
             for resource in [Resource::Fds, Resource::HeldFds] {
                 room = room.min(caps[resource].saturating_sub(account.now(resource)));
@@ -116,9 +117,18 @@ impl Core {
     /// much as the others: then no cap of a client bounds it.
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
         let Blocked { resource, account } = blocked;
-        let cap = match resource {
-            Resource::TableFds => self.config.table_fds,
-            resource => self.caps_of(account)[resource],
+        let cap = match (resource, account) {
+            // The share of a domain, in what it has of the resource.
+            (Resource::OwnFds, Holder::Domain(number)) => {
+                let now = self.domains[number].account.now(resource);
+                now.saturating_add(self.share_of_own_fds(number))
+            }
+            (Resource::TableFds, Holder::Domain(number)) => {
+                let now = self.domains[number].account.now(Resource::HeldFds);
+                now.saturating_add(self.share_of_table(number))
+            }
+            (Resource::TableFds, _) => self.config.table_fds,
+            (resource, account) => self.caps_of(account)[resource],
         };
         let counted = match resource {
             Resource::TableFds => Resource::HeldFds,

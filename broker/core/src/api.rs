@@ -510,6 +510,9 @@ pub struct Config {
     pub base_credits: u32,
     /// Most deposit credits of one client, at most 253.
     pub max_credits: u32,
+    /// Of what cannot be taken back, a domain gets more only while it holds less than so many times what is still free.
+    /// [`NO_CAP`](fdbroker_protocol::NO_CAP): as much as there is.
+    pub share_factor: u64,
     /// Time an owner has to answer a recall, in microseconds.
     pub recall_timeout_us: u64,
     /// Time a kept allocation lives without its owner, in microseconds.

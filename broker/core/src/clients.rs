@@ -28,6 +28,8 @@ impl Core {
         } else if self.is_refusing(key) {
             let most = self.config.max_refused_per_domain.into();
             Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
+        } else if let Some(status) = self.is_beyond_share(key) {
+            status
         } else if let Some(domain) = self.domain(key) {
             match self.take_in(client, peer, domain) {
                 Ok(()) => return,
@@ -71,6 +73,21 @@ impl Core {
         self.table.connections += FDS_PER_CONNECTION;
         self.table.peak = self.table.peak.max(self.table_now());
         Ok(())
+    }
+
+    /// Why the domain may not have another connection, though there is room: that is for others. A domain that has
+    /// nothing yet always finds some.
+    fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
+        let domain = *self.domain_by_key.get(&key)?;
+        let account = &self.domains[domain].account;
+        if self.share_of_table(domain) < FDS_PER_CONNECTION {
+            let blocked = Blocked { resource: Resource::TableFds, account: Holder::Domain(domain) };
+            return Some(self.no_quota(blocked));
+        }
+        let now = account.now(Resource::Connections);
+        let is_beyond = self.share_of_connections(domain) == 0
+            && self.node.now(Resource::Connections) < self.config.node.connections;
+        is_beyond.then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now))
     }
 
     /// Whether too many refused fds of the domain are still to be closed.

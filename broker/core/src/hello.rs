@@ -4,7 +4,7 @@
 use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{ClientId, Config, Effect, Effects, Now, RequestId};
-use crate::ledger::{Blocked, Charge};
+use crate::ledger::{Blocked, Charge, Holder};
 use crate::limits::HELLO_IN_LINE_FDS;
 use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::admin::EventKind;
@@ -88,7 +88,14 @@ impl Core {
         {
             return Err(blocked);
         }
+        let domain = self.client_mut(client.0).domain;
+        let share = self.share_of_own_fds(domain);
         self.charge(client.0, Charge(Resource::OwnFds, own))?;
+        if own > share {
+            self.undo_charge(client.0, Charge(Resource::OwnFds, own));
+            let (resource, account) = (Resource::OwnFds, Holder::Domain(domain));
+            return Err(Blocked { resource, account });
+        }
         let record = self.client_mut(client.0);
         record.own_fds = own;
         record.welcome = true;
@@ -119,7 +126,8 @@ impl Core {
     /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
     /// help nobody. One that declares few fds has clients asked for leases, too.
     fn make_room_for_hello(&mut self, own: u64, blocked: Blocked, fx: &mut Effects) {
-        if own > MAX_BATCH as u64 || !self.may_make_room(blocked) {
+        let is_full = blocked.resource != Resource::OwnFds;
+        if own > MAX_BATCH as u64 || !is_full || !self.may_make_room(blocked) {
             return;
         }
         let (Blocked { resource, account }, cap) =
@@ -136,9 +144,9 @@ impl Core {
 }
 
 /// A hello that declares few fds stands in line with other requests. One that declares many would hold them all up until
-/// so many are free: it stands before nobody.
+/// so many are free: it stands before nobody. Neither does one for which the share of its domain is used up.
 fn hello_waits(own: u64, blocked: Blocked) -> Wait {
-    match own <= HELLO_IN_LINE_FDS {
+    match own <= HELLO_IN_LINE_FDS && blocked.resource != Resource::OwnFds {
         true => Wait::Room(blocked),
         false => Wait::Space(blocked),
     }

@@ -218,6 +218,7 @@ impl Core {
         let mut node = Index::default();
         let mut domains: BTreeMap<u32, Index> = BTreeMap::new();
         let mut jobs: BTreeMap<u32, Index> = BTreeMap::new();
+        let mut evictable: BTreeMap<u32, u64> = BTreeMap::new();
         for number in clients {
             let client = self.client_mut(number);
             let (owned, lru, recalls) = (client.owned, client.lru.list, client.recalls);
@@ -239,6 +240,7 @@ impl Core {
                 "invariant 5: the queue of client {number} is not in order"
             );
             let first = places.first().copied().filter(|_| !silent);
+            *evictable.entry(domain).or_default() += if silent { 0 } else { places.len() as u64 };
             assert_eq!(key, first, "invariant 5: client {number} in the indexes");
             node.change(number, None, key);
             domains.entry(domain).or_default().change(number, None, key);
@@ -253,7 +255,11 @@ impl Core {
         for (number, domain) in self.domains.iter_from(0) {
             let index = domains.remove(&number).unwrap_or_default();
             assert!(domain.lru == index, "invariant 5: the index of domain {number}");
+            let counted = evictable.get(&number).copied().unwrap_or(0);
+            assert_eq!(domain.evictable, counted, "what can be evicted of domain {number}");
         }
+        let counted: u64 = evictable.values().sum();
+        assert_eq!(self.lru.evictable, counted, "what can be evicted of the node");
         for (number, job) in self.jobs.iter_from(0) {
             let index = jobs.remove(&number).unwrap_or_default();
             assert!(job.lru == index, "invariant 5: the index of job {number}");

@@ -38,6 +38,7 @@ mod restore;
 mod rooms;
 mod rounds;
 mod saved;
+mod shares;
 mod slots;
 mod state;
 #[cfg(test)]

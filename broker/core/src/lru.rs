@@ -66,10 +66,17 @@ impl Core {
     }
 
     /// Brings a client's place in the indexes of the node, its domain and its job in line with the oldest allocation in
-    /// its queue. One that does not answer is in none of them.
+    /// its queue, and counts how many can be evicted. A client that does not answer has none.
     fn reindex(&mut self, owner: u32) {
         let Core { allocations, clients, domains, jobs, lru, .. } = self;
         let client = clients[owner as usize].as_deref_mut().expect("owners are clients");
+        let evictable = if client.silent { 0 } else { client.lru.list.len() as u64 };
+        let counted = std::mem::replace(&mut client.lru.evictable, evictable);
+        if counted != evictable {
+            for count in [&mut lru.evictable, &mut domains[client.domain].evictable] {
+                *count = *count - counted + evictable;
+            }
+        }
         let first = client.lru.list.first().filter(|_| !client.silent);
         let key = first.map(|slot| lru.clock.place(allocations[slot].stamp));
         let former = std::mem::replace(&mut client.lru.key, key);

@@ -57,11 +57,13 @@ pub struct Queue {
     pub list: List,
     /// The place of the oldest one, under which the owner is in the indexes; `None`: it is in none.
     pub key: Option<u64>,
+    /// How many are counted as evictable: none while the owner does not answer.
+    pub evictable: u64,
 }
 
 impl Queue {
     /// Without allocations.
-    pub const EMPTY: Queue = Queue { list: List::EMPTY, key: None };
+    pub const EMPTY: Queue = Queue { list: List::EMPTY, key: None, evictable: 0 };
 }
 
 /// The owners in one scope that have something to evict, by the place of their oldest allocation.
@@ -109,6 +111,8 @@ pub struct Lru {
     pub index: Index,
     /// Looks for victims that this step may still spend on second chances.
     pub looks_left: usize,
+    /// Allocations that can be evicted.
+    pub evictable: u64,
     /// Allocations that the request at hand wants: out of their queues, so that none makes room for another.
     pub aside: Vec<u32>,
 }

@@ -5,7 +5,7 @@ use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
-use crate::ledger::{Charge, FOR_CREDIT, Holder};
+use crate::ledger::{Blocked, Charge, FOR_CREDIT, Holder};
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
 use crate::state::{Parked, Timer, Wait, Wish};
 use crate::waiting::Fate;
@@ -164,6 +164,11 @@ impl Core {
             if let Some(blocked) = self.ahead(turn, client.0, FOR_CREDIT) {
                 return Some(Wait::Room(blocked));
             }
+            let domain = self.client_mut(client.0).domain;
+            if self.is_beyond_share_of_table(domain) {
+                let (resource, account) = (Resource::TableFds, Holder::Domain(domain));
+                return Some(Wait::Space(Blocked { resource, account }));
+            }
             if let Err(blocked) = self.charge(client.0, Charge(Resource::HeldFds, 1)) {
                 if self.may_make_room(blocked) {
                     self.evict_for(blocked, 1, fx);
@@ -217,7 +222,10 @@ impl Core {
         if full.is_none() {
             self.undo_charge(client.0, Charge(Resource::HeldFds, 1));
         }
-        match full.or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
+        let domain = self.client_mut(client.0).domain;
+        let share = Blocked { resource: Resource::TableFds, account: Holder::Domain(domain) };
+        let beyond = self.is_beyond_share_of_table(domain).then_some(share);
+        match beyond.or(full).or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
             Some(blocked) => self.no_quota(blocked),
             None => ErrorCode::Again.into(),
         }

@@ -439,6 +439,8 @@ pub struct Domain {
     pub askable: Askable,
     /// What it is charged for.
     pub account: Account,
+    /// Allocations that can be evicted.
+    pub evictable: u64,
     /// Its clients with evictable allocations.
     pub lru: Index,
 }
@@ -459,6 +461,7 @@ impl Domain {
             pauses: Pauses::default(),
             askable: Askable::default(),
             account: Account::default(),
+            evictable: 0,
             lru: Index::default(),
         }
     }

@@ -45,6 +45,7 @@ fn config() -> Config {
         recall_timeout_us: 100 * MS,
         keep_ttl_us: 1000 * MS,
         grace_us: 1000 * MS,
+        share_factor: u64::MAX,
     }
 }
 

@@ -38,6 +38,7 @@ fn config() -> Config {
         recall_timeout_us: 100_000,
         keep_ttl_us: 1_000_000,
         grace_us: 1_000_000,
+        share_factor: u64::MAX,
     }
 }
 

@@ -7,8 +7,9 @@ const LATE: ClientId = ClientId(5);
 /// Another client connects; its hello may wait for a second.
 fn knock(world: &mut World, client: ClientId, uid: u32, own_fds: u32) -> Vec<Effect> {
     let (request, deadline) = (RequestId(1), Now(world.now.0 + 1000 * MS));
-    world.step(connect(client, DomainKey { listener: 0, uid }, 1));
-    world.step(Input::Hello { client, request, own_fds, deadline })
+    let connected = world.step(connect(client, DomainKey { listener: 0, uid }, 1));
+    let greeted = world.step(Input::Hello { client, request, own_fds, deadline });
+    connected.into_iter().chain(greeted).collect()
 }
 
 fn is_welcome(effects: &[Effect], of: ClientId) -> bool {
@@ -128,4 +129,45 @@ fn hello_when_the_broker_restarts_then_it_is_asked_to_try_again() {
     let status = ErrorCode::Again.into();
     let failed = Effect::Failed { client: LATE, request: RequestId(1), status };
     assert_eq!(effects.list, [failed, Effect::Disconnect { client: LATE, status }]);
+}
+
+// --- shares ---------------------------------------------------------------------------------------
+
+#[test]
+fn hello_when_users_claim_thousands_of_fds_then_the_next_user_finds_some() {
+    let mut world = World::new(Config { share_factor: 8, ..node_fds(20_000) });
+    for (number, uid, own_fds) in [(5, 2000, 17_500), (6, 2001, 2000), (7, 2002, 400)] {
+        let client = ClientId(number);
+        assert!(is_welcome(&knock(&mut world, client, uid, own_fds), client), "{uid}");
+    }
+    let greedy = ClientId(8);
+    assert!(!is_welcome(&knock(&mut world, greedy, 2000, 1), greedy));
+    let refused = world.at(1000);
+    assert!(is_refused(&refused, greedy), "{refused:?}");
+    let Some(Effect::Failed { status, .. }) = refused.first() else { panic!("{refused:?}") };
+    let (resource, scope) = (Resource::OwnFds as u8, Scope::Domain as u8);
+    assert_eq!((status.resource, status.scope), (resource, scope), "{status}");
+}
+
+#[test]
+fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in_with_credits() {
+    let table_fds = limits::TABLE_RESERVE + 4000;
+    let config =
+        Config { table_fds, share_factor: 8, max_clients: 2000, max_domains: 20, ..config() };
+    let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
+    let mut number = 0;
+    while !is_refused(&knock(&mut world, ClientId(number), 2000, 0), ClientId(number)) {
+        // Idle, and with as many credits as it gets.
+        let (client, request, deadline) = (ClientId(number), RequestId(2), Now(0));
+        let (deposits, credits_wanted) = (&[][..], 64);
+        world.step(Input::Register { client, request, deposits, credits_wanted, deadline });
+        number += 1;
+    }
+    assert!(number > 10, "only {number} connections");
+    for uid in 3000..3010 {
+        let client = ClientId(uid - 2000);
+        assert!(is_welcome(&knock(&mut world, client, uid, 0), client), "{uid}");
+        let client = world.client(client);
+        assert!(client.credits > 0, "{uid}");
+    }
 }

@@ -62,6 +62,7 @@ pub fn config(bytes: &mut Bytes<'_>) -> Config {
         recall_timeout_us: 1000,
         keep_ttl_us: 3000,
         grace_us: 2000,
+        share_factor: 8,
     }
 }
 

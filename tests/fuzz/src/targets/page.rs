@@ -37,6 +37,7 @@ static CORE: LazyLock<Core> = LazyLock::new(|| {
         recall_timeout_us: 1,
         keep_ttl_us: 1,
         grace_us: 1,
+        share_factor: 8,
     };
     Core::new(config).expect("the numbers can work")
 });

@@ -1,0 +1,107 @@
+//! Shares of domains: of what cannot be taken back, a domain gets more only while it holds less than so many times
+//! ([`crate::Config::share_factor`]) what is still free. So a newcomer always finds some. Must never take anything back.
+
+use fdbroker_protocol::{NO_CAP, Resource};
+
+use crate::Core;
+use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+
+/// What of a resource cannot be taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    /// Held by the domain.
+    held: u64,
+    /// Held by all domains.
+    used: u64,
+    /// All that there is.
+    most: u64,
+}
+
+impl Part {
+    /// How much more the domain may get.
+    fn room(self, factor: u64) -> u64 {
+        if factor == NO_CAP || self.most == NO_CAP {
+            return NO_CAP;
+        }
+        let held = u128::from(self.held);
+        let free = u128::from(self.most.saturating_sub(self.used));
+        let reach = u128::from(factor) * free;
+        if held >= reach {
+            return 0;
+        }
+        // The last one that it gets finds that the domain holds less than `factor` times what is free then.
+        let room = (reach - held - 1) / (u128::from(factor) + 1) + 1;
+        u64::try_from(room.min(free)).expect("no more than is free")
+    }
+}
+
+impl Core {
+    /// How many more fds of their own clients of a domain may declare. What clients have open counts, too.
+    pub(crate) fn share_of_own_fds(&self, domain: u32) -> u64 {
+        let of = |resources: [u64; 2]| resources.iter().sum();
+        let account = &self.domains[domain].account;
+        let held = [Resource::OwnFds, Resource::OpenLeases].map(|it| account.now(it));
+        let used = [Resource::OwnFds, Resource::OpenLeases].map(|it| self.node.now(it));
+        let most = self.config.node.fds;
+        Part { held: of(held), used: of(used), most }.room(self.config.share_factor)
+    }
+
+    /// How many more connections a domain may have.
+    pub(crate) fn share_of_connections(&self, domain: u32) -> u64 {
+        let held = self.domains[domain].account.now(Resource::Connections);
+        let used = self.node.now(Resource::Connections);
+        let most = self.config.node.connections;
+        Part { held, used, most }.room(self.config.share_factor)
+    }
+
+    /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. The fds
+    /// that can be closed count as free.
+    pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
+        let record = &self.domains[domain];
+        let connections = record.account.now(Resource::Connections) * FDS_PER_CONNECTION;
+        let held = connections + record.account.now(Resource::HeldFds) - record.evictable;
+        let used = self.table_now() - TABLE_RESERVE - self.lru.evictable;
+        let most = self.config.table_fds.saturating_sub(TABLE_RESERVE);
+        Part { held, used, most }.room(self.config.share_factor)
+    }
+
+    /// Whether a domain may have no other place of the table, though there are some, or fds that can be closed.
+    pub(crate) fn is_beyond_share_of_table(&self, domain: u32) -> bool {
+        self.share_of_table(domain) == 0 && self.table_room() + self.lru.evictable > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_when_one_domain_takes_all_it_may_then_a_ninth_is_left_and_of_that_a_ninth() {
+        let mut part = Part { held: 0, used: 0, most: 9000 };
+        let first = part.room(8);
+        assert_eq!(first, 8000);
+        part = Part { held: first, used: first, most: 9000 };
+        assert_eq!(part.room(8), 0);
+        part = Part { held: 0, used: first, most: 9000 };
+        assert_eq!(part.room(8), 889);
+    }
+
+    #[test]
+    fn room_when_taken_one_by_one_then_as_much_as_at_once() {
+        for most in [0, 1, 2, 8, 9, 10, 73, 1000] {
+            let mut part = Part { held: 0, used: 0, most };
+            let at_once = part.room(8);
+            while part.room(8) > 0 {
+                (part.held, part.used) = (part.held + 1, part.used + 1);
+            }
+            assert_eq!(part.held, at_once, "of {most}");
+        }
+    }
+
+    #[test]
+    fn room_when_there_are_no_shares_or_no_cap_then_only_caps_count() {
+        let part = Part { held: 7, used: 7, most: 10 };
+        assert_eq!(part.room(NO_CAP), NO_CAP);
+        assert_eq!(Part { most: NO_CAP, ..part }.room(8), NO_CAP);
+    }
+}
