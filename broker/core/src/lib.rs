@@ -41,8 +41,6 @@ mod saved;
 mod shares;
 mod slots;
 mod state;
-#[cfg(test)]
-mod tests;
 mod view;
 mod waiting;
 pub mod work;

@@ -1,7 +1,7 @@
-//! Unit tests of what outlives an owner or a broker: keep, share by group, restart, crash.
+//! Tests of what outlives an owner or a broker: keep, share by group, restart, crash.
 
 use super::*;
-use crate::limits::TEARDOWN_PER_STEP;
+use fdbroker_core::limits::TEARDOWN_PER_STEP;
 
 pub(super) fn id(slot: u32, generation: u32) -> AllocationId {
     AllocationId { slot, generation }

@@ -1,4 +1,4 @@
-//! Unit tests of the door: connect and hello.
+//! Tests of the door: connect and hello.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Unit tests of coming back after a crash: who may do what in the grace time, and what an end is called.
+//! Tests of coming back after a crash: who may do what in the grace time, and what an end is called.
 
 use super::lives::{KEY, SLOT, crashed, id, kept_deposit, record};
 use super::*;

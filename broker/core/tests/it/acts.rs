@@ -1,7 +1,7 @@
-//! Unit tests of what an administrator may do: evict, revoke, drain; and of what is noted for whoever watches.
+//! Tests of what an administrator may do: evict, revoke, drain; and of what is noted for whoever watches.
 
 use super::*;
-use crate::limits::DRAINED_PER_STEP;
+use fdbroker_core::limits::DRAINED_PER_STEP;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 
@@ -331,10 +331,10 @@ fn notes_when_nobody_takes_them_then_bounded_and_the_rest_counted() {
     let mut world = World::new(config());
     world.core.set_watched(true);
     let extra = 3;
-    for at in 0..crate::limits::NOTES_KEPT + extra {
+    for at in 0..fdbroker_core::limits::NOTES_KEPT + extra {
         world.step(Input::SetDraining { draining: at % 2 == 0 });
     }
     let mut notes = Vec::new();
     assert_eq!(world.core.take_notes(&mut notes), extra as u64);
-    assert_eq!(notes.len(), crate::limits::NOTES_KEPT);
+    assert_eq!(notes.len(), fdbroker_core::limits::NOTES_KEPT);
 }

@@ -1,4 +1,4 @@
-//! Unit tests of what one message may bring about at most, so that nobody waits long for another's.
+//! Tests of what one message may bring about at most, so that nobody waits long for another's.
 
 use super::*;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;

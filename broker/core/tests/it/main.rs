@@ -1,9 +1,9 @@
-//! Unit tests of the core's rules, one by one. The simulator (tests/sim) has the long and the random ones.
+//! Tests of the core's rules, one by one. The simulator (tests/sim) has the long and the random ones.
 
-use crate::*;
+use fdbroker_core::*;
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{
-    AllocationId, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
+    AllocationId, ErrorCode, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
 mod acts;

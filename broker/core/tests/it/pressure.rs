@@ -1,4 +1,4 @@
-//! Unit tests of pressure: jobs, fairness between domains, reclaim, caps changed at run time.
+//! Tests of pressure: jobs, fairness between domains, reclaim, caps changed at run time.
 
 use super::*;
 

@@ -1,10 +1,10 @@
-//! Unit tests of what a job leaves behind: kept allocations whose owner is gone are their job's still.
+//! Tests of what a job leaves behind: kept allocations whose owner is gone are their job's still.
 
 use super::lives::{crashed, kept_deposit};
 use super::pressure::{JOB, connect_in_job, job_of};
 use super::*;
-use crate::saved::SavedOrphan;
 use fdbroker_protocol::admin::ActOutcome;
+use serde_json::{Value, from_value, json, to_value};
 
 const FIRST: ClientId = ClientId(3);
 const SECOND: ClientId = ClientId(4);
@@ -112,10 +112,12 @@ fn left_when_an_adoption_is_refused_then_its_jobs_still() {
 fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
     let (mut world, id) = left();
     world.core.settle_parked(&mut world.fx);
-    let mut saved = world.core.save();
+    let saved = world.core.save();
     let restored = Core::restore(config(), saved.clone(), world.now).expect("sound");
     assert_eq!(restored.save(), saved);
-    saved.jobs[0].name = "\u{1b}".repeat(1000);
+    let mut saved = to_value(saved).expect("plain data");
+    saved["jobs"][0]["name"] = "\u{1b}".repeat(1000).into();
+    let saved = from_value(saved).expect("of the same form");
     let mut core = Core::restore(config(), saved, world.now).expect("sound");
     core.check_invariants();
     let view = core.jobs(0).next().expect("as before");
@@ -128,20 +130,19 @@ fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
 fn restore_when_jobs_and_what_they_left_contradict_each_other_then_refused() {
     let (mut world, _id) = left();
     world.core.settle_parked(&mut world.fx);
-    let saved = world.core.save();
-    let refused = |change: fn(&mut Saved)| {
+    let saved = to_value(world.core.save()).expect("plain data");
+    let refused = |change: fn(&mut Value)| {
         let mut saved = saved.clone();
         change(&mut saved);
+        let saved = from_value(saved).expect("of the same form");
         Core::restore(config(), saved, Now(0)).map(drop)
     };
     let broken = |what, number| Err(RestoreError::Broken(what, number));
-    assert_eq!(refused(|saved| saved.jobs.clear()), broken("jobs", 0));
-    assert_eq!(refused(|saved| saved.jobs[0].key = 9), broken("job", 9));
-    assert_eq!(refused(|saved| saved.jobs[0].uid = 9), broken("job", 7));
-    let without = |saved: &mut Saved| {
-        let (_, allocation) = &mut saved.allocations.full[0];
-        allocation.orphan = allocation.orphan.map(|orphan| SavedOrphan { job: None, ..orphan });
-    };
+    assert_eq!(refused(|saved| saved["jobs"] = json!([])), broken("jobs", 0));
+    assert_eq!(refused(|saved| saved["jobs"][0]["key"] = 9.into()), broken("job", 9));
+    assert_eq!(refused(|saved| saved["jobs"][0]["uid"] = 9.into()), broken("job", 7));
+    let without =
+        |saved: &mut Value| saved["allocations"]["full"][0][1]["orphan"]["job"] = Value::Null;
     assert_eq!(refused(without), broken("jobs", 1));
 }
 
