@@ -3,11 +3,11 @@
 
 use crate::handover::ledger;
 use crate::handover::state::State;
-use crate::inherited::Inherited;
-use crate::notify::Manager;
-use crate::server::Server;
+use crate::manager::inherited::Inherited;
+use crate::manager::notify::Manager;
+use crate::node::signals::Signals;
+use crate::server::parts::Server;
 use crate::settings::Settings;
-use crate::signals::Signals;
 use crate::start::{Outside, RunError, prepare, real_calls};
 use fdbroker_core::{Config, Core, Now};
 use mio::Events;
@@ -117,5 +117,5 @@ pub fn restored(body: &[u8], config: &Config, now: Now) -> Option<Core> {
 
 /// The path that names a process's job, from the text of its `/proc/PID/cgroup`.
 pub fn job_name(cgroup: &str) -> Option<&str> {
-    Some(crate::schedulers::job_cgroup(cgroup)?.path)
+    Some(crate::clients::schedulers::job_cgroup(cgroup)?.path)
 }

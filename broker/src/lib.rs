@@ -6,57 +6,30 @@
 //! close fds start when they are needed. Must
 //! never decide what the core decides, nor block on what a client sent.
 
-pub mod classify;
 pub mod cli;
-pub mod closers;
-pub mod config;
-pub mod generation_page;
 pub mod handover;
 pub mod kernel;
 pub mod limits;
-pub mod listeners;
 pub mod settings;
 
-mod accept;
-mod acts;
 mod admin;
-mod apply;
-mod connection;
-mod derive;
-mod ending;
-mod fd_table;
-mod files;
-mod flow;
+mod clients;
+mod fds;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod in_flight;
-mod inherited;
-mod job;
-mod keep_book;
-mod keep_store;
 mod log;
-mod metrics;
-mod notify;
-mod places;
-pub mod preflight;
-mod records;
-mod reload;
-mod replies;
-mod requests;
-pub mod schedulers;
-mod serve;
+mod manager;
+mod messages;
+mod node;
+mod readiness;
 mod server;
-mod shared_map;
-mod signals;
-mod sources;
 mod start;
-#[cfg(test)]
-mod tests;
-mod tokens;
-mod turns;
-mod watch;
 
-pub use config::ConfigError;
+pub use clients::schedulers;
+pub use fds::{classify, closers};
+pub use node::{generation_page, listeners};
+pub use settings::config::{self, ConfigError};
+pub use settings::preflight;
 pub use settings::{Environment, Host, Mode, Settings};
 pub use start::{RunError, run};

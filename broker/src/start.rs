@@ -1,24 +1,24 @@
 //! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
 //! one order that is safe. Must never let a client connect before all of it stands.
 
-use crate::classify::Classifier;
-use crate::closers::{Calls, Closers, WakeFn};
-use crate::generation_page::{self, GenerationPage, Opened, PageError};
+use crate::fds::classify::Classifier;
+use crate::fds::closers::{Calls, Closers, WakeFn};
 use crate::handover::restore::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
-use crate::inherited::Inherited;
-use crate::keep_store::{Found, KeepStore};
 use crate::kernel;
-use crate::listeners::{
+use crate::manager::inherited::Inherited;
+use crate::manager::keep_store::{Found, KeepStore};
+use crate::manager::notify::Manager;
+use crate::messages::replies::Identity;
+use crate::node::generation_page::{self, GenerationPage, Opened, PageError};
+use crate::node::listeners::{
     DirectoryLock, DirectoryRule, ListenError, Listener, Predecessor, prepare_directory,
 };
-use crate::notify::Manager;
-use crate::replies::Identity;
-use crate::server::{Parts, Server};
+use crate::node::signals::Signals;
+use crate::readiness::Source;
+use crate::server::parts::{Parts, Server};
 use crate::settings::{ListenerSettings, Mode, Settings, parent};
-use crate::signals::Signals;
-use crate::tokens::Source;
 use fdbroker_core::{Core, Former, FormerLife, FormerSlot, Kept, Now};
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};

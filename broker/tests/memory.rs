@@ -12,7 +12,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 // The daemon's own modules, which it does not export.
-#[path = "../src/files.rs"]
+#[path = "../src/fds/files.rs"]
 mod files;
 
 /// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the tables.

@@ -1,7 +1,7 @@
 //! What jobs and domains are charged for, for administrators. Must never change anything.
 
 use super::{Chosen, Traits, write_page};
-use crate::server::Server;
+use crate::server::parts::Server;
 use fdbroker_core::{Account, Caps, DomainKey, DomainView, JobKey, JobName, JobView};
 use fdbroker_protocol::admin::{AccountRecord, Use};
 use fdbroker_protocol::{ByResource, Kind, Writer};

@@ -1,6 +1,6 @@
 //! Which records a query, an act or a watch is for. Must never look further than at what it is handed.
 
-use crate::server::Server;
+use crate::server::parts::Server;
 use fdbroker_core::{AllocationView, JobKey};
 use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::admin::Filter;

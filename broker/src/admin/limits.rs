@@ -1,7 +1,7 @@
 //! Caps shown and changed at run time, by administrators. Must never change one for somebody who is neither root nor the
 //! broker's user, nor without saying so in the log.
 
-use crate::server::Server;
+use crate::server::parts::Server;
 use fdbroker_core::Input;
 use fdbroker_protocol::admin::{LimitChange, Limits, SetLimit};
 use fdbroker_protocol::{ErrorCode, Kind, NO_CAP, Resource, Scope, Writer};

@@ -1,8 +1,8 @@
 //! Records for administrators: what the core and the connections know, as the protocol has it. Must never change anything, nor
 //! choose which are wanted.
 
-use crate::connection::Connection;
-use crate::server::Server;
+use crate::clients::connection::Connection;
+use crate::server::parts::Server;
 use fdbroker_core::{AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView};
 use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{

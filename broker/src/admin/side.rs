@@ -1,10 +1,10 @@
 //! The administrators' connections: who has a place, whose turn it is, who watches. Must never read or answer a query, nor let
 //! those that watch take the places of those that ask.
 
+use crate::admin::watch::Watch;
 use crate::kernel;
 use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
-use crate::listeners::Listener;
-use crate::watch::Watch;
+use crate::node::listeners::Listener;
 use fdbroker_core::{Note, Now};
 use fdbroker_scm::ReceivedFds;
 use slab::Slab;

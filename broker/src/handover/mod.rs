@@ -41,7 +41,7 @@ pub enum HandoverError {
     Parked(u64),
     /// The service manager does not take it.
     #[error(transparent)]
-    Store(#[from] crate::notify::StoreError),
+    Store(#[from] crate::manager::notify::StoreError),
     /// It takes it, but does not say so.
     #[error("the service manager does not answer in time")]
     Unheard,

@@ -7,11 +7,11 @@ use super::state::{
     Fd, SavedConnection, SavedHandshake, SavedHelloReply, SavedListener, SavedSlot, State,
 };
 use super::{HandoverError, ledger};
-use crate::connection::{Connection, Phase, client_id, index};
-use crate::flow::forget_unread;
+use crate::clients::connection::{Connection, Phase, client_id, index};
 use crate::limits::HANDOVER_TRIES;
-use crate::listeners::Listener;
-use crate::server::{Retiring, Server};
+use crate::node::listeners::Listener;
+use crate::server::flow::forget_unread;
+use crate::server::parts::{Retiring, Server};
 use fdbroker_core::ClientId;
 use fdbroker_protocol::{ErrorCode, Resource};
 use nix::sys::resource::{Resource as Rlimit, getrlimit, setrlimit};

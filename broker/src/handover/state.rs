@@ -2,9 +2,9 @@
 //! Must never hold what means something to one process alone. Any change here is another
 //! [`FORMAT`](super::ledger::FORMAT).
 
-use crate::connection::{Blocked, Phase};
-use crate::files::Files;
-use crate::metrics::Metrics;
+use crate::clients::connection::{Blocked, Phase};
+use crate::clients::metrics::Metrics;
+use crate::fds::files::Files;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};

@@ -5,10 +5,10 @@
 use super::HandoverError;
 use super::restore::{Arrivals, Arrived};
 use super::save::Way;
-use crate::inherited::{Inherited, names};
 use crate::limits::MANAGER_PATIENCE;
-use crate::notify::Manager;
-use crate::server::Server;
+use crate::manager::inherited::{Inherited, names};
+use crate::manager::notify::Manager;
+use crate::server::parts::Server;
 use std::os::fd::AsFd;
 
 impl Server {

@@ -8,7 +8,7 @@ use super::ledger::FORMAT;
 use super::restore::{Arrivals, Arrived};
 use super::save::{Parcel, Way};
 use crate::limits::{HANDOVER_PATIENCE, MAX_CARRIERS};
-use crate::server::{Ending, Server};
+use crate::server::parts::{Ending, Server};
 use fdbroker_protocol::admin::{Query, TakeoverOffer, TakeoverStep, step};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;

@@ -1,0 +1,179 @@
+//! What an administrator does to the broker: evict, revoke, drain. Must never act for anyone but root and the broker's
+//! own user, nor upon more allocations in one message than a client could end in one.
+
+use crate::admin::Chosen;
+use crate::limits::ADMIN_SLOTS_SCANNED;
+use crate::server::parts::Server;
+use fdbroker_core::{AllocationView, Input};
+use fdbroker_protocol::admin::{Act, ActOutcome, ActRecord, Filter, Page, act_flags};
+use fdbroker_protocol::limits::{ENDS_PER_MESSAGE, MAX_ADMIN_MESSAGE_BYTES};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Writer};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use std::os::fd::BorrowedFd;
+use zerocopy::FromZeros;
+
+const _: () = assert!(
+    16 + size_of::<Page>() + ENDS_PER_MESSAGE * size_of::<ActRecord>() <= MAX_ADMIN_MESSAGE_BYTES
+);
+
+/// Whether a message is an act, a watch among them: its body is an [`Act`].
+pub(crate) fn is_act(kind: Kind) -> bool {
+    matches!(kind, Kind::AdminEvict | Kind::AdminRevoke | Kind::AdminDrain | Kind::AdminWatch)
+}
+
+/// Who may act: root and the broker's own user. Gives how to name them in the log.
+fn actor(socket: BorrowedFd<'_>) -> Result<String, String> {
+    let us = nix::unistd::geteuid().as_raw();
+    let peer = getsockopt(&socket, PeerCredentials).map_err(|error| error.to_string())?;
+    let name = format!("uid {} (pid {})", peer.uid(), peer.pid());
+    if peer.uid() == 0 || peer.uid() == us { Ok(name) } else { Err(name) }
+}
+
+impl Server {
+    /// Does what administrator `index` wants, and answers it.
+    pub(crate) fn answer_act<'w>(
+        &mut self,
+        writer: &'w mut Writer,
+        index: usize,
+        (kind, id): (Kind, u64),
+        act: &Act,
+    ) -> &'w [u8] {
+        let Some(chosen) = Chosen::of(act.filter.get(), act.value.get()) else {
+            return writer.failed(id, ErrorCode::NotSupported.into());
+        };
+        if kind == Kind::AdminWatch {
+            if !self.start_watch(index, chosen) {
+                return writer.failed(id, ErrorCode::Again.into());
+            }
+            writer.start(Kind::AdminEvents, id);
+            return writer.finish(0, 0);
+        }
+        let is_dry = act.flags.get() & act_flags::DRY_RUN != 0;
+        let actor = match self.admin.socket(index).map(actor) {
+            Some(Ok(actor)) => actor,
+            // What changes nothing may be asked by whoever may look.
+            _ if is_dry => String::new(),
+            refused => {
+                let who = refused.and_then(Result::err).unwrap_or_default();
+                log::warn!(
+                    "administrator {who}: {kind}: refused: not root, nor this broker's user"
+                );
+                return writer.failed(id, ErrorCode::NotPermitted.into());
+            }
+        };
+        match kind {
+            Kind::AdminDrain => {
+                let draining = act.flags.get() & act_flags::UNDO == 0;
+                if !is_dry {
+                    let what = if draining { "drain" } else { "drain --undo" };
+                    log::info!("administrator {actor}: {what}");
+                    self.step(Input::SetDraining { draining });
+                }
+                writer.start(Kind::AdminDrainReply, id).push(&self.node_status());
+                writer.finish(0, 0)
+            }
+            _ => {
+                let (page, views) = self.choose(&chosen, act.cursor.get());
+                let records = self.act_upon(kind, is_dry, &views);
+                let done = |record: &&ActRecord| record.outcome.get() == ActOutcome::Done as u32;
+                let done = records.iter().filter(done).count();
+                if !is_dry && !records.is_empty() {
+                    let what = if kind == Kind::AdminEvict { "evict" } else { "revoke" };
+                    let of = records.len();
+                    log::info!(
+                        "administrator {actor}: {what} {chosen}: {done} of {of} allocations"
+                    );
+                }
+                let reply = match kind {
+                    Kind::AdminEvict => Kind::AdminEvictReply,
+                    _ => Kind::AdminRevokeReply,
+                };
+                writer.start(reply, id).push(&page).push(&records[..]);
+                writer.finish(records.len(), 0)
+            }
+        }
+    }
+
+    /// Those that this message is for, and where the next goes on. One named by its id that is not there stands for
+    /// itself.
+    fn choose(
+        &self,
+        chosen: &Chosen,
+        cursor: u32,
+    ) -> (Page, Vec<Result<AllocationView, AllocationId>>) {
+        let mut page = Page { next_cursor: 0.into(), done: 1.into() };
+        if let Some(id) = chosen.allocation() {
+            let found = self.core.allocations(id.slot).next().filter(|view| view.id == id);
+            return (page, vec![found.ok_or(id)]);
+        }
+        let end = cursor.saturating_add(ADMIN_SLOTS_SCANNED);
+        if end < self.core.allocation_slots() {
+            page = Page { next_cursor: end.into(), done: 0.into() };
+        }
+        let mut views = Vec::new();
+        for view in self.core.allocations_within(cursor..end) {
+            if views.len() == ENDS_PER_MESSAGE {
+                page = Page { next_cursor: view.id.slot.into(), done: 0.into() };
+                break;
+            }
+            if self.is_chosen(chosen, &view) {
+                views.push(Ok(view));
+            }
+        }
+        (page, views)
+    }
+
+    fn act_upon(
+        &mut self,
+        kind: Kind,
+        is_dry: bool,
+        views: &[Result<AllocationView, AllocationId>],
+    ) -> Vec<ActRecord> {
+        let ids: Vec<AllocationId> =
+            views.iter().map(|view| view.map_or_else(|id| id, |view| view.id)).collect();
+        let mut records: Vec<ActRecord> = views.iter().map(|view| self.act_record(view)).collect();
+        let is_evict = kind == Kind::AdminEvict;
+        let outcomes: Vec<ActOutcome> = if is_dry {
+            let core = &self.core;
+            let outcome = |id: &AllocationId| match is_evict {
+                true => core.evict_outcome(*id),
+                false => core.revoke_outcome(*id),
+            };
+            ids.iter().map(outcome).collect()
+        } else {
+            let mut effects = std::mem::take(&mut self.effects);
+            let ids = &ids[..];
+            let input = if is_evict { Input::Evict { ids } } else { Input::Revoke { ids } };
+            self.core.step(self.now, input, &mut effects);
+            let outcomes = effects.acted.iter().map(|acted| acted.outcome).collect();
+            self.settle(effects);
+            outcomes
+        };
+        for (record, outcome) in records.iter_mut().zip(outcomes) {
+            record.outcome = (outcome as u32).into();
+        }
+        records
+    }
+
+    fn act_record(&self, view: &Result<AllocationView, AllocationId>) -> ActRecord {
+        let mut record = ActRecord::new_zeroed();
+        match view {
+            Ok(view) => record.allocation = self.allocation_record(view),
+            Err(id) => {
+                record.allocation.slot = id.slot.into();
+                record.allocation.generation = id.generation.into();
+            }
+        }
+        record
+    }
+}
+
+impl std::fmt::Display for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.allocation(), self.filter) {
+            (Some(id), _) => write!(f, "{id}"),
+            (None, Filter::None) => f.write_str("all"),
+            (None, filter) => write!(f, "{filter}:{}", self.value),
+        }
+    }
+}

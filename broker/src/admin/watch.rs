@@ -1,0 +1,240 @@
+//! Events for administrators who watch: each watcher has a bounded queue, and is sent what is in it when its socket
+//! takes it. Must cost nothing while nobody watches, and never wait for a slow watcher: what it misses is counted.
+
+use crate::admin::{Chosen, Traits};
+use crate::limits::{WATCH_EVENTS_KEPT, WATCH_EVENTS_PER_MESSAGE};
+use crate::server::parts::Server;
+use fdbroker_core::{ClientId, Granted, JobKey, Note};
+use fdbroker_protocol::admin::{EventKind, EventRecord};
+use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
+use fdbroker_protocol::{AllocationId, Kind, Status};
+use std::collections::VecDeque;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const _: () = assert!(
+    16 + (WATCH_EVENTS_PER_MESSAGE + 1) * size_of::<EventRecord>() <= MAX_ADMIN_MESSAGE_BYTES
+);
+
+/// What one watcher is still to be told.
+pub(crate) struct Watch {
+    chosen: Chosen,
+    events: VecDeque<EventRecord>,
+    /// Missed after the last of them.
+    lost: u64,
+}
+
+impl Watch {
+    fn new(chosen: Chosen) -> Self {
+        Watch { chosen, events: VecDeque::new(), lost: 0 }
+    }
+
+    /// Whether there is something to tell.
+    pub fn is_due(&self) -> bool {
+        !self.events.is_empty() || self.lost > 0
+    }
+
+    fn wants(&self, event: &EventRecord, job: Option<JobKey>) -> bool {
+        let (pid, uid) = (event.pid.get(), event.uid.get());
+        let is_of_node = uid == u32::MAX && event.slot.get() == u32::MAX;
+        let allocation = Some((event.slot.get(), event.generation.get()));
+        is_of_node || self.chosen.has(Traits { allocation, pid, uid, job })
+    }
+
+    /// `job`: the client's, or that which has left the allocation.
+    fn offer(&mut self, event: &EventRecord, job: Option<JobKey>) {
+        if !self.wants(event, job) {
+            return;
+        }
+        if self.events.len() >= WATCH_EVENTS_KEPT {
+            self.lost += 1;
+            return;
+        }
+        if self.lost > 0 {
+            let lost = std::mem::take(&mut self.lost);
+            self.events.push_back(lost_event(lost, event.unix_us.get()));
+        }
+        self.events.push_back(*event);
+    }
+
+    /// The next message's events.
+    fn take(&mut self, unix_us: u64) -> Vec<EventRecord> {
+        let count = self.events.len().min(WATCH_EVENTS_PER_MESSAGE);
+        let mut events: Vec<EventRecord> = self.events.drain(..count).collect();
+        if self.events.is_empty() && self.lost > 0 {
+            events.push(lost_event(std::mem::take(&mut self.lost), unix_us));
+        }
+        if self.events.is_empty() {
+            // A burst's memory goes with it.
+            self.events = VecDeque::new();
+        }
+        events
+    }
+}
+
+fn lost_event(lost: u64, unix_us: u64) -> EventRecord {
+    EventRecord { lost: lost.into(), ..event(&Note::of_node(EventKind::Lost), unix_us) }
+}
+
+/// A note as it is told, without the client's name.
+fn event(note: &Note, unix_us: u64) -> EventRecord {
+    let nothing = AllocationId { slot: u32::MAX, generation: 0 };
+    let id = note.id.unwrap_or(nothing);
+    EventRecord {
+        unix_us: unix_us.into(),
+        kind: (note.kind as u32).into(),
+        client: note.client.map_or(u32::MAX, |client| client.0).into(),
+        pid: note.pid.into(),
+        uid: note.uid.into(),
+        slot: id.slot.into(),
+        generation: id.generation.into(),
+        size_bytes: note.size_bytes.into(),
+        lost: 0.into(),
+        status: note.status,
+        name: [0; NAME_BYTES],
+        reserved: 0.into(),
+    }
+}
+
+fn unix_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Server {
+    /// The administrator's connection `index` is told what happens from now on; `false`: as many are as may be.
+    pub(crate) fn start_watch(&mut self, index: usize, chosen: Chosen) -> bool {
+        let is_set = self.admin.set_watch(index, Watch::new(chosen));
+        self.note_watchers();
+        is_set
+    }
+
+    /// Watchers have come or gone.
+    pub(crate) fn note_watchers(&mut self) {
+        self.core.set_watched(self.admin.count_watches());
+    }
+
+    /// Hands what the core has noted to the watchers. Before the effects of the step are applied: a client that ends has
+    /// its name still.
+    pub(crate) fn take_notes(&mut self) {
+        let mut notes = std::mem::take(&mut self.admin.notes);
+        let lost = self.core.take_notes(&mut notes);
+        if !notes.is_empty() || lost > 0 {
+            let unix_us = unix_us();
+            for note in notes.drain(..) {
+                let name = self.name_of(note.client);
+                self.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
+            }
+            if lost > 0 {
+                self.tell(&lost_event(lost, unix_us), None);
+            }
+        }
+        self.admin.notes = notes;
+    }
+
+    /// Tells of a grant that was sent.
+    pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
+        let (pid, uid) = self.pid_and_uid_of(client);
+        let (name, unix_us) = (self.name_of(Some(client)), unix_us());
+        let job = self.core.job_of(client);
+        for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
+            let note = Note {
+                kind: EventKind::Grant,
+                client: Some(client),
+                pid,
+                uid,
+                job,
+                id: grant.wanted.ok(),
+                size_bytes: grant.size_bytes,
+                status: Status::OK,
+            };
+            self.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
+        }
+    }
+
+    fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
+        self.admin.watches().for_each(|watch| watch.offer(event, job));
+    }
+
+    /// One message of events for a watcher; `false`: the connection is to end.
+    pub(crate) fn send_events_to_watcher(&mut self, index: usize) -> bool {
+        let events = self.admin.watch(index).map(|watch| watch.take(unix_us())).unwrap_or_default();
+        let mut writer = std::mem::take(&mut self.writer);
+        writer.start(Kind::AdminEvents, 0).push(&events[..]);
+        let is_open = self.send_admin(index, writer.finish(events.len(), 0));
+        self.writer = writer;
+        is_open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_protocol::admin::Filter;
+
+    fn watch(filter: Filter, value: u64) -> Watch {
+        Watch::new(Chosen { filter, value })
+    }
+
+    fn grant(pid: u32) -> EventRecord {
+        let id = Some(AllocationId { slot: 1, generation: pid });
+        event(&Note { client: Some(ClientId(1)), pid, id, ..Note::of_node(EventKind::Grant) }, 7)
+    }
+
+    fn told(watch: &mut Watch) -> Vec<(u32, u64)> {
+        let events = watch.take(9);
+        events.iter().map(|event| (event.generation.get(), event.lost.get())).collect()
+    }
+
+    #[test]
+    fn watch_when_it_is_slow_then_the_oldest_are_kept_and_the_gap_is_told_where_it_is() {
+        let mut watch = watch(Filter::None, 0);
+        let most = u32::try_from(WATCH_EVENTS_KEPT).expect("small");
+        (0..most + 5).for_each(|number| watch.offer(&grant(number), None));
+        let first = told(&mut watch);
+        assert_eq!(first.len(), WATCH_EVENTS_PER_MESSAGE);
+        assert_eq!((first[0], watch.lost), ((0, 0), 5));
+        watch.offer(&grant(1_000_000), None);
+        let mut all = first;
+        while watch.is_due() {
+            all.extend(told(&mut watch));
+        }
+        assert_eq!(all.len(), WATCH_EVENTS_KEPT + 2);
+        assert_eq!(all[WATCH_EVENTS_KEPT - 1..], [(most - 1, 0), (0, 5), (1_000_000, 0)]);
+    }
+
+    #[test]
+    fn watch_when_nothing_follows_the_gap_then_it_is_told_all_the_same() {
+        let mut watch = watch(Filter::None, 0);
+        (0..=WATCH_EVENTS_KEPT).for_each(|_| watch.offer(&grant(1), None));
+        let mut last = None;
+        while watch.is_due() {
+            last = told(&mut watch).last().copied();
+        }
+        assert_eq!(last, Some((0, 1)));
+    }
+
+    #[test]
+    fn watch_when_filtered_by_job_then_its_clients_alone() {
+        let mut watch = watch(Filter::Job, 5);
+        watch.offer(&grant(1), Some(JobKey(4)));
+        watch.offer(&grant(2), Some(JobKey(5)));
+        watch.offer(&grant(3), None);
+        assert_eq!(told(&mut watch), [(2, 0)]);
+    }
+
+    #[test]
+    fn watch_when_filtered_then_its_own_and_what_is_of_the_node() {
+        let mut watch = watch(Filter::Pid, 77);
+        watch.offer(&grant(76), None);
+        watch.offer(&grant(77), None);
+        // Connections that are refused are of no client.
+        for pid in [76, 77] {
+            let refused = Note { pid, uid: 5, ..Note::of_node(EventKind::Refusal) };
+            watch.offer(&event(&refused, 7), None);
+        }
+        watch.offer(&event(&Note::of_node(EventKind::Drain), 7), None);
+        let kinds: Vec<u32> = watch.take(9).iter().map(|event| event.kind.get()).collect();
+        let expected = [EventKind::Grant, EventKind::Refusal, EventKind::Drain];
+        assert_eq!(kinds, expected.map(|kind| kind as u32));
+    }
+}

@@ -1,0 +1,194 @@
+//! One client's connection: its sockets, what it has not read yet, what waits to be sent. Holds
+//! state; must never talk to the core.
+
+use crate::clients::metrics::Asked;
+use crate::clients::turns::Who;
+use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
+use fdbroker_core::{ClientId, DomainKey, RequestId};
+use fdbroker_protocol::limits::NAME_BYTES;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// Accepted; nothing but hello is taken.
+    Silent,
+    /// Its hello is with the core.
+    Greeted,
+    /// Welcomed: requests are taken.
+    Welcomed,
+    /// Ended; the core still tears down what it had.
+    Gone,
+}
+
+/// Why a client is served no requests for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Blocked {
+    /// It has not read what it was sent; its socket tells when it has.
+    Unread,
+    /// Too many fds are in flight to all clients; no event tells when that ends.
+    InFlight,
+}
+
+/// A hello reply that could not be sent yet.
+#[derive(Debug)]
+pub struct HelloReply {
+    /// Whose answer.
+    pub request: RequestId,
+    /// What it grants.
+    pub deposit_credits: u32,
+    /// The client's end of its event socket.
+    pub client_end: OwnedFd,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Connection {
+    /// Tells this connection from earlier ones of the same number.
+    pub serial: u64,
+    /// `None`: gone.
+    pub socket: Option<OwnedFd>,
+    /// The main socket of an ended connection, kept until its peer has read the fds in it or closed
+    /// its end: the kernel counts them until then.
+    pub lingering: Option<OwnedFd>,
+    /// The core has forgotten the client; the record stays for `lingering`.
+    pub is_forgotten: bool,
+    /// The broker's end of the event socket, from the welcome on.
+    pub event: Option<OwnedFd>,
+    /// Of its process.
+    pub pidfd: Option<OwnedFd>,
+    /// Listener and uid.
+    pub domain: DomainKey,
+    /// As the broker sees it.
+    pub pid: u32,
+    /// For display, as it said in hello.
+    pub name: [u8; NAME_BYTES],
+    /// How far it is.
+    pub phase: Phase,
+    /// The main socket may have more to read.
+    pub is_main_ready: bool,
+    /// The event socket may have more to read.
+    pub is_event_ready: bool,
+    /// It is in the ready list.
+    pub is_queued: bool,
+    /// The main socket is empty and its peer has closed it: nothing can come any more.
+    pub is_main_at_end: bool,
+    /// Its process has died: its turn ends it. A thousand may die at once.
+    pub has_died: bool,
+    /// The core has events for it.
+    pub has_events: bool,
+    /// It is in the list of clients with events.
+    pub is_event_queued: bool,
+    /// It is in the list of clients that wait for fds in flight.
+    pub is_in_flight_queued: bool,
+    /// A line about its bad input has been written.
+    pub is_bad_input_logged: bool,
+    /// What it has not read.
+    pub unread: Unread,
+    /// Of that, the answer to its hello.
+    pub is_hello_unread: bool,
+    /// Why it is not served.
+    pub blocked: Option<Blocked>,
+    /// Its acquires that are parked, and since when; at most `max_parked_per_client`.
+    pub asked: Vec<Asked>,
+    /// Replies without fds that its socket did not take.
+    pub pending: VecDeque<Vec<u8>>,
+    /// The event message that its event socket did not take.
+    pub pending_event: Option<Vec<u8>>,
+    /// The hello reply that could not be sent.
+    pub hello_reply: Option<HelloReply>,
+}
+
+/// Messages with fds sent and maybe not read: counted at each send, set to 0 when the kernel says
+/// that all has been read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unread {
+    /// Messages with fds.
+    pub messages: u32,
+    /// Their fds.
+    pub fds: u64,
+}
+
+impl Unread {
+    /// Whether another message with fds may be sent without asking the kernel.
+    pub fn has_room(&self) -> bool {
+        self.messages < UNREAD_MESSAGES_PER_CLIENT && self.fds < IN_FLIGHT_FDS_PER_CLIENT
+    }
+
+    /// One more message.
+    pub fn add(&mut self, fds: usize) {
+        self.messages += 1;
+        self.fds += fds as u64;
+    }
+}
+
+impl Connection {
+    /// A connection just accepted.
+    pub fn new(serial: u64, socket: OwnedFd, domain: DomainKey, pid: u32) -> Self {
+        Connection { socket: Some(socket), ..Self::bare(serial, domain, pid) }
+    }
+
+    /// One without sockets.
+    pub fn bare(serial: u64, domain: DomainKey, pid: u32) -> Self {
+        Connection {
+            serial,
+            socket: None,
+            lingering: None,
+            is_forgotten: false,
+            event: None,
+            pidfd: None,
+            domain,
+            pid,
+            name: [0; NAME_BYTES],
+            phase: Phase::Silent,
+            is_main_ready: false,
+            is_event_ready: false,
+            is_queued: false,
+            is_main_at_end: false,
+            has_died: false,
+            has_events: false,
+            is_event_queued: false,
+            is_in_flight_queued: false,
+            is_bad_input_logged: false,
+            unread: Unread::default(),
+            is_hello_unread: false,
+            blocked: None,
+            asked: Vec::new(),
+            pending: VecDeque::new(),
+            pending_event: None,
+            hello_reply: None,
+        }
+    }
+
+    /// Whose turns it has.
+    pub fn who(&self) -> Who {
+        Who { uid: self.domain.uid, pid: self.pid }
+    }
+
+    /// The main socket, until it is gone.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The event socket, from the welcome until it is gone.
+    pub fn event(&self) -> Option<BorrowedFd<'_>> {
+        self.event.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether there is something to read that may be read now.
+    pub fn is_serviceable(&self) -> bool {
+        self.has_died || self.is_event_ready || (self.is_main_ready && self.blocked.is_none())
+    }
+}
+
+/// Slab index of a client.
+pub fn index(client: ClientId) -> usize {
+    client.0 as usize
+}
+
+/// Client number of a slab index. The slab is bounded by `max_clients`, a u32.
+pub fn client_id(index: usize) -> ClientId {
+    ClientId(u32::try_from(index).expect("bounded by max_clients"))
+}

@@ -1,0 +1,9 @@
+//! Clients as the daemon sees them: their connections, whose turn it is, what they leave unread, which job they are of.
+//! Must never talk to the core.
+
+pub mod connection;
+pub mod in_flight;
+pub mod job;
+pub mod metrics;
+pub mod schedulers;
+pub mod turns;

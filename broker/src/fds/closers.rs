@@ -1,0 +1,442 @@
+//! Lanes: threads that do to clients' fds what may take long or hang for ever, which is to close them and to read the
+//! fdinfo of those that may be dma-bufs. The loop must never do either, nor wait for these threads; and no user's fds
+//! wait for another's.
+
+use crate::fds::classify::Looker;
+use crate::kernel::Device;
+use crate::limits::{
+    LANE_BATCH, LANE_IDLE, LANE_REPORT, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX,
+    THREAD_STACK_BYTES,
+};
+use fdbroker_core::{Lane, Ticket};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// What closes an fd; replaced by tests with something slower.
+pub type CloseFn = Arc<dyn Fn(OwnedFd, Lane) + Send + Sync>;
+
+/// What reads an fd's fdinfo: [`Looker::look`], or what tests put in its place.
+pub type LookFn = Arc<dyn Fn(BorrowedFd<'_>) -> Option<Device> + Send + Sync>;
+
+/// What tells the loop that reports wait. Called from the lanes' threads.
+pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
+
+/// What a lane does to an fd.
+#[derive(Clone)]
+pub struct Calls {
+    /// Closes it.
+    pub close: CloseFn,
+    /// Reads its fdinfo.
+    pub look: LookFn,
+}
+
+impl Calls {
+    /// Those of a daemon.
+    ///
+    /// # Errors
+    /// /proc is not mounted.
+    pub fn real() -> nix::Result<Self> {
+        let looker = Looker::new()?;
+        Ok(Calls { close: Arc::new(|fd, _| drop(fd)), look: Arc::new(move |fd| looker.look(fd)) })
+    }
+}
+
+/// What is said of an fd once a lane is done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// It was held; the core charged it under this ticket.
+    Held(Ticket),
+    /// It came with a message of this uid and was not kept; the core charged it under this ticket.
+    Arrived(Ticket, u32),
+    /// The core never saw it; it counts against this uid's refused fds.
+    Refused(u32),
+    /// This uid's fd has been looked at: the device number of dma-bufs, if it is one.
+    Looked(u32, Option<Device>),
+}
+
+#[derive(Debug)]
+enum Job {
+    Close(OwnedFd, Report),
+    /// A duplicate, closed when it has been looked at.
+    Look(OwnedFd, u32),
+}
+
+/// Which lane: one user's fds of one kind wait for each other, and for nobody else's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct LaneOf {
+    uid: u32,
+    lane: Lane,
+}
+
+/// The lanes, seen from the loop.
+pub struct Closers {
+    shared: Arc<Shared>,
+    /// Jobs of this wake, handed over in one go by [`Closers::flush`].
+    outbox: Vec<(LaneOf, Job)>,
+    /// Jobs that are not reported yet.
+    under_way: usize,
+    /// No thread could be started for jobs that wait.
+    is_thread_missing: bool,
+}
+
+struct Shared {
+    pool: Mutex<Pool>,
+    filled: Condvar,
+    calls: Calls,
+    wake: WakeFn,
+}
+
+/// Lanes and threads. The jobs are bounded by the fd table: each has an open fd, and those are charged by the core or
+/// counted per uid.
+#[derive(Default)]
+struct Pool {
+    /// Lanes with a job that waits or is under way.
+    lanes: HashMap<LaneOf, VecDeque<Job>>,
+    /// Lanes with a job that waits and none under way: those of accepted fds, and the others.
+    ready: [VecDeque<LaneOf>; 2],
+    /// Which of the two is next.
+    next: usize,
+    /// The lane of each thread that is not idle, and since when its job is under way.
+    working: Vec<(LaneOf, Instant)>,
+    threads: usize,
+    idle: usize,
+    reports: Vec<Report>,
+    ended: bool,
+}
+
+fn is_refused(of: &LaneOf) -> bool {
+    of.lane == Lane::Refused
+}
+
+impl Pool {
+    fn add(&mut self, of: LaneOf, job: Job) {
+        let jobs = self.lanes.entry(of).or_insert_with(|| {
+            self.ready[usize::from(is_refused(&of))].push_back(of);
+            VecDeque::new()
+        });
+        jobs.push_back(job);
+    }
+
+    /// Threads that may still take a lane whose calls can hang: the others are kept for closes that end.
+    fn room_for_refused(&self) -> usize {
+        let at_work = self.working.iter().filter(|(of, _)| is_refused(of)).count();
+        (LANES_MAX - LANES_FOR_ACCEPTED).saturating_sub(at_work)
+    }
+
+    /// Lanes that a thread could take now.
+    fn takeable(&self) -> usize {
+        self.ready[0].len() + self.ready[1].len().min(self.room_for_refused())
+    }
+
+    /// Counts a thread to be started, if one is needed.
+    fn wants_thread(&mut self) -> bool {
+        let is_wanted = self.takeable() > self.idle && self.threads < LANES_MAX;
+        self.threads += usize::from(is_wanted);
+        is_wanted
+    }
+
+    /// Moves some jobs of the next lane to `jobs`: lanes take turns, and so do the two kinds.
+    fn take(&mut self, jobs: &mut Vec<Job>) -> Option<LaneOf> {
+        let has_room = self.room_for_refused() > 0;
+        let may = |kind: usize| !self.ready[kind].is_empty() && (kind == 0 || has_room);
+        let kind = [self.next, 1 - self.next].into_iter().find(|kind| may(*kind))?;
+        self.next = 1 - kind;
+        let of = self.ready[kind].pop_front()?;
+        let waiting = self.lanes.get_mut(&of)?;
+        jobs.extend(waiting.drain(..LANE_BATCH.min(waiting.len())));
+        self.working.push((of, Instant::now()));
+        Some(of)
+    }
+
+    /// Some of a lane's jobs are done. `true`: the loop has to be told.
+    fn report(&mut self, of: LaneOf, reports: &mut Vec<Report>) -> bool {
+        let at_work = self.working.iter_mut().find(|(at_work, _)| *at_work == of);
+        at_work.into_iter().for_each(|(_, since)| *since = Instant::now());
+        // Once is enough until the loop has taken them.
+        let is_first = self.reports.is_empty();
+        self.reports.append(reports);
+        is_first
+    }
+
+    /// The jobs taken from a lane are done.
+    fn done(&mut self, of: LaneOf) {
+        self.working.retain(|(at_work, _)| *at_work != of);
+        match self.lanes.get(&of).is_some_and(|jobs| !jobs.is_empty()) {
+            true => self.ready[usize::from(is_refused(&of))].push_back(of),
+            false => {
+                self.lanes.remove(&of);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Nothing that runs under this lock can panic half-way, so a poisoned one is still whole.
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a thread that has been counted. `false`: the system has none.
+    fn start_thread(self: &Arc<Self>) -> bool {
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("lane".into()).stack_size(THREAD_STACK_BYTES);
+        match thread.spawn(move || shared.run()) {
+            Ok(_) => true,
+            Err(error) => {
+                log::error!("fds are closed late: no thread can be started: {error}");
+                self.pool().threads -= 1;
+                false
+            }
+        }
+    }
+
+    /// Serves lanes until there has been none to serve for a while. An idle thread costs the loop: with a second thread,
+    /// the kernel counts references at each use of an fd.
+    fn run(self: Arc<Self>) {
+        let (mut jobs, mut reports) = (Vec::new(), Vec::new());
+        let mut pool = self.pool();
+        loop {
+            if let Some(of) = pool.take(&mut jobs) {
+                let wants_thread = pool.wants_thread();
+                drop(pool);
+                if wants_thread {
+                    self.start_thread();
+                }
+                self.work(of, &mut jobs, &mut reports);
+                pool = self.pool();
+                pool.done(of);
+                continue;
+            }
+            if pool.ended {
+                break;
+            }
+            pool.idle += 1;
+            let (guard, timeout) =
+                self.filled.wait_timeout(pool, LANE_IDLE).unwrap_or_else(PoisonError::into_inner);
+            pool = guard;
+            pool.idle -= 1;
+            if timeout.timed_out() && pool.takeable() == 0 {
+                break;
+            }
+        }
+        pool.threads -= 1;
+    }
+
+    /// Does the jobs. What takes no time is reported in one go: else the loop is woken for each.
+    fn work(&self, of: LaneOf, jobs: &mut Vec<Job>, reports: &mut Vec<Report>) {
+        let mut since = Instant::now();
+        let last = jobs.len();
+        for (number, job) in (1..).zip(jobs.drain(..)) {
+            reports.push(self.do_one(of, job));
+            if number == last || since.elapsed() > LANE_REPORT {
+                let is_first = self.pool().report(of, reports);
+                if is_first {
+                    (self.wake)();
+                }
+                since = Instant::now();
+            }
+        }
+    }
+
+    fn do_one(&self, of: LaneOf, job: Job) -> Report {
+        match job {
+            Job::Close(fd, report) => {
+                (self.calls.close)(fd, of.lane);
+                report
+            }
+            Job::Look(fd, uid) => {
+                let dmabufs = (self.calls.look)(fd.as_fd());
+                (self.calls.close)(fd, of.lane);
+                Report::Looked(uid, dmabufs)
+            }
+        }
+    }
+}
+
+impl Closers {
+    /// Lanes without threads: those start when there is something to do.
+    pub fn new(calls: Calls, wake: WakeFn) -> Self {
+        let (pool, filled) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { pool, filled, calls, wake });
+        Closers { shared, outbox: Vec::new(), under_way: 0, is_thread_missing: false }
+    }
+
+    /// Gives an fd of `uid` away to be closed, with the next [`flush`](Self::flush).
+    pub fn close(&mut self, fd: OwnedFd, uid: u32, lane: Lane, report: Report) {
+        self.outbox.push((LaneOf { uid, lane }, Job::Close(fd, report)));
+    }
+
+    /// Has an fd of `uid` looked at, and closed, likewise.
+    pub fn look(&mut self, fd: OwnedFd, uid: u32) {
+        self.outbox.push((LaneOf { uid, lane: Lane::Refused }, Job::Look(fd, uid)));
+    }
+
+    /// Hands this wake's jobs to the threads. Waits at most for a few words to be changed under a lock.
+    pub fn flush(&mut self) {
+        if self.outbox.is_empty() && !self.is_thread_missing {
+            return;
+        }
+        self.under_way += self.outbox.len();
+        let mut pool = self.shared.pool();
+        for (of, job) in self.outbox.drain(..) {
+            pool.add(of, job);
+        }
+        let to_wake = pool.takeable().min(pool.idle);
+        // At most one: it starts further ones itself.
+        let wants_thread = pool.wants_thread();
+        drop(pool);
+        (0..to_wake).for_each(|_| self.shared.filled.notify_one());
+        self.is_thread_missing = wants_thread && !self.shared.start_thread();
+    }
+
+    /// Moves what has been done since the last call to `done`.
+    pub fn take_reports(&mut self, done: &mut Vec<Report>) {
+        let before = done.len();
+        done.append(&mut self.shared.pool().reports);
+        self.under_way -= done.len() - before;
+    }
+
+    /// Whether there are jobs that are not reported yet.
+    pub fn is_busy(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// The uids whose accepted fds take long to close now, in order; and whether that can be otherwise soon.
+    pub fn slow(&self) -> (Vec<u32>, bool) {
+        let now = Instant::now();
+        let pool = self.shared.pool();
+        let is_slow = |of: &LaneOf, since: Instant| !is_refused(of) && now - since > LANE_SLOW;
+        let slow = pool.working.iter().filter(|(of, since)| is_slow(of, *since));
+        let mut slow: Vec<u32> = slow.map(|(of, _)| of.uid).collect();
+        slow.sort_unstable();
+        let is_at_it = self.is_thread_missing || pool.lanes.keys().any(|of| !is_refused(of));
+        (slow, is_at_it)
+    }
+}
+
+impl Drop for Closers {
+    /// Lets the threads end when they have nothing more to do. Waits for none: one may hang for ever.
+    fn drop(&mut self) {
+        self.flush();
+        self.shared.pool().ended = true;
+        self.shared.filled.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Lanes whose close waits for a word, where `hangs` says so.
+    struct Bench {
+        closers: Closers,
+        woken: mpsc::Receiver<()>,
+        release: Option<mpsc::Sender<()>>,
+    }
+
+    impl Bench {
+        fn new(hangs: impl Fn(Lane) -> bool + Send + Sync + 'static) -> Bench {
+            let (sender, woken) = mpsc::sync_channel(1);
+            let wake: WakeFn = Arc::new(move || {
+                let _ = sender.try_send(());
+            });
+            let (release, hang) = mpsc::channel::<()>();
+            let hang = Mutex::new(hang);
+            let close: CloseFn = Arc::new(move |fd, lane| {
+                if hangs(lane) {
+                    // Held by the one that waits, so the others wait here: until the sender is gone.
+                    let _ = hang.lock().unwrap().recv();
+                }
+                drop(fd);
+            });
+            let calls = Calls { close, ..Calls::real().unwrap() };
+            Bench { closers: Closers::new(calls, wake), woken, release: Some(release) }
+        }
+
+        fn close(&mut self, uid: u32, lane: Lane, report: Report) {
+            let fd = nix::sys::eventfd::EventFd::new().unwrap().into();
+            self.closers.close(fd, uid, lane, report);
+        }
+
+        fn wait(&mut self, count: usize) -> Vec<Report> {
+            let mut reports = Vec::new();
+            while reports.len() < count {
+                self.woken.recv_timeout(std::time::Duration::from_secs(20)).expect("reports");
+                self.closers.take_reports(&mut reports);
+            }
+            reports
+        }
+
+        fn threads(&self) -> usize {
+            self.closers.shared.pool().threads
+        }
+    }
+
+    fn held(number: u32) -> Report {
+        Report::Held(Ticket(number))
+    }
+
+    #[test]
+    fn close_when_flushed_then_reported_in_order_and_no_thread_before() {
+        let mut bench = Bench::new(|_| false);
+        bench.closers.flush();
+        assert_eq!(bench.threads(), 0);
+        (0..3).for_each(|number| bench.close(7, Lane::Accepted, held(number)));
+        bench.closers.flush();
+        assert_eq!(bench.wait(3), [0, 1, 2].map(held));
+        assert!(!bench.closers.is_busy());
+        assert_eq!(bench.threads(), 1, "one lane, one thread");
+    }
+
+    #[test]
+    fn close_when_a_users_lane_hangs_then_other_users_and_its_accepted_fds_go_on() {
+        let mut bench = Bench::new(|lane| lane == Lane::Refused);
+        bench.close(7, Lane::Refused, Report::Refused(7));
+        bench.close(7, Lane::Accepted, held(1));
+        bench.close(8, Lane::Accepted, held(2));
+        bench.closers.flush();
+        let mut reports = bench.wait(2);
+        reports.sort_by_key(|report| *report != held(1));
+        assert_eq!(reports, [held(1), held(2)]);
+        bench.release.take();
+        assert_eq!(bench.wait(1), [Report::Refused(7)]);
+    }
+
+    #[test]
+    fn close_when_more_users_hang_than_there_are_threads_then_accepted_fds_go_on() {
+        let mut bench = Bench::new(|lane| lane == Lane::Refused);
+        let users = 2 * u32::try_from(LANES_MAX).unwrap();
+        for uid in 0..users {
+            bench.close(uid, Lane::Refused, Report::Refused(uid));
+            bench.closers.flush();
+        }
+        for uid in 0..users {
+            bench.close(uid, Lane::Accepted, held(uid));
+            bench.closers.flush();
+        }
+        let reports = bench.wait(users as usize);
+        assert!(reports.iter().all(|report| matches!(report, Report::Held(_))));
+        assert!(bench.threads() <= LANES_MAX);
+        bench.release.take();
+        assert_eq!(bench.wait(users as usize).len(), users as usize);
+    }
+
+    #[test]
+    fn close_when_one_takes_long_then_its_user_is_slow_until_it_is_done() {
+        let mut bench = Bench::new(|_| true);
+        bench.close(7, Lane::Accepted, held(0));
+        bench.close(8, Lane::Refused, Report::Refused(8));
+        bench.closers.flush();
+        let until = Instant::now() + std::time::Duration::from_secs(20);
+        while bench.closers.slow().0 != [7] && Instant::now() < until {
+            std::thread::sleep(LANE_SLOW);
+        }
+        assert_eq!(bench.closers.slow(), (vec![7], true));
+        bench.release.take();
+        bench.wait(2);
+        assert_eq!(bench.closers.slow(), (vec![], false));
+    }
+}

@@ -1,0 +1,7 @@
+//! Every fd that a client has deposited: the table that owns it, what kind it is, the threads that close it. Must never
+//! wait for an fd on the loop's thread.
+
+pub mod classify;
+pub mod closers;
+pub mod files;
+pub mod table;

@@ -1,0 +1,338 @@
+//! The sole owner of every fd that clients deposited: those held, by slot, and those of the message
+//! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
+
+use crate::fds::closers::{Closers, Report};
+use crate::fds::files::{Files, FilesBySlot};
+use crate::kernel;
+use crate::limits::{ARRIVED_CLOSINGS_PER_UID, HUNG_CLOSE, REFUSED_FDS_PER_UID};
+use fdbroker_core::{Lane, Now, Ticket};
+use fdbroker_protocol::MemoryKind;
+use fdbroker_scm::ReceivedFds;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
+pub const NOBODY: u32 = u32::MAX;
+
+/// Fds of one uid in the closers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Closing {
+    /// Those that came with a message and were not kept.
+    arrived: u32,
+    /// Those that the core does not know of.
+    refused: u32,
+    /// One is being looked at, and a message waits for that.
+    is_looked_at: bool,
+    /// Since when there are as many as may be.
+    full_since: Option<Now>,
+}
+
+/// How a uid's messages may be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// With their fds.
+    Free,
+    /// Not now: its fds are being closed. Until then they should be.
+    Wait(Now),
+    /// Without their fds: the closes of those before hang.
+    WithoutFds,
+}
+
+/// An fd of the message at hand.
+struct Arrived {
+    fd: OwnedFd,
+    /// 0 = not known.
+    inode: u64,
+}
+
+/// See the module. Memory: 13 bytes per slot up to the highest in use, files included.
+pub struct FdTable {
+    held: Vec<Option<OwnedFd>>,
+    kinds: Vec<Option<MemoryKind>>,
+    /// Remembered, because a page of an administrator's list names hundreds: to ask the kernel for each would hold up
+    /// grants.
+    files: FilesBySlot,
+    arrived: Vec<Option<Arrived>>,
+    closers: Closers,
+    /// Fds that came from a uid and are in the closers; no entry = none.
+    closing: HashMap<u32, Closing>,
+    /// Fds of messages that wait until one of them has been looked at, by uid: at most one message of each.
+    suspended: HashMap<u32, Vec<Option<Arrived>>>,
+    /// Of the message at hand.
+    uid: u32,
+    now: Now,
+}
+
+impl FdTable {
+    /// An empty table for slots below `max_slots`.
+    pub fn new(max_slots: u32, closers: Closers) -> Self {
+        // Reserved but not touched: growing later would copy megabytes on the loop.
+        FdTable {
+            held: Vec::with_capacity(max_slots as usize),
+            kinds: Vec::with_capacity(max_slots as usize),
+            files: FilesBySlot::with_capacity(max_slots as usize),
+            arrived: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
+            closers,
+            closing: HashMap::new(),
+            suspended: HashMap::new(),
+            uid: NOBODY,
+            now: Now(0),
+        }
+    }
+
+    /// Tells the time, once per wake.
+    pub fn set_now(&mut self, now: Now) {
+        self.now = now;
+    }
+
+    /// Takes over the fds of a message from a client of `uid`; [`refuse_rest`](Self::refuse_rest)
+    /// ends the message.
+    pub fn begin_message(&mut self, received: &mut ReceivedFds, uid: u32) {
+        debug_assert!(self.arrived.is_empty(), "the message before has ended");
+        self.uid = uid;
+        self.arrived.extend(received.drain().map(|fd| Some(Arrived { fd, inode: 0 })));
+    }
+
+    /// Fds of the message at hand.
+    pub fn arrived_count(&self) -> usize {
+        self.arrived.len()
+    }
+
+    /// The fd at `index` of the message at hand, if nothing has taken it.
+    pub fn arrived(&self, index: usize) -> Option<BorrowedFd<'_>> {
+        self.arrived.get(index)?.as_ref().map(|arrived| arrived.fd.as_fd())
+    }
+
+    /// Remembers the inode of the fd at `index` of the message at hand.
+    pub fn note_inode(&mut self, index: usize, inode: u64) {
+        if let Some(Some(arrived)) = self.arrived.get_mut(index) {
+            arrived.inode = inode;
+        }
+    }
+
+    /// Makes the fd at `index` of the message at hand the fd of `slot`; `is_supply`: of the allocation that is there, its
+    /// owner gives it again. `false`: the core named what is not there.
+    #[must_use]
+    pub fn store_arrived(
+        &mut self,
+        index: u16,
+        slot: u32,
+        kind: MemoryKind,
+        is_supply: bool,
+    ) -> bool {
+        let Some(Arrived { fd, inode }) = self.take_arrived(index) else { return false };
+        match is_supply {
+            true => self.files.add(slot, inode, self.now),
+            false => self.files.set(slot, Files::of(inode)),
+        }
+        let slot = self.reach(slot);
+        self.kinds[slot] = Some(kind);
+        match self.held[slot].replace(fd) {
+            None => true,
+            Some(former) => {
+                // Never closed here, whatever went wrong.
+                self.closers.close(former, NOBODY, Lane::Accepted, Report::Refused(NOBODY));
+                false
+            }
+        }
+    }
+
+    /// Gives the fd at `index` of the message at hand to a closer. `false`: it is not there.
+    #[must_use]
+    pub fn close_arrived(&mut self, index: u16, ticket: Ticket, lane: Lane) -> bool {
+        let Some(Arrived { fd, .. }) = self.take_arrived(index) else { return false };
+        self.closers.close(fd, self.uid, lane, Report::Arrived(ticket, self.uid));
+        self.count(self.uid, |closing| closing.arrived += 1);
+        true
+    }
+
+    /// Gives the fd of `slot`, an allocation of `uid`, to a closer. `false`: it is not there.
+    #[must_use]
+    pub fn close_held(&mut self, slot: u32, uid: u32, ticket: Ticket) -> bool {
+        let Some(fd) = self.held.get_mut(slot as usize).and_then(Option::take) else {
+            return false;
+        };
+        self.closers.close(fd, uid, Lane::Accepted, Report::Held(ticket));
+        true
+    }
+
+    /// The fd of `slot`, while it is held.
+    pub fn held(&self, slot: u32) -> Option<BorrowedFd<'_>> {
+        self.held.get(slot as usize)?.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Which files the fd of `slot` is, or was.
+    pub fn files(&self, slot: u32) -> Files {
+        self.files.get(slot)
+    }
+
+    /// Each slot that has had an fd: the kind of its last one, and the fd while it is held.
+    pub fn slots(&self) -> impl Iterator<Item = (u32, MemoryKind, Option<BorrowedFd<'_>>)> {
+        let all = (0..).zip(self.kinds.iter().zip(&self.held));
+        all.filter_map(|(slot, (kind, fd))| Some((slot, (*kind)?, fd.as_ref().map(AsFd::as_fd))))
+    }
+
+    /// Puts in what another broker held in `slot`, or has held; `fd` comes back when the slot has one already. What is
+    /// not known of its file is asked for.
+    pub fn put(
+        &mut self,
+        slot: u32,
+        kind: MemoryKind,
+        mut files: Files,
+        fd: Option<OwnedFd>,
+    ) -> Option<OwnedFd> {
+        let index = self.reach(slot);
+        self.kinds[index] = Some(kind);
+        if self.held[index].is_some() {
+            return fd;
+        }
+        if let (0, Some(fd)) = (files.inode, &fd) {
+            files.inode = kernel::stat(fd.as_fd()).map_or(0, |stat| stat.inode);
+        }
+        self.files.set(slot, files);
+        self.held[index] = fd;
+        None
+    }
+
+    /// Gives every held fd to a closer, uncharged.
+    pub fn close_all_held(&mut self) {
+        for fd in self.held.drain(..).flatten() {
+            self.closers.close(fd, NOBODY, Lane::Accepted, Report::Refused(NOBODY));
+        }
+        self.kinds.clear();
+        self.files.clear();
+    }
+
+    /// The closers, for what no client of this broker is charged with.
+    pub fn closers(&mut self) -> &mut Closers {
+        &mut self.closers
+    }
+
+    /// The index of `slot`, in the table from now on.
+    fn reach(&mut self, slot: u32) -> usize {
+        let slot = slot as usize;
+        if self.held.len() <= slot {
+            self.held.resize_with(slot + 1, || None);
+            self.kinds.resize(slot + 1, None);
+        }
+        slot
+    }
+
+    /// Ends the message at hand: what nothing has claimed goes to the refused closer, counted
+    /// against `uid`.
+    pub fn refuse_rest(&mut self, uid: u32) {
+        let mut refused = 0;
+        for Arrived { fd, .. } in self.arrived.drain(..).flatten() {
+            self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
+            refused += 1;
+        }
+        if refused > 0 {
+            self.count(uid, |closing| closing.refused += refused);
+        }
+    }
+
+    /// Gives away fds that are of no message at hand.
+    pub fn refuse_all(&mut self, received: &mut ReceivedFds, uid: u32) {
+        let mut refused = 0;
+        for fd in received.drain() {
+            self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
+            refused += 1;
+        }
+        self.count(uid, |closing| closing.refused += refused);
+    }
+
+    /// Gives away a socket in which fds may lie unread: their close may hang as well.
+    pub fn refuse(&mut self, fd: OwnedFd, uid: u32) {
+        self.count(uid, |closing| closing.refused += 1);
+        self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
+    }
+
+    /// Has the fd at `index` of the message at hand looked at; the message's fds wait for that. `false`: it cannot be.
+    #[must_use]
+    pub fn suspend(&mut self, index: usize) -> bool {
+        let uid = self.uid;
+        let duplicate = self.arrived(index).map(|fd| fd.try_clone_to_owned());
+        let Some(Ok(duplicate)) = duplicate.filter(|_| !self.suspended.contains_key(&uid)) else {
+            return false;
+        };
+        let fds = std::mem::take(&mut self.arrived);
+        self.suspended.insert(uid, fds);
+        self.closers.look(duplicate, uid);
+        self.count(uid, |closing| closing.is_looked_at = true);
+        true
+    }
+
+    /// Makes the message of `uid` that waits, if there is one, the message at hand again.
+    pub fn resume(&mut self, uid: u32) {
+        debug_assert!(self.arrived.is_empty(), "the message before has ended");
+        self.uid = uid;
+        self.arrived = self.suspended.remove(&uid).unwrap_or_default();
+    }
+
+    /// How messages of `uid` may be read now.
+    pub fn reading(&self, uid: u32) -> Reading {
+        // Nearly always empty: then nothing is hashed.
+        if self.closing.is_empty() || uid == NOBODY {
+            return Reading::Free;
+        }
+        let Some(since) = self.closing.get(&uid).and_then(|closing| closing.full_since) else {
+            return Reading::Free;
+        };
+        let until = since.0 + u64::try_from(HUNG_CLOSE.as_micros()).unwrap_or(u64::MAX / 2);
+        match self.now.0 < until {
+            true => Reading::Wait(Now(until)),
+            false => Reading::WithoutFds,
+        }
+    }
+
+    fn count(&mut self, uid: u32, change: impl FnOnce(&mut Closing)) {
+        let closing = self.closing.entry(uid).or_default();
+        change(closing);
+        // Full until half of them are closed: else each close would wake everybody who waits for it.
+        let share = if closing.full_since.is_some() { 2 } else { 1 };
+        let is_full = closing.is_looked_at
+            || closing.refused >= REFUSED_FDS_PER_UID / share
+            || closing.arrived >= ARRIVED_CLOSINGS_PER_UID / share;
+        closing.full_since = is_full.then(|| closing.full_since.unwrap_or(self.now));
+        if closing.refused == 0 && closing.arrived == 0 && !closing.is_looked_at {
+            self.closing.remove(&uid);
+        }
+    }
+
+    /// Counts an fd that has been closed.
+    pub fn note_closed(&mut self, report: Report) {
+        let uid = match report {
+            Report::Held(_) => return,
+            Report::Arrived(_, uid) | Report::Refused(uid) | Report::Looked(uid, _) => uid,
+        };
+        self.count(uid, |closing| match report {
+            Report::Refused(_) => closing.refused = closing.refused.saturating_sub(1),
+            Report::Looked(..) => closing.is_looked_at = false,
+            _ => closing.arrived = closing.arrived.saturating_sub(1),
+        });
+    }
+
+    /// Hands what is to be closed to the closers.
+    pub fn flush(&mut self) {
+        self.closers.flush();
+    }
+
+    /// Whether something is being closed.
+    pub fn is_closing(&self) -> bool {
+        self.closers.is_busy()
+    }
+
+    /// The uids whose fds take long to close, in order; and whether that can be otherwise soon.
+    pub fn slow(&self) -> (Vec<u32>, bool) {
+        self.closers.slow()
+    }
+
+    /// Moves what has been closed to `closed`.
+    pub fn take_reports(&mut self, closed: &mut Vec<Report>) {
+        self.closers.take_reports(closed);
+    }
+
+    fn take_arrived(&mut self, index: u16) -> Option<Arrived> {
+        self.arrived.get_mut(usize::from(index))?.take()
+    }
+}

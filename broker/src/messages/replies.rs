@@ -1,0 +1,268 @@
+//! Puts effects into bytes. Must never send: it fills a reused writer, and says which slots' fds go
+//! with it.
+
+use crate::node::generation_page::GenerationPage;
+use fdbroker_core::{
+    Config, Deposit, DrainedEvent, Events, Granted, RecallEvent, Registered, RequestId,
+    RevokedEvent, StatusReply,
+};
+use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
+use fdbroker_protocol::message::{
+    self, DrainedItem, GrantItem, LeaseItem, NO_FD, PROTOCOL_VERSION, RecallItem,
+    RegisterReplyHead, RevokedItem,
+};
+use fdbroker_protocol::{AllocationId, HandleFields, Kind, NodeKey, Status, Writer};
+
+/// Who the broker is, for replies.
+#[derive(Debug)]
+pub struct Identity {
+    /// Of the node.
+    pub node: u64,
+    /// Of the handles.
+    pub key: NodeKey,
+}
+
+/// A granted message in the writer; `slots` gets the slot of each fd, in order.
+/// `driver_data` gives the bytes of an allocation that has some.
+pub fn write_granted<'w>(
+    writer: &'w mut Writer,
+    request: RequestId,
+    grants: &[Granted],
+    slots: &mut Vec<u32>,
+    driver_data: impl Fn(AllocationId) -> Option<(u8, [u8; DRIVER_DATA_BYTES])>,
+) -> &'w [u8] {
+    slots.clear();
+    writer.start(Kind::Granted, request.0);
+    let mut with_data = 0;
+    for grant in grants {
+        let Some(id) = granted_id(grant) else {
+            writer.push(&refused_item(grant.status));
+            continue;
+        };
+        let data = if grant.has_driver_data { driver_data(id) } else { None };
+        with_data += usize::from(data.is_some());
+        let fd_index = u16::try_from(slots.len()).expect("at most 253 grants");
+        slots.push(id.slot);
+        writer.push(&granted_item(grant, id, fd_index, data.map_or(0, |(length, _)| length)));
+    }
+    if with_data > 0 {
+        for id in grants.iter().filter(|grant| grant.has_driver_data).filter_map(granted_id) {
+            if let Some((_, bytes)) = driver_data(id) {
+                writer.push(&bytes);
+            }
+        }
+    }
+    writer.finish(grants.len(), slots.len())
+}
+
+/// The reply to declare: a granted message without fds or driver data, both of which the holder has.
+pub fn write_declared<'w>(
+    writer: &'w mut Writer,
+    request: RequestId,
+    declared: &[Granted],
+) -> &'w [u8] {
+    writer.start(Kind::Granted, request.0);
+    for grant in declared {
+        match granted_id(grant) {
+            Some(id) => writer.push(&granted_item(grant, id, NO_FD, 0)),
+            None => writer.push(&refused_item(grant.status)),
+        };
+    }
+    writer.finish(declared.len(), 0)
+}
+
+fn granted_id(grant: &Granted) -> Option<AllocationId> {
+    grant.wanted.ok().filter(|_| grant.status.is_ok())
+}
+
+fn refused_item(status: Status) -> GrantItem {
+    GrantItem {
+        status,
+        lease: 0.into(),
+        slot: 0.into(),
+        generation: 0.into(),
+        size_bytes: 0.into(),
+        fd_offset: 0.into(),
+        kind: 0,
+        driver_data_len: 0,
+        fd_index: NO_FD.into(),
+        device: 0.into(),
+        owner_allocation_id: 0.into(),
+    }
+}
+
+fn granted_item(
+    grant: &Granted,
+    id: AllocationId,
+    fd_index: u16,
+    driver_data_len: u8,
+) -> GrantItem {
+    GrantItem {
+        status: grant.status,
+        lease: grant.lease.0.into(),
+        slot: id.slot.into(),
+        generation: id.generation.into(),
+        size_bytes: grant.size_bytes.into(),
+        fd_offset: grant.fd_offset.into(),
+        kind: grant.kind as u8,
+        driver_data_len,
+        fd_index: fd_index.into(),
+        device: grant.device.into(),
+        owner_allocation_id: grant.owner_allocation_id.into(),
+    }
+}
+
+/// A register reply; `deposits` are those of the register just handed in.
+pub fn write_registered<'w>(
+    writer: &'w mut Writer,
+    identity: &Identity,
+    request: RequestId,
+    registered: &[Registered],
+    deposits: &[Deposit],
+    deposit_credits: u32,
+) -> &'w [u8] {
+    let head =
+        RegisterReplyHead { deposit_credits: deposit_credits.into(), reserved: [0.into(); 3] };
+    writer.start(Kind::RegisterReply, request.0).push(&head);
+    for outcome in registered {
+        let deposit = deposits.get(usize::from(outcome.index));
+        let item = match deposit.filter(|_| outcome.status.is_ok()) {
+            Some(deposit) => registered_item(identity, outcome, deposit),
+            None => message::Registered {
+                status: outcome.status,
+                handle: fdbroker_protocol::Handle::from_bytes([0; 64]),
+                token: [0; 16],
+            },
+        };
+        writer.push(&item);
+    }
+    writer.finish(registered.len(), 0)
+}
+
+fn registered_item(
+    identity: &Identity,
+    outcome: &Registered,
+    deposit: &Deposit,
+) -> message::Registered {
+    let fields = HandleFields {
+        id: outcome.id,
+        kind: deposit.kind,
+        size_bytes: deposit.size_bytes,
+        owner_allocation_id: deposit.owner_allocation_id,
+        device: deposit.device,
+    };
+    message::Registered {
+        status: outcome.status,
+        handle: identity.key.seal(identity.node, &fields),
+        token: identity.key.owner_token(outcome.id),
+    }
+}
+
+/// The reply to unregister, mapped or release.
+pub fn write_statuses<'w>(
+    writer: &'w mut Writer,
+    request: RequestId,
+    reply: StatusReply,
+    statuses: &[Status],
+) -> &'w [u8] {
+    let kind = match reply {
+        StatusReply::Unregister => Kind::UnregisterReply,
+        StatusReply::Lease => Kind::LeaseReply,
+    };
+    writer.start(kind, request.0).push(statuses);
+    writer.finish(statuses.len(), 0)
+}
+
+/// The reply to hello; its fds are the event socket and the page.
+pub fn write_hello_reply<'w>(
+    writer: &'w mut Writer,
+    identity: &Identity,
+    page: &GenerationPage,
+    config: &Config,
+    client: u32,
+    request: RequestId,
+    deposit_credits: u32,
+) -> &'w [u8] {
+    let recall_timeout_ms = u32::try_from(config.recall_timeout_us / 1000).unwrap_or(u32::MAX);
+    let reply = message::HelloReply {
+        version: u16::from(PROTOCOL_VERSION).into(),
+        max_batch: u16::try_from(MAX_BATCH).expect("253").into(),
+        deposit_credits: deposit_credits.into(),
+        node: identity.node.into(),
+        incarnation: page.incarnation().into(),
+        client: client.into(),
+        page_slots: page.slots().into(),
+        recall_timeout_ms: recall_timeout_ms.into(),
+        max_parked: config.max_parked_per_client.into(),
+        reserved: [0.into(); 3],
+    };
+    writer.start(Kind::HelloReply, request.0).push(&reply);
+    writer.finish(0, 2)
+}
+
+/// A message for the event socket.
+pub fn write_events<'w>(writer: &'w mut Writer, events: &Events) -> &'w [u8] {
+    let count = match events {
+        Events::Recall(items) => {
+            writer.start(Kind::Recall, 0);
+            for event in items {
+                writer.push(&recall_item(event));
+            }
+            items.len()
+        }
+        Events::Reclaim(leases) => {
+            writer.start(Kind::Reclaim, 0);
+            for lease in leases {
+                writer.push(&LeaseItem { lease: lease.0.into() });
+            }
+            leases.len()
+        }
+        Events::Revoked(items) => {
+            writer.start(Kind::Revoked, 0);
+            for event in items {
+                writer.push(&revoked_item(event));
+            }
+            items.len()
+        }
+        Events::Drained(items) => {
+            writer.start(Kind::Drained, 0);
+            for event in items {
+                writer.push(&drained_item(event));
+            }
+            items.len()
+        }
+    };
+    writer.finish(count, 0)
+}
+
+fn recall_item(event: &RecallEvent) -> RecallItem {
+    RecallItem {
+        slot: event.id.slot.into(),
+        generation: event.id.generation.into(),
+        owner_allocation_id: event.owner_allocation_id.into(),
+        base: event.base.into(),
+        size_bytes: event.size_bytes.into(),
+        fd_offset: event.fd_offset.into(),
+        device: event.device.into(),
+        reserved: 0.into(),
+    }
+}
+
+fn revoked_item(event: &RevokedEvent) -> RevokedItem {
+    RevokedItem {
+        slot: event.id.slot.into(),
+        generation: event.id.generation.into(),
+        lease: event.lease.0.into(),
+        code: (event.code as u16).into(),
+        reserved: [0; 6],
+    }
+}
+
+fn drained_item(event: &DrainedEvent) -> DrainedItem {
+    DrainedItem {
+        slot: event.id.slot.into(),
+        generation: event.id.generation.into(),
+        owner_allocation_id: event.owner_allocation_id.into(),
+        base: event.base.into(),
+    }
+}

@@ -1,0 +1,421 @@
+//! Takes clients' messages apart into the core's inputs, checking every value first. Must never
+//! believe a number, keep an fd, or allocate in the steady state: the lists are reused.
+
+use crate::fds::classify::{Classifier, Unfit};
+use crate::fds::table::FdTable;
+use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
+use fdbroker_core::{
+    ClientId, Core, Declared, Deposit, Input, Lane, LeaseId, Now, Redeposit, RequestId, Supply,
+    Wanted,
+};
+use fdbroker_protocol::codec::{DecodeError, Message};
+use fdbroker_protocol::handle::HandlePrefix;
+use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_DEADLINE_MS};
+use fdbroker_protocol::message::{
+    AcquireHead, AllocationItem, DeclareItem, LeaseItem, RedepositItem, RegisterHead, RegisterItem,
+    SupplyItem, declare_flags, register_flags,
+};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, FdType, Kind, MemoryKind, NodeKey, Share, Status,
+};
+
+/// What is wrong with a message that is not handed to the core: it is answered PROTOCOL, and the connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Breach {
+    /// Its layout.
+    #[error("{0}")]
+    Decode(DecodeError),
+    /// Longer than any message.
+    #[error("a message is longer than 65536 bytes")]
+    TooLong,
+    /// A message without bytes.
+    #[error("a message has no bytes")]
+    Empty,
+    /// A request needs an id.
+    #[error("a {0} message has no id")]
+    NoId(Kind),
+    /// A request for nothing.
+    #[error("a {0} message has no items")]
+    NoItems(Kind),
+    /// Before hello, or hello twice.
+    #[error("a {0} message comes at the wrong time")]
+    OutOfTurn(Kind),
+    /// Fds beyond the credit.
+    #[error("{fds} fds came with a message, and the client has credit for {credits}")]
+    NoCredit {
+        /// As the message says.
+        fds: u16,
+        /// At most this many were welcome.
+        credits: usize,
+    },
+    /// Not a hello.
+    #[error("the first message has not the magic of fdbroker")]
+    Magic,
+    /// No version that both speak.
+    #[error("the client speaks protocol versions {min} to {max}")]
+    NoVersion {
+        /// Its lowest.
+        min: u16,
+        /// Its highest.
+        max: u16,
+    },
+}
+
+impl From<DecodeError> for Breach {
+    fn from(error: DecodeError) -> Self {
+        Breach::Decode(error)
+    }
+}
+
+/// The lists that inputs borrow from, reused.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// Of the last register or redeposit; its reply needs them.
+    pub deposits: Vec<Deposit>,
+    ids: Vec<AllocationId>,
+    wanted: Vec<Wanted>,
+    leases: Vec<LeaseId>,
+    supplies: Vec<Supply>,
+    redeposits: Vec<Redeposit>,
+    declared: Vec<Declared>,
+}
+
+/// What decoding needs to know besides the message.
+pub struct Context<'a> {
+    /// Who sent it.
+    pub client: ClientId,
+    /// When.
+    pub now: Now,
+    /// Of this node.
+    pub node: u64,
+    /// Of this broker.
+    pub key: &'a NodeKey,
+    /// Knows what is recalled, and what the client may send.
+    pub core: &'a Core,
+    /// With the fds of the message.
+    pub fds: &'a mut FdTable,
+    /// For those fds.
+    pub classifier: &'a mut Classifier,
+    /// The first fd that only a look at its fdinfo tells: nothing that has been decoded counts until then.
+    pub unread: Option<usize>,
+}
+
+/// A message of the main socket, after hello.
+pub fn decode_request<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &mut Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    if message.kind != Kind::Register {
+        expect_fds(message, 0)?;
+    }
+    let client = context.client;
+    match message.kind {
+        Kind::Acquire => decode_acquire(message, scratch, context),
+        Kind::Release | Kind::Mapped => {
+            fill(&mut scratch.leases, message.items::<LeaseItem>()?, |item| {
+                LeaseId(item.lease.get())
+            });
+            let request = (message.id != 0).then_some(RequestId(message.id));
+            let leases = &scratch.leases[..];
+            Ok(match message.kind {
+                Kind::Release => Input::Release { client, request, leases },
+                _ => Input::Mapped { client, request, leases },
+            })
+        }
+        Kind::Register => decode_register(message, scratch, context),
+        Kind::Unregister => {
+            let request = request_id(message)?;
+            fill(&mut scratch.ids, message.items::<AllocationItem>()?, |item| AllocationId {
+                slot: item.slot.get(),
+                generation: item.generation.get(),
+            });
+            Ok(Input::Unregister { client, request, ids: &scratch.ids })
+        }
+        Kind::Cancel => {
+            expect_empty(message)?;
+            Ok(Input::Cancel { client, request: request_id(message)? })
+        }
+        Kind::Complete => {
+            expect_empty(message)?;
+            Ok(Input::Complete { client })
+        }
+        Kind::Redeposit => decode_redeposit(message, scratch, context),
+        Kind::Declare => decode_declare(message, scratch, context),
+        Kind::Hello => Err(Breach::OutOfTurn(message.kind)),
+        other => Err(DecodeError::Unexpected(other).into()),
+    }
+}
+
+/// A message of the event socket.
+pub fn decode_event<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &mut Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    if message.kind != Kind::Supply {
+        return Err(DecodeError::Unexpected(message.kind).into());
+    }
+    let items = message.items::<SupplyItem>()?;
+    let with_fd = items.iter().filter(|item| item.code.get() == 0).count();
+    expect_fds(message, with_fd)?;
+    // What is stored from this message is no deposit.
+    scratch.deposits.clear();
+    let mut next_fd = 0;
+    let supplies = &mut scratch.supplies;
+    fill(supplies, items, |item| decode_supply(item, &mut next_fd, context));
+    Ok(Input::Supply { client: context.client, supplies })
+}
+
+fn decode_acquire<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    let request = request_id(message)?;
+    let (head, handles) = message.head_and_items::<AcquireHead, HandlePrefix>()?;
+    if handles.is_empty() {
+        return Err(Breach::NoItems(message.kind));
+    }
+    fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
+    Ok(Input::Acquire {
+        client: context.client,
+        request,
+        wanted: &scratch.wanted,
+        deadline: deadline(context.now, head.deadline_ms.get()),
+    })
+}
+
+fn decode_register<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &mut Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    let request = request_id(message)?;
+    let (head, items) = message.head_and_items::<RegisterHead, RegisterItem>()?;
+    expect_fds(message, items.len())?;
+    let mut index = 0;
+    // Beyond its credit nothing is kept: then the fds are not worth a look.
+    let is_worth_it = items.len() as u64 <= context.core.deposit_credits(context.client);
+    let mut refused = 0;
+    fill(&mut scratch.deposits, items, |item| {
+        index += 1;
+        if refused == REFUSED_LOOKS_PER_MESSAGE {
+            let (mut deposit, _) = claimed_deposit(item);
+            deposit.checked = Err(ErrorCode::Again.into());
+            deposit.driver_data = None;
+            return deposit;
+        }
+        let deposit = decode_deposit(item, is_worth_it.then_some(index - 1), context);
+        refused += usize::from(is_worth_it && deposit.lane == Lane::Refused);
+        deposit
+    });
+    Ok(Input::Register {
+        client: context.client,
+        request,
+        deposits: &scratch.deposits,
+        credits_wanted: head.credits_wanted.get(),
+        deadline: deadline(context.now, head.deadline_ms.get()),
+    })
+}
+
+/// Allocations of before a crash: each with its own status when something is wrong with it.
+fn decode_redeposit<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    let request = request_id(message)?;
+    let (_, items) = message.head_and_items::<RegisterHead, RedepositItem>()?;
+    if items.is_empty() {
+        return Err(Breach::NoItems(message.kind));
+    }
+    fill(&mut scratch.redeposits, items, |item| decode_redeposited(item, context));
+    // Their handles are in the reply.
+    fill(&mut scratch.deposits, &scratch.redeposits, |item| item.deposit);
+    Ok(Input::Redeposit { client: context.client, request, items: &scratch.redeposits })
+}
+
+fn decode_redeposited(redeposit: &RedepositItem, context: &Context<'_>) -> Redeposit {
+    let (item, prefix) = (&redeposit.item, &redeposit.handle.prefix);
+    let (deposit, is_broken) = claimed_deposit(item);
+    let id = context.key.open(context.node, prefix).and_then(|id| {
+        if !context.key.verify_token(id, &redeposit.token) {
+            Err(ErrorCode::NotPermitted)
+        } else if is_broken || item.kind != prefix.kind {
+            Err(ErrorCode::Protocol)
+        } else {
+            Ok(id)
+        }
+    });
+    Redeposit { id, deposit }
+}
+
+fn decode_declare<'s>(
+    message: &Message<'_>,
+    scratch: &'s mut Scratch,
+    context: &Context<'_>,
+) -> Result<Input<'s>, Breach> {
+    let request = request_id(message)?;
+    let items = message.items::<DeclareItem>()?;
+    if items.is_empty() {
+        return Err(Breach::NoItems(message.kind));
+    }
+    fill(&mut scratch.declared, items, |item| {
+        let flags = item.flags.get();
+        let wanted = match flags & !declare_flags::ALL {
+            0 => context.key.open(context.node, &item.handle),
+            _ => Err(ErrorCode::Protocol),
+        };
+        Declared { wanted, open: flags & declare_flags::OPEN != 0 }
+    });
+    Ok(Input::Declare { client: context.client, request, items: &scratch.declared })
+}
+
+/// What an item claims, before the fd is looked at; and whether it is broken.
+fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
+    let kind = MemoryKind::from_number(item.kind);
+    let share = Share::from_number(item.share);
+    let length = item.driver_data_len;
+    let is_broken = kind.is_none()
+        || share.is_none()
+        || item.flags & !register_flags::ALL != 0
+        || usize::from(length) > DRIVER_DATA_BYTES
+        || item.size_bytes.get() == 0;
+    let deposit = Deposit {
+        checked: Ok(()),
+        lane: Lane::Refused,
+        kind: kind.unwrap_or(MemoryKind::Memfd),
+        share: share.unwrap_or(Share::Uid),
+        recallable: item.flags & register_flags::RECALLABLE != 0,
+        keep: item.flags & register_flags::KEEP != 0,
+        device: item.device.get(),
+        size_bytes: item.size_bytes.get(),
+        fd_offset: item.fd_offset.get(),
+        owner_allocation_id: item.owner_allocation_id.get(),
+        base: item.base.get(),
+        driver_data: (length != 0 && !is_broken).then_some((length, item.driver_data)),
+    };
+    (deposit, is_broken)
+}
+
+/// One deposit, whatever it is: what is wrong with it is said in its own status. `index`: of its fd, if that is looked
+/// at.
+fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Context<'_>) -> Deposit {
+    let (mut deposit, is_broken) = claimed_deposit(item);
+    let checked = match index {
+        Some(index) => {
+            check_fd(context, index, deposit.kind, deposit.size_bytes, deposit.fd_offset)
+        }
+        None => (Err(ErrorCode::Protocol.into()), Lane::Refused),
+    };
+    // An fd that was recognised closes in its time even when the deposit is refused for something
+    // else.
+    deposit.lane = checked.1;
+    deposit.checked = if is_broken { Err(ErrorCode::Protocol.into()) } else { checked.0 };
+    if deposit.checked.is_err() {
+        deposit.driver_data = None;
+    }
+    deposit
+}
+
+/// Whether the fd at `index` is what its producer says, and which closer may close it.
+fn check_fd(
+    context: &mut Context<'_>,
+    index: usize,
+    kind: MemoryKind,
+    size_bytes: u64,
+    fd_offset: u64,
+) -> (Result<(), Status>, Lane) {
+    let unsupported = |what: FdType| Err(Status::with_value(ErrorCode::UnsupportedFd, what as u64));
+    let Some(fd) = context.fds.arrived(index) else {
+        return (unsupported(FdType::Unknown), Lane::Refused);
+    };
+    match context.classifier.check(fd, kind, size_bytes, fd_offset) {
+        Ok(inode) => {
+            context.fds.note_inode(index, inode);
+            (Ok(()), Lane::Accepted)
+        }
+        Err(Unfit::Is(
+            what @ (FdType::TooSmall | FdType::KindMismatch | FdType::UnsealedMemfd),
+        )) => (unsupported(what), Lane::Accepted),
+        Err(Unfit::Is(what)) => (unsupported(what), Lane::Refused),
+        Err(Unfit::Unread(what)) => {
+            context.unread.get_or_insert(index);
+            (unsupported(what), Lane::Refused)
+        }
+    }
+}
+
+/// One answer to a recall; `next_fd` counts the fds of the message used up so far.
+fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>) -> Supply {
+    let id = AllocationId { slot: item.slot.get(), generation: item.generation.get() };
+    let (size_bytes, fd_offset) = (item.size_bytes.get(), item.fd_offset.get());
+    let mut supply = Supply {
+        id,
+        fd: Err(ErrorCode::Internal),
+        refused_fd: None,
+        owner_allocation_id: item.owner_allocation_id.get(),
+        fd_offset,
+        size_bytes,
+    };
+    if item.code.get() != 0 {
+        let code = ErrorCode::from_number(item.code.get());
+        supply.fd = Err(code.unwrap_or(ErrorCode::Internal));
+        return supply;
+    }
+    let index = *next_fd;
+    *next_fd += 1;
+    // What nobody asked for is not worth a look, and has no place.
+    if !context.core.is_awaited_from(context.client, id) {
+        supply.fd = Err(ErrorCode::UnsupportedFd);
+        supply.refused_fd = Some((index, Lane::Refused));
+        return supply;
+    }
+    let kind = context.core.kind(id.slot).unwrap_or(MemoryKind::Memfd);
+    match check_fd(context, usize::from(index), kind, size_bytes, fd_offset) {
+        (Ok(()), _) => supply.fd = Ok(index),
+        (Err(_), lane) => {
+            supply.fd = Err(ErrorCode::UnsupportedFd);
+            supply.refused_fd = Some((index, lane));
+        }
+    }
+    supply
+}
+
+fn expect_empty(message: &Message<'_>) -> Result<(), Breach> {
+    match message.body.len() {
+        0 => Ok(()),
+        got => Err(DecodeError::Length { kind: message.kind, got, expected: 0 }.into()),
+    }
+}
+
+fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {
+    match message.id {
+        0 => Err(Breach::NoId(message.kind)),
+        id => Ok(RequestId(id)),
+    }
+}
+
+/// The announced fds have been compared with those that came; this compares them with those the
+/// items need.
+fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Breach> {
+    match usize::from(message.fd_count) == needed {
+        true => Ok(()),
+        false => {
+            let announced = u16::try_from(needed).unwrap_or(u16::MAX);
+            let arrived = message.fd_count.into();
+            Err(DecodeError::FdCount { announced, arrived }.into())
+        }
+    }
+}
+
+/// When a request that may wait for so many milliseconds is answered in any case.
+pub(crate) fn deadline(now: Now, ms: u32) -> Now {
+    Now(now.0 + u64::from(ms.min(MAX_DEADLINE_MS)) * 1000)
+}
+
+fn fill<T, I>(list: &mut Vec<T>, items: &[I], map: impl FnMut(&I) -> T) {
+    list.clear();
+    list.extend(items.iter().map(map));
+}

@@ -1,0 +1,417 @@
+//! The generation page and the node key beside it: the broker's side of the page that clients map
+//! read-only. Must never let a generation be given out twice, nor show a slot as live before the
+//! rest of the page is true.
+
+use crate::kernel::{self, RobustListHead};
+use crate::limits::THREAD_STACK_BYTES;
+use crate::node::records::{RECORDS_NAME, Records};
+use crate::node::shared_map::{SharedMap, allocate, create_aside, is_ours, remove};
+use fdbroker_core::{Core, FormerLife, FormerSlot};
+use fdbroker_protocol::page::{
+    FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader,
+    UNCONFIRMED, generation_offset, page_bytes,
+};
+use fdbroker_protocol::{AllocationId, ErrorCode, NodeKey};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+/// Name of the page in the administrator's directory.
+pub const PAGE_NAME: &str = "generations";
+/// Name of the key in the administrator's directory.
+pub const KEY_NAME: &str = "node.key";
+
+/// A file of the administrator's directory cannot be made or read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot prepare {path}: {source}; {}", remedy(source))]
+pub struct PageError {
+    /// Of the file.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room on the file system of its directory, or lower limits.max_slots"
+        }
+        _ => "check the owner and the modes of its directory",
+    }
+}
+
+/// The page, mapped for writing; the only way to write it.
+#[derive(Debug)]
+pub struct GenerationPage {
+    map: SharedMap,
+    slots: u32,
+    records: Records,
+    reader: OwnedFd,
+    incarnation: u64,
+    first_generation: u32,
+    liveness: Option<LivenessThread>,
+}
+
+/// What stands in the administrator's directory when a broker starts.
+#[derive(Debug)]
+pub struct Opened {
+    /// Of the node.
+    pub key: NodeKey,
+    /// For this start.
+    pub page: GenerationPage,
+    /// What the broker before this one knew of its slots; generations are below [`GenerationPage::first_generation`].
+    /// The page shows none of them, until [`GenerationPage::take_up`].
+    pub former: Vec<FormerSlot>,
+}
+
+/// Opens key and page in `directory`, or makes both anew when either is missing or of another
+/// layout. No other broker uses them: the caller holds the directory's lock.
+///
+/// The page is a new file: a client that still maps the former one sees its broker dead for ever, whatever the new one
+/// finds out about its slots.
+///
+/// # Errors
+/// See [`PageError`].
+pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
+    let key_path = directory.join(KEY_NAME);
+    let (page_path, records_path) = (directory.join(PAGE_NAME), directory.join(RECORDS_NAME));
+    let former = read_key(&key_path).zip(FormerPage::open(&page_path));
+    let (key, high) = match former {
+        Some((key, page)) if page.header.high < LAST_GENERATION => (key, page.header.high),
+        _ => {
+            // Before the key: generations begin anew, and the former ones would count again.
+            remove(&records_path).map_err(failed(&records_path))?;
+            (make_key(&key_path).map_err(failed(&key_path))?, 0)
+        }
+    };
+    let records = match Records::open(&records_path).map_err(failed(&records_path))? {
+        Some(records) if records.slots() == max_slots => Ok(records),
+        former => Records::create(&records_path, max_slots, former.as_ref()),
+    };
+    let records = records.map_err(failed(&records_path))?;
+    let former = records.former(high);
+    let page = GenerationPage::create(&page_path, max_slots, high, records);
+    Ok(Opened { key, page: page.map_err(failed(&page_path))?, former })
+}
+
+/// Opens key and page to go on with them as they are, on behalf of a broker that has handed over.
+/// `None`: they are not those of that broker.
+///
+/// # Errors
+/// See [`PageError`].
+pub fn resume(
+    directory: &Path,
+    slots: u32,
+    incarnation: u64,
+) -> Result<Option<(NodeKey, GenerationPage)>, PageError> {
+    let page_path = directory.join(PAGE_NAME);
+    let Some(key) = read_key(&directory.join(KEY_NAME)) else { return Ok(None) };
+    let Some(former) = FormerPage::open(&page_path) else { return Ok(None) };
+    let Header { slots: its_slots, incarnation: its_incarnation, high, .. } = former.header;
+    let records = Records::open(&directory.join(RECORDS_NAME)).map_err(failed(&page_path))?;
+    let Some(records) = records.filter(|records| records.slots() == slots) else {
+        return Ok(None);
+    };
+    if (its_slots, its_incarnation) != (slots, incarnation) || high == LAST_GENERATION {
+        return Ok(None);
+    }
+    let page = SharedMap::new(&former.file, page_bytes(slots))
+        .and_then(|map| GenerationPage::new(map, &page_path, incarnation, high, records))
+        .map_err(failed(&page_path))?;
+    Ok(Some((key, page)))
+}
+
+/// Whether the broker whose page this is was killed: the kernel has marked its liveness word.
+pub fn was_killed(directory: &Path) -> bool {
+    let page = FormerPage::open(&directory.join(PAGE_NAME));
+    page.is_some_and(|page| page.header.liveness & FUTEX_OWNER_DIED != 0)
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> PageError {
+    let path = path.to_owned();
+    move |source| PageError { path, source }
+}
+
+impl GenerationPage {
+    fn create(path: &Path, slots: u32, high: u32, records: Records) -> io::Result<Self> {
+        // Made aside and renamed: a client that still maps an older page must not see it change or
+        // shrink.
+        let aside = path.with_extension("new");
+        let file = create_aside(&aside)?;
+        if let Err(error) = allocate(&file, page_bytes(slots)) {
+            std::fs::remove_file(&aside)?;
+            return Err(error);
+        }
+        let map = SharedMap::new(&file, page_bytes(slots))?;
+        let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
+        let header: *mut PageHeader = map.start().as_ptr().cast();
+        // SAFETY: the header lies within the map, which nobody else has yet.
+        unsafe {
+            (&raw mut (*header).magic).write(PAGE_MAGIC);
+            (&raw mut (*header).version).write(PAGE_VERSION);
+            (&raw mut (*header).slots).write(slots);
+            (&raw mut (*header).incarnation).write(incarnation);
+        }
+        map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
+        std::fs::rename(&aside, path)?;
+        Self::new(map, path, incarnation, high, records)
+    }
+
+    fn new(
+        map: SharedMap,
+        path: &Path,
+        incarnation: u64,
+        high: u32,
+        records: Records,
+    ) -> io::Result<Self> {
+        map.lock();
+        let reader = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?.into();
+        let (slots, first_generation) = (records.slots(), high + 1);
+        Ok(GenerationPage {
+            map,
+            slots,
+            records,
+            reader,
+            incarnation,
+            first_generation,
+            liveness: None,
+        })
+    }
+
+    /// Shows what a core has made of the slots of a former broker.
+    pub fn take_up(&self, former: &[FormerSlot], core: &Core) {
+        for FormerSlot { id, life } in former {
+            let shown = match core.end_of(*id) {
+                None if core.is_reserved(*id) => UNCONFIRMED,
+                None => id.generation,
+                Some(code) => {
+                    if let FormerLife::Live { .. } = life {
+                        self.records.end(*id, code);
+                    }
+                    0
+                }
+            };
+            self.map.word(generation_offset(id.slot)).store(shown, Ordering::Release);
+        }
+    }
+
+    /// Shows the broker as alive, from now until this process ends, however it ends. Starts a
+    /// thread.
+    ///
+    /// # Errors
+    /// Those of starting a thread and of set_robust_list(2).
+    pub fn show_alive(&mut self) -> io::Result<()> {
+        self.liveness = Some(LivenessThread::start(&self.map)?);
+        Ok(())
+    }
+
+    /// Remembers what the core knows of a slot's last allocation, then writes its live generation, 0 = none. `false`:
+    /// there is no such slot.
+    #[must_use]
+    pub fn publish(&self, slot: u32, generation: u32, core: &Core) -> bool {
+        if slot >= self.slots {
+            return false;
+        }
+        let last = self.records.last(slot);
+        let id = if generation == 0 { last } else { AllocationId { slot, generation } };
+        match core.record(slot).filter(|(known, _)| *known == id && generation != 0) {
+            Some((_, record)) => self.records.live(id, &record),
+            // Or it has ended in the same step.
+            None => self.records.end(id, core.end_of(id).unwrap_or(ErrorCode::Stale)),
+        }
+        let high = self.map.word(offset_of!(PageHeader, generation_high));
+        // One writer: no need for a read-modify-write. Before the slot, so that a crash between the
+        // two forgets nothing.
+        if generation > high.load(Ordering::Relaxed) {
+            high.store(generation, Ordering::Release);
+        }
+        self.map.word(generation_offset(slot)).store(generation, Ordering::Release);
+        true
+    }
+
+    /// The page as clients get it: an fd that can only be read.
+    pub fn reader(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+
+    /// Random per start; a broker that goes on for another one keeps it.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Above every generation given out on this page before this start.
+    pub fn first_generation(&self) -> u32 {
+        self.first_generation
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+}
+
+impl Drop for GenerationPage {
+    fn drop(&mut self) {
+        // Before the map goes.
+        self.liveness.take();
+    }
+}
+
+/// A page that an earlier broker left, checked.
+struct FormerPage {
+    file: File,
+    header: Header,
+}
+
+/// What counts of a former page's header.
+#[derive(Clone, Copy)]
+struct Header {
+    slots: u32,
+    incarnation: u64,
+    high: u32,
+    liveness: u32,
+}
+
+impl FormerPage {
+    fn open(path: &Path) -> Option<Self> {
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+            .ok()?;
+        let mut bytes = [0; size_of::<PageHeader>()];
+        file.read_exact(&mut bytes).ok()?;
+        let u32_at = |offset: usize| -> u32 {
+            let bytes = bytes[offset..offset + 4].try_into().expect("4 bytes of a longer array");
+            u32::from_ne_bytes(bytes)
+        };
+        let u64_at = |offset: usize| -> u64 {
+            let bytes = bytes[offset..offset + 8].try_into().expect("8 bytes of a longer array");
+            u64::from_ne_bytes(bytes)
+        };
+        let header = Header {
+            slots: u32_at(offset_of!(PageHeader, slots)),
+            incarnation: u64_at(offset_of!(PageHeader, incarnation)),
+            high: u32_at(offset_of!(PageHeader, generation_high)),
+            liveness: u32_at(LIVENESS_OFFSET),
+        };
+        let found = file.metadata().ok()?;
+        let is_page = u64_at(offset_of!(PageHeader, magic)) == PAGE_MAGIC
+            && u32_at(offset_of!(PageHeader, version)) == PAGE_VERSION
+            && found.len() == page_bytes(header.slots) as u64;
+        (is_ours(&found) && is_page).then_some(FormerPage { file, header })
+    }
+}
+
+fn read_key(path: &Path) -> Option<NodeKey> {
+    let mut file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
+    let found = file.metadata().ok()?;
+    let mut bytes = [0; NodeKey::BYTES];
+    (is_ours(&found) && found.len() == NodeKey::BYTES as u64).then_some(())?;
+    file.read_exact(&mut bytes).ok()?;
+    Some(NodeKey::from_bytes(bytes))
+}
+
+fn make_key(path: &Path) -> io::Result<NodeKey> {
+    let bytes = kernel::random::<{ NodeKey::BYTES }>()?;
+    let aside = path.with_extension("new");
+    create_aside(&aside)?.write_all(&bytes)?;
+    std::fs::rename(&aside, path)?;
+    Ok(NodeKey::from_bytes(bytes))
+}
+
+/// The owner of the liveness word: a thread that sleeps until the daemon ends. The kernel marks the
+/// word when the thread dies, and on SIGKILL all threads die.
+#[derive(Debug)]
+struct LivenessThread {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LivenessThread {
+    fn start(map: &SharedMap) -> io::Result<Self> {
+        let start = map.start().as_ptr() as usize;
+        let (end, ended) = mpsc::channel::<()>();
+        let (report, started) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("liveness".into())
+            .stack_size(THREAD_STACK_BYTES)
+            .spawn(move || {
+                kernel::leave_fd_table();
+                // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage`
+                // drops it first.
+                let liveness = unsafe { own_liveness(start) };
+                let started = liveness.as_ref().map(|_| ()).map_err(io::Error::raw_os_error);
+                let _ = report.send(started);
+                if let Ok(liveness) = liveness {
+                    // Returns when the sender is dropped.
+                    let _ = ended.recv();
+                    liveness.give_up();
+                }
+            })?;
+        let this = LivenessThread { end: Some(end), thread: Some(thread) };
+        match started.recv() {
+            Ok(Ok(())) => Ok(this),
+            Ok(Err(errno)) => Err(io::Error::from_raw_os_error(errno.unwrap_or(libc::EINVAL))),
+            Err(_) => Err(io::Error::other("the liveness thread has died")),
+        }
+    }
+}
+
+impl Drop for LivenessThread {
+    fn drop(&mut self) {
+        self.end.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The liveness word as its owner has it.
+struct Liveness {
+    word: &'static AtomicU32,
+    head: &'static RobustListHead,
+}
+
+impl Liveness {
+    /// Ends the ownership, unless a successor has taken the word over already: then it stays as the
+    /// successor wants it.
+    fn give_up(self) {
+        // The entry in the page may be the successor's by now: the kernel must not follow it here.
+        self.head.first.store(std::ptr::from_ref(self.head) as u64, Ordering::Release);
+        let ours = kernel::thread_id();
+        let _ = self.word.compare_exchange(ours, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+/// Makes the calling thread the owner of the liveness word of the page mapped at `start`.
+///
+/// # Safety
+/// A whole page header is mapped there for writing, longer than the calling thread lives.
+unsafe fn own_liveness(start: usize) -> io::Result<Liveness> {
+    let entry = start + offset_of!(PageHeader, robust_list_entry);
+    let futex_offset = LIVENESS_OFFSET as i64 - offset_of!(PageHeader, robust_list_entry) as i64;
+    // Never freed: the kernel reads it when the thread has ended, after all its destructors.
+    let first = AtomicU64::new(entry as u64);
+    let head: &'static RobustListHead =
+        Box::leak(Box::new(RobustListHead { first, futex_offset, pending: 0 }));
+    let head_address = &raw const *head as u64;
+    // SAFETY: by this function's contract. The entry is read by the kernel alone, in this process:
+    // it closes the circle.
+    unsafe { (entry as *mut u64).write_volatile(head_address) };
+    // SAFETY: by this function's contract; the word is only ever accessed atomically.
+    let word: &'static AtomicU32 =
+        unsafe { AtomicU32::from_ptr((start + LIVENESS_OFFSET) as *mut u32) };
+    // SAFETY: the head is never freed, the entry is mapped for as long as the thread lives, and the
+    // thread locks nothing but what the standard library's channel needs, which is no robust mutex.
+    unsafe { kernel::set_robust_list(head) }?;
+    word.store(kernel::thread_id(), Ordering::Release);
+    Ok(Liveness { word, head })
+}

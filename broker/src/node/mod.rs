@@ -1,0 +1,8 @@
+//! What the broker has of its node: sockets, directories and their lock, the generation page and the records beside it, signals.
+//! Must never know of clients.
+
+pub mod generation_page;
+pub mod listeners;
+pub mod records;
+pub mod shared_map;
+pub mod signals;

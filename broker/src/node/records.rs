@@ -1,0 +1,242 @@
+//! What the broker remembers of each slot for the next one, should it be killed: a file beside the generation page that the
+//! broker alone can read, written before the page. Must never show a slot as live before the rest of its record is written:
+//! the broker may be killed between any two stores.
+
+use crate::kernel;
+use crate::node::shared_map::{SharedMap, allocate, create_aside, is_ours};
+use fdbroker_core::{DomainKey, FormerLife, FormerSlot, OwnerKey, Record};
+use fdbroker_protocol::{AllocationId, ErrorCode, Share};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Name of the file in the administrator's directory.
+pub const RECORDS_NAME: &str = "records";
+
+/// First words of the file; another layout has another one.
+const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 1];
+
+/// Bytes of a record, and of the head before the first one. A record never crosses a page.
+const RECORD_BYTES: usize = 32;
+
+/// The words of a record.
+mod word {
+    pub const GENERATION: usize = 0;
+    pub const UID: usize = 1;
+    pub const GID: usize = 2;
+    pub const PID: usize = 3;
+    pub const STARTED: usize = 4;
+    /// Two words, the low one first.
+    pub const RANDOM: usize = 5;
+    /// Written last: a byte each of what is below.
+    pub const STANDING: usize = 7;
+}
+
+/// A live slot has no code.
+const NO_CODE: u8 = 0;
+/// Bit of the flags: its owner can give its fd again.
+const RECALLABLE: u8 = 1;
+
+/// The file, mapped.
+#[derive(Debug)]
+pub struct Records {
+    map: SharedMap,
+    slots: u32,
+}
+
+impl Records {
+    /// The file of a former broker; `None`: there is none of this layout.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+        let mut options = File::options();
+        let options = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
+        let Ok(file) = options.open(path) else { return Ok(None) };
+        let found = file.metadata()?;
+        let Some(slots) = usize::try_from(found.len()).ok().and_then(slots_of) else {
+            return Ok(None);
+        };
+        if !is_ours(&found) {
+            return Ok(None);
+        }
+        let records = Records { map: SharedMap::new(&file, bytes_of(slots))?, slots };
+        let is_known =
+            (0..2).all(|at| records.map.word(at * 4).load(Ordering::Relaxed) == MAGIC[at]);
+        Ok(is_known.then_some(records))
+    }
+
+    /// A new file with the records of `former` that fit; all its space is taken now.
+    pub fn create(path: &Path, slots: u32, former: Option<&Records>) -> io::Result<Self> {
+        let aside = path.with_extension("new");
+        let file = create_aside(&aside)?;
+        if let Err(error) = allocate(&file, bytes_of(slots)) {
+            std::fs::remove_file(&aside)?;
+            return Err(error);
+        }
+        let records = Records { map: SharedMap::new(&file, bytes_of(slots))?, slots };
+        (0..2).for_each(|at| records.map.word(at * 4).store(MAGIC[at], Ordering::Relaxed));
+        if let Some(former) = former {
+            for slot in 0..slots.min(former.slots) {
+                for at in 0..RECORD_BYTES / 4 {
+                    let value = former.word(slot, at).load(Ordering::Relaxed);
+                    records.word(slot, at).store(value, Ordering::Relaxed);
+                }
+            }
+        }
+        std::fs::rename(&aside, path)?;
+        Ok(records)
+    }
+
+    /// How many there are.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Every slot that was ever used, in order. A generation above `high` is damage and counts as none.
+    pub fn former(&self, high: u32) -> Vec<FormerSlot> {
+        let mut lives: HashMap<(u32, u32), bool> = HashMap::new();
+        let all = (0..self.slots).filter_map(|slot| {
+            let id = self.last(slot);
+            let life = (1..=high).contains(&id.generation).then(|| self.life(slot, &mut lives));
+            Some(FormerSlot { id, life: life? })
+        });
+        all.collect()
+    }
+
+    /// `lives` remembers what processes were looked for.
+    fn life(&self, slot: u32, lives: &mut HashMap<(u32, u32), bool>) -> FormerLife {
+        let load = |at: usize| self.word(slot, at).load(Ordering::Relaxed);
+        let [listener, share, flags, code] = load(word::STANDING).to_le_bytes();
+        let ended = ErrorCode::from_number(code.into());
+        let Some(share) = Share::from_number(share).filter(|_| code == NO_CODE) else {
+            return FormerLife::Ended(ended.unwrap_or(ErrorCode::Stale));
+        };
+        let (pid, started) = (load(word::PID), load(word::STARTED));
+        let random = u64::from(load(word::RANDOM)) | u64::from(load(word::RANDOM + 1)) << 32;
+        let record = Record {
+            domain: DomainKey { listener: listener.into(), uid: load(word::UID) },
+            gid: load(word::GID),
+            share,
+            recallable: flags & RECALLABLE != 0,
+            owner: OwnerKey { pid, started, random },
+        };
+        // A process of another PID namespace cannot be looked for.
+        let look = || pid == 0 || started == 0 || kernel::started(pid) == Some(started);
+        let owner_lives = *lives.entry((pid, started)).or_insert_with(look);
+        FormerLife::Live { record, owner_lives }
+    }
+
+    /// The last allocation of a slot; generation 0: there was none.
+    pub fn last(&self, slot: u32) -> AllocationId {
+        let generation = self.word(slot, word::GENERATION).load(Ordering::Relaxed);
+        AllocationId { slot, generation }
+    }
+
+    /// The allocation is live.
+    pub fn live(&self, id: AllocationId, record: &Record) {
+        let store = |at: usize, value: u32| self.word(id.slot, at).store(value, Ordering::Relaxed);
+        let Record { domain, gid, share, recallable, owner } = *record;
+        store(word::UID, domain.uid);
+        store(word::GID, gid);
+        store(word::PID, owner.pid);
+        store(word::STARTED, owner.started);
+        store(word::RANDOM, owner.random as u32);
+        store(word::RANDOM + 1, (owner.random >> 32) as u32);
+        store(word::GENERATION, id.generation);
+        let listener = u8::try_from(domain.listener).unwrap_or(u8::MAX);
+        let flags = if recallable { RECALLABLE } else { 0 };
+        self.stand(id.slot, [listener, share as u8, flags, NO_CODE]);
+    }
+
+    /// The allocation has ended, for this reason.
+    pub fn end(&self, id: AllocationId, code: ErrorCode) {
+        let [listener, share, flags, _] = self.standing(id.slot);
+        // Before the generation: a new one must never be live by the word of an older one.
+        self.stand(id.slot, [listener, share, flags, code as u8]);
+        self.word(id.slot, word::GENERATION).store(id.generation, Ordering::Release);
+    }
+
+    fn standing(&self, slot: u32) -> [u8; 4] {
+        self.word(slot, word::STANDING).load(Ordering::Relaxed).to_le_bytes()
+    }
+
+    fn stand(&self, slot: u32, standing: [u8; 4]) {
+        self.word(slot, word::STANDING).store(u32::from_le_bytes(standing), Ordering::Release);
+    }
+
+    fn word(&self, slot: u32, at: usize) -> &AtomicU32 {
+        self.map.word(RECORD_BYTES * (slot as usize + 1) + at * 4)
+    }
+}
+
+fn bytes_of(slots: u32) -> usize {
+    RECORD_BYTES * (slots as usize + 1)
+}
+
+fn slots_of(bytes: usize) -> Option<u32> {
+    let slots = u32::try_from((bytes / RECORD_BYTES).checked_sub(1)?).ok()?;
+    (bytes_of(slots) == bytes).then_some(slots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(slot: u32, generation: u32) -> AllocationId {
+        AllocationId { slot, generation }
+    }
+
+    fn record(pid: u32, started: u32) -> Record {
+        Record {
+            domain: DomainKey { listener: 15, uid: u32::MAX - 2 },
+            gid: 7,
+            share: Share::Gid,
+            recallable: true,
+            owner: OwnerKey { pid, started, random: u64::MAX - 1 },
+        }
+    }
+
+    #[test]
+    fn records_when_opened_again_then_all_that_was_written_and_whose_owner_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(RECORDS_NAME);
+        let records = Records::create(&path, 8, None).unwrap();
+        let pid = std::process::id();
+        let ours = record(pid, kernel::started(pid).unwrap());
+        let dead = record(pid, ours.owner.started + 1);
+        records.live(id(1, 3), &ours);
+        records.live(id(2, 4), &dead);
+        records.live(id(3, 5), &record(0, 0));
+        records.live(id(4, 6), &ours);
+        records.end(id(4, 6), ErrorCode::OwnerGone);
+        records.live(id(5, 9), &ours);
+        drop(records);
+        let records = Records::open(&path).unwrap().unwrap();
+        let live = |id, record, owner_lives| FormerSlot {
+            id,
+            life: FormerLife::Live { record, owner_lives },
+        };
+        let ended = FormerSlot { id: id(4, 6), life: FormerLife::Ended(ErrorCode::OwnerGone) };
+        let all = [
+            live(id(1, 3), ours, true),
+            live(id(2, 4), dead, false),
+            live(id(3, 5), record(0, 0), true),
+            ended,
+        ];
+        assert_eq!(records.former(8), all, "and nothing above the highest generation");
+        let smaller = Records::create(&path, 3, Some(&records)).unwrap();
+        assert_eq!(smaller.former(8), all[..2]);
+    }
+
+    #[test]
+    fn open_when_it_is_no_file_of_records_then_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(RECORDS_NAME);
+        assert!(Records::open(&path).unwrap().is_none());
+        for length in [0, 31, 32, 64] {
+            std::fs::write(&path, vec![0; length]).unwrap();
+            assert!(Records::open(&path).unwrap().is_none(), "{length}");
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Applies what the core says, in its order, and hands back what could not be done. Must never call
+//! the core in the middle of a list: what it has to hear waits until the list is done.
+
+use crate::clients::connection::{Blocked, HelloReply, Phase, index};
+use crate::fds::table::FdTable;
+use crate::messages::replies;
+use crate::readiness::Source;
+use crate::server::flow::{send_or_keep, send_to};
+use crate::server::parts::{Server, Unsent, register};
+use fdbroker_core::{ClientId, Effect, Effects, Granted, Input, RequestId};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, MemoryKind, Status};
+use fdbroker_scm::SendError;
+use std::os::fd::{AsFd, BorrowedFd};
+
+impl Server {
+    /// Applies `effects`, then what follows from them, until nothing does. Takes the reused buffer
+    /// and puts it back.
+    pub(crate) fn settle(&mut self, mut effects: Effects) {
+        loop {
+            if self.admin.is_watched {
+                self.take_notes();
+            }
+            for effect in &effects.list {
+                self.apply(effect, &effects);
+            }
+            for us in &effects.recalled_us {
+                self.metrics.recall_time.observe(*us);
+            }
+            let mut next = std::mem::take(&mut self.spare_effects);
+            self.hand_back(&effects, &mut next);
+            effects.clear();
+            self.spare_effects = std::mem::replace(&mut effects, next);
+            if effects.list.is_empty() {
+                if self.admin.is_watched {
+                    self.take_notes();
+                }
+                self.effects = effects;
+                return;
+            }
+        }
+    }
+
+    /// The same when only the queues may have something.
+    pub(crate) fn settle_queues(&mut self) {
+        if !(self.sendable.is_empty() && self.unsent.is_empty() && self.gone.is_empty()) {
+            let effects = std::mem::take(&mut self.effects);
+            self.settle(effects);
+        }
+    }
+
+    /// Tells the core what came of the list just applied. A client whose grant was not sent is told
+    /// to be full first, so that the grant is not tried again at once.
+    fn hand_back(&mut self, applied: &Effects, next: &mut Effects) {
+        for (client, sendable) in self.sendable.drain(..) {
+            self.core.step(self.now, Input::Sendable { client, sendable }, next);
+        }
+        for unsent in self.unsent.drain(..) {
+            let Unsent { client, request, range, deadline, seq } = unsent;
+            let grants = &applied.granted[range];
+            self.core.step(
+                self.now,
+                Input::Unsent { client, request, grants, deadline, seq },
+                next,
+            );
+        }
+        for (client, leases) in self.cut.drain(..) {
+            let (request, leases) = (None, &leases[..]);
+            self.core.step(self.now, Input::Release { client, request, leases }, next);
+        }
+        for client in self.gone.drain(..) {
+            self.core.step(self.now, Input::Gone { client }, next);
+        }
+    }
+
+    fn apply(&mut self, effect: &Effect, all: &Effects) {
+        match effect {
+            Effect::Granted { client, request, range, deadline, seq } => {
+                let (client, request) = (*client, *request);
+                match self.send_granted(client, request, &all.granted[range.clone()]) {
+                    Ok(fds) => self.note_answered(client, request, fds),
+                    Err(()) => {
+                        let (range, deadline, seq) = (range.clone(), *deadline, *seq);
+                        self.unsent.push(Unsent { client, request, range, deadline, seq });
+                    }
+                }
+            }
+            Effect::Statuses { client, request, reply, range } => {
+                let statuses = &all.statuses[range.clone()];
+                let bytes = replies::write_statuses(&mut self.writer, *request, *reply, statuses);
+                let sent = send_to(&mut self.connections, *client, bytes);
+                self.after_send(*client, sent);
+            }
+            Effect::StoreArrived { index, slot } => {
+                // The kind of a deposit is what its producer said and the daemon has checked; a supply is without one,
+                // and of what was registered.
+                let deposit = self.scratch.deposits.get(usize::from(*index));
+                let kind = deposit.map(|deposit| deposit.kind).or(self.core.kind(*slot));
+                let kind = kind.unwrap_or(MemoryKind::Memfd);
+                let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
+                expect(is_done, "store", *slot);
+            }
+            Effect::CloseArrived { index, ticket, lane } => {
+                let is_done = self.fds.close_arrived(*index, *ticket, *lane);
+                expect(is_done, "close on arrival", (*index).into());
+            }
+            Effect::CloseHeld { slot, ticket, uid } => {
+                expect(self.fds.close_held(*slot, *uid, *ticket), "close", *slot);
+            }
+            Effect::Keep { slot } => {
+                if let Some(kept) = self.core.kept(*slot) {
+                    self.keep_store.keep(*slot, &kept, &self.fds);
+                }
+            }
+            Effect::KeptChanged { slot } => {
+                if let Some(kept) = self.core.kept(*slot) {
+                    self.keep_store.change(*slot, &kept);
+                }
+            }
+            Effect::Unkeep { slot } => self.keep_store.unkeep(*slot),
+            Effect::Declared { client, request, range } => {
+                let declared = &all.granted[range.clone()];
+                let bytes = replies::write_declared(&mut self.writer, *request, declared);
+                let sent = send_to(&mut self.connections, *client, bytes);
+                self.after_send(*client, sent);
+            }
+            Effect::Publish { slot, generation } => {
+                let is_done = self.page.publish(*slot, *generation, &self.core);
+                expect(is_done, "publish", *slot);
+            }
+            Effect::Registered { client, request, range, deposit_credits } => {
+                let bytes = replies::write_registered(
+                    &mut self.writer,
+                    &self.identity,
+                    *request,
+                    &all.registered[range.clone()],
+                    &self.scratch.deposits,
+                    *deposit_credits,
+                );
+                let sent = send_to(&mut self.connections, *client, bytes);
+                self.after_send(*client, sent);
+            }
+            Effect::Welcome { client, request, deposit_credits } => {
+                self.welcome(*client, *request, *deposit_credits);
+            }
+            Effect::Failed { client, request, status } => {
+                self.reply_failed(*client, *request, *status);
+            }
+            Effect::Events { client } => self.note_events(*client),
+            Effect::Disconnect { client, status } => self.end_with(*client, *status),
+            Effect::Forget { client } => self.forget(index(*client)),
+        }
+    }
+
+    /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until it has read, or
+    /// others have.
+    fn send_granted(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+    ) -> Result<usize, ()> {
+        let fds = grants.iter().filter(|grant| grant.status.is_ok()).count();
+        if fds > 0 {
+            let room = self.room_for_fds(client, fds)?;
+            if room < fds {
+                return self.send_cut(client, request, grants, room).map(|()| room);
+            }
+        }
+        self.send_whole(client, request, grants, fds).map(|()| fds)
+    }
+
+    /// Sends a grant of which only `room` fds may be in flight: the other items answer AGAIN, and
+    /// their leases are given back.
+    fn send_cut(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+        room: usize,
+    ) -> Result<(), ()> {
+        let mut grants = grants.to_vec();
+        let mut leases = Vec::new();
+        for grant in grants.iter_mut().filter(|grant| grant.status.is_ok()).skip(room) {
+            leases.push(grant.lease);
+            *grant = Granted::refused(grant.wanted, ErrorCode::Again.into());
+        }
+        self.send_whole(client, request, &grants, room)?;
+        self.cut.push((client, leases));
+        Ok(())
+    }
+
+    fn send_whole(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+        fds: usize,
+    ) -> Result<(), ()> {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
+        let core = &self.core;
+        let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
+        let bytes =
+            replies::write_granted(&mut self.writer, request, grants, &mut self.slots, data);
+        if fds == 0 {
+            let sent = send_or_keep(connection, bytes);
+            self.after_send(client, sent);
+            return Ok(());
+        }
+        let Some(socket) = connection.socket() else { return Ok(()) };
+        let sent = send_slots(socket, bytes, &self.slots, &self.fds);
+        match sent {
+            Ok(()) => {
+                self.in_flight.add(connection.unread.fds, fds as u64);
+                connection.unread.add(fds);
+                if self.admin.is_watched {
+                    self.note_grants(client, grants);
+                }
+                Ok(())
+            }
+            Err(SendError::WouldBlock) => {
+                self.block(client, Blocked::Unread);
+                Err(())
+            }
+            Err(SendError::TooManyRefs) => {
+                self.block(client, Blocked::InFlight);
+                Err(())
+            }
+            Err(SendError::PeerGone) => {
+                self.end_connection(client);
+                Ok(())
+            }
+            Err(error) => {
+                log::error!("a grant to client {} could not be sent: {error}", client.0);
+                self.end_with(client, ErrorCode::Internal.into());
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the event socket and answers hello.
+    fn welcome(&mut self, client: ClientId, request: RequestId, deposit_credits: u32) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let pair = fdbroker_scm::seqpacket_pair().and_then(|(ours, theirs)| {
+            register(&self.poll, ours.as_fd(), Source::Event(index(client)))?;
+            Ok((ours, theirs))
+        });
+        match pair {
+            Ok((ours, client_end)) => {
+                connection.event = Some(ours);
+                connection.phase = Phase::Welcomed;
+                let reply = HelloReply { request, deposit_credits, client_end };
+                connection.hello_reply = Some(reply);
+                self.send_hello_reply(client);
+            }
+            Err(error) => {
+                log::error!("no event socket for client {}: {error}", client.0);
+                self.reply_failed(client, request, ErrorCode::Internal.into());
+                self.end_with(client, ErrorCode::Internal.into());
+            }
+        }
+    }
+
+    /// Answers that a request failed as a whole.
+    pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
+        self.note_answered(client, request, 0);
+        let bytes = self.writer.failed(request.0, status);
+        let sent = send_to(&mut self.connections, client, bytes);
+        self.after_send(client, sent);
+    }
+}
+
+/// Sends a message with the fds of `slots`.
+fn send_slots(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    slots: &[u32],
+    table: &FdTable,
+) -> Result<(), SendError> {
+    let held = |slot: u32| table.held(slot).ok_or(SendError::BadFd);
+    // One fd is the common case; the array for a full message is a kilobyte to fill.
+    if let [slot] = slots {
+        return fdbroker_scm::send_grant(socket, bytes, &[held(*slot)?]);
+    }
+    let mut fds = [socket; MAX_BATCH];
+    for (place, slot) in fds.iter_mut().zip(slots) {
+        *place = held(*slot)?;
+    }
+    fdbroker_scm::send_grant(socket, bytes, &fds[..slots.len().min(MAX_BATCH)])
+}
+
+fn expect(is_done: bool, what: &str, number: u32) {
+    if !is_done {
+        // The core and the table disagree: a bug, but no reason to take everybody's fds away.
+        log::error!("internal: cannot {what} {number}");
+        debug_assert!(is_done, "cannot {what} {number}");
+    }
+}

@@ -1,0 +1,417 @@
+//! Bounds on what clients leave unread: messages with fds per client, fds in flight to all, replies
+//! and events that a full socket did not take. A client that does not read is served no further;
+//! that is a state to wait out. Must never queue without a bound.
+
+use crate::clients::connection::{Blocked, Connection, index};
+use crate::clients::in_flight::InFlight;
+use crate::limits::{
+    EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, IN_FLIGHT_LOOKS_PER_SWEEP,
+    IN_FLIGHT_SWEEP, LEAST_UNREAD_BYTES, PENDING_REPLIES_BESIDE_PARKED, RESUMED_PER_SWEEP,
+};
+use crate::messages::replies;
+use crate::readiness::Source;
+use crate::server::parts::{Server, is_readable, watch};
+use fdbroker_core::{ClientId, Input, Now};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH};
+use fdbroker_scm::SendError;
+use slab::Slab;
+use std::os::fd::AsFd;
+
+/// What became of a message without fds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// The kernel has it, or nobody is there to have it.
+    Done,
+    /// The socket is full: it is kept.
+    Kept,
+    /// Nobody will read it.
+    PeerGone,
+}
+
+/// Sends a message without fds to a client's main socket.
+pub(crate) fn send_to(connections: &mut Slab<Connection>, client: ClientId, bytes: &[u8]) -> Sent {
+    connections
+        .get_mut(index(client))
+        .map_or(Sent::Done, |connection| send_or_keep(connection, bytes))
+}
+
+/// The same, the connection at hand. Behind what is kept already, so that replies stay in order.
+pub(crate) fn send_or_keep(connection: &mut Connection, bytes: &[u8]) -> Sent {
+    let Some(socket) = connection.socket.as_ref() else { return Sent::Done };
+    if connection.pending.is_empty() {
+        match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+            Ok(()) => return Sent::Done,
+            Err(SendError::WouldBlock) => {}
+            Err(error) => {
+                log::debug!("a reply was not sent: {error}");
+                return Sent::PeerGone;
+            }
+        }
+    }
+    connection.pending.push_back(bytes.to_vec());
+    Sent::Kept
+}
+
+impl Server {
+    /// What follows from the outcome of a send.
+    pub(crate) fn after_send(&mut self, client: ClientId, sent: Sent) {
+        match sent {
+            Sent::Done => {}
+            Sent::PeerGone => self.end_connection(client),
+            Sent::Kept => {
+                let most = self.settings.core.max_parked_per_client as usize
+                    + PENDING_REPLIES_BESIDE_PARKED;
+                let kept = self.connections.get(index(client)).map_or(0, |it| it.pending.len());
+                match kept > most {
+                    true => self.end_with(client, ErrorCode::Protocol.into()),
+                    false => self.block(client, Blocked::Unread),
+                }
+            }
+        }
+    }
+
+    /// Whether requests of the client may be read: it must have room for what they will bring. If
+    /// not, it is blocked.
+    pub(crate) fn may_read(&mut self, client: ClientId) -> bool {
+        if self.has_room(client) {
+            return true;
+        }
+        if let Some(connection) = self.connections.get_mut(index(client))
+            && connection.socket().is_some_and(|socket| !is_readable(socket))
+        {
+            // It has sent nothing since: most likely it is about to read its last answer, and then sends more.
+            connection.is_main_ready = false;
+            return false;
+        }
+        self.block(client, Blocked::Unread);
+        self.settle_queues();
+        false
+    }
+
+    /// How many of `fds` fds, at least one, may be sent to the client in a message now; if none, it
+    /// is blocked.
+    pub(crate) fn room_for_fds(&mut self, client: ClientId, fds: usize) -> Result<usize, ()> {
+        let Some(connection) = self.connections.get(index(client)) else { return Ok(fds) };
+        if connection.blocked.is_some() {
+            return Err(());
+        }
+        if !self.has_room(client) {
+            self.block(client, Blocked::Unread);
+            return Err(());
+        }
+        let mut room = self.in_flight_room(client, fds);
+        if room < fds {
+            self.refresh_in_flight();
+            room = self.in_flight_room(client, fds);
+        }
+        if room == 0 {
+            self.block(client, Blocked::InFlight);
+            return Err(());
+        }
+        Ok(room.min(fds))
+    }
+
+    /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has read those sent
+    /// before is asked when that matters: who reads always has its share.
+    fn in_flight_room(&mut self, client: ClientId, fds: usize) -> usize {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return fds };
+        if self.in_flight.room(connection.unread.fds) < fds as u64 && connection.unread.fds > 0 {
+            forget_if_read(connection, &mut self.in_flight);
+        }
+        usize::try_from(self.in_flight.room(connection.unread.fds)).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the client may be sent another message with fds. Asks the kernel only when the count
+    /// says no.
+    fn has_room(&mut self, client: ClientId) -> bool {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return true };
+        connection.unread.has_room() || forget_if_read(connection, &mut self.in_flight)
+    }
+
+    /// Counts anew what is in flight, at most once per sweep's time.
+    fn refresh_in_flight(&mut self) {
+        if self.last_refresh.is_some_and(|last| after_sweep(last) > self.now) {
+            return;
+        }
+        self.last_refresh = Some(self.now);
+        // In turn: a horde of clients that do not read must not cost the others their time.
+        let (last, mut looks) = (self.last_refreshed, 0);
+        for is_behind_last in [true, false] {
+            for (number, connection) in &mut self.connections {
+                if (number > last) != is_behind_last || connection.unread.fds == 0 {
+                    continue;
+                }
+                forget_if_read(connection, &mut self.in_flight);
+                (self.last_refreshed, looks) = (number, looks + 1);
+                if looks == IN_FLIGHT_LOOKS_PER_SWEEP {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Stops serving a client's requests until it has read, or others have.
+    pub(crate) fn block(&mut self, client: ClientId, why: Blocked) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket.as_ref() else { return };
+        let former = connection.blocked;
+        if former.is_none() {
+            self.sendable.push((client, false));
+            // A socket that is writable already is reported again by this, so nothing is missed
+            // between the check and now.
+            if let Err(error) = watch(&self.poll, socket.as_fd(), Source::Main(index(client)), true)
+            {
+                log::error!("cannot watch client {}: {error}", client.0);
+                return self.end_with(client, ErrorCode::Internal.into());
+            }
+        }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        if why == Blocked::InFlight || former.is_none() {
+            connection.blocked = Some(why);
+        }
+        if why == Blocked::InFlight {
+            self.await_in_flight(client);
+        }
+    }
+
+    /// Has the client tried again with the next sweep.
+    pub(crate) fn await_in_flight(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
+            self.waiting_in_flight.push_back(client);
+        }
+        self.next_sweep.get_or_insert(after_sweep(self.now));
+    }
+
+    /// Tries to go on with a blocked client: sends what is kept, and serves it again if it has
+    /// read.
+    pub(crate) fn retry(&mut self, client: ClientId) {
+        if !self.flush_pending(client) {
+            return self.settle_queues();
+        }
+        if !self.has_room(client) {
+            return;
+        }
+        let is_in_flight_full = self.in_flight_room(client, 1) == 0;
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket.as_ref() else { return };
+        if connection.blocked == Some(Blocked::InFlight) && is_in_flight_full {
+            return;
+        }
+        if let Err(error) = watch(&self.poll, socket.as_fd(), Source::Main(index(client)), false) {
+            log::error!("cannot watch client {}: {error}", client.0);
+            return self.disconnect(client, ErrorCode::Internal.into());
+        }
+        connection.blocked = None;
+        self.sendable.push((client, true));
+        self.enqueue(client);
+        self.settle_queues();
+    }
+
+    /// Sends what was kept. `false`: not all of it, or the client is lost.
+    fn flush_pending(&mut self, client: ClientId) -> bool {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return false };
+        if connection.hello_reply.is_some() {
+            self.send_hello_reply(client);
+        }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return false };
+        if connection.hello_reply.is_some() {
+            return false;
+        }
+        while let Some(bytes) = connection.pending.front() {
+            let Some(socket) = connection.socket.as_ref() else { return false };
+            match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+                Ok(()) => drop(connection.pending.pop_front()),
+                Err(SendError::WouldBlock) => return false,
+                Err(_) => {
+                    self.end_connection(client);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Looks whether fds in flight have been read, when somebody waits for that and its time has
+    /// come.
+    pub(crate) fn sweep_in_flight(&mut self) {
+        if self.next_sweep.is_none_or(|due| due > self.now) {
+            return;
+        }
+        self.next_sweep = None;
+        self.refresh_in_flight();
+        let mut resumed = 0;
+        for _ in 0..IN_FLIGHT_LOOKS_PER_SWEEP.min(self.waiting_in_flight.len()) {
+            let Some(client) = self.waiting_in_flight.pop_front() else { break };
+            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
+            connection.is_in_flight_queued = false;
+            if connection.blocked != Some(Blocked::InFlight) {
+                continue;
+            }
+            self.retry(client);
+            let connection = self.connections.get(index(client));
+            match connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight)) {
+                true => self.await_in_flight(client),
+                false => resumed += 1,
+            }
+            if resumed == RESUMED_PER_SWEEP {
+                break;
+            }
+        }
+        if !self.waiting_in_flight.is_empty() {
+            self.next_sweep = Some(after_sweep(self.now));
+        }
+    }
+
+    /// Tells the core how many fds a grant may have, when that has changed: what could not be sent would have to be
+    /// given back item by item, and a whole message of them takes long when others wait for their turns.
+    pub(crate) fn tell_most_granted(&mut self) {
+        let in_turn = if self.ready.has_several() { GRANT_IN_TURN } else { MAX_BATCH };
+        let fds = self.in_flight.most_in_a_grant().min(in_turn);
+        if std::mem::replace(&mut self.most_granted, fds) != fds {
+            self.step(Input::MostGranted { fds });
+        }
+    }
+
+    /// Answers hello, or keeps the answer until it can be sent.
+    pub(crate) fn send_hello_reply(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let who = connection.who();
+        if !self.in_flight.has_room_for_hello(who) {
+            self.refresh_in_flight();
+            if !self.in_flight.has_room_for_hello(who) {
+                return self.block(client, Blocked::InFlight);
+            }
+        }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket.as_ref() else { return };
+        let Some(reply) = connection.hello_reply.take() else { return };
+        let bytes = replies::write_hello_reply(
+            &mut self.writer,
+            &self.identity,
+            &self.page,
+            &self.settings.core,
+            client.0,
+            reply.request,
+            reply.deposit_credits,
+        );
+        let fds = [reply.client_end.as_fd(), self.page.reader()];
+        match fdbroker_scm::send_grant(socket.as_fd(), bytes, &fds) {
+            Ok(()) => {
+                self.in_flight.add(connection.unread.fds, fds.len() as u64);
+                connection.unread.add(fds.len());
+                connection.is_hello_unread = true;
+                self.in_flight.add_hello(who);
+            }
+            Err(SendError::WouldBlock | SendError::TooManyRefs) => {
+                connection.hello_reply = Some(reply);
+                self.block(client, Blocked::InFlight);
+            }
+            Err(_) => self.end_connection(client),
+        }
+    }
+
+    /// The core has events for the client.
+    pub(crate) fn note_events(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        connection.has_events = true;
+        if !std::mem::replace(&mut connection.is_event_queued, true) {
+            self.eventful.push_back(client);
+        }
+    }
+
+    /// Sends the events of each client that has some, one turn each.
+    pub(crate) fn send_events(&mut self) {
+        for _ in 0..self.eventful.len().min(EVENT_TURNS_PER_CHORE) {
+            let Some(client) = self.eventful.pop_front() else { break };
+            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
+            connection.is_event_queued = false;
+            self.send_events_to(client);
+            let Some(connection) = self.connections.get(index(client)) else { continue };
+            if connection.has_events && connection.pending_event.is_none() {
+                self.note_events(client);
+            }
+        }
+        self.settle_queues();
+    }
+
+    fn send_events_to(&mut self, client: ClientId) {
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(connection) = self.connections.get_mut(index(client)) else { return };
+            let Some(socket) = connection.event.as_ref() else {
+                connection.has_events = false;
+                return;
+            };
+            if connection.pending_event.is_some() {
+                return;
+            }
+            let Some(events) = self.core.take_events(client) else {
+                connection.has_events = false;
+                return;
+            };
+            let bytes = replies::write_events(&mut self.writer, &events);
+            match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+                Ok(()) => {}
+                Err(SendError::WouldBlock) => {
+                    let source = Source::Event(index(client));
+                    let watched = watch(&self.poll, socket.as_fd(), source, true);
+                    connection.pending_event = Some(bytes.to_vec());
+                    if let Err(error) = watched {
+                        log::error!("cannot watch client {}: {error}", client.0);
+                        self.end_with(client, ErrorCode::Internal.into());
+                    }
+                    return;
+                }
+                Err(_) => return self.end_connection(client),
+            }
+        }
+    }
+
+    /// The event socket takes messages again.
+    pub(crate) fn flush_event(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.event.as_ref() else { return };
+        let Some(bytes) = connection.pending_event.take() else { return };
+        match fdbroker_scm::send(socket.as_fd(), &bytes, &[]) {
+            Ok(()) => {
+                let source = Source::Event(index(client));
+                if let Err(error) = watch(&self.poll, socket.as_fd(), source, false) {
+                    log::error!("cannot watch client {}: {error}", client.0);
+                    return self.disconnect(client, ErrorCode::Internal.into());
+                }
+                if connection.has_events {
+                    self.note_events(client);
+                }
+            }
+            Err(SendError::WouldBlock) => connection.pending_event = Some(bytes),
+            Err(_) => self.lose(client),
+        }
+    }
+}
+
+/// Whether the kernel says that the client has read all; then the count is 0 again.
+pub(crate) fn forget_if_read(connection: &mut Connection, in_flight: &mut InFlight) -> bool {
+    let socket = connection.socket.as_ref().or(connection.lingering.as_ref());
+    let is_read = match socket.map(|socket| fdbroker_scm::unread_bytes(socket.as_fd())) {
+        // No socket, no unread message.
+        None => true,
+        Some(Ok(bytes)) if bytes < LEAST_UNREAD_BYTES => true,
+        Some(_) => false,
+    };
+    if is_read {
+        forget_unread(connection, in_flight);
+    }
+    is_read
+}
+
+/// Nothing is unread any more.
+pub(crate) fn forget_unread(connection: &mut Connection, in_flight: &mut InFlight) {
+    in_flight.remove(std::mem::take(&mut connection.unread).fds);
+    if std::mem::take(&mut connection.is_hello_unread) {
+        in_flight.remove_hello(connection.who());
+    }
+}
+
+fn after_sweep(now: Now) -> Now {
+    Now(now.0 + u64::try_from(IN_FLIGHT_SWEEP.as_micros()).unwrap_or(u64::MAX / 2))
+}

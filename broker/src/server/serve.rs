@@ -1,0 +1,450 @@
+//! A client's turn: reads its messages, a bounded number of them, and hands each to the core. Must
+//! never leave an fd that came with a message without an owner, nor go on reading from a client
+//! that does not read.
+
+use crate::clients::connection::{Connection, Phase, index};
+use crate::clients::metrics::Asked;
+use crate::fds::table::{NOBODY, Reading};
+use crate::kernel;
+use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_TURN};
+use crate::messages::requests::{self, Breach, Context};
+use crate::server::flow::forget_if_read;
+use crate::server::parts::Server;
+use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
+use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
+use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Scope, Status};
+use fdbroker_scm::RecvError;
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+
+/// Which of a client's two sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Channel {
+    Main,
+    Event,
+}
+
+/// A message that waits until one of its fds has been looked at. Its client is not read from meanwhile.
+pub(crate) struct Suspended {
+    client: ClientId,
+    /// Tells the client from a later one of the same number.
+    serial: u64,
+    channel: Channel,
+    bytes: Vec<u8>,
+}
+
+/// What came of an attempt to read.
+enum Outcome {
+    /// A message was dealt with.
+    Served,
+    /// There is nothing to read, or nobody to read from.
+    Nothing,
+    /// The message has fds, and those of its uid that came before are still being closed.
+    Paused,
+}
+
+impl Server {
+    /// One turn of one client.
+    pub(crate) fn serve(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        connection.is_queued = false;
+        if connection.has_died {
+            return self.lose(client);
+        }
+        let uid = connection.domain.uid;
+        if is_suspended(&self.suspended, uid, client) {
+            return;
+        }
+        let reading = self.fds.reading(uid);
+        self.is_reading_fds = reading != Reading::WithoutFds;
+        self.no_fds_until = match reading {
+            Reading::Wait(until) => Some(until),
+            Reading::Free | Reading::WithoutFds => None,
+        };
+        // Answers to recalls first: others wait for them.
+        let is_free = self.serve_channel(client, Channel::Event);
+        if self.serve_channel(client, Channel::Main) && is_free {
+            self.enqueue_rest(client);
+        }
+    }
+
+    /// Takes the client's turns away until fds of its uid are closed, or their time is over.
+    fn pause(&mut self, client: ClientId, until: Now) {
+        let Some(connection) = self.connections.get(index(client)) else { return };
+        self.paused.entry(connection.domain.uid).or_default().insert(client);
+        self.paused_until = Some(self.paused_until.map_or(until, |former| former.min(until)));
+    }
+
+    /// Gives paused clients their turns again, if fds of their uid have been closed, or have been waited for long
+    /// enough.
+    pub(crate) fn resume_paused(&mut self) {
+        self.paused_until = None;
+        for (uid, clients) in std::mem::take(&mut self.paused) {
+            if let Reading::Wait(until) = self.fds.reading(uid) {
+                self.paused_until = Some(self.paused_until.map_or(until, |it| it.min(until)));
+                self.paused.insert(uid, clients);
+            } else {
+                self.give_up(uid);
+                clients.into_iter().for_each(|client| self.enqueue(client));
+            }
+        }
+    }
+
+    /// `false`: the client is paused.
+    fn serve_channel(&mut self, client: ClientId, channel: Channel) -> bool {
+        while self.work < WORK_PER_TURN {
+            let Some(connection) = self.connections.get(index(client)) else { return true };
+            let is_ready = match channel {
+                Channel::Main => connection.is_main_ready && connection.blocked.is_none(),
+                Channel::Event => connection.is_event_ready,
+            };
+            if is_suspended(&self.suspended, connection.domain.uid, client) {
+                return false;
+            }
+            if !is_ready || (channel == Channel::Main && !self.may_read(client)) {
+                return true;
+            }
+            match self.read_one(client, channel) {
+                Outcome::Served => self.work += WORK_PER_MESSAGE,
+                Outcome::Nothing => return true,
+                Outcome::Paused => return false,
+            }
+        }
+        true
+    }
+
+    fn read_one(&mut self, client: ClientId, channel: Channel) -> Outcome {
+        let Some(connection) = self.connections.get_mut(index(client)) else {
+            return Outcome::Nothing;
+        };
+        let (socket, is_ready) = match channel {
+            Channel::Main => (&connection.socket, &mut connection.is_main_ready),
+            Channel::Event => (&connection.event, &mut connection.is_event_ready),
+        };
+        let Some(socket) = socket else {
+            *is_ready = false;
+            return Outcome::Nothing;
+        };
+        // Only messages with fds wait: another client of the uid may be served all the same.
+        if let Some(until) = self.no_fds_until
+            && fdbroker_scm::is_control_next(socket.as_fd())
+        {
+            self.pause(client, until);
+            return Outcome::Paused;
+        }
+        // More than it has credit for never comes into the table.
+        self.fd_room = match channel {
+            Channel::Main => {
+                usize::try_from(self.core.deposit_credits(client)).unwrap_or(MAX_BATCH)
+            }
+            Channel::Event => MAX_BATCH,
+        };
+        let fds = match self.is_reading_fds {
+            true => &mut self.received,
+            false => &mut self.no_fds,
+        };
+        fds.set_capacity(if self.is_reading_fds { self.fd_room } else { 0 });
+        match fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, fds) {
+            Ok(received) => self.take_message(client, channel, &received),
+            Err(RecvError::WouldBlock) => {
+                *is_ready = false;
+                return Outcome::Nothing;
+            }
+            Err(RecvError::EmptyMessage) => {
+                self.fds.begin_message(&mut self.received, connection.domain.uid);
+                self.break_off(client, 0, &Breach::Empty);
+            }
+            Err(RecvError::Eof) => {
+                connection.is_main_at_end |= channel == Channel::Main;
+                self.lose(client);
+                // So does its end.
+                self.work += WORK_PER_TURN;
+            }
+            Err(error) => {
+                log::debug!("client {}: {error}", client.0);
+                self.lose(client);
+            }
+        }
+        Outcome::Served
+    }
+
+    fn take_message(
+        &mut self,
+        client: ClientId,
+        channel: Channel,
+        received: &fdbroker_scm::Message,
+    ) {
+        if !self.received.is_empty() {
+            self.work += self.received.len();
+            let uid = self.connections[index(client)].domain.uid;
+            self.fds.begin_message(&mut self.received, uid);
+        }
+        if received.payload_truncated {
+            return self.break_off(client, 0, &Breach::TooLong);
+        }
+        let bytes = &self.buffer[..received.len];
+        let message = match Message::parse(bytes) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        self.work += message.count;
+        if received.fds_truncated {
+            let arrived = self.fds.arrived_count();
+            if self.is_reading_fds && arrived >= self.fd_room {
+                let breach = Breach::NoCredit { fds: message.fd_count, credits: self.fd_room };
+                return self.break_off(client, id, &breach);
+            }
+            return self.answer_truncated(client, id);
+        }
+        if let Err(error) = message.check_fds(self.fds.arrived_count()) {
+            return self.break_off(client, id, &Breach::Decode(error));
+        }
+        let connection = &mut self.connections[index(client)];
+        if connection.phase != Phase::Welcomed {
+            return self.take_hello(client, received.len);
+        }
+        if connection.is_hello_unread {
+            // Most likely read by now: then another of its process may be answered.
+            forget_if_read(connection, &mut self.in_flight);
+        }
+        if message.kind == Kind::Acquire {
+            let at = self.clock.now();
+            self.asked = Some((client, Asked { request: RequestId(id), at }));
+        }
+        self.decode(client, channel, received.len, false);
+    }
+
+    /// Decodes the message in the buffer and hands it to the core. `has_looked`: what is not known of its fds by now counts as
+    /// refused.
+    fn decode(&mut self, client: ClientId, channel: Channel, length: usize, has_looked: bool) {
+        let message = match Message::parse(&self.buffer[..length]) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        let mut context = Context {
+            client,
+            now: self.now,
+            node: self.identity.node,
+            key: &self.identity.key,
+            core: &self.core,
+            fds: &mut self.fds,
+            classifier: &mut self.classifier,
+            unread: None,
+        };
+        let decoded = match channel {
+            Channel::Main => requests::decode_request(&message, &mut self.scratch, &mut context),
+            Channel::Event => requests::decode_event(&message, &mut self.scratch, &mut context),
+        };
+        let unread = context.unread.filter(|_| !has_looked);
+        if unread.is_some_and(|index| self.fds.suspend(index)) {
+            return self.suspend(client, channel, length);
+        }
+        match decoded {
+            Ok(input) => {
+                let mut effects = std::mem::take(&mut self.effects);
+                self.core.step(self.now, input, &mut effects);
+                self.settle(effects);
+                self.keep_asked();
+                self.refuse_rest(client);
+            }
+            Err(breach) => self.break_off(client, id, &breach),
+        }
+    }
+
+    /// The message in the buffer waits until one of its fds has been looked at; so do messages with fds of the same uid.
+    fn suspend(&mut self, client: ClientId, channel: Channel, length: usize) {
+        let Connection { serial, domain, .. } = self.connections[index(client)];
+        let until = match self.fds.reading(domain.uid) {
+            Reading::Wait(until) => until,
+            Reading::Free | Reading::WithoutFds => self.now,
+        };
+        let bytes = self.buffer[..length].to_vec();
+        self.suspended.insert(domain.uid, Suspended { client, serial, channel, bytes });
+        self.no_fds_until = Some(until);
+        self.pause(client, until);
+    }
+
+    /// The message of `uid` that waited, as the message at hand again; `None`: there was none, or its client has ended.
+    fn take_suspended(&mut self, uid: u32) -> Option<Suspended> {
+        let suspended = self.suspended.remove(&uid)?;
+        self.fds.resume(uid);
+        let connection = self.connections.get(index(suspended.client));
+        let is_there = connection
+            .is_some_and(|it| it.serial == suspended.serial && it.phase == Phase::Welcomed);
+        if !is_there {
+            self.fds.refuse_rest(uid);
+        }
+        is_there.then_some(suspended)
+    }
+
+    /// The fd that the message of `uid` waited for has been looked at.
+    pub(crate) fn go_on_with(&mut self, uid: u32) {
+        let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
+            return;
+        };
+        self.buffer[..bytes.len()].copy_from_slice(&bytes);
+        self.decode(client, channel, bytes.len(), true);
+    }
+
+    /// The look that a message of `uid` waits for, if one does, hangs: the message is refused.
+    fn give_up(&mut self, uid: u32) {
+        let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
+            return;
+        };
+        match (channel, Message::parse(&bytes)) {
+            (Channel::Main, Ok(message)) => self.answer_hung(client, message.id, uid),
+            // Its owner counts as silent when its time is over.
+            _ => self.fds.refuse_rest(uid),
+        }
+    }
+
+    /// Ends clients with a message that waits: a successor could not go on with it.
+    pub(crate) fn end_suspended(&mut self) {
+        let uids: Vec<u32> = self.suspended.keys().copied().collect();
+        for uid in uids {
+            if let Some(Suspended { client, .. }) = self.take_suspended(uid) {
+                self.fds.refuse_rest(uid);
+                self.lose(client);
+            }
+        }
+    }
+
+    /// Refuses a message because closes of its uid hang, or a look.
+    fn answer_hung(&mut self, client: ClientId, id: u64, uid: u32) {
+        self.log_bad_client(client, &"its deposits are refused: closes of its uid hang");
+        let cap = REFUSED_FDS_PER_UID.into();
+        let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0);
+        self.fds.refuse_rest(uid);
+        self.reply_failed(client, RequestId(id), status);
+        self.settle_queues();
+    }
+
+    /// Some fds of the message are gone: its uid has too many that hang, or the broker's table is
+    /// full, which is nothing that the client has done.
+    fn answer_truncated(&mut self, client: ClientId, id: u64) {
+        if !self.is_reading_fds {
+            return self.answer_hung(client, id, NOBODY);
+        }
+        log::error!("the fd table is full: fds of client {} were lost", client.0);
+        self.fds.refuse_rest(NOBODY);
+        self.reply_failed(client, RequestId(id), ErrorCode::Internal.into());
+        self.settle_queues();
+    }
+
+    /// The first message, in the buffer.
+    fn take_hello(&mut self, client: ClientId, length: usize) {
+        let message = match Message::parse(&self.buffer[..length]) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        let hello = match check_hello(&message, &self.connections[index(client)]) {
+            Ok(hello) => *hello,
+            Err(breach) => return self.break_off(client, id, &breach),
+        };
+        let connection = &mut self.connections[index(client)];
+        connection.phase = Phase::Greeted;
+        connection.name = hello.name;
+        let own_fds = hello.own_fds.get();
+        let deadline = requests::deadline(self.now, hello.deadline_ms.get());
+        // The answer takes as long as a whole turn.
+        self.work += WORK_PER_TURN;
+        self.identify(client, hello.key.get().into());
+        self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
+        self.refuse_rest(client);
+    }
+
+    /// Who the client is, for a broker after a crash: a client that gives no key is nobody then.
+    fn identify(&mut self, client: ClientId, random: u64) {
+        let pid = self.connections[index(client)].pid;
+        if random != 0 {
+            let started = kernel::started(pid).unwrap_or(0);
+            self.step(Input::Identify { client, key: OwnerKey { pid, started, random } });
+        }
+    }
+
+    /// Closes what came with a message and nothing has claimed.
+    fn refuse_rest(&mut self, client: ClientId) {
+        if self.fds.arrived_count() > 0 {
+            let connection = self.connections.get(index(client));
+            self.fds.refuse_rest(connection.map_or(NOBODY, |connection| connection.domain.uid));
+        }
+    }
+
+    /// A broken message: said once in the log, answered PROTOCOL, and the connection ends.
+    fn break_off(&mut self, client: ClientId, id: u64, breach: &Breach) {
+        self.log_bad_client(client, breach);
+        self.refuse_rest(client);
+        let value = match breach {
+            Breach::NoVersion { .. } => u64::from(PROTOCOL_VERSION),
+            _ => 0,
+        };
+        let status = Status::with_value(ErrorCode::Protocol, value);
+        self.reply_failed(client, RequestId(id), status);
+        self.lose(client);
+    }
+
+    pub(crate) fn log_bad_client(&mut self, client: ClientId, what: &dyn std::fmt::Display) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let (uid, pid) = (connection.domain.uid, connection.pid);
+        if !std::mem::replace(&mut connection.is_bad_input_logged, true) {
+            self.log_bad_input(uid, pid, what);
+        }
+    }
+
+    pub(crate) fn log_bad_input(&mut self, uid: u32, pid: u32, what: &dyn std::fmt::Display) {
+        if self.bad_input.allows(self.now.0, uid) {
+            log::warn!("pid {pid} (uid {uid}): {what}");
+        }
+    }
+}
+
+/// Whether a message of the client waits: then nothing behind it is read.
+fn is_suspended(suspended: &HashMap<u32, Suspended>, uid: u32, client: ClientId) -> bool {
+    // Nearly always empty: then nothing is hashed.
+    !suspended.is_empty() && suspended.get(&uid).is_some_and(|it| it.client == client)
+}
+
+fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {
+    if message.kind != Kind::Hello || connection.phase != Phase::Silent {
+        return Err(Breach::OutOfTurn(message.kind));
+    }
+    if message.fd_count != 0 {
+        let arrived = message.fd_count.into();
+        let error = fdbroker_protocol::DecodeError::FdCount { announced: 0, arrived };
+        return Err(Breach::Decode(error));
+    }
+    // Magic and versions keep their place in every version; what follows may be longer or shorter
+    // in another.
+    let (versions, _) = HelloStart::split(message.body).ok_or(Breach::Magic)?;
+    if versions.magic != HELLO_MAGIC {
+        return Err(Breach::Magic);
+    }
+    if !(versions.min..=versions.max).contains(&u16::from(PROTOCOL_VERSION)) {
+        return Err(Breach::NoVersion { min: versions.min, max: versions.max });
+    }
+    if message.id == 0 {
+        return Err(Breach::NoId(message.kind));
+    }
+    message.body_as::<Hello>().map_err(Breach::Decode)
+}
+
+/// The part of a hello that every version has.
+struct HelloStart {
+    magic: [u8; 8],
+    min: u16,
+    max: u16,
+}
+
+impl HelloStart {
+    fn split(body: &[u8]) -> Option<(Self, &[u8])> {
+        let (magic, rest) = body.split_first_chunk()?;
+        let (min, rest) = rest.split_first_chunk()?;
+        let (max, rest) = rest.split_first_chunk()?;
+        let (min, max) = (u16::from_le_bytes(*min), u16::from_le_bytes(*max));
+        Some((HelloStart { magic: *magic, min, max }, rest))
+    }
+}

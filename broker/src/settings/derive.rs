@@ -1,0 +1,246 @@
+//! Caps and limits: what is set, and for the rest sound defaults from the fd table (RLIMIT_NOFILE),
+//! each with its reason. Must never give out more places than the table has.
+
+use crate::cli::Args;
+use crate::limits::{MAX_TABLE_FDS, MIN_CORE_FDS, own_fds};
+use crate::settings::config::{ConfigError, ConfigFile, LimitsSection};
+use crate::settings::sources::{Lines, NONE, Sources, first};
+use crate::settings::{Environment, Host, Mode};
+use fdbroker_core::{Config, limits};
+use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
+
+/// The fd table: its size, what of it is not the daemon's own, and of that what the core may plan
+/// with.
+#[derive(Clone, Copy)]
+pub(crate) struct Table {
+    pub fds: u64,
+    free_fds: u64,
+}
+
+/// A connection takes four places in the core's plan, and one more when it has ended and its peer
+/// has not read all.
+const FDS_PER_CONNECTION: u64 = fdbroker_core::limits::FDS_PER_CONNECTION + 1;
+
+/// See [`Config::share_factor`]: one user of a service gets at most 8/9 of the node, another one 8/9 of what is left then.
+const SHARE_FACTOR: u64 = 8;
+
+/// The core's configuration, and what was derived on the way.
+pub(crate) struct Derived {
+    pub core: Config,
+    /// Most connections, those included that linger: `max_clients`, or as many as the table has
+    /// room for.
+    pub most_connections: u32,
+}
+
+/// Everything set by whatever source.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    pub args: &'a Args,
+    pub environment: &'a Environment,
+    /// From `--set`.
+    pub set: &'a ConfigFile,
+    pub file: &'a ConfigFile,
+}
+
+impl Given<'_> {
+    /// A key of `[limits]`.
+    pub fn limit<T: Copy>(&self, field: impl Fn(&LimitsSection) -> Option<T>) -> Sources<T> {
+        Sources::of(field(&self.set.limits), field(&self.file.limits))
+    }
+
+    /// A key of `[caps.SCOPE]`.
+    fn cap(&self, scope: Scope, resource: Resource) -> Sources<u64> {
+        Sources::of(self.set.caps[scope][resource], self.file.caps[scope][resource])
+    }
+}
+
+/// The size of the fd table.
+pub(crate) fn resolve_table(
+    given: Given<'_>,
+    host: &Host,
+    listeners: usize,
+    lines: &mut Lines,
+) -> Result<Table, ConfigError> {
+    let wanted = Sources {
+        flag: given.args.table_fds,
+        environment: given.environment.parse("FDBROKER_TABLE_FDS", "a number of fds")?,
+        ..given.limit(|limits| limits.table_fds)
+    };
+    let (wanted, origin) = first(wanted, MAX_TABLE_FDS);
+    let fds = wanted.min(host.hard_fds).min(MAX_TABLE_FDS);
+    let origin = match fds < wanted {
+        true if fds == host.hard_fds => "hard RLIMIT_NOFILE",
+        true => "largest possible",
+        false => origin,
+    };
+    lines.push("limits.table_fds", &fds, origin);
+    let own = own_fds(host.open_fds, listeners);
+    let needed = own + MIN_CORE_FDS * FDS_PER_CONNECTION / (FDS_PER_CONNECTION - 1);
+    if fds < needed {
+        let problem = format!(
+            "{fds} fds are too few: {own} are the broker's own, and {MIN_CORE_FDS} are the least to serve with"
+        );
+        let remedy = format!(
+            "allow at least {needed}, by `ulimit -Hn`, LimitNOFILE= of the unit, or this key"
+        );
+        return Err(ConfigError::value("limits.table_fds", problem, remedy));
+    }
+    Ok(Table { fds, free_fds: fds - own })
+}
+
+/// The core's configuration.
+pub(crate) fn resolve_core(
+    given: Given<'_>,
+    mode: Mode,
+    table: Table,
+    lines: &mut Lines,
+) -> Result<Derived, ConfigError> {
+    // A client takes 5 places: a third of the table at most goes to connections.
+    let clients = u32::try_from((table.free_fds / 16).clamp(8, 4096)).expect("at most 4096");
+    let max_clients = lines.pick("limits.max_clients", given.limit(|it| it.max_clients), clients);
+    let possible = u32::try_from(table.free_fds / FDS_PER_CONNECTION).unwrap_or(u32::MAX);
+    let most_connections = max_clients.min(possible);
+    // More domains than clients are in use only by what gone clients have left.
+    let domains = max_clients.saturating_add(64);
+    let max_domains = lines.pick("limits.max_domains", given.limit(|it| it.max_domains), domains);
+    // One per thread of a big rank.
+    let parked = given.limit(|it| it.max_parked_per_client);
+    let max_parked_per_client = lines.pick("limits.max_parked_per_client", parked, 64);
+    // A refused fd is a mistake or an attack: enough for mistakes.
+    let refused = given.limit(|it| it.max_refused_per_domain);
+    let max_refused_per_domain = lines.pick("limits.max_refused_per_domain", refused, 64);
+    // 4 MiB of generation page when all are used; the file is sparse.
+    let max_slots = lines.pick("limits.max_slots", given.limit(|it| it.max_slots), 1 << 20);
+
+    let node_fds = Sources {
+        flag: given.args.max_fds,
+        environment: given.environment.parse("FDBROKER_MAX_FDS", "a number of fds")?,
+        ..given.cap(Scope::Node, Resource::Fds)
+    };
+    let node_fds_value = first(node_fds, table.fds).0;
+    // One in a thousand per client: a lone register takes one round trip, and a thousand clients
+    // still fit.
+    let base = u32::try_from((node_fds_value / 1024).clamp(1, 16)).expect("at most 16");
+    let base_credits = lines.pick("limits.base_credits", given.limit(|it| it.base_credits), base);
+    // A message of so many takes some 40 us to look at, in which nobody else is served, and as long as
+    // its round trip.
+    let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 16);
+    // An export under load takes milliseconds; an owner in a debugger takes for ever.
+    let recall = given.limit(|it| it.recall_timeout_ms);
+    let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
+
+    let whole = Whole { mode, node_fds: table.fds, max_slots, max_clients };
+    let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines);
+    let whole = Whole { node_fds: node.fds, ..whole };
+    let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines);
+    let client = resolve_caps(Scope::Client, None, given, whole.client(), lines);
+    let job = resolve_caps(Scope::Job, None, given, Caps::NONE, lines);
+    let node = Caps { parked_items: limits::PARKED_ITEMS_PER_NODE, ..node };
+    let domain = match mode {
+        Mode::Private => domain,
+        Mode::Service => Caps { parked_items: limits::PARKED_ITEMS_PER_DOMAIN, ..domain },
+    };
+    // Long enough for a job's next step to start, short against a forgotten buffer.
+    let keep = given.limit(|it| it.keep_ttl_ms);
+    let keep_ttl_ms = lines.pick("limits.keep_ttl_ms", keep, 60_000);
+    // The library tries again after a second at most, and a rank in a debugger may take longer than any time.
+    let grace = given.limit(|it| it.grace_ms);
+    let grace_ms = lines.pick("limits.grace_ms", grace, 10_000);
+    let core = Config {
+        node,
+        domain,
+        job,
+        client,
+        table_fds: table.free_fds - u64::from(most_connections),
+        max_clients,
+        max_domains,
+        max_parked_per_client,
+        max_refused_per_domain,
+        max_slots,
+        first_generation: 1,
+        base_credits,
+        max_credits,
+        recall_timeout_us: recall_timeout_ms.saturating_mul(1000),
+        keep_ttl_us: keep_ttl_ms.saturating_mul(1000),
+        grace_us: grace_ms.saturating_mul(1000),
+        share_factor: match mode {
+            Mode::Private => NO_CAP,
+            Mode::Service => SHARE_FACTOR,
+        },
+    };
+    Ok(Derived { core, most_connections })
+}
+
+/// What the default caps are derived from.
+#[derive(Clone, Copy)]
+struct Whole {
+    mode: Mode,
+    node_fds: u64,
+    max_slots: u32,
+    max_clients: u32,
+}
+
+impl Whole {
+    /// The node: fds as far as the table goes; leases as far as memory goes (64 bytes each, 512
+    /// MiB).
+    fn node(&self) -> Caps {
+        Caps {
+            fds: self.node_fds,
+            mapped_leases: u64::from(self.max_slots) * 8,
+            allocations: self.max_slots.into(),
+            connections: self.max_clients.into(),
+            // Each is an entry of the service manager's store, which takes them one by one.
+            kept_allocations: 1024,
+            ..Caps::NONE
+        }
+    }
+
+    /// A domain: 7/8 of the node, so that another user always finds room. A private broker has one
+    /// user.
+    fn domain(&self) -> Caps {
+        match self.mode {
+            Mode::Private => Caps::NONE,
+            Mode::Service => map_bounded(self.node(), |cap| cap - cap / 8),
+        }
+    }
+
+    /// A client: half of the node.
+    fn client(&self) -> Caps {
+        match self.mode {
+            Mode::Private => Caps::NONE,
+            Mode::Service => map_bounded(self.node(), |cap| cap - cap / 2),
+        }
+    }
+}
+
+fn map_bounded(caps: Caps, f: impl Fn(u64) -> u64) -> Caps {
+    caps.map(|cap| if *cap == NO_CAP { NO_CAP } else { f(*cap) })
+}
+
+/// The caps of one scope. `fds`: where else that cap may come from.
+fn resolve_caps(
+    scope: Scope,
+    fds: Option<Sources<u64>>,
+    given: Given<'_>,
+    default: Caps,
+    lines: &mut Lines,
+) -> Caps {
+    Caps::from_fn(|resource| {
+        if !resource.is_capped_in(scope) {
+            return NO_CAP;
+        }
+        let sources = fds.filter(|_| resource == Resource::Fds);
+        let sources = sources.unwrap_or_else(|| given.cap(scope, resource));
+        let (mut value, mut origin) = first(sources, default[resource]);
+        if (scope, resource) == (Scope::Node, Resource::Connections) && value > default[resource] {
+            // The core has no more client numbers than the default says.
+            (value, origin) = (default[resource], "limits.max_clients");
+        }
+        let key = format!("caps.{scope}.{resource}");
+        match value {
+            NO_CAP => lines.push(&key, &NONE, origin),
+            value => lines.push(&key, &value, origin),
+        }
+        value
+    })
+}

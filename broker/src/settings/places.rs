@@ -1,0 +1,171 @@
+//! Which sockets the broker serves, and whom. Must never make a socket wider than the mode of
+//! service says.
+
+use crate::limits::MAX_LISTENERS;
+use crate::node::listeners::check_address;
+use crate::settings::config::{ConfigError, ListenerSection};
+use crate::settings::derive::Given;
+use crate::settings::sources::{Lines, Sources, first};
+use crate::settings::{Environment, Host, ListenerSettings, Mode, admin_socket_of};
+use std::path::{Path, PathBuf};
+
+/// See the module.
+pub(crate) struct Places {
+    pub mode: Mode,
+    pub listeners: Vec<ListenerSettings>,
+    pub admin_socket: PathBuf,
+}
+
+impl Places {
+    pub fn resolve(given: Given<'_>, host: &Host, lines: &mut Lines) -> Result<Self, ConfigError> {
+        let Given { args, environment, set, file } = given;
+        let private = args.private.as_ref().map(|dir| dir.join("fdbroker/broker.sock"));
+        let is_private = private.is_some();
+        let socket = Sources {
+            flag: private.or_else(|| args.socket.clone()),
+            environment: environment.path("FDBROKER_SOCKET"),
+            set: None,
+            file: None,
+        };
+        let listed = if set.listener.is_empty() { &file.listener } else { &set.listener };
+        let is_explicit = socket.flag.is_some() || socket.environment.is_some();
+        let (mode, default) = default_place(environment, host, is_private, is_explicit, listed);
+        let default_socket_mode = if mode == Mode::Private { 0o600 } else { 0o666 };
+        let (listeners, origin) = match is_explicit || listed.is_empty() {
+            true => {
+                let (path, origin) = first(socket, default);
+                (vec![ListenerSettings { path, mode: default_socket_mode }], origin)
+            }
+            false => {
+                let settings = |section: &ListenerSection| ListenerSettings {
+                    path: section.path.clone(),
+                    mode: section.mode.unwrap_or(default_socket_mode),
+                };
+                (listed.iter().map(settings).collect(), "file")
+            }
+        };
+        if listeners.len() > MAX_LISTENERS {
+            let problem =
+                format!("{} of them, at most {MAX_LISTENERS} are served", listeners.len());
+            return Err(ConfigError::value("[[listener]]", problem, "remove some"));
+        }
+        let admin_flag = args.admin_socket.clone();
+        let admin_default = admin_socket_of(&listeners[0].path);
+        let admin = Sources {
+            flag: if is_private { Some(admin_default.clone()) } else { admin_flag },
+            environment: environment.path("FDBROKER_ADMIN_SOCKET"),
+            set: set.admin_socket.clone(),
+            file: file.admin_socket.clone(),
+        };
+        // A private broker takes nothing from the environment's places: those are of the node's
+        // broker.
+        let (admin_socket, admin_origin) = first(admin, admin_default);
+        check(&admin_socket, admin_origin, &listeners, origin)?;
+        lines.push("admin_socket", &quoted(&admin_socket), admin_origin);
+        for (index, listener) in listeners.iter().enumerate() {
+            let key = format!("listener{index}");
+            lines.push(&format!("{key}.path"), &quoted(&listener.path), origin);
+            lines.push(&format!("{key}.mode"), &format!("0o{:o}", listener.mode), origin);
+        }
+        Ok(Places { mode, listeners, admin_socket })
+    }
+}
+
+/// What no machine can serve: relative places in a file, paths that are no socket's, and one place twice.
+fn check(
+    admin: &Path,
+    admin_origin: &str,
+    listeners: &[ListenerSettings],
+    origin: &str,
+) -> Result<(), ConfigError> {
+    // By default it is beside the first listener.
+    let admin_origin = if admin_origin == "default" { origin } else { admin_origin };
+    check_path("admin_socket", admin, admin_origin)?;
+    for (at, listener) in listeners.iter().enumerate() {
+        check_path("listener", &listener.path, origin)?;
+        let taken = match listeners[..at].iter().any(|other| other.path == listener.path) {
+            true => "another listener",
+            false if listener.path == admin => "admin_socket",
+            false => continue,
+        };
+        let name = format!("listener {}", listener.path.display());
+        let problem = format!("{taken} has the same path");
+        return Err(ConfigError::value(name, problem, "give each a path of its own"));
+    }
+    Ok(())
+}
+
+fn check_path(key: &str, path: &Path, origin: &str) -> Result<(), ConfigError> {
+    let refuse = |problem: String, remedy: &str| {
+        Err(ConfigError::value(format!("{key} {}", path.display()), problem, remedy))
+    };
+    // A flag means the directory of whoever gives it; a file and a variable, which clients have too, mean none.
+    if path.is_relative() && origin != "flag" {
+        return refuse("the path is relative".into(), "write the whole path, from / on");
+    }
+    if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return refuse("the path names a directory".into(), "add the name of the socket");
+    }
+    match check_address(path) {
+        Ok(()) => Ok(()),
+        Err(problem) => refuse(problem, "use a shorter directory, without control characters"),
+    }
+}
+
+/// Root and users without a runtime directory serve the node; any other user serves himself, unless
+/// a place is named.
+fn default_place(
+    environment: &Environment,
+    host: &Host,
+    is_private: bool,
+    is_explicit: bool,
+    listed: &[ListenerSection],
+) -> (Mode, PathBuf) {
+    let node = PathBuf::from("/run/fdbroker/broker.sock");
+    match environment.path("XDG_RUNTIME_DIR") {
+        _ if is_private => (Mode::Private, node),
+        Some(dir) if host.euid != 0 && !is_explicit && listed.is_empty() => {
+            (Mode::Private, dir.join("fdbroker/broker.sock"))
+        }
+        _ => (Mode::Service, node),
+    }
+}
+
+/// A path as a basic string of TOML (toml.io, 1.0), which escapes control characters otherwise than Rust.
+fn quoted(path: &Path) -> String {
+    let mut text = String::from('"');
+    for character in path.to_string_lossy().chars() {
+        match character {
+            '"' | '\\' => text.extend(['\\', character]),
+            control if control.is_control() => {
+                text.push_str(&format!("\\u{:04x}", u32::from(control)));
+            }
+            other => text.push(other),
+        }
+    }
+    text.push('"');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_when_a_path_is_relative_then_only_a_flag_may_give_it() {
+        let path = PathBuf::from("a/b.sock");
+        let admin = admin_socket_of(&path);
+        let listeners = [ListenerSettings { path, mode: 0o600 }];
+        for (origin, is_good) in [("flag", true), ("environment", false), ("file", false)] {
+            assert_eq!(check(&admin, "default", &listeners, origin).is_ok(), is_good, "{origin}");
+        }
+    }
+
+    #[test]
+    fn quoted_when_a_path_has_strange_characters_then_toml_reads_it_back() {
+        for path in ["/run/a b/ä.sock", "/x/\"\\\u{19}\u{7f}\u{85}\n\t'"] {
+            let file: toml::Table = format!("path = {}", quoted(Path::new(path))).parse().unwrap();
+            assert_eq!(file["path"].as_str(), Some(path));
+        }
+    }
+}

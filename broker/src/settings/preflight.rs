@@ -1,0 +1,179 @@
+//! The places of a broker as they are before it starts: what would end it, told before anything is changed. The daemon looks
+//! by this at its start, and a check of the configuration too. Must never change anything, nor call bad what another
+//! user, such as the daemon's, may find good.
+
+use crate::node::generation_page::{KEY_NAME, PAGE_NAME};
+use crate::node::listeners::{DirectoryRule, LOCK_NAME, ListenError, check_directory_form};
+use crate::node::records::RECORDS_NAME;
+use crate::settings::{Settings, parent};
+use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// What looking does not tell, by directory.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Untold {
+    /// Not there: the daemon makes them, and whether it can shows only then.
+    pub missing: Vec<PathBuf>,
+    /// Not for this user to see.
+    pub unseen: Vec<PathBuf>,
+}
+
+impl Untold {
+    /// The same in a sentence each; none: the daemon's own rights apart, nothing is in its way.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let missing = "not tried, since it changes the machine: making the directory";
+        let unseen = "not looked at, since this user may not: the directory";
+        let line = |what: &str, path: &PathBuf| format!("{what} {}", path.display());
+        let missing = self.missing.iter().map(move |path| line(missing, path));
+        missing.chain(self.unseen.iter().map(move |path| line(unseen, path)))
+    }
+}
+
+impl Settings {
+    /// Looks at the places to be served.
+    ///
+    /// # Errors
+    /// See [`ListenError`]: what is so whoever the broker runs as.
+    pub fn preflight(&self) -> Result<Untold, ListenError> {
+        let mut untold = Untold::default();
+        let admin = [(self.admin_socket.as_path(), DirectoryRule::Administrator)];
+        let clients = self.listeners.iter().map(|it| (it.path.as_path(), DirectoryRule::Clients));
+        // Where the broker's own files come to stand.
+        let own = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME]
+            .map(|name| place(&self.admin_socket.with_file_name(name)));
+        let mut seen = Vec::from(own);
+        for (socket, rule) in admin.into_iter().chain(clients) {
+            look_at_directory(parent(socket), rule, &mut untold)?;
+            let is_in_the_way =
+                std::fs::symlink_metadata(socket).is_ok_and(|it| !it.file_type().is_socket());
+            if is_in_the_way {
+                return Err(ListenError::NoSocket { path: socket.into() });
+            }
+            // The same place by another way: a link, or `..`.
+            let place = place(socket);
+            if seen.contains(&place) {
+                return Err(ListenError::Twice { path: socket.into(), place });
+            }
+            seen.push(place);
+        }
+        Ok(untold)
+    }
+}
+
+fn look_at_directory(
+    directory: &Path,
+    rule: DirectoryRule,
+    untold: &mut Untold,
+) -> Result<(), ListenError> {
+    let failed = |source| ListenError::Directory { path: directory.into(), source };
+    let add = |to: &mut Vec<PathBuf>| {
+        if !to.iter().any(|other| other == directory) {
+            to.push(directory.into());
+        }
+    };
+    match std::fs::symlink_metadata(directory) {
+        Ok(found) => check_directory_form(directory, &found, rule)?,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => add(&mut untold.unseen),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        Err(_) => {
+            let above = directory.ancestors().skip(1).find(|above| above.exists());
+            if let Some(name) = above.and_then(kernels_own) {
+                let text = format!("nobody can make a directory in {name}");
+                return Err(failed(io::Error::new(io::ErrorKind::Unsupported, text)));
+            }
+            add(&mut untold.missing);
+        }
+    }
+    Ok(())
+}
+
+/// The name of the file system there, if it is one whose directories the kernel alone makes.
+fn kernels_own(directory: &Path) -> Option<&'static str> {
+    match statfs(directory).ok()?.filesystem_type() {
+        PROC_SUPER_MAGIC => Some("/proc"),
+        SYSFS_MAGIC => Some("/sys"),
+        _ => None,
+    }
+}
+
+/// The path without links, as far as there is a directory to follow.
+fn place(socket: &Path) -> PathBuf {
+    let directory = parent(socket);
+    let directory = directory.canonicalize().unwrap_or_else(|_| directory.into());
+    directory.join(socket.file_name().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Args;
+    use crate::settings::config::ConfigFile;
+    use crate::settings::{Environment, Host};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn look(admin: &Path, listeners: &[&Path]) -> Result<Untold, ListenError> {
+        let mut text = format!("admin_socket = {admin:?}\n");
+        for path in listeners {
+            text.push_str(&format!("[[listener]]\npath = {path:?}\n"));
+        }
+        let file = ConfigFile::parse(&text).unwrap();
+        let host = Host::of_this_process();
+        let settings = Settings::resolve(&Args::default(), &Environment::default(), file, &host);
+        settings.unwrap().preflight()
+    }
+
+    #[test]
+    fn preflight_when_directories_are_missing_then_said_and_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let (admin, clients) = (dir.path().join("a/b"), dir.path().join("c"));
+        let untold = look(&admin.join("s"), &[&clients.join("s"), &clients.join("t")]).unwrap();
+        assert_eq!(untold, Untold { missing: vec![admin, clients], unseen: vec![] });
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn preflight_when_all_is_there_then_nothing_is_left_to_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let (admin, clients) = (dir.path().join("a"), dir.path().join("c"));
+        for made in [&admin, &clients] {
+            std::fs::create_dir(made).unwrap();
+            std::fs::set_permissions(made, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        assert_eq!(look(&admin.join("s"), &[&clients.join("s")]).unwrap(), Untold::default());
+    }
+
+    #[test]
+    fn preflight_when_nobody_could_ever_serve_there_then_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let [plain, open, real, link] =
+            ["plain", "open", "real", "link"].map(|name| dir.path().join(name));
+        std::fs::write(&plain, "").unwrap();
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+        std::fs::create_dir(&real).unwrap();
+        std::fs::write(real.join("taken"), "").unwrap();
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        let good = dir.path().join("admin/s");
+        for (path, part) in [
+            (PathBuf::from("/proc/a/s"), "nobody can make a directory in /proc"),
+            (PathBuf::from("/proc/1/a/b/s"), "nobody can make a directory in /proc"),
+            (plain.join("s"), "it is no directory"),
+            (plain.join("a/s"), "cannot use directory"),
+            (open.join("s"), "others may write into it"),
+            (real.join("taken"), "is no socket"),
+        ] {
+            for (admin, client) in [(&path, &good), (&good, &path)] {
+                let error = look(admin, &[client]).unwrap_err().to_string();
+                assert!(error.contains(part), "{part} in {error}");
+            }
+        }
+        let key = good.with_file_name(KEY_NAME);
+        let error = look(&good, &[&key]).unwrap_err().to_string();
+        assert!(error.contains("another file of this broker"), "{error}");
+        let (by_one_way, by_another) = (real.join("s"), link.join("real/s"));
+        let error = look(&good, &[&by_one_way, &by_another]).unwrap_err().to_string();
+        assert!(error.contains("a path of its own"), "{error}");
+    }
+}

@@ -1,0 +1,111 @@
+//! The configuration read again while the daemon runs: caps and log level change, whatever else differs is named.
+//! Must never change anything when the file has an error, nor change what clients have already been told.
+
+use crate::server::parts::Server;
+use crate::settings::config::{ConfigError, ConfigFile};
+use crate::settings::{MadeOf, Settings};
+use fdbroker_core::{CapsOfScopes, Input};
+
+/// What reading the configuration again has brought.
+#[derive(Debug)]
+pub(crate) struct Reloaded {
+    /// To go on with.
+    pub settings: Settings,
+    /// `key old -> new` of what has changed.
+    pub changed: Vec<String>,
+    /// The same of what would, after a restart.
+    pub after_restart: Vec<String>,
+}
+
+/// Whether a key can change at run time.
+fn changes_at_run_time(key: &str) -> bool {
+    key == "log" || key.starts_with("caps.")
+}
+
+impl Settings {
+    /// The settings with caps and log level as flags, environment and the file, read again, say now.
+    ///
+    /// # Errors
+    /// See [`ConfigError`]; the file as a whole must be sound, keys included that cannot change.
+    pub(crate) fn reload(&self) -> Result<Reloaded, ConfigError> {
+        let Some(made_of) = &self.made_of else {
+            let remedy = "restart it with other ones";
+            return Err(ConfigError::value("SIGHUP", "the settings are of no file", remedy));
+        };
+        let MadeOf { args, environment, file: running, host } = &**made_of;
+        let read = self.config_file.as_deref().map(ConfigFile::read).transpose()?;
+        let file = read.unwrap_or_default();
+        let whole = Settings::resolve(args, environment, file.clone(), host)?;
+        // Defaults of caps go by limits: by those that are in force.
+        let file = ConfigFile { caps: file.caps, log: file.log, ..running.clone() };
+        let next = Settings::resolve(args, environment, file.clone(), host)?;
+        let changed = differences(&self.lines, &next.lines, changes_at_run_time);
+        let after_restart = differences(&self.lines, &whole.lines, |key| !changes_at_run_time(key));
+        let mut settings = self.clone();
+        let CapsOfScopes { node, domain, job, client } = caps_of(&next);
+        let core = &mut settings.core;
+        (core.node, core.domain, core.job, core.client) = (node, domain, job, client);
+        (settings.log, settings.lines) = (next.log, next.lines);
+        settings.made_of = Some(Box::new(MadeOf { file, ..(**made_of).clone() }));
+        Ok(Reloaded { settings, changed, after_restart })
+    }
+}
+
+fn caps_of(settings: &Settings) -> CapsOfScopes {
+    let core = &settings.core;
+    CapsOfScopes { node: core.node, domain: core.domain, job: core.job, client: core.client }
+}
+
+type Lines = [(String, String, &'static str)];
+
+fn differences(old: &Lines, new: &Lines, counts: impl Fn(&str) -> bool) -> Vec<String> {
+    let value = |lines: &Lines, key: &str| {
+        let found = lines.iter().find(|(other, ..)| other == key);
+        found.map_or_else(|| "none".to_owned(), |(_, value, _)| value.clone())
+    };
+    let gone = old.iter().filter(|(key, ..)| new.iter().all(|(other, ..)| other != key));
+    let keys = new.iter().chain(gone).map(|(key, ..)| key.as_str()).filter(|key| counts(key));
+    let pairs = keys.map(|key| (key, value(old, key), value(new, key)));
+    pairs
+        .filter(|(_, old, new)| old != new)
+        .map(|(key, old, new)| format!("{key} {old} -> {new}"))
+        .collect()
+}
+
+impl Server {
+    /// SIGHUP.
+    pub(crate) fn reload(&mut self) {
+        let reloaded = match self.settings.reload() {
+            Ok(reloaded) => reloaded,
+            Err(error) => {
+                log::error!("SIGHUP: nothing is changed: {error}");
+                return;
+            }
+        };
+        let Reloaded { settings, changed, after_restart } = reloaded;
+        let caps = caps_of(&settings);
+        if self.core.caps() != caps_of(&self.settings) {
+            log::warn!("SIGHUP: caps that were set at run time are as configured again");
+        }
+        self.settings = settings;
+        // Shown at whichever of the two levels shows more.
+        log::set_max_level(log::max_level().max(self.settings.log));
+        match (changed.is_empty(), after_restart.is_empty()) {
+            (true, true) => log::info!("SIGHUP: the configuration is as it was"),
+            (_, true) => log::info!("SIGHUP: changed: {}", changed.join(", ")),
+            (true, false) => {
+                log::warn!(
+                    "SIGHUP: changed: nothing; a restart is needed for: {}",
+                    after_restart.join(", ")
+                );
+            }
+            (false, false) => log::warn!(
+                "SIGHUP: changed: {}; a restart is needed for: {}",
+                changed.join(", "),
+                after_restart.join(", ")
+            ),
+        }
+        log::set_max_level(self.settings.log);
+        self.step(Input::SetCaps { caps: &caps });
+    }
+}
