@@ -1,6 +1,9 @@
 //! What a readiness event is about, typed. Must never be built from numbers anywhere else.
 
-use mio::Token;
+use mio::unix::SourceFd;
+use mio::{Interest, Poll, Token};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A source of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,27 @@ impl Source {
             _ => return None,
         })
     }
+}
+
+/// Registers a source for reading.
+pub(crate) fn register(poll: &Poll, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    poll.registry().register(&mut SourceFd(&fd), source.token(), Interest::READABLE)
+}
+
+/// Changes what a registered source is watched for.
+pub(crate) fn watch(
+    poll: &Poll,
+    fd: BorrowedFd<'_>,
+    source: Source,
+    is_write_wanted: bool,
+) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    let interest = match is_write_wanted {
+        true => Interest::READABLE | Interest::WRITABLE,
+        false => Interest::READABLE,
+    };
+    poll.registry().reregister(&mut SourceFd(&fd), source.token(), interest)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use crate::fds::classify::Classifier;
 use crate::fds::closers::{Calls, Closers, WakeFn};
-use crate::handover::restore::{Arrivals, Arrived};
+use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
 use crate::kernel;
@@ -18,7 +18,8 @@ use crate::node::listeners::{
 use crate::node::signals::Signals;
 use crate::readiness::Source;
 use crate::server::parts::{Parts, Server};
-use crate::settings::{ListenerSettings, Mode, Settings, parent};
+use crate::settings::sockets::parent;
+use crate::settings::{ListenerSettings, Mode, Settings};
 use fdbroker_core::{Core, Former, FormerLife, FormerSlot, Kept, Now};
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};
@@ -219,7 +220,7 @@ pub(crate) fn prepare(
         left.add(arrived.fds);
     }
     server.settle_kept(found, is_anew, &mut left);
-    left.add(inherited.unused());
+    left.add(inherited.unused().collect());
     left.close_by(server.fds.closers());
     if !is_takeover {
         server.page.show_alive().map_err(os("start the liveness thread"))?;

@@ -68,7 +68,8 @@ class Crate:
             names = list(path.relative_to(self.folder).with_suffix("").parts)
             if names[-1] == "mod" or names in (["main"], ["lib"]):
                 names.pop()
-            self.files[tuple(names)] = path
+            # Of a crate with a library and a program, the library.
+            self.files.setdefault(tuple(names), path)
         for module, path in list(self.files.items()):
             for test in TEST_FILE.findall(path.read_text()):
                 for below in [it for it in self.files if it[:len(module) + 1] == module + (test,)]:

@@ -1,7 +1,8 @@
 //! What jobs and domains are charged for, for administrators. Must never change anything.
 
-use super::{Chosen, Traits, write_page};
-use crate::server::parts::Server;
+use crate::admin::chosen::{Chosen, Traits};
+use crate::admin::page::write_page;
+use crate::admin::view::View;
 use fdbroker_core::{Account, Caps, DomainKey, DomainView, JobKey, JobName, JobView};
 use fdbroker_protocol::admin::{AccountRecord, Use};
 use fdbroker_protocol::{ByResource, Kind, Writer};
@@ -16,9 +17,9 @@ struct Shown<'a> {
     caps: &'a Caps,
 }
 
-impl Server {
+impl View<'_> {
     /// One page of jobs.
-    pub(super) fn answer_jobs<'w>(
+    pub(crate) fn answer_jobs<'w>(
         &self,
         writer: &'w mut Writer,
         id: u64,
@@ -36,7 +37,7 @@ impl Server {
     }
 
     /// One page of domains.
-    pub(super) fn answer_domains<'w>(
+    pub(crate) fn answer_domains<'w>(
         &self,
         writer: &'w mut Writer,
         id: u64,

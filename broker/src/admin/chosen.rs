@@ -1,7 +1,6 @@
 //! Which records a query, an act or a watch is for. Must never look further than at what it is handed.
 
-use crate::server::parts::Server;
-use fdbroker_core::{AllocationView, JobKey};
+use fdbroker_core::JobKey;
 use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::admin::Filter;
 
@@ -46,14 +45,12 @@ impl Chosen {
     }
 }
 
-impl Server {
-    /// Whether an allocation is one of those.
-    pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
-        chosen.has(Traits {
-            allocation: Some((view.id.slot, view.id.generation)),
-            pid: self.pid_of(view.owner),
-            uid: view.domain.uid,
-            job: view.job,
-        })
+impl std::fmt::Display for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.allocation(), self.filter) {
+            (Some(id), _) => write!(f, "{id}"),
+            (None, Filter::None) => f.write_str("all"),
+            (None, filter) => write!(f, "{filter}:{}", self.value),
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Records for administrators: what the core and the connections know, as the protocol has it. Must never change anything, nor
 //! choose which are wanted.
 
+use crate::admin::chosen::{Chosen, Traits};
+use crate::admin::view::View;
 use crate::clients::connection::Connection;
-use crate::server::parts::Server;
 use fdbroker_core::{AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView};
 use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{
@@ -12,14 +13,14 @@ use fdbroker_protocol::limits::{JOB_NAME_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::register_flags;
 use std::os::fd::AsRawFd;
 
-impl Server {
+impl View<'_> {
     pub(crate) fn node_status(&self) -> NodeStatus {
         let totals = self.core.totals();
         NodeStatus {
             pid: std::process::id().into(),
             draining: u32::from(self.core.is_draining()).into(),
-            node: self.identity.node.into(),
-            incarnation: self.page.incarnation().into(),
+            node: self.node.into(),
+            incarnation: self.incarnation.into(),
             uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
             uses: ByResource::from_fn(|resource| {
                 let (now, peak, cap) = totals.usage(resource);
@@ -68,7 +69,7 @@ impl Server {
         }
     }
 
-    pub(super) fn lease_record(&self, view: &LeaseView) -> LeaseRecord {
+    pub(crate) fn lease_record(&self, view: &LeaseView) -> LeaseRecord {
         let (pid, uid) = self.pid_and_uid_of(view.client);
         let job = self.core.job_of(view.client);
         let domain = self.connection_of(Some(view.client)).map(|connection| connection.domain);
@@ -90,7 +91,7 @@ impl Server {
         }
     }
 
-    pub(super) fn client_record(&self, view: &ClientView) -> ClientRecord {
+    pub(crate) fn client_record(&self, view: &ClientView) -> ClientRecord {
         ClientRecord {
             client: view.id.0.into(),
             pid: view.pid.into(),
@@ -109,7 +110,7 @@ impl Server {
         self.connections.get(client?.0 as usize)
     }
 
-    pub(super) fn pid_of(&self, client: Option<ClientId>) -> u32 {
+    pub(crate) fn pid_of(&self, client: Option<ClientId>) -> u32 {
         self.connection_of(client).map_or(0, |connection| connection.pid)
     }
 
@@ -122,7 +123,17 @@ impl Server {
         self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
     }
 
-    pub(super) fn job_name(&self, domain: DomainKey, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
+    pub(crate) fn job_name(&self, domain: DomainKey, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
         job.map_or(JobName::NONE, |job| self.core.job_name(domain, job)).bytes()
+    }
+
+    /// Whether an allocation is one of those.
+    pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
+        chosen.has(Traits {
+            allocation: Some((view.id.slot, view.id.generation)),
+            pid: self.pid_of(view.owner),
+            uid: view.domain.uid,
+            job: view.job,
+        })
     }
 }

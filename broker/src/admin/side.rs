@@ -13,34 +13,34 @@ use std::time::Duration;
 
 /// The administrator's listener and connections.
 pub(crate) struct AdminSide {
-    pub(super) listener: Listener,
-    pub(super) is_listener_ready: bool,
+    pub listener: Listener,
+    pub is_listener_ready: bool,
     /// A connection waits that there was no room for.
-    pub(super) is_accept_due: bool,
-    pub(super) connections: Slab<AdminConnection>,
+    pub is_accept_due: bool,
+    pub connections: Slab<AdminConnection>,
     /// All places are taken and a connection waits: when to look again whether one gives way.
     room_at: Option<Now>,
     /// Whose turn it is.
-    pub(super) next: usize,
+    pub next: usize,
     /// Room for none: no query carries fds.
-    pub(super) received: ReceivedFds,
+    pub received: ReceivedFds,
     /// Some of them watch.
     pub is_watched: bool,
     /// For what the core has noted; reused.
     pub notes: Vec<Note>,
 }
 
-pub(super) struct AdminConnection {
-    pub(super) socket: OwnedFd,
-    pub(super) is_ready: bool,
+pub struct AdminConnection {
+    pub socket: OwnedFd,
+    pub is_ready: bool,
     /// When it came or last asked.
-    pub(super) used_at: Now,
+    pub used_at: Now,
     /// When it asked for the first time, if it has.
-    pub(super) first_at: Option<Now>,
+    pub first_at: Option<Now>,
     /// An answer that the socket did not take; no query is read before it has gone.
-    pub(super) pending: Option<Vec<u8>>,
+    pub pending: Option<Vec<u8>>,
     /// What it is to be told, if it watches.
-    pub(super) watch: Option<Box<Watch>>,
+    pub watch: Option<Box<Watch>>,
 }
 
 impl AdminConnection {
@@ -61,7 +61,7 @@ impl AdminConnection {
     }
 
     /// It has events to be sent, and room for them as far as is known.
-    pub(super) fn is_watch_due(&self) -> bool {
+    pub fn is_watch_due(&self) -> bool {
         self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
     }
 }
@@ -130,7 +130,7 @@ impl AdminSide {
 
     /// Whether there is a place for one more connection; when all are taken, the one that has asked nothing for longest
     /// ends, of those that may.
-    pub(super) fn make_room(&mut self, now: Now) -> bool {
+    pub fn make_room(&mut self, now: Now) -> bool {
         self.room_at = None;
         if self.connections.len() < MAX_ADMIN_CONNECTIONS {
             return true;

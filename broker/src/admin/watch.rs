@@ -1,13 +1,12 @@
 //! Events for administrators who watch: each watcher has a bounded queue, and is sent what is in it when its socket
 //! takes it. Must cost nothing while nobody watches, and never wait for a slow watcher: what it misses is counted.
 
-use crate::admin::{Chosen, Traits};
+use crate::admin::chosen::{Chosen, Traits};
 use crate::limits::{WATCH_EVENTS_KEPT, WATCH_EVENTS_PER_MESSAGE};
-use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Granted, JobKey, Note};
+use fdbroker_core::{JobKey, Note};
+use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::{AllocationId, Kind, Status};
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,7 +23,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    fn new(chosen: Chosen) -> Self {
+    pub fn new(chosen: Chosen) -> Self {
         Watch { chosen, events: VecDeque::new(), lost: 0 }
     }
 
@@ -41,7 +40,7 @@ impl Watch {
     }
 
     /// `job`: the client's, or that which has left the allocation.
-    fn offer(&mut self, event: &EventRecord, job: Option<JobKey>) {
+    pub fn offer(&mut self, event: &EventRecord, job: Option<JobKey>) {
         if !self.wants(event, job) {
             return;
         }
@@ -56,8 +55,8 @@ impl Watch {
         self.events.push_back(*event);
     }
 
-    /// The next message's events.
-    fn take(&mut self, unix_us: u64) -> Vec<EventRecord> {
+    /// The events of the next message.
+    pub fn take(&mut self, unix_us: u64) -> Vec<EventRecord> {
         let count = self.events.len().min(WATCH_EVENTS_PER_MESSAGE);
         let mut events: Vec<EventRecord> = self.events.drain(..count).collect();
         if self.events.is_empty() && self.lost > 0 {
@@ -71,12 +70,12 @@ impl Watch {
     }
 }
 
-fn lost_event(lost: u64, unix_us: u64) -> EventRecord {
+pub(crate) fn lost_event(lost: u64, unix_us: u64) -> EventRecord {
     EventRecord { lost: lost.into(), ..event(&Note::of_node(EventKind::Lost), unix_us) }
 }
 
 /// A note as it is told, without the client's name.
-fn event(note: &Note, unix_us: u64) -> EventRecord {
+pub(crate) fn event(note: &Note, unix_us: u64) -> EventRecord {
     let nothing = AllocationId { slot: u32::MAX, generation: 0 };
     let id = note.id.unwrap_or(nothing);
     EventRecord {
@@ -95,80 +94,15 @@ fn event(note: &Note, unix_us: u64) -> EventRecord {
     }
 }
 
-fn unix_us() -> u64 {
+pub(crate) fn unix_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
-impl Server {
-    /// The administrator's connection `index` is told what happens from now on; `false`: as many are as may be.
-    pub(crate) fn start_watch(&mut self, index: usize, chosen: Chosen) -> bool {
-        let is_set = self.admin.set_watch(index, Watch::new(chosen));
-        self.note_watchers();
-        is_set
-    }
-
-    /// Watchers have come or gone.
-    pub(crate) fn note_watchers(&mut self) {
-        self.core.set_watched(self.admin.count_watches());
-    }
-
-    /// Hands what the core has noted to the watchers. Before the effects of the step are applied: a client that ends has
-    /// its name still.
-    pub(crate) fn take_notes(&mut self) {
-        let mut notes = std::mem::take(&mut self.admin.notes);
-        let lost = self.core.take_notes(&mut notes);
-        if !notes.is_empty() || lost > 0 {
-            let unix_us = unix_us();
-            for note in notes.drain(..) {
-                let name = self.name_of(note.client);
-                self.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
-            }
-            if lost > 0 {
-                self.tell(&lost_event(lost, unix_us), None);
-            }
-        }
-        self.admin.notes = notes;
-    }
-
-    /// Tells of a grant that was sent.
-    pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
-        let (pid, uid) = self.pid_and_uid_of(client);
-        let (name, unix_us) = (self.name_of(Some(client)), unix_us());
-        let job = self.core.job_of(client);
-        for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
-            let note = Note {
-                kind: EventKind::Grant,
-                client: Some(client),
-                pid,
-                uid,
-                job,
-                id: grant.wanted.ok(),
-                size_bytes: grant.size_bytes,
-                status: Status::OK,
-            };
-            self.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
-        }
-    }
-
-    fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
-        self.admin.watches().for_each(|watch| watch.offer(event, job));
-    }
-
-    /// One message of events for a watcher; `false`: the connection is to end.
-    pub(crate) fn send_events_to_watcher(&mut self, index: usize) -> bool {
-        let events = self.admin.watch(index).map(|watch| watch.take(unix_us())).unwrap_or_default();
-        let mut writer = std::mem::take(&mut self.writer);
-        writer.start(Kind::AdminEvents, 0).push(&events[..]);
-        let is_open = self.send_admin(index, writer.finish(events.len(), 0));
-        self.writer = writer;
-        is_open
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_core::ClientId;
     use fdbroker_protocol::admin::Filter;
 
     fn watch(filter: Filter, value: u64) -> Watch {

@@ -2,7 +2,7 @@
 //! it. Measured: 8000 fds in 5 ms, where a store that takes them one by one needs 20 s. Must never
 //! lose an fd unnoticed: each message says which fds it carries.
 
-use super::RefusedState;
+use crate::handover::RefusedState;
 use crate::limits::{IN_FLIGHT_PATIENCE, MAX_CARRIERS};
 use fdbroker_scm::{MAX_FDS, ReceivedFds, RecvError, SendError};
 use std::io;

@@ -1,8 +1,8 @@
 //! The state of a broker in a sealed memfd: a header, then the state in postcard. Must never be
 //! believed: what is read is checked first, and whoever could have changed it since cannot (seals).
 
-use super::RefusedState;
-use super::state::State;
+use crate::handover::RefusedState;
+use crate::handover::state::State;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use siphasher::sip::SipHasher13;

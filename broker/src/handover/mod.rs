@@ -4,10 +4,10 @@
 //! (`takeover`). Must never half do it: either the successor has everything, or this broker goes on
 //! (or ends as without a successor), and says so.
 
+pub(crate) mod arrived;
 pub(crate) mod carriers;
 pub(crate) mod ledger;
-pub(crate) mod restore;
-pub(crate) mod save;
+pub(crate) mod packing;
 pub(crate) mod state;
 pub(crate) mod store;
 pub(crate) mod takeover;

@@ -2,44 +2,10 @@
 //! what comes out of it at the start of the next. Must never leave in the store what has been taken
 //! out of it: it would pin memory for ever.
 
-use super::HandoverError;
-use super::restore::{Arrivals, Arrived};
-use super::save::Way;
+use crate::handover::arrived::{Arrivals, Arrived};
 use crate::limits::MANAGER_PATIENCE;
 use crate::manager::inherited::{Inherited, names};
 use crate::manager::notify::Manager;
-use crate::server::parts::Server;
-use std::os::fd::AsFd;
-
-impl Server {
-    /// Gives everything to the service manager's store. On an error nothing is there.
-    pub(crate) fn hand_to_store(&mut self) -> Result<(), HandoverError> {
-        let parcel = self.pack(Way::Store)?;
-        let give = |name: &str, fd| self.manager.store(name, fd, MANAGER_PATIENCE);
-        let mut given = give(names::LEDGER, parcel.ledger.as_fd());
-        for carrier in &parcel.carriers {
-            given = given.and_then(|()| give(names::CARRIER, carrier.as_fd()));
-        }
-        let heard = given.map_err(HandoverError::Store).and_then(|()| {
-            match self.manager.wait_until_heard() {
-                true => Ok(()),
-                false => Err(HandoverError::Unheard),
-            }
-        });
-        match &heard {
-            Ok(()) => {
-                log::info!(
-                    "{} clients and {} fds go on in the service manager's store",
-                    parcel.clients,
-                    parcel.held
-                );
-                self.leave_places();
-            }
-            Err(_) => forget(&self.manager),
-        }
-        heard
-    }
-}
 
 /// What an earlier process gave to the store. A state that is refused is named in the log; what came
 /// of it is in `left`, to be closed.
@@ -76,7 +42,8 @@ pub(crate) fn log_refused(refused: &super::RefusedState) {
     );
 }
 
-fn forget(manager: &Manager) {
+/// Has the store drop a handed-over state.
+pub(crate) fn forget(manager: &Manager) {
     for name in [names::LEDGER, names::CARRIER] {
         if let Err(error) = manager.remove(name, MANAGER_PATIENCE) {
             log::error!("the store of the service manager keeps `{name}`: {error}");

@@ -3,20 +3,17 @@
 //! says go, the other one serves and says so. Until "go" the running one can go on as if nothing had
 //! been; from "go" on it touches nothing. Must never let two serve at once.
 
-use super::RefusedState;
-use super::ledger::FORMAT;
-use super::restore::{Arrivals, Arrived};
-use super::save::{Parcel, Way};
+use crate::handover::RefusedState;
+use crate::handover::arrived::{Arrivals, Arrived};
+use crate::handover::ledger::FORMAT;
 use crate::limits::{HANDOVER_PATIENCE, MAX_CARRIERS};
-use crate::server::parts::{Ending, Server};
 use fdbroker_protocol::admin::{Query, TakeoverOffer, TakeoverStep, step};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
-use nix::sys::socket::sockopt::PeerCredentials;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -132,76 +129,6 @@ fn refusal(path: &Path, status: Status) -> TakeoverError {
     }
 }
 
-impl Server {
-    /// Hands over to the administrator's connection `index`, which speaks `format`; either it serves
-    /// and this broker is to end, or everything goes on.
-    pub(crate) fn hand_over(&mut self, index: usize, format: u64) {
-        let Some(socket) = self.admin.socket(index).and_then(|it| it.try_clone_to_owned().ok())
-        else {
-            return;
-        };
-        if let Err(status) = self.check_successor(&socket, format) {
-            let bytes = self.writer.failed(1, status);
-            let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-            return;
-        }
-        let result = self.pack(Way::Successor).map_err(|error| error.to_string());
-        match result.and_then(|parcel| self.offer(socket.as_fd(), &parcel)) {
-            Ok(()) => {
-                log::info!("another broker has taken over; ending");
-                self.leave_places();
-                self.ending = Some(Ending::HandedOver);
-            }
-            Err(error) => {
-                log::error!("no other broker has taken over, this one goes on: {error}");
-                let bytes = self.writer.failed(1, ErrorCode::Internal.into());
-                let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-                self.admin.end(index);
-            }
-        }
-    }
-
-    fn check_successor(&self, socket: &OwnedFd, format: u64) -> Result<(), Status> {
-        let us = nix::unistd::geteuid().as_raw();
-        let them = getsockopt(socket, PeerCredentials).map(|peer| peer.uid());
-        if !them.is_ok_and(|uid| uid == us || uid == 0) {
-            return Err(ErrorCode::NotPermitted.into());
-        }
-        if self.manager.has_store() {
-            return Err(ErrorCode::Again.into());
-        }
-        match format == u64::from(FORMAT) {
-            true => Ok(()),
-            false => Err(Status::with_value(ErrorCode::NotSupported, FORMAT.into())),
-        }
-    }
-
-    /// Waits for the successor, who waits for nobody. An error: this broker goes on.
-    fn offer(&mut self, socket: BorrowedFd<'_>, parcel: &Parcel) -> Result<(), String> {
-        let carriers = u32::try_from(parcel.carriers.len()).expect("bounded by MAX_CARRIERS");
-        let offer = TakeoverOffer { carriers: carriers.into(), reserved: 0.into() };
-        let mut fds = vec![parcel.ledger.as_fd()];
-        fds.extend(parcel.carriers.iter().map(AsFd::as_fd));
-        self.writer.start(Kind::AdminTakeoverOffer, 1).push(&offer);
-        send(socket, self.writer.finish(0, fds.len()), &fds)?;
-        expect(socket, step::READY)?;
-        say(socket, step::GO)?;
-        match receive_step(socket) {
-            Ok(step::SERVING) => Ok(()),
-            Err(RecvError::TimedOut) => {
-                // It has everything and may serve at any moment.
-                log::error!("the broker that takes over does not say that it serves");
-                Ok(())
-            }
-            answer => {
-                // It has died. It may have taken the liveness word.
-                self.page.show_alive().map_err(|error| error.to_string())?;
-                Err(format!("it has died ({answer:?})"))
-            }
-        }
-    }
-}
-
 const _: () = assert!(MAX_CARRIERS < fdbroker_scm::MAX_FDS);
 
 fn connect_to(path: &Path) -> Result<OwnedFd, TakeoverError> {
@@ -216,7 +143,11 @@ fn connect_to(path: &Path) -> Result<OwnedFd, TakeoverError> {
     Ok(socket)
 }
 
-fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), String> {
     fdbroker_scm::send_timeout(socket, bytes, fds, Some(HANDOVER_PATIENCE))
         .map_err(|error: SendError| error.to_string())
 }
@@ -236,13 +167,13 @@ fn parse(bytes: &[u8]) -> Result<Message<'_>, String> {
     Message::parse(bytes).map_err(|error| error.to_string())
 }
 
-fn say(socket: BorrowedFd<'_>, step: u32) -> Result<(), String> {
+pub(crate) fn say(socket: BorrowedFd<'_>, step: u32) -> Result<(), String> {
     let mut writer = Writer::new();
     writer.start(Kind::AdminTakeoverStep, 1).push(&TakeoverStep { step: step.into() });
     send(socket, writer.finish(0, 0), &[])
 }
 
-fn expect(socket: BorrowedFd<'_>, wanted: u32) -> Result<(), String> {
+pub(crate) fn expect(socket: BorrowedFd<'_>, wanted: u32) -> Result<(), String> {
     match receive_step(socket) {
         Ok(step) if step == wanted => Ok(()),
         Ok(step) => Err(format!("step {step} instead of {wanted}")),
@@ -251,7 +182,7 @@ fn expect(socket: BorrowedFd<'_>, wanted: u32) -> Result<(), String> {
 }
 
 /// The next step said by the other side; 0 = something else.
-fn receive_step(socket: BorrowedFd<'_>) -> Result<u32, RecvError> {
+pub(crate) fn receive_step(socket: BorrowedFd<'_>) -> Result<u32, RecvError> {
     let bytes = receive_raw(socket, &mut ReceivedFds::with_capacity(0))?;
     let message = Message::parse(&bytes).ok();
     let body = message.filter(|message| message.kind == Kind::AdminTakeoverStep);

@@ -3,7 +3,6 @@
 //! gave to its store. Must never close an fd of the store on the
 //! calling thread: a client's may hang.
 
-use crate::handover::restore::Arrivals;
 use crate::kernel;
 use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
 use std::io;
@@ -66,15 +65,11 @@ impl Inherited {
         }
     }
 
-    /// What nothing has claimed.
-    pub fn unused(self) -> Arrivals {
+    /// The fds that nothing has claimed.
+    pub fn unused(self) -> impl Iterator<Item = OwnedFd> {
         let Self { listeners: _, ledger, carriers, keep_book, kept, others } = self;
-        let mut left = Arrivals::default();
         let named = kept.into_iter().chain(others).map(|(_, fd)| fd);
-        for fd in ledger.into_iter().chain(carriers).chain(keep_book).chain(named) {
-            left.put_back(fd);
-        }
-        left
+        ledger.into_iter().chain(carriers).chain(keep_book).chain(named)
     }
 
     /// Number of fds that came, the listening sockets not counted: none of them stays as it is.

@@ -3,6 +3,7 @@
 
 pub mod generation_page;
 pub mod listeners;
+pub mod namespace;
 pub mod records;
 pub mod shared_map;
 pub mod signals;

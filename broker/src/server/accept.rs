@@ -5,7 +5,8 @@ use crate::clients::connection::{Connection, Phase, client_id};
 use crate::kernel;
 use crate::limits::{ACCEPT_RETRY, ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, TRIM_PAUSE};
 use crate::readiness::Source;
-use crate::server::parts::{Handshake, Retiring, Server, register};
+use crate::readiness::register;
+use crate::server::parts::{Handshake, Retiring, Server};
 use fdbroker_core::{DomainKey, Input, NO_GROUP, Now, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use nix::errno::Errno;
@@ -195,43 +196,6 @@ impl Server {
                 self.log_bad_client(client, &"no hello in time");
                 self.disconnect(client, ErrorCode::Protocol.into());
             }
-        }
-    }
-}
-
-/// The uid that stands for users unknown in this user namespace; `None` in the first namespace,
-/// where all are known and this uid is a user like any other (user_namespaces(7)).
-pub(crate) fn overflow_uid() -> Option<u32> {
-    overflow_id("/proc/self/uid_map", "/proc/sys/fs/overflowuid")
-}
-
-/// The same of groups.
-pub(crate) fn overflow_gid() -> Option<u32> {
-    overflow_id("/proc/self/gid_map", "/proc/sys/fs/overflowgid")
-}
-
-fn overflow_id(map: &str, overflow: &str) -> Option<u32> {
-    if is_identity_map(&std::fs::read_to_string(map).unwrap_or_default()) {
-        return None;
-    }
-    let text = std::fs::read_to_string(overflow).unwrap_or_default();
-    Some(text.trim().parse().unwrap_or(65534))
-}
-
-fn is_identity_map(map: &str) -> bool {
-    let words: Vec<&str> = map.split_whitespace().collect();
-    words == ["0", "0", "4294967295"]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn is_identity_map_when_first_namespace_then_true() {
-        assert!(is_identity_map("         0          0 4294967295\n"));
-        for map in ["", "0 1000 1\n", "0 0 65536\n", "0 0 1000\n1000 1000 4294966295\n"] {
-            assert!(!is_identity_map(map), "{map}");
         }
     }
 }

@@ -4,8 +4,9 @@
 use crate::clients::connection::{Phase, index};
 use crate::fds::table::Reading;
 use crate::readiness::Source;
+use crate::readiness::watch;
 use crate::server::flow::forget_if_read;
-use crate::server::parts::{Retiring, Server, watch};
+use crate::server::parts::{Retiring, Server};
 use fdbroker_core::ClientId;
 use fdbroker_protocol::message::GoingAway;
 use fdbroker_protocol::{Kind, Status};

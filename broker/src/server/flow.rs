@@ -4,13 +4,15 @@
 
 use crate::clients::connection::{Blocked, Connection, index};
 use crate::clients::in_flight::InFlight;
+use crate::kernel::is_readable;
 use crate::limits::{
     EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, IN_FLIGHT_LOOKS_PER_SWEEP,
     IN_FLIGHT_SWEEP, LEAST_UNREAD_BYTES, PENDING_REPLIES_BESIDE_PARKED, RESUMED_PER_SWEEP,
 };
 use crate::messages::replies;
 use crate::readiness::Source;
-use crate::server::parts::{Server, is_readable, watch};
+use crate::readiness::watch;
+use crate::server::parts::Server;
 use fdbroker_core::{ClientId, Input, Now};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 use fdbroker_scm::SendError;

@@ -1,9 +1,8 @@
-//! The loop: waits, notes what is ready, gives each ready client its turn, applies what the core
-//! says. mio is edge-triggered: what is ready and not yet served is in a list here, so nothing is
-//! forgotten and nobody starves. Must never block, but in the one wait.
+//! The daemon while it runs: what the loop has at hand. Must never do anything by itself.
 
-use crate::admin::AdminSide;
-use crate::clients::connection::{Blocked, Connection, client_id};
+use crate::admin::side::AdminSide;
+use crate::admin::view::View;
+use crate::clients::connection::Connection;
 use crate::clients::in_flight::InFlight;
 use crate::clients::metrics::{Asked, Metrics};
 use crate::clients::turns::Turns;
@@ -12,10 +11,7 @@ use crate::fds::closers::{Closers, Report};
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
 use crate::kernel;
-use crate::limits::{
-    IN_FLIGHT_DIVISOR, KEEP_RETRY, LANE_SLOW, MOST_WAKES_WITHOUT_CHORE, READINESS_PER_WAKE,
-    REPORTS_PER_CHORE, SOCKETS_PER_CHORE, WORK_PER_TURN,
-};
+use crate::limits::IN_FLIGHT_DIVISOR;
 use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
 use crate::manager::notify::Manager;
@@ -23,23 +19,21 @@ use crate::messages::replies::Identity;
 use crate::messages::requests::Scratch;
 use crate::node::generation_page::GenerationPage;
 use crate::node::listeners::{DirectoryLock, Listener};
-use crate::node::signals::{Request, Signals};
+use crate::node::signals::Signals;
 use crate::readiness::Source;
-use crate::server::serve::Suspended;
+use crate::readiness::register;
+use crate::server::suspended::Suspended;
 use crate::settings::Settings;
-use fdbroker_core::{ClientId, Core, DomainKey, Effects, Input, LeaseId, Now, RequestId};
+use fdbroker_core::{ClientId, Core, Effects, LeaseId, Now, RequestId};
 use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::ReceivedFds;
-use mio::event::Event;
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll};
+use mio::Poll;
 use slab::Slab;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// A listener with what is known of it.
 pub(crate) struct ListenerState {
@@ -71,37 +65,6 @@ pub(crate) struct Handshake {
     pub client: ClientId,
     pub serial: u64,
     pub until: Now,
-}
-
-/// What the loop has to do beside the turns of clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Chore {
-    /// Noting what the closers have closed.
-    Reports,
-    /// What is due in the core, or was left for later.
-    Core,
-    /// Looking for clients that have read.
-    InFlight,
-    /// Sending events.
-    Events,
-    /// Answering administrators.
-    Admins,
-    /// Closing sockets of ended connections.
-    Sockets,
-    /// Accepting connections.
-    Accept,
-}
-
-impl Chore {
-    const ALL: [Chore; 7] = [
-        Chore::Reports,
-        Chore::Core,
-        Chore::InFlight,
-        Chore::Events,
-        Chore::Admins,
-        Chore::Sockets,
-        Chore::Accept,
-    ];
 }
 
 /// Why the loop ends.
@@ -171,8 +134,8 @@ pub(crate) struct Server {
     /// Messages that wait until one of their fds has been looked at, by uid; the fd table has their fds.
     pub suspended: HashMap<u32, Suspended>,
     /// Uids whose closes take long, as the core knows them, and when they are looked at again.
-    slow: Vec<u32>,
-    next_slow: Option<Now>,
+    pub slow: Vec<u32>,
+    pub next_slow: Option<Now>,
     /// Clients with events to send.
     pub eventful: VecDeque<ClientId>,
     /// Clients that wait for fds in flight to be read by whomever.
@@ -196,9 +159,9 @@ pub(crate) struct Server {
     pub retiring: Vec<Retiring>,
     pub reports: Vec<Report>,
     /// Wakes since the last that had time for a chore.
-    wakes_without_chore: u32,
+    pub wakes_without_chore: u32,
     /// Which of [`Chore::ALL`] is next.
-    next_chore: usize,
+    pub next_chore: usize,
     pub is_report_waiting: bool,
     pub bad_input: BadInput,
     /// Where the broker before served, until these places are this one's.
@@ -211,10 +174,10 @@ pub(crate) struct Server {
     pub lock: DirectoryLock,
     pub manager: Manager,
     /// When the service manager is to hear that the loop turns.
-    next_alive: Option<Now>,
+    pub next_alive: Option<Now>,
     /// When the service manager may have room for what it had none for.
     pub next_keep: Option<Now>,
-    signals: Signals,
+    pub signals: Signals,
     pub until_eof: Option<OwnedFd>,
     // Buffers, reused.
     pub buffer: Box<[u8]>,
@@ -274,8 +237,8 @@ impl Server {
             handshakes: VecDeque::new(),
             accept_paused_until: None,
             is_accept_warned: false,
-            overflow_uid: crate::server::accept::overflow_uid(),
-            overflow_gid: crate::server::accept::overflow_gid(),
+            overflow_uid: crate::node::namespace::overflow_uid(),
+            overflow_gid: crate::node::namespace::overflow_gid(),
             ready: Turns::default(),
             work: 0,
             paused: HashMap::new(),
@@ -344,376 +307,17 @@ impl Server {
         }
     }
 
-    /// Serves until it is told to end.
-    pub fn run(&mut self) -> io::Result<()> {
-        let mut events = Events::with_capacity(READINESS_PER_WAKE);
-        let ending = loop {
-            if let Some(ending) = self.ending {
-                break ending;
-            }
-            let timeout = self.timeout();
-            self.turn(&mut events, timeout)?;
-        };
-        self.manager.say_stopping("ending");
-        if ending == Ending::Asked && self.manager.has_store() {
-            match self.hand_to_store() {
-                Ok(()) => return Ok(()),
-                Err(error) => log::error!("clients do not go on after a restart: {error}"),
-            }
-        }
-        if ending != Ending::HandedOver {
-            self.say_goodbye();
-        }
-        Ok(())
-    }
-
-    /// Waits once, and does one wake's work.
-    pub fn turn(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
-        match self.poll.poll(events, timeout) {
-            // What was ready stays ready.
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            result => result?,
-        }
-        self.now = self.clock.now();
-        for event in events.iter() {
-            self.note(event);
-        }
-        self.wake();
-        Ok(())
-    }
-
-    /// One wake's work: a long turn of a client, or a chore, or a few short turns and a chore. Who waits for an answer
-    /// waits for no more than these.
-    fn wake(&mut self) {
-        self.fds.set_now(self.now);
-        if self.paused_until.is_some_and(|until| until <= self.now) {
-            self.resume_paused();
-        }
-        self.tell_most_granted();
-        if self.wakes_without_chore < MOST_WAKES_WITHOUT_CHORE {
-            self.serve_ready();
-            self.wakes_without_chore += 1;
-        } else {
-            self.work = 0;
-        }
-        // It takes as long as a turn: not after a long one, and every other time while clients wait for theirs.
-        let is_in_time = self.ready.is_empty() || self.wakes_without_chore > 1;
-        if self.work < WORK_PER_TURN && is_in_time {
-            self.wakes_without_chore = 0;
-            self.do_a_chore();
-        }
-        self.trim_memory();
-        self.expire_handshakes();
-        self.fds.flush();
-        self.watch_lanes();
-        if let Some((index, format)) = self.takeover_asked.take() {
-            self.hand_over(index, format);
-        }
-        self.flush_keep_store();
-        self.say_alive();
-    }
-
-    /// One of the chores that have something to do, in turn.
-    fn do_a_chore(&mut self) {
-        for _ in Chore::ALL {
-            let chore = Chore::ALL[self.next_chore];
-            self.next_chore = (self.next_chore + 1) % Chore::ALL.len();
-            if self.is_waiting(chore) {
-                return self.do_chore(chore);
-            }
+    /// What administrators are shown.
+    pub fn view(&self) -> View<'_> {
+        View {
+            core: &self.core,
+            connections: &self.connections,
+            fds: &self.fds,
+            metrics: &self.metrics,
+            node: self.identity.node,
+            incarnation: self.page.incarnation(),
+            now: self.now,
+            started: self.started,
         }
     }
-
-    /// Whether there is something to do for it.
-    fn is_waiting(&self, chore: Chore) -> bool {
-        let is_due = |due: Option<Now>| due.is_some_and(|due| due <= self.now);
-        match chore {
-            Chore::Reports => self.is_report_waiting || !self.reports.is_empty(),
-            Chore::Core => is_due(self.core.poll_timeout()),
-            Chore::InFlight => is_due(self.next_sweep),
-            Chore::Events => !self.eventful.is_empty(),
-            Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
-            Chore::Sockets => !self.retiring.is_empty(),
-            // The number of an ended client goes to no new one before its sockets are closed: their events name it.
-            Chore::Accept => {
-                let is_ready = self.listeners.iter().any(|state| state.is_ready);
-                let is_due = self.accept_paused_until.map_or(is_ready, |until| until <= self.now);
-                is_due && self.retiring.is_empty()
-            }
-        }
-    }
-
-    fn do_chore(&mut self, chore: Chore) {
-        match chore {
-            Chore::Reports => self.take_reports(),
-            Chore::Core => self.poll_core(),
-            Chore::InFlight => self.sweep_in_flight(),
-            Chore::Events => self.send_events(),
-            Chore::Admins => self.serve_admins(),
-            Chore::Sockets => self.retire_sockets(SOCKETS_PER_CHORE),
-            Chore::Accept => self.accept_clients(),
-        }
-    }
-
-    fn flush_keep_store(&mut self) {
-        let is_left = self.manager.say_again() | self.keep_store.flush(&self.fds);
-        let pause = u64::try_from(KEEP_RETRY.as_micros()).unwrap_or(u64::MAX / 2);
-        self.next_keep = is_left.then(|| Now(self.now.0 + pause));
-    }
-
-    /// Tells the service manager that the loop turns. By the loop alone, so that one that is stuck is
-    /// found out.
-    fn say_alive(&mut self) {
-        if self.next_alive.is_some_and(|due| due <= self.now) {
-            self.manager.say_alive();
-            let interval = self.manager.watchdog_interval().unwrap_or(Duration::MAX);
-            let interval = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX / 2);
-            self.next_alive = Some(Now(self.now.0.saturating_add(interval)));
-        }
-    }
-
-    /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
-    pub fn step(&mut self, input: Input<'_>) {
-        let mut effects = std::mem::take(&mut self.effects);
-        self.core.step(self.now, input, &mut effects);
-        self.settle(effects);
-    }
-
-    fn poll_core(&mut self) {
-        let mut effects = std::mem::take(&mut self.effects);
-        self.core.poll(self.now, &mut effects);
-        self.settle(effects);
-    }
-
-    /// Tells the core whose closes take long: nobody else's requests wait for those.
-    fn watch_lanes(&mut self) {
-        let pause = u64::try_from(LANE_SLOW.as_micros()).unwrap_or(u64::MAX / 2);
-        match self.next_slow {
-            Some(due) if due > self.now => return,
-            Some(_) => {}
-            None if self.fds.is_closing() => {
-                self.next_slow = Some(Now(self.now.0 + pause));
-                return;
-            }
-            None => return,
-        }
-        let (slow, is_at_it) = self.fds.slow();
-        // A call that hangs for ever wakes nobody.
-        self.next_slow = is_at_it.then(|| Now(self.now.0 + pause));
-        let former = std::mem::replace(&mut self.slow, slow.clone());
-        let changed = |uid: &&u32| former.contains(*uid) != slow.contains(*uid);
-        for &uid in former.iter().chain(&slow).filter(changed) {
-            let is_slow = slow.contains(&uid);
-            for listener in (0..).take(self.listeners.len()) {
-                let domain = DomainKey { listener, uid };
-                self.step(Input::Slow { domain, slow: is_slow });
-            }
-        }
-    }
-
-    fn take_reports(&mut self) {
-        if std::mem::take(&mut self.is_report_waiting) {
-            self.fds.take_reports(&mut self.reports);
-        }
-        if self.reports.is_empty() {
-            return;
-        }
-        let mut reports = std::mem::take(&mut self.reports);
-        for report in reports.drain(..REPORTS_PER_CHORE.min(reports.len())) {
-            self.fds.note_closed(report);
-            match report {
-                Report::Held(ticket) | Report::Arrived(ticket, _) => {
-                    self.step(Input::Closed { ticket });
-                }
-                Report::Looked(uid, dmabufs) => {
-                    dmabufs.into_iter().for_each(|device| self.classifier.learn(device));
-                    self.go_on_with(uid);
-                }
-                Report::Refused(_) => {}
-            }
-        }
-        self.reports = reports;
-        self.resume_paused();
-    }
-
-    /// Turns of ready clients, as many as this wake has time for: one that has little to say leaves the rest to the
-    /// next.
-    fn serve_ready(&mut self) {
-        self.work = 0;
-        while self.work < WORK_PER_TURN {
-            let Some(client) = self.ready.pop() else { return };
-            self.work += 1;
-            self.serve(client);
-        }
-    }
-
-    /// Notes an event; what takes longer is done in the client's turn.
-    fn note(&mut self, event: &Event) {
-        match Source::from_token(event.token()) {
-            Some(Source::Main(index)) => self.note_main(index, event),
-            Some(Source::Event(index)) => self.note_event(index, event),
-            Some(Source::Process(index)) => self.note_process(index),
-            Some(Source::Listener(number)) => {
-                if let Some(state) = self.listeners.get_mut(number) {
-                    state.is_ready = true;
-                }
-            }
-            Some(Source::AdminListener) => self.admin.note_listener(),
-            Some(Source::Admin(index)) => self.admin.note(index),
-            Some(Source::Closers) => self.is_report_waiting = true,
-            Some(Source::Signals) => self.note_signals(),
-            Some(Source::UntilEof) => {
-                // Nobody writes; only the end matters.
-                if event.is_read_closed() || event.is_error() {
-                    log::info!("ending: the other end of --until-eof is closed");
-                    self.ending.get_or_insert(Ending::Alone);
-                }
-            }
-            None => log::error!("an event with the unknown token {:?}", event.token()),
-        }
-    }
-
-    fn note_main(&mut self, index: usize, event: &Event) {
-        let Some(connection) = self.connections.get_mut(index) else { return };
-        if connection.lingering.is_some() {
-            return self.finish_if_read(index);
-        }
-        if connection.socket.is_none() {
-            return;
-        }
-        if event.is_readable() || event.is_read_closed() || event.is_error() {
-            connection.is_main_ready = true;
-        }
-        match connection.blocked {
-            // Its requests are not read, so its end would not be seen. Its turn ends it: many may close at once.
-            Some(_) if event.is_write_closed() => {
-                connection.has_died = true;
-                self.enqueue(client_id(index));
-            }
-            Some(Blocked::Unread) if event.is_writable() => self.retry(client_id(index)),
-            // Its socket may well be writable: what it waits for only the sweep can tell, and
-            // trying at each event would spin.
-            Some(Blocked::InFlight) => {}
-            _ => self.enqueue(client_id(index)),
-        }
-    }
-
-    fn note_event(&mut self, index: usize, event: &Event) {
-        let Some(connection) = self.connections.get_mut(index) else { return };
-        if connection.event.is_none() {
-            return;
-        }
-        connection.is_event_ready = true;
-        if event.is_writable() && connection.pending_event.is_some() {
-            self.flush_event(client_id(index));
-        }
-        self.enqueue(client_id(index));
-    }
-
-    fn note_process(&mut self, index: usize) {
-        let Some(connection) = self.connections.get_mut(index) else { return };
-        let Some(pidfd) = &connection.pidfd else { return };
-        // Asked again: the event may be of an earlier client of this number.
-        if is_readable(pidfd.as_fd()) {
-            log::debug!("client {index} (pid {}) has died", connection.pid);
-            connection.has_died = true;
-            self.enqueue(client_id(index));
-        }
-    }
-
-    fn note_signals(&mut self) {
-        while let Some(request) = self.signals.read() {
-            match request {
-                Request::End => {
-                    log::info!("ending: asked to by a signal");
-                    self.signals.unblock();
-                    self.ending.get_or_insert(Ending::Asked);
-                }
-                Request::Reload => {
-                    self.manager.say_reloading();
-                    self.reload();
-                    self.manager.say_ready(&self.settings.summary());
-                }
-            }
-        }
-    }
-
-    /// Puts a client with something to do into the list of turns.
-    pub fn enqueue(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
-        if connection.is_serviceable() && !connection.is_queued {
-            connection.is_queued = true;
-            self.ready.push_fresh(connection.who(), client);
-        }
-    }
-
-    /// The same for one whose turn has ended before its work has.
-    pub fn enqueue_rest(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
-        if connection.is_serviceable() && !connection.is_queued {
-            connection.is_queued = true;
-            self.ready.push_rest(connection.who(), client);
-        }
-    }
-
-    /// Gives memory that is free back to the system, a moment after clients have ended: a horde of them
-    /// may have used much of it, in pieces between which something is in use.
-    fn trim_memory(&mut self) {
-        if self.trim_at.is_some_and(|at| at <= self.now) {
-            self.trim_at = None;
-            crate::kernel::trim_memory();
-        }
-    }
-
-    /// How long the wait may last; `None` = until something happens.
-    pub(crate) fn timeout(&self) -> Option<Duration> {
-        let is_work_left =
-            !self.ready.is_empty() || Chore::ALL.iter().any(|chore| self.is_waiting(*chore));
-        if is_work_left || self.ending.is_some() {
-            return Some(Duration::ZERO);
-        }
-        let handshake = self.handshakes.front().map(|handshake| handshake.until);
-        let due = [
-            self.core.poll_timeout(),
-            self.next_sweep,
-            self.trim_at,
-            self.paused_until,
-            handshake,
-            self.accept_paused_until,
-            self.admin.room_at(),
-            self.next_alive,
-            self.next_keep,
-            self.next_slow,
-        ];
-        let due = due.into_iter().flatten().min()?;
-        Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))
-    }
-}
-
-/// Registers a source for reading.
-pub(crate) fn register(poll: &Poll, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
-    let fd = fd.as_raw_fd();
-    poll.registry().register(&mut SourceFd(&fd), source.token(), Interest::READABLE)
-}
-
-/// Changes what a registered source is watched for.
-pub(crate) fn watch(
-    poll: &Poll,
-    fd: BorrowedFd<'_>,
-    source: Source,
-    is_write_wanted: bool,
-) -> io::Result<()> {
-    let fd = fd.as_raw_fd();
-    let interest = match is_write_wanted {
-        true => Interest::READABLE | Interest::WRITABLE,
-        false => Interest::READABLE,
-    };
-    poll.registry().reregister(&mut SourceFd(&fd), source.token(), interest)
-}
-
-/// Whether an fd whose poll cannot block (a pidfd, a socket) is readable, or at its end.
-pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

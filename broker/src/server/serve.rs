@@ -10,6 +10,7 @@ use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_TURN};
 use crate::messages::requests::{self, Breach, Context};
 use crate::server::flow::forget_if_read;
 use crate::server::parts::Server;
+use crate::server::suspended::{Channel, Suspended};
 use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
@@ -17,22 +18,6 @@ use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Scope, Status};
 use fdbroker_scm::RecvError;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-
-/// Which of a client's two sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Channel {
-    Main,
-    Event,
-}
-
-/// A message that waits until one of its fds has been looked at. Its client is not read from meanwhile.
-pub(crate) struct Suspended {
-    client: ClientId,
-    /// Tells the client from a later one of the same number.
-    serial: u64,
-    channel: Channel,
-    bytes: Vec<u8>,
-}
 
 /// What came of an attempt to read.
 enum Outcome {

@@ -1,11 +1,12 @@
 //! Caps and limits: what is set, and for the rest sound defaults from the fd table (RLIMIT_NOFILE),
 //! each with its reason. Must never give out more places than the table has.
 
-use crate::cli::Args;
 use crate::limits::{MAX_TABLE_FDS, MIN_CORE_FDS, own_fds};
+use crate::settings::args::Args;
 use crate::settings::config::{ConfigError, ConfigFile, LimitsSection};
+use crate::settings::outside::{Environment, Host};
+use crate::settings::sockets::Mode;
 use crate::settings::sources::{Lines, NONE, Sources, first};
-use crate::settings::{Environment, Host, Mode};
 use fdbroker_core::{Config, limits};
 use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
 

@@ -5,8 +5,9 @@ use crate::limits::MAX_LISTENERS;
 use crate::node::listeners::check_address;
 use crate::settings::config::{ConfigError, ListenerSection};
 use crate::settings::derive::Given;
+use crate::settings::outside::{Environment, Host};
+use crate::settings::sockets::{ListenerSettings, Mode, admin_socket_of};
 use crate::settings::sources::{Lines, Sources, first};
-use crate::settings::{Environment, Host, ListenerSettings, Mode, admin_socket_of};
 use std::path::{Path, PathBuf};
 
 /// See the module.

@@ -5,7 +5,8 @@
 use crate::node::generation_page::{KEY_NAME, PAGE_NAME};
 use crate::node::listeners::{DirectoryRule, LOCK_NAME, ListenError, check_directory_form};
 use crate::node::records::RECORDS_NAME;
-use crate::settings::{Settings, parent};
+use crate::settings::effective::Settings;
+use crate::settings::sockets::parent;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -108,7 +109,7 @@ fn place(socket: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Args;
+    use crate::settings::args::Args;
     use crate::settings::config::ConfigFile;
     use crate::settings::{Environment, Host};
     use std::os::unix::fs::PermissionsExt;

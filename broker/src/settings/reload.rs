@@ -1,10 +1,9 @@
-//! The configuration read again while the daemon runs: caps and log level change, whatever else differs is named.
+//! The configuration read again while the daemon runs: caps and the log level change, each other difference is named.
 //! Must never change anything when the file has an error, nor change what clients have already been told.
 
-use crate::server::parts::Server;
 use crate::settings::config::{ConfigError, ConfigFile};
-use crate::settings::{MadeOf, Settings};
-use fdbroker_core::{CapsOfScopes, Input};
+use crate::settings::effective::{MadeOf, Settings};
+use fdbroker_core::CapsOfScopes;
 
 /// What reading the configuration again has brought.
 #[derive(Debug)]
@@ -51,7 +50,8 @@ impl Settings {
     }
 }
 
-fn caps_of(settings: &Settings) -> CapsOfScopes {
+/// The caps of all scopes.
+pub(crate) fn caps_of(settings: &Settings) -> CapsOfScopes {
     let core = &settings.core;
     CapsOfScopes { node: core.node, domain: core.domain, job: core.job, client: core.client }
 }
@@ -70,42 +70,4 @@ fn differences(old: &Lines, new: &Lines, counts: impl Fn(&str) -> bool) -> Vec<S
         .filter(|(_, old, new)| old != new)
         .map(|(key, old, new)| format!("{key} {old} -> {new}"))
         .collect()
-}
-
-impl Server {
-    /// SIGHUP.
-    pub(crate) fn reload(&mut self) {
-        let reloaded = match self.settings.reload() {
-            Ok(reloaded) => reloaded,
-            Err(error) => {
-                log::error!("SIGHUP: nothing is changed: {error}");
-                return;
-            }
-        };
-        let Reloaded { settings, changed, after_restart } = reloaded;
-        let caps = caps_of(&settings);
-        if self.core.caps() != caps_of(&self.settings) {
-            log::warn!("SIGHUP: caps that were set at run time are as configured again");
-        }
-        self.settings = settings;
-        // Shown at whichever of the two levels shows more.
-        log::set_max_level(log::max_level().max(self.settings.log));
-        match (changed.is_empty(), after_restart.is_empty()) {
-            (true, true) => log::info!("SIGHUP: the configuration is as it was"),
-            (_, true) => log::info!("SIGHUP: changed: {}", changed.join(", ")),
-            (true, false) => {
-                log::warn!(
-                    "SIGHUP: changed: nothing; a restart is needed for: {}",
-                    after_restart.join(", ")
-                );
-            }
-            (false, false) => log::warn!(
-                "SIGHUP: changed: {}; a restart is needed for: {}",
-                changed.join(", "),
-                after_restart.join(", ")
-            ),
-        }
-        log::set_max_level(self.settings.log);
-        self.step(Input::SetCaps { caps: &caps });
-    }
 }

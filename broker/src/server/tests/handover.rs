@@ -6,7 +6,7 @@ use crate::clients::connection::{Phase, client_id};
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::handover::ledger;
-use crate::handover::save::Way;
+use crate::handover::packing::Way;
 use crate::handover::state::{SavedSlot, State};
 
 type Change<'a> = &'a dyn Fn(&mut State);

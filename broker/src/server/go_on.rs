@@ -1,187 +1,33 @@
-//! Going on where another broker has stopped: its state checked, its fds put where they belong. Must
-//! never believe the state, nor close a client's fd on the calling thread; until the loop turns, it
-//! must change nothing that the other broker could still need.
+//! Going on with what another broker has handed over: its connections and fds are put where they belong. Must never
+//! believe the state, nor close a client's fd on the calling thread; until the loop turns, it must change nothing that
+//! the other broker could still need.
 
-use super::carriers;
-use super::state::{Fd, SavedConnection, SavedListener, State};
-use super::{RefusedState, ledger};
 use crate::clients::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
 use crate::clients::metrics::Metrics;
-use crate::fds::closers::{Closers, Report};
 use crate::fds::files::Files;
-use crate::fds::table::{FdTable, NOBODY};
+use crate::fds::table::FdTable;
+use crate::handover::RefusedState;
+use crate::handover::arrived::{Arrivals, Arrived, broken};
+use crate::handover::state::{SavedConnection, State};
 use crate::limits::MAX_TABLE_FDS;
 use crate::manager::keep_store::Found;
-use crate::node::generation_page::{self, GenerationPage, PageError};
-use crate::node::listeners::{DirectoryLock, Listener};
+use crate::node::generation_page::GenerationPage;
 use crate::readiness::Source;
-use crate::server::parts::{Handshake, Server, register, watch};
-use crate::settings::Settings;
-use fdbroker_core::{Core, DomainKey, Lane, Now, RequestId};
+use crate::readiness::{register, watch};
+use crate::server::parts::{Handshake, Server};
+use fdbroker_core::{Core, DomainKey, Now, RequestId};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{MemoryKind, NodeKey};
-use nix::sys::socket::{getsockopt, sockopt::AcceptConn};
 use slab::Slab;
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-
-/// Fds taken out of carriers whose state cannot be read, to be closed: the largest table.
-const MOST_UNKNOWN: usize = 1 << 20;
+use std::os::fd::AsFd;
 
 /// Numbers of connections: slab indices, which must not be taken for a reason to allocate much.
 const MOST_NUMBERS: usize = 1 << 20;
 
 /// Serial numbers of connections so far: at 10,000 a second, 29 million years.
 const MOST_SERIALS: u64 = u64::MAX / 2;
-
-/// A state with its fds, as they came.
-pub(crate) struct Arrived {
-    pub state: State,
-    pub fds: Arrivals,
-}
-
-/// Fds by their numbers; what nobody takes is to be given to a closer.
-#[derive(Default)]
-pub(crate) struct Arrivals(Vec<Option<OwnedFd>>);
-
-impl Arrivals {
-    /// The fd with this number, once.
-    pub fn take(&mut self, number: Fd) -> Result<OwnedFd, RefusedState> {
-        let fd = self.0.get_mut(number as usize).and_then(Option::take);
-        fd.ok_or_else(|| RefusedState::Broken(format!("fd {number} is named twice or missing")))
-    }
-
-    fn take_if(&mut self, number: Option<Fd>) -> Result<Option<OwnedFd>, RefusedState> {
-        number.map(|number| self.take(number)).transpose()
-    }
-
-    /// Keeps an fd that is of no use any more, to be closed with the others.
-    pub fn put_back(&mut self, fd: OwnedFd) {
-        self.0.push(Some(fd));
-    }
-
-    /// Takes whatever lies in carriers that nothing is known of. Listening sockets among it end here
-    /// and now: they are in the way of new ones.
-    pub fn add_carriers(&mut self, carriers: Vec<OwnedFd>, table_fds: u64) {
-        let most = usize::try_from(table_fds).unwrap_or(usize::MAX);
-        let (fds, _) = carriers::receive(&carriers, most.min(MOST_UNKNOWN));
-        let is_listening = |fd: &OwnedFd| getsockopt(fd, AcceptConn).unwrap_or(false);
-        self.0.extend(fds.into_iter().filter(|fd| !fd.as_ref().is_some_and(is_listening)));
-        self.0.extend(carriers.into_iter().map(Some));
-    }
-
-    /// The same of a state that is refused after all.
-    pub fn add(&mut self, other: Arrivals) {
-        let is_listening = |fd: &OwnedFd| getsockopt(fd, AcceptConn).unwrap_or(false);
-        let fds = other.0.into_iter().flatten();
-        self.0.extend(fds.filter(|fd| !is_listening(fd)).map(Some));
-    }
-
-    /// Gives what is left to the closer that may take its time.
-    pub fn close_by(&mut self, closers: &mut Closers) {
-        for fd in self.0.drain(..).flatten() {
-            closers.close(fd, NOBODY, Lane::Refused, Report::Refused(NOBODY));
-        }
-        closers.flush();
-    }
-}
-
-impl Arrived {
-    /// Reads a state and takes its fds out of their carriers. When it is refused, the fds that came
-    /// are in `left`, and so are the carriers.
-    pub fn read(
-        ledger: OwnedFd,
-        carriers: Vec<OwnedFd>,
-        table_fds: u64,
-        left: &mut Arrivals,
-    ) -> Result<Self, RefusedState> {
-        let state = ledger::read(ledger);
-        let wanted = state.as_ref().map_or(0, |state| state.fds as usize);
-        let state = state.and_then(|state| match wanted as u64 {
-            // It would be complete as often as it is handed out.
-            0 => Err(RefusedState::Broken("it names no fd".into())),
-            wanted_fds if wanted_fds > table_fds => Err(RefusedState::TableFull { wanted }),
-            _ => Ok(state),
-        });
-        let state = match state {
-            Ok(state) => state,
-            Err(refused) => {
-                left.add_carriers(carriers, table_fds);
-                return Err(refused);
-            }
-        };
-        let (fds, result) = carriers::receive(&carriers, wanted);
-        let mut fds = Arrivals(fds);
-        fds.0.extend(carriers.into_iter().map(Some));
-        match result {
-            Ok(()) => Ok(Arrived { state, fds }),
-            Err(refused) => {
-                left.add(fds);
-                Err(refused)
-            }
-        }
-    }
-
-    /// The parts of the state that must stand before there is a server. `settings` become those that
-    /// go with it.
-    pub fn core(
-        &mut self,
-        settings: &mut Settings,
-        node: u64,
-        now: Now,
-    ) -> Result<(Core, NodeKey, GenerationPage), RefusedState> {
-        let state = &mut self.state;
-        if state.node != node {
-            return Err(RefusedState::Elsewhere);
-        }
-        for (number, saved) in state.listeners.iter().enumerate() {
-            let now = settings.listeners.get(number);
-            if now.is_none_or(|now| now.path != saved.path) {
-                return Err(RefusedState::Listener { path: saved.path.clone(), number });
-            }
-        }
-        let page = generation_page::resume(
-            settings.admin_directory(),
-            state.page_slots,
-            state.incarnation,
-        );
-        let page_error = |PageError { source, .. }| RefusedState::Read(source);
-        let (key, page) = page.map_err(page_error)?.ok_or(RefusedState::Elsewhere)?;
-        if settings.core.max_slots != state.page_slots {
-            log::warn!(
-                "limits.max_slots stays {} until a start without clients to go on with",
-                state.page_slots
-            );
-            settings.core.max_slots = state.page_slots;
-        }
-        settings.core.first_generation = page.first_generation();
-        let saved = state.core.take().ok_or_else(|| broken("no state of core", 0))?;
-        let core = Core::restore(settings.core.clone(), saved, now).map_err(RefusedState::Core)?;
-        Ok((core, key, page))
-    }
-
-    /// The lock of the directory, from a broker that still has it.
-    pub fn lock(&mut self) -> Option<DirectoryLock> {
-        self.fds.take(self.state.lock?).ok().map(DirectoryLock::adopt)
-    }
-
-    /// What the broker before ends with.
-    pub fn until_eof(&mut self) -> Option<OwnedFd> {
-        self.fds.take(self.state.until_eof?).ok()
-    }
-
-    /// The listener that was served at `path`, with its hold on it, if it still stands there.
-    pub fn listener(&mut self, path: &std::path::Path) -> Option<Listener> {
-        let State { admin, listeners, .. } = &self.state;
-        let saved: &SavedListener =
-            std::iter::once(admin).chain(listeners).find(|saved| saved.path == path)?;
-        let identity = saved.identity;
-        let socket = self.fds.take(saved.socket?).ok()?;
-        let listener = Listener::adopt(path, socket).ok()?;
-        listener.stands_at(identity).then_some(listener)
-    }
-}
 
 impl FdTable {
     /// The fds of the slots, and the kinds of those whose fds are to come.
@@ -463,8 +309,4 @@ impl Connection {
         self.pending_event = saved.pending_event;
         Ok(())
     }
-}
-
-fn broken(what: &str, number: u64) -> RefusedState {
-    RefusedState::Broken(format!("{what} {number}"))
 }

@@ -1,11 +1,11 @@
 //! What an administrator does to the broker: evict, revoke, drain. Must never act for anyone but root and the broker's
 //! own user, nor upon more allocations in one message than a client could end in one.
 
-use crate::admin::Chosen;
+use crate::admin::chosen::Chosen;
 use crate::limits::ADMIN_SLOTS_SCANNED;
 use crate::server::parts::Server;
 use fdbroker_core::{AllocationView, Input};
-use fdbroker_protocol::admin::{Act, ActOutcome, ActRecord, Filter, Page, act_flags};
+use fdbroker_protocol::admin::{Act, ActOutcome, ActRecord, Page, act_flags};
 use fdbroker_protocol::limits::{ENDS_PER_MESSAGE, MAX_ADMIN_MESSAGE_BYTES};
 use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Writer};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -69,7 +69,7 @@ impl Server {
                     log::info!("administrator {actor}: {what}");
                     self.step(Input::SetDraining { draining });
                 }
-                writer.start(Kind::AdminDrainReply, id).push(&self.node_status());
+                writer.start(Kind::AdminDrainReply, id).push(&self.view().node_status());
                 writer.finish(0, 0)
             }
             _ => {
@@ -116,7 +116,7 @@ impl Server {
                 page = Page { next_cursor: view.id.slot.into(), done: 0.into() };
                 break;
             }
-            if self.is_chosen(chosen, &view) {
+            if self.view().is_chosen(chosen, &view) {
                 views.push(Ok(view));
             }
         }
@@ -158,22 +158,12 @@ impl Server {
     fn act_record(&self, view: &Result<AllocationView, AllocationId>) -> ActRecord {
         let mut record = ActRecord::new_zeroed();
         match view {
-            Ok(view) => record.allocation = self.allocation_record(view),
+            Ok(view) => record.allocation = self.view().allocation_record(view),
             Err(id) => {
                 record.allocation.slot = id.slot.into();
                 record.allocation.generation = id.generation.into();
             }
         }
         record
-    }
-}
-
-impl std::fmt::Display for Chosen {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (self.allocation(), self.filter) {
-            (Some(id), _) => write!(f, "{id}"),
-            (None, Filter::None) => f.write_str("all"),
-            (None, filter) => write!(f, "{filter}:{}", self.value),
-        }
     }
 }

@@ -1,9 +1,9 @@
-//! Caps shown and changed at run time, by administrators. Must never change one for somebody who is neither root nor the
+//! Caps changed at run time by administrators. Must never change one for somebody who is neither root nor the
 //! broker's user, nor without saying so in the log.
 
 use crate::server::parts::Server;
 use fdbroker_core::Input;
-use fdbroker_protocol::admin::{LimitChange, Limits, SetLimit};
+use fdbroker_protocol::admin::{LimitChange, SetLimit};
 use fdbroker_protocol::{ErrorCode, Kind, NO_CAP, Resource, Scope, Writer};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use std::fmt;
@@ -21,13 +21,6 @@ impl fmt::Display for Shown {
 }
 
 impl Server {
-    /// The caps in force.
-    pub(super) fn answer_limits<'w>(&self, writer: &'w mut Writer, id: u64) -> &'w [u8] {
-        let limits: Limits = self.core.caps().map(|caps| caps.map(|cap| (*cap).into()));
-        writer.start(Kind::AdminLimitsReply, id).push(&limits);
-        writer.finish(0, 0)
-    }
-
     /// Changes one cap, if the administrator of connection `index` may.
     pub(super) fn set_limit<'w>(
         &mut self,

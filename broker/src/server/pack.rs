@@ -2,14 +2,12 @@
 //! stays in their sockets, for the successor to read; what they have not read of its replies goes along.
 //! Must never change anything that could not go on here if the successor fails.
 
-use super::carriers::{CarryError, Outgoing};
-use super::state::{
-    Fd, SavedConnection, SavedHandshake, SavedHelloReply, SavedListener, SavedSlot, State,
-};
-use super::{HandoverError, ledger};
-use crate::clients::connection::{Connection, Phase, client_id, index};
+use crate::clients::connection::{client_id, index};
+use crate::handover::carriers::{CarryError, Outgoing};
+use crate::handover::packing::{Packing, Parcel, Way, Whose, save_connection, save_listener};
+use crate::handover::state::{SavedHandshake, SavedSlot, State};
+use crate::handover::{HandoverError, ledger};
 use crate::limits::HANDOVER_TRIES;
-use crate::node::listeners::Listener;
 use crate::server::flow::forget_unread;
 use crate::server::parts::{Retiring, Server};
 use fdbroker_core::ClientId;
@@ -17,58 +15,7 @@ use fdbroker_protocol::{ErrorCode, Resource};
 use nix::sys::resource::{Resource as Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-/// What the successor gets.
-pub(crate) struct Parcel {
-    /// The state.
-    pub ledger: OwnedFd,
-    /// The sockets in whose queues the fds lie.
-    pub carriers: Vec<OwnedFd>,
-    /// Clients that go on, and fds of theirs.
-    pub clients: usize,
-    pub held: usize,
-}
-
-/// Who gets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// A broker that starts when this one has ended.
-    Store,
-    /// One that runs already.
-    Successor,
-}
-
-/// Whose fd has which number.
-enum Whose {
-    Broker,
-    Client(ClientId),
-    Slot(u32),
-}
-
-/// One try.
-struct Packing<'a> {
-    outgoing: Outgoing<'a>,
-    owners: HashMap<Fd, Whose>,
-}
-
-impl<'a> Packing<'a> {
-    fn add(&mut self, fd: BorrowedFd<'a>, whose: Whose) -> Result<Fd, CarryError> {
-        let number = self.outgoing.add(fd)?;
-        if !matches!(whose, Whose::Broker) {
-            self.owners.insert(number, whose);
-        }
-        Ok(number)
-    }
-
-    fn add_if(
-        &mut self,
-        fd: Option<&'a OwnedFd>,
-        client: ClientId,
-    ) -> Result<Option<Fd>, CarryError> {
-        fd.map(|fd| self.add(fd.as_fd(), Whose::Client(client))).transpose()
-    }
-}
+use std::os::fd::AsFd;
 
 /// What came of one try.
 enum Packed {
@@ -221,52 +168,4 @@ impl Server {
             fds: packing.outgoing.count(),
         })
     }
-}
-
-fn save_listener<'a>(
-    packing: &mut Packing<'a>,
-    listener: &'a Listener,
-    way: Way,
-) -> Result<SavedListener, CarryError> {
-    // The service manager's own sockets come from it again.
-    let is_needed = way == Way::Successor || listener.identity().is_some();
-    let socket = is_needed.then(|| packing.add(listener.as_fd(), Whose::Broker)).transpose()?;
-    Ok(SavedListener { path: listener.path().into(), identity: listener.identity(), socket })
-}
-
-fn save_connection<'a>(
-    packing: &mut Packing<'a>,
-    client: ClientId,
-    connection: &'a Connection,
-) -> Result<SavedConnection, CarryError> {
-    let hello_reply = match &connection.hello_reply {
-        None => None,
-        Some(reply) => Some(SavedHelloReply {
-            request: reply.request.0,
-            deposit_credits: reply.deposit_credits,
-            client_end: packing.add(reply.client_end.as_fd(), Whose::Client(client))?,
-        }),
-    };
-    debug_assert!(connection.phase != Phase::Gone || connection.socket.is_none());
-    Ok(SavedConnection {
-        index: client.0,
-        serial: connection.serial,
-        listener: connection.domain.listener,
-        uid: connection.domain.uid,
-        pid: connection.pid,
-        name: connection.name,
-        phase: connection.phase,
-        socket: packing.add_if(connection.socket.as_ref(), client)?,
-        lingering: packing.add_if(connection.lingering.as_ref(), client)?,
-        event: packing.add_if(connection.event.as_ref(), client)?,
-        pidfd: packing.add_if(connection.pidfd.as_ref(), client)?,
-        is_forgotten: connection.is_forgotten,
-        is_bad_input_logged: connection.is_bad_input_logged,
-        unread_messages: connection.unread.messages,
-        unread_fds: connection.unread.fds,
-        blocked: connection.blocked,
-        pending: connection.pending.iter().cloned().collect(),
-        pending_event: connection.pending_event.clone(),
-        hello_reply,
-    })
 }

@@ -1,0 +1,21 @@
+//! What administrators are shown the state of. Must never hold anything that can be changed.
+
+use crate::clients::connection::Connection;
+use crate::clients::metrics::Metrics;
+use crate::fds::table::FdTable;
+use fdbroker_core::{Core, Now};
+use slab::Slab;
+
+/// The broker, to be looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub core: &'a Core,
+    pub connections: &'a Slab<Connection>,
+    pub fds: &'a FdTable,
+    pub metrics: &'a Metrics,
+    pub node: u64,
+    pub incarnation: u64,
+    pub now: Now,
+    /// When the first of the brokers that went on with each other's clients started.
+    pub started: Now,
+}

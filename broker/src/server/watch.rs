@@ -1,0 +1,74 @@
+//! Tells administrators who watch what has happened. Must cost nothing while nobody watches.
+
+use crate::admin::chosen::Chosen;
+use crate::admin::watch::{Watch, event, lost_event, unix_us};
+use crate::server::parts::Server;
+use fdbroker_core::{ClientId, Granted, JobKey, Note};
+use fdbroker_protocol::admin::{EventKind, EventRecord};
+use fdbroker_protocol::{Kind, Status};
+
+impl Server {
+    /// The administrator's connection `index` is told what happens from now on; `false`: as many are as may be.
+    pub(crate) fn start_watch(&mut self, index: usize, chosen: Chosen) -> bool {
+        let is_set = self.admin.set_watch(index, Watch::new(chosen));
+        self.note_watchers();
+        is_set
+    }
+
+    /// Watchers have come or gone.
+    pub(crate) fn note_watchers(&mut self) {
+        self.core.set_watched(self.admin.count_watches());
+    }
+
+    /// Hands what the core has noted to the watchers. Before the effects of the step are applied: a client that ends has
+    /// its name still.
+    pub(crate) fn take_notes(&mut self) {
+        let mut notes = std::mem::take(&mut self.admin.notes);
+        let lost = self.core.take_notes(&mut notes);
+        if !notes.is_empty() || lost > 0 {
+            let unix_us = unix_us();
+            for note in notes.drain(..) {
+                let name = self.view().name_of(note.client);
+                self.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
+            }
+            if lost > 0 {
+                self.tell(&lost_event(lost, unix_us), None);
+            }
+        }
+        self.admin.notes = notes;
+    }
+
+    /// Tells of a grant that was sent.
+    pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
+        let (pid, uid) = self.view().pid_and_uid_of(client);
+        let (name, unix_us) = (self.view().name_of(Some(client)), unix_us());
+        let job = self.core.job_of(client);
+        for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
+            let note = Note {
+                kind: EventKind::Grant,
+                client: Some(client),
+                pid,
+                uid,
+                job,
+                id: grant.wanted.ok(),
+                size_bytes: grant.size_bytes,
+                status: Status::OK,
+            };
+            self.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
+        }
+    }
+
+    fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
+        self.admin.watches().for_each(|watch| watch.offer(event, job));
+    }
+
+    /// One message of events for a watcher; `false`: the connection is to end.
+    pub(crate) fn send_events_to_watcher(&mut self, index: usize) -> bool {
+        let events = self.admin.watch(index).map(|watch| watch.take(unix_us())).unwrap_or_default();
+        let mut writer = std::mem::take(&mut self.writer);
+        writer.start(Kind::AdminEvents, 0).push(&events[..]);
+        let is_open = self.send_admin(index, writer.finish(events.len(), 0));
+        self.writer = writer;
+        is_open
+    }
+}

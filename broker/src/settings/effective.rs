@@ -1,0 +1,220 @@
+//! The effective settings: flag, then environment, then file, then default, each value with its
+//! origin. Must never read a source behind the caller's back: what it knows of the machine and the
+//! environment is handed in.
+
+use crate::kernel::KernelFeatures;
+use crate::settings::args::Args;
+use crate::settings::config::{ConfigError, ConfigFile};
+use crate::settings::derive::{Derived, Given, resolve_core, resolve_table};
+use crate::settings::outside::{Environment, Host};
+use crate::settings::places::Places;
+use crate::settings::sockets::{ListenerSettings, Mode, parent};
+use crate::settings::sources::{Lines, NONE, Sources, first};
+use fdbroker_core::Config;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Read when no other is named and it exists.
+pub const DEFAULT_CONFIG_FILE: &str = "/etc/fdbroker/fdbrokerd.toml";
+
+/// What settings are made of.
+#[derive(Clone, Debug)]
+pub(crate) struct MadeOf {
+    pub args: Args,
+    pub environment: Environment,
+    pub file: ConfigFile,
+    pub host: Host,
+}
+
+/// Everything the daemon needs to know before it starts.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whom it serves.
+    pub mode: Mode,
+    /// The file read, if any.
+    pub config_file: Option<PathBuf>,
+    /// Sockets for clients, by listener number; at least one.
+    pub listeners: Vec<ListenerSettings>,
+    /// The administrator's socket; key and page stand beside it.
+    pub admin_socket: PathBuf,
+    /// Soft RLIMIT_NOFILE to run with: the size of the fd table.
+    pub table_fds: u64,
+    /// The core's part.
+    pub core: Config,
+    /// Most connections, those included that have ended and whose peer has not read all:
+    /// `max_clients`, or as many as the table has room for.
+    pub most_connections: u32,
+    /// Time a new connection has for its hello.
+    pub handshake_timeout: Duration,
+    /// Log level.
+    pub log: log::LevelFilter,
+    /// Where to say that clients can connect.
+    pub ready_fd: Option<i32>,
+    /// What ends the daemon when it ends.
+    pub until_eof: Option<i32>,
+    /// Kernel features that may be used.
+    pub kernel: KernelFeatures,
+    /// Go on in the place of the broker that runs.
+    pub takeover: bool,
+    /// What they were made of, to be made again by [`Settings::reload`]; `None`: of something else.
+    pub(crate) made_of: Option<Box<MadeOf>>,
+    /// Each effective value: key, value, origin.
+    pub(crate) lines: Vec<(String, String, &'static str)>,
+}
+
+impl Settings {
+    /// From flags and environment, and the file that they or the default name.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn load(args: &Args, environment: &Environment, host: &Host) -> Result<Self, ConfigError> {
+        let named = args.config.clone().or_else(|| environment.path("FDBROKER_CONFIG"));
+        let default = || {
+            let path = PathBuf::from(DEFAULT_CONFIG_FILE);
+            (args.private.is_none() && path.exists()).then_some(path)
+        };
+        let path = named.or_else(default);
+        let file = path.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+        let mut settings = Self::resolve(args, environment, file.clone(), host)?;
+        settings.config_file = path;
+        let (args, environment, host) = (args.clone(), environment.clone(), host.clone());
+        settings.made_of = Some(Box::new(MadeOf { args, environment, file, host }));
+        Ok(settings)
+    }
+
+    /// From flags, environment and a file already read.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`].
+    pub fn resolve(
+        args: &Args,
+        environment: &Environment,
+        file: ConfigFile,
+        host: &Host,
+    ) -> Result<Self, ConfigError> {
+        let set = &ConfigFile::from_set_flags(&args.set)?;
+        let given = Given { args, environment, set, file: &file };
+        let mut lines = Lines::default();
+        let log = resolve_log(given, &mut lines)?;
+        let places = Places::resolve(given, host, &mut lines)?;
+        let table = resolve_table(given, host, places.listeners.len(), &mut lines)?;
+        let Derived { core, most_connections } =
+            resolve_core(given, places.mode, table, &mut lines)?;
+        core.check().map_err(|problem| {
+            ConfigError::value("configuration", problem.to_string(), "correct the value named")
+        })?;
+        let handshake_timeout_ms = lines.pick(
+            "limits.handshake_timeout_ms",
+            given.limit(|it| it.handshake_timeout_ms),
+            // The library says hello at once; a swapping node may need seconds.
+            10_000,
+        );
+        if args.ready_fd.is_some() && args.ready_fd == args.until_eof {
+            let remedy = "name two fds";
+            return Err(ConfigError::value("--ready-fd", "it is --until-eof's fd", remedy));
+        }
+        let without = args.without_kernel_features.as_deref().unwrap_or_default();
+        let kernel = KernelFeatures::without(without).map_err(|name| {
+            let problem = format!("`{name}` is no feature");
+            ConfigError::value("--without-kernel-features", problem, "see its help")
+        })?;
+        Ok(Settings {
+            mode: places.mode,
+            config_file: None,
+            listeners: places.listeners,
+            admin_socket: places.admin_socket,
+            table_fds: table.fds,
+            core,
+            most_connections,
+            handshake_timeout: Duration::from_millis(handshake_timeout_ms),
+            log,
+            ready_fd: args.ready_fd,
+            until_eof: args.until_eof,
+            kernel,
+            takeover: args.takeover,
+            made_of: None,
+            lines: lines.0,
+        })
+    }
+
+    /// Each effective value, as a configuration file has it or `none`: key, value, origin.
+    pub fn effective(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        self.lines.iter().map(|(key, value, origin)| (key.as_str(), value.as_str(), *origin))
+    }
+
+    /// What is served, in one line.
+    pub fn summary(&self) -> String {
+        let paths: Vec<_> = self.listeners.iter().map(|it| it.path.display().to_string()).collect();
+        format!("serving {}", paths.join(" "))
+    }
+
+    /// The administrator's directory: of the lock, the node key and the generation page.
+    pub fn admin_directory(&self) -> &Path {
+        parent(&self.admin_socket)
+    }
+}
+
+/// The effective settings as a configuration file, each value with its origin: what
+/// `--check-config` prints.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.config_file {
+            Some(path) => writeln!(f, "# file: {}", path.display())?,
+            None => writeln!(f, "# file: none")?,
+        }
+        writeln!(f, "# mode: {:?}; fds kept from clients: {}", self.mode, self.own_fds())?;
+        let mut sections: Vec<&str> = Vec::new();
+        for (key, ..) in &self.lines {
+            let section = split_key(key).0;
+            if !sections.contains(&section) {
+                sections.push(section);
+            }
+        }
+        for section in sections {
+            match section {
+                "" => {}
+                listener if listener.starts_with("listener") => writeln!(f, "\n[[listener]]")?,
+                section => writeln!(f, "\n[{section}]")?,
+            }
+            for (key, value, origin) in &self.lines {
+                let (of, name) = split_key(key);
+                if of == section {
+                    let mark = if value == NONE { "# " } else { "" };
+                    writeln!(f, "{mark}{name} = {value}  # {origin}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Section and name of a key.
+fn split_key(key: &str) -> (&str, &str) {
+    key.rsplit_once('.').unwrap_or(("", key))
+}
+
+impl Settings {
+    fn own_fds(&self) -> u64 {
+        self.table_fds - self.core.table_fds
+    }
+}
+
+fn resolve_log(given: Given<'_>, lines: &mut Lines) -> Result<log::LevelFilter, ConfigError> {
+    let parse = |text: &Option<String>| match text {
+        None => Ok(None),
+        Some(text) => text.parse().map(Some).map_err(|_| {
+            let problem = format!("`{text}` is no level");
+            ConfigError::value("log", problem, "use error, warn, info or debug")
+        }),
+    };
+    let sources = Sources {
+        flag: given.args.log,
+        environment: given.environment.parse("FDBROKER_LOG", "error, warn, info or debug")?,
+        set: parse(&given.set.log)?,
+        file: parse(&given.file.log)?,
+    };
+    let (level, origin) = first(sources, log::LevelFilter::Info);
+    lines.push("log", &format!("{:?}", level.to_string().to_lowercase()), origin);
+    Ok(level)
+}

@@ -1,0 +1,79 @@
+//! What settings depend on and nobody sets: this process on its machine, and its environment. Must never know a key of
+//! the configuration.
+
+use crate::manager::inherited::Inherited;
+use crate::settings::config::ConfigError;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What the settings depend on and this process cannot choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Effective uid.
+    pub euid: u32,
+    /// Hard RLIMIT_NOFILE.
+    pub hard_fds: u64,
+    /// Fds open at the start.
+    pub open_fds: u64,
+}
+
+impl Host {
+    /// This process on this machine, now.
+    pub fn of_this_process() -> Self {
+        use nix::sys::resource::{Resource, getrlimit};
+        let hard_fds = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard);
+        // The directory's own fd is among those counted; it stands for one that may come. What an
+        // earlier process has stored does not stay as it is.
+        let open_fds = std::fs::read_dir("/proc/self/fd").map_or(3, |entries| entries.count());
+        let open_fds = (open_fds as u64).saturating_sub(Inherited::count_to_the_environment());
+        Host { euid: nix::unistd::geteuid().as_raw(), hard_fds, open_fds }
+    }
+}
+
+/// The variables that count. An empty one counts as none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Environment(BTreeMap<String, String>);
+
+impl Environment {
+    /// This process's.
+    pub fn of_this_process() -> Self {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Self::from_pairs(std::env::vars_os().filter_map(text))
+    }
+
+    /// From names and values.
+    pub fn from_pairs<N: Into<String>, V: Into<String>>(
+        pairs: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        let pairs = pairs.into_iter().map(|(name, value)| (name.into(), value.into()));
+        Environment(
+            pairs
+                .filter(|(name, value): &(String, String)| {
+                    !value.is_empty()
+                        && (name.starts_with("FDBROKER_") || name == "XDG_RUNTIME_DIR")
+                })
+                .collect(),
+        )
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> Option<PathBuf> {
+        self.get(name).map(PathBuf::from)
+    }
+
+    pub(crate) fn parse<T: std::str::FromStr>(
+        &self,
+        name: &str,
+        what: &str,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        text.trim().parse().map(Some).map_err(|_| {
+            ConfigError::value(name, format!("`{text}` is not {what}"), "correct or unset it")
+        })
+    }
+}

@@ -1,0 +1,37 @@
+//! Where a broker's sockets stand, and which users it serves. Must never look at the machine.
+
+use std::path::{Path, PathBuf};
+
+/// Whom the broker serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A node: sockets for everybody, not dumpable.
+    Service,
+    /// One user or job: directories 0700, sockets 0600, dumpable, so that its owner can inspect it.
+    Private,
+}
+
+/// Where clients connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerSettings {
+    /// Of the socket.
+    pub path: PathBuf,
+    /// Of the socket.
+    pub mode: u32,
+}
+
+/// The directory a socket stands in.
+pub fn parent(socket: &Path) -> &Path {
+    match socket.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// The administrator's socket that belongs to a client socket: for DIR/NAME it is
+/// DIR-admin/admin.sock.
+pub fn admin_socket_of(client_socket: &Path) -> PathBuf {
+    let mut directory = parent(client_socket).as_os_str().to_owned();
+    directory.push("-admin");
+    PathBuf::from(directory).join("admin.sock")
+}
