@@ -2,14 +2,16 @@
 //! processes that give up root, so most of these need it.
 
 use crate::common::not_run;
-use crate::support::broker::{Broker, Setup};
-use crate::support::memory::{Blocks, assert_bytes};
+use crate::support::broker::{Broker, Setup, why_not_fds};
+use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, both_seals, memfd};
 use crate::support::owner::Owner;
 use crate::support::peer::{Peer, from_words, to_line};
-use crate::support::raw::{Raw, hello, open};
+use crate::support::raw::{Raw, block_item, grants, hello, open};
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Handle, Share};
+use fdbroker_protocol::message::RegisterItem;
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
+use std::os::fd::AsFd;
 
 /// Two users.
 const ALICE: u32 = 61_001;
@@ -185,6 +187,47 @@ fn clients_when_they_never_read_then_fds_in_flight_leave_room_for_others() {
     }
     assert_served(&broker, &owner);
     drop((deaf, owner));
+    broker.assert_nothing_left();
+}
+
+/// ATTACKS: one pool for all domains was emptied by 60 connections of one.
+#[test]
+fn clients_when_60_of_one_domain_never_read_then_another_domain_gets_whole_batches() {
+    const NAME: &str =
+        "clients_when_60_of_one_domain_never_read_then_another_domain_gets_whole_batches";
+    const TABLE: u64 = 12_000;
+    if let Some(reason) = why_not_fds(TABLE) {
+        return not_run(NAME, &reason);
+    }
+    let broker = Setup::new().nofile(TABLE).listeners(&["first", "second"]).start();
+    let socket = |name: &str| broker.dir().join(name).join("broker.sock");
+    let mut owner = Raw::connect(&socket("first"));
+    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let item = RegisterItem { share: Share::Any as u8, ..block_item() };
+    let mut handles: Vec<Handle> = Vec::new();
+    while handles.len() < MAX_BATCH {
+        let credits = owner.want_credits(64).min(64) as usize;
+        let count = credits.min(MAX_BATCH - handles.len());
+        let registered = owner.register(&vec![item; count], &vec![block.as_fd(); count]);
+        handles.extend(registered.iter().map(|one| one.handle));
+    }
+    let mut deaf: Vec<_> = (0..60).map(|_| Raw::connect(&socket("first"))).collect();
+    for raw in &mut deaf {
+        for _ in 0..8 {
+            raw.start_acquire(&handles, 600_000);
+        }
+    }
+    let mut bystander = Raw::connect(&socket("second"));
+    let mut acquire = || {
+        bystander.start_acquire(&handles, 10_000);
+        let (items, fds) = grants(bystander.receive().expect("an answer"));
+        let granted = items.iter().map(|item| item.lease.get()).filter(|lease| *lease != 0);
+        bystander.release(&granted.collect::<Vec<u64>>());
+        fds.len()
+    };
+    // As long as others are served beside it, a grant has only a part.
+    eventually("a whole batch", || acquire() == MAX_BATCH);
+    drop((deaf, owner, bystander));
     broker.assert_nothing_left();
 }
 

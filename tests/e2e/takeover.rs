@@ -5,12 +5,11 @@ use crate::common::not_run;
 use crate::support::broker::{Broker, Setup, program, why_not_fds};
 use crate::support::memory::{BLOCK_BYTES, assert_bytes, both_seals, memfd};
 use crate::support::owner::{Owner, notices};
-use crate::support::raw::{Incoming, Raw, grants, hello, open, receive_from};
+use crate::support::raw::{Incoming, Raw, block_item, grants, hello, open, receive_from};
 use crate::support::wait::{PATIENCE, eventually, patience};
 use fdbroker_client::{Client, Handle};
 use fdbroker_protocol::admin::{NodeStatus, Query, TakeoverOffer, TakeoverStep, step};
-use fdbroker_protocol::message::{RegisterItem, register_flags};
-use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Resource, Share, Writer};
+use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,22 +24,6 @@ fn charges(status: &NodeStatus) -> Vec<(u64, u64)> {
     let own = [Resource::TableFds, Resource::ParkedRequests];
     let all = status.uses.iter().filter(|(resource, _)| !own.contains(resource));
     all.map(|(_, account)| (account.now.get(), account.peak.get())).collect()
-}
-
-/// One block of memory, the owner of which says nothing more of it.
-fn block_item() -> RegisterItem {
-    RegisterItem {
-        kind: MemoryKind::Memfd as u8,
-        flags: register_flags::RECALLABLE,
-        share: Share::Uid as u8,
-        driver_data_len: 0,
-        device: 0.into(),
-        size_bytes: (BLOCK_BYTES as u64).into(),
-        fd_offset: 0.into(),
-        owner_allocation_id: 7.into(),
-        base: 0.into(),
-        driver_data: [0; 64],
-    }
 }
 
 #[track_caller]

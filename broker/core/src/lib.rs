@@ -53,6 +53,7 @@ pub use ledger::Account;
 pub use notes::Note;
 pub use restore::RestoreError;
 pub use saved::Saved;
+pub use shares::Part;
 pub use view::{AllocationView, ClientView, DomainView, JobView, LeaseView, Totals};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

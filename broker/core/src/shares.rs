@@ -8,18 +8,18 @@ use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 
 /// What of a resource cannot be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
+pub struct Part {
     /// Held by the domain.
-    held: u64,
+    pub held: u64,
     /// Held by all domains.
-    used: u64,
+    pub used: u64,
     /// All that there is.
-    most: u64,
+    pub most: u64,
 }
 
 impl Part {
-    /// How much more the domain may get.
-    fn room(self, factor: u64) -> u64 {
+    /// How much more the domain may get; `factor` as in [`crate::Config::share_factor`].
+    pub fn room(self, factor: u64) -> u64 {
         if factor == NO_CAP || self.most == NO_CAP {
             return NO_CAP;
         }

@@ -1,11 +1,13 @@
 //! How many fds may lie unread in clients' sockets. The kernel counts them against the broker's
 //! uid, whoever leaves them there and even when the connection has ended; over its limit every send
-//! of every socket fails. So each connection has a share of its own, and the rest is a pool. Must
-//! never let one client's use touch another's share.
+//! of every socket fails. So each connection has a share of its own, and the rest is a pool, of which each domain
+//! has its share, too. Must never let one client's use touch another's share.
 
 use crate::clients::turns::Who;
 use crate::limits::UNREAD_HELLOS_PER_PROCESS;
+use fdbroker_core::{DomainKey, Part};
 use fdbroker_protocol::MAX_BATCH;
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
 /// See the module.
@@ -17,6 +19,10 @@ pub struct InFlight {
     pool: u64,
     /// Of these, those that are.
     pool_used: u64,
+    /// Of these, those of each domain; no entry = none.
+    used_by: FxHashMap<DomainKey, u64>,
+    /// [`fdbroker_core::Config::share_factor`].
+    factor: u64,
     /// Answers to hello that are unread, by process; no entry = none.
     hellos: HashMap<Who, u32>,
 }
@@ -26,22 +32,31 @@ const LEAST_SHARE: u64 = 2;
 
 impl InFlight {
     /// `most` fds in flight, for at most `connections` of them; half of `most` is divided into
-    /// shares.
-    pub fn new(most: u64, connections: u32) -> Self {
+    /// shares. `factor`: [`fdbroker_core::Config::share_factor`].
+    pub fn new(most: u64, connections: u32, factor: u64) -> Self {
         let connections = u64::from(connections.max(1));
         let share = (most / 2 / connections).max(LEAST_SHARE);
         let pool = most.saturating_sub(share * connections);
-        InFlight { share, pool, pool_used: 0, hellos: HashMap::new() }
+        let used_by = FxHashMap::default();
+        InFlight { share, pool, pool_used: 0, used_by, factor, hellos: HashMap::new() }
     }
 
-    /// Fds that a connection with `unread` of them may be sent now.
-    pub fn room(&self, unread: u64) -> u64 {
-        self.share.saturating_sub(unread) + self.pool.saturating_sub(self.pool_used)
+    /// How many of `fds` fds a connection of `domain` with `unread` of them may be sent now.
+    pub fn room(&self, domain: DomainKey, unread: u64, fds: u64) -> u64 {
+        let own = self.share.saturating_sub(unread);
+        if own >= fds {
+            return fds;
+        }
+        let held = self.used_by.get(&domain).copied().unwrap_or(0);
+        let part = Part { held, used: self.pool_used, most: self.pool };
+        let room = part.room(self.factor).min(self.pool.saturating_sub(self.pool_used));
+        own.saturating_add(room).min(fds)
     }
 
-    /// Fds that a grant to who has read all may have: a whole message's, or what is left.
+    /// Fds that a grant to a client of a domain that has read all may have: a whole message's, or what is left.
     pub fn most_in_a_grant(&self) -> usize {
-        usize::try_from(self.room(0)).unwrap_or(MAX_BATCH).min(MAX_BATCH)
+        let most = self.room(DomainKey::NOBODYS, 0, MAX_BATCH as u64);
+        usize::try_from(most).unwrap_or(MAX_BATCH)
     }
 
     /// Whether a process may be sent another answer to hello.
@@ -63,21 +78,34 @@ impl InFlight {
         }
     }
 
-    /// A connection that had `unread` was sent `fds` more.
-    pub fn add(&mut self, unread: u64, fds: u64) {
-        self.pool_used += self.beyond(unread + fds) - self.beyond(unread);
+    /// A connection of `domain` that had `unread` was sent `fds` more.
+    pub fn add(&mut self, domain: DomainKey, unread: u64, fds: u64) {
+        let more = self.beyond(unread + fds) - self.beyond(unread);
+        if more > 0 {
+            self.pool_used += more;
+            *self.used_by.entry(domain).or_default() += more;
+        }
     }
 
-    /// A connection has read all of its `unread`.
-    pub fn remove(&mut self, unread: u64) {
-        debug_assert!(self.pool_used >= self.beyond(unread), "added before it is removed");
-        self.pool_used = self.pool_used.saturating_sub(self.beyond(unread));
+    /// A connection of `domain` has read all of its `unread`.
+    pub fn remove(&mut self, domain: DomainKey, unread: u64) {
+        let less = self.beyond(unread);
+        if less == 0 {
+            return;
+        }
+        debug_assert!(self.pool_used >= less, "added before it is removed");
+        self.pool_used = self.pool_used.saturating_sub(less);
+        let Some(used) = self.used_by.get_mut(&domain) else { return };
+        *used = used.saturating_sub(less);
+        if *used == 0 {
+            self.used_by.remove(&domain);
+        }
     }
 
     /// Whether nothing is taken from the pool.
     #[cfg(test)]
     pub fn is_pool_unused(&self) -> bool {
-        self.pool_used == 0
+        self.pool_used == 0 && self.used_by.is_empty()
     }
 
     fn beyond(&self, unread: u64) -> u64 {
@@ -88,38 +116,57 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_protocol::NO_CAP;
+
+    const DOMAIN: DomainKey = DomainKey { listener: 0, uid: 1000 };
+    const OTHER: DomainKey = DomainKey { listener: 0, uid: 1001 };
 
     #[test]
     fn room_when_others_have_taken_the_pool_then_the_share_is_left() {
-        let mut in_flight = InFlight::new(600, 50);
-        assert_eq!(in_flight.room(0), 6 + 300);
+        let mut in_flight = InFlight::new(600, 50, NO_CAP);
+        assert_eq!(in_flight.room(DOMAIN, 0, 999), 6 + 300);
         let mut sent = 0;
         for _ in 0..49 {
-            let now = in_flight.room(0).min(253);
+            let now = in_flight.room(DOMAIN, 0, 253);
             assert!(now >= 6);
-            in_flight.add(0, now);
+            in_flight.add(DOMAIN, 0, now);
             sent += now;
         }
-        assert_eq!((in_flight.room(0), in_flight.most_in_a_grant()), (6, 6));
+        assert_eq!((in_flight.room(DOMAIN, 0, 99), in_flight.most_in_a_grant()), (6, 6));
         assert!(sent + 6 <= 600, "{sent}");
     }
 
     #[test]
+    fn room_when_one_domain_never_reads_then_a_newcomer_finds_some() {
+        let mut in_flight = InFlight::new(20_000, 1000, 8);
+        for _ in 0..60 {
+            let now = in_flight.room(DOMAIN, 0, 506);
+            in_flight.add(DOMAIN, 0, now);
+        }
+        assert_eq!(in_flight.room(DOMAIN, 0, 253), 10, "its own share alone");
+        assert_eq!(in_flight.room(OTHER, 0, 253), 253);
+        assert_eq!(in_flight.most_in_a_grant(), 253);
+        in_flight.add(OTHER, 0, 253);
+        in_flight.remove(OTHER, 253);
+        assert_eq!(in_flight.used_by.len(), 1);
+    }
+
+    #[test]
     fn remove_when_all_is_read_then_everything_is_as_before() {
-        let mut in_flight = InFlight::new(600, 50);
-        in_flight.add(0, 4);
-        in_flight.add(4, 100);
-        in_flight.add(104, 1);
-        assert_eq!(in_flight.room(105), 300 - 99);
-        in_flight.remove(105);
+        let mut in_flight = InFlight::new(600, 50, NO_CAP);
+        in_flight.add(DOMAIN, 0, 4);
+        in_flight.add(DOMAIN, 4, 100);
+        in_flight.add(DOMAIN, 104, 1);
+        assert_eq!(in_flight.room(DOMAIN, 105, 999), 300 - 99);
+        in_flight.remove(DOMAIN, 105);
         assert!(in_flight.is_pool_unused());
-        in_flight.add(0, 5);
-        assert_eq!(in_flight.room(5), 1 + 300);
+        in_flight.add(DOMAIN, 0, 5);
+        assert_eq!(in_flight.room(DOMAIN, 5, 999), 1 + 300);
     }
 
     #[test]
     fn hello_when_a_process_has_not_read_many_then_it_waits_and_another_does_not() {
-        let mut in_flight = InFlight::new(600, 50);
+        let mut in_flight = InFlight::new(600, 50, NO_CAP);
         let (one, other) = (Who { uid: 1000, pid: 1 }, Who { uid: 1000, pid: 2 });
         for _ in 0..UNREAD_HELLOS_PER_PROCESS {
             assert!(in_flight.has_room_for_hello(one));
@@ -134,7 +181,7 @@ mod tests {
 
     #[test]
     fn new_when_the_limit_is_tiny_then_hello_is_always_possible() {
-        let in_flight = InFlight::new(10, 100);
-        assert_eq!(in_flight.room(0), LEAST_SHARE);
+        let in_flight = InFlight::new(10, 100, 8);
+        assert_eq!(in_flight.room(DOMAIN, 0, 9), LEAST_SHARE);
     }
 }

@@ -211,7 +211,7 @@ impl Server {
         let sent = send_slots(socket, bytes, &self.slots, &self.fds);
         match sent {
             Ok(()) => {
-                self.in_flight.add(connection.unread.fds, fds as u64);
+                self.in_flight.add(connection.domain, connection.unread.fds, fds as u64);
                 connection.unread.add(fds);
                 if self.admin.is_watched {
                     self.note_grants(client, grants);

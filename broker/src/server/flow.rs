@@ -110,17 +110,22 @@ impl Server {
             self.block(client, Blocked::InFlight);
             return Err(());
         }
-        Ok(room.min(fds))
+        Ok(room)
     }
 
     /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has read those sent
     /// before is asked when that matters: who reads always has its share.
     fn in_flight_room(&mut self, client: ClientId, fds: usize) -> usize {
         let Some(connection) = self.connections.get_mut(index(client)) else { return fds };
-        if self.in_flight.room(connection.unread.fds) < fds as u64 && connection.unread.fds > 0 {
-            forget_if_read(connection, &mut self.in_flight);
+        let domain = connection.domain;
+        let mut room = self.in_flight.room(domain, connection.unread.fds, fds as u64);
+        if room < fds as u64
+            && connection.unread.fds > 0
+            && forget_if_read(connection, &mut self.in_flight)
+        {
+            room = self.in_flight.room(domain, 0, fds as u64);
         }
-        usize::try_from(self.in_flight.room(connection.unread.fds)).unwrap_or(usize::MAX)
+        usize::try_from(room).unwrap_or(usize::MAX)
     }
 
     /// Whether the client may be sent another message with fds. Asks the kernel only when the count
@@ -300,7 +305,7 @@ impl Server {
         let fds = [reply.client_end.as_fd(), self.page.reader()];
         match fdbroker_scm::send_grant(socket.as_fd(), bytes, &fds) {
             Ok(()) => {
-                self.in_flight.add(connection.unread.fds, fds.len() as u64);
+                self.in_flight.add(connection.domain, connection.unread.fds, fds.len() as u64);
                 connection.unread.add(fds.len());
                 connection.is_hello_unread = true;
                 self.in_flight.add_hello(who);
@@ -408,7 +413,7 @@ pub(crate) fn forget_if_read(connection: &mut Connection, in_flight: &mut InFlig
 
 /// Nothing is unread any more.
 pub(crate) fn forget_unread(connection: &mut Connection, in_flight: &mut InFlight) {
-    in_flight.remove(std::mem::take(&mut connection.unread).fds);
+    in_flight.remove(connection.domain, std::mem::take(&mut connection.unread).fds);
     if std::mem::take(&mut connection.is_hello_unread) {
         in_flight.remove_hello(connection.who());
     }

@@ -246,7 +246,7 @@ impl Server {
         let client = client_id(index);
         let Some(connection) = self.connections.get_mut(index) else { return Ok(()) };
         *self.clients_per_uid.entry(connection.domain.uid).or_default() += 1;
-        self.in_flight.add(0, connection.unread.fds);
+        self.in_flight.add(connection.domain, 0, connection.unread.fds);
         let is_waiting = connection.blocked.is_some() || connection.lingering.is_some();
         if let Some(main) = connection.socket.as_ref().or(connection.lingering.as_ref()) {
             register(&self.poll, main.as_fd(), Source::Main(index))?;

@@ -292,7 +292,8 @@ impl Server {
 
     /// Nothing in flight.
     pub fn new_in_flight(settings: &Settings) -> InFlight {
-        InFlight::new(settings.table_fds / IN_FLIGHT_DIVISOR, settings.most_connections)
+        let most = settings.table_fds / IN_FLIGHT_DIVISOR;
+        InFlight::new(most, settings.most_connections, settings.core.share_factor)
     }
 
     fn register_sources(&mut self) -> io::Result<()> {

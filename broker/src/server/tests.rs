@@ -298,7 +298,7 @@ fn tight_bench() -> (Bench, [(Peer, Peer); 2], Vec<Handle>) {
     for (_, connection) in &mut bench.server.connections {
         forget_if_read(connection, &mut bench.server.in_flight);
     }
-    bench.server.in_flight = InFlight::new(0, 1);
+    bench.server.in_flight = InFlight::new(0, 1, 8);
     (bench, clients, handles)
 }
 

@@ -302,6 +302,22 @@ pub fn grants(answer: Incoming) -> (Vec<GrantItem>, Vec<OwnedFd>) {
     (items, answer.fds)
 }
 
+/// One block of memory, the owner of which says nothing more of it.
+pub fn block_item() -> RegisterItem {
+    RegisterItem {
+        kind: fdbroker_protocol::MemoryKind::Memfd as u8,
+        flags: fdbroker_protocol::message::register_flags::RECALLABLE,
+        share: fdbroker_protocol::Share::Uid as u8,
+        driver_data_len: 0,
+        device: 0.into(),
+        size_bytes: (super::memory::BLOCK_BYTES as u64).into(),
+        fd_offset: 0.into(),
+        owner_allocation_id: 7.into(),
+        base: 0.into(),
+        driver_data: [0; 64],
+    }
+}
+
 /// The next message of a socket.
 pub fn receive_from(socket: BorrowedFd<'_>, timeout: Duration) -> Result<Incoming, RecvError> {
     let mut bytes = vec![0; MAX_MESSAGE_BYTES];
