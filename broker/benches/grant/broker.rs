@@ -14,7 +14,6 @@ use fdbroker_protocol::{
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -22,30 +21,34 @@ use crate::wire::Wire;
 
 /// Bytes of one allocation. Nothing is touched, so no memory is used.
 const ALLOCATION_BYTES: u64 = 4096;
-/// Fds the daemon needs beside those it holds, and as many again for leases under way.
+/// Fds of the client's own process.
 const HEADROOM: usize = 2048;
+
+/// A connection of a client.
+pub struct Connection {
+    pub wire: Wire,
+    writer: Writer,
+    /// The connection lives as long as its event socket.
+    _event: OwnedFd,
+    credits: u32,
+    leases: Vec<LeaseItem>,
+}
 
 /// A daemon with allocations registered, and the handles of those that it holds.
 pub struct Broker {
     child: Child,
-    wire: Wire,
-    /// The connection lives as long as its event socket.
-    _event: OwnedFd,
-    _dir: tempfile::TempDir,
+    owner: Connection,
+    dir: tempfile::TempDir,
     held: Vec<Handle>,
     next: usize,
-    writer: Writer,
+    registered: usize,
+    /// Memory of the daemon without allocations, in bytes.
+    resident_before: u64,
 }
 
-impl Broker {
-    /// Starts the daemon under `limit` fds and registers `registered` allocations.
-    pub fn start(registered: usize, limit: usize) -> Self {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let cap = limit - HEADROOM;
-        let most_held = cap - HEADROOM;
-        let child = start_daemon(dir.path(), cap, most_held);
-        let sock = connect_to(&dir.path().join("fdbroker/broker.sock"));
-        let mut wire = Wire::new(sock);
+impl Connection {
+    fn open(dir: &std::path::Path) -> Self {
+        let mut wire = Wire::new(crate::connect_to(&dir.join("fdbroker/broker.sock")));
         let mut writer = Writer::new();
         let hello = Hello {
             magic: HELLO_MAGIC,
@@ -54,13 +57,62 @@ impl Broker {
             ..Hello::new_zeroed()
         };
         writer.start(Kind::Hello, 1).push(&hello);
-        let (reply, _) = wire.call(writer.finish(0, 0));
-        let reply: &HelloReply = parse(reply).body_as().expect("hello reply");
+        wire.send(writer.finish(0, 0));
+        let reply: &HelloReply = parse(wire.answer()).body_as().expect("hello reply");
         let credits = reply.deposit_credits.get();
         let event = wire.fds.swap_remove(0);
+        Connection { wire, writer, _event: event, credits, leases: Vec::new() }
+    }
+
+    fn acquire<'a>(&mut self, handles: impl ExactSizeIterator<Item = &'a Handle>) -> &[u8] {
+        let count = handles.len();
+        self.writer.start(Kind::Acquire, 3);
+        self.writer.push(&AcquireHead { deadline_ms: U32::new(5000), flags: U32::ZERO });
+        for handle in handles {
+            self.writer.push(&handle.prefix);
+        }
+        self.writer.finish(count, 0)
+    }
+
+    /// Asks for one allocation.
+    pub fn ask(&mut self, handle: &Handle) {
+        let request = self.acquire([handle].into_iter()).to_vec();
+        self.wire.send(&request);
+    }
+
+    /// Takes the answer to [`Connection::ask`], and closes the fd.
+    pub fn take(&mut self) {
+        let (reply, fds) = self.wire.answer_closed();
+        let (items, _) = parse(reply).grants().expect("granted");
+        assert_eq!((items.len(), fds), (1, 1), "an fd for the handle");
+        self.leases.push(LeaseItem { lease: items[0].lease });
+    }
+
+    /// Gives the leases of all that was taken back.
+    pub fn release(&mut self) {
+        for leases in self.leases.chunks(MAX_BATCH) {
+            self.writer.start(Kind::Release, 4).push(leases);
+            let (reply, ..) = self.wire.call(self.writer.finish(leases.len(), 0));
+            let released = parse(reply).items::<Status>().expect("lease reply");
+            assert!(released.iter().all(Status::is_ok));
+        }
+        self.leases.clear();
+    }
+}
+
+impl Broker {
+    /// Starts the daemon under `limit` fds, and registers `registered` allocations. It holds as many of them as leave
+    /// `room` for connections and leases.
+    pub fn start(registered: usize, limit: usize, room: usize) -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let cap = limit - HEADROOM;
+        let most_held = cap - room;
+        let child = start_daemon(dir.path(), cap, most_held);
+        let owner = Connection::open(dir.path());
+        let resident_before = resident_bytes(&child);
         let mut broker =
-            Broker { child, wire, _event: event, _dir: dir, held: Vec::new(), next: 0, writer };
-        broker.register(registered, credits);
+            Broker { child, owner, dir, held: Vec::new(), next: 0, registered, resident_before };
+        broker.register(registered);
         // What the cap leaves held is the most recently registered.
         // (The daemon keeps a few places for deposits.)
         let held = registered.min(most_held - MAX_BATCH);
@@ -68,25 +120,43 @@ impl Broker {
         broker
     }
 
+    /// Another client.
+    pub fn connect(&self) -> Connection {
+        Connection::open(self.dir.path())
+    }
+
     /// Allocations that the measured grants go over.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    fn register(&mut self, count: usize, mut credits: u32) {
+    /// Memory that the daemon has taken since it started, for each registered allocation.
+    pub fn bytes_per_allocation(&self) -> f64 {
+        (resident_bytes(&self.child) - self.resident_before) as f64 / self.registered as f64
+    }
+
+    /// The next one of those that are held, far from the one before in the registry.
+    pub fn next(&mut self) -> Handle {
+        // A stride prime to any count here.
+        self.next = (self.next + 7919) % self.held.len();
+        self.held[self.next]
+    }
+
+    fn register(&mut self, count: usize) {
         let memfd = sealed_memfd(count as u64 * ALLOCATION_BYTES);
+        let owner = &mut self.owner;
         while self.held.len() < count {
             let left = count - self.held.len();
-            let batch = left.min(credits as usize).min(MAX_BATCH);
+            let batch = left.min(owner.credits as usize).min(MAX_BATCH);
             let wanted = u32::try_from((left - batch).min(MAX_BATCH)).expect("at most 253");
-            self.writer.start(Kind::Register, 2);
-            self.writer.push(&RegisterHead {
+            owner.writer.start(Kind::Register, 2);
+            owner.writer.push(&RegisterHead {
                 credits_wanted: U32::new(wanted),
                 deadline_ms: U32::new(5000),
             });
             for index in self.held.len()..self.held.len() + batch {
                 let offset = index as u64 * ALLOCATION_BYTES;
-                self.writer.push(&RegisterItem {
+                owner.writer.push(&RegisterItem {
                     kind: MemoryKind::Memfd as u8,
                     flags: register_flags::RECALLABLE,
                     size_bytes: U64::new(ALLOCATION_BYTES),
@@ -98,16 +168,16 @@ impl Broker {
             }
             let sent: Vec<BorrowedFd<'_>> = vec![memfd.as_fd(); batch];
             fdbroker_scm::send_timeout(
-                self.wire.sock().as_fd(),
-                self.writer.finish(batch, batch),
+                owner.wire.sock().as_fd(),
+                owner.writer.finish(batch, batch),
                 &sent,
                 Some(Duration::from_secs(20)),
             )
             .expect("the daemon takes deposits");
-            let reply = parse(self.wire.answer());
+            let reply = parse(owner.wire.answer());
             let (head, items) =
                 reply.head_and_items::<RegisterReplyHead, Registered>().expect("register reply");
-            credits = head.deposit_credits.get();
+            owner.credits = head.deposit_credits.get();
             for item in items {
                 assert!(item.status.is_ok(), "{}", item.status);
                 self.held.push(item.handle);
@@ -115,23 +185,15 @@ impl Broker {
         }
     }
 
-    /// Acquires `batch` held allocations; gives them back outside the time.
+    /// Acquires `batch` held allocations and closes their fds; gives the leases back outside the time.
     pub fn round_trip(&mut self, batch: usize) -> Duration {
-        self.writer.start(Kind::Acquire, 3);
-        self.writer.push(&AcquireHead { deadline_ms: U32::new(5000), flags: U32::ZERO });
-        for _ in 0..batch {
-            // A stride prime to any count here, so that successive grants are far apart in the registry.
-            self.next = (self.next + 7919) % self.held.len();
-            self.writer.push(&self.held[self.next].prefix);
-        }
-        let (reply, took) = self.wire.call(self.writer.finish(batch, 0));
+        let handles: Vec<Handle> = (0..batch).map(|_| self.next()).collect();
+        let request = self.owner.acquire(handles.iter()).to_vec();
+        let (reply, fds, took) = self.owner.wire.call(&request);
         let (items, _) = parse(reply).grants().expect("granted");
-        let leases: Vec<_> = items.iter().map(|item| LeaseItem { lease: item.lease }).collect();
-        assert_eq!((leases.len(), self.wire.fds.len()), (batch, batch), "an fd for every handle");
-        self.writer.start(Kind::Release, 4).push(&leases[..]);
-        let (reply, _) = self.wire.call(self.writer.finish(batch, 0));
-        let released = parse(reply).items::<Status>().expect("lease reply");
-        assert!(released.iter().all(Status::is_ok));
+        assert_eq!((items.len(), fds), (batch, batch), "an fd for every handle");
+        self.owner.leases.extend(items.iter().map(|item| LeaseItem { lease: item.lease }));
+        self.owner.release();
         took
     }
 }
@@ -140,6 +202,12 @@ impl Drop for Broker {
     fn drop(&mut self) {
         crate::end(&mut self.child);
     }
+}
+
+fn resident_bytes(child: &Child) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/statm", child.id())).expect("it runs");
+    let pages: u64 = text.split(' ').nth(1).and_then(|it| it.parse().ok()).expect("a number");
+    pages * 4096
 }
 
 fn start_daemon(dir: &std::path::Path, cap: usize, most_held: usize) -> Child {
@@ -158,13 +226,6 @@ fn start_daemon(dir: &std::path::Path, cap: usize, most_held: usize) -> Child {
     ready.read_to_string(&mut line).expect("readable");
     assert_eq!(line, "READY\n", "the daemon ended before it was ready");
     child
-}
-
-fn connect_to(path: &std::path::Path) -> OwnedFd {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let sock = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("socket");
-    connect(sock.as_raw_fd(), &UnixAddr::new(path).expect("a short path")).expect("connect");
-    sock
 }
 
 fn sealed_memfd(bytes: u64) -> OwnedFd {

@@ -17,7 +17,7 @@ pub struct Wire {
     sock: OwnedFd,
     buf: Vec<u8>,
     control: Vec<u64>,
-    /// The fds of the last answer.
+    /// The fds of the last answer, if they have not been closed.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -32,31 +32,47 @@ impl Wire {
         &self.sock
     }
 
-    /// Sends `request`, waits for the answer, and says how long that took. The fds that came are in
-    /// `fds`; those of the answer before are closed first, outside the time.
-    pub fn call(&mut self, request: &[u8]) -> (&[u8], Duration) {
-        self.fds.clear();
+    /// Sends `request`, waits for the answer and closes its fds: the answer, how many fds it had, and the time of all this.
+    pub fn call(&mut self, request: &[u8]) -> (&[u8], usize, Duration) {
         let begun = Instant::now();
+        self.send(request);
+        let (len, fds) = self.receive_and_close();
+        let took = begun.elapsed();
+        (&self.buf[..len], fds, took)
+    }
+
+    /// Sends a request.
+    pub fn send(&self, request: &[u8]) {
         // SAFETY: `request` is a slice of the length stated.
         let sent = unsafe {
             let (at, len) = (request.as_ptr().cast(), request.len());
             libc::send(self.sock.as_raw_fd(), at, len, libc::MSG_NOSIGNAL)
         };
         assert_eq!(sent, request.len().cast_signed(), "{}", std::io::Error::last_os_error());
-        let (len, message) = self.receive();
-        let took = begun.elapsed();
-        assert!(message.msg_flags & libc::MSG_CTRUNC == 0, "this process has no free fd");
-        (&self.buf[..len], took)
     }
 
-    /// Waits for an answer to what was sent otherwise.
+    /// Waits for an answer and keeps its fds.
     pub fn answer(&mut self) -> &[u8] {
         self.fds.clear();
-        let (len, _) = self.receive();
+        let len = self.receive();
         &self.buf[..len]
     }
 
-    fn receive(&mut self) -> (usize, libc::msghdr) {
+    /// Waits for an answer and closes its fds: the answer and how many fds it had.
+    pub fn answer_closed(&mut self) -> (&[u8], usize) {
+        let (len, fds) = self.receive_and_close();
+        (&self.buf[..len], fds)
+    }
+
+    fn receive_and_close(&mut self) -> (usize, usize) {
+        self.fds.clear();
+        let len = self.receive();
+        let fds = self.fds.len();
+        self.fds.clear();
+        (len, fds)
+    }
+
+    fn receive(&mut self) -> usize {
         let mut iov =
             libc::iovec { iov_base: self.buf.as_mut_ptr().cast(), iov_len: self.buf.len() };
         // SAFETY: msghdr is plain data for which all zeroes is the empty value.
@@ -70,6 +86,7 @@ impl Wire {
             libc::recvmsg(self.sock.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC)
         };
         assert!(len > 0, "no answer: {}", std::io::Error::last_os_error());
+        assert!(message.msg_flags & libc::MSG_CTRUNC == 0, "this process has no free fd");
         // SAFETY: recvmsg has filled the control buffer; each fd in it is new and owned by nobody yet.
         unsafe {
             let head = libc::CMSG_FIRSTHDR(&raw const message);
@@ -81,6 +98,6 @@ impl Wire {
                 );
             }
         }
-        (len.unsigned_abs(), message)
+        len.unsigned_abs()
     }
 }
