@@ -7,10 +7,13 @@ use std::time::Duration;
 /// What a message costs before its first item, in items and fds (each some 0.5 us).
 pub const WORK_PER_MESSAGE: usize = 4;
 
-/// Work of one client's turn, in items and fds, before it is looked who has become ready meanwhile:
-/// 2 single grants (some 10 us), or one message of more, whatever its size. Those go first, so this
-/// is what a client that waits for its answer waits for others. Looking costs 1 us.
+/// Work of one client's turn, in items and fds: 2 single grants (some 10 us), or one message of more, whatever its size.
 pub const WORK_PER_TURN: usize = 2 * (WORK_PER_MESSAGE + 1);
+
+/// Work of several clients' turns before the daemon looks which clients have become ready meanwhile: 6 single grants (some
+/// 30 us), or a longer turn. Clients that have just become ready go first, so this is what a client waits for others. A look
+/// costs as much as a third of a grant.
+pub const WORK_PER_WAKE: usize = 6 * (WORK_PER_MESSAGE + 2);
 
 /// Wakes with long turns before one that has a chore and no turn: chores go on under any flood, at the
 /// rate of one for two turns.

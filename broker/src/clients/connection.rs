@@ -71,6 +71,8 @@ pub struct Connection {
     pub is_main_ready: bool,
     /// The event socket may have more to read.
     pub is_event_ready: bool,
+    /// The peer of the main socket has closed it; the end stands behind what is left to read.
+    pub is_main_closed: bool,
     /// It is in the ready list.
     pub is_queued: bool,
     /// The main socket is empty and its peer has closed it: nothing can come any more.
@@ -145,6 +147,7 @@ impl Connection {
             phase: Phase::Silent,
             is_main_ready: false,
             is_event_ready: false,
+            is_main_closed: false,
             is_queued: false,
             is_main_at_end: false,
             has_died: false,

@@ -128,6 +128,8 @@ pub(crate) struct Server {
     pub ready: Turns,
     /// Work of the turn at hand.
     pub work: usize,
+    /// The amount of it at which the turn of the client at hand is over.
+    pub turn_ends_at: usize,
     /// Ready clients that wait until fds of their uid have been closed, by uid.
     pub paused: HashMap<u32, HashSet<ClientId>>,
     pub paused_until: Option<Now>,
@@ -241,6 +243,7 @@ impl Server {
             overflow_gid: crate::node::namespace::overflow_gid(),
             ready: Turns::default(),
             work: 0,
+            turn_ends_at: 0,
             paused: HashMap::new(),
             paused_until: None,
             suspended: HashMap::new(),

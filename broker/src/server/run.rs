@@ -7,7 +7,7 @@ use crate::fds::closers::Report;
 use crate::kernel::is_readable;
 use crate::limits::{
     KEEP_RETRY, LANE_SLOW, MOST_WAKES_WITHOUT_CHORE, READINESS_PER_WAKE, REPORTS_PER_CHORE,
-    SOCKETS_PER_CHORE, WORK_PER_TURN,
+    SOCKETS_PER_CHORE, WORK_PER_TURN, WORK_PER_WAKE,
 };
 use crate::node::signals::Request;
 use crate::readiness::Source;
@@ -105,7 +105,7 @@ impl Server {
         }
         // It takes as long as a turn: not after a long one, and every other time while clients wait for theirs.
         let is_in_time = self.ready.is_empty() || self.wakes_without_chore > 1;
-        if self.work < WORK_PER_TURN && is_in_time {
+        if self.work < WORK_PER_WAKE && is_in_time {
             self.wakes_without_chore = 0;
             self.do_a_chore();
         }
@@ -247,9 +247,10 @@ impl Server {
     /// next.
     fn serve_ready(&mut self) {
         self.work = 0;
-        while self.work < WORK_PER_TURN {
+        while self.work < WORK_PER_WAKE {
             let Some(client) = self.ready.pop() else { return };
             self.work += 1;
+            self.turn_ends_at = self.work + WORK_PER_TURN;
             self.serve(client);
         }
     }
@@ -290,6 +291,7 @@ impl Server {
         }
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             connection.is_main_ready = true;
+            connection.is_main_closed |= event.is_read_closed() || event.is_error();
         }
         match connection.blocked {
             // Its requests are not read, so its end would not be seen. Its turn ends it: many may close at once.

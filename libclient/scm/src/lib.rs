@@ -31,4 +31,4 @@ pub use fds::ReceivedFds;
 pub use grant::send_grant;
 pub use recv::{Message, is_control_next, recv, recv_timeout};
 pub use send::{send, send_timeout};
-pub use socket::{seqpacket_pair, unread_bytes};
+pub use socket::{queued_bytes, seqpacket_pair, unread_bytes};
