@@ -8,7 +8,7 @@ use crate::fds::closers::{Calls, CloseFn, LookFn};
 use crate::fds::table::Reading;
 use crate::kernel::KernelFeatures;
 use crate::limits::{
-    REFUSED_FDS_PER_UID, UNREAD_MESSAGES_PER_CLIENT, WORK_PER_MESSAGE, WORK_PER_TURN,
+    REFUSED_FDS_PER_UID, UNREAD_MESSAGES_PER_CLIENT, WORK_PER_MESSAGE, WORK_PER_WAKE,
 };
 use crate::manager::inherited::Inherited;
 use crate::manager::notify::Manager;
@@ -251,7 +251,7 @@ fn turn_when_one_client_floods_then_it_gets_its_quota_and_the_other_is_served() 
     while other.count() == 0 {
         bench.turn();
         served += flood.count();
-        assert!(served <= WORK_PER_TURN / WORK_PER_MESSAGE + 1, "{served}");
+        assert!(served <= WORK_PER_WAKE / WORK_PER_MESSAGE + 1, "{served}");
     }
     bench.rest();
     assert_eq!(flood.count(), 100 - served, "and nothing is forgotten");
