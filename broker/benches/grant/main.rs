@@ -1,5 +1,6 @@
 //! The daemon beside the kernel alone, in one run, on one core, in turns: the round trip of a grant, and grants to many
-//! clients at once. Prints medians and ratios, and the memory of an allocation. Must never assert a time.
+//! clients at once. Prints medians and ratios, the memory of an allocation, and the
+//! longest step of the core. Must never assert a time.
 //!
 //! `cargo bench -p fdbrokerd [-- --samples N]`. Timed is request sent to answer received and its fds closed; giving the leases
 //! back is outside the time. No library is between: the client is as lean as one in C.
@@ -7,6 +8,7 @@
 mod broker;
 mod load;
 mod raw;
+mod steps;
 mod wire;
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -52,6 +54,7 @@ fn main() {
     println!("daemon and client on CPU {}, RLIMIT_NOFILE {limit}, medians in us", pin_to_one_cpu());
     round_trips(samples, limit);
     loads(samples, limit);
+    steps::print_longest();
 }
 
 fn round_trips(samples: usize, limit: usize) {

@@ -1,13 +1,16 @@
 //! The core at its bounds: millions of leases, allocations and parked items. Each step asserts by itself that it visits few
-//! records (invariant 9); here are the worlds in which an operation used to visit all of them. Must never measure time.
+//! records (invariant 9); here are the worlds in which an operation used to visit all of them. Must never assert a time.
 //!
-//! The worlds are a sixteenth of the real bounds; `BOUNDS_DIVISOR=1` makes them whole.
+//! The worlds are a sixteenth of the real bounds; `BOUNDS_DIVISOR=1` makes them whole. Each prints its longest step, for the
+//! benchmark of the daemon.
 
 use fdbroker_core::*;
 use fdbroker_protocol::{
     AllocationId, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Share, Status,
     admin::ActOutcome,
 };
+use nix::time::{ClockId, clock_gettime};
+use std::time::Duration;
 
 const OWNER: ClientId = ClientId(0);
 /// Of another domain than all others.
@@ -59,6 +62,11 @@ fn deposit(base: u64) -> Deposit {
     }
 }
 
+/// Of this thread: other programs do not count.
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("every thread has it").into()
+}
+
 /// A core, and the effects of the last step.
 struct World {
     core: Core,
@@ -67,6 +75,15 @@ struct World {
     requests: u64,
     /// The status of the first item of each acquire that was answered, but for those of the stranger.
     answers: Vec<Status>,
+    longest_step: Duration,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let thread = std::thread::current();
+        let (name, longest) = (thread.name().unwrap_or_default(), self.longest_step);
+        println!("longest step of {name}: {} ns", longest.as_nanos());
+    }
 }
 
 impl World {
@@ -74,7 +91,8 @@ impl World {
     fn new(config: Config) -> Self {
         let core = Core::new(config).expect("a sound configuration");
         let (fx, answers) = (Effects::default(), Vec::new());
-        let mut world = World { core, now: Now(1), fx, requests: 0, answers };
+        let longest_step = Duration::ZERO;
+        let mut world = World { core, now: Now(1), fx, requests: 0, answers, longest_step };
         world.connect(OWNER, 1000);
         world.connect(STRANGER, 2000);
         world.connect(USER, 1000);
@@ -91,7 +109,9 @@ impl World {
 
     fn step(&mut self, input: Input<'_>) {
         self.fx.clear();
+        let begun = processor_time();
         self.core.step(self.now, input, &mut self.fx);
+        self.longest_step = self.longest_step.max(processor_time() - begun);
         self.note_answers();
     }
 
@@ -113,7 +133,9 @@ impl World {
     /// Polls once, though nothing may be due.
     fn poll(&mut self) {
         self.fx.clear();
+        let begun = processor_time();
         self.core.poll(self.now, &mut self.fx);
+        self.longest_step = self.longest_step.max(processor_time() - begun);
         self.note_answers();
     }
 
