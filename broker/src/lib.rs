@@ -14,6 +14,7 @@ pub mod settings;
 
 mod admin;
 mod clients;
+mod clock;
 mod fds;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

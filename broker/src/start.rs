@@ -1,6 +1,7 @@
 //! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
 //! one order that is safe. Must never let a client connect before all of it stands.
 
+use crate::clock;
 use crate::fds::classify::Classifier;
 use crate::fds::closers::{Calls, Closers, WakeFn};
 use crate::handover::arrived::{Arrivals, Arrived};
@@ -20,7 +21,7 @@ use crate::readiness::Source;
 use crate::server::parts::{Parts, Server};
 use crate::settings::sockets::parent;
 use crate::settings::{ListenerSettings, Mode, Settings};
-use fdbroker_core::{Core, Former, FormerLife, FormerSlot, Kept, Now};
+use fdbroker_core::{Core, Former, FormerLife, FormerSlot, Kept};
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -165,7 +166,7 @@ pub(crate) fn prepare(
     };
     let restored = match &mut arrived {
         None => None,
-        Some(state) => match state.core(&mut settings, node, Now(kernel::monotonic_us())) {
+        Some(state) => match state.core(&mut settings, node, clock::now()) {
             Ok(restored) => Some(restored),
             Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
             Err(refused) => {
@@ -254,7 +255,7 @@ fn begin(
     let kept = found.iter().map(|found| found.kept).filter(|kept| alive.contains(&kept.id));
     let kept: Vec<Kept> = kept.collect();
     let begin = |kept: &[Kept]| {
-        let now = Now(kernel::monotonic_us());
+        let now = clock::now();
         Core::after_crash(settings.core.clone(), Former { slots: &former, kept }, now)
     };
     let core = match begin(&kept) {

@@ -2,6 +2,7 @@
 //! those that watch take the places of those that ask.
 
 use crate::admin::watch::Watch;
+use crate::clock;
 use crate::kernel;
 use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use crate::node::listeners::Listener;
@@ -9,7 +10,6 @@ use fdbroker_core::{Note, Now};
 use fdbroker_scm::ReceivedFds;
 use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 /// The administrator's listener and connections.
 pub(crate) struct AdminSide {
@@ -46,15 +46,11 @@ pub struct AdminConnection {
 impl AdminConnection {
     /// Until when nothing takes its place from it; `None`: as long as it is so.
     fn keeps_until(&self) -> Option<Now> {
-        let after = |since: Now, turn: Duration| {
-            let turn = u64::try_from(turn.as_micros()).unwrap_or(u64::MAX);
-            Some(Now(since.0.saturating_add(turn)))
-        };
         let is_idle = !self.is_ready && self.pending.is_none();
         match self.first_at {
             _ if self.watch.is_some() => None,
-            _ if is_idle => after(self.used_at, ADMIN_IDLE),
-            Some(first_at) => after(first_at, ADMIN_TURN),
+            _ if is_idle => Some(clock::after(self.used_at, ADMIN_IDLE)),
+            Some(first_at) => Some(clock::after(first_at, ADMIN_TURN)),
             // It has its turn first, which is soon.
             None => None,
         }
@@ -152,8 +148,7 @@ impl AdminSide {
             }
             None => {
                 // Who is busy now may be idle by then.
-                let soon = u64::try_from(ADMIN_IDLE.as_micros()).unwrap_or(u64::MAX);
-                self.room_at = Some(Now(now.0.saturating_add(soon)));
+                self.room_at = Some(clock::after(now, ADMIN_IDLE));
             }
         }
         longest.is_some()

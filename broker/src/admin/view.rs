@@ -1,16 +1,15 @@
 //! What administrators are shown the state of. Must never hold anything that can be changed.
 
-use crate::clients::connection::Connection;
+use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;
 use crate::fds::table::FdTable;
 use fdbroker_core::{Core, Now};
-use slab::Slab;
 
 /// The broker, to be looked at.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
     pub core: &'a Core,
-    pub connections: &'a Slab<Connection>,
+    pub connections: &'a Connections,
     pub fds: &'a FdTable,
     pub metrics: &'a Metrics,
     pub node: u64,

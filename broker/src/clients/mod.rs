@@ -2,6 +2,9 @@
 //! Must never talk to the core.
 
 pub mod connection;
+pub mod connections;
+pub mod door;
+pub mod handshakes;
 pub mod in_flight;
 pub mod job;
 pub mod metrics;

@@ -1,6 +1,7 @@
 //! The sole owner of every fd that clients deposited: those held, by slot, and those of the message
 //! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
 
+use crate::clock;
 use crate::fds::closers::{Closers, Report};
 use crate::fds::files::{Files, FilesBySlot};
 use crate::kernel;
@@ -278,9 +279,9 @@ impl FdTable {
         let Some(since) = self.closing.get(&uid).and_then(|closing| closing.full_since) else {
             return Reading::Free;
         };
-        let until = since.0 + u64::try_from(HUNG_CLOSE.as_micros()).unwrap_or(u64::MAX / 2);
-        match self.now.0 < until {
-            true => Reading::Wait(Now(until)),
+        let until = clock::after(since, HUNG_CLOSE);
+        match self.now < until {
+            true => Reading::Wait(until),
             false => Reading::WithoutFds,
         }
     }

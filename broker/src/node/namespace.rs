@@ -1,15 +1,32 @@
 //! Whether the broker runs in a user namespace of its own, and which ids then stand for users outside it. Must never
 //! change after the start.
 
-/// The uid that stands for users unknown in this user namespace; `None` in the first namespace,
-/// where all are known and this uid is a user like any other (user_namespaces(7)).
-pub(crate) fn overflow_uid() -> Option<u32> {
-    overflow_id("/proc/self/uid_map", "/proc/sys/fs/overflowuid")
+/// The ids that stand for users and groups which are unknown in this user namespace; `None` in the first namespace,
+/// where all are known and these ids are like any other (user_namespaces(7)).
+#[derive(Clone, Copy, Debug)]
+pub struct Namespace {
+    uid: Option<u32>,
+    gid: Option<u32>,
 }
 
-/// The same of groups.
-pub(crate) fn overflow_gid() -> Option<u32> {
-    overflow_id("/proc/self/gid_map", "/proc/sys/fs/overflowgid")
+impl Namespace {
+    /// This process's.
+    pub fn of_this_process() -> Self {
+        Namespace {
+            uid: overflow_id("/proc/self/uid_map", "/proc/sys/fs/overflowuid"),
+            gid: overflow_id("/proc/self/gid_map", "/proc/sys/fs/overflowgid"),
+        }
+    }
+
+    /// Whether a uid may be that of several users.
+    pub fn hides_user(self, uid: u32) -> bool {
+        self.uid == Some(uid)
+    }
+
+    /// Whether a gid may be that of several groups.
+    pub fn hides_group(self, gid: u32) -> bool {
+        self.gid == Some(gid)
+    }
 }
 
 fn overflow_id(map: &str, overflow: &str) -> Option<u32> {

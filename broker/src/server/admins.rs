@@ -52,7 +52,7 @@ impl Server {
                 self.admin.is_listener_ready = false;
                 if errno != Errno::EAGAIN {
                     self.admin.is_accept_due = true;
-                    self.pause_accepting(errno);
+                    self.door.shut(errno, self.now);
                 }
                 return;
             }

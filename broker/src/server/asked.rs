@@ -22,7 +22,7 @@ impl Server {
     pub(crate) fn note_answered(&mut self, client: ClientId, request: RequestId, fds: usize) {
         let Some(asked) = self.take_asked(client, request) else { return };
         if fds > 0 {
-            let now = self.clock.now();
+            let now = crate::clock::now();
             self.metrics.grant_latency.observe(now.0.saturating_sub(asked.at.0));
         }
     }

@@ -3,6 +3,7 @@
 //! that is a state to wait out. Must never queue without a bound.
 
 use crate::clients::connection::{Blocked, Connection, index};
+use crate::clients::connections::Connections;
 use crate::clients::in_flight::InFlight;
 use crate::kernel::is_readable;
 use crate::limits::{
@@ -16,7 +17,6 @@ use crate::server::parts::Server;
 use fdbroker_core::{ClientId, Input, Now};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 use fdbroker_scm::SendError;
-use slab::Slab;
 use std::os::fd::AsFd;
 
 /// What became of a message without fds.
@@ -31,7 +31,7 @@ pub(crate) enum Sent {
 }
 
 /// Sends a message without fds to a client's main socket.
-pub(crate) fn send_to(connections: &mut Slab<Connection>, client: ClientId, bytes: &[u8]) -> Sent {
+pub(crate) fn send_to(connections: &mut Connections, client: ClientId, bytes: &[u8]) -> Sent {
     connections
         .get_mut(index(client))
         .map_or(Sent::Done, |connection| send_or_keep(connection, bytes))
@@ -420,5 +420,5 @@ pub(crate) fn forget_unread(connection: &mut Connection, in_flight: &mut InFligh
 }
 
 fn after_sweep(now: Now) -> Now {
-    Now(now.0 + u64::try_from(IN_FLIGHT_SWEEP.as_micros()).unwrap_or(u64::MAX / 2))
+    crate::clock::after(now, IN_FLIGHT_SWEEP)
 }

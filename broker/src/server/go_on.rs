@@ -3,6 +3,8 @@
 //! the other broker could still need.
 
 use crate::clients::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
+use crate::clients::connections::Connections;
+use crate::clients::handshakes::{Handshake, Handshakes};
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::table::FdTable;
@@ -12,13 +14,13 @@ use crate::handover::state::{SavedConnection, State};
 use crate::limits::MAX_TABLE_FDS;
 use crate::manager::keep_store::Found;
 use crate::node::generation_page::GenerationPage;
+use crate::node::listeners::Listener;
 use crate::readiness::Source;
 use crate::readiness::{register, watch};
-use crate::server::parts::{Handshake, Server};
-use fdbroker_core::{Core, DomainKey, Now, RequestId};
+use crate::server::parts::Server;
+use fdbroker_core::{ClientId, Core, DomainKey, Now, RequestId};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{MemoryKind, NodeKey};
-use slab::Slab;
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
@@ -49,7 +51,7 @@ impl Server {
     /// Makes the paths of handed-over sockets this broker's, to be removed at its end.
     pub(crate) fn own_places(&mut self) {
         let saved = std::mem::take(&mut self.former_places);
-        let ours = self.listeners.iter_mut().map(|state| &mut state.listener);
+        let ours = self.door.listeners_mut();
         let mut ours: Vec<_> = ours.chain(std::iter::once(self.admin.listener_mut())).collect();
         for saved in saved.iter().filter(|saved| saved.identity.is_some()) {
             for listener in ours.iter_mut().filter(|it| it.path() == saved.path) {
@@ -63,9 +65,7 @@ impl Server {
     /// Leaves the paths of all sockets as they are: they are a successor's now.
     pub(crate) fn leave_places(&mut self) {
         self.admin.listener_mut().leave();
-        for state in &mut self.listeners {
-            state.listener.leave();
-        }
+        self.door.listeners_mut().for_each(Listener::leave);
     }
 
     /// Gives up what was taken over: all fds go to the closers, and the core begins anew.
@@ -76,14 +76,13 @@ impl Server {
         self.started = self.now;
         self.metrics = Metrics::default();
         self.fds.close_all_held();
-        for (_, connection) in std::mem::take(&mut self.connections) {
+        for connection in self.connections.drain() {
             let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
             let client_end = hello_reply.map(|reply| reply.client_end);
             for socket in [socket, lingering, event, client_end].into_iter().flatten() {
                 self.fds.refuse(socket, domain.uid);
             }
         }
-        self.clients_per_uid.clear();
         self.handshakes.clear();
         self.ready.clear();
         self.eventful.clear();
@@ -129,7 +128,6 @@ impl Server {
     pub(crate) fn go_on(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
         self.check_numbers(&arrived.state)?;
         self.started = Now(arrived.state.started_us);
-        self.next_serial = arrived.state.next_serial;
         self.metrics = arrived.state.metrics;
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.push(std::mem::take(&mut arrived.state.admin));
@@ -147,17 +145,15 @@ impl Server {
             }
         }
         // In any case: what they have so far must not be closed on this thread.
-        self.connections = connections.into_iter().collect::<Slab<_>>();
+        self.connections = Connections::restored(connections, arrived.state.next_serial);
         result?;
         self.check_against_core()?;
-        self.handshakes = std::mem::take(&mut arrived.state.handshakes)
-            .into_iter()
-            .map(|saved| Handshake {
-                client: fdbroker_core::ClientId(saved.client),
-                serial: saved.serial,
-                until: Now(saved.until_us),
-            })
-            .collect();
+        let handshakes = std::mem::take(&mut arrived.state.handshakes).into_iter();
+        self.handshakes = Handshakes::restored(handshakes.map(|saved| Handshake {
+            client: ClientId(saved.client),
+            serial: saved.serial,
+            until: Now(saved.until_us),
+        }));
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
             self.restore_place(index)
@@ -245,7 +241,6 @@ impl Server {
     fn restore_place(&mut self, index: usize) -> io::Result<()> {
         let client = client_id(index);
         let Some(connection) = self.connections.get_mut(index) else { return Ok(()) };
-        *self.clients_per_uid.entry(connection.domain.uid).or_default() += 1;
         self.in_flight.add(connection.domain, 0, connection.unread.fds);
         let is_waiting = connection.blocked.is_some() || connection.lingering.is_some();
         if let Some(main) = connection.socket.as_ref().or(connection.lingering.as_ref()) {

@@ -132,8 +132,7 @@ impl Server {
         let until_eof = self.until_eof.as_ref();
         let until_eof = until_eof.map(|fd| packing.add(fd.as_fd(), Whose::Broker)).transpose()?;
         let admin = save_listener(packing, self.admin.listener(), way)?;
-        let listeners = self.listeners.iter();
-        let listeners = listeners.map(|state| save_listener(packing, &state.listener, way));
+        let listeners = self.door.listeners().map(|it| save_listener(packing, it, way));
         let listeners = listeners.collect::<Result<_, _>>()?;
         let mut connections = Vec::with_capacity(self.connections.len());
         for (index, connection) in &self.connections {
@@ -156,7 +155,7 @@ impl Server {
             incarnation: self.page.incarnation(),
             page_slots: self.page.slots(),
             started_us: self.started.0,
-            next_serial: self.next_serial,
+            next_serial: self.connections.last_serial(),
             metrics: self.metrics,
             lock,
             until_eof,

@@ -2,15 +2,17 @@
 
 use crate::admin::side::AdminSide;
 use crate::admin::view::View;
-use crate::clients::connection::Connection;
+use crate::clients::connections::Connections;
+use crate::clients::door::Door;
+use crate::clients::handshakes::Handshakes;
 use crate::clients::in_flight::InFlight;
 use crate::clients::metrics::{Asked, Metrics};
 use crate::clients::turns::Turns;
+use crate::clock;
 use crate::fds::classify::Classifier;
 use crate::fds::closers::{Closers, Report};
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
-use crate::kernel;
 use crate::limits::IN_FLIGHT_DIVISOR;
 use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
@@ -19,6 +21,7 @@ use crate::messages::replies::Identity;
 use crate::messages::requests::Scratch;
 use crate::node::generation_page::GenerationPage;
 use crate::node::listeners::{DirectoryLock, Listener};
+use crate::node::namespace::Namespace;
 use crate::node::signals::Signals;
 use crate::readiness::Source;
 use crate::readiness::register;
@@ -29,18 +32,10 @@ use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::ReceivedFds;
 use mio::Poll;
-use slab::Slab;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-
-/// A listener with what is known of it.
-pub(crate) struct ListenerState {
-    pub listener: Listener,
-    /// There may be connections to accept.
-    pub is_ready: bool,
-}
 
 /// A grant that could not be sent, by its place in the effects of the pass.
 pub(crate) struct Unsent {
@@ -58,13 +53,6 @@ pub(crate) struct Retiring {
     pub uid: u32,
     /// It is known that nothing does, nor can any more.
     pub is_at_end: bool,
-}
-
-/// A new connection's time for its hello.
-pub(crate) struct Handshake {
-    pub client: ClientId,
-    pub serial: u64,
-    pub until: Now,
 }
 
 /// Why the loop ends.
@@ -100,7 +88,6 @@ pub(crate) struct Server {
     pub settings: Settings,
     pub poll: Poll,
     pub core: Core,
-    pub clock: Clock,
     pub now: Now,
     pub started: Now,
     pub page: GenerationPage,
@@ -108,22 +95,14 @@ pub(crate) struct Server {
     pub classifier: Classifier,
     pub fds: FdTable,
     pub keep_store: KeepStore,
-    pub listeners: Vec<ListenerState>,
+    pub door: Door,
     pub admin: AdminSide,
-    pub connections: Slab<Connection>,
-    pub clients_per_uid: HashMap<u32, u32>,
+    pub connections: Connections,
     pub metrics: Metrics,
     /// The acquire that is with the core.
     pub asked: Option<(ClientId, Asked)>,
-    pub next_serial: u64,
-    pub handshakes: VecDeque<Handshake>,
-    /// Until when nothing is accepted, because there was no room.
-    pub accept_paused_until: Option<Now>,
-    pub is_accept_warned: bool,
-    /// Whether the overflow uid stands for users of another user namespace.
-    pub overflow_uid: Option<u32>,
-    /// The same of groups.
-    pub overflow_gid: Option<u32>,
+    pub handshakes: Handshakes,
+    pub namespace: Namespace,
     /// Clients with something to read.
     pub ready: Turns,
     /// Work of the turn at hand.
@@ -199,27 +178,15 @@ pub(crate) struct Server {
     pub spare_effects: Effects,
 }
 
-/// CLOCK_MONOTONIC, by the vdso, read once per wake: times keep their meaning for a successor.
-pub(crate) struct Clock;
-
-impl Clock {
-    pub fn now(&self) -> Now {
-        Now(kernel::monotonic_us())
-    }
-}
-
 impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
         let max_clients = settings.core.max_clients as usize;
-        let clock = Clock;
-        let now = clock.now();
+        let now = clock::now();
         let in_flight = Self::new_in_flight(&settings);
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
-        let listeners = parts.listeners.into_iter();
         let mut server = Server {
             now,
             started: now,
-            clock,
             core: parts.core,
             poll: parts.poll,
             page: parts.page,
@@ -227,20 +194,13 @@ impl Server {
             classifier: parts.classifier,
             fds,
             keep_store: parts.keep_store,
-            listeners: listeners
-                .map(|listener| ListenerState { listener, is_ready: false })
-                .collect(),
+            door: Door::new(parts.listeners),
             admin: AdminSide::new(parts.admin),
-            connections: Slab::with_capacity(max_clients.min(4096)),
-            clients_per_uid: HashMap::new(),
+            connections: Connections::new(max_clients),
             metrics: Metrics::default(),
             asked: None,
-            next_serial: 0,
-            handshakes: VecDeque::new(),
-            accept_paused_until: None,
-            is_accept_warned: false,
-            overflow_uid: crate::node::namespace::overflow_uid(),
-            overflow_gid: crate::node::namespace::overflow_gid(),
+            handshakes: Handshakes::default(),
+            namespace: Namespace::of_this_process(),
             ready: Turns::default(),
             work: 0,
             turn_ends_at: 0,
@@ -300,8 +260,8 @@ impl Server {
     }
 
     fn register_sources(&mut self) -> io::Result<()> {
-        for (number, state) in self.listeners.iter().enumerate() {
-            register(&self.poll, state.listener.as_fd(), Source::Listener(number))?;
+        for (number, listener) in self.door.listeners().enumerate() {
+            register(&self.poll, listener.as_fd(), Source::Listener(number))?;
         }
         register(&self.poll, self.admin.listener().as_fd(), Source::AdminListener)?;
         register(&self.poll, self.signals.as_fd(), Source::Signals)?;

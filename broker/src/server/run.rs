@@ -3,6 +3,7 @@
 //! forgotten and nobody starves. Must never block, but in the one wait.
 
 use crate::clients::connection::{Blocked, client_id};
+use crate::clock;
 use crate::fds::closers::Report;
 use crate::kernel::is_readable;
 use crate::limits::{
@@ -12,7 +13,7 @@ use crate::limits::{
 use crate::node::signals::Request;
 use crate::readiness::Source;
 use crate::server::parts::{Ending, Server};
-use fdbroker_core::{ClientId, DomainKey, Input, Now};
+use fdbroker_core::{ClientId, DomainKey, Input};
 use mio::Events;
 use mio::event::Event;
 use std::io;
@@ -81,7 +82,7 @@ impl Server {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
         }
-        self.now = self.clock.now();
+        self.now = clock::now();
         for event in events.iter() {
             self.note(event);
         }
@@ -133,7 +134,7 @@ impl Server {
 
     /// Whether there is something to do for it.
     fn is_waiting(&self, chore: Chore) -> bool {
-        let is_due = |due: Option<Now>| due.is_some_and(|due| due <= self.now);
+        let is_due = |due| clock::is_due(due, self.now);
         match chore {
             Chore::Reports => self.is_report_waiting || !self.reports.is_empty(),
             Chore::Core => is_due(self.core.poll_timeout()),
@@ -142,11 +143,7 @@ impl Server {
             Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
             Chore::Sockets => !self.retiring.is_empty(),
             // The number of an ended client goes to no new one before its sockets are closed: their events name it.
-            Chore::Accept => {
-                let is_ready = self.listeners.iter().any(|state| state.is_ready);
-                let is_due = self.accept_paused_until.map_or(is_ready, |until| until <= self.now);
-                is_due && self.retiring.is_empty()
-            }
+            Chore::Accept => self.door.is_due(self.now) && self.retiring.is_empty(),
         }
     }
 
@@ -164,8 +161,7 @@ impl Server {
 
     fn flush_keep_store(&mut self) {
         let is_left = self.manager.say_again() | self.keep_store.flush(&self.fds);
-        let pause = u64::try_from(KEEP_RETRY.as_micros()).unwrap_or(u64::MAX / 2);
-        self.next_keep = is_left.then(|| Now(self.now.0 + pause));
+        self.next_keep = is_left.then(|| clock::after(self.now, KEEP_RETRY));
     }
 
     /// Tells the service manager that the loop turns. By the loop alone, so that one that is stuck is
@@ -174,8 +170,7 @@ impl Server {
         if self.next_alive.is_some_and(|due| due <= self.now) {
             self.manager.say_alive();
             let interval = self.manager.watchdog_interval().unwrap_or(Duration::MAX);
-            let interval = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX / 2);
-            self.next_alive = Some(Now(self.now.0.saturating_add(interval)));
+            self.next_alive = Some(clock::after(self.now, interval));
         }
     }
 
@@ -194,24 +189,24 @@ impl Server {
 
     /// Tells the core whose closes take long: nobody else's requests wait for those.
     fn watch_lanes(&mut self) {
-        let pause = u64::try_from(LANE_SLOW.as_micros()).unwrap_or(u64::MAX / 2);
+        let soon = clock::after(self.now, LANE_SLOW);
         match self.next_slow {
             Some(due) if due > self.now => return,
             Some(_) => {}
             None if self.fds.is_closing() => {
-                self.next_slow = Some(Now(self.now.0 + pause));
+                self.next_slow = Some(soon);
                 return;
             }
             None => return,
         }
         let (slow, is_at_it) = self.fds.slow();
         // A call that hangs for ever wakes nobody.
-        self.next_slow = is_at_it.then(|| Now(self.now.0 + pause));
+        self.next_slow = is_at_it.then_some(soon);
         let former = std::mem::replace(&mut self.slow, slow.clone());
         let changed = |uid: &&u32| former.contains(*uid) != slow.contains(*uid);
         for &uid in former.iter().chain(&slow).filter(changed) {
             let is_slow = slow.contains(&uid);
-            for listener in (0..).take(self.listeners.len()) {
+            for listener in (0..).take(self.door.count()) {
                 let domain = DomainKey { listener, uid };
                 self.step(Input::Slow { domain, slow: is_slow });
             }
@@ -261,11 +256,7 @@ impl Server {
             Some(Source::Main(index)) => self.note_main(index, event),
             Some(Source::Event(index)) => self.note_event(index, event),
             Some(Source::Process(index)) => self.note_process(index),
-            Some(Source::Listener(number)) => {
-                if let Some(state) = self.listeners.get_mut(number) {
-                    state.is_ready = true;
-                }
-            }
+            Some(Source::Listener(number)) => self.door.note(number),
             Some(Source::AdminListener) => self.admin.note_listener(),
             Some(Source::Admin(index)) => self.admin.note(index),
             Some(Source::Closers) => self.is_report_waiting = true,
@@ -381,14 +372,13 @@ impl Server {
         if is_work_left || self.ending.is_some() {
             return Some(Duration::ZERO);
         }
-        let handshake = self.handshakes.front().map(|handshake| handshake.until);
         let due = [
             self.core.poll_timeout(),
             self.next_sweep,
             self.trim_at,
             self.paused_until,
-            handshake,
-            self.accept_paused_until,
+            self.handshakes.due(),
+            self.door.due(),
             self.admin.room_at(),
             self.next_alive,
             self.next_keep,

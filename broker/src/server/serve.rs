@@ -211,7 +211,7 @@ impl Server {
             forget_if_read(connection, &mut self.in_flight);
         }
         if message.kind == Kind::Acquire {
-            let at = self.clock.now();
+            let at = crate::clock::now();
             self.asked = Some((client, Asked { request: RequestId(id), at }));
         }
         self.decode(client, channel, received.len, false);
