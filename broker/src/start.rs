@@ -103,7 +103,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     }
     log_start(&server.settings);
     say_ready(ready_fd);
-    server.manager.say_ready(&server.settings.summary());
+    server.service.manager_mut().say_ready(&server.settings.summary());
     ready();
     let result = server.run().map_err(os("wait for events"));
     log::info!("ended; {} clients were connected", server.connections.len());

@@ -1,5 +1,4 @@
-//! How long clients wait, counted in buckets. Must never cost a grant more than two readings of the clock, nor remember a
-//! request that nobody waits for.
+//! Times counted in buckets. Must never overflow: a state that is gone on with may say anything.
 
 use fdbroker_core::{Now, RequestId};
 use fdbroker_protocol::admin::{self, BUCKET_BOUNDS_US};

@@ -10,3 +10,4 @@ pub mod job;
 pub mod metrics;
 pub mod schedulers;
 pub mod turns;
+pub mod waits;

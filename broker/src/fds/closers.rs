@@ -292,10 +292,10 @@ impl Closers {
     }
 
     /// Moves what has been done since the last call to `done`.
-    pub fn take_reports(&mut self, done: &mut Vec<Report>) {
-        let before = done.len();
-        done.append(&mut self.shared.pool().reports);
-        self.under_way -= done.len() - before;
+    pub fn take_reports(&mut self, done: &mut impl Extend<Report>) {
+        let mut pool = self.shared.pool();
+        self.under_way -= pool.reports.len();
+        done.extend(pool.reports.drain(..));
     }
 
     /// Whether there are jobs that are not reported yet.

@@ -4,4 +4,6 @@
 pub mod classify;
 pub mod closers;
 pub mod files;
+pub mod reports;
+pub mod slow;
 pub mod table;

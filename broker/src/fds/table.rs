@@ -329,7 +329,7 @@ impl FdTable {
     }
 
     /// Moves what has been closed to `closed`.
-    pub fn take_reports(&mut self, closed: &mut Vec<Report>) {
+    pub fn take_reports(&mut self, closed: &mut impl Extend<Report>) {
         self.closers.take_reports(closed);
     }
 

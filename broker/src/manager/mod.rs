@@ -5,3 +5,4 @@ pub mod inherited;
 pub mod keep_book;
 pub mod keep_store;
 pub mod notify;
+pub mod service;

@@ -5,7 +5,7 @@ use crate::clients::connection::client_id;
 use crate::clients::handshakes::Handshake;
 use crate::clock;
 use crate::kernel;
-use crate::limits::{ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, TRIM_PAUSE};
+use crate::limits::{ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS};
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::parts::{Retiring, Server};
@@ -122,7 +122,7 @@ impl Server {
     /// Frees the number of a client that nothing is left of.
     pub(crate) fn remove_record(&mut self, index: usize) {
         if self.connections.remove(index).is_some() {
-            self.trim_at.get_or_insert(clock::after(self.now, TRIM_PAUSE));
+            self.trim.note(self.now);
             self.door.try_again(self.now);
         }
     }

@@ -82,7 +82,7 @@ impl Server {
             return self.send_admin(index, &bytes) && self.watch_admin(index);
         }
         let socket = connection.socket.as_fd();
-        let received = match fdbroker_scm::recv(socket, &mut self.buffer, &mut admin.received) {
+        let received = match fdbroker_scm::recv(socket, self.inbox.buffer(), &mut admin.received) {
             Ok(received) => received,
             Err(RecvError::WouldBlock) => {
                 connection.is_ready = false;
@@ -92,7 +92,7 @@ impl Server {
         };
         connection.used_at = self.now;
         connection.first_at.get_or_insert(self.now);
-        let bytes = &self.buffer[..received.len];
+        let bytes = self.inbox.bytes(received.len);
         let asked = take_apart(bytes);
         let mut writer = std::mem::take(&mut self.writer);
         let (kind, id, asked) = match asked {

@@ -6,9 +6,10 @@ use crate::fds::table::FdTable;
 use crate::messages::replies;
 use crate::readiness::Source;
 use crate::readiness::register;
+use crate::server::feedback::Unsent;
 use crate::server::flow::{send_or_keep, send_to};
-use crate::server::parts::{Server, Unsent};
-use fdbroker_core::{ClientId, Effect, Effects, Granted, Input, RequestId};
+use crate::server::parts::Server;
+use fdbroker_core::{ClientId, Effect, Effects, Granted, RequestId};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, MemoryKind, Status};
 use fdbroker_scm::SendError;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,10 +26,10 @@ impl Server {
                 self.apply(effect, &effects);
             }
             for us in &effects.recalled_us {
-                self.metrics.recall_time.observe(*us);
+                self.waits.note_recall(*us);
             }
             let mut next = std::mem::take(&mut self.spare_effects);
-            self.hand_back(&effects, &mut next);
+            self.feedback.hand_back(&mut self.core, self.now, &effects, &mut next);
             effects.clear();
             self.spare_effects = std::mem::replace(&mut effects, next);
             if effects.list.is_empty() {
@@ -43,33 +44,9 @@ impl Server {
 
     /// The same when only the queues may have something.
     pub(crate) fn settle_queues(&mut self) {
-        if !(self.sendable.is_empty() && self.unsent.is_empty() && self.gone.is_empty()) {
+        if !self.feedback.is_empty() {
             let effects = std::mem::take(&mut self.effects);
             self.settle(effects);
-        }
-    }
-
-    /// Tells the core what came of the list just applied. A client whose grant was not sent is told
-    /// to be full first, so that the grant is not tried again at once.
-    fn hand_back(&mut self, applied: &Effects, next: &mut Effects) {
-        for (client, sendable) in self.sendable.drain(..) {
-            self.core.step(self.now, Input::Sendable { client, sendable }, next);
-        }
-        for unsent in self.unsent.drain(..) {
-            let Unsent { client, request, range, deadline, seq } = unsent;
-            let grants = &applied.granted[range];
-            self.core.step(
-                self.now,
-                Input::Unsent { client, request, grants, deadline, seq },
-                next,
-            );
-        }
-        for (client, leases) in self.cut.drain(..) {
-            let (request, leases) = (None, &leases[..]);
-            self.core.step(self.now, Input::Release { client, request, leases }, next);
-        }
-        for client in self.gone.drain(..) {
-            self.core.step(self.now, Input::Gone { client }, next);
         }
     }
 
@@ -78,10 +55,10 @@ impl Server {
             Effect::Granted { client, request, range, deadline, seq } => {
                 let (client, request) = (*client, *request);
                 match self.send_granted(client, request, &all.granted[range.clone()]) {
-                    Ok(fds) => self.note_answered(client, request, fds),
+                    Ok(fds) => self.waits.end(client, request, fds, &mut self.connections),
                     Err(()) => {
                         let (range, deadline, seq) = (range.clone(), *deadline, *seq);
-                        self.unsent.push(Unsent { client, request, range, deadline, seq });
+                        self.feedback.note_unsent(Unsent { client, request, range, deadline, seq });
                     }
                 }
             }
@@ -109,15 +86,15 @@ impl Server {
             }
             Effect::Keep { slot } => {
                 if let Some(kept) = self.core.kept(*slot) {
-                    self.keep_store.keep(*slot, &kept, &self.fds);
+                    self.service.keep_store().keep(*slot, &kept, &self.fds);
                 }
             }
             Effect::KeptChanged { slot } => {
                 if let Some(kept) = self.core.kept(*slot) {
-                    self.keep_store.change(*slot, &kept);
+                    self.service.keep_store().change(*slot, &kept);
                 }
             }
-            Effect::Unkeep { slot } => self.keep_store.unkeep(*slot),
+            Effect::Unkeep { slot } => self.service.keep_store().unkeep(*slot),
             Effect::Declared { client, request, range } => {
                 let declared = &all.granted[range.clone()];
                 let bytes = replies::write_declared(&mut self.writer, *request, declared);
@@ -186,7 +163,7 @@ impl Server {
             *grant = Granted::refused(grant.wanted, ErrorCode::Again.into());
         }
         self.send_whole(client, request, &grants, room)?;
-        self.cut.push((client, leases));
+        self.feedback.note_cut(client, leases);
         Ok(())
     }
 
@@ -263,7 +240,7 @@ impl Server {
 
     /// Answers that a request failed as a whole.
     pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
-        self.note_answered(client, request, 0);
+        self.waits.end(client, request, 0, &mut self.connections);
         let bytes = self.writer.failed(request.0, status);
         let sent = send_to(&mut self.connections, client, bytes);
         self.after_send(client, sent);

@@ -80,7 +80,7 @@ impl Server {
         connection.is_main_ready = false;
         connection.is_event_ready = false;
         connection.has_died = false;
-        self.gone.push(client);
+        self.feedback.note_gone(client);
     }
 
     /// Ends the lingering of a connection whose peer has read what was left in its socket, or has
@@ -121,14 +121,11 @@ impl Server {
     fn empty(&mut self, socket: &OwnedFd, uid: u32) {
         for _ in 0..MESSAGES_IN_A_SOCKET {
             // With too many of its fds on their way to the closers, the kernel drops the others.
-            let fds = match self.fds.reading(uid) {
-                Reading::Free => &mut self.received,
-                Reading::Wait(_) | Reading::WithoutFds => &mut self.no_fds,
-            };
-            let result = fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, fds);
-            if !self.received.is_empty() {
+            let takes_fds = self.fds.reading(uid) == Reading::Free;
+            let result = self.inbox.recv_rest(socket, takes_fds);
+            if !self.inbox.fds().is_empty() {
                 // There may be a message at hand whose fds are not claimed yet: these are not its.
-                self.fds.refuse_all(&mut self.received, uid);
+                self.fds.refuse_all(self.inbox.fds(), uid);
             }
             if !matches!(result, Ok(_) | Err(RecvError::EmptyMessage)) {
                 return;
@@ -146,11 +143,11 @@ impl Server {
                 // Nothing of it comes into the table: it goes with the socket.
                 return false;
             }
-            let result = fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, &mut self.received);
-            if !self.received.is_empty() {
+            let result = self.inbox.recv_rest(socket, true);
+            if !self.inbox.fds().is_empty() {
                 // There may be more in it than the table has room for: the rest goes with the
                 // socket.
-                self.fds.begin_message(&mut self.received, uid);
+                self.fds.begin_message(self.inbox.fds(), uid);
                 self.fds.refuse_rest(uid);
                 return false;
             }

@@ -163,7 +163,7 @@ impl Server {
         let Some(socket) = connection.socket.as_ref() else { return };
         let former = connection.blocked;
         if former.is_none() {
-            self.sendable.push((client, false));
+            self.feedback.note_sendable(client, false);
             // A socket that is writable already is reported again by this, so nothing is missed
             // between the check and now.
             if let Err(error) = watch(&self.poll, socket.as_fd(), Source::Main(index(client)), true)
@@ -210,7 +210,7 @@ impl Server {
             return self.disconnect(client, ErrorCode::Internal.into());
         }
         connection.blocked = None;
-        self.sendable.push((client, true));
+        self.feedback.note_sendable(client, true);
         self.enqueue(client);
         self.settle_queues();
     }

@@ -74,7 +74,7 @@ impl Server {
         self.identity.key = key;
         self.page = page;
         self.started = self.now;
-        self.metrics = Metrics::default();
+        self.waits.restore(Metrics::default());
         self.fds.close_all_held();
         for connection in self.connections.drain() {
             let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
@@ -86,7 +86,7 @@ impl Server {
         self.handshakes.clear();
         self.ready.clear();
         self.eventful.clear();
-        self.sendable.clear();
+        self.feedback.forget_sendable();
         self.waiting_in_flight.clear();
         self.in_flight = Server::new_in_flight(&self.settings);
         self.fds.flush();
@@ -99,11 +99,11 @@ impl Server {
         for found in found {
             let id = found.kept.id;
             if self.core.kept(id.slot).is_none_or(|kept| kept.id != id) {
-                self.keep_store.give_up(&found);
+                self.service.keep_store().give_up(&found);
                 left.put_back(found.fd);
                 continue;
             }
-            self.keep_store.adopt(&found);
+            self.service.keep_store().adopt(&found);
             match is_anew {
                 true => {
                     let kind = found.kept.deposit.kind;
@@ -115,11 +115,11 @@ impl Server {
         }
         let slots: Vec<u32> = self.fds.slots().map(|(slot, ..)| slot).collect();
         for slot in slots {
-            if self.keep_store.has(slot) {
+            if self.service.keep_store().has(slot) {
                 continue;
             }
             if let Some(kept) = self.core.kept(slot) {
-                self.keep_store.keep(slot, &kept, &self.fds);
+                self.service.keep_store().keep(slot, &kept, &self.fds);
             }
         }
     }
@@ -128,7 +128,7 @@ impl Server {
     pub(crate) fn go_on(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
         self.check_numbers(&arrived.state)?;
         self.started = Now(arrived.state.started_us);
-        self.metrics = arrived.state.metrics;
+        self.waits.restore(arrived.state.metrics);
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.push(std::mem::take(&mut arrived.state.admin));
         self.fds.restore(arrived)?;
@@ -266,7 +266,7 @@ impl Server {
             self.note_events(client);
         }
         if blocked.is_some() {
-            self.sendable.push((client, false));
+            self.feedback.note_sendable(client, false);
         }
         if blocked == Some(Blocked::InFlight) {
             self.await_in_flight(client);

@@ -20,13 +20,13 @@ impl Server {
     /// Gives everything to the service manager's store. On an error nothing is there.
     pub(crate) fn hand_to_store(&mut self) -> Result<(), HandoverError> {
         let parcel = self.pack(Way::Store)?;
-        let give = |name: &str, fd| self.manager.store(name, fd, MANAGER_PATIENCE);
+        let give = |name: &str, fd| self.service.manager().store(name, fd, MANAGER_PATIENCE);
         let mut given = give(names::LEDGER, parcel.ledger.as_fd());
         for carrier in &parcel.carriers {
             given = given.and_then(|()| give(names::CARRIER, carrier.as_fd()));
         }
         let heard = given.map_err(HandoverError::Store).and_then(|()| {
-            match self.manager.wait_until_heard() {
+            match self.service.manager().wait_until_heard() {
                 true => Ok(()),
                 false => Err(HandoverError::Unheard),
             }
@@ -40,7 +40,7 @@ impl Server {
                 );
                 self.leave_places();
             }
-            Err(_) => forget(&self.manager),
+            Err(_) => forget(self.service.manager()),
         }
         heard
     }
@@ -81,7 +81,7 @@ impl Server {
         if !them.is_ok_and(|uid| uid == us || uid == 0) {
             return Err(ErrorCode::NotPermitted.into());
         }
-        if self.manager.has_store() {
+        if self.service.manager().has_store() {
             return Err(ErrorCode::Again.into());
         }
         match format == u64::from(FORMAT) {

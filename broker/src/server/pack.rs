@@ -156,7 +156,7 @@ impl Server {
             page_slots: self.page.slots(),
             started_us: self.started.0,
             next_serial: self.connections.last_serial(),
-            metrics: self.metrics,
+            metrics: *self.waits.metrics(),
             lock,
             until_eof,
             admin,

@@ -6,12 +6,10 @@ use crate::clients::connection::{Blocked, client_id};
 use crate::clock;
 use crate::fds::closers::Report;
 use crate::kernel::is_readable;
-use crate::limits::{
-    KEEP_RETRY, LANE_SLOW, MOST_WAKES_WITHOUT_CHORE, READINESS_PER_WAKE, REPORTS_PER_CHORE,
-    SOCKETS_PER_CHORE, WORK_PER_TURN, WORK_PER_WAKE,
-};
+use crate::limits::{READINESS_PER_WAKE, REPORTS_PER_CHORE, SOCKETS_PER_CHORE};
 use crate::node::signals::Request;
 use crate::readiness::Source;
+use crate::server::chores::Chore;
 use crate::server::parts::{Ending, Server};
 use fdbroker_core::{ClientId, DomainKey, Input};
 use mio::Events;
@@ -19,37 +17,6 @@ use mio::event::Event;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
-
-/// What the loop has to do beside the turns of clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Chore {
-    /// Noting what the closers have closed.
-    Reports,
-    /// What is due in the core, or was left for later.
-    Core,
-    /// Looking for clients that have read.
-    InFlight,
-    /// Sending events.
-    Events,
-    /// Answering administrators.
-    Admins,
-    /// Closing sockets of ended connections.
-    Sockets,
-    /// Accepting connections.
-    Accept,
-}
-
-impl Chore {
-    const ALL: [Chore; 7] = [
-        Chore::Reports,
-        Chore::Core,
-        Chore::InFlight,
-        Chore::Events,
-        Chore::Admins,
-        Chore::Sockets,
-        Chore::Accept,
-    ];
-}
 
 impl Server {
     /// Serves until it is told to end.
@@ -62,8 +29,8 @@ impl Server {
             let timeout = self.timeout();
             self.turn(&mut events, timeout)?;
         };
-        self.manager.say_stopping("ending");
-        if ending == Ending::Asked && self.manager.has_store() {
+        self.service.manager_mut().say_stopping("ending");
+        if ending == Ending::Asked && self.service.manager().has_store() {
             match self.hand_to_store() {
                 Ok(()) => return Ok(()),
                 Err(error) => log::error!("clients do not go on after a restart: {error}"),
@@ -94,41 +61,31 @@ impl Server {
     /// waits for no more than these.
     fn wake(&mut self) {
         self.fds.set_now(self.now);
-        if self.paused_until.is_some_and(|until| until <= self.now) {
+        if clock::is_due(self.waiting.due(), self.now) {
             self.resume_paused();
         }
         self.tell_most_granted();
-        if self.wakes_without_chore < MOST_WAKES_WITHOUT_CHORE {
+        if self.schedule.begin_wake() {
             self.serve_ready();
-            self.wakes_without_chore += 1;
-        } else {
-            self.work = 0;
         }
-        // It takes as long as a turn: not after a long one, and every other time while clients wait for theirs.
-        let is_in_time = self.ready.is_empty() || self.wakes_without_chore > 1;
-        if self.work < WORK_PER_WAKE && is_in_time {
-            self.wakes_without_chore = 0;
+        if self.schedule.begin_chore(self.ready.is_empty()) {
             self.do_a_chore();
         }
-        self.trim_memory();
+        self.trim.run(self.now);
         self.expire_handshakes();
         self.fds.flush();
         self.watch_lanes();
         if let Some((index, format)) = self.takeover_asked.take() {
             self.hand_over(index, format);
         }
-        self.flush_keep_store();
-        self.say_alive();
+        self.service.tell(&self.fds, self.now);
     }
 
     /// One of the chores that have something to do, in turn.
     fn do_a_chore(&mut self) {
-        for _ in Chore::ALL {
-            let chore = Chore::ALL[self.next_chore];
-            self.next_chore = (self.next_chore + 1) % Chore::ALL.len();
-            if self.is_waiting(chore) {
-                return self.do_chore(chore);
-            }
+        if let Some(chore) = self.schedule.next_chore(|chore| self.is_waiting(chore)) {
+            self.schedule.begin(chore);
+            self.do_chore(chore);
         }
     }
 
@@ -136,7 +93,7 @@ impl Server {
     fn is_waiting(&self, chore: Chore) -> bool {
         let is_due = |due| clock::is_due(due, self.now);
         match chore {
-            Chore::Reports => self.is_report_waiting || !self.reports.is_empty(),
+            Chore::Reports => self.reports.is_waiting(),
             Chore::Core => is_due(self.core.poll_timeout()),
             Chore::InFlight => is_due(self.next_sweep),
             Chore::Events => !self.eventful.is_empty(),
@@ -159,21 +116,6 @@ impl Server {
         }
     }
 
-    fn flush_keep_store(&mut self) {
-        let is_left = self.manager.say_again() | self.keep_store.flush(&self.fds);
-        self.next_keep = is_left.then(|| clock::after(self.now, KEEP_RETRY));
-    }
-
-    /// Tells the service manager that the loop turns. By the loop alone, so that one that is stuck is
-    /// found out.
-    fn say_alive(&mut self) {
-        if self.next_alive.is_some_and(|due| due <= self.now) {
-            self.manager.say_alive();
-            let interval = self.manager.watchdog_interval().unwrap_or(Duration::MAX);
-            self.next_alive = Some(clock::after(self.now, interval));
-        }
-    }
-
     /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
     pub fn step(&mut self, input: Input<'_>) {
         let mut effects = std::mem::take(&mut self.effects);
@@ -189,39 +131,16 @@ impl Server {
 
     /// Tells the core whose closes take long: nobody else's requests wait for those.
     fn watch_lanes(&mut self) {
-        let soon = clock::after(self.now, LANE_SLOW);
-        match self.next_slow {
-            Some(due) if due > self.now => return,
-            Some(_) => {}
-            None if self.fds.is_closing() => {
-                self.next_slow = Some(soon);
-                return;
-            }
-            None => return,
-        }
-        let (slow, is_at_it) = self.fds.slow();
-        // A call that hangs for ever wakes nobody.
-        self.next_slow = is_at_it.then_some(soon);
-        let former = std::mem::replace(&mut self.slow, slow.clone());
-        let changed = |uid: &&u32| former.contains(*uid) != slow.contains(*uid);
-        for &uid in former.iter().chain(&slow).filter(changed) {
-            let is_slow = slow.contains(&uid);
+        for (uid, slow) in self.slow.look(&self.fds, self.now) {
             for listener in (0..).take(self.door.count()) {
-                let domain = DomainKey { listener, uid };
-                self.step(Input::Slow { domain, slow: is_slow });
+                self.step(Input::Slow { domain: DomainKey { listener, uid }, slow });
             }
         }
     }
 
     fn take_reports(&mut self) {
-        if std::mem::take(&mut self.is_report_waiting) {
-            self.fds.take_reports(&mut self.reports);
-        }
-        if self.reports.is_empty() {
-            return;
-        }
-        let mut reports = std::mem::take(&mut self.reports);
-        for report in reports.drain(..REPORTS_PER_CHORE.min(reports.len())) {
+        for _ in 0..self.reports.fetch(&mut self.fds).min(REPORTS_PER_CHORE) {
+            let Some(report) = self.reports.pop() else { break };
             self.fds.note_closed(report);
             match report {
                 Report::Held(ticket) | Report::Arrived(ticket, _) => {
@@ -234,18 +153,15 @@ impl Server {
                 Report::Refused(_) => {}
             }
         }
-        self.reports = reports;
         self.resume_paused();
     }
 
     /// Turns of ready clients, as many as this wake has time for: one that has little to say leaves the rest to the
     /// next.
     fn serve_ready(&mut self) {
-        self.work = 0;
-        while self.work < WORK_PER_WAKE {
+        while self.schedule.is_work_left() {
             let Some(client) = self.ready.pop() else { return };
-            self.work += 1;
-            self.turn_ends_at = self.work + WORK_PER_TURN;
+            self.schedule.begin_turn();
             self.serve(client);
         }
     }
@@ -259,7 +175,7 @@ impl Server {
             Some(Source::Listener(number)) => self.door.note(number),
             Some(Source::AdminListener) => self.admin.note_listener(),
             Some(Source::Admin(index)) => self.admin.note(index),
-            Some(Source::Closers) => self.is_report_waiting = true,
+            Some(Source::Closers) => self.reports.note(),
             Some(Source::Signals) => self.note_signals(),
             Some(Source::UntilEof) => {
                 // Nobody writes; only the end matters.
@@ -330,9 +246,9 @@ impl Server {
                     self.ending.get_or_insert(Ending::Asked);
                 }
                 Request::Reload => {
-                    self.manager.say_reloading();
+                    self.service.manager_mut().say_reloading();
                     self.reload();
-                    self.manager.say_ready(&self.settings.summary());
+                    self.service.manager_mut().say_ready(&self.settings.summary());
                 }
             }
         }
@@ -356,15 +272,6 @@ impl Server {
         }
     }
 
-    /// Gives memory that is free back to the system, a moment after clients have ended: a horde of them
-    /// may have used much of it, in pieces between which something is in use.
-    fn trim_memory(&mut self) {
-        if self.trim_at.is_some_and(|at| at <= self.now) {
-            self.trim_at = None;
-            crate::kernel::trim_memory();
-        }
-    }
-
     /// How long the wait may last; `None` = until something happens.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let is_work_left =
@@ -375,14 +282,13 @@ impl Server {
         let due = [
             self.core.poll_timeout(),
             self.next_sweep,
-            self.trim_at,
-            self.paused_until,
+            self.trim.due(),
+            self.waiting.due(),
             self.handshakes.due(),
             self.door.due(),
             self.admin.room_at(),
-            self.next_alive,
-            self.next_keep,
-            self.next_slow,
+            self.service.due(),
+            self.slow.due(),
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

@@ -3,20 +3,18 @@
 //! that does not read.
 
 use crate::clients::connection::{Connection, Phase, index};
-use crate::clients::metrics::Asked;
 use crate::fds::table::{NOBODY, Reading};
 use crate::kernel;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::requests::{self, Breach, Context};
 use crate::server::flow::forget_if_read;
 use crate::server::parts::Server;
-use crate::server::suspended::{Channel, Suspended};
+use crate::server::waiting::{Channel, Suspended};
 use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Scope, Status};
 use fdbroker_scm::RecvError;
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 /// What came of an attempt to read.
@@ -38,15 +36,10 @@ impl Server {
             return self.lose(client);
         }
         let uid = connection.domain.uid;
-        if is_suspended(&self.suspended, uid, client) {
+        if self.waiting.is_suspended(uid, client) {
             return;
         }
-        let reading = self.fds.reading(uid);
-        self.is_reading_fds = reading != Reading::WithoutFds;
-        self.no_fds_until = match reading {
-            Reading::Wait(until) => Some(until),
-            Reading::Free | Reading::WithoutFds => None,
-        };
+        self.inbox.begin_turn(self.fds.reading(uid));
         // Answers to recalls first: others wait for them.
         let is_free = self.serve_channel(client, Channel::Event);
         if self.serve_channel(client, Channel::Main) && is_free {
@@ -57,34 +50,27 @@ impl Server {
     /// Takes the client's turns away until fds of its uid are closed, or their time is over.
     fn pause(&mut self, client: ClientId, until: Now) {
         let Some(connection) = self.connections.get(index(client)) else { return };
-        self.paused.entry(connection.domain.uid).or_default().insert(client);
-        self.paused_until = Some(self.paused_until.map_or(until, |former| former.min(until)));
+        self.waiting.pause(connection.domain.uid, client, until);
     }
 
     /// Gives paused clients their turns again, if fds of their uid have been closed, or have been waited for long
     /// enough.
     pub(crate) fn resume_paused(&mut self) {
-        self.paused_until = None;
-        for (uid, clients) in std::mem::take(&mut self.paused) {
-            if let Reading::Wait(until) = self.fds.reading(uid) {
-                self.paused_until = Some(self.paused_until.map_or(until, |it| it.min(until)));
-                self.paused.insert(uid, clients);
-            } else {
-                self.give_up(uid);
-                clients.into_iter().for_each(|client| self.enqueue(client));
-            }
+        for (uid, clients) in self.waiting.resume(|uid| self.fds.reading(uid)) {
+            self.give_up(uid);
+            clients.into_iter().for_each(|client| self.enqueue(client));
         }
     }
 
     /// `false`: the client is paused.
     fn serve_channel(&mut self, client: ClientId, channel: Channel) -> bool {
-        while self.work < self.turn_ends_at {
+        while self.schedule.is_turn_left() {
             let Some(connection) = self.connections.get(index(client)) else { return true };
             let is_ready = match channel {
                 Channel::Main => connection.is_main_ready && connection.blocked.is_none(),
                 Channel::Event => connection.is_event_ready,
             };
-            if is_suspended(&self.suspended, connection.domain.uid, client) {
+            if self.waiting.is_suspended(connection.domain.uid, client) {
                 return false;
             }
             if !is_ready || (channel == Channel::Main && !self.may_read(client)) {
@@ -92,7 +78,7 @@ impl Server {
             }
             match self.read_one(client, channel) {
                 Outcome::Served => {
-                    self.work += WORK_PER_MESSAGE;
+                    self.schedule.spend(WORK_PER_MESSAGE);
                     self.note_if_all_is_read(client, channel);
                 }
                 Outcome::Nothing => return true,
@@ -128,39 +114,32 @@ impl Server {
             return Outcome::Nothing;
         };
         // Only messages with fds wait: another client of the uid may be served all the same.
-        if let Some(until) = self.no_fds_until
-            && fdbroker_scm::is_control_next(socket.as_fd())
-        {
+        if let Some(until) = self.inbox.waits(socket.as_fd()) {
             self.pause(client, until);
             return Outcome::Paused;
         }
         // More than it has credit for never comes into the table.
-        self.fd_room = match channel {
+        let fd_room = match channel {
             Channel::Main => {
                 usize::try_from(self.core.deposit_credits(client)).unwrap_or(MAX_BATCH)
             }
             Channel::Event => MAX_BATCH,
         };
-        let fds = match self.is_reading_fds {
-            true => &mut self.received,
-            false => &mut self.no_fds,
-        };
-        fds.set_capacity(if self.is_reading_fds { self.fd_room } else { 0 });
-        match fdbroker_scm::recv(socket.as_fd(), &mut self.buffer, fds) {
+        match self.inbox.recv(socket.as_fd(), fd_room) {
             Ok(received) => self.take_message(client, channel, &received),
             Err(RecvError::WouldBlock) => {
                 *is_ready = false;
                 return Outcome::Nothing;
             }
             Err(RecvError::EmptyMessage) => {
-                self.fds.begin_message(&mut self.received, connection.domain.uid);
+                self.fds.begin_message(self.inbox.fds(), connection.domain.uid);
                 self.break_off(client, 0, &Breach::Empty);
             }
             Err(RecvError::Eof) => {
                 connection.is_main_at_end |= channel == Channel::Main;
                 self.lose(client);
                 // So does its end.
-                self.work += WORK_PER_WAKE;
+                self.schedule.spend(WORK_PER_WAKE);
             }
             Err(error) => {
                 log::debug!("client {}: {error}", client.0);
@@ -176,25 +155,26 @@ impl Server {
         channel: Channel,
         received: &fdbroker_scm::Message,
     ) {
-        if !self.received.is_empty() {
-            self.work += self.received.len();
+        if !self.inbox.fds().is_empty() {
+            self.schedule.spend(self.inbox.fds().len());
             let uid = self.connections[index(client)].domain.uid;
-            self.fds.begin_message(&mut self.received, uid);
+            self.fds.begin_message(self.inbox.fds(), uid);
         }
         if received.payload_truncated {
             return self.break_off(client, 0, &Breach::TooLong);
         }
-        let bytes = &self.buffer[..received.len];
+        let bytes = self.inbox.bytes(received.len);
         let message = match Message::parse(bytes) {
             Ok(message) => message,
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
         };
         let id = message.id;
-        self.work += message.count;
+        self.schedule.spend(message.count);
         if received.fds_truncated {
             let arrived = self.fds.arrived_count();
-            if self.is_reading_fds && arrived >= self.fd_room {
-                let breach = Breach::NoCredit { fds: message.fd_count, credits: self.fd_room };
+            if self.inbox.takes_fds() && arrived >= self.inbox.fd_room() {
+                let breach =
+                    Breach::NoCredit { fds: message.fd_count, credits: self.inbox.fd_room() };
                 return self.break_off(client, id, &breach);
             }
             return self.answer_truncated(client, id);
@@ -211,8 +191,7 @@ impl Server {
             forget_if_read(connection, &mut self.in_flight);
         }
         if message.kind == Kind::Acquire {
-            let at = crate::clock::now();
-            self.asked = Some((client, Asked { request: RequestId(id), at }));
+            self.waits.begin(client, RequestId(id));
         }
         self.decode(client, channel, received.len, false);
     }
@@ -220,7 +199,7 @@ impl Server {
     /// Decodes the message in the buffer and hands it to the core. `has_looked`: what is not known of its fds by now counts as
     /// refused.
     fn decode(&mut self, client: ClientId, channel: Channel, length: usize, has_looked: bool) {
-        let message = match Message::parse(&self.buffer[..length]) {
+        let message = match Message::parse(self.inbox.bytes(length)) {
             Ok(message) => message,
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
         };
@@ -248,7 +227,8 @@ impl Server {
                 let mut effects = std::mem::take(&mut self.effects);
                 self.core.step(self.now, input, &mut effects);
                 self.settle(effects);
-                self.keep_asked();
+                let most = self.settings.core.max_parked_per_client as usize;
+                self.waits.park(&mut self.connections, most);
                 self.refuse_rest(client);
             }
             Err(breach) => self.break_off(client, id, &breach),
@@ -262,15 +242,15 @@ impl Server {
             Reading::Wait(until) => until,
             Reading::Free | Reading::WithoutFds => self.now,
         };
-        let bytes = self.buffer[..length].to_vec();
-        self.suspended.insert(domain.uid, Suspended { client, serial, channel, bytes });
-        self.no_fds_until = Some(until);
+        let bytes = self.inbox.bytes(length).to_vec();
+        self.waiting.suspend(domain.uid, Suspended { client, serial, channel, bytes });
+        self.inbox.wait(until);
         self.pause(client, until);
     }
 
     /// The message of `uid` that waited, as the message at hand again; `None`: there was none, or its client has ended.
     fn take_suspended(&mut self, uid: u32) -> Option<Suspended> {
-        let suspended = self.suspended.remove(&uid)?;
+        let suspended = self.waiting.take_suspended(uid)?;
         self.fds.resume(uid);
         let connection = self.connections.get(index(suspended.client));
         let is_there = connection
@@ -286,7 +266,7 @@ impl Server {
         let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
             return;
         };
-        self.buffer[..bytes.len()].copy_from_slice(&bytes);
+        self.inbox.put(&bytes);
         self.decode(client, channel, bytes.len(), true);
     }
 
@@ -304,8 +284,7 @@ impl Server {
 
     /// Ends clients with a message that waits: a successor could not go on with it.
     pub(crate) fn end_suspended(&mut self) {
-        let uids: Vec<u32> = self.suspended.keys().copied().collect();
-        for uid in uids {
+        for uid in self.waiting.suspended_uids() {
             if let Some(Suspended { client, .. }) = self.take_suspended(uid) {
                 self.fds.refuse_rest(uid);
                 self.lose(client);
@@ -326,7 +305,7 @@ impl Server {
     /// Some fds of the message are gone: its uid has too many that hang, or the broker's table is
     /// full, which is nothing that the client has done.
     fn answer_truncated(&mut self, client: ClientId, id: u64) {
-        if !self.is_reading_fds {
+        if !self.inbox.takes_fds() {
             return self.answer_hung(client, id, NOBODY);
         }
         log::error!("the fd table is full: fds of client {} were lost", client.0);
@@ -337,7 +316,7 @@ impl Server {
 
     /// The first message, in the buffer.
     fn take_hello(&mut self, client: ClientId, length: usize) {
-        let message = match Message::parse(&self.buffer[..length]) {
+        let message = match Message::parse(self.inbox.bytes(length)) {
             Ok(message) => message,
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
         };
@@ -352,7 +331,7 @@ impl Server {
         let own_fds = hello.own_fds.get();
         let deadline = requests::deadline(self.now, hello.deadline_ms.get());
         // The answer takes as long as a whole turn.
-        self.work += WORK_PER_WAKE;
+        self.schedule.spend(WORK_PER_WAKE);
         self.identify(client, hello.key.get().into());
         self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
         self.refuse_rest(client);
@@ -401,12 +380,6 @@ impl Server {
             log::warn!("pid {pid} (uid {uid}): {what}");
         }
     }
-}
-
-/// Whether a message of the client waits: then nothing behind it is read.
-fn is_suspended(suspended: &HashMap<u32, Suspended>, uid: u32, client: ClientId) -> bool {
-    // Nearly always empty: then nothing is hashed.
-    !suspended.is_empty() && suspended.get(&uid).is_some_and(|it| it.client == client)
 }
 
 fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {

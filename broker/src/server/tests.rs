@@ -407,7 +407,7 @@ fn client_when_closes_of_its_uid_are_waited_for_then_served_unless_it_sends_fds(
 
     assert_eq!(other.count(), 1, "what comes without fds, and is not behind some");
     drop(end_hang);
-    let is_open = |server: &Server| server.paused_until.is_none();
+    let is_open = |server: &Server| server.waiting.due().is_none();
     bench.until(is_open);
     bench.rest();
     assert_eq!(other.count(), 2);
@@ -501,7 +501,7 @@ fn register_when_its_dmabuf_has_to_be_looked_at_then_it_waits_and_others_do_not(
     assert_eq!(first.count(), 0, "nothing overtakes it");
 
     go_on.send(()).unwrap();
-    bench.until(|server| server.suspended.is_empty());
+    bench.until(|server| server.waiting.suspended_uids().is_empty());
     bench.rest();
     assert_eq!(kind(&first), Some(Kind::RegisterReply));
     assert_eq!(kind(&first), Some(Kind::LeaseReply));
@@ -525,7 +525,7 @@ fn register_when_the_look_at_its_fd_hangs_then_refused_by_name_and_nothing_is_le
     first.send(&register_as(MemoryKind::DmaBuf, 1), &[file().as_fd()]);
     bench.rest();
     other.send(&release(1), &[]);
-    bench.until(|server| server.suspended.is_empty());
+    bench.until(|server| server.waiting.suspended_uids().is_empty());
     bench.rest();
     assert_eq!(other.count(), 1);
     let status = first.failed();
@@ -554,7 +554,7 @@ fn register_when_its_client_ends_during_the_look_then_nothing_is_left() {
     drop((first, _a));
     bench.rest();
     drop(go_on);
-    bench.until(|server| server.suspended.is_empty() && !server.fds.is_closing());
+    bench.until(|server| server.waiting.suspended_uids().is_empty() && !server.fds.is_closing());
     bench.until(|server| server.connections.is_empty());
 }
 

@@ -51,7 +51,7 @@ fn state_when_it_has_times_then_they_go_on_with_the_counters_or_begin_anew_with_
                 state.connections[1].phase = Phase::Gone;
             }
         });
-        let Metrics { grant_latency, recall_time } = bench.server.metrics;
+        let Metrics { grant_latency, recall_time } = *bench.server.waits.metrics();
         let deposits = bench.server.core.totals().counters.deposits;
         (grant_latency.count(), recall_time.count(), deposits)
     };

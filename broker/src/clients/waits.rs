@@ -1,0 +1,81 @@
+//! How long clients wait for grants, and the broker for supplies. Must never remember a request that nobody waits for, nor
+//! cost a grant more than two readings of the clock.
+
+use crate::clients::connection::index;
+use crate::clients::connections::Connections;
+use crate::clients::metrics::{Asked, Metrics};
+use crate::clock;
+use fdbroker_core::{ClientId, RequestId};
+
+/// See the module.
+#[derive(Default)]
+pub struct Waits {
+    metrics: Metrics,
+    /// The acquire that is with the core.
+    at_hand: Option<(ClientId, Asked)>,
+}
+
+impl Waits {
+    /// What was counted so far.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Goes on with the counts of another broker, or begins anew.
+    pub fn restore(&mut self, metrics: Metrics) {
+        self.metrics = metrics;
+    }
+
+    /// An acquire has been read.
+    pub fn begin(&mut self, client: ClientId, request: RequestId) {
+        self.at_hand = Some((client, Asked { request, at: clock::now() }));
+    }
+
+    /// The acquire at hand has been with the core: if it is not answered, it is parked. `most`: parked requests that a
+    /// client may have.
+    pub fn park(&mut self, connections: &mut Connections, most: usize) {
+        if let Some((client, asked)) = self.at_hand.take()
+            && let Some(connection) = connections.get_mut(index(client))
+            && connection.asked.len() < most
+        {
+            connection.asked.push(asked);
+        }
+    }
+
+    /// A request has been answered, with fds or without.
+    pub fn end(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        fds: usize,
+        connections: &mut Connections,
+    ) {
+        if let Some(asked) = self.take(client, request, connections)
+            && fds > 0
+        {
+            self.metrics.grant_latency.observe(clock::now().0.saturating_sub(asked.at.0));
+        }
+    }
+
+    /// A recall was answered after this time.
+    pub fn note_recall(&mut self, us: u64) {
+        self.metrics.recall_time.observe(us);
+    }
+
+    fn take(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        connections: &mut Connections,
+    ) -> Option<Asked> {
+        if let Some((whose, asked)) = self.at_hand
+            && (whose, asked.request) == (client, request)
+        {
+            self.at_hand = None;
+            return Some(asked);
+        }
+        let parked = &mut connections.get_mut(index(client))?.asked;
+        let at = parked.iter().position(|asked| asked.request == request)?;
+        Some(parked.swap_remove(at))
+    }
+}
