@@ -4,46 +4,78 @@
 use crate::admin::watch::Watch;
 use crate::clock;
 use crate::kernel;
+use crate::kernel::KernelFeatures;
 use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use crate::node::listeners::Listener;
 use fdbroker_core::{Note, Now};
 use fdbroker_scm::ReceivedFds;
+use fdbroker_scm::{RecvError, SendError};
+use nix::errno::Errno;
 use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The administrator's listener and connections.
 pub(crate) struct AdminSide {
-    pub listener: Listener,
-    pub is_listener_ready: bool,
+    listener: Listener,
+    is_listener_ready: bool,
     /// A connection waits that there was no room for.
-    pub is_accept_due: bool,
-    pub connections: Slab<AdminConnection>,
+    is_accept_due: bool,
+    connections: Slab<AdminConnection>,
     /// All places are taken and a connection waits: when to look again whether one gives way.
     room_at: Option<Now>,
     /// Whose turn it is.
-    pub next: usize,
+    next: usize,
     /// Room for none: no query carries fds.
-    pub received: ReceivedFds,
+    received: ReceivedFds,
     /// Some of them watch.
-    pub is_watched: bool,
+    is_watched: bool,
     /// For what the core has noted; reused.
-    pub notes: Vec<Note>,
+    notes: Vec<Note>,
 }
 
-pub struct AdminConnection {
-    pub socket: OwnedFd,
-    pub is_ready: bool,
+struct AdminConnection {
+    socket: OwnedFd,
+    is_ready: bool,
     /// When it came or last asked.
-    pub used_at: Now,
+    used_at: Now,
     /// When it asked for the first time, if it has.
-    pub first_at: Option<Now>,
+    first_at: Option<Now>,
     /// An answer that the socket did not take; no query is read before it has gone.
-    pub pending: Option<Vec<u8>>,
+    pending: Option<Vec<u8>>,
     /// What it is to be told, if it watches.
-    pub watch: Option<Box<Watch>>,
+    watch: Option<Box<Watch>>,
+}
+
+/// A connection's turn.
+pub(crate) enum Turn {
+    /// It may have sent something, or has room for an answer.
+    Serve(usize),
+    /// It is to be told what has happened.
+    Tell(usize),
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Done,
+    /// Until the socket takes it.
+    Kept,
+    Gone,
 }
 
 impl AdminConnection {
+    /// One just accepted.
+    fn new(socket: OwnedFd, now: Now) -> Self {
+        AdminConnection {
+            socket,
+            is_ready: true,
+            used_at: now,
+            first_at: None,
+            pending: None,
+            watch: None,
+        }
+    }
+
     /// Until when nothing takes its place from it; `None`: as long as it is so.
     fn keeps_until(&self) -> Option<Now> {
         let is_idle = !self.is_ready && self.pending.is_none();
@@ -57,7 +89,7 @@ impl AdminConnection {
     }
 
     /// It has events to be sent, and room for them as far as is known.
-    pub fn is_watch_due(&self) -> bool {
+    fn is_watch_due(&self) -> bool {
         self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
     }
 }
@@ -102,6 +134,102 @@ impl AdminSide {
         }
     }
 
+    /// Accepts a connection if one waits and there is a place; its number. An error: there is no room for it.
+    pub fn accept(&mut self, features: KernelFeatures, now: Now) -> Result<Option<usize>, Errno> {
+        while self.is_listener_ready && self.make_room(now) {
+            match kernel::accept(self.listener.as_fd()) {
+                Ok(socket) => {
+                    kernel::refuse_rights(socket.as_fd(), features);
+                    return Ok(Some(self.connections.insert(AdminConnection::new(socket, now))));
+                }
+                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+                Err(errno) => {
+                    self.is_listener_ready = false;
+                    if errno != Errno::EAGAIN {
+                        self.is_accept_due = true;
+                        return Err(errno);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next connection that has something to do.
+    pub fn next_turn(&mut self) -> Option<Turn> {
+        for _ in 0..MAX_ADMIN_CONNECTIONS {
+            let index = self.next;
+            self.next = (index + 1) % MAX_ADMIN_CONNECTIONS;
+            match self.connections.get(index) {
+                Some(connection) if connection.is_ready => return Some(Turn::Serve(index)),
+                Some(connection) if connection.is_watch_due() => return Some(Turn::Tell(index)),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Reads a message into `buffer`; its length. `None`: there is none. An error: the connection is to end.
+    pub fn recv(
+        &mut self,
+        index: usize,
+        buffer: &mut [u8],
+        now: Now,
+    ) -> Result<Option<usize>, RecvError> {
+        let connection = &mut self.connections[index];
+        match fdbroker_scm::recv(connection.socket.as_fd(), buffer, &mut self.received) {
+            Ok(received) => {
+                connection.used_at = now;
+                connection.first_at.get_or_insert(now);
+                Ok(Some(received.len))
+            }
+            Err(RecvError::WouldBlock) => {
+                connection.is_ready = false;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a message, or keeps it: no query of the connection is read before it has gone.
+    pub fn send(&mut self, index: usize, bytes: &[u8]) -> Sent {
+        let connection = &mut self.connections[index];
+        match fdbroker_scm::send(connection.socket.as_fd(), bytes, &[]) {
+            Ok(()) => Sent::Done,
+            Err(SendError::WouldBlock) => {
+                connection.pending = Some(bytes.to_vec());
+                connection.is_ready = false;
+                Sent::Kept
+            }
+            Err(_) => Sent::Gone,
+        }
+    }
+
+    /// The message that is kept, to be sent again.
+    pub fn take_pending(&mut self, index: usize) -> Option<Vec<u8>> {
+        self.connections[index].pending.take()
+    }
+
+    /// Whether a message is kept.
+    pub fn is_pending(&self, index: usize) -> bool {
+        self.connections[index].pending.is_some()
+    }
+
+    /// Whether somebody watches.
+    pub fn is_watched(&self) -> bool {
+        self.is_watched
+    }
+
+    /// An empty list for what the core has noted; to be given back.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Takes the list back, for the next time.
+    pub fn keep_notes(&mut self, notes: Vec<Note>) {
+        self.notes = notes;
+    }
+
     /// The socket of a connection.
     pub fn socket(&self, index: usize) -> Option<BorrowedFd<'_>> {
         self.connections.get(index).map(|connection| connection.socket.as_fd())
@@ -126,7 +254,7 @@ impl AdminSide {
 
     /// Whether there is a place for one more connection; when all are taken, the one that has asked nothing for longest
     /// ends, of those that may.
-    pub fn make_room(&mut self, now: Now) -> bool {
+    fn make_room(&mut self, now: Now) -> bool {
         self.room_at = None;
         if self.connections.len() < MAX_ADMIN_CONNECTIONS {
             return true;

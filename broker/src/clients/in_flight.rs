@@ -3,12 +3,14 @@
 //! of every socket fails. So each connection has a share of its own, and the rest is a pool, of which each domain
 //! has its share, too. Must never let one client's use touch another's share.
 
+use crate::clients::connection::Connection;
 use crate::clients::turns::Who;
-use crate::limits::UNREAD_HELLOS_PER_PROCESS;
+use crate::limits::{LEAST_UNREAD_BYTES, UNREAD_HELLOS_PER_PROCESS};
 use fdbroker_core::{DomainKey, Part};
 use fdbroker_protocol::MAX_BATCH;
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -99,6 +101,29 @@ impl InFlight {
         *used = used.saturating_sub(less);
         if *used == 0 {
             self.used_by.remove(&domain);
+        }
+    }
+
+    /// Asks the kernel whether a client has read all; if so, nothing of it is unread any more.
+    pub fn forget_if_read(&mut self, connection: &mut Connection) -> bool {
+        let socket = connection.socket.as_ref().or(connection.lingering.as_ref());
+        let is_read = match socket.map(|socket| fdbroker_scm::unread_bytes(socket.as_fd())) {
+            // No socket, no unread message.
+            None => true,
+            Some(Ok(bytes)) if bytes < LEAST_UNREAD_BYTES => true,
+            Some(_) => false,
+        };
+        if is_read {
+            self.forget_unread(connection);
+        }
+        is_read
+    }
+
+    /// Nothing of a client is unread any more.
+    pub fn forget_unread(&mut self, connection: &mut Connection) {
+        self.remove(connection.domain, std::mem::take(&mut connection.unread).fds);
+        if std::mem::take(&mut connection.is_hello_unread) {
+            self.remove_hello(connection.who());
         }
     }
 

@@ -4,10 +4,12 @@
 pub mod connection;
 pub mod connections;
 pub mod door;
+pub mod eventful;
 pub mod handshakes;
 pub mod in_flight;
 pub mod job;
 pub mod metrics;
 pub mod schedulers;
+pub mod sweep;
 pub mod turns;
 pub mod waits;

@@ -19,7 +19,7 @@ impl Server {
     /// and puts it back.
     pub(crate) fn settle(&mut self, mut effects: Effects) {
         loop {
-            if self.admin.is_watched {
+            if self.admin.is_watched() {
                 self.take_notes();
             }
             for effect in &effects.list {
@@ -33,7 +33,7 @@ impl Server {
             effects.clear();
             self.spare_effects = std::mem::replace(&mut effects, next);
             if effects.list.is_empty() {
-                if self.admin.is_watched {
+                if self.admin.is_watched() {
                     self.take_notes();
                 }
                 self.effects = effects;
@@ -123,7 +123,7 @@ impl Server {
             Effect::Failed { client, request, status } => {
                 self.reply_failed(*client, *request, *status);
             }
-            Effect::Events { client } => self.note_events(*client),
+            Effect::Events { client } => self.eventful.add(*client, &mut self.connections),
             Effect::Disconnect { client, status } => self.end_with(*client, *status),
             Effect::Forget { client } => self.forget(index(*client)),
         }
@@ -190,7 +190,7 @@ impl Server {
             Ok(()) => {
                 self.in_flight.add(connection.domain, connection.unread.fds, fds as u64);
                 connection.unread.add(fds);
-                if self.admin.is_watched {
+                if self.admin.is_watched() {
                     self.note_grants(client, grants);
                 }
                 Ok(())

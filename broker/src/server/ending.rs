@@ -5,7 +5,6 @@ use crate::clients::connection::{Phase, index};
 use crate::fds::table::Reading;
 use crate::readiness::Source;
 use crate::readiness::watch;
-use crate::server::flow::forget_if_read;
 use crate::server::parts::{Retiring, Server};
 use fdbroker_core::ClientId;
 use fdbroker_protocol::message::GoingAway;
@@ -57,7 +56,7 @@ impl Server {
         }
         connection.phase = Phase::Gone;
         let uid = connection.domain.uid;
-        let is_read = connection.unread.fds == 0 || forget_if_read(connection, &mut self.in_flight);
+        let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
         let is_at_end = connection.is_main_at_end;
         if let Some(socket) = connection.socket.take() {
             match is_read {
@@ -87,7 +86,7 @@ impl Server {
     /// closed it.
     pub(crate) fn finish_if_read(&mut self, index: usize) {
         let Some(connection) = self.connections.get_mut(index) else { return };
-        if !forget_if_read(connection, &mut self.in_flight) {
+        if !self.in_flight.forget_if_read(connection) {
             return;
         }
         let uid = connection.domain.uid;

@@ -4,17 +4,16 @@
 
 use crate::clients::connection::{Blocked, Connection, index};
 use crate::clients::connections::Connections;
-use crate::clients::in_flight::InFlight;
 use crate::kernel::is_readable;
 use crate::limits::{
-    EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, IN_FLIGHT_LOOKS_PER_SWEEP,
-    IN_FLIGHT_SWEEP, LEAST_UNREAD_BYTES, PENDING_REPLIES_BESIDE_PARKED, RESUMED_PER_SWEEP,
+    EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, PENDING_REPLIES_BESIDE_PARKED,
+    RESUMED_PER_SWEEP,
 };
 use crate::messages::replies;
 use crate::readiness::Source;
 use crate::readiness::watch;
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Input, Now};
+use fdbroker_core::{ClientId, Input};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 use fdbroker_scm::SendError;
 use std::os::fd::AsFd;
@@ -103,7 +102,7 @@ impl Server {
         }
         let mut room = self.in_flight_room(client, fds);
         if room < fds {
-            self.refresh_in_flight();
+            self.sweep.look(&mut self.connections, &mut self.in_flight, self.now);
             room = self.in_flight_room(client, fds);
         }
         if room == 0 {
@@ -121,7 +120,7 @@ impl Server {
         let mut room = self.in_flight.room(domain, connection.unread.fds, fds as u64);
         if room < fds as u64
             && connection.unread.fds > 0
-            && forget_if_read(connection, &mut self.in_flight)
+            && self.in_flight.forget_if_read(connection)
         {
             room = self.in_flight.room(domain, 0, fds as u64);
         }
@@ -132,29 +131,7 @@ impl Server {
     /// says no.
     fn has_room(&mut self, client: ClientId) -> bool {
         let Some(connection) = self.connections.get_mut(index(client)) else { return true };
-        connection.unread.has_room() || forget_if_read(connection, &mut self.in_flight)
-    }
-
-    /// Counts anew what is in flight, at most once per sweep's time.
-    fn refresh_in_flight(&mut self) {
-        if self.last_refresh.is_some_and(|last| after_sweep(last) > self.now) {
-            return;
-        }
-        self.last_refresh = Some(self.now);
-        // In turn: a horde of clients that do not read must not cost the others their time.
-        let (last, mut looks) = (self.last_refreshed, 0);
-        for is_behind_last in [true, false] {
-            for (number, connection) in &mut self.connections {
-                if (number > last) != is_behind_last || connection.unread.fds == 0 {
-                    continue;
-                }
-                forget_if_read(connection, &mut self.in_flight);
-                (self.last_refreshed, looks) = (number, looks + 1);
-                if looks == IN_FLIGHT_LOOKS_PER_SWEEP {
-                    return;
-                }
-            }
-        }
+        connection.unread.has_room() || self.in_flight.forget_if_read(connection)
     }
 
     /// Stops serving a client's requests until it has read, or others have.
@@ -177,17 +154,8 @@ impl Server {
             connection.blocked = Some(why);
         }
         if why == Blocked::InFlight {
-            self.await_in_flight(client);
+            self.sweep.add(client, &mut self.connections, self.now);
         }
-    }
-
-    /// Has the client tried again with the next sweep.
-    pub(crate) fn await_in_flight(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
-            self.waiting_in_flight.push_back(client);
-        }
-        self.next_sweep.get_or_insert(after_sweep(self.now));
     }
 
     /// Tries to go on with a blocked client: sends what is kept, and serves it again if it has
@@ -242,32 +210,30 @@ impl Server {
     /// Looks whether fds in flight have been read, when somebody waits for that and its time has
     /// come.
     pub(crate) fn sweep_in_flight(&mut self) {
-        if self.next_sweep.is_none_or(|due| due > self.now) {
-            return;
-        }
-        self.next_sweep = None;
-        self.refresh_in_flight();
+        let Some(most) = self.sweep.begin(self.now) else { return };
+        self.sweep.look(&mut self.connections, &mut self.in_flight, self.now);
         let mut resumed = 0;
-        for _ in 0..IN_FLIGHT_LOOKS_PER_SWEEP.min(self.waiting_in_flight.len()) {
-            let Some(client) = self.waiting_in_flight.pop_front() else { break };
-            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
-            connection.is_in_flight_queued = false;
-            if connection.blocked != Some(Blocked::InFlight) {
+        for _ in 0..most {
+            let Some(client) = self.sweep.pop(&mut self.connections) else { break };
+            if !self.waits_for_others(client) {
                 continue;
             }
             self.retry(client);
-            let connection = self.connections.get(index(client));
-            match connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight)) {
-                true => self.await_in_flight(client),
+            match self.waits_for_others(client) {
+                true => self.sweep.add(client, &mut self.connections, self.now),
                 false => resumed += 1,
             }
             if resumed == RESUMED_PER_SWEEP {
                 break;
             }
         }
-        if !self.waiting_in_flight.is_empty() {
-            self.next_sweep = Some(after_sweep(self.now));
-        }
+        self.sweep.end(self.now);
+    }
+
+    /// Whether the client waits until others have read.
+    fn waits_for_others(&self, client: ClientId) -> bool {
+        let connection = self.connections.get(index(client));
+        connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight))
     }
 
     /// Tells the core how many fds a grant may have, when that has changed: what could not be sent would have to be
@@ -285,7 +251,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let who = connection.who();
         if !self.in_flight.has_room_for_hello(who) {
-            self.refresh_in_flight();
+            self.sweep.look(&mut self.connections, &mut self.in_flight, self.now);
             if !self.in_flight.has_room_for_hello(who) {
                 return self.block(client, Blocked::InFlight);
             }
@@ -318,25 +284,14 @@ impl Server {
         }
     }
 
-    /// The core has events for the client.
-    pub(crate) fn note_events(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        connection.has_events = true;
-        if !std::mem::replace(&mut connection.is_event_queued, true) {
-            self.eventful.push_back(client);
-        }
-    }
-
     /// Sends the events of each client that has some, one turn each.
     pub(crate) fn send_events(&mut self) {
         for _ in 0..self.eventful.len().min(EVENT_TURNS_PER_CHORE) {
-            let Some(client) = self.eventful.pop_front() else { break };
-            let Some(connection) = self.connections.get_mut(index(client)) else { continue };
-            connection.is_event_queued = false;
+            let Some(client) = self.eventful.pop(&mut self.connections) else { break };
             self.send_events_to(client);
             let Some(connection) = self.connections.get(index(client)) else { continue };
             if connection.has_events && connection.pending_event.is_none() {
-                self.note_events(client);
+                self.eventful.add(client, &mut self.connections);
             }
         }
         self.settle_queues();
@@ -387,38 +342,11 @@ impl Server {
                     return self.disconnect(client, ErrorCode::Internal.into());
                 }
                 if connection.has_events {
-                    self.note_events(client);
+                    self.eventful.add(client, &mut self.connections);
                 }
             }
             Err(SendError::WouldBlock) => connection.pending_event = Some(bytes),
             Err(_) => self.lose(client),
         }
     }
-}
-
-/// Whether the kernel says that the client has read all; then the count is 0 again.
-pub(crate) fn forget_if_read(connection: &mut Connection, in_flight: &mut InFlight) -> bool {
-    let socket = connection.socket.as_ref().or(connection.lingering.as_ref());
-    let is_read = match socket.map(|socket| fdbroker_scm::unread_bytes(socket.as_fd())) {
-        // No socket, no unread message.
-        None => true,
-        Some(Ok(bytes)) if bytes < LEAST_UNREAD_BYTES => true,
-        Some(_) => false,
-    };
-    if is_read {
-        forget_unread(connection, in_flight);
-    }
-    is_read
-}
-
-/// Nothing is unread any more.
-pub(crate) fn forget_unread(connection: &mut Connection, in_flight: &mut InFlight) {
-    in_flight.remove(connection.domain, std::mem::take(&mut connection.unread).fds);
-    if std::mem::take(&mut connection.is_hello_unread) {
-        in_flight.remove_hello(connection.who());
-    }
-}
-
-fn after_sweep(now: Now) -> Now {
-    crate::clock::after(now, IN_FLIGHT_SWEEP)
 }

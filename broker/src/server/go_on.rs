@@ -87,7 +87,7 @@ impl Server {
         self.ready.clear();
         self.eventful.clear();
         self.feedback.forget_sendable();
-        self.waiting_in_flight.clear();
+        self.sweep.clear();
         self.in_flight = Server::new_in_flight(&self.settings);
         self.fds.flush();
     }
@@ -263,13 +263,13 @@ impl Server {
         connection.is_event_ready = connection.event.is_some();
         let blocked = connection.blocked;
         if connection.phase == Phase::Welcomed {
-            self.note_events(client);
+            self.eventful.add(client, &mut self.connections);
         }
         if blocked.is_some() {
             self.feedback.note_sendable(client, false);
         }
         if blocked == Some(Blocked::InFlight) {
-            self.await_in_flight(client);
+            self.sweep.add(client, &mut self.connections, self.now);
         }
         self.enqueue(client);
         Ok(())

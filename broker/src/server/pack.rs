@@ -8,7 +8,6 @@ use crate::handover::packing::{Packing, Parcel, Way, Whose, save_connection, sav
 use crate::handover::state::{SavedHandshake, SavedSlot, State};
 use crate::handover::{HandoverError, ledger};
 use crate::limits::HANDOVER_TRIES;
-use crate::server::flow::forget_unread;
 use crate::server::parts::{Retiring, Server};
 use fdbroker_core::ClientId;
 use fdbroker_protocol::{ErrorCode, Resource};
@@ -61,7 +60,7 @@ impl Server {
         self.disconnect(client, ErrorCode::Internal.into());
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.lingering.take() else { return };
-        forget_unread(connection, &mut self.in_flight);
+        self.in_flight.forget_unread(connection);
         let (uid, is_forgotten) = (connection.domain.uid, connection.is_forgotten);
         self.retiring.push(Retiring { socket, uid, is_at_end: false });
         if is_forgotten {

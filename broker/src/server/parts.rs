@@ -4,8 +4,10 @@ use crate::admin::side::AdminSide;
 use crate::admin::view::View;
 use crate::clients::connections::Connections;
 use crate::clients::door::Door;
+use crate::clients::eventful::Eventful;
 use crate::clients::handshakes::Handshakes;
 use crate::clients::in_flight::InFlight;
+use crate::clients::sweep::Sweep;
 use crate::clients::turns::Turns;
 use crate::clients::waits::Waits;
 use crate::clock;
@@ -34,10 +36,9 @@ use crate::server::inbox::Inbox;
 use crate::server::trim::Trim;
 use crate::server::waiting::Waiting;
 use crate::settings::Settings;
-use fdbroker_core::{ClientId, Core, Effects, Now};
+use fdbroker_core::{Core, Effects, Now};
 use fdbroker_protocol::Writer;
 use mio::Poll;
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -100,14 +101,8 @@ pub(crate) struct Server {
     pub schedule: Schedule,
     pub waiting: Waiting,
     pub slow: SlowLanes,
-    /// Clients with events to send.
-    pub eventful: VecDeque<ClientId>,
-    /// Clients that wait for fds in flight to be read by whomever.
-    pub waiting_in_flight: VecDeque<ClientId>,
-    pub next_sweep: Option<Now>,
-    pub last_refresh: Option<Now>,
-    /// The number of the client last looked at for what it has read.
-    pub last_refreshed: usize,
+    pub eventful: Eventful,
+    pub sweep: Sweep,
     pub in_flight: InFlight,
     /// What the core knows of it.
     pub most_granted: usize,
@@ -162,11 +157,8 @@ impl Server {
             schedule: Schedule::default(),
             waiting: Waiting::default(),
             slow: SlowLanes::default(),
-            eventful: VecDeque::new(),
-            waiting_in_flight: VecDeque::new(),
-            next_sweep: None,
-            last_refresh: None,
-            last_refreshed: 0,
+            eventful: Eventful::default(),
+            sweep: Sweep::default(),
             most_granted: fdbroker_protocol::MAX_BATCH,
             in_flight,
             trim: Trim::default(),

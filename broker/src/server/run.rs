@@ -95,7 +95,7 @@ impl Server {
         match chore {
             Chore::Reports => self.reports.is_waiting(),
             Chore::Core => is_due(self.core.poll_timeout()),
-            Chore::InFlight => is_due(self.next_sweep),
+            Chore::InFlight => is_due(self.sweep.due()),
             Chore::Events => !self.eventful.is_empty(),
             Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
             Chore::Sockets => !self.retiring.is_empty(),
@@ -281,7 +281,7 @@ impl Server {
         }
         let due = [
             self.core.poll_timeout(),
-            self.next_sweep,
+            self.sweep.due(),
             self.trim.due(),
             self.waiting.due(),
             self.handshakes.due(),

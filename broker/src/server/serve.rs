@@ -7,7 +7,6 @@ use crate::fds::table::{NOBODY, Reading};
 use crate::kernel;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::requests::{self, Breach, Context};
-use crate::server::flow::forget_if_read;
 use crate::server::parts::Server;
 use crate::server::waiting::{Channel, Suspended};
 use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
@@ -188,7 +187,7 @@ impl Server {
         }
         if connection.is_hello_unread {
             // Most likely read by now: then another of its process may be answered.
-            forget_if_read(connection, &mut self.in_flight);
+            self.in_flight.forget_if_read(connection);
         }
         if message.kind == Kind::Acquire {
             self.waits.begin(client, RequestId(id));

@@ -13,7 +13,6 @@ use crate::limits::{
 use crate::manager::inherited::Inherited;
 use crate::manager::notify::Manager;
 use crate::node::signals::Signals;
-use crate::server::flow::forget_if_read;
 use crate::server::parts::Server;
 use crate::settings::{Environment, Host, Settings};
 use crate::start::{Outside, prepare};
@@ -296,7 +295,7 @@ fn tight_bench() -> (Bench, [(Peer, Peer); 2], Vec<Handle>) {
     let clients = [bench.client(), bench.client()];
     let handles = (0..4).map(|_| bench.register(&clients[0].0)).collect();
     for (_, connection) in &mut bench.server.connections {
-        forget_if_read(connection, &mut bench.server.in_flight);
+        bench.server.in_flight.forget_if_read(connection);
     }
     bench.server.in_flight = InFlight::new(0, 1, 8);
     (bench, clients, handles)

@@ -23,7 +23,7 @@ impl Server {
     /// Hands what the core has noted to the watchers. Before the effects of the step are applied: a client that ends has
     /// its name still.
     pub(crate) fn take_notes(&mut self) {
-        let mut notes = std::mem::take(&mut self.admin.notes);
+        let mut notes = self.admin.take_notes();
         let lost = self.core.take_notes(&mut notes);
         if !notes.is_empty() || lost > 0 {
             let unix_us = unix_us();
@@ -35,7 +35,7 @@ impl Server {
                 self.tell(&lost_event(lost, unix_us), None);
             }
         }
-        self.admin.notes = notes;
+        self.admin.keep_notes(notes);
     }
 
     /// Tells of a grant that was sent.
