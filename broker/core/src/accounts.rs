@@ -3,132 +3,108 @@
 
 use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
 use crate::clients::DOMAIN;
-use crate::ledger::{Accounts, Blocked, Charge, Holder};
-use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
+use crate::limits::FDS_PER_CONNECTION;
 use crate::slots::NONE;
-use crate::state::{Closing, Queued};
+use crate::state::{Closing, Domain, Job};
+use crate::work::visit;
 use crate::{Core, ErrorCode};
-use fdbroker_protocol::{Caps, Resource, Scope, Status};
+use fdbroker_protocol::{Resource, Scope, Status};
 
 /// An fd of a type that cannot be shared, charged to its domain until its close has returned.
 const REFUSED_FD: Charge = Charge(Resource::RefusedFds, 1);
 
 impl Core {
-    pub(crate) fn accounts(&mut self, client: Option<u32>, domain: u32) -> Accounts<'_> {
-        let table_room = self.table_room();
-        let client = client.map(|number| {
-            let client = self.clients[number as usize].as_deref_mut();
-            let client = client.expect("a charged client exists");
-            (number, client.job, &mut client.account)
-        });
-        let job = client.as_ref().and_then(|(_, job, _)| *job);
-        Accounts {
-            client: client.map(|(number, _, account)| (number, account)),
-            job: job.map(|number| (number, &mut self.jobs[number].account)),
-            domain: (domain, &mut self.domains[domain].account),
-            node: &mut self.node,
-            caps: [&self.config.client, &self.config.job, &self.config.domain, &self.config.node],
-            table_room,
+    /// The scope of a client.
+    pub(crate) fn scope_of(&self, client: u32) -> ScopeId {
+        visit(1);
+        let client = self.clients[client as usize].as_deref();
+        client.expect("numbers in the state are of clients").scope
+    }
+
+    /// The scope that an allocation is charged to: its owner's; its domain's when it has none.
+    pub(crate) fn payer(&self, owner: u32, domain: u32) -> ScopeId {
+        match owner {
+            NONE => self.domains[domain].scope,
+            owner => self.scope_of(owner),
         }
     }
 
     /// Charges a client, its job, its domain and the node, or nobody.
     pub(crate) fn charge(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
-        let domain = self.client_mut(client).domain;
-        self.accounts(Some(client), domain).charge(charge)?;
-        self.table.peak = self.table.peak.max(self.table_now());
-        Ok(())
+        let scope = self.scope_of(client);
+        self.ledger.charge(scope, charge)
     }
 
     /// Takes a client's charge back. Room in fds or bytes may let parked requests go on.
     pub(crate) fn release_charge(&mut self, client: u32, charge: Charge) {
-        let domain = self.client_mut(client).domain;
-        self.accounts(Some(client), domain).release(charge);
+        self.undo_charge(client, charge);
         self.room_appeared |= charge.0 != Resource::PinnedBytes && !self.rooms.is_empty();
     }
 
     /// Takes a charge back that was made just now, on trial: no room has appeared.
     pub(crate) fn undo_charge(&mut self, client: u32, charge: Charge) {
-        let domain = self.client_mut(client).domain;
-        self.accounts(Some(client), domain).release(charge);
+        let scope = self.scope_of(client);
+        self.ledger.take(scope, charge);
     }
 
     /// Takes a charge back of which only the domain is left, because its client is gone.
     pub(crate) fn release_domain_charge(&mut self, domain: u32, charge: Charge) {
-        self.accounts(None, domain).release(charge);
+        self.ledger.take(self.domains[domain].scope, charge);
         self.room_appeared |= !self.rooms.is_empty();
         self.forget_domain_if_unused(domain);
     }
 
-    /// Moves a charge of a gone client to its domain alone.
+    /// Moves a charge of a client to its domain alone. Not to its job, though what its clients have left is listed as its
+    /// own: where a cap of a job is in the way its clients are asked for room, and these cannot give what they do not own.
+    /// The domain's caps bound what is left.
     pub(crate) fn leave_to_domain(&mut self, client: u32, charge: Charge) {
-        let domain = self.client_mut(client).domain;
-        self.accounts(Some(client), domain).leave_to_domain(charge);
+        let scope = self.scope_of(client);
+        self.ledger.take_below(Scope::Domain, scope, charge);
     }
 
-    /// Takes back a charge of an allocation: from its owner, from its domain alone when it has none, from nobody
-    /// when it has no domain either.
+    /// Takes back a charge of an allocation: from its owner, or from its domain alone when it has none.
     pub(crate) fn release_allocation_charge(&mut self, slot: u32, charge: Charge) {
         let (owner, domain) = (self.allocations[slot].owner, self.allocations[slot].domain);
-        match (owner, domain) {
-            (NONE, NONE) => {}
-            (NONE, domain) => self.release_domain_charge(domain, charge),
-            (owner, _) => self.release_charge(owner, charge),
+        match owner {
+            NONE => self.release_domain_charge(domain, charge),
+            owner => self.release_charge(owner, charge),
         }
     }
 
     /// Makes a charge that has no cap.
     pub(crate) fn charge_uncapped(&mut self, client: u32, charge: Charge) {
-        let domain = self.client_mut(client).domain;
-        self.accounts(Some(client), domain).add(charge);
-    }
-
-    /// The broker's fd table in use: held places, connections, refused fds, the reserve.
-    pub(crate) fn table_now(&self) -> u64 {
-        let held = self.node.now(Resource::HeldFds);
-        held + self.table.connections + self.table.refused + TABLE_RESERVE
-    }
-
-    /// Held places that still fit the table.
-    pub(crate) fn table_room(&self) -> u64 {
-        self.config.table_fds.saturating_sub(self.table_now())
+        let scope = self.scope_of(client);
+        self.ledger.add(scope, charge);
     }
 
     /// Whether another connection fits the table.
     pub(crate) fn connection_fits(&self) -> bool {
-        self.table_room() >= FDS_PER_CONNECTION
+        self.ledger.table_room() >= FDS_PER_CONNECTION
     }
 
-    /// Free room for held places of a client: the least of all its accounts'.
+    /// Free room for held places of a client: the least of all its scopes', and of its domain's share.
     pub(crate) fn held_room(&mut self, client: u32) -> u64 {
-        let domain = self.client_mut(client).domain;
-        let share = self.share_of_table(domain);
-        let accounts = self.accounts(Some(client), domain);
-        let mut room = accounts.table_room.min(share);
-        for (_, account, caps) in accounts.levels().into_iter().flatten() {
-            for resource in [Resource::Fds, Resource::HeldFds] {
-                room = room.min(caps[resource].saturating_sub(account.now(resource)));
-            }
-        }
-        room
+        let record = self.client_mut(client);
+        let (scope, domain) = (record.scope, record.domain);
+        self.ledger.held_room(scope).min(self.share_of_table(domain))
     }
 
     /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it. No pid when each client holds as
     /// much as the others: then no cap of a client bounds it.
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
-        let Blocked { resource, account } = blocked;
-        let cap = match (resource, account) {
+        let Blocked { resource, scope } = blocked;
+        let ScopeRecord { kind, number, ref account, .. } = self.ledger[scope];
+        let cap = match (resource, kind) {
             // The share of a domain, in what it has of the resource.
-            (Resource::OwnFds, Holder::Domain(number)) => {
-                let now = self.domains[number].account.now(resource);
-                now.saturating_add(self.share_of_own_fds(number))
+            (Resource::OwnFds, Scope::Domain) => {
+                account.now(resource).saturating_add(self.share_of_own_fds(number))
             }
-            (Resource::TableFds, Holder::Domain(number)) => {
-                let now = self.domains[number].account.now(Resource::HeldFds);
-                now.saturating_add(self.share_of_table(number))
+            (Resource::TableFds, Scope::Domain) => {
+                account.now(Resource::HeldFds).saturating_add(self.share_of_table(number))
             }
             (Resource::TableFds, _) => self.config.table_fds,
-            (resource, account) => self.caps_of(account)[resource],
+            _ => self.ledger.cap(scope, resource),
         };
         let counted = match resource {
             Resource::TableFds => Resource::HeldFds,
@@ -136,21 +112,11 @@ impl Core {
         };
         let largest = self
             .all_clients()
-            .filter(|(number, client)| client.is_of(*number, account))
+            .filter(|(_, client)| self.ledger.path(client.scope).any(|of| of == scope))
             .filter(|_| counted.is_capped_in(Scope::Client))
-            .max_by_key(|(_, client)| client.account.now(counted));
+            .max_by_key(|(_, client)| self.ledger[client.scope].account.now(counted));
         let pid = largest.map_or(0, |(_, client)| client.pid);
-        Status::no_quota(resource, account.scope(), cap, pid)
-    }
-
-    /// The caps of an account.
-    pub(crate) fn caps_of(&self, account: Holder) -> &Caps {
-        match account {
-            Holder::Client(_) => &self.config.client,
-            Holder::Job(_) => &self.config.job,
-            Holder::Domain(_) => &self.config.domain,
-            Holder::Node => &self.config.node,
-        }
+        Status::no_quota(resource, kind, cap, pid)
     }
 
     /// NO_QUOTA for a limit of the configuration that is no account's.
@@ -165,31 +131,23 @@ impl Core {
     pub(crate) fn closing(&mut self, client: u32, lane: Lane) -> Ticket {
         let record = self.client_mut(client);
         record.closing += 1;
-        let (domain, job, serial) = (record.domain, record.job, record.serial);
-        let refused = lane == Lane::Refused;
-        let coming = u64::from(!refused);
-        record.coming += coming;
-        if let Some(job) = job {
-            self.jobs[job].coming += coming;
+        let (domain, scope, serial) = (record.domain, record.scope, record.serial);
+        let is_refused = lane == Lane::Refused;
+        if is_refused {
+            self.ledger.add(self.domains[domain].scope, REFUSED_FD);
+        } else {
+            self.ledger.add_coming(scope, self.domains[domain].slow, 1);
         }
-        self.add_coming(domain, coming);
         self.domains[domain].closing += 1;
-        if refused {
-            self.accounts(None, domain).add(REFUSED_FD);
-        }
-        self.ticket(Closing { domain, client: Some((client, serial)), refused })
+        self.ticket(Closing { domain, client: Some((client, serial)), refused: is_refused })
     }
 
     /// The same for an fd that its domain alone is charged for.
     pub(crate) fn closing_of_domain(&mut self, domain: u32) -> Ticket {
-        self.add_coming(domain, 1);
-        self.domains[domain].closing += 1;
+        let record = &mut self.domains[domain];
+        record.closing += 1;
+        self.ledger.add_coming(record.scope, record.slow, 1);
         self.ticket(Closing { domain, client: Some((NONE, 0)), refused: false })
-    }
-
-    fn add_coming(&mut self, domain: u32, coming: u64) {
-        self.domains[domain].coming += coming;
-        self.coming += if self.domains[domain].slow { 0 } else { coming };
     }
 
     /// Closes of a domain's fds take long, or do so no more.
@@ -199,10 +157,7 @@ impl Core {
         if std::mem::replace(&mut domain.slow, slow) == slow {
             return;
         }
-        match slow {
-            true => self.coming -= domain.coming,
-            false => self.coming += domain.coming,
-        }
+        self.ledger.set_slow(domain.scope, slow);
         // Whoever waited for these closes may have others evicted.
         self.room_appeared |= slow && !self.rooms.is_empty();
     }
@@ -235,9 +190,8 @@ impl Core {
             // Nobody to count it for: the daemon closes what no effect claims.
             return;
         };
-        self.table.refused += 1;
-        self.table.peak = self.table.peak.max(self.table_now());
-        self.accounts(None, domain).add(REFUSED_FD);
+        self.ledger.set_unplaced(self.ledger.unplaced() + 1);
+        self.ledger.add(self.domains[domain].scope, REFUSED_FD);
         let ticket = self.ticket(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
         self.end_if_refused_pile_up(client, fx);
@@ -247,7 +201,7 @@ impl Core {
     fn end_if_refused_pile_up(&mut self, client: ClientId, fx: &mut Effects) {
         let most = u64::from(self.config.max_refused_per_domain);
         let Some(domain) = self.client(client).map(|record| record.domain) else { return };
-        if self.domains[domain].account.now(Resource::RefusedFds) > most {
+        if self.refused_fds(domain) > most {
             let status = Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most);
             fx.list.push(Effect::Disconnect { client, status });
         }
@@ -261,40 +215,26 @@ impl Core {
             return;
         }
         let Closing { domain, client, refused } = self.closings.remove(ticket.0);
+        let of_domain = self.domains[domain].scope;
         if refused {
-            self.accounts(None, domain).release(REFUSED_FD);
+            self.ledger.take(of_domain, REFUSED_FD);
         }
         let Some((number, serial)) = client else {
-            self.table.refused -= 1;
+            self.ledger.set_unplaced(self.ledger.unplaced() - 1);
             self.room_appeared |= !self.rooms.is_empty();
             return self.forget_domain_if_unused(domain);
         };
-        let coming = u64::from(!refused);
-        self.domains[domain].coming -= coming;
-        self.coming -= if self.domains[domain].slow { 0 } else { coming };
         self.domains[domain].closing -= 1;
-        match self.clients.get_mut(number as usize).and_then(Option::as_deref_mut) {
-            Some(record) if record.serial == serial => {
-                record.closing -= 1;
-                record.coming -= coming;
-                if let Some(job) = record.job {
-                    self.jobs[job].coming -= coming;
-                }
+        let owner = self.clients.get_mut(number as usize).and_then(Option::as_deref_mut);
+        let owner = owner.filter(|owner| owner.serial == serial);
+        let scope = owner.as_ref().map_or(of_domain, |owner| owner.scope);
+        self.ledger.take_coming(scope, self.domains[domain].slow, u64::from(!refused));
+        match owner {
+            Some(owner) => {
+                owner.closing -= 1;
                 self.release_charge(number, Charge(Resource::HeldFds, 1));
             }
-            _ => self.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
-        }
-    }
-
-    /// Fds in the closers that will soon free a place in this account: not those whose close may hang.
-    pub(crate) fn closing_in(&self, account: Holder) -> u64 {
-        match account {
-            Holder::Client(number) => {
-                self.clients[number as usize].as_deref().map_or(0, |client| client.coming)
-            }
-            Holder::Job(number) => self.jobs[number].coming,
-            Holder::Domain(number) => self.domains[number].coming,
-            Holder::Node => self.coming,
+            None => self.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
         }
     }
 
@@ -302,44 +242,39 @@ impl Core {
     pub(crate) fn may_make_room(&self, blocked: Blocked) -> bool {
         let by_leases_alone =
             matches!(blocked.resource, Resource::OpenLeases | Resource::MappedLeases);
-        by_leases_alone || self.closing_in(blocked.account) == 0
+        by_leases_alone || self.ledger[blocked.scope].coming == 0
     }
 
-    /// The requests that wait for room in an account, by resource; not kept for a client's: who waits for that
-    /// stands before nobody else.
-    pub(crate) fn queued(&mut self, account: Holder) -> Option<&mut Queued> {
-        match account {
-            Holder::Client(_) => None,
-            Holder::Job(number) => Some(&mut self.jobs[number].blocked),
-            Holder::Domain(number) => Some(&mut self.domains[number].blocked),
-            Holder::Node => Some(&mut self.node_blocked),
-        }
+    /// Refused fds of a domain whose closes have not returned.
+    pub(crate) fn refused_fds(&self, domain: u32) -> u64 {
+        self.ledger[self.domains[domain].scope].account.now(Resource::RefusedFds)
     }
 
     /// Drops a job that nothing is left of, requests of others that wait for its room included.
     pub(crate) fn forget_job_if_unused(&mut self, number: u32) {
         let job = &self.jobs[number];
-        if job.clients > 0 || job.orphans > 0 || !job.blocked.is_empty() {
+        let is_waited_for = !self.ledger[job.scope].blocked.is_empty();
+        if job.clients > 0 || job.orphans > 0 || is_waited_for {
             return;
         }
-        assert!(job.account.is_zero(), "invariant 3: a job without clients has zero: {job:?}");
-        assert!(job.lru.is_empty() && job.coming == 0);
         self.job_by_key.remove(&job.key);
-        self.jobs.remove(number);
-        self.forget_full(Holder::Job(number));
+        let Job { scope, .. } = self.jobs.remove(number);
+        self.ledger.close(scope);
+        self.forget_full(scope);
     }
 
     /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
     pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
         let domain = &self.domains[number];
-        let unused = domain.clients == 0 && domain.blocked.is_empty();
-        if unused && domain.account.is_zero() {
-            assert!(domain.lru.is_empty() && domain.closing == 0 && domain.coming == 0);
-            assert!(domain.waiting.is_empty());
+        let scope = &self.ledger[domain.scope];
+        let unused = domain.clients == 0 && scope.blocked.is_empty();
+        if unused && scope.account.is_zero() {
+            assert!(domain.closing == 0 && domain.waiting.is_empty());
             self.domain_by_key.remove(&domain.key);
-            self.node.take(DOMAIN);
-            self.domains.remove(number);
-            self.forget_full(Holder::Domain(number));
+            self.ledger.take(ScopeId::NODE, DOMAIN);
+            let Domain { scope, .. } = self.domains.remove(number);
+            self.ledger.close(scope);
+            self.forget_full(scope);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
-use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE, Holder};
+use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
 use crate::rooms::items_of;
 use crate::state::{Parked, State, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
@@ -338,20 +338,18 @@ impl Core {
         if is_nobody {
             return None;
         }
-        let record = self.client_mut(client);
-        let (domain, job) = (Some(Holder::Domain(record.domain)), record.job.map(Holder::Job));
-        let accounts = [Some(Holder::Node), domain, job, Some(Holder::Client(client))];
-        let all = accounts.into_iter().flatten().flat_map(|account| {
-            resources.iter().map(move |resource| Blocked { resource: *resource, account })
-        });
+        let scope = self.scope_of(client);
         let waited_for = |blocked: &Blocked| match turn {
             Turn::First => false,
             Turn::Scanned => self.scan_full.contains(blocked),
-            Turn::Last => {
-                self.queued(blocked.account).is_some_and(|queue| queue.has(blocked.resource))
-            }
+            Turn::Last => self.ledger.is_waited_for(*blocked),
         };
-        all.into_iter().find(waited_for)
+        let in_scope = |scope| {
+            let all = resources.iter().map(move |resource| Blocked { resource: *resource, scope });
+            all.into_iter().find(waited_for)
+        };
+        // The widest one.
+        self.ledger.path(scope).filter_map(in_scope).last()
     }
 
     fn ahead_of_recall(&mut self, turn: Turn, client: u32, slot: u32) -> Option<Blocked> {

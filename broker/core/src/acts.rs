@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::api::{Acted, Effects, Now};
-use crate::ledger::{Blocked, Holder};
+use crate::ledger::{Blocked, ScopeId};
 use crate::limits::{DRAIN_PAUSE_US, DRAINED_PER_STEP, RECLAIM_PAUSE_US};
 use crate::slots::NONE;
 use crate::state::State;
@@ -102,15 +102,15 @@ impl Core {
         };
         let mut evicted = 0;
         while evicted < DRAINED_PER_STEP
-            && let Some(slot) = self.victim(Holder::Node)
+            && let Some(slot) = self.victim(ScopeId::NODE)
         {
             self.evict(slot, fx);
             evicted += 1;
         }
         let asked_before = self.counters.reclaims;
         for resource in [Resource::OpenLeases, Resource::MappedLeases] {
-            if self.node.now(resource) > 0 {
-                self.reclaim(Blocked { resource, account: Holder::Node }, MAX_BATCH);
+            if self.ledger[ScopeId::NODE].account.now(resource) > 0 {
+                self.reclaim(Blocked { resource, scope: ScopeId::NODE }, MAX_BATCH);
             }
         }
         let pause = match (evicted, self.counters.reclaims - asked_before) {

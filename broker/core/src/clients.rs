@@ -3,7 +3,7 @@
 
 use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer};
 use crate::job_name::JobName;
-use crate::ledger::{Blocked, Charge, Holder};
+use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Domain, Job};
@@ -24,7 +24,7 @@ impl Core {
             let most = u64::from(self.config.max_clients);
             Self::no_quota_limit(Resource::Connections, Scope::Node, most)
         } else if !self.connection_fits() {
-            self.no_quota(Blocked { resource: Resource::TableFds, account: Holder::Node })
+            self.no_quota(Blocked { resource: Resource::TableFds, scope: ScopeId::NODE })
         } else if self.is_refusing(key) {
             let most = self.config.max_refused_per_domain.into();
             Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
@@ -54,13 +54,15 @@ impl Core {
         assert!(self.clients[number].is_none(), "client {number} is connected already");
         self.serials += 1;
         let job = peer.job.map(|(job, name)| self.job((peer.domain, job), name));
-        let mut record = Client::new(self.serials, domain, job, peer.pid);
+        let scope = self.open_client(client.0, domain, job);
+        let mut record = Client::new(self.serials, scope, domain, job, peer.pid);
         record.gid = peer.gid;
         record.groups = peer.groups.into();
         record.groups.sort_unstable();
         self.clients[number] = Some(Box::new(record));
         if let Err(blocked) = self.charge(client.0, CONNECTION) {
             self.clients[number] = None;
+            self.ledger.close(scope);
             let status = self.no_quota(blocked);
             job.into_iter().for_each(|job| self.forget_job_if_unused(job));
             self.forget_domain_if_unused(domain);
@@ -70,23 +72,27 @@ impl Core {
         if let Some(job) = job {
             self.jobs[job].clients += 1;
         }
-        self.table.connections += FDS_PER_CONNECTION;
-        self.table.peak = self.table.peak.max(self.table_now());
         Ok(())
+    }
+
+    /// Opens the account of a client.
+    pub(crate) fn open_client(&mut self, number: u32, domain: u32, job: Option<u32>) -> ScopeId {
+        let parent = job.map_or(self.domains[domain].scope, |job| self.jobs[job].scope);
+        self.ledger.open(Scope::Client, number, parent)
     }
 
     /// Why the domain may not have another connection, though there is room: that is for others. A domain that has
     /// nothing yet always finds some.
     fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
         let domain = *self.domain_by_key.get(&key)?;
-        let account = &self.domains[domain].account;
+        let scope = self.domains[domain].scope;
         if self.share_of_table(domain) < FDS_PER_CONNECTION {
-            let blocked = Blocked { resource: Resource::TableFds, account: Holder::Domain(domain) };
-            return Some(self.no_quota(blocked));
+            return Some(self.no_quota(Blocked { resource: Resource::TableFds, scope }));
         }
-        let now = account.now(Resource::Connections);
+        let now = self.ledger[scope].account.now(Resource::Connections);
         let is_beyond = self.share_of_connections(domain) == 0
-            && self.node.now(Resource::Connections) < self.config.node.connections;
+            && self.ledger[ScopeId::NODE].account.now(Resource::Connections)
+                < self.ledger.caps().node.connections;
         is_beyond.then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now))
     }
 
@@ -94,7 +100,7 @@ impl Core {
     fn is_refusing(&self, key: DomainKey) -> bool {
         let most = u64::from(self.config.max_refused_per_domain);
         let number = self.domain_by_key.get(&key);
-        number.is_some_and(|number| self.domains[*number].account.now(Resource::RefusedFds) > most)
+        number.is_some_and(|number| self.refused_fds(*number) > most)
     }
 
     pub(crate) fn domain(&mut self, key: DomainKey) -> Option<u32> {
@@ -104,8 +110,9 @@ impl Core {
         let mut domain = Domain::new(key);
         domain.turn = self.rooms.last_turn();
         let (number, _) = self.domains.insert(domain)?;
+        self.domains[number].scope = self.ledger.open(Scope::Domain, number, ScopeId::NODE);
         self.domain_by_key.insert(key, number);
-        self.node.add(DOMAIN);
+        self.ledger.add(ScopeId::NODE, DOMAIN);
         Some(number)
     }
 
@@ -113,7 +120,10 @@ impl Core {
         if let Some(number) = self.job_by_key.get(&key) {
             return *number;
         }
-        let (number, _) = self.jobs.insert(Job::new(key, name)).expect("jobs are fewer than slots");
+        let domain = self.domains[self.domain_by_key[&key.0]].scope;
+        let job = Job { key, name, scope: domain, clients: 0, orphans: 0 };
+        let (number, _) = self.jobs.insert(job).expect("jobs are fewer than slots");
+        self.jobs[number].scope = self.ledger.open(Scope::Job, number, domain);
         self.job_by_key.insert(key, number);
         number
     }
@@ -198,22 +208,16 @@ impl Core {
         self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
         self.release_charge(number, CONNECTION);
         let client = self.clients[number as usize].take().expect("looked at just now");
-        assert!(
-            client.account.is_zero(),
-            "invariant 3: a client that is gone has zero: {client:?}"
-        );
-        assert!(
-            client.lru.list.is_empty() && client.recalls.is_empty() && client.drained.is_empty()
-        );
+        assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
         assert!(client.revoked.is_empty() && client.reclaims.is_empty());
         assert!(client.by_base.is_empty() && client.parked.is_empty());
         assert!(client.interests.is_empty());
-        self.table.connections -= FDS_PER_CONNECTION;
         self.room_appeared |= !self.rooms.is_empty();
-        self.forget_full(Holder::Client(number));
+        self.ledger.leave_coming(client.scope);
+        self.ledger.close(client.scope);
+        self.forget_full(client.scope);
         self.domains[client.domain].clients -= 1;
         if let Some(job) = client.job {
-            self.jobs[job].coming -= client.coming;
             self.jobs[job].clients -= 1;
             self.forget_job_if_unused(job);
         }

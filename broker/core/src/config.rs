@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::api::Config;
+use crate::api::{CapsOfScopes, Config};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use fdbroker_protocol::MAX_BATCH;
 use fdbroker_protocol::page::LAST_GENERATION;
@@ -30,7 +30,19 @@ impl Config {
     /// Lowers each cap that another number of the configuration bounds to that number, so that the caps shown
     /// ([`Core::caps`](crate::Core::caps)) are the caps in force.
     pub fn bound_caps(&mut self) {
-        self.node.connections = self.node.connections.min(self.max_clients.into());
+        self.node = self.bounded(self.caps()).node;
+    }
+
+    /// The caps that a broker begins with.
+    pub(crate) fn caps(&self) -> CapsOfScopes {
+        let Config { node, domain, job, client, .. } = *self;
+        CapsOfScopes { node, domain, job, client }
+    }
+
+    /// These caps, bounded in the same way.
+    pub(crate) fn bounded(&self, mut caps: CapsOfScopes) -> CapsOfScopes {
+        caps.node.connections = caps.node.connections.min(self.max_clients.into());
+        caps
     }
 
     /// Says which number cannot work.

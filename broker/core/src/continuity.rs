@@ -227,7 +227,7 @@ impl Core {
             let FormerLife::Live { record, .. } = life else { continue };
             if let Some(allocation) = core.allocations.get(id.slot, id.generation) {
                 let domain = allocation.domain;
-                core.accounts(None, domain).add(RESERVED);
+                core.ledger.add(core.domains[domain].scope, RESERVED);
                 core.continuity.enter(id.slot, record.former_owner(), false);
             }
         }
@@ -236,7 +236,7 @@ impl Core {
         }
         if core.allocations.len() > 0 {
             // There may be more than the caps allow now: they stay until they end.
-            core.caps_changed();
+            core.caps_changed(*core.ledger.caps());
         }
         if !core.continuity.is_empty() {
             let until = Now(now.0.saturating_add(core.config.grace_us));
@@ -269,14 +269,15 @@ impl Core {
         if !is_reserved || !deposit.keep || !deposit.has_sound_range() {
             return Err(wrong("is not one of the former generation page"));
         }
-        if self.table_room() == 0 {
+        if self.ledger.table_room() == 0 {
             return Err(wrong("does not fit table_fds: raise RLIMIT_NOFILE"));
         }
         let domain = self.allocations[id.slot].domain;
         if self.domains[domain].key != *key {
             return Err(wrong("was another domain's"));
         }
-        self.accounts(None, domain).release(RESERVED);
+        let scope = self.domains[domain].scope;
+        self.ledger.take(scope, RESERVED);
         self.allocations[id.slot] = Allocation::new(deposit, NONE, domain, State::Resident);
         if let Some(data) = deposit.driver_data {
             self.driver_data.insert(id.slot, data);
@@ -284,9 +285,8 @@ impl Core {
         self.continuity.keep(id.slot);
         self.held_now += 1;
         for charge in Self::charges_of_kept(deposit.size_bytes) {
-            self.accounts(None, domain).add(charge);
+            self.ledger.add(scope, charge);
         }
-        self.table.peak = self.table.peak.max(self.table_now());
         let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
         let job = job.map(|(job, name)| self.job((*key, job), name));
         self.add_orphan(id.slot, Orphan { until, gid: *gid, job });

@@ -3,12 +3,12 @@
 
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
-use crate::ledger::Charge;
+use crate::ledger::{Charge, ScopeId};
 use crate::limits::{LEASES_SWEPT_PER_STEP, LEASES_SWEPT_PER_TURN};
 use crate::slots::NONE;
 use crate::state::{AllocationLinks, AllocationList, Lease, LeaseLinks, LeaseList, State};
 use crate::waiting::Fate;
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 impl Core {
     pub(crate) fn unregister(
@@ -85,7 +85,7 @@ impl Core {
         self.decide_all(slot, Fate::Answer(self.id_of(slot), code.into()));
         self.leases_ending += self.allocations[slot].leases.len() as u64;
         if !self.allocations[slot].leases.is_empty() {
-            self.node.add(Charge(Resource::PinnedBytes, size));
+            self.ledger.add(ScopeId::NODE, Charge(Resource::PinnedBytes, size));
             let Core { allocations, ending, .. } = self;
             let domain = allocations[slot].domain;
             ending.push(domain, &mut AllocationLinks(allocations, AllocationList::Event), slot);
@@ -131,8 +131,8 @@ impl Core {
         list.push(links, lease);
         self.allocations[slot].leases = list;
         let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
-        let domain = self.client_mut(holder).domain;
-        self.accounts(Some(holder), domain).add_to_holder(charge);
+        let scope = self.scope_of(holder);
+        self.ledger.add_below(Scope::Node, scope, charge);
         self.shelve_ended(lease);
         if !self.client_mut(holder).gone {
             if self.client_mut(holder).revoked.is_empty() {
@@ -154,15 +154,16 @@ impl Core {
     /// A lease of an ended allocation is given back whose holder has been charged for the memory.
     pub(crate) fn unpin_of_holder(&mut self, holder: u32, slot: u32) {
         let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
-        let domain = self.client_mut(holder).domain;
-        self.accounts(Some(holder), domain).take_from_holder(charge);
+        let scope = self.scope_of(holder);
+        self.ledger.take_below(Scope::Node, scope, charge);
     }
 
     /// The last lease of an ended allocation is gone: nothing pins the memory any more. Its owner is told, or the slot is
     /// free when there is none.
     pub(crate) fn unpinned(&mut self, slot: u32) {
         self.leave_ending(slot);
-        self.node.take(Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes));
+        let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
+        self.ledger.take(ScopeId::NODE, charge);
         self.drain_if_done(slot);
     }
 

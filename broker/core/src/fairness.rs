@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{Effects, Now};
-use crate::ledger::{Blocked, FOR_LEASE, Holder};
+use crate::ledger::{Blocked, FOR_LEASE, ScopeId};
 use crate::limits::{
     LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, RESTARTS_OF_A_SCAN,
 };
@@ -243,10 +243,10 @@ impl Core {
         self.scanned_items.max(fx.granted.len()) >= PARKED_ITEMS_PER_STEP
     }
 
-    /// An account is gone: nothing of it is full.
-    pub(crate) fn forget_full(&mut self, account: Holder) {
+    /// A scope is gone: nothing of it is full.
+    pub(crate) fn forget_full(&mut self, scope: ScopeId) {
         for resource in Resource::ALL {
-            self.scan_full.remove(&Blocked { resource: *resource, account });
+            self.scan_full.remove(&Blocked { resource: *resource, scope });
         }
     }
 
@@ -261,7 +261,7 @@ impl Core {
             Some(Wait::Recall) if self.taken() == taken => Look::Passed,
             None | Some(Wait::Recall) => Look::Served,
             Some(Wait::Reader | Wait::Space(_)) => Look::Passed,
-            Some(Wait::Room(Blocked { resource: Resource::Fds, account: Holder::Node })) => {
+            Some(Wait::Room(Blocked { resource: Resource::Fds, scope: ScopeId::NODE })) => {
                 // Whatever a later one wants takes one of these.
                 Look::Stop
             }
@@ -274,7 +274,7 @@ impl Core {
 
     /// What a request that goes on to wait for a recall has taken of the room: the recall's place, or a lease's.
     fn taken(&self) -> (u64, u64) {
-        (self.counters.recalls, self.node.now(Resource::OpenLeases))
+        (self.counters.recalls, self.ledger[ScopeId::NODE].account.now(Resource::OpenLeases))
     }
 
     /// Whether it is plain without a closer look that a request cannot be served in this scan.

@@ -3,8 +3,8 @@
 
 use crate::Core;
 use crate::acquire::Turn;
-use crate::api::{ClientId, Config, Effect, Effects, Now, RequestId};
-use crate::ledger::{Blocked, Charge, Holder};
+use crate::api::{ClientId, Effect, Effects, Now, RequestId};
+use crate::ledger::{Blocked, Charge};
 use crate::limits::HELLO_IN_LINE_FDS;
 use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::admin::EventKind;
@@ -93,8 +93,8 @@ impl Core {
         self.charge(client.0, Charge(Resource::OwnFds, own))?;
         if own > share {
             self.undo_charge(client.0, Charge(Resource::OwnFds, own));
-            let (resource, account) = (Resource::OwnFds, Holder::Domain(domain));
-            return Err(Blocked { resource, account });
+            let (resource, scope) = (Resource::OwnFds, self.domains[domain].scope);
+            return Err(Blocked { resource, scope });
         }
         let record = self.client_mut(client.0);
         record.own_fds = own;
@@ -119,8 +119,7 @@ impl Core {
 
     /// The most fds of its own that any client could have.
     fn most_own_fds(&self) -> u64 {
-        let Config { node, domain, job, client, .. } = &self.config;
-        [node, domain, job, client].map(|caps| caps.fds).into_iter().fold(u64::MAX, u64::min)
+        self.ledger.caps().iter().map(|(_, caps)| caps.fds).fold(u64::MAX, u64::min)
     }
 
     /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
@@ -130,12 +129,12 @@ impl Core {
         if own > MAX_BATCH as u64 || !is_full || !self.may_make_room(blocked) {
             return;
         }
-        let (Blocked { resource, account }, cap) =
-            (blocked, self.caps_of(blocked.account)[blocked.resource]);
+        let Blocked { resource, scope } = blocked;
+        let cap = self.ledger.cap(scope, resource);
         // An account above a lowered cap is short of that, too.
-        let with_it = self.account(account).now(resource).saturating_add(own);
+        let with_it = self.ledger[scope].account.now(resource).saturating_add(own);
         let short_of = usize::try_from(with_it.saturating_sub(cap)).unwrap_or(usize::MAX);
-        if self.can_evict(account, short_of) {
+        if self.ledger[scope].evictable >= short_of as u64 {
             self.evict_for(blocked, short_of, fx);
         } else if own <= HELLO_IN_LINE_FDS {
             self.reclaim(blocked, short_of);

@@ -8,7 +8,7 @@ use crate::ledger::Charge;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, Client, Orphan, State, Timer};
 use crate::waiting::Fate;
-use fdbroker_protocol::{ErrorCode, Resource, Share, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Scope, Share, Status};
 
 impl Core {
     /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
@@ -134,7 +134,7 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<(), Status> {
         let allocation = &self.allocations[slot];
-        let (domain, size) = (allocation.domain, allocation.size_bytes);
+        let size = allocation.size_bytes;
         if !self.may_own(client, slot) {
             return Err(ErrorCode::NotPermitted.into());
         }
@@ -146,7 +146,7 @@ impl Core {
             return Err(ErrorCode::Stale.into());
         }
         let none = Charge(Resource::KeptAllocations, 0);
-        self.take_over_charges(client, domain, &Self::charges_of_kept(size), none)?;
+        self.take_over_charges(client, &Self::charges_of_kept(size), none)?;
         self.remove_orphan(slot);
         self.move_interest(slot, client);
         self.continuity.leave(slot);
@@ -177,13 +177,12 @@ impl Core {
     pub(crate) fn take_over_charges(
         &mut self,
         client: u32,
-        domain: u32,
         charges: &[Charge],
         new: Charge,
     ) -> Result<(), Status> {
-        let mut taken = 0;
+        let (mut taken, scope) = (0, self.scope_of(client));
         let mut blocked = charges.iter().find_map(|charge| {
-            let blocked = self.accounts(Some(client), domain).take_over(*charge).err();
+            let blocked = self.ledger.charge_below(Scope::Domain, scope, *charge).err();
             taken += usize::from(blocked.is_none());
             blocked
         });

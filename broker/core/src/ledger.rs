@@ -1,6 +1,11 @@
-//! The ledger: who is charged for which fd, byte and lease. A charge is made on all its accounts or on
-//! none; a release asserts that the charge is there. Must never let a sum pass its cap or go below zero.
+//! The ledger: scopes with a parent (client, job, domain, node), and what each is charged with. A charge walks up from a
+//! scope: it is made on all accounts on its way or on none, and a release asserts that the charge is there. What else is
+//! counted of a scope is counted here, too. Must never let a sum pass its cap or go below zero.
 
+use crate::api::{CapsOfScopes, Now};
+use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::order::Index;
+use crate::work::visit;
 use fdbroker_protocol::{Caps, Resource, Scope};
 use std::fmt::Debug;
 
@@ -49,7 +54,7 @@ impl Account {
     /// Takes over what a predecessor has seen in use; it may not have known the last resources of the table. `false`:
     /// these are more than there are resources.
     #[must_use]
-    pub(crate) fn raise_peaks(&mut self, peaks: &[u128]) -> bool {
+    fn raise_peaks(&mut self, peaks: &[u128]) -> bool {
         let known = peaks.len() <= self.peak.len();
         for (peak, former) in self.peak.iter_mut().zip(peaks) {
             *peak = (*peak).max(*former);
@@ -60,16 +65,6 @@ impl Account {
     /// Whether nothing is charged.
     pub fn is_zero(&self) -> bool {
         self.now.iter().all(|now| *now == 0)
-    }
-
-    /// Adds all that another account has in use.
-    pub(crate) fn add_all(&mut self, other: &Account) {
-        self.now.iter_mut().zip(other.now).for_each(|(to, from)| *to += from);
-    }
-
-    /// Whether the same is in use now.
-    pub(crate) fn same_now(&self, other: &Account) -> bool {
-        self.now == other.now
     }
 
     /// The resource whose cap the charge would pass, if any.
@@ -90,7 +85,7 @@ impl Account {
         (charge.is_fds() && full(Resource::Fds)).then_some(Resource::Fds)
     }
 
-    pub(crate) fn add(&mut self, charge: Charge) {
+    fn add(&mut self, charge: Charge) {
         let Charge(resource, amount) = charge;
         let mut add = |resource: Resource| {
             let at = resource.index();
@@ -104,7 +99,7 @@ impl Account {
         }
     }
 
-    pub(crate) fn take(&mut self, charge: Charge) {
+    fn take(&mut self, charge: Charge) {
         let Charge(resource, amount) = charge;
         let mut take = |resource: Resource| {
             let at = resource.index();
@@ -120,7 +115,7 @@ impl Account {
     }
 
     /// Caps have been lowered, maybe: what is above them now may stay.
-    pub(crate) fn drain_to(&mut self, caps: &Caps) {
+    fn drain_to(&mut self, caps: &Caps) {
         for &resource in Resource::ALL {
             let (at, cap) = (resource.index(), caps[resource]);
             let now = self.now[at];
@@ -129,12 +124,12 @@ impl Account {
     }
 
     /// Asserts that no cap is passed, but for what was there when it was lowered.
-    pub(crate) fn assert_within(&self, caps: &Caps, whose: &dyn Debug) {
+    fn assert_within(&self, caps: &Caps, whose: &dyn Debug) {
         Resource::ALL.iter().for_each(|resource| self.assert_one(*resource, caps, whose));
     }
 
     /// The same, of what has grown since this was asserted last: nothing else can have passed its cap.
-    pub(crate) fn assert_growth_within(&mut self, caps: &Caps, whose: &dyn Debug) {
+    fn assert_growth_within(&mut self, caps: &Caps, whose: &dyn Debug) {
         let mut grown = std::mem::take(&mut self.grown);
         while grown != 0 {
             self.assert_one(Resource::ALL[grown.trailing_zeros() as usize], caps, whose);
@@ -150,19 +145,19 @@ impl Account {
     }
 }
 
-/// Which account a charge did not fit into.
+/// Which scope a charge did not fit into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocked {
     /// The resource whose cap is full.
     pub resource: Resource,
-    /// Whose account: client, job and domain by number.
-    pub account: Holder,
+    /// The scope of the cap.
+    pub scope: ScopeId,
 }
 
 impl Blocked {
     /// Whether no recall at all fits, whatever its size and whoever its owner.
     pub fn stops_every_recall(self) -> bool {
-        self.account == Holder::Node && self.resource != Resource::HeldBytes
+        self.scope == ScopeId::NODE && self.resource != Resource::HeldBytes
     }
 }
 
@@ -174,143 +169,433 @@ pub const FOR_CREDIT: &[Resource] = &[Resource::Fds, Resource::HeldFds, Resource
 pub const FOR_HELD: &[Resource] =
     &[Resource::Fds, Resource::HeldFds, Resource::TableFds, Resource::HeldBytes];
 
-/// An account by its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Holder {
-    /// A client, by its number.
-    Client(u32),
-    /// A job of a domain, by its number.
-    Job(u32),
-    /// A domain, by its number.
-    Domain(u32),
-    /// The node.
-    Node,
+/// Kinds of leases that a client can be asked for: open ones, and mapped ones.
+pub const LEASE_KINDS: usize = 2;
+
+/// Parked requests that wait for room in one scope, by the resource that is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queued([u32; Resource::COUNT]);
+
+impl Queued {
+    /// Whether any wait for this resource.
+    pub fn has(self, resource: Resource) -> bool {
+        self.0[resource.index()] > 0
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self == Queued::default()
+    }
 }
 
-impl Holder {
-    /// The scope that a status names.
-    pub fn scope(self) -> Scope {
-        match self {
-            Holder::Client(_) => Scope::Client,
-            Holder::Job(_) => Scope::Job,
-            Holder::Domain(_) => Scope::Domain,
-            Holder::Node => Scope::Node,
+/// The number of a scope in the ledger. Used again once the scope is closed and nobody waits for room in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScopeId(u32);
+
+impl ScopeId {
+    /// The node.
+    pub const NODE: ScopeId = ScopeId(0);
+}
+
+/// What is counted of one client, job, domain or the node. Only the ledger changes it.
+#[derive(Clone, Debug)]
+pub struct ScopeRecord {
+    /// What it is.
+    pub kind: Scope,
+    /// Its number among the clients, jobs or domains.
+    pub number: u32,
+    /// The next wider scope; none of the node.
+    parent: Option<ScopeId>,
+    /// What it is charged with.
+    pub account: Account,
+    /// Its clients with evictable allocations, by the place of the oldest one.
+    pub lru: Index,
+    /// Allocations that can be evicted.
+    pub evictable: u64,
+    /// Its clients that have leases to be asked for, by kind of lease. Those that have given back nothing of what they were
+    /// asked for come last; the others by their last activity, as far as it was known when they were put here.
+    pub askable: [Index; LEASE_KINDS],
+    /// Until when nobody is asked for leases for its sake, by kind of lease.
+    pub pauses: [Now; LEASE_KINDS],
+    /// Requests that wait for room in it.
+    pub blocked: Queued,
+    /// Its fds in the closers that will be closed soon; of the node, but for those of slow domains.
+    pub coming: u64,
+    /// Nothing is charged to it any more.
+    is_closed: bool,
+}
+
+impl ScopeRecord {
+    fn new(kind: Scope, number: u32, parent: Option<ScopeId>) -> Self {
+        ScopeRecord {
+            kind,
+            number,
+            parent,
+            account: Account::default(),
+            lru: Index::default(),
+            evictable: 0,
+            askable: Default::default(),
+            pauses: Default::default(),
+            blocked: Queued::default(),
+            coming: 0,
+            is_closed: false,
         }
     }
 }
 
-/// The broker's own fd table: what fills it beside the node's held places.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Table {
-    /// Fds of connections.
-    pub connections: u64,
-    /// Fds that came without a place and wait for the closers.
-    pub refused: u64,
+/// All scopes, and the broker's own fd table. Functions with `below` in their names stop before the scope of that kind.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    /// By number.
+    scopes: Vec<Option<Box<ScopeRecord>>>,
+    /// Numbers that are not in use.
+    free: Vec<ScopeId>,
+    caps: CapsOfScopes,
+    /// Fds in the broker's table that the core may plan with.
+    table_fds: u64,
     /// Most of the table ever in use.
-    pub peak: u64,
+    table_peak: u64,
+    /// Fds that came without a place and wait for the closers.
+    unplaced: u64,
 }
 
-/// The accounts one charge is made on, borrowed for the moment. A client that is gone has none.
-pub struct Accounts<'a> {
-    /// The client's, with its number.
-    pub client: Option<(u32, &'a mut Account)>,
-    /// Its job's, with its number, if it is of one.
-    pub job: Option<(u32, &'a mut Account)>,
-    /// The domain's, with its number.
-    pub domain: (u32, &'a mut Account),
-    /// The node's.
-    pub node: &'a mut Account,
-    /// Caps: client, job, domain, node.
-    pub caps: [&'a Caps; 4],
-    /// Room left in the table for held places.
-    pub table_room: u64,
+impl std::ops::Index<ScopeId> for Ledger {
+    type Output = ScopeRecord;
+
+    fn index(&self, scope: ScopeId) -> &ScopeRecord {
+        self.scopes[scope.0 as usize].as_deref().expect("a scope that is open")
+    }
 }
 
-impl Accounts<'_> {
+impl Ledger {
+    /// Nothing is charged; the node is the only scope.
+    pub fn new(caps: CapsOfScopes, table_fds: u64) -> Self {
+        let scopes = vec![Some(Box::new(ScopeRecord::new(Scope::Node, 0, None)))];
+        let (free, table_peak) = (Vec::new(), TABLE_RESERVE);
+        Ledger { scopes, free, caps, table_fds, table_peak, unplaced: 0 }
+    }
+
+    /// A new scope.
+    pub fn open(&mut self, kind: Scope, number: u32, parent: ScopeId) -> ScopeId {
+        let scope = Some(Box::new(ScopeRecord::new(kind, number, Some(parent))));
+        if let Some(id) = self.free.pop() {
+            self.scopes[id.0 as usize] = scope;
+            return id;
+        }
+        let id = ScopeId(u32::try_from(self.scopes.len()).expect("scopes are fewer than slots"));
+        self.scopes.push(scope);
+        id
+    }
+
+    fn get(&mut self, id: ScopeId) -> &mut ScopeRecord {
+        self.scopes[id.0 as usize].as_deref_mut().expect("a scope that is open")
+    }
+
+    /// Nothing of the scope is left but requests that wait for room in it.
+    pub fn close(&mut self, id: ScopeId) {
+        let scope = self.get(id);
+        assert!(scope.account.is_zero(), "invariant 3: who is gone has zero: {scope:?}");
+        assert!(scope.lru.is_empty() && scope.askable.iter().all(Index::is_empty));
+        assert!(scope.coming == 0 && scope.evictable == 0);
+        scope.is_closed = true;
+        self.drop_if_closed(id);
+    }
+
+    fn drop_if_closed(&mut self, id: ScopeId) {
+        if self[id].is_closed && self[id].blocked.is_empty() {
+            self.scopes[id.0 as usize] = None;
+            self.free.push(id);
+        }
+    }
+
+    /// The scopes from this one up to the node.
+    pub fn path(&self, from: ScopeId) -> impl Iterator<Item = ScopeId> {
+        std::iter::successors(Some(from), |id| self[*id].parent)
+    }
+
+    /// Changes each scope from this one up: at most four, which count as one record.
+    fn walk(
+        &mut self,
+        from: ScopeId,
+        below: Option<Scope>,
+        mut change: impl FnMut(&mut ScopeRecord),
+    ) {
+        visit(1);
+        let mut next = Some(from);
+        while let Some(id) = next {
+            let scope = self.get(id);
+            if Some(scope.kind) == below {
+                return;
+            }
+            change(scope);
+            next = scope.parent;
+        }
+    }
+
+    // --- caps ---------------------------------------------------------------------------------------
+
+    /// The caps of every scope.
+    pub fn caps(&self) -> &CapsOfScopes {
+        &self.caps
+    }
+
+    /// The cap of a resource in a scope.
+    pub fn cap(&self, scope: ScopeId, resource: Resource) -> u64 {
+        self.caps[self[scope].kind][resource]
+    }
+
+    /// New caps. What is above them now may stay.
+    pub fn set_caps(&mut self, caps: CapsOfScopes) {
+        self.caps = caps;
+        for scope in self.scopes.iter_mut().flatten() {
+            scope.account.drain_to(&caps[scope.kind]);
+        }
+    }
+
+    /// Every scope.
+    fn all(&self) -> Vec<ScopeId> {
+        let open = (0..).zip(&self.scopes).filter(|(_, scope)| scope.is_some());
+        open.map(|(id, _)| ScopeId(id)).collect()
+    }
+
+    /// Every scope, the narrowest first.
+    pub fn narrowest_first(&self) -> Vec<ScopeId> {
+        let mut all = self.all();
+        all.sort_by_key(|id| {
+            Scope::WIDEST_FIRST.iter().rev().position(|kind| *kind == self[*id].kind)
+        });
+        all
+    }
+
+    /// Takes over what a predecessor has seen in use. `false`: see [`Account::raise_peaks`].
+    #[must_use]
+    pub fn raise_peaks(&mut self, scope: ScopeId, peaks: &[u128]) -> bool {
+        self.get(scope).account.raise_peaks(peaks)
+    }
+
+    // --- charges ------------------------------------------------------------------------------------
+
     /// Makes the charge on every account, or on none and says which cap is in the way.
-    pub fn charge(self, charge: Charge) -> Result<(), Blocked> {
-        let refused = |(holder, account, caps): (Holder, &Account, &Caps)| {
-            account.refuses(caps, charge).map(|resource| Blocked { resource, account: holder })
-        };
-        if let Some(blocked) = self.levels().into_iter().flatten().find_map(refused) {
-            return Err(blocked);
-        }
+    pub fn charge(&mut self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
+        self.fits(from, None, charge)?;
         if let Charge(Resource::HeldFds, amount) = charge
-            && amount > self.table_room
+            && amount > self.table_room()
         {
-            return Err(Blocked { resource: Resource::TableFds, account: Holder::Node });
+            return Err(Blocked { resource: Resource::TableFds, scope: ScopeId::NODE });
         }
-        self.add(charge);
+        self.add(from, charge);
         Ok(())
     }
 
-    /// The accounts with their caps, the narrowest first.
-    pub fn levels(&self) -> [Option<(Holder, &Account, &Caps)>; 4] {
-        let [client_caps, job_caps, domain_caps, node_caps] = self.caps;
-        let (client, job) = (self.client.as_ref(), self.job.as_ref());
-        [
-            client.map(|(number, account)| (Holder::Client(*number), &**account, client_caps)),
-            job.map(|(number, account)| (Holder::Job(*number), &**account, job_caps)),
-            Some((Holder::Domain(self.domain.0), &*self.domain.1, domain_caps)),
-            Some((Holder::Node, &*self.node, node_caps)),
-        ]
+    /// The same, where the wider scopes are charged already.
+    pub fn charge_below(
+        &mut self,
+        below: Scope,
+        from: ScopeId,
+        charge: Charge,
+    ) -> Result<(), Blocked> {
+        self.fits(from, Some(below), charge)?;
+        self.add_below(below, from, charge);
+        Ok(())
+    }
+
+    fn fits(&self, from: ScopeId, below: Option<Scope>, charge: Charge) -> Result<(), Blocked> {
+        visit(1);
+        for id in self.path(from) {
+            let scope = &self[id];
+            if Some(scope.kind) == below {
+                break;
+            }
+            if let Some(resource) = scope.account.refuses(&self.caps[scope.kind], charge) {
+                return Err(Blocked { resource, scope: id });
+            }
+        }
+        Ok(())
     }
 
     /// Makes the charge whatever the caps.
-    pub fn add(self, charge: Charge) {
-        for (_, account) in self.client.into_iter().chain(self.job) {
-            account.add(charge);
-        }
-        self.domain.1.add(charge);
-        self.node.add(charge);
+    pub fn add(&mut self, from: ScopeId, charge: Charge) {
+        self.walk(from, None, |scope| scope.account.add(charge));
+        self.table_peak = self.table_peak.max(self.table_now());
+    }
+
+    /// The same, and the wider scopes are not charged.
+    pub fn add_below(&mut self, below: Scope, from: ScopeId, charge: Charge) {
+        self.walk(from, Some(below), |scope| scope.account.add(charge));
     }
 
     /// Takes the charge back from every account.
-    pub fn release(self, charge: Charge) {
-        for (_, account) in self.client.into_iter().chain(self.job) {
-            account.take(charge);
-        }
-        self.domain.1.take(charge);
-        self.node.take(charge);
+    pub fn take(&mut self, from: ScopeId, charge: Charge) {
+        self.walk(from, None, |scope| scope.account.take(charge));
     }
 
-    /// Makes a charge that the node counts by itself, whatever the caps.
-    pub fn add_to_holder(self, charge: Charge) {
-        for (_, account) in self.client.into_iter().chain(self.job) {
-            account.add(charge);
-        }
-        self.domain.1.add(charge);
+    /// The same, but the wider scopes keep it.
+    pub fn take_below(&mut self, below: Scope, from: ScopeId, charge: Charge) {
+        self.walk(from, Some(below), |scope| scope.account.take(charge));
     }
 
-    /// Takes such a charge back.
-    pub fn take_from_holder(self, charge: Charge) {
-        for (_, account) in self.client.into_iter().chain(self.job) {
-            account.take(charge);
-        }
-        self.domain.1.take(charge);
-    }
-
-    /// Takes the charge back from the client and its job: their domain alone keeps it. Not the job, though
-    /// what its clients have left is listed as its own: where a cap of a job is in the way its clients are asked for
-    /// room, and these cannot give what they do not own. The domain's caps bound what is left.
-    pub fn leave_to_domain(self, charge: Charge) {
-        for (_, account) in self.client.into_iter().chain(self.job) {
-            account.take(charge);
-        }
-    }
-
-    /// Charges the client and its job with what their domain is charged for already; or says which cap is in the way.
-    pub fn take_over(self, charge: Charge) -> Result<(), Blocked> {
-        let refused = |(holder, account, caps): (Holder, &Account, &Caps)| {
-            account.refuses(caps, charge).map(|resource| Blocked { resource, account: holder })
+    /// Free room for held places: the least of all scopes'.
+    pub fn held_room(&self, from: ScopeId) -> u64 {
+        let room = |id: ScopeId| {
+            let fds = [Resource::Fds, Resource::HeldFds].into_iter();
+            fds.map(move |it| self.cap(id, it).saturating_sub(self[id].account.now(it)))
         };
-        if let Some(blocked) = self.levels().into_iter().take(2).flatten().find_map(refused) {
-            return Err(blocked);
+        self.path(from).flat_map(room).fold(self.table_room(), u64::min)
+    }
+
+    // --- the broker's own fd table ------------------------------------------------------------------
+
+    /// The table in use: held places, connections, fds without a place, the reserve.
+    pub fn table_now(&self) -> u64 {
+        let node = &self[ScopeId::NODE].account;
+        let connections = node.now(Resource::Connections) * FDS_PER_CONNECTION;
+        node.now(Resource::HeldFds) + connections + self.unplaced + TABLE_RESERVE
+    }
+
+    /// The table now, most of it ever in use, and all of it.
+    pub fn table(&self) -> (u64, u64, u64) {
+        (self.table_now(), self.table_peak, self.table_fds)
+    }
+
+    /// Takes over what a predecessor has seen in use.
+    pub fn raise_table_peak(&mut self, peak: u64) {
+        self.table_peak = peak.max(self.table_now());
+    }
+
+    /// Held places that still fit the table.
+    pub fn table_room(&self) -> u64 {
+        self.table_fds.saturating_sub(self.table_now())
+    }
+
+    /// Fds that have no place and wait for the closers.
+    pub fn unplaced(&self) -> u64 {
+        self.unplaced
+    }
+
+    /// An fd has come that has no place, or a closer has closed one.
+    pub fn set_unplaced(&mut self, unplaced: u64) {
+        self.unplaced = unplaced;
+        self.table_peak = self.table_peak.max(self.table_now());
+    }
+
+    // --- what else is counted -----------------------------------------------------------------------
+
+    /// A client's oldest evictable allocation has this place now, and it has so many of them.
+    pub fn set_evictable(&mut self, client: ScopeId, place: Option<u64>, count: u64) {
+        let ScopeRecord { evictable, ref lru, number, .. } = self[client];
+        let former = lru.first_key().map(|(place, _)| place);
+        if (former, evictable) == (place, count) {
+            return;
         }
-        for (_, account) in self.client.into_iter().chain(self.job) {
-            account.add(charge);
+        self.walk(client, None, |scope| {
+            scope.evictable = scope.evictable - evictable + count;
+            if former != place {
+                scope.lru.change(number, former, place);
+            }
+        });
+    }
+
+    /// Where a client is among those that can be asked for leases of a kind.
+    pub fn ask_key(&self, client: ScopeId, kind: usize) -> Option<u64> {
+        self[client].askable[kind].first_key().map(|(key, _)| key)
+    }
+
+    /// Puts a client there.
+    pub fn set_ask_key(&mut self, client: ScopeId, kind: usize, key: Option<u64>) {
+        let (number, former) = (self[client].number, self.ask_key(client, kind));
+        self.walk(client, None, |scope| scope.askable[kind].change(number, former, key));
+    }
+
+    /// Nobody is asked for leases of a kind for the scope's sake until then.
+    pub fn pause(&mut self, scope: ScopeId, kind: usize, until: Now) {
+        self.get(scope).pauses[kind] = until;
+    }
+
+    /// Something that was asked for has come back: more may be asked for.
+    pub fn end_pauses(&mut self, client: ScopeId) {
+        self.walk(client, None, |scope| scope.pauses = Default::default());
+    }
+
+    /// A request waits for room.
+    pub fn block(&mut self, Blocked { resource, scope }: Blocked) {
+        self.get(scope).blocked.0[resource.index()] += 1;
+    }
+
+    /// It waits no longer.
+    pub fn unblock(&mut self, Blocked { resource, scope }: Blocked) {
+        self.get(scope).blocked.0[resource.index()] -= 1;
+        self.drop_if_closed(scope);
+    }
+
+    /// Whether requests wait for room that a new one must leave to them. One that waits for a client's own account stands
+    /// before nobody.
+    pub fn is_waited_for(&self, Blocked { resource, scope }: Blocked) -> bool {
+        self[scope].kind != Scope::Client && self[scope].blocked.has(resource)
+    }
+
+    /// Fds go to the closers, and will be closed soon. `is_slow`: the node does not wait for them.
+    pub fn add_coming(&mut self, from: ScopeId, is_slow: bool, count: u64) {
+        self.walk(from, is_slow.then_some(Scope::Node), |scope| scope.coming += count);
+    }
+
+    /// They have been closed.
+    pub fn take_coming(&mut self, from: ScopeId, is_slow: bool, count: u64) {
+        self.walk(from, is_slow.then_some(Scope::Node), |scope| scope.coming -= count);
+    }
+
+    /// A client is gone: its fds in the closers are its domain's alone.
+    pub fn leave_coming(&mut self, client: ScopeId) {
+        let count = self[client].coming;
+        self.walk(client, Some(Scope::Domain), |scope| scope.coming -= count);
+    }
+
+    /// The node does not wait for closes of the domain any more, or does again.
+    pub fn set_slow(&mut self, domain: ScopeId, is_slow: bool) {
+        let count = self[domain].coming;
+        let node = self.get(ScopeId::NODE);
+        node.coming = if is_slow { node.coming - count } else { node.coming + count };
+    }
+
+    // --- invariants ---------------------------------------------------------------------------------
+
+    /// What can be asserted in no time.
+    pub fn assert_node(&mut self) {
+        let caps = self.caps.node;
+        self.get(ScopeId::NODE).account.assert_growth_within(&caps, &"the node");
+        let planned = self.table_now() - self.unplaced;
+        let most = self.table_fds;
+        assert!(planned <= most, "invariant 1: the table needs {planned} fds");
+    }
+
+    /// The same scopes, with nothing counted.
+    pub fn emptied(&self) -> Ledger {
+        let mut empty = self.clone();
+        empty.unplaced = 0;
+        for scope in empty.scopes.iter_mut().flatten() {
+            let ScopeRecord { kind, number, parent, is_closed, .. } = **scope;
+            **scope = ScopeRecord { is_closed, ..ScopeRecord::new(kind, number, parent) };
         }
-        Ok(())
+        empty
+    }
+
+    /// Asserts that every count is the same as in another ledger, and within its cap.
+    pub fn assert_same(&self, other: &Ledger) {
+        assert!(self.table_now() <= self.table_peak, "more of the table is in use than ever was");
+        assert_eq!(self.unplaced, other.unplaced, "invariant 1: fds without a place");
+        for id in self.all() {
+            let (is, right, whose) = (&self[id], &other[id], (self[id].kind, self[id].number));
+            is.account.assert_within(&self.caps[is.kind], &whose);
+            assert_eq!(is.account.now, right.account.now, "invariant 3: {whose:?}");
+            assert_eq!(
+                (&is.lru, is.evictable),
+                (&right.lru, right.evictable),
+                "invariant 5: {whose:?}"
+            );
+            assert_eq!(is.askable, right.askable, "clients of {whose:?} that can be asked");
+            assert_eq!(is.blocked, right.blocked, "requests that wait for {whose:?}");
+            assert_eq!(is.coming, right.coming, "invariant 8: closes that {whose:?} waits for");
+            assert!(!is.is_closed || !is.blocked.is_empty(), "{whose:?} is closed, and stays");
+        }
     }
 }
 

@@ -62,15 +62,13 @@ use continuity::Continuity;
 use fairness::{Rooms, Scan};
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
-use ledger::{Blocked, Table};
+use ledger::{Blocked, Ledger};
 use limits::{LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
 use order::Lru;
 use rounds::Rounds;
 use rustc_hash::{FxHashMap, FxHashSet};
 use slots::Slots;
-use state::{
-    Allocation, Client, Closing, Domain, Job, Lease, Orphan, Parked, Queued, Recall, Timer,
-};
+use state::{Allocation, Client, Closing, Domain, Job, Lease, Orphan, Parked, Recall, Timer};
 use waiting::Waiting;
 
 /// Bytes in use, and the bytes.
@@ -79,9 +77,9 @@ type DriverData = (u8, [u8; DRIVER_DATA_BYTES]);
 /// The broker's state. See the crate's page.
 #[derive(Debug)]
 pub struct Core {
+    /// Its caps are those in the beginning; the ledger has those in force.
     config: Config,
-    node: Account,
-    table: Table,
+    ledger: Ledger,
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
     /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`), and per parked
@@ -104,8 +102,6 @@ pub struct Core {
     parked: BTreeMap<u64, Parked>,
     /// Of these, those that wait for room or a reader.
     rooms: Rooms,
-    /// Of these, those that the node's own account blocks.
-    node_blocked: Queued,
     /// Where the scan of `rooms` goes on, when it has not come to its end.
     scan_from: Option<Scan>,
     /// Scans begun.
@@ -129,10 +125,6 @@ pub struct Core {
     now: Now,
     /// Acts of clients for themselves so far.
     acts: u64,
-    /// Clients that can be asked for leases.
-    askable: reclaim::Askable,
-    /// Until when nobody is asked for the node's sake.
-    node_pauses: reclaim::Pauses,
     /// When those who wait for leases to come back are looked at again, and where that look goes on.
     reclaim_at: Option<Now>,
     reclaim_from: Option<u64>,
@@ -157,8 +149,6 @@ pub struct Core {
     /// Clients ever connected.
     serials: u64,
     held_now: u64,
-    /// Fds in the closers that have a place and will be closed soon, but for those of slow domains.
-    coming: u64,
     counters: ByCounter<u64>,
     notes: notes::Notes,
 }
@@ -173,8 +163,7 @@ impl Core {
         config.bound_caps();
         let allocations = Slots::new(config.max_slots, config.first_generation, SLOTS_BEFORE_REUSE);
         Ok(Core {
-            node: Account::default(),
-            table: Table { peak: limits::TABLE_RESERVE, ..Table::default() },
+            ledger: Ledger::new(config.caps(), config.table_fds),
             domains: Slots::new(config.max_domains, 1, 0),
             domain_by_key: FxHashMap::default(),
             jobs: Slots::new(slots::NONE, 1, 0),
@@ -190,7 +179,6 @@ impl Core {
             lru: Lru::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
-            node_blocked: Queued::default(),
             scan_from: None,
             scans: 0,
             scan_full: FxHashSet::default(),
@@ -202,8 +190,6 @@ impl Core {
             most_granted: fdbroker_protocol::MAX_BATCH,
             now: Now(0),
             acts: 0,
-            askable: reclaim::Askable::default(),
-            node_pauses: reclaim::Pauses::default(),
             reclaim_at: None,
             reclaim_from: None,
             drain_at: None,
@@ -218,7 +204,6 @@ impl Core {
             serials: 0,
             arrivals: 0,
             held_now: 0,
-            coming: 0,
             counters: ByCounter::default(),
             notes: notes::Notes::default(),
             config,

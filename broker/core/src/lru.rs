@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::api::{Effect, Effects, Lane, Wanted};
-use crate::ledger::{Blocked, Charge, Holder};
+use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
 use crate::lists::List;
 use crate::slots::NONE;
@@ -25,7 +25,7 @@ impl Core {
         let owner = clients.get_mut(owner as usize).and_then(|client| client.as_deref_mut());
         let owner = || owner.expect("only a living owner's are in its lists");
         let head = match list {
-            AllocationList::Lru => &mut owner().lru.list,
+            AllocationList::Lru => &mut owner().lru,
             AllocationList::Owned => &mut owner().owned,
             AllocationList::Event if drained => &mut owner().drained,
             AllocationList::Event => &mut owner().recalls,
@@ -65,28 +65,14 @@ impl Core {
         }
     }
 
-    /// Brings a client's place in the indexes of the node, its domain and its job in line with the oldest allocation in
-    /// its queue, and counts how many can be evicted. A client that does not answer has none.
+    /// Brings a client's place among those with evictable allocations in line with the oldest one of its queue. A client that
+    /// does not answer has none.
     fn reindex(&mut self, owner: u32) {
-        let Core { allocations, clients, domains, jobs, lru, .. } = self;
-        let client = clients[owner as usize].as_deref_mut().expect("owners are clients");
-        let evictable = if client.silent { 0 } else { client.lru.list.len() as u64 };
-        let counted = std::mem::replace(&mut client.lru.evictable, evictable);
-        if counted != evictable {
-            for count in [&mut lru.evictable, &mut domains[client.domain].evictable] {
-                *count = *count - counted + evictable;
-            }
-        }
-        let first = client.lru.list.first().filter(|_| !client.silent);
-        let key = first.map(|slot| lru.clock.place(allocations[slot].stamp));
-        let former = std::mem::replace(&mut client.lru.key, key);
-        if former == key {
-            return;
-        }
-        let job = client.job.map(|job| &mut jobs[job].lru);
-        for index in [&mut lru.index, &mut domains[client.domain].lru].into_iter().chain(job) {
-            index.change(owner, former, key);
-        }
+        let Core { allocations, clients, ledger, lru, .. } = self;
+        let client = clients[owner as usize].as_deref().expect("owners are clients");
+        let queue = if client.silent { List::EMPTY } else { client.lru };
+        let place = queue.first().map(|slot| lru.clock.place(allocations[slot].stamp));
+        ledger.set_evictable(client.scope, place, queue.len() as u64);
     }
 
     /// The owner does not answer, or answers again: nothing of it is evicted meanwhile.
@@ -102,24 +88,18 @@ impl Core {
         self.reindex(owner);
     }
 
-    /// The oldest allocation in the queues of an account's scope.
-    fn oldest(&self, account: Holder) -> Option<u32> {
-        let owner = match account {
-            Holder::Node => self.lru.index.first()?,
-            Holder::Domain(domain) => self.domains[domain].lru.first()?,
-            Holder::Job(job) => self.jobs[job].lru.first()?,
-            Holder::Client(client) => client,
-        };
-        let owner = self.clients[owner as usize].as_deref()?;
-        owner.lru.list.first().filter(|_| !owner.silent)
+    /// The oldest allocation in the queues of a scope's clients.
+    fn oldest(&self, scope: ScopeId) -> Option<u32> {
+        let (_, owner) = self.ledger[scope].lru.first_key()?;
+        self.clients[owner as usize].as_deref()?.lru.first()
     }
 
-    /// An evictable allocation in the account's scope that was not used for long; `None`: there is none. One that was
+    /// An evictable allocation in the scope that was not used for long; `None`: there is none. One that was
     /// used since it was put into its queue goes to the end of it; after some of these, the one used longest ago is taken.
-    pub(crate) fn victim(&mut self, account: Holder) -> Option<u32> {
+    pub(crate) fn victim(&mut self, scope: ScopeId) -> Option<u32> {
         let mut used: Option<(u32, u32)> = None;
         for _ in 0..LOOKS_PER_VICTIM {
-            let slot = self.oldest(account)?;
+            let slot = self.oldest(scope)?;
             let stamp = self.allocations[slot].stamp;
             if !stamp.is_used() {
                 return Some(slot);
@@ -135,29 +115,7 @@ impl Core {
             self.unlink(slot, AllocationList::Lru);
             self.lru_insert(slot);
         }
-        used.map(|(_, slot)| slot).or_else(|| self.oldest(account))
-    }
-
-    /// Whether so many fds in the account's scope can be closed. Visits no more owners than that.
-    pub(crate) fn can_evict(&self, account: Holder, count: usize) -> bool {
-        let lru = |owner: u32| self.clients[owner as usize].as_deref().map(|client| &client.lru);
-        let index = match account {
-            Holder::Node => &self.lru.index,
-            Holder::Domain(domain) => &self.domains[domain].lru,
-            Holder::Job(job) => &self.jobs[job].lru,
-            Holder::Client(number) => {
-                let own = lru(number).filter(|lru| lru.key.is_some());
-                return own.map_or(0, |lru| lru.list.len()) >= count;
-            }
-        };
-        let mut missing = count;
-        for len in index.owners().filter_map(lru).map(|lru| lru.list.len()) {
-            missing = missing.saturating_sub(len);
-            if missing == 0 {
-                break;
-            }
-        }
-        missing == 0
+        used.map(|(_, slot)| slot).or_else(|| self.oldest(scope))
     }
 
     /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
@@ -220,12 +178,12 @@ impl Core {
         }
         let mut evicted = 0;
         while evicted < count.min(EVICTIONS_PER_STEP)
-            && let Some(slot) = self.victim(blocked.account)
+            && let Some(slot) = self.victim(blocked.scope)
         {
             self.evict(slot, fx);
             evicted += 1;
         }
-        if evicted == 0 && count > 0 && self.closing_in(blocked.account) == 0 {
+        if evicted == 0 && count > 0 && self.ledger[blocked.scope].coming == 0 {
             self.reclaim(blocked, count);
         }
         evicted
@@ -233,9 +191,8 @@ impl Core {
 
     /// Whether a client's caps admit an fd of this size when nothing else is held.
     fn fits_at_all(&mut self, owner: u32, size: u64) -> bool {
-        let domain = self.client_mut(owner).domain;
-        let accounts = self.accounts(Some(owner), domain);
-        accounts.levels().into_iter().flatten().all(|(_, _, caps)| size <= caps.held_bytes)
+        let scope = self.scope_of(owner);
+        self.ledger.path(scope).all(|of| size <= self.ledger.cap(of, Resource::HeldBytes))
     }
 
     /// Charges the bytes of an fd about to be held, evicting others until they fit if it may.

@@ -4,8 +4,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::lists::List;
-
 /// Counts the allocations that were ever put into a queue. All ages are counted in these.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock(u64);
@@ -50,40 +48,14 @@ impl Stamp {
     }
 }
 
-/// The evictable allocations of one owner, in the order in which they were put here.
-#[derive(Debug)]
-pub struct Queue {
-    /// Links of the allocations' records.
-    pub list: List,
-    /// The place of the oldest one, under which the owner is in the indexes; `None`: it is in none.
-    pub key: Option<u64>,
-    /// How many are counted as evictable: none while the owner does not answer.
-    pub evictable: u64,
-}
-
-impl Queue {
-    /// Without allocations.
-    pub const EMPTY: Queue = Queue { list: List::EMPTY, key: None, evictable: 0 };
-}
-
 /// The owners in one scope that have something to evict, by the place of their oldest allocation.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Index(BTreeSet<(u64, u32)>);
 
 impl Index {
-    /// The owner of the allocation that was put into its queue before all others.
-    pub fn first(&self) -> Option<u32> {
-        self.0.first().map(|(_, owner)| *owner)
-    }
-
-    /// The first one, with its place.
+    /// The first owner, with its place.
     pub fn first_key(&self) -> Option<(u64, u32)> {
         self.0.first().copied()
-    }
-
-    /// The owners that have something to evict.
-    pub fn owners(&self) -> impl Iterator<Item = u32> {
-        self.0.iter().map(|(_, owner)| *owner)
     }
 
     /// An owner's oldest allocation is another one; `None`: it has none.
@@ -107,12 +79,8 @@ impl Index {
 pub struct Lru {
     /// Of all ages.
     pub clock: Clock,
-    /// The owners on the node.
-    pub index: Index,
     /// Looks for victims that this step may still spend on second chances.
     pub looks_left: usize,
-    /// Allocations that can be evicted.
-    pub evictable: u64,
     /// Allocations that the request at hand wants: out of their queues, so that none makes room for another.
     pub aside: Vec<u32>,
 }

@@ -4,15 +4,13 @@
 
 use crate::Core;
 use crate::api::{ClientId, LeaseId, Now};
-use crate::ledger::{Blocked, Holder};
+use crate::ledger::{Blocked, LEASE_KINDS, ScopeId};
 use crate::limits::{
     PARKED_SCAN_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US,
 };
 use crate::lists::List;
-use crate::order::Index;
-use crate::state::{Lease, LeaseLinks, LeaseList, Wait};
+use crate::state::{Client, Lease, LeaseLinks, LeaseList, Wait};
 use fdbroker_protocol::{MAX_BATCH, Resource};
-use rustc_hash::FxHashMap;
 
 /// Which of a client's lists a lease is in; their place in [`Client::leases`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +44,6 @@ impl Shelf {
         }
     }
 }
-
-/// Until when nobody of an account is asked again: for open leases, for mapped ones.
-pub type Pauses = [Now; 2];
-
-/// The clients of a scope that have leases to be asked for: open ones, mapped ones. Those that have given back nothing of what
-/// they were asked for come last; the others by their last activity, as far as it was known when they were put here.
-pub type Askable = [Index; 2];
 
 /// In the key of a client that has given back nothing of what it was asked for.
 const KEEPS: u64 = 1 << 63;
@@ -91,57 +82,31 @@ impl Core {
         let Some(mapped) = helps(blocked.resource) else { return };
         let again = Now(self.now.0.saturating_add(RECLAIM_PAUSE_US));
         self.reclaim_at = Some(self.reclaim_at.map_or(again, |at| at.min(again)));
-        let now = self.now;
-        let pause = &mut self.pauses(blocked.account)[usize::from(mapped)];
-        if *pause > now {
+        let (scope, kind) = (blocked.scope, usize::from(mapped));
+        if self.ledger[scope].pauses[kind] > self.now {
             return;
         }
-        let count = count.clamp(1, MAX_BATCH);
-        if self.ask(blocked.account, mapped, count) {
-            self.pauses(blocked.account)[usize::from(mapped)] = again;
+        if self.ask(scope, mapped, count.clamp(1, MAX_BATCH)) {
+            self.ledger.pause(scope, kind, again);
         } else {
             // The order was not as it seemed: the next poll goes on.
-            self.reclaim_at = Some(now);
+            self.reclaim_at = Some(self.now);
         }
     }
 
-    fn pauses(&mut self, account: Holder) -> &mut Pauses {
-        match account {
-            Holder::Client(number) => &mut self.client_mut(number).pauses,
-            Holder::Job(number) => &mut self.jobs[number].pauses,
-            Holder::Domain(number) => &mut self.domains[number].pauses,
-            Holder::Node => &mut self.node_pauses,
-        }
-    }
-
-    /// Something that was asked for has come back: more may be asked for.
-    fn end_pauses(&mut self, client: u32) {
-        self.set_keeps_asked(client, false);
-        let record = self.client_mut(client);
-        let (job, domain) = (record.job.map(Holder::Job), Holder::Domain(record.domain));
-        let accounts = [Some(Holder::Client(client)), job, Some(domain), Some(Holder::Node)];
-        for account in accounts.into_iter().flatten() {
-            *self.pauses(account) = Pauses::default();
-        }
-    }
-
-    /// Asks the clients of an account, the most idle first; those that have given back nothing of what they were
+    /// Asks the clients of a scope, the most idle first; those that have given back nothing of what they were
     /// asked for come after all others, in turn. `false`: none of those that were looked at could be asked.
-    fn ask(&mut self, account: Holder, mapped: bool, count: usize) -> bool {
-        if let Holder::Client(number) = account {
-            self.ask_client(number, mapped, count.max(RECLAIM_BATCH));
-            return true;
-        }
-        let (mut asked, begin) = (0, KEEPS | self.acts);
+    fn ask(&mut self, scope: ScopeId, mapped: bool, count: usize) -> bool {
+        let (mut asked, begin, kind) = (0, KEEPS | self.acts, usize::from(mapped));
         for _ in 0..RECLAIM_LOOKS {
-            let first = self.askable(account)[usize::from(mapped)].first_key();
+            let first = self.ledger[scope].askable[kind].first_key();
             let Some((key, number)) = first.filter(|(key, _)| asked < count && *key <= begin)
             else {
                 return true;
             };
             let now = self.ask_key(number);
             if key < KEEPS && key != now {
-                self.set_ask_key(number, mapped, Some(now));
+                self.set_ask_key(number, kind, Some(now));
                 continue;
             }
             asked += self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH));
@@ -151,18 +116,10 @@ impl Core {
                 .iter()
                 .any(|asked| !leases[Shelf::of(mapped, *asked) as usize].is_empty());
             let key = KEEPS | self.next_act();
-            self.set_ask_key(number, mapped, has_some.then_some(key));
+            self.set_ask_key(number, kind, has_some.then_some(key));
         }
-        let first = self.askable(account)[usize::from(mapped)].first_key();
+        let first = self.ledger[scope].askable[kind].first_key();
         asked > 0 || first.is_none_or(|(key, _)| key >= KEEPS)
-    }
-
-    fn askable(&self, account: Holder) -> &Askable {
-        match account {
-            Holder::Job(number) => &self.jobs[number].askable,
-            Holder::Domain(number) => &self.domains[number].askable,
-            Holder::Node | Holder::Client(_) => &self.askable,
-        }
     }
 
     /// Where a client belongs in the order in which clients are asked.
@@ -171,27 +128,22 @@ impl Core {
         client.act | if client.keeps_asked { KEEPS } else { 0 }
     }
 
-    fn set_ask_key(&mut self, number: u32, mapped: bool, key: Option<u64>) {
-        let (Core { clients, domains, jobs, askable, .. }, kind) = (self, usize::from(mapped));
-        let client = clients[number as usize].as_deref_mut().expect("only clients are asked");
-        let former = std::mem::replace(&mut client.ask_keys[kind], key);
-        let job = client.job.map(|job| &mut jobs[job].askable);
-        for index in [askable, &mut domains[client.domain].askable].into_iter().chain(job) {
-            index[kind].change(number, former, key);
-        }
+    fn set_ask_key(&mut self, number: u32, kind: usize, key: Option<u64>) {
+        let scope = self.scope_of(number);
+        self.ledger.set_ask_key(scope, kind, key);
     }
 
     /// A gone client is asked for nothing.
     pub(crate) fn ask_no_more(&mut self, number: u32) {
-        [false, true].into_iter().for_each(|mapped| self.set_ask_key(number, mapped, None));
+        (0..LEASE_KINDS).for_each(|kind| self.set_ask_key(number, kind, None));
     }
 
     fn set_keeps_asked(&mut self, number: u32, keeps_asked: bool) {
         self.client_mut(number).keeps_asked = keeps_asked;
-        let key = self.ask_key(number);
-        for mapped in [false, true] {
-            if self.client_mut(number).ask_keys[usize::from(mapped)].is_some() {
-                self.set_ask_key(number, mapped, Some(key));
+        let (key, scope) = (self.ask_key(number), self.scope_of(number));
+        for kind in 0..LEASE_KINDS {
+            if self.ledger.ask_key(scope, kind).is_some() {
+                self.ledger.set_ask_key(scope, kind, Some(key));
             }
         }
     }
@@ -277,11 +229,11 @@ impl Core {
     pub(crate) fn shelve(&mut self, lease: u32) {
         let (shelf, holder) = (self.shelf_of(lease), self.leases[lease].client);
         self.with_shelf(holder, shelf, |list, links| list.push(links, lease));
-        let mapped = self.leases[lease].mapped;
-        let client = self.client_mut(holder);
-        if shelf != Shelf::Ended && !client.gone && client.ask_keys[usize::from(mapped)].is_none() {
+        let kind = usize::from(self.leases[lease].mapped);
+        let Client { gone, scope, .. } = *self.client_mut(holder);
+        if shelf != Shelf::Ended && !gone && self.ledger.ask_key(scope, kind).is_none() {
             let key = self.ask_key(holder);
-            self.set_ask_key(holder, mapped, Some(key));
+            self.ledger.set_ask_key(scope, kind, Some(key));
         }
     }
 
@@ -338,7 +290,9 @@ impl Core {
             self.with_event_list(holder, of_live, |list, links| list.remove(links, lease));
         }
         if asked {
-            self.end_pauses(holder);
+            self.set_keeps_asked(holder, false);
+            let scope = self.scope_of(holder);
+            self.ledger.end_pauses(scope);
         }
     }
 
@@ -380,15 +334,25 @@ impl Core {
         slots.into_iter().map(|slot| self.lease_id(slot)).collect()
     }
 
-    /// Asserts that every lease is in the list it belongs in, and every client that can be asked in the indexes.
+    /// Asserts that every lease is in the list it belongs in, and every client with leases can be asked.
     pub(crate) fn check_shelves(&mut self) {
         let mut shelved = 0;
-        self.check_askable();
         let clients = (0..).zip(&self.clients);
         let numbers: Vec<u32> = clients.filter_map(|(n, it)| it.as_ref().map(|_| n)).collect();
         for number in numbers {
             let client = self.client_mut(number);
             let (leases, reclaims, revoked) = (client.leases, client.reclaims, client.revoked);
+            let (is_gone, scope) = (client.gone, client.scope);
+            for kind in 0..LEASE_KINDS {
+                let shelves = [false, true].map(|asked| Shelf::of(kind == 1, asked) as usize);
+                let has_none = shelves.iter().all(|shelf| leases[*shelf].is_empty());
+                let can_be_asked = self.ledger.ask_key(scope, kind).is_some();
+                assert!(
+                    can_be_asked || is_gone || has_none,
+                    "client {number} is asked for nothing"
+                );
+                assert!(!can_be_asked || !is_gone, "client {number} is gone, and asked");
+            }
             for shelf in Shelf::ALL {
                 let links = &mut LeaseLinks(&mut self.leases, LeaseList::Holder);
                 for lease in leases[shelf as usize].checked(links) {
@@ -405,37 +369,5 @@ impl Core {
             }
         }
         assert_eq!(shelved, self.leases.len(), "leases in lists");
-    }
-
-    fn check_askable(&self) {
-        let mut node = Askable::default();
-        let mut domains: FxHashMap<u32, Askable> = FxHashMap::default();
-        let mut jobs: FxHashMap<u32, Askable> = FxHashMap::default();
-        for (number, client) in (0..).zip(&self.clients) {
-            let Some(client) = client else { continue };
-            for (kind, key) in client.ask_keys.iter().enumerate() {
-                let shelves = [false, true].map(|asked| Shelf::of(kind == 1, asked) as usize);
-                let has_none = shelves.iter().all(|shelf| client.leases[*shelf].is_empty());
-                assert!(
-                    key.is_some() || client.gone || has_none,
-                    "client {number} is asked for nothing"
-                );
-                assert!(key.is_none() || !client.gone, "client {number} is gone, and asked");
-                let in_domain = domains.entry(client.domain).or_default();
-                let in_job = client.job.map(|job| jobs.entry(job).or_default());
-                for index in [&mut node, in_domain].into_iter().chain(in_job) {
-                    index[kind].change(number, None, *key);
-                }
-            }
-        }
-        assert_eq!(node, self.askable, "clients of the node that can be asked");
-        for (number, domain) in self.domains.iter_from(0) {
-            let right = domains.remove(&number).unwrap_or_default();
-            assert_eq!(right, domain.askable, "clients of {:?} that can be asked", domain.key);
-        }
-        for (number, job) in self.jobs.iter_from(0) {
-            let right = jobs.remove(&number).unwrap_or_default();
-            assert_eq!(right, job.askable, "clients of {:?} that can be asked", job.key);
-        }
     }
 }

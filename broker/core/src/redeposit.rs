@@ -103,7 +103,7 @@ impl Core {
             return Err(code.into());
         }
         let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
-        self.take_over_charges(client, domain, &[Charge(Resource::Allocations, 1)], kept)?;
+        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
         self.decide_all(slot, Fate::Retry(Turn::Last));
         let former = &self.allocations[slot];
         let (open, leases) = (former.open, former.leases);

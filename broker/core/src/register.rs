@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
-use crate::ledger::{Blocked, Charge, Holder};
+use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::lists::List;
 use crate::order::Stamp;
 use crate::slots::NONE;
@@ -91,9 +91,7 @@ impl Core {
         let domain = record.domain;
         let refused = deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count();
         let most = u64::from(self.config.max_refused_per_domain);
-        if refused > 0
-            && self.domains[domain].account.now(Resource::RefusedFds) + refused as u64 > most
-        {
+        if refused > 0 && self.refused_fds(domain) + refused as u64 > most {
             let (resource, scope) = (Resource::RefusedFds, Scope::Domain);
             return Err(Self::no_quota_limit(resource, scope, most));
         }
@@ -105,7 +103,7 @@ impl Core {
             // There was room after all: credits take half of it at a time.
             Ok(()) => self.release_charge(client, Charge(Resource::HeldFds, short_of)),
             Err(blocked) => {
-                let coming = self.closing_in(blocked.account);
+                let coming = self.ledger[blocked.scope].coming;
                 let count = usize::try_from(short_of.saturating_sub(coming)).unwrap_or(usize::MAX);
                 self.evict_for(blocked, count, fx);
             }
@@ -171,7 +169,7 @@ impl Core {
             return self.refuse_deposit(owner, ErrorCode::ShuttingDown.into());
         }
         if !self.allocations.has_room() {
-            let blocked = Blocked { resource: Resource::Allocations, account: Holder::Node };
+            let blocked = Blocked { resource: Resource::Allocations, scope: ScopeId::NODE };
             let status =
                 Status { value: u64::from(self.config.max_slots).into(), ..self.no_quota(blocked) };
             return self.refuse_deposit(owner, status);

@@ -11,8 +11,8 @@ use crate::config::ConfigError;
 use crate::continuity::{FormerOwner, Grace};
 use crate::fairness::Rooms;
 use crate::job_name::JobName;
-use crate::ledger::{Account, Charge};
-use crate::limits::{CLIENT_NUMBERS, FDS_PER_CONNECTION, MOST_GROUPS, SLOTS_BEFORE_REUSE};
+use crate::ledger::{Charge, ScopeId};
+use crate::limits::{CLIENT_NUMBERS, MOST_GROUPS, SLOTS_BEFORE_REUSE};
 use crate::lists::List;
 use crate::order::Stamp;
 use crate::reclaim::Shelf;
@@ -26,7 +26,9 @@ use crate::state::{
     State, Timer, Traits,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{ByCounter, Counter, ErrorCode, MAX_BATCH, MemoryKind, Resource, Share};
+use fdbroker_protocol::{
+    ByCounter, Counter, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Share,
+};
 
 /// Why saved data is not gone on with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,10 +119,10 @@ impl Core {
         core.restore_sums()?;
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
         core.restore_jobs(&saved.jobs)?;
-        core.table.peak = saved.table_peak.max(core.table_now());
+        core.ledger.raise_table_peak(saved.table_peak);
         core.draining = saved.draining.map(|serials| Draining { serials, next: Now(0) });
         // The caps may be other ones.
-        core.caps_changed();
+        core.caps_changed(*core.ledger.caps());
         Ok(core)
     }
 
@@ -133,9 +135,10 @@ impl Core {
             ensure(!self.domain_by_key.contains_key(&key), "two domains of one uid", key.uid)?;
             ensure(domain.turn <= turns, "domain's turn", domain.turn)?;
             let domain = Domain { turn: domain.turn, ..Domain::new(key) };
-            let number = self.domains.insert(domain).map(|(number, _)| number);
-            self.domain_by_key.insert(key, number.ok_or(("domains", 0))?);
-            self.node.add(DOMAIN);
+            let (number, _) = self.domains.insert(domain).ok_or(("domains", 0))?;
+            self.domains[number].scope = self.ledger.open(Scope::Domain, number, ScopeId::NODE);
+            self.domain_by_key.insert(key, number);
+            self.ledger.add(ScopeId::NODE, DOMAIN);
         }
         Ok(())
     }
@@ -154,7 +157,8 @@ impl Core {
         ensure((1..=self.serials).contains(&saved.serial), "client's serial", number)?;
         let key = self.domains[saved.domain].key;
         let job = saved.job.map(|job| self.job((key, JobKey(job)), JobName::NONE));
-        let mut client = Client::new(saved.serial, saved.domain, job, saved.pid);
+        let scope = self.open_client(number, saved.domain, job);
+        let mut client = Client::new(saved.serial, scope, saved.domain, job, saved.pid);
         let (pid, started, random) = saved.key;
         client.key = OwnerKey { pid, started, random };
         client.gid = saved.gid;
@@ -169,7 +173,6 @@ impl Core {
         if let Some(job) = job {
             self.jobs[job].clients += 1;
         }
-        self.table.connections += FDS_PER_CONNECTION;
         Ok(())
     }
 
@@ -491,15 +494,16 @@ impl Core {
                 if !self.allocations[allocation].is_live() {
                     let charge =
                         Charge(Resource::PinnedBytes, self.allocations[allocation].size_bytes);
-                    let domain = self.client_mut(client).domain;
-                    self.accounts(Some(client), domain).add_to_holder(charge);
+                    let scope = self.scope_of(client);
+                    self.ledger.add_below(Scope::Node, scope, charge);
                 }
             }
         }
-        let unused = |domain: &Domain| domain.clients == 0 && domain.account.is_zero();
+        let is_zero = |scope: ScopeId| self.ledger[scope].account.is_zero();
+        let unused = |domain: &Domain| domain.clients == 0 && is_zero(domain.scope);
         let unused = self.domains.iter_from(0).find(|(_, domain)| unused(domain));
         ensure(unused.is_none(), "domain of nobody", unused.map_or(0, |(number, _)| number))?;
-        let (needed, has) = (self.table_now(), self.config.table_fds);
+        let (needed, has) = (self.ledger.table_now(), self.config.table_fds);
         match needed <= has {
             true => Ok(()),
             false => Err(RestoreError::Table(needed, has)),
@@ -513,9 +517,9 @@ impl Core {
         let is_kept = allocation.is_kept();
         self.held_now += u64::from(allocation.is_held());
         if !allocation.is_live() && !allocation.leases.is_empty() {
-            self.node.add(Charge(Resource::PinnedBytes, size));
+            self.ledger.add(ScopeId::NODE, Charge(Resource::PinnedBytes, size));
         }
-        let owner = (owner != NONE).then_some(owner);
+        let scope = self.payer(owner, domain);
         let mut charges = vec![Charge(Resource::Allocations, 1)];
         if has_place {
             charges.extend([Charge(Resource::HeldFds, 1), Charge(Resource::HeldBytes, size)]);
@@ -524,7 +528,7 @@ impl Core {
             charges.push(Charge(Resource::KeptAllocations, 1));
         }
         for charge in charges {
-            self.accounts(owner, domain).add(charge);
+            self.ledger.add(scope, charge);
         }
     }
 
@@ -534,15 +538,13 @@ impl Core {
         domains: &[SavedDomain],
         node: &[u128],
     ) -> Check {
-        let raise = |account: &mut Account, peaks: &[u128]| {
-            ensure(account.raise_peaks(peaks), "peaks", peaks.len() as u64)
-        };
-        raise(&mut self.node, node)?;
-        for client in clients {
-            raise(&mut self.client_mut(client.number).account, &client.peaks)?;
-        }
-        for (number, domain) in (0..).zip(domains) {
-            raise(&mut self.domains[number].account, &domain.peaks)?;
+        let of_clients = clients.iter().map(|it| (self.scope_of(it.number), &it.peaks[..]));
+        let mut all: Vec<_> = of_clients.collect();
+        let of_domains = (0..).zip(domains);
+        all.extend(of_domains.map(|(number, it)| (self.domains[number].scope, &it.peaks[..])));
+        all.push((ScopeId::NODE, node));
+        for (scope, peaks) in all {
+            ensure(self.ledger.raise_peaks(scope, peaks), "peaks", peaks.len() as u64)?;
         }
         Ok(())
     }
@@ -556,7 +558,7 @@ impl Core {
             let number = self.job_by_key.get(&key).copied().filter(|_| seen.insert(key));
             let found = &mut self.jobs[number.ok_or(("job", job.key))?];
             found.name = JobName::new(&job.name);
-            ensure(found.account.raise_peaks(&job.peaks), "job's peaks", job.key)?;
+            ensure(self.ledger.raise_peaks(found.scope, &job.peaks), "job's peaks", job.key)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
-use crate::ledger::{Blocked, Charge, FOR_CREDIT, Holder};
+use crate::ledger::{Blocked, Charge, FOR_CREDIT, ScopeRecord};
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
 use crate::state::{Parked, Timer, Wait, Wish};
 use crate::waiting::Fate;
@@ -55,11 +55,7 @@ impl Core {
         match wait {
             Wait::Recall => return,
             Wait::Reader | Wait::Space(_) => {}
-            Wait::Room(blocked) => {
-                if let Some(queue) = self.queued(blocked.account) {
-                    *queue.of(blocked.resource) += 1;
-                }
-            }
+            Wait::Room(blocked) => self.ledger.block(blocked),
         }
         self.enter_turns(seq);
     }
@@ -71,13 +67,12 @@ impl Core {
             return;
         }
         if let Wait::Room(blocked) = wait {
-            if let Some(queue) = self.queued(blocked.account) {
-                *queue.of(blocked.resource) -= 1;
-            }
-            match blocked.account {
-                Holder::Domain(number) => self.forget_domain_if_unused(number),
-                Holder::Job(number) => self.forget_job_if_unused(number),
-                Holder::Client(_) | Holder::Node => {}
+            let ScopeRecord { kind, number, .. } = self.ledger[blocked.scope];
+            self.ledger.unblock(blocked);
+            match kind {
+                Scope::Domain => self.forget_domain_if_unused(number),
+                Scope::Job => self.forget_job_if_unused(number),
+                Scope::Client | Scope::Node => {}
             }
             // Who was behind it may go on.
             self.room_appeared |= !self.scanning && !self.rooms.is_empty();
@@ -166,8 +161,8 @@ impl Core {
             }
             let domain = self.client_mut(client.0).domain;
             if self.is_beyond_share_of_table(domain) {
-                let (resource, account) = (Resource::TableFds, Holder::Domain(domain));
-                return Some(Wait::Space(Blocked { resource, account }));
+                let (resource, scope) = (Resource::TableFds, self.domains[domain].scope);
+                return Some(Wait::Space(Blocked { resource, scope }));
             }
             if let Err(blocked) = self.charge(client.0, Charge(Resource::HeldFds, 1)) {
                 if self.may_make_room(blocked) {
@@ -223,7 +218,7 @@ impl Core {
             self.undo_charge(client.0, Charge(Resource::HeldFds, 1));
         }
         let domain = self.client_mut(client.0).domain;
-        let share = Blocked { resource: Resource::TableFds, account: Holder::Domain(domain) };
+        let share = Blocked { resource: Resource::TableFds, scope: self.domains[domain].scope };
         let beyond = self.is_beyond_share_of_table(domain).then_some(share);
         match beyond.or(full).or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
             Some(blocked) => self.no_quota(blocked),

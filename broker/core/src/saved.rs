@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::Core;
 use crate::api::{DomainKey, Effect, Effects, JobKey};
 use crate::continuity::{FormerOwner, Grace};
+use crate::ledger::ScopeId;
 use crate::lists::List;
 use crate::slots::{NONE, SavedSlots};
 use crate::state::{Allocation, AllocationList, Client, Job, Lease, LeaseList, State, Wish};
@@ -205,8 +206,8 @@ impl Core {
             u32::try_from(at).expect("domains have 32-bit numbers")
         };
         Saved {
-            node_peaks: self.node.peaks(),
-            table_peak: self.table.peak,
+            node_peaks: self.ledger[ScopeId::NODE].account.peaks(),
+            table_peak: self.ledger.table().1,
             counters: self.counters.iter().map(|(_, count)| *count).collect(),
             arrivals: self.arrivals,
             serials: self.serials,
@@ -234,7 +235,12 @@ impl Core {
     fn saved_domain(&self, domain: u32) -> SavedDomain {
         let domain = &self.domains[domain];
         let (listener, uid) = (domain.key.listener, domain.key.uid);
-        SavedDomain { listener, uid, turn: domain.turn, peaks: domain.account.peaks() }
+        SavedDomain {
+            listener,
+            uid,
+            turn: domain.turn,
+            peaks: self.ledger[domain.scope].account.peaks(),
+        }
     }
 
     fn saved_jobs(&self) -> Vec<SavedJob> {
@@ -244,7 +250,7 @@ impl Core {
             .map(|job| {
                 let (DomainKey { listener, uid }, JobKey(key)) = job.key;
                 let name = job.name.as_str().to_owned();
-                SavedJob { listener, uid, key, name, peaks: job.account.peaks() }
+                SavedJob { listener, uid, key, name, peaks: self.ledger[job.scope].account.peaks() }
             })
             .collect()
     }
@@ -265,7 +271,7 @@ impl Core {
             sendable: client.sendable,
             credits: client.credits,
             own_fds: client.own_fds,
-            peaks: client.account.peaks(),
+            peaks: self.ledger[client.scope].account.peaks(),
             owned: self.slots_of(client.owned, AllocationList::Owned),
             recalls: self.slots_of(client.recalls, AllocationList::Event),
             drained: self.slots_of(client.drained, AllocationList::Event),

@@ -4,6 +4,7 @@
 use fdbroker_protocol::{NO_CAP, Resource};
 
 use crate::Core;
+use crate::ledger::{ScopeId, ScopeRecord};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 
 /// What of a resource cannot be taken back.
@@ -39,35 +40,41 @@ impl Core {
     /// How many more fds of their own clients of a domain may declare. What clients have open counts, too.
     pub(crate) fn share_of_own_fds(&self, domain: u32) -> u64 {
         let of = |resources: [u64; 2]| resources.iter().sum();
-        let account = &self.domains[domain].account;
-        let held = [Resource::OwnFds, Resource::OpenLeases].map(|it| account.now(it));
-        let used = [Resource::OwnFds, Resource::OpenLeases].map(|it| self.node.now(it));
-        let most = self.config.node.fds;
+        let [held, used] = self
+            .shared(domain)
+            .map(|scope| [Resource::OwnFds, Resource::OpenLeases].map(|it| scope.account.now(it)));
+        let most = self.ledger.caps().node.fds;
         Part { held: of(held), used: of(used), most }.room(self.config.share_factor)
     }
 
     /// How many more connections a domain may have.
     pub(crate) fn share_of_connections(&self, domain: u32) -> u64 {
-        let held = self.domains[domain].account.now(Resource::Connections);
-        let used = self.node.now(Resource::Connections);
-        let most = self.config.node.connections;
+        let [held, used] =
+            self.shared(domain).map(|scope| scope.account.now(Resource::Connections));
+        let most = self.ledger.caps().node.connections;
         Part { held, used, most }.room(self.config.share_factor)
     }
 
     /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. The fds
     /// that can be closed count as free.
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
-        let record = &self.domains[domain];
+        let [record, node] = self.shared(domain);
         let connections = record.account.now(Resource::Connections) * FDS_PER_CONNECTION;
         let held = connections + record.account.now(Resource::HeldFds) - record.evictable;
-        let used = self.table_now() - TABLE_RESERVE - self.lru.evictable;
+        let used = self.ledger.table_now() - TABLE_RESERVE - node.evictable;
         let most = self.config.table_fds.saturating_sub(TABLE_RESERVE);
         Part { held, used, most }.room(self.config.share_factor)
     }
 
     /// Whether a domain may have no other place of the table, though there are some, or fds that can be closed.
     pub(crate) fn is_beyond_share_of_table(&self, domain: u32) -> bool {
-        self.share_of_table(domain) == 0 && self.table_room() + self.lru.evictable > 0
+        let [_, node] = self.shared(domain);
+        self.share_of_table(domain) == 0 && self.ledger.table_room() + node.evictable > 0
+    }
+
+    /// What is counted of a domain, and of the node.
+    fn shared(&self, domain: u32) -> [&ScopeRecord; 2] {
+        [self.domains[domain].scope, ScopeId::NODE].map(|scope| &self.ledger[scope])
     }
 }
 

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use crate::addresses::Addresses;
 use crate::api::{ClientId, DomainKey, JobKey, Now, OwnerKey, RequestId, Wanted};
 use crate::job_name::JobName;
-use crate::ledger::{Account, Blocked, Holder};
+use crate::ledger::{Blocked, ScopeId};
 use crate::lists::{Link, List, Nodes};
-use crate::order::{Index, Queue, Stamp};
-use crate::reclaim::{Askable, Pauses, Shelf};
+use crate::order::Stamp;
+use crate::reclaim::Shelf;
 use crate::slots::{NONE, Slots};
-use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Share};
+use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
 
 /// Where an allocation's fd is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,6 +277,8 @@ impl Recall {
 pub struct Client {
     /// Never that of another client, as the number may be.
     pub serial: u64,
+    /// Its account in the ledger.
+    pub scope: ScopeId,
     /// Its domain's number.
     pub domain: u32,
     /// Its job's number.
@@ -305,26 +307,18 @@ pub struct Client {
     pub own_fds: u64,
     /// Its fds in the closers.
     pub closing: u64,
-    /// Of these, those that will be closed soon.
-    pub coming: u64,
-    /// What it is charged for.
-    pub account: Account,
     /// Its allocations, ended ones included.
     pub owned: List,
-    /// Its evictable allocations.
-    pub lru: Queue,
+    /// Its evictable allocations, in the order in which they became so.
+    pub lru: List,
     /// Its leases, by [`Shelf`].
     pub leases: [List; Shelf::COUNT],
     /// Its leases to ask for.
     pub reclaims: List,
     /// It was asked for leases, and has given back none of them since.
     pub keeps_asked: bool,
-    /// Until when it is not asked for its own sake.
-    pub pauses: Pauses,
     /// The number of its last activity among those of all clients.
     pub act: u64,
-    /// Its places among those that can be asked for leases, see [`Askable`]; `None`: it is not there.
-    pub ask_keys: [Option<u64>; 2],
     /// Its allocations to recall.
     pub recalls: List,
     /// Its allocations whose drained notice is to be sent.
@@ -343,9 +337,10 @@ pub struct Client {
 
 impl Client {
     /// A new connection.
-    pub fn new(serial: u64, domain: u32, job: Option<u32>, pid: u32) -> Self {
+    pub fn new(serial: u64, scope: ScopeId, domain: u32, job: Option<u32>, pid: u32) -> Self {
         Client {
             serial,
+            scope,
             domain,
             job,
             pid,
@@ -360,16 +355,12 @@ impl Client {
             credits: 0,
             own_fds: 0,
             closing: 0,
-            coming: 0,
-            account: Account::default(),
             owned: List::EMPTY,
-            lru: Queue::EMPTY,
+            lru: List::EMPTY,
             leases: [List::EMPTY; Shelf::COUNT],
             reclaims: List::EMPTY,
             keeps_asked: false,
-            pauses: Pauses::default(),
             act: 0,
-            ask_keys: [None; 2],
             recalls: List::EMPTY,
             drained: List::EMPTY,
             revoked: List::EMPTY,
@@ -379,37 +370,6 @@ impl Client {
             interests_left: 0,
         }
     }
-
-    /// Whether the client of this number, which this is, is charged to an account.
-    pub fn is_of(&self, number: u32, account: Holder) -> bool {
-        match account {
-            Holder::Client(client) => client == number,
-            Holder::Job(job) => self.job == Some(job),
-            Holder::Domain(domain) => self.domain == domain,
-            Holder::Node => true,
-        }
-    }
-}
-
-/// Parked requests that wait for room in one account, by the resource that is full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queued([u32; Resource::ALL.len() + 1]);
-
-impl Queued {
-    /// How many wait for this resource.
-    pub fn of(&mut self, resource: Resource) -> &mut u32 {
-        &mut self.0[resource as usize]
-    }
-
-    /// Whether any wait for this resource.
-    pub fn has(self, resource: Resource) -> bool {
-        self.0[resource as usize] > 0
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(self) -> bool {
-        self == Queued::default()
-    }
 }
 
 /// One isolation domain. Kept while it has clients or anything is charged to it.
@@ -417,52 +377,34 @@ impl Queued {
 pub struct Domain {
     /// Listener and uid.
     pub key: DomainKey,
+    /// Its account in the ledger.
+    pub scope: ScopeId,
     /// Clients connected or being torn down.
     pub clients: u32,
     /// Its fds in the closers.
     pub closing: u64,
-    /// Of these, those that will be closed soon.
-    pub coming: u64,
     /// Its closes take long: the node does not wait for them.
     pub slow: bool,
-    /// Requests that wait for room in the domain's own account.
-    pub blocked: Queued,
     /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
     pub waiting: BTreeSet<u64>,
     /// When it was last served, in the order of all domains.
     pub turn: u64,
     /// Where the scan of this number goes on in `waiting`.
     pub looked: (u64, u64),
-    /// Until when nobody is asked for its sake.
-    pub pauses: Pauses,
-    /// Its clients that can be asked.
-    pub askable: Askable,
-    /// What it is charged for.
-    pub account: Account,
-    /// Allocations that can be evicted.
-    pub evictable: u64,
-    /// Its clients with evictable allocations.
-    pub lru: Index,
 }
 
 impl Domain {
-    /// One that nothing is charged to.
+    /// One whose account is still to be opened.
     pub fn new(key: DomainKey) -> Self {
         Domain {
             key,
+            scope: ScopeId::NODE,
             clients: 0,
             closing: 0,
-            coming: 0,
             slow: false,
-            blocked: Queued::default(),
             waiting: BTreeSet::new(),
             turn: 0,
             looked: (0, 0),
-            pauses: Pauses::default(),
-            askable: Askable::default(),
-            account: Account::default(),
-            evictable: 0,
-            lru: Index::default(),
         }
     }
 }
@@ -475,32 +417,12 @@ pub struct Job {
     pub key: (DomainKey, JobKey),
     /// For people.
     pub name: JobName,
+    /// Its account in the ledger.
+    pub scope: ScopeId,
     /// Clients connected or being torn down.
     pub clients: u32,
     /// Kept allocations whose owner was one of its clients, and is gone.
     pub orphans: u32,
-    /// Its clients' fds in the closers that will be closed soon.
-    pub coming: u64,
-    /// Requests that wait for room in the job's own account.
-    pub blocked: Queued,
-    /// Until when nobody is asked for its sake.
-    pub pauses: Pauses,
-    /// Its clients that can be asked.
-    pub askable: Askable,
-    /// What it is charged for.
-    pub account: Account,
-    /// Its clients with evictable allocations.
-    pub lru: Index,
-}
-
-impl Job {
-    /// One that nothing is charged to.
-    pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
-        let (clients, orphans, coming, blocked) = (0, 0, 0, Queued::default());
-        let (account, lru, pauses) = (Account::default(), Index::default(), Pauses::default());
-        let askable = Askable::default();
-        Job { key, name, clients, orphans, coming, blocked, pauses, askable, account, lru }
-    }
 }
 
 /// An fd in the closers.

@@ -1,9 +1,9 @@
 //! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
 
 use crate::Core;
-use crate::api::{CapsOfScopes, ClientId, Config, DomainKey, JobKey, LeaseId, Now};
+use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, LeaseId, Now};
 use crate::job_name::JobName;
-use crate::ledger::Account;
+use crate::ledger::{Account, ScopeId};
 use crate::slots::NONE;
 use crate::state::{Recall, State};
 use fdbroker_protocol::admin::AllocationState;
@@ -172,9 +172,9 @@ impl Core {
     /// The node at a glance.
     pub fn totals(&self) -> Totals {
         Totals {
-            node: self.node,
-            caps: Caps { domains: self.config.max_domains.into(), ..self.config.node },
-            table: (self.table_now(), self.table.peak, self.config.table_fds),
+            node: self.ledger[ScopeId::NODE].account,
+            caps: Caps { domains: self.config.max_domains.into(), ..self.ledger.caps().node },
+            table: self.ledger.table(),
             gauges: ByGauge {
                 jobs: self.jobs.len() as u64,
                 stored_fds: self.held_now,
@@ -285,15 +285,14 @@ impl Core {
                 credits: client.credits,
                 closing: client.closing,
                 parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
-                account: client.account,
+                account: self.ledger[client.scope].account,
             })
         })
     }
 
     /// The caps in force.
     pub fn caps(&self) -> CapsOfScopes {
-        let Config { node, domain, job, client, .. } = self.config;
-        CapsOfScopes { node, domain, job, client }
+        *self.ledger.caps()
     }
 
     /// The job of a client, if it is of one.
@@ -315,7 +314,7 @@ impl Core {
             domain: job.key.0,
             key: job.key.1,
             name: job.name,
-            account: job.account,
+            account: self.ledger[job.scope].account,
             clients: job.clients,
             orphans: job.orphans,
         })
@@ -327,7 +326,7 @@ impl Core {
             number,
             clients: domain.clients,
             key: domain.key,
-            account: domain.account,
+            account: self.ledger[domain.scope].account,
         })
     }
 }

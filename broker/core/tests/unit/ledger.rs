@@ -2,40 +2,63 @@
 
 use super::*;
 
-fn charge(accounts: &mut [Account; 4], caps: [&Caps; 4], charge: Charge) -> Result<(), Blocked> {
-    let [client, job, domain, node] = accounts;
-    let (client, job, domain) = (Some((4, client)), Some((3, job)), (2, domain));
-    Accounts { client, job, domain, node, caps, table_room: 5 }.charge(charge)
+/// A client of a job, and its ledger with room for five held fds in the table.
+fn of_a_client(node: Caps) -> (Ledger, ScopeId) {
+    let caps = CapsOfScopes { node, ..CapsOfScopes::all(Caps::NONE) };
+    let mut ledger = Ledger::new(caps, TABLE_RESERVE + 5);
+    let domain = ledger.open(Scope::Domain, 2, ScopeId::NODE);
+    let job = ledger.open(Scope::Job, 3, domain);
+    let client = ledger.open(Scope::Client, 4, job);
+    (ledger, client)
 }
 
 #[test]
 fn charge_when_one_cap_is_in_the_way_then_no_account_changes() {
-    let mut accounts = [Account::default(); 4];
-    let node = Caps { fds: 3, ..Caps::NONE };
-    let caps = [&Caps::NONE, &Caps::NONE, &Caps::NONE, &node];
-    charge(&mut accounts, caps, Charge(Resource::OpenLeases, 2)).expect("fits");
-    let before = accounts;
-    let refused = charge(&mut accounts, caps, Charge(Resource::HeldFds, 2)).unwrap_err();
-    assert_eq!(refused, Blocked { resource: Resource::Fds, account: Holder::Node });
-    assert_eq!(accounts, before);
+    let (mut ledger, client) = of_a_client(Caps { fds: 3, ..Caps::NONE });
+    ledger.charge(client, Charge(Resource::OpenLeases, 2)).expect("fits");
+    let accounts = |ledger: &Ledger| -> Vec<Account> {
+        ledger.path(client).map(|scope| ledger[scope].account).collect()
+    };
+    let before = accounts(&ledger);
+    let refused = ledger.charge(client, Charge(Resource::HeldFds, 2)).unwrap_err();
+    assert_eq!(refused, Blocked { resource: Resource::Fds, scope: ScopeId::NODE });
+    assert_eq!(accounts(&ledger), before);
 }
 
 #[test]
 fn charge_when_the_table_is_full_then_held_is_refused_and_leases_are_not() {
-    let mut accounts = [Account::default(); 4];
-    let caps = [&Caps::NONE; 4];
-    let refused = charge(&mut accounts, caps, Charge(Resource::HeldFds, 6)).unwrap_err();
+    let (mut ledger, client) = of_a_client(Caps::NONE);
+    let refused = ledger.charge(client, Charge(Resource::HeldFds, 6)).unwrap_err();
     assert_eq!(refused.resource, Resource::TableFds);
-    charge(&mut accounts, caps, Charge(Resource::OpenLeases, 6)).expect("fits");
+    ledger.charge(client, Charge(Resource::OpenLeases, 6)).expect("fits");
+}
+
+#[test]
+fn charge_below_when_the_domain_has_it_already_then_only_the_narrower_scopes_get_it() {
+    let (mut ledger, client) = of_a_client(Caps::NONE);
+    let charge = Charge(Resource::Allocations, 1);
+    ledger.charge_below(Scope::Domain, client, charge).expect("fits");
+    let now = ledger.path(client).map(|scope| ledger[scope].account.now(Resource::Allocations));
+    assert_eq!(now.collect::<Vec<_>>(), [1, 1, 0, 0]);
+    ledger.take_below(Scope::Domain, client, charge);
+    assert!(ledger[client].account.is_zero());
+}
+
+#[test]
+fn close_when_a_request_waits_for_its_room_then_the_number_is_not_used_again_until_it_leaves() {
+    let (mut ledger, client) = of_a_client(Caps::NONE);
+    let blocked = Blocked { resource: Resource::HeldFds, scope: client };
+    ledger.block(blocked);
+    ledger.close(client);
+    let next = ledger.open(Scope::Client, 5, ScopeId::NODE);
+    assert_ne!(next, client);
+    ledger.unblock(blocked);
+    assert_eq!(ledger.open(Scope::Client, 6, ScopeId::NODE), client);
 }
 
 #[test]
 #[should_panic(expected = "less than")]
-fn release_when_not_charged_then_panics() {
-    let [mut client, mut domain, mut node] = [Account::default(); 3];
-    let caps = [&Caps::NONE; 4];
-    let (client, job, domain) = (Some((0, &mut client)), None, (0, &mut domain));
-    let node = &mut node;
-    Accounts { client, job, domain, node, caps, table_room: 0 }
-        .release(Charge(Resource::OwnFds, 1));
+fn take_when_not_charged_then_panics() {
+    let (mut ledger, client) = of_a_client(Caps::NONE);
+    ledger.take(client, Charge(Resource::OwnFds, 1));
 }
