@@ -7,12 +7,13 @@ pub const HELP: &str = "\
 usage: tests/sim/run.sh [--release] [OPTIONS] [NAME]      (or: cargo test -p fdbroker-core --test sim -- [OPTIONS] [NAME])
 
 NAME           only the scenarios whose name contains it
+--without NAME leaves out the scenarios whose name contains NAME; any number of these
 --seed N       one seed instead of the fixed seeds 1 to 4
 --steps N      steps in all (default 1,200,000; by cargo test 200,000)
 --config NAME  one configuration instead of all
 --threads N    worlds at a time (default: one per core); the outcome is the same
 --soak         random seeds until SIGINT or SIGTERM; prints a line a minute, and violations at once
---fail-fast    start no further world after a violation
+--fail-fast    start no further world or scenario after a violation
 --trace        print every input and effect (one thread)
 --list         names of scenarios and configurations
 --help         this text";
@@ -23,6 +24,7 @@ pub struct Args {
     pub steps: Option<u64>,
     pub config: Option<String>,
     pub name: Option<String>,
+    pub without: Vec<String>,
     pub threads: Option<u64>,
     pub soak: bool,
     pub fail_fast: bool,
@@ -34,7 +36,7 @@ pub struct Args {
 impl Args {
     /// Whether all scenarios and configurations run.
     pub fn is_whole(&self) -> bool {
-        self.config.is_none() && self.name.is_none()
+        self.config.is_none() && self.name.is_none() && self.without.is_empty()
     }
 }
 
@@ -60,6 +62,7 @@ pub fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, String> {
             }
             "--soak" => args.soak = true,
             "--fail-fast" => args.fail_fast = true,
+            "--without" => args.without.extend(given.next()),
             "--trace" => args.trace = true,
             "--list" => args.list = true,
             "--help" | "-h" => args.help = true,

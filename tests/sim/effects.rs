@@ -138,6 +138,7 @@ impl Model {
         let owner = self.closing_of_sender(sender, false, false)?;
         self.slots[slot as usize].owner = Some(owner);
         step.published.insert(AllocationId { slot, generation });
+        step.used_slots.insert(slot);
         Ok(())
     }
 
@@ -461,8 +462,13 @@ impl Model {
             }
             Ask::Acquire { wanted, .. } => {
                 step.asked.extend(wanted.iter().flatten());
-                let limit = status.resource == Resource::ParkedRequests as u8;
-                ensure!(limit && too_many, "an acquire failed with {shown}, {parked} parked");
+                let is_of = |resource: Resource| status.resource == resource as u8;
+                let right = is_of(Resource::ParkedRequests) && too_many;
+                ensure!(
+                    right || is_of(Resource::ParkedItems),
+                    "an acquire failed with {shown}, {parked} parked"
+                );
+                quota.need = wanted.len() as u64;
             }
             ask => return Err(format!("{ask:?} failed with {shown}")),
         }

@@ -61,6 +61,8 @@ pub struct Step {
     pub unpublished: BTreeSet<AllocationId>,
     /// Allocations that the page began to show in this step, until the deposit of each is known.
     pub published: BTreeSet<AllocationId>,
+    /// Slots of these.
+    pub used_slots: BTreeSet<u32>,
     /// The client that the core may disconnect, and whether it must.
     pub disconnect: Option<(u32, bool)>,
     pub disconnected: BTreeSet<u32>,

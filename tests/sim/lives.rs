@@ -115,7 +115,8 @@ impl World {
         self.stats.faults(Fault::CrashInGrace, usize::from(self.core.reserved() > 0));
         let clients = self.model.clients.values().filter(|state| state.phase != Phase::Gone);
         here.extend(clients.map(|state| (state.domain, state.pid, state.key)));
-        let (alive, dead): (Vec<_>, Vec<_>) = here.into_iter().partition(|_| !self.rng.chance(150));
+        let (alive, dead): (Vec<_>, Vec<_>) =
+            here.into_iter().partition(|_| self.quiet || !self.rng.chance(150));
         self.stats.faults(Fault::OwnerDied, dead.len());
         let mut slots: Vec<FormerSlot> = self.records.values().copied().collect();
         for slot in &mut slots {

@@ -13,6 +13,7 @@ mod jobs;
 mod judge;
 mod lives;
 mod model;
+mod narrow;
 mod quotas;
 mod reclaims;
 mod report;

@@ -86,7 +86,11 @@ impl Model {
         let largest = accounts.iter().any(|account| {
             ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
         });
-        ensure!(largest || !steady, "{shown} names a pid that does not hold most of it");
+        let names_nobody = quota.status.pid.get() == 0 && !resource.is_capped_in(Scope::Client);
+        ensure!(
+            largest || names_nobody || !steady,
+            "{shown} names a pid that does not hold most of it"
+        );
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use crate::action::{Action, show_status};
 use crate::agents::Manners;
 use crate::judge::ensure;
-use crate::model::Check;
+use crate::model::{Check, Phase};
 use crate::report::{Trace, TraceMode};
 use crate::rng::Rng;
 use crate::setups::{self, Setup};
@@ -82,13 +82,67 @@ impl Rig {
 
     /// A client of a user and a job.
     pub fn client_in(&mut self, uid: u32, job: Option<JobKey>) -> Check<u32> {
+        let client = self.connect(uid, job)?;
+        let deadline = self.world.now;
+        self.say_hello(client, 0, deadline)?;
+        Ok(client)
+    }
+
+    /// A client of a user that is let in with fds of its own.
+    pub fn client_with(&mut self, uid: u32, own_fds: u32) -> Check<u32> {
+        let now = self.world.now;
+        let (client, request) = self.hello(uid, own_fds, now)?;
+        ensure!(!self.is_refused(client, request), "a client with {own_fds} fds is not let in");
+        Ok(client)
+    }
+
+    /// A client of a user, and its hello.
+    pub fn hello(&mut self, uid: u32, own_fds: u32, deadline: u64) -> Check<(u32, u64)> {
+        let client = self.connect(uid, None)?;
+        Ok((client, self.say_hello(client, own_fds, deadline)?))
+    }
+
+    pub fn is_connected(&self, client: u32) -> bool {
+        matches!(self.world.phase(client), Some(Phase::Connected | Phase::Active))
+    }
+
+    /// A connection that has not said hello.
+    pub fn connect(&mut self, uid: u32, job: Option<JobKey>) -> Check<u32> {
         let client = self.next_client;
         self.next_client += 1;
         self.world.connect(client, DomainKey { listener: 0, uid }, job, Manners::default())?;
-        let request = self.world.next_request(client);
-        let deadline = self.world.now;
-        self.world.feed(Action::Hello { client, request, own_fds: 0, deadline })?;
         Ok(client)
+    }
+
+    fn say_hello(&mut self, client: u32, own_fds: u32, deadline: u64) -> Check<u64> {
+        let request = self.world.next_request(client);
+        self.world.feed(Action::Hello { client, request, own_fds, deadline })?;
+        Ok(request)
+    }
+
+    /// The broker is killed; all its clients live on.
+    pub fn crash(&mut self) -> Check {
+        self.world.quiet = true;
+        self.world.crash()?;
+        self.world.quiet = false;
+        Ok(())
+    }
+
+    /// The client of before the crash that connected first is back.
+    pub fn returned(&mut self) -> Check<u32> {
+        let (domain, pid, key) = self.world.returning.remove(0);
+        let client = self.next_client;
+        self.next_client += 1;
+        self.world.connect_as(client, domain, None, Manners::default(), (pid, key))?;
+        let deadline = self.world.now;
+        self.say_hello(client, 0, deadline)?;
+        Ok(client)
+    }
+
+    pub fn is_refused(&self, client: u32, request: u64) -> bool {
+        let replies = self.world.replies.as_ref();
+        let reply = replies.and_then(|replies| replies.get(&(client, request)));
+        matches!(reply, Some(Reply::Failed(_)))
     }
 
     pub fn reply(&mut self, client: u32, request: u64) -> Option<Reply> {
@@ -169,6 +223,27 @@ impl Rig {
         }
     }
 
+    /// So many leases of one allocation.
+    pub fn leases(&mut self, client: u32, id: AllocationId, count: usize) -> Check<Vec<LeaseId>> {
+        let mut leases = Vec::new();
+        for _ in 0..count {
+            let request = self.acquire(client, id)?;
+            leases.push(self.lease(client, request)?);
+        }
+        Ok(leases)
+    }
+
+    pub fn unregister(&mut self, client: u32, id: AllocationId) -> Check {
+        let request = self.world.next_request(client);
+        self.world.feed(Action::Unregister { client, request, ids: vec![id] })?;
+        self.settle(&[])
+    }
+
+    /// Whether the client was told of events, ever.
+    pub fn has_events(&self, client: u32) -> bool {
+        self.world.agents.get(&client).is_some_and(|agent| agent.events_due)
+    }
+
     /// The status that a request for one handle must have got.
     pub fn status(&mut self, client: u32, request: u64) -> Check<Status> {
         let items = self.granted(client, request);
@@ -200,6 +275,18 @@ impl Rig {
         Ok(!tickets.is_empty())
     }
 
+    /// The client answers the recalls that it has taken; whether there were any.
+    pub fn supply(&mut self, client: u32) -> Check<bool> {
+        self.world.quiet = true;
+        let supply = self.world.choose_supply(client);
+        let answers = supply.is_some();
+        if let Some(supply) = supply {
+            self.world.feed(supply)?;
+        }
+        self.world.quiet = false;
+        Ok(answers)
+    }
+
     /// Closes fds, has all owners but the mute ones answer recalls, and polls when due, until nothing moves.
     pub fn settle(&mut self, mute: &[u32]) -> Check {
         for _ in 0..10_000 {
@@ -207,12 +294,7 @@ impl Rig {
             let clients: Vec<u32> = self.world.agents.keys().copied().collect();
             for client in clients.into_iter().filter(|client| !mute.contains(client)) {
                 self.take_all_events(client)?;
-                self.world.quiet = true;
-                if let Some(supply) = self.world.choose_supply(client) {
-                    moved = true;
-                    self.world.feed(supply)?;
-                }
-                self.world.quiet = false;
+                moved |= self.supply(client)?;
             }
             self.world.poll_until(self.world.now)?;
             if !moved {

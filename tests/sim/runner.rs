@@ -113,7 +113,9 @@ pub fn run_scenarios(args: &Args) -> Vec<Outcome> {
         return Vec::new();
     }
     let wanted = args.name.as_deref().unwrap_or("");
-    let chosen = scenarios::ALL.iter().filter(|(name, _)| name.contains(wanted));
+    let is_left_out = |name: &str| args.without.iter().any(|out| name.contains(out.as_str()));
+    let chosen =
+        scenarios::ALL.iter().filter(|(name, _)| name.contains(wanted) && !is_left_out(name));
     let mode = if args.trace { TraceMode::Print } else { TraceMode::Ring };
     let tell = |(name, scenario): &(&str, _)| match attempt(|| rig::rig(mode), scenario) {
         (rig, Ok(())) => Ok(rig.world.total()),
@@ -124,7 +126,14 @@ pub fn run_scenarios(args: &Args) -> Vec<Outcome> {
             trace: rig.world.trace.lines(),
         })),
     };
-    chosen.map(tell).collect()
+    let mut outcomes = Vec::new();
+    for outcome in chosen.map(tell) {
+        outcomes.push(outcome);
+        if args.fail_fast && outcomes.last().is_some_and(Result::is_err) {
+            break;
+        }
+    }
+    outcomes
 }
 
 /// Makes a world and runs it; a panic of the core counts as a broken promise.

@@ -4,6 +4,7 @@
 use crate::action::{Action, show_status};
 use crate::judge::ensure;
 use crate::model::Check;
+use crate::narrow::*;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
@@ -39,10 +40,20 @@ pub const ALL: &[(&str, Scenario)] = named! {
     refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same
     eviction_when_room_is_needed_then_least_recently_used_goes
     eviction_when_for_a_request_then_not_of_what_it_wants
-    order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most
     revoked_when_more_than_a_message_holds_then_several_messages
-    end_when_thousands_of_leases_are_out_then_swept_in_portions_and_sums_match
     batch_when_253_with_bad_handles_then_each_is_answered
+    own_fds_when_the_share_is_used_up_then_refused_and_others_get_in
+    connections_when_the_share_is_used_up_then_refused_and_others_get_in
+    hello_when_room_cannot_be_made_then_others_keep_their_fds
+    refused_fds_when_they_pile_up_then_deposits_are_refused_unread
+    reclaim_when_a_domain_is_full_then_only_its_own_clients_are_asked
+    slots_when_freed_then_used_again_oldest_first_after_those_never_used
+    supply_when_full_requests_wait_then_granted_in_portions_without_a_further_input
+    parked_items_when_their_domain_has_as_many_as_it_may_then_no_quota
+    turn_when_a_step_cannot_finish_it_then_the_next_step_does
+    freed_when_its_owner_has_said_complete_then_stale_before_its_turn_to_end
+    end_when_thousands_of_leases_are_out_then_swept_in_portions_and_sums_match
+    order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most
 };
 
 /// A broker with one place, which a credit, a held fd and a recall take in turns.

@@ -33,12 +33,11 @@ impl SlotWatch {
         watch
     }
 
-    /// After a step that gave out the ids `new`: no slot was used before one that was free for longer.
-    pub fn look(&mut self, model: &Model, core: &Core, new: &[AllocationId]) -> Check {
+    /// After a step that put new allocations into the slots `new`: none was used before one that was free for longer.
+    pub fn look(&mut self, model: &Model, core: &Core, new: &BTreeSet<u32>) -> Check {
         self.free_since.resize(model.slots.len(), None);
         self.used_at.resize(model.slots.len(), 0);
         self.looks += 1;
-        let new: BTreeSet<u32> = new.iter().map(|id| id.slot).collect();
         let oldest_left = self.oldest(model, |slot| !new.contains(&slot));
         let is_unused = |slot: u32| {
             let at = slot as usize;
@@ -46,7 +45,7 @@ impl SlotWatch {
         };
         let spread = model.config.max_slots.min(SLOTS_BEFORE_REUSE);
         let unused_left = (0..spread).find(|slot| is_unused(*slot) && !new.contains(slot));
-        for slot in &new {
+        for slot in new {
             model.proofs.count(Promise::Handles, 1);
             if is_unused(*slot) && *slot < spread {
                 continue;
@@ -70,8 +69,8 @@ impl SlotWatch {
             }
         }
         for slot in new {
-            if self.used_at[slot as usize] != self.looks {
-                self.free_since[slot as usize] = Some(self.looks);
+            if self.used_at[*slot as usize] != self.looks {
+                self.free_since[*slot as usize] = Some(self.looks);
             }
         }
         Ok(())

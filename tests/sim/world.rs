@@ -320,7 +320,7 @@ impl World {
     }
 
     /// The same for a process, which may have been connected before.
-    fn connect_as(
+    pub fn connect_as(
         &mut self,
         client: u32,
         domain: DomainKey,
@@ -558,8 +558,7 @@ impl World {
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;
             self.reclaims.check(&self.model, &self.core, [&self.ledger, &after], &all)?;
-            let new: Vec<AllocationId> = step.published.iter().copied().collect();
-            self.slot_watch.look(&self.model, &self.core, &new)?;
+            self.slot_watch.look(&self.model, &self.core, &step.used_slots)?;
         }
         self.model.drain(&after);
         self.ledger = after;

@@ -1,0 +1,221 @@
+//! Stories of what random worlds come to too seldom, or by luck: each breaks a promise within some steps if the core does.
+//! Must leave nothing to chance.
+
+use crate::action::{Action, show_status};
+use crate::judge::ensure;
+use crate::model::Check;
+use crate::rig::{LONG_US, Rig, deposit};
+use fdbroker_core::{Deposit, Lane, Now, Redeposit, limits};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, Status};
+
+const UID: u32 = 1000;
+const OTHER_UID: u32 = 2000;
+
+pub fn own_fds_when_the_share_is_used_up_then_refused_and_others_get_in(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.fds = 90;
+        config.base_credits = 0;
+        config.share_factor = 8;
+    });
+    // 80 of 90: then the domain holds 8 times what is free.
+    rig.client_with(UID, 80)?;
+    let now = rig.world.now;
+    let (greedy, request) = rig.hello(UID, 1, now)?;
+    ensure!(rig.is_refused(greedy, request), "a client is let in beyond the share of its domain");
+    rig.client_with(OTHER_UID, 8)?;
+    rig.end()
+}
+
+pub fn connections_when_the_share_is_used_up_then_refused_and_others_get_in(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| {
+        config.node.connections = 9;
+        config.share_factor = 8;
+    });
+    for _ in 0..8 {
+        rig.client()?;
+    }
+    let greedy = rig.connect(UID, None)?;
+    ensure!(!rig.is_connected(greedy), "a connection beyond the share of its domain");
+    rig.client_of(OTHER_UID)?;
+    rig.end()
+}
+
+pub fn hello_when_room_cannot_be_made_then_others_keep_their_fds(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.fds = 10;
+        config.base_credits = 0;
+    });
+    let (owner, holder) = (rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 4)?;
+    let leases = rig.leases(holder, ids[0], 6)?;
+    let deadline = rig.world.now + LONG_US;
+    let (newcomer, request) = rig.hello(OTHER_UID, 5, deadline)?;
+    ensure!(ids.iter().all(|id| rig.is_held(*id)), "an fd is closed, and nobody is let in");
+    ensure!(rig.reply(newcomer, request).is_none(), "answered before its deadline");
+    rig.release(holder, leases[0])?;
+    rig.settle(&[])?;
+    let held = ids.iter().filter(|id| rig.is_held(**id)).count();
+    ensure!(held == 0, "{held} fds are still held, and the hello waits for them");
+    rig.end()
+}
+
+pub fn refused_fds_when_they_pile_up_then_deposits_are_refused_unread(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.max_refused_per_domain = 2);
+    let client = rig.client()?;
+    let status = Status::with_value(ErrorCode::UnsupportedFd, 7);
+    let refused = Deposit { checked: Err(status), lane: Lane::Refused, ..deposit(1) };
+    for _ in 0..4 {
+        rig.register_raw(client, std::slice::from_ref(&refused), 0)?;
+    }
+    rig.settle(&[])?;
+    rig.register_new(client, 1)?;
+    rig.end()
+}
+
+pub fn reclaim_when_a_domain_is_full_then_only_its_own_clients_are_asked(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.domain.open_leases = 1);
+    let (other_owner, other_holder) = (rig.client_of(OTHER_UID)?, rig.client_of(OTHER_UID)?);
+    let other = rig.register_new(other_owner, 1)?[0];
+    rig.leases(other_holder, other, 1)?;
+    let (owner, holder, waiting) = (rig.client()?, rig.client()?, rig.client()?);
+    let id = rig.register_new(owner, 1)?[0];
+    rig.leases(holder, id, 1)?;
+    rig.acquire(waiting, id)?;
+    ensure!(!rig.has_events(other_holder), "a client of another domain is asked for its lease");
+    ensure!(rig.has_events(holder), "the holder is not asked for its lease");
+    rig.end()
+}
+
+pub fn slots_when_freed_then_used_again_oldest_first_after_those_never_used(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| config.max_slots = 4);
+    let owner = rig.client()?;
+    let mut used = Vec::new();
+    for _ in 0..4 {
+        let id = rig.register_new(owner, 1)?[0];
+        used.push(id.slot);
+        rig.unregister(owner, id)?;
+    }
+    ensure!(used == [0, 1, 2, 3], "slots {used:?} are used, and others were never used");
+    let ids = rig.register_new(owner, 4)?;
+    let mut freed = Vec::new();
+    for at in [1, 0, 3, 2] {
+        freed.push(ids[at].slot);
+        rig.unregister(owner, ids[at])?;
+    }
+    let again: Vec<u32> = rig.register_new(owner, 4)?.iter().map(|id| id.slot).collect();
+    ensure!(again == freed, "slots {freed:?} were freed, and used again as {again:?}");
+    rig.end()
+}
+
+/// Requests of full length that wait for one fd, each of a client of its own.
+const FULL_REQUESTS: usize = 12;
+
+pub fn supply_when_full_requests_wait_then_granted_in_portions_without_a_further_input(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| {
+        config.node.held_fds = 5;
+        config.base_credits = 0;
+        config.max_credits = 2;
+    });
+    let (owner, other) = (rig.client()?, rig.client()?);
+    let id = rig.register_new(owner, 1)?[0];
+    let others = rig.register_new(other, 5)?;
+    rig.evict(id, other, &others)?;
+    let deadline = rig.world.now + LONG_US;
+    let mut waiting = Vec::new();
+    for _ in 0..FULL_REQUESTS {
+        let client = rig.client()?;
+        waiting.push((client, rig.acquire_until(client, &[Ok(id); MAX_BATCH], deadline)?));
+    }
+    rig.settle(&[owner])?;
+    rig.take_all_events(owner)?;
+    let granted = |rig: &Rig| rig.world.model.leases.len();
+    ensure!(rig.supply(owner)?, "the owner is not asked for the fd");
+    let most = limits::PARKED_ITEMS_PER_STEP - 1 + MAX_BATCH;
+    let mut before = 0;
+    loop {
+        let in_step = granted(rig) - before;
+        ensure!(in_step <= most, "a step grants {in_step} parked items, and may grant {most}");
+        before += in_step;
+        if rig.world.core.poll_timeout() != Some(Now(0)) {
+            break;
+        }
+        rig.world.feed(Action::Poll)?;
+    }
+    for (client, request) in waiting {
+        let answered = rig.granted(client, request).is_some();
+        ensure!(answered, "client {client} waits for an fd that is here, and no poll is due");
+    }
+    rig.end()
+}
+
+pub fn parked_items_when_their_domain_has_as_many_as_it_may_then_no_quota(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.open_leases = 1;
+        config.domain.parked_items = 5;
+    });
+    let (owner, holder) = (rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 3)?;
+    rig.leases(holder, ids[0], 1)?;
+    let deadline = rig.world.now + LONG_US;
+    let wanted = [Ok(ids[0]), Ok(ids[1]), Ok(ids[2])];
+    let (first, second) = (rig.client()?, rig.client()?);
+    let waits = rig.acquire_until(first, &wanted, deadline)?;
+    ensure!(rig.reply(first, waits).is_none(), "it does not wait");
+    let refused = rig.acquire_until(second, &wanted, deadline)?;
+    ensure!(rig.is_refused(second, refused), "6 items wait, and the domain may have 5");
+    let fits = rig.acquire_until(second, &wanted[..2], deadline)?;
+    ensure!(rig.reply(second, fits).is_none(), "5 items may wait");
+    rig.end()
+}
+
+pub fn turn_when_a_step_cannot_finish_it_then_the_next_step_does(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.open_leases = 2;
+        config.client.open_leases = 1;
+        config.max_parked_per_client = 64;
+    });
+    let (owner, full) = (rig.client()?, rig.client()?);
+    let id = rig.register_new(owner, 1)?[0];
+    let (other_owner, other) = (rig.client_of(OTHER_UID)?, rig.client_of(OTHER_UID)?);
+    let other_id = rig.register_new(other_owner, 1)?[0];
+    rig.leases(full, id, 1)?;
+    let last = rig.leases(other, other_id, 1)?[0];
+    // More than a step looks at, and none of them can be served.
+    for _ in 0..limits::PARKED_SCAN_PER_STEP + 4 {
+        rig.acquire(full, id)?;
+    }
+    let (behind, rival) = (rig.client()?, rig.client_of(OTHER_UID)?);
+    let (waits, rivals) = (rig.acquire(behind, id)?, rig.acquire(rival, other_id)?);
+    rig.release(other, last)?;
+    rig.settle(&[])?;
+    ensure!(rig.granted(rival, rivals).is_none(), "the turn of the first domain is not over");
+    rig.lease(behind, waits)?;
+    rig.end()
+}
+
+pub fn freed_when_its_owner_has_said_complete_then_stale_before_its_turn_to_end(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|_| {});
+    let owner = rig.client()?;
+    let ids = rig.register_new(owner, 2)?;
+    rig.crash()?;
+    let (owner, consumer) = (rig.returned()?, rig.client()?);
+    rig.world.feed(Action::Complete { client: owner })?;
+    // No poll has ended them yet.
+    let request = rig.acquire(consumer, ids[0])?;
+    let status = rig.status(consumer, request)?;
+    ensure!(status.result() == Err(ErrorCode::Stale), "acquire: {}", show_status(&status));
+    let request = rig.world.next_request(owner);
+    let items = vec![Redeposit { id: Ok(ids[1]), deposit: deposit(1) }];
+    rig.world.feed(Action::Redeposit { client: owner, request, items })?;
+    rig.settle(&[])?;
+    ensure!(rig.world.ended_with(ids[1]).is_some(), "it is named after COMPLETE, and comes back");
+    rig.end()
+}
