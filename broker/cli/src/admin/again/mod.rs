@@ -23,8 +23,10 @@ pub fn connect_within(patience: Duration) -> Result<Admin> {
 }
 
 fn connect_to(path: &Path, patience: Duration) -> Result<Admin> {
-    if has_died(&path.with_file_name(PAGE_NAME)) && path.exists() {
-        let cause = io::Error::new(io::ErrorKind::NotConnected, "its process has ended");
+    if has_died(&path.with_file_name(PAGE_NAME)) {
+        // The socket is looked at for the cause alone: one that appears after the look is the service manager's.
+        let ended = || io::Error::new(io::ErrorKind::NotConnected, "its process has ended");
+        let cause = path.metadata().err().unwrap_or_else(ended);
         return Err(Error::NoBroker { path: path.to_owned(), cause });
     }
     Admin::connect_within(path, patience)

@@ -42,6 +42,9 @@ fn connect_when_the_page_says_that_the_broker_has_died_then_nobody_is_asked_and_
         assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER);
         assert!(!is_asked(&listener), "{died:#x}: it is started");
     }
+    let text =
+        connect_to(&dir.join("missing.sock"), ANSWER_LIMIT).expect_err("none runs").to_string();
+    assert!(text.contains("No such file"), "{text}");
     write_page(&dir, PAGE_MAGIC, 7);
     assert!(connect_to(&path, ANSWER_LIMIT).is_ok() && is_asked(&listener), "it lives");
     write_page(&dir, PAGE_MAGIC ^ 1, 0);
