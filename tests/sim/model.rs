@@ -185,6 +185,8 @@ pub struct Sums {
     pub parked: u64,
     pub parked_items: u64,
     pub refused: u64,
+    /// Evictable fds that [`Ledger::without`] has taken out of `held`.
+    pub taken_out: u64,
 }
 
 impl Sums {
@@ -285,6 +287,7 @@ impl Ledger {
         for (client, domain, bytes) in evictable {
             self.charge(*client, *domain, |sums| {
                 sums.held -= 1;
+                sums.taken_out += 1;
                 sums.held_bytes -= u128::from(*bytes);
             });
         }

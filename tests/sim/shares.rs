@@ -2,7 +2,7 @@
 //! still free. Must never look into the core: only at the model's sums.
 
 use crate::judge::{Step, ensure};
-use crate::model::{Check, Holder, Ledger, Model};
+use crate::model::{Check, Holder, Ledger, Model, Sums};
 use crate::tally::Promise;
 use fdbroker_core::{DomainKey, limits};
 use fdbroker_protocol::{NO_CAP, Resource};
@@ -24,8 +24,11 @@ impl Model {
             let of = all.filter(|(_, known)| of.is_none_or(|of| known.domain == of));
             of.filter(|(id, known)| self.is_evictable(**id, known)).count() as u128
         };
-        let places = |connections: u64, held: u64, evictable: u128| {
-            (u128::from(connections * limits::FDS_PER_CONNECTION + held)).saturating_sub(evictable)
+        // What can be closed counts as free, once.
+        let places = |sums: &Sums, evictable: u128| {
+            let connections = sums.connections * limits::FDS_PER_CONNECTION;
+            let held = sums.held_fds() + sums.taken_out;
+            u128::from(connections + held).saturating_sub(evictable)
         };
         let node = &ledger.node;
         let uninvited = self.tickets.values().filter(|closing| closing.uninvited).count() as u128;
@@ -49,8 +52,8 @@ impl Model {
             (
                 Resource::TableFds,
                 Part {
-                    held: places(of.connections, of.held_fds(), evictable(Some(domain))),
-                    used: places(node.connections, node.held_fds(), evictable(None)) + uninvited,
+                    held: places(&of, evictable(Some(domain))),
+                    used: places(node, evictable(None)) + uninvited,
                     most: self.config.table_fds - limits::TABLE_RESERVE,
                 },
             ),
