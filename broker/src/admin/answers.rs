@@ -59,7 +59,9 @@ impl View<'_> {
             Kind::AdminJobs => self.answer_jobs(writer, id, cursor, chosen),
             Kind::AdminLimits => self.answer_limits(writer, id),
             Kind::AdminMetrics => {
-                writer.start(Kind::AdminMetricsReply, id).push(&self.metrics.record());
+                writer
+                    .start(Kind::AdminMetricsReply, id)
+                    .push(&self.metrics.record(self.longest_wake_us));
                 writer.finish(0, 0)
             }
             Kind::AdminDomains => self.answer_domains(writer, id, cursor, chosen),

@@ -12,6 +12,7 @@ pub(crate) struct View<'a> {
     pub connections: &'a Connections,
     pub fds: &'a FdTable,
     pub metrics: &'a Metrics,
+    pub longest_wake_us: u64,
     pub node: u64,
     pub incarnation: u64,
     pub now: Now,

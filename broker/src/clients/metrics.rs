@@ -42,9 +42,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// As administrators see it.
-    pub fn record(&self) -> admin::Metrics {
+    /// As administrators see it, with the longest wake of this process.
+    pub fn record(&self, longest_wake_us: u64) -> admin::Metrics {
         admin::Metrics {
+            longest_wake_us: longest_wake_us.into(),
             grant_latency: self.grant_latency.record(),
             recall_time: self.recall_time.record(),
         }

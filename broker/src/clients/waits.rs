@@ -1,11 +1,11 @@
-//! How long clients wait for grants, and the broker for supplies. Must never remember a request that nobody waits for, nor
+//! How long clients wait for grants, the broker for supplies, and all of them for the longest wake. Must never remember a request that nobody waits for, nor
 //! cost a grant more than two readings of the clock.
 
 use crate::clients::connection::index;
 use crate::clients::connections::Connections;
 use crate::clients::metrics::{Asked, Metrics};
 use crate::clock;
-use fdbroker_core::{ClientId, RequestId};
+use fdbroker_core::{ClientId, Now, RequestId};
 
 /// See the module.
 #[derive(Default)]
@@ -13,6 +13,8 @@ pub struct Waits {
     metrics: Metrics,
     /// The acquire that is with the core.
     at_hand: Option<(ClientId, Asked)>,
+    /// Of this process: no successor goes on with it.
+    longest_wake_us: u64,
 }
 
 impl Waits {
@@ -24,6 +26,17 @@ impl Waits {
     /// Goes on with the counts of another broker, or begins anew.
     pub fn restore(&mut self, metrics: Metrics) {
         self.metrics = metrics;
+    }
+
+    /// A wake that began at `since` is over.
+    pub fn note_wake(&mut self, since: Now) {
+        let us = clock::now().0.saturating_sub(since.0);
+        self.longest_wake_us = self.longest_wake_us.max(us);
+    }
+
+    /// The longest wake so far.
+    pub fn longest_wake_us(&self) -> u64 {
+        self.longest_wake_us
     }
 
     /// An acquire has been read.

@@ -210,6 +210,7 @@ impl Server {
             connections: &self.connections,
             fds: &self.fds,
             metrics: self.waits.metrics(),
+            longest_wake_us: self.waits.longest_wake_us(),
             node: self.identity.node,
             incarnation: self.page.incarnation(),
             now: self.now,

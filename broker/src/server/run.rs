@@ -54,6 +54,7 @@ impl Server {
             self.note(event);
         }
         self.wake();
+        self.waits.note_wake(self.now);
         Ok(())
     }
 

@@ -33,7 +33,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 mod handover;
 
@@ -254,6 +254,22 @@ fn turn_when_one_client_floods_then_it_gets_its_quota_and_the_other_is_served() 
     }
     bench.rest();
     assert_eq!(flood.count(), 100 - served, "and nothing is forgotten");
+}
+
+#[test]
+fn turn_when_it_takes_long_then_the_longest_wake_is_counted_and_no_wait() {
+    let before = Instant::now();
+    let mut bench = Bench::new(&[]);
+    assert_eq!(bench.server.waits.longest_wake_us(), 0);
+    let (client, _event) = bench.client();
+    bench.register(&client);
+    let longest = bench.server.waits.longest_wake_us();
+    let elapsed = before.elapsed();
+    assert!(longest > 0 && u128::from(longest) <= elapsed.as_micros(), "{longest} {elapsed:?}");
+    bench.rest();
+    let wait = Duration::from_millis(500);
+    bench.server.turn(&mut bench.events, Some(wait)).unwrap();
+    assert!(u128::from(bench.server.waits.longest_wake_us()) < wait.as_micros());
 }
 
 #[test]

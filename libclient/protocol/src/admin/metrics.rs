@@ -22,7 +22,7 @@ pub struct Histogram {
     pub sum_us: U64,
 }
 
-/// Body of [`crate::Kind::AdminMetricsReply`], 352 bytes.
+/// Body of [`crate::Kind::AdminMetricsReply`], 360 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -32,4 +32,7 @@ pub struct Metrics {
     pub grant_latency: Histogram,
     /// From a recall to its supply, one per fd supplied.
     pub recall_time: Histogram,
+    /// The longest time that the broker took between two waits for something to do, in microseconds, since the start of its
+    /// process.
+    pub longest_wake_us: U64,
 }

@@ -55,6 +55,13 @@ impl Collector for Page {
             "from asking an owner for an fd again to getting it",
             &gathered.metrics.recall_time,
         )?;
+        gauge(
+            &mut to,
+            "fdbroker_longest_wake",
+            "the longest time that the broker took between two waits for something to do, since its process started",
+            Some(&FamilyUnit::Seconds),
+            &seconds(gathered.metrics.longest_wake_us.get()),
+        )?;
         accounts(&mut to, "user", &["uid"], &gathered.users)?;
         // Scrapers have a label `job` of their own.
         accounts(&mut to, "job", &["job_name", "uid"], &gathered.jobs)
