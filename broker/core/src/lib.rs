@@ -212,87 +212,88 @@ impl Core {
 
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
-        let (fx, items) = (effects, input.items());
-        work::begin();
-        self.now = now;
-        self.ends_left = ENDS_PER_MESSAGE;
-        self.lru.looks_left = LOOKS_PER_STEP;
+        let items = input.items();
+        self.begin(now);
         self.touch_by(&input);
-        match input {
-            Input::Connect { client, peer } => self.connect(client, &peer, fx),
-            Input::Hello { client, request, own_fds, deadline } => {
-                self.hello(client, request, own_fds, deadline, fx);
-            }
-            Input::Gone { client } => self.gone(client),
-            Input::Closed { ticket } => self.closed(ticket),
-            Input::Slow { domain, slow } => self.set_slow(domain, slow),
-            Input::Cancel { client, request } => self.cancel(client, request, fx),
-            Input::Sendable { client, sendable } => self.sendable(client, sendable),
-            Input::MostGranted { fds } => self.most_granted = fds.max(1),
-            Input::Unsent { client, request, grants, deadline, seq } => {
-                self.unsent(client, request, grants, deadline, seq, fx);
-            }
-            Input::Register { client, request, deposits, credits_wanted, deadline } => {
-                match self.welcome(client) {
-                    true => {
-                        self.register(now, client, request, deposits, credits_wanted, deadline, fx);
-                    }
-                    false => {
-                        for (index, deposit) in (0..).zip(deposits) {
-                            self.close_unreserved(client, index, deposit.lane, fx);
-                        }
-                        self.refuse_stranger(client, request, fx);
+        match input.request().filter(|(client, _)| !self.welcome(*client)) {
+            None => self.take(input, effects),
+            Some((client, request)) => {
+                if let Input::Register { deposits, .. } = input {
+                    for (index, deposit) in (0..).zip(deposits) {
+                        self.close_unreserved(client, index, deposit.lane, effects);
                     }
                 }
+                self.refuse_stranger(client, request, effects);
             }
-            Input::Redeposit { client, request, items } => match self.welcome(client) {
-                true => self.redeposit(client, request, items, fx),
-                false => self.refuse_stranger(client, request, fx),
-            },
-            Input::Declare { client, request, items } => match self.welcome(client) {
-                true => self.declare(now, client, request, items, fx),
-                false => self.refuse_stranger(client, request, fx),
-            },
-            Input::Identify { client, key } => self.identify(client, key),
-            Input::Complete { client } => match self.welcome(client) {
-                true => self.complete(client),
-                false => self.refuse_stranger(client, RequestId(0), fx),
-            },
-            Input::SetCaps { caps } => self.set_caps(caps),
-            Input::Evict { ids } => self.evict_these(&ids[..ids.len().min(ENDS_PER_MESSAGE)], fx),
-            Input::Revoke { ids } => self.revoke_these(&ids[..ids.len().min(ENDS_PER_MESSAGE)], fx),
-            Input::SetDraining { draining } => self.set_draining(draining),
-            Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
-            Input::Unregister { client, request, ids } => match self.welcome(client) {
-                true => self.unregister(client, request, ids, fx),
-                false => self.refuse_stranger(client, request, fx),
-            },
-            Input::Acquire { client, request, wanted, deadline } => match self.welcome(client) {
-                true => self.acquire(now, client, request, wanted, deadline, fx),
-                false => self.refuse_stranger(client, request, fx),
-            },
-            Input::Mapped { client, request, leases } => match self.welcome(client) {
-                true => self.mapped(client, request, leases, fx),
-                false => self.refuse_stranger(client, request.unwrap_or(RequestId(0)), fx),
-            },
-            Input::Release { client, request, leases } => match self.welcome(client) {
-                true => self.release(client, request, leases, fx),
-                false => self.refuse_stranger(client, request.unwrap_or(RequestId(0)), fx),
-            },
         }
-        self.after(now, fx);
+        self.after(effects);
         work::end(items);
     }
 
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
-        work::begin();
-        self.now = now;
-        self.lru.looks_left = LOOKS_PER_STEP;
+        self.begin(now);
         self.expire(now, effects);
         self.end_lost(effects);
-        self.after(now, effects);
+        self.after(effects);
         work::end(0);
+    }
+
+    /// What every step and poll begins with: its time, and its allowances.
+    fn begin(&mut self, now: Now) {
+        work::begin();
+        self.now = now;
+        self.ends_left = ENDS_PER_MESSAGE;
+        self.lru.looks_left = LOOKS_PER_STEP;
+    }
+
+    /// One input, each with the function that knows its rules.
+    fn take(&mut self, input: Input<'_>, fx: &mut Effects) {
+        let now = self.now;
+        let few = |ids: &'_ [fdbroker_protocol::AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
+        match input {
+            // Clients come and go.
+            Input::Connect { client, peer } => self.connect(client, &peer, fx),
+            Input::Identify { client, key } => self.identify(client, key),
+            Input::Hello { client, request, own_fds, deadline } => {
+                self.hello(client, request, own_fds, deadline, fx);
+            }
+            Input::Gone { client } => self.gone(client),
+            // What owners say of their allocations.
+            Input::Register { client, request, deposits, credits_wanted, deadline } => {
+                self.register(now, client, request, deposits, credits_wanted, deadline, fx);
+            }
+            Input::Unregister { client, request, ids } => self.unregister(client, request, ids, fx),
+            Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
+            // What consumers say of their leases.
+            Input::Acquire { client, request, wanted, deadline } => {
+                self.acquire(now, client, request, wanted, deadline, fx);
+            }
+            Input::Cancel { client, request } => self.cancel(client, request, fx),
+            Input::Mapped { client, request, leases } => self.mapped(client, request, leases, fx),
+            Input::Release { client, request, leases } => self.release(client, request, leases, fx),
+            // After a crash.
+            Input::Redeposit { client, request, items } => {
+                self.redeposit(client, request, items, fx);
+            }
+            Input::Declare { client, request, items } => {
+                self.declare(now, client, request, items, fx);
+            }
+            Input::Complete { client } => self.complete(client),
+            // What the daemon says of sockets and closers.
+            Input::Sendable { client, sendable } => self.sendable(client, sendable),
+            Input::Unsent { client, request, grants, deadline, seq } => {
+                self.unsent(client, request, grants, deadline, seq, fx);
+            }
+            Input::MostGranted { fds } => self.most_granted = fds.max(1),
+            Input::Closed { ticket } => self.closed(ticket),
+            Input::Slow { domain, slow } => self.set_slow(domain, slow),
+            // The administrator.
+            Input::SetCaps { caps } => self.set_caps(caps),
+            Input::Evict { ids } => self.evict_these(&ids[..few(ids)], fx),
+            Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], fx),
+            Input::SetDraining { draining } => self.set_draining(draining),
+        }
     }
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
@@ -323,12 +324,18 @@ impl Core {
         Some((*len, bytes))
     }
 
-    /// What every step ends with.
-    fn after(&mut self, now: Now, fx: &mut Effects) {
+    /// What every step and poll ends with, each a bounded number of records.
+    fn after(&mut self, fx: &mut Effects) {
+        let now = self.now;
+        // First: what gone clients had becomes room, and ends what others wait for.
         self.tear_down(now, fx);
+        // Requests for fds of silent owners become ready to be answered.
         self.sweep_silent();
+        // Ready requests go before those that wait for room: their fds are here, and pinned until they are served.
         self.serve_ready(now, fx);
         self.scan_if_room(now, fx);
+        // Nobody waits for what follows: holders are told, lowered caps and an emptied broker are seen to, and clients
+        // are asked for leases, once it is known who waits still.
         self.sweep_ended();
         self.drain(fx);
         self.give_up(fx);
@@ -401,6 +408,24 @@ impl Core {
             fx.list.push(Effect::Failed { client, request, status });
             self.give_up_hello(client, status, fx);
             fx.list.push(Effect::Disconnect { client, status });
+        }
+    }
+}
+
+impl Input<'_> {
+    /// The client and its request, where only a client that was let in may make it; 0 stands for a one-way message.
+    fn request(&self) -> Option<(ClientId, RequestId)> {
+        match *self {
+            Input::Register { client, request, .. }
+            | Input::Unregister { client, request, .. }
+            | Input::Acquire { client, request, .. }
+            | Input::Redeposit { client, request, .. }
+            | Input::Declare { client, request, .. } => Some((client, request)),
+            Input::Mapped { client, request, .. } | Input::Release { client, request, .. } => {
+                Some((client, request.unwrap_or(RequestId(0))))
+            }
+            Input::Complete { client } => Some((client, RequestId(0))),
+            _ => None,
         }
     }
 }

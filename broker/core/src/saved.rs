@@ -187,7 +187,7 @@ impl Core {
             self.sweep_ended();
         }
         // The teardown of an owner goes on, and what it kept lives on from now.
-        self.after(self.now, effects);
+        self.after(effects);
     }
 
     /// What a successor goes on with. Not in it: fds in the closers, which the daemon closes or forgets.
