@@ -52,8 +52,7 @@ impl Daemon {
     pub fn rest(&mut self) {
         for _ in 0..MOST_TURNS {
             self.turn(Duration::ZERO);
-            let server = &self.server;
-            if self.events.is_empty() && server.ready.is_empty() && server.eventful.is_empty() {
+            if self.events.is_empty() && self.server.is_at_rest() {
                 return;
             }
         }

@@ -1,5 +1,5 @@
-//! The administrators' connections: who has a place, whose turn it is, who watches. Must never read or answer a query, nor let
-//! those that watch take the places of those that ask.
+//! The administrators' connections: their places, their turns, their watches. Must never answer a query, nor let
+//! administrators that watch take the places of administrators that ask.
 
 use crate::admin::watch::Watch;
 use crate::clock;
@@ -275,7 +275,7 @@ impl AdminSide {
                 self.connections.remove(index);
             }
             None => {
-                // Who is busy now may be idle by then.
+                // A busy connection may be idle by then.
                 self.room_at = Some(clock::after(now, ADMIN_IDLE));
             }
         }

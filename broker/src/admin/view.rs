@@ -1,4 +1,4 @@
-//! What administrators are shown the state of. Must never hold anything that can be changed.
+//! The broker's state as it is shown to administrators. Must never allow a change.
 
 use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;

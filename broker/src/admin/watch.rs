@@ -1,5 +1,5 @@
 //! Events for administrators who watch: each watcher has a bounded queue, and is sent what is in it when its socket
-//! takes it. Must cost nothing while nobody watches, and never wait for a slow watcher: what it misses is counted.
+//! takes it. Must cost nothing while nobody watches, and never wait for a slow watcher: the events that it misses are counted.
 
 use crate::admin::chosen::{Chosen, Traits};
 use crate::limits::{WATCH_EVENTS_KEPT, WATCH_EVENTS_PER_MESSAGE};

@@ -1,5 +1,5 @@
 //! How many fds may lie unread in clients' sockets. The kernel counts them against the broker's
-//! uid, whoever leaves them there and even when the connection has ended; over its limit every send
+//! uid, for every client that leaves them there, even when its connection has ended; over its limit every send
 //! of every socket fails. So each connection has a share of its own, and the rest is a pool, of which each domain
 //! has its share, too. Must never let one client's use touch another's share.
 
@@ -21,7 +21,7 @@ pub struct InFlight {
     pool: u64,
     /// Of these, those that are.
     pool_used: u64,
-    /// Of these, those of each domain; no entry = none.
+    /// The part of `pool_used` that each domain uses; no entry = none.
     used_by: FxHashMap<DomainKey, u64>,
     /// [`fdbroker_core::Config::share_factor`].
     factor: u64,

@@ -8,7 +8,7 @@ use fdbroker_core::ClientId;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
-/// Who a client is: its user, and its process as the broker sees it.
+/// A client's user, and its process as the broker sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Who {
     /// Of the process.
@@ -17,7 +17,7 @@ pub struct Who {
     pub pid: u32,
 }
 
-/// See the module. Each client is in it once at most: who puts them in sees to that.
+/// See the module. Each client is in it once at most: the caller sees to that.
 #[derive(Debug, Default)]
 pub struct Turns {
     /// A fresh one that nobody waits beside: the usual case, without a ring.

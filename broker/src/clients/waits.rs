@@ -1,5 +1,5 @@
-//! How long clients wait for grants, the broker for supplies, and all of them for the longest wake. Must never remember a request that nobody waits for, nor
-//! cost a grant more than two readings of the clock.
+//! Times that clients wait for grants and the broker for supplies, and the longest wake. Must never remember a request that
+//! nobody waits for, nor cost a grant more than two readings of the clock.
 
 use crate::clients::connection::index;
 use crate::clients::connections::Connections;

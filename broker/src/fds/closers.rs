@@ -94,7 +94,7 @@ struct Shared {
 struct Pool {
     /// Lanes with a job that waits or is under way.
     lanes: HashMap<LaneOf, VecDeque<Job>>,
-    /// Lanes with a job that waits and none under way: those of accepted fds, and the others.
+    /// Lanes with a job that waits and none under way: first lanes of accepted fds, then lanes of refused ones.
     ready: [VecDeque<LaneOf>; 2],
     /// Which of the two is next.
     next: usize,

@@ -1,4 +1,4 @@
-//! What the closers have done and the core has not heard. Must never lose a report: the core would charge for the fd for
+//! Reports of the closers that the core has not heard yet. Must never lose a report: the core would charge for the fd for
 //! ever.
 
 use crate::fds::closers::Report;

@@ -1,4 +1,4 @@
-//! The sole owner of every fd that clients deposited: those held, by slot, and those of the message
+//! The sole owner of every fd that clients deposited: the held fds, by slot, and the fds of the message
 //! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
 
 use crate::clock;
@@ -289,7 +289,7 @@ impl FdTable {
     fn count(&mut self, uid: u32, change: impl FnOnce(&mut Closing)) {
         let closing = self.closing.entry(uid).or_default();
         change(closing);
-        // Full until half of them are closed: else each close would wake everybody who waits for it.
+        // Full until half of them are closed: else each close would wake every client that waits.
         let share = if closing.full_since.is_some() { 2 } else { 1 };
         let is_full = closing.is_looked_at
             || closing.refused >= REFUSED_FDS_PER_UID / share

@@ -1,6 +1,5 @@
-//! Going on where another broker has stopped: its state checked, its fds put where they belong. Must
-//! never believe the state, nor close a client's fd on the calling thread; until the loop turns, it
-//! must change nothing that the other broker could still need.
+//! A state that another broker has handed over, with its fds: read, checked, taken apart. Must never believe the state, nor
+//! close a client's fd on the calling thread.
 
 use crate::fds::closers::{Closers, Report};
 use crate::fds::table::NOBODY;

@@ -1,5 +1,5 @@
 //! The state of a broker in a sealed memfd: a header, then the state in postcard. Must never be
-//! believed: what is read is checked first, and whoever could have changed it since cannot (seals).
+//! believed: it is checked before it is used, and its seals keep it from changing after the check.
 
 use crate::handover::RefusedState;
 use crate::handover::state::State;

@@ -20,7 +20,7 @@ pub(crate) struct Parcel {
     pub held: usize,
 }
 
-/// Who gets it.
+/// The successor that gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// A broker that starts when this one has ended.
@@ -29,7 +29,7 @@ pub(crate) enum Way {
     Successor,
 }
 
-/// Whose fd has which number.
+/// The owner of an fd in the carriers.
 pub(crate) enum Whose {
     Broker,
     Client(ClientId),

@@ -64,7 +64,7 @@ pub enum TakeoverError {
     BrokenOff(String),
 }
 
-/// A takeover under way, seen by the one who takes over.
+/// A takeover under way, as the broker that takes over sees it.
 pub(crate) struct Takeover {
     socket: OwnedFd,
 }

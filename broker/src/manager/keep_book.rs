@@ -25,7 +25,7 @@ const MAGIC: [u8; 8] = *b"FDBKEEP3";
 pub struct Entry {
     /// What it is.
     pub kept: Kept,
-    /// Under whose name its fd is stored: its own, or that of the first one with the same open file.
+    /// The name under which its fd is stored: its own, or the name of the first allocation with the same open file.
     pub file: AllocationId,
 }
 

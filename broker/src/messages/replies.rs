@@ -13,7 +13,7 @@ use fdbroker_protocol::message::{
 };
 use fdbroker_protocol::{AllocationId, HandleFields, Kind, NodeKey, Status, Writer};
 
-/// Who the broker is, for replies.
+/// The broker's node and key, for replies.
 #[derive(Debug)]
 pub struct Identity {
     /// Of the node.
@@ -112,7 +112,7 @@ fn granted_item(
     }
 }
 
-/// A register reply; `deposits` are those of the register just handed in.
+/// A register reply; `deposits`: from the register request that is answered.
 pub fn write_registered<'w>(
     writer: &'w mut Writer,
     identity: &Identity,

@@ -82,7 +82,7 @@ pub struct Scratch {
 
 /// What decoding needs to know besides the message.
 pub struct Context<'a> {
-    /// Who sent it.
+    /// The sender.
     pub client: ClientId,
     /// When.
     pub now: Now,

@@ -101,7 +101,7 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
 }
 
 /// Opens key and page to go on with them as they are, on behalf of a broker that has handed over.
-/// `None`: they are not those of that broker.
+/// `None`: another broker made them.
 ///
 /// # Errors
 /// See [`PageError`].

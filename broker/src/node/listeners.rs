@@ -83,7 +83,7 @@ pub enum ListenError {
 /// The lock's name in the administrator's directory.
 pub(crate) const LOCK_NAME: &str = "lock";
 
-/// Who may write into a directory that the broker serves from.
+/// Which users may write into a directory that the broker serves from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryRule {
     /// The administrator's: ours, writable by nobody else.

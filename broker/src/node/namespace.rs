@@ -18,12 +18,12 @@ impl Namespace {
         }
     }
 
-    /// Whether a uid may be that of several users.
+    /// Whether several users may have this uid.
     pub fn hides_user(self, uid: u32) -> bool {
         self.uid == Some(uid)
     }
 
-    /// Whether a gid may be that of several groups.
+    /// Whether several groups may have this gid.
     pub fn hides_group(self, gid: u32) -> bool {
         self.gid == Some(gid)
     }

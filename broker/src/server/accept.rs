@@ -1,5 +1,5 @@
-//! New connections: who may have one, and the time it has for its hello. Must never spin when there
-//! is no room, nor let one uid take all of it.
+//! New connections: which users may have one, and how long it may wait with its hello. Must never spin when there is no
+//! room, nor let one user take all of it.
 
 use crate::clients::connection::client_id;
 use crate::clients::handshakes::Handshake;

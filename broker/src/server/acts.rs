@@ -21,7 +21,8 @@ pub(crate) fn is_act(kind: Kind) -> bool {
     matches!(kind, Kind::AdminEvict | Kind::AdminRevoke | Kind::AdminDrain | Kind::AdminWatch)
 }
 
-/// Who may act: root and the broker's own user. Gives how to name them in the log.
+/// The administrator, as the log names it. An error: it may not act, because it is neither root nor the broker's own
+/// user.
 fn actor(socket: BorrowedFd<'_>) -> Result<String, String> {
     let us = nix::unistd::geteuid().as_raw();
     let peer = getsockopt(&socket, PeerCredentials).map_err(|error| error.to_string())?;
@@ -51,7 +52,7 @@ impl Server {
         let is_dry = act.flags.get() & act_flags::DRY_RUN != 0;
         let actor = match self.admin.socket(index).map(actor) {
             Some(Ok(actor)) => actor,
-            // What changes nothing may be asked by whoever may look.
+            // A dry run changes nothing: every administrator may ask for it.
             _ if is_dry => String::new(),
             refused => {
                 let who = refused.and_then(Result::err).unwrap_or_default();

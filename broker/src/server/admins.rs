@@ -1,5 +1,5 @@
-//! The administrator's side: queries, answered in pages; caps changed; acts (`acts`) and watchers (`watch`). Must never
-//! hold up grants: one query per wake, a bounded number of slots looked at for it.
+//! Serves administrators: reads their queries, caps, acts and watches, and has each answered. Must never hold up grants: one
+//! query per wake, a bounded number of slots looked at for it.
 
 use crate::admin::side::{Sent, Turn};
 use crate::readiness::Source;

@@ -1,5 +1,5 @@
-//! Caps changed at run time by administrators. Must never change one for somebody who is neither root nor the
-//! broker's user, nor without saying so in the log.
+//! Caps changed at run time by administrators. Must never change one but for root and the broker's own user, nor
+//! without a line in the log.
 
 use crate::server::parts::Server;
 use fdbroker_core::Input;

@@ -1,4 +1,4 @@
-//! What the loop has to do beside the turns of clients, one thing in a wake. Must never let a chore wait for ever, however
+//! The loop's chores beside the turns of clients, at most one in a wake. Must never let a chore wait for ever, however
 //! many clients are ready.
 
 use crate::limits::{MOST_WAKES_WITHOUT_CHORE, WORK_PER_TURN, WORK_PER_WAKE};

@@ -1,4 +1,4 @@
-//! What the core is to hear when the list of effects at hand has been applied. Must never reach the core in the middle of
+//! Facts that the core hears once the list of effects at hand has been applied. Must never reach the core in the middle of
 //! a list.
 
 use fdbroker_core::{ClientId, Core, Effects, Input, LeaseId, Now, RequestId};

@@ -113,7 +113,7 @@ impl Server {
     }
 
     /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has read those sent
-    /// before is asked when that matters: who reads always has its share.
+    /// before is asked when that matters: a client that reads always has its share.
     fn in_flight_room(&mut self, client: ClientId, fds: usize) -> usize {
         let Some(connection) = self.connections.get_mut(index(client)) else { return fds };
         let domain = connection.domain;

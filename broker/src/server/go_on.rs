@@ -190,7 +190,7 @@ impl Server {
         }
     }
 
-    /// Core and daemon must agree on who is there and on what is held.
+    /// Core and daemon must agree on the clients and on the fds that are held.
     fn check_against_core(&mut self) -> Result<(), RefusedState> {
         let known: Vec<_> = self.core.clients(0).map(|view| (view.id, view.gone)).collect();
         for (client, gone) in &known {

@@ -90,7 +90,7 @@ impl Server {
         }
     }
 
-    /// Waits for the successor, who waits for nobody. An error: this broker goes on.
+    /// Waits for the successor, which itself waits for nothing. An error: this broker goes on.
     fn offer(&mut self, socket: BorrowedFd<'_>, parcel: &Parcel) -> Result<(), String> {
         let carriers = u32::try_from(parcel.carriers.len()).expect("bounded by MAX_CARRIERS");
         let offer = TakeoverOffer { carriers: carriers.into(), reserved: 0.into() };

@@ -19,6 +19,7 @@ pub mod reload;
 pub mod run;
 pub mod serve;
 #[cfg(test)]
+#[path = "../../tests/unit/server/mod.rs"]
 mod tests;
 pub mod trim;
 pub mod waiting;

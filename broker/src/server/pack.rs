@@ -24,8 +24,8 @@ enum Packed {
 }
 
 impl Server {
-    /// Packs everything up. Parked requests have been answered AGAIN afterwards: clients ask again,
-    /// whoever serves them then.
+    /// Packs everything up. Parked requests are answered AGAIN: their clients ask again, this broker or its
+    /// successor.
     pub(crate) fn pack(&mut self, way: Way) -> Result<Parcel, HandoverError> {
         // Only the soft limit bounds what may be in flight.
         let limit = getrlimit(Rlimit::RLIMIT_NOFILE).ok();

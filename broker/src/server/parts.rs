@@ -1,4 +1,5 @@
-//! The daemon while it runs: what the loop has at hand. Must never do anything by itself.
+//! The daemon while it runs: the parts that the loop works with. Each part keeps its own invariant. Must never do
+//! anything by itself.
 
 use crate::admin::side::AdminSide;
 use crate::admin::view::View;
@@ -82,54 +83,54 @@ pub(crate) struct Parts {
 /// The daemon while it runs.
 pub(crate) struct Server {
     pub settings: Settings,
-    pub poll: Poll,
+    pub(super) poll: Poll,
     pub core: Core,
-    pub now: Now,
-    pub started: Now,
+    pub(super) now: Now,
+    pub(super) started: Now,
     pub page: GenerationPage,
-    pub identity: Identity,
-    pub classifier: Classifier,
+    pub(super) identity: Identity,
+    pub(super) classifier: Classifier,
     pub fds: FdTable,
-    pub door: Door,
-    pub admin: AdminSide,
+    pub(super) door: Door,
+    pub(super) admin: AdminSide,
     pub connections: Connections,
-    pub waits: Waits,
-    pub handshakes: Handshakes,
-    pub namespace: Namespace,
+    pub(super) waits: Waits,
+    pub(super) handshakes: Handshakes,
+    pub(super) namespace: Namespace,
     /// Clients with something to read.
-    pub ready: Turns,
-    pub schedule: Schedule,
-    pub waiting: Waiting,
-    pub slow: SlowLanes,
-    pub eventful: Eventful,
-    pub sweep: Sweep,
-    pub in_flight: InFlight,
+    pub(super) ready: Turns,
+    pub(super) schedule: Schedule,
+    pub(super) waiting: Waiting,
+    pub(super) slow: SlowLanes,
+    pub(super) eventful: Eventful,
+    pub(super) sweep: Sweep,
+    pub(super) in_flight: InFlight,
     /// What the core knows of it.
-    pub most_granted: usize,
-    pub trim: Trim,
-    pub feedback: Feedback,
+    pub(super) most_granted: usize,
+    pub(super) trim: Trim,
+    pub(super) feedback: Feedback,
     /// Sockets to close.
-    pub retiring: Vec<Retiring>,
-    pub reports: Reports,
-    pub bad_input: BadInput,
+    pub(super) retiring: Vec<Retiring>,
+    pub(super) reports: Reports,
+    pub(super) bad_input: BadInput,
     /// Where the broker before served, until these places are this one's.
-    pub former_places: Vec<SavedListener>,
+    pub(super) former_places: Vec<SavedListener>,
     /// Set: the loop ends.
-    pub ending: Option<Ending>,
+    pub(super) ending: Option<Ending>,
     /// The administrator's connection that wants to take over, and the format it reads.
-    pub takeover_asked: Option<(usize, u64)>,
+    pub(super) takeover_asked: Option<(usize, u64)>,
     /// Released with this value, when everything else has ended.
-    pub lock: DirectoryLock,
+    pub(super) lock: DirectoryLock,
     pub service: Service,
-    pub signals: Signals,
-    pub until_eof: Option<OwnedFd>,
-    pub inbox: Inbox,
+    pub(super) signals: Signals,
+    pub(super) until_eof: Option<OwnedFd>,
+    pub(super) inbox: Inbox,
     // Buffers, reused.
-    pub scratch: Scratch,
-    pub writer: Writer,
-    pub slots: Vec<u32>,
-    pub effects: Effects,
-    pub spare_effects: Effects,
+    pub(super) scratch: Scratch,
+    pub(super) writer: Writer,
+    pub(super) slots: Vec<u32>,
+    pub(super) effects: Effects,
+    pub(super) spare_effects: Effects,
 }
 
 impl Server {
@@ -201,6 +202,12 @@ impl Server {
             Some(fd) => register(&self.poll, fd.as_fd(), Source::UntilEof),
             None => Ok(()),
         }
+    }
+
+    /// Whether no client has a turn or an event to come.
+    #[cfg(feature = "fuzzing")]
+    pub fn is_at_rest(&self) -> bool {
+        self.ready.is_empty() && self.eventful.is_empty()
     }
 
     /// What administrators are shown.

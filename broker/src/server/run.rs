@@ -58,8 +58,8 @@ impl Server {
         Ok(())
     }
 
-    /// One wake's work: a long turn of a client, or a chore, or a few short turns and a chore. Who waits for an answer
-    /// waits for no more than these.
+    /// One wake's work: a long turn of a client, or a chore, or a few short turns and a chore. A client waits for
+    /// no more than these.
     fn wake(&mut self) {
         self.fds.set_now(self.now);
         if clock::is_due(self.waiting.due(), self.now) {

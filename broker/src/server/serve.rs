@@ -22,7 +22,7 @@ enum Outcome {
     Served,
     /// There is nothing to read, or nobody to read from.
     Nothing,
-    /// The message has fds, and those of its uid that came before are still being closed.
+    /// The message has fds, and earlier fds of its uid are still being closed.
     Paused,
 }
 
@@ -336,7 +336,7 @@ impl Server {
         self.refuse_rest(client);
     }
 
-    /// Who the client is, for a broker after a crash: a client that gives no key is nobody then.
+    /// Tells the core by which key the client can be known after a crash. Without a key it cannot be.
     fn identify(&mut self, client: ClientId, random: u64) {
         let pid = self.connections[index(client)].pid;
         if random != 0 {

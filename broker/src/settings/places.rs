@@ -1,4 +1,4 @@
-//! Which sockets the broker serves, and whom. Must never make a socket wider than the mode of
+//! Which sockets the broker serves, and for which users. Must never make a socket wider than the mode of
 //! service says.
 
 use crate::limits::MAX_LISTENERS;
@@ -100,7 +100,7 @@ fn check_path(key: &str, path: &Path, origin: &str) -> Result<(), ConfigError> {
     let refuse = |problem: String, remedy: &str| {
         Err(ConfigError::value(format!("{key} {}", path.display()), problem, remedy))
     };
-    // A flag means the directory of whoever gives it; a file and a variable, which clients have too, mean none.
+    // A flag is read in the directory of the user that gives it. A file and a variable have no directory of their own.
     if path.is_relative() && origin != "flag" {
         return refuse("the path is relative".into(), "write the whole path, from / on");
     }

@@ -36,7 +36,7 @@ impl Settings {
     /// Looks at the places to be served.
     ///
     /// # Errors
-    /// See [`ListenError`]: what is so whoever the broker runs as.
+    /// See [`ListenError`]: only faults that every user of the machine would meet.
     pub fn preflight(&self) -> Result<Untold, ListenError> {
         let mut untold = Untold::default();
         let admin = [(self.admin_socket.as_path(), DirectoryRule::Administrator)];

@@ -211,4 +211,5 @@ pub fn is_launcher(process: &str) -> bool {
 }
 
 #[cfg(test)]
+#[path = "../../tests/unit/schedulers.rs"]
 mod tests;
