@@ -300,7 +300,7 @@ impl AdminSide {
         self.connections.get_mut(index)?.watch.as_deref_mut()
     }
 
-    /// The same of all.
+    /// What all watchers are to be told.
     pub fn watches(&mut self) -> impl Iterator<Item = &mut Watch> {
         self.connections.iter_mut().filter_map(|(_, connection)| connection.watch.as_deref_mut())
     }

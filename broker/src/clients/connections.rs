@@ -66,7 +66,7 @@ impl Connections {
         self.by_number.get(number)
     }
 
-    /// The same, to be changed.
+    /// The connection with this number, to be changed.
     pub fn get_mut(&mut self, number: usize) -> Option<&mut Connection> {
         self.by_number.get_mut(number)
     }

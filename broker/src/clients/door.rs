@@ -37,7 +37,7 @@ impl Door {
         self.entrances.iter().map(|entrance| &entrance.listener)
     }
 
-    /// The same, to be changed.
+    /// The listeners, to be changed.
     pub fn listeners_mut(&mut self) -> impl Iterator<Item = &mut Listener> {
         self.entrances.iter_mut().map(|entrance| &mut entrance.listener)
     }

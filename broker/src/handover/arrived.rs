@@ -60,7 +60,7 @@ impl Arrivals {
         self.0.extend(carriers.into_iter().map(Some));
     }
 
-    /// The same of a state that is refused after all.
+    /// Takes the fds of a state that is refused after all. Listening sockets among them end here and now.
     pub fn add(&mut self, other: Arrivals) {
         let is_listening = |fd: &OwnedFd| getsockopt(fd, AcceptConn).unwrap_or(false);
         let fds = other.0.into_iter().flatten();

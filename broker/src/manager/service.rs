@@ -31,7 +31,7 @@ impl Service {
         &self.manager
     }
 
-    /// The same, to be told something.
+    /// The service manager, to be told something.
     pub fn manager_mut(&mut self) -> &mut Manager {
         &mut self.manager
     }

@@ -42,7 +42,7 @@ impl Server {
         }
     }
 
-    /// The same when only the queues may have something.
+    /// Tells the core what it is to hear, if there is something, and applies what follows.
     pub(crate) fn settle_queues(&mut self) {
         if !self.feedback.is_empty() {
             let effects = std::mem::take(&mut self.effects);

@@ -36,7 +36,7 @@ impl Server {
         self.settle_queues();
     }
 
-    /// The same while effects are applied: the core hears of it afterwards.
+    /// Ends a connection while effects are applied: the core hears of the end afterwards.
     pub(crate) fn end_with(&mut self, client: ClientId, status: Status) {
         let Some(connection) = self.connections.get(index(client)) else { return };
         log::debug!("disconnecting client {} (pid {}): {status}", client.0, connection.pid);

@@ -36,7 +36,7 @@ pub(crate) fn send_to(connections: &mut Connections, client: ClientId, bytes: &[
         .map_or(Sent::Done, |connection| send_or_keep(connection, bytes))
 }
 
-/// The same, the connection at hand. Behind what is kept already, so that replies stay in order.
+/// Sends a message without fds to a connection, or keeps it behind the messages that are kept: replies stay in order.
 pub(crate) fn send_or_keep(connection: &mut Connection, bytes: &[u8]) -> Sent {
     let Some(socket) = connection.socket.as_ref() else { return Sent::Done };
     if connection.pending.is_empty() {

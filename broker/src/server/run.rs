@@ -264,7 +264,7 @@ impl Server {
         }
     }
 
-    /// The same for one whose turn has ended before its work has.
+    /// Puts a client back into the list of turns: its turn has ended before its work has.
     pub fn enqueue_rest(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
         if connection.is_serviceable() && !connection.is_queued {

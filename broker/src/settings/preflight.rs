@@ -22,7 +22,7 @@ pub struct Untold {
 }
 
 impl Untold {
-    /// The same in a sentence each; none: the daemon's own rights apart, nothing is in its way.
+    /// A sentence for each directory; none: nothing is in the daemon's way, its own rights apart.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let missing = "not tried, since it changes the machine: making the directory";
         let unseen = "not looked at, since this user may not: the directory";

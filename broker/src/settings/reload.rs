@@ -12,7 +12,7 @@ pub(crate) struct Reloaded {
     pub settings: Settings,
     /// `key old -> new` of what has changed.
     pub changed: Vec<String>,
-    /// The same of what would, after a restart.
+    /// `key old -> new` of each change that needs a restart.
     pub after_restart: Vec<String>,
 }
 
