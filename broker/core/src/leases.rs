@@ -44,12 +44,17 @@ impl Core {
         let ended = false;
         let lease = Lease { since: now, allocation: slot, client, asked, mapped, ended, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
+        self.enter_lists(number, slot, mapped);
+        LeaseId(u64::from(generation) << 32 | u64::from(number))
+    }
+
+    /// Puts a lease into the lists of its allocation and of its holder.
+    pub(crate) fn enter_lists(&mut self, number: u32, slot: u32, mapped: bool) {
         let Core { allocations, leases, .. } = self;
         let allocation = &mut allocations[slot];
         allocation.leases.push(&mut LeaseLinks(leases, LeaseList::Allocation), number);
         allocation.open += u32::from(!mapped);
         self.shelve(number);
-        LeaseId(u64::from(generation) << 32 | u64::from(number))
     }
 
     /// The cap in the way of another lease of the client.

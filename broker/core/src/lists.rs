@@ -59,17 +59,6 @@ impl List {
         (next != NONE).then_some(next)
     }
 
-    /// All nodes, oldest first; `link` gives that of a node.
-    pub fn walk(self, link: impl Fn(u32) -> Link) -> impl Iterator<Item = u32> {
-        let mut next = self.first();
-        std::iter::from_fn(move || {
-            let node = next?;
-            let after = link(node).next;
-            next = (after != NONE).then_some(after);
-            Some(node)
-        })
-    }
-
     /// Adds at the young end.
     pub fn push(&mut self, nodes: &mut impl Nodes, node: u32) {
         let tail = self.tail;

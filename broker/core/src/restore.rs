@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::Core;
 use crate::acts::Draining;
-use crate::api::{Config, DomainKey, JobKey, Now, OwnerKey};
+use crate::api::{Config, Deposit, DomainKey, JobKey, Lane, Now, OwnerKey};
 use crate::clients::{CONNECTION, DOMAIN};
 use crate::config::ConfigError;
 use crate::continuity::{FormerOwner, Grace};
@@ -13,17 +13,13 @@ use crate::fairness::Rooms;
 use crate::job_name::JobName;
 use crate::ledger::{Charge, ScopeId};
 use crate::limits::{CLIENT_NUMBERS, MOST_GROUPS, SLOTS_BEFORE_REUSE};
-use crate::lists::List;
-use crate::order::Stamp;
-use crate::reclaim::Shelf;
 use crate::saved::{
     Saved, SavedAllocation, SavedClient, SavedDomain, SavedJob, SavedLease, SavedOrphan,
     SavedOwner, SavedState,
 };
 use crate::slots::{NONE, Slots};
 use crate::state::{
-    Allocation, AllocationList, Client, Domain, Lease, LeaseLinks, LeaseList, Orphan, Recall,
-    State, Timer, Traits,
+    Allocation, AllocationList, Client, Domain, Lease, Orphan, Recall, State, Timer,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{
@@ -101,21 +97,18 @@ impl Core {
                 beside.push((slot, Beside::of(&allocation)));
                 core.restored_allocation(slot, allocation)
             })?;
+        let mut to_tell = BTreeSet::new();
         core.leases = Slots::restore(NONE, 0, saved.leases, |slot, lease| {
+            to_tell.extend(lease.to_tell.then_some(slot));
             core.restored_lease(slot, &lease, now)
         })?;
-        core.restore_lists(&saved.clients)?;
         for (slot, beside) in beside {
             core.restore_beside(slot, beside)?;
         }
-        for slot in 0..core.allocations.slots() {
-            if core.allocations.is_full(slot) {
-                core.lru_insert(slot);
-            }
-        }
+        core.restore_leases(&to_tell)?;
         core.restore_dying(&saved.dying)?;
         core.restore_continuity(&saved.owners, saved.grace_until)?;
-        core.check_links()?;
+        core.check_ends()?;
         core.restore_sums()?;
         core.restore_peaks(&saved.clients, &saved.domains, &saved.node_peaks)?;
         core.restore_jobs(&saved.jobs)?;
@@ -191,31 +184,23 @@ impl Core {
         let owner = saved.owner.unwrap_or(NONE);
         let kind = MemoryKind::from_number(saved.kind);
         let share = Share::from_number(saved.share);
-        let allocation = Allocation {
+        let deposit = Deposit {
+            checked: Ok(()),
+            lane: Lane::Accepted,
+            kind: kind.ok_or(("allocation's kind", slot.into()))?,
+            share: share.ok_or(("allocation's share", slot.into()))?,
+            recallable: saved.recallable,
+            keep: saved.keep,
+            device: saved.device,
             size_bytes: saved.size_bytes,
             fd_offset: saved.fd_offset,
             owner_allocation_id: saved.owner_allocation_id,
             base: saved.base,
-            owner,
-            domain: saved.domain,
-            device: saved.device,
-            registrations: saved.registrations,
-            recall: NONE,
-            interest: NONE,
-            open: 0,
-            leases: List::EMPTY,
-            links: Allocation::UNLINKED,
-            stamp: Stamp::default(),
-            state,
-            traits: Traits::new(
-                kind.ok_or(("allocation's kind", slot.into()))?,
-                share.ok_or(("allocation's share", slot.into()))?,
-                saved.recallable,
-                saved.keep,
-                !saved.driver_data.is_empty(),
-            ),
-            drained: saved.drained,
+            driver_data: (!saved.driver_data.is_empty()).then_some((0, [0; DRIVER_DATA_BYTES])),
         };
+        let (registrations, drained) = (saved.registrations, saved.drained);
+        let allocation = Allocation::new(&deposit, owner, saved.domain, state);
+        let allocation = Allocation { registrations, drained, ..allocation };
         self.check_allocation(slot, &allocation, saved.orphan.is_some())?;
         Ok(allocation)
     }
@@ -267,77 +252,20 @@ impl Core {
         })
     }
 
-    /// The lists of every client.
-    fn restore_lists(&mut self, saved: &[SavedClient]) -> Check {
-        for client in saved {
-            let number = client.number;
-            for slot in &client.owned {
-                self.relink(*slot, AllocationList::Owned, |allocation| allocation.owner == number)?;
-                self.restore_base(*slot)?;
-            }
-            for slot in &client.recalls {
-                self.relink(*slot, AllocationList::Event, |allocation| {
-                    allocation.owner == number && allocation.state == State::Recalling
-                })?;
-            }
-            for slot in &client.drained {
-                self.relink(*slot, AllocationList::Event, |allocation| {
-                    allocation.owner == number && allocation.drained
-                })?;
-            }
-            self.restore_shelves(client)?;
-            for lease in &client.revoked {
-                let allocation =
-                    self.leases.is_full(*lease).then(|| self.leases[*lease].allocation);
-                let is_live = allocation.is_none_or(|slot| self.allocations[slot].is_live());
-                ensure(!is_live, "lease revoked", *lease)?;
-                self.relink_lease(*lease, LeaseList::Event, |lease| lease.client == number)?;
-                self.with_event_list(number, false, |list, links| list.push(links, *lease));
+    /// The leases, in the order in which they were granted.
+    fn restore_leases(&mut self, to_tell: &BTreeSet<u32>) -> Check {
+        let all = self.leases.iter_from(0).map(|(number, lease)| (lease.since, number));
+        let mut all: Vec<(Now, u32)> = all.collect();
+        all.sort_unstable();
+        for (_, number) in all {
+            let Lease { allocation, client, asked, mapped, ended, .. } = self.leases[number];
+            self.enter_lists(number, allocation, mapped);
+            if to_tell.contains(&number) {
+                ensure(ended || asked != 0, "lease to ask for", number)?;
+                self.with_event_list(client, !ended, |list, links| list.push(links, number));
             }
         }
         Ok(())
-    }
-
-    /// The leases of a client, and those to ask it for.
-    fn restore_shelves(&mut self, client: &SavedClient) -> Check {
-        let number = client.number;
-        ensure(client.leases.len() == Shelf::COUNT, "lists of leases", number)?;
-        for (shelf, leases) in Shelf::ALL.into_iter().zip(&client.leases) {
-            for lease in leases {
-                self.relink_lease(*lease, LeaseList::Holder, |lease| lease.client == number)?;
-                ensure(self.shelf_of(*lease) == shelf, "lease in a list", *lease)?;
-                self.shelve(*lease);
-            }
-        }
-        for lease in &client.reclaims {
-            let belongs = |lease: &Lease| lease.client == number && lease.asked != 0;
-            self.relink_lease(*lease, LeaseList::Event, belongs)?;
-            ensure(self.shelf_of(*lease) != Shelf::Ended, "lease to ask for", *lease)?;
-            self.with_event_list(number, true, |list, links| list.push(links, *lease));
-        }
-        Ok(())
-    }
-
-    /// Puts an allocation into a list again, if it is one for it and is not in it.
-    fn relink(
-        &mut self,
-        slot: u32,
-        list: AllocationList,
-        belongs: impl Fn(&Allocation) -> bool,
-    ) -> Check {
-        let fits = self.allocations.is_full(slot)
-            && belongs(&self.allocations[slot])
-            && !self.allocations[slot].is_in(list);
-        ensure(fits, "allocation in a list", slot)?;
-        self.link(slot, list);
-        Ok(())
-    }
-
-    fn relink_lease(&self, lease: u32, list: LeaseList, belongs: impl Fn(&Lease) -> bool) -> Check {
-        let fits = self.leases.is_full(lease)
-            && belongs(&self.leases[lease])
-            && !self.leases[lease].is_in(list);
-        ensure(fits, "lease in a list", lease)
     }
 
     /// Enters a live allocation by its address: live ranges of one owner do not overlap.
@@ -361,7 +289,14 @@ impl Core {
 
     /// What of an allocation is kept beside its record.
     fn restore_beside(&mut self, slot: u32, beside: Beside) -> Check {
-        let Beside { driver_data, orphan, recall, leases } = beside;
+        let Beside { driver_data, orphan, recall } = beside;
+        if self.allocations[slot].owner != NONE {
+            self.link(slot, AllocationList::Owned);
+            self.restore_base(slot)?;
+            if self.allocations[slot].drained {
+                self.link(slot, AllocationList::Event);
+            }
+        }
         if !driver_data.is_empty() {
             ensure(driver_data.len() <= DRIVER_DATA_BYTES, "driver data", slot)?;
             let mut bytes = [0; DRIVER_DATA_BYTES];
@@ -375,16 +310,13 @@ impl Core {
             let job = job.map(|job| self.job((key, JobKey(job)), JobName::NONE));
             self.add_orphan(slot, Orphan { until: Now(until), gid, job });
         }
-        if let Some((deadline, overdue)) = recall {
+        if let Some((deadline, overdue, to_tell)) = recall {
             self.restore_recall(slot, deadline.map(Now), overdue);
+            if to_tell {
+                self.link(slot, AllocationList::Event);
+            }
         }
-        for lease in leases {
-            self.relink_lease(lease, LeaseList::Allocation, |lease| lease.allocation == slot)?;
-            let mut list = self.allocations[slot].leases;
-            list.push(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation), lease);
-            self.allocations[slot].leases = list;
-            self.allocations[slot].open += u32::from(!self.leases[lease].mapped);
-        }
+        self.lru_insert(slot);
         Ok(())
     }
 
@@ -447,21 +379,15 @@ impl Core {
         Ok(())
     }
 
-    /// Everything is in the lists that it must be in.
-    fn check_links(&self) -> Check {
+    /// What has ended is there for its leases, or for its owner to be told.
+    fn check_ends(&self) -> Check {
         for (slot, allocation) in self.allocations.iter_from(0) {
-            let owned = allocation.owner != NONE;
-            ensure(owned == allocation.is_in(AllocationList::Owned), "owned", slot)?;
-            let told = !allocation.drained || allocation.is_in(AllocationList::Event);
-            ensure(told && (!allocation.drained || allocation.leases.is_empty()), "drained", slot)?;
+            let has_leases = !allocation.leases.is_empty();
+            ensure(!allocation.drained || !has_leases, "drained", slot)?;
             let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
             let freed_later = allocation.drained || owner.is_some_and(|owner| owner.gone);
-            let is_used = allocation.is_live() || !allocation.leases.is_empty() || freed_later;
+            let is_used = allocation.is_live() || has_leases || freed_later;
             ensure(is_used, "ended, and not freed", slot)?;
-        }
-        for (slot, lease) in self.leases.iter_from(0) {
-            let linked = lease.is_in(LeaseList::Allocation) && lease.is_in(LeaseList::Holder);
-            ensure(linked, "lease of nobody", slot)?;
         }
         Ok(())
     }
@@ -577,8 +503,7 @@ impl Saved {
 struct Beside {
     driver_data: Vec<u8>,
     orphan: Option<SavedOrphan>,
-    recall: Option<(Option<u64>, bool)>,
-    leases: Vec<u32>,
+    recall: Option<(Option<u64>, bool, bool)>,
 }
 
 impl Beside {
@@ -587,10 +512,11 @@ impl Beside {
             driver_data: saved.driver_data.clone(),
             orphan: saved.orphan,
             recall: match saved.state {
-                SavedState::Recalling { deadline, overdue } => Some((deadline, overdue)),
+                SavedState::Recalling { deadline, overdue, to_tell } => {
+                    Some((deadline, overdue, to_tell))
+                }
                 _ => None,
             },
-            leases: saved.leases.clone(),
         }
     }
 }

@@ -7,7 +7,6 @@ use crate::Core;
 use crate::api::{DomainKey, Effect, Effects, JobKey};
 use crate::continuity::{FormerOwner, Grace};
 use crate::ledger::ScopeId;
-use crate::lists::List;
 use crate::slots::{NONE, SavedSlots};
 use crate::state::{Allocation, AllocationList, Client, Job, Lease, LeaseList, State, Wish};
 use fdbroker_protocol::ErrorCode;
@@ -90,15 +89,7 @@ pub(crate) struct SavedClient {
     pub(crate) credits: u64,
     pub(crate) own_fds: u64,
     pub(crate) peaks: Vec<u128>,
-    /// Slots of allocations, each list in its order.
-    pub(crate) owned: Vec<u32>,
-    pub(crate) recalls: Vec<u32>,
-    pub(crate) drained: Vec<u32>,
-    /// Slots of leases, each list in its order; one list of each of [`crate::reclaim::Shelf::ALL`].
-    pub(crate) leases: Vec<Vec<u32>>,
-    pub(crate) reclaims: Vec<u32>,
     pub(crate) keeps_asked: bool,
-    pub(crate) revoked: Vec<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +100,8 @@ pub(crate) enum SavedState {
     Recalling {
         deadline: Option<u64>,
         overdue: bool,
+        /// The recall is still to be sent.
+        to_tell: bool,
     },
     Reserved,
     /// Of this code.
@@ -135,8 +128,6 @@ pub(crate) struct SavedAllocation {
     pub(crate) driver_data: Vec<u8>,
     /// Kept, and without an owner.
     pub(crate) orphan: Option<SavedOrphan>,
-    /// Slots of its leases, in their order.
-    pub(crate) leases: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,6 +144,8 @@ pub(crate) struct SavedLease {
     pub(crate) client: u32,
     pub(crate) asked: u32,
     pub(crate) mapped: bool,
+    /// Its holder is still to be told that it is asked for, or that its allocation has ended.
+    pub(crate) to_tell: bool,
 }
 
 impl From<(FormerOwner, bool, Vec<(u32, bool)>)> for SavedOwner {
@@ -272,13 +265,7 @@ impl Core {
             credits: client.credits,
             own_fds: client.own_fds,
             peaks: self.ledger[client.scope].account.peaks(),
-            owned: self.slots_of(client.owned, AllocationList::Owned),
-            recalls: self.slots_of(client.recalls, AllocationList::Event),
-            drained: self.slots_of(client.drained, AllocationList::Event),
-            leases: client.leases.map(|list| self.leases_of(list, LeaseList::Holder)).to_vec(),
-            reclaims: self.leases_of(client.reclaims, LeaseList::Event),
             keeps_asked: client.keeps_asked,
-            revoked: self.leases_of(client.revoked, LeaseList::Event),
         }
     }
 
@@ -308,7 +295,6 @@ impl Core {
                 gid: orphan.gid,
                 job: orphan.job.map(|job| self.jobs[job].key.1.0),
             }),
-            leases: self.leases_of(allocation.leases, LeaseList::Allocation),
         }
     }
 
@@ -320,7 +306,8 @@ impl Core {
             State::Recalling => {
                 let recall = &self.recalls[allocation.recall];
                 let deadline = recall.deadline.map(|at| at.0);
-                SavedState::Recalling { deadline, overdue: recall.overdue }
+                let to_tell = allocation.is_in(AllocationList::Event);
+                SavedState::Recalling { deadline, overdue: recall.overdue, to_tell }
             }
             State::Reserved => SavedState::Reserved,
             State::Ended(code) => SavedState::Ended(code as u16),
@@ -329,14 +316,7 @@ impl Core {
 
     fn saved_lease(lease: &Lease) -> SavedLease {
         let Lease { since, allocation, client, asked, mapped, .. } = *lease;
-        SavedLease { since: since.0, allocation, client, asked, mapped }
-    }
-
-    fn slots_of(&self, list: List, which: AllocationList) -> Vec<u32> {
-        list.walk(|slot| self.allocations[slot].link(which)).collect()
-    }
-
-    fn leases_of(&self, list: List, which: LeaseList) -> Vec<u32> {
-        list.walk(|lease| self.leases[lease].links[which as usize]).collect()
+        let to_tell = lease.is_in(LeaseList::Event);
+        SavedLease { since: since.0, allocation, client, asked, mapped, to_tell }
     }
 }
