@@ -35,12 +35,23 @@ pub const READINESS_PER_WAKE: usize = 256;
 /// ones: each costs some 40 us.
 pub const ACCEPTS_PER_CHORE: usize = 1;
 
+/// Connections turned away at the door in a chore, each some 8 us, beside the one that is accepted: they are many when somebody
+/// connects in a loop, and stand in the queue before those of others.
+pub const TURNED_AWAY_PER_CHORE: usize = 8;
+
+/// Connections that have not said hello: the library says it at once, so these are as many as connect at the same time. A
+/// further one is told to try again.
+pub const LOBBY: u32 = 256;
+
+/// Most of them of one domain: others find the rest.
+pub const LOBBY_PER_DOMAIN: u32 = 16;
+
 /// Connections without a hello whose time is looked at in a wake: ending one takes some 10 us, and thousands may have
 /// come at once.
 pub const EXPIRIES_PER_WAKE: usize = 2;
 
-/// Sockets of ended connections closed in a chore, each some 10 us.
-pub const SOCKETS_PER_CHORE: usize = 2;
+/// Sockets closed in a chore: of ended connections, each some 10 us, and of those turned away, each some 3 us.
+pub const SOCKETS_PER_CHORE: usize = 4;
 
 /// Fds that a grant may have while other clients wait for their turns, some 15 us: the rest is asked
 /// for again. Who is alone is granted a whole message.

@@ -137,6 +137,30 @@ fn connect_when_32_ranks_start_together_at_a_small_cap_then_all_get_in() {
 }
 
 #[test]
+fn connect_when_a_user_has_its_part_of_the_lobby_then_again_at_the_door_until_one_leaves() {
+    const NAME: &str =
+        "connect_when_a_user_has_its_part_of_the_lobby_then_again_at_the_door_until_one_leaves";
+    if !nix::unistd::geteuid().is_root() {
+        return not_run(NAME, "a service needs a user of its own: root");
+    }
+    let broker = Setup::new().service().start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let silent: Vec<_> = (0..16).map(|_| open(&broker.socket()).expect("queued")).collect();
+    let late = Raw::of(open(&broker.socket()).expect("queued"));
+    let answer = late.receive().expect("it is told");
+    assert_eq!(answer.failure().result(), Err(ErrorCode::Again));
+    assert_served(&owner);
+    // The library tries again until there is room.
+    let client = std::thread::scope(|scope| {
+        let connects = scope.spawn(|| broker.builder("late").reconnect(false).connect());
+        drop(silent);
+        connects.join().expect("no panic").expect("it gets in")
+    });
+    drop((client, owner));
+    broker.assert_nothing_left();
+}
+
+#[test]
 fn daemon_when_hundreds_connect_and_say_nothing_then_the_others_are_served() {
     let mut broker = Setup::new().nofile(TABLE).start();
     let owner = Owner::of(&broker, "owner", 4);

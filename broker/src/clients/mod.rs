@@ -8,6 +8,7 @@ pub mod eventful;
 pub mod handshakes;
 pub mod in_flight;
 pub mod job;
+pub mod lobby;
 pub mod metrics;
 pub mod schedulers;
 pub mod sweep;

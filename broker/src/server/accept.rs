@@ -5,7 +5,7 @@ use crate::clients::connection::client_id;
 use crate::clients::handshakes::Handshake;
 use crate::clock;
 use crate::kernel;
-use crate::limits::{ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS};
+use crate::limits::{ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, TURNED_AWAY_PER_CHORE};
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::parts::{Retiring, Server};
@@ -21,21 +21,27 @@ impl Server {
             self.admin.retry_accept();
         }
         for number in 0..self.door.count() {
-            for _ in 0..ACCEPTS_PER_CHORE {
-                if !self.door.is_ready(number) {
-                    break;
-                }
-                if let Some(socket) = self.door.accept(number, self.now) {
-                    self.admit(socket, number);
+            let (mut accepted, mut turned_away) = (0, 0);
+            while accepted < ACCEPTS_PER_CHORE
+                && turned_away < TURNED_AWAY_PER_CHORE
+                && self.door.is_ready(number)
+            {
+                let socket = self.door.accept(number, self.now);
+                match socket.is_some_and(|socket| self.admit(socket, number)) {
+                    true => accepted += 1,
+                    false => turned_away += 1,
                 }
             }
         }
     }
 
-    fn admit(&mut self, socket: OwnedFd, number: usize) {
-        let Ok(peer) = getsockopt(&socket, PeerCredentials) else { return };
+    /// Takes a connection in; false: it was turned away at the door.
+    fn admit(&mut self, socket: OwnedFd, number: usize) -> bool {
+        let Ok(peer) = getsockopt(&socket, PeerCredentials) else { return false };
         let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
-        if let Err(status) = self.check_peer(uid) {
+        let listener = u32::try_from(number).expect("at most 16 listeners");
+        let domain = DomainKey { listener, uid };
+        if let Err(status) = self.check_peer(domain) {
             self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
             if status.result() == Err(ErrorCode::NoQuota) {
                 self.core.count_refused_connection(pid, uid, None, status);
@@ -44,16 +50,15 @@ impl Server {
             let bytes = self.writer.failed(0, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
             self.retiring.push(Retiring { socket, uid, is_at_end: false });
-            return;
+            return false;
         }
-        let listener = u32::try_from(number).expect("at most 16 listeners");
-        let domain = DomainKey { listener, uid };
         let pidfd = kernel::peer_pidfd(socket.as_fd(), pid, uid, self.settings.kernel);
 
         let gid = self.group(peer.gid());
         let groups = self.groups(socket.as_fd());
         let index = self.connections.add(socket, domain, pid);
         let client = client_id(index);
+        self.lobby.enter(domain);
         let connection = &mut self.connections[index];
         connection.pidfd = pidfd;
         let main = connection.socket.as_ref().expect("just made").as_fd();
@@ -73,6 +78,7 @@ impl Server {
             log::error!("cannot watch a new client: {error}");
             self.disconnect(client, ErrorCode::Internal.into());
         }
+        true
     }
 
     /// A group that allocations may be shared with; one that this namespace does not know is no group.
@@ -90,7 +96,8 @@ impl Server {
         groups
     }
 
-    fn check_peer(&self, uid: u32) -> Result<(), Status> {
+    fn check_peer(&self, domain: DomainKey) -> Result<(), Status> {
+        let uid = domain.uid;
         if self.namespace.hides_user(uid) {
             // Every user that this namespace does not know has this uid: they must not share a
             // domain.
@@ -106,6 +113,9 @@ impl Server {
         let cap = self.core.caps().domain.connections;
         if u64::from(of_uid) >= cap {
             return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));
+        }
+        if !self.lobby.has_room(domain) {
+            return Err(ErrorCode::Again.into());
         }
         Ok(())
     }

@@ -54,7 +54,9 @@ impl Server {
         if connection.phase == Phase::Gone {
             return;
         }
-        connection.phase = Phase::Gone;
+        if std::mem::replace(&mut connection.phase, Phase::Gone) == Phase::Silent {
+            self.lobby.leave(connection.domain);
+        }
         let uid = connection.domain.uid;
         let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
         let is_at_end = connection.is_main_at_end;

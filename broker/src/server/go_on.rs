@@ -84,6 +84,7 @@ impl Server {
             }
         }
         self.handshakes.clear();
+        self.lobby = Server::new_lobby(&self.settings);
         self.ready.clear();
         self.eventful.clear();
         self.feedback.forget_sendable();
@@ -241,6 +242,9 @@ impl Server {
     fn restore_place(&mut self, index: usize) -> io::Result<()> {
         let client = client_id(index);
         let Some(connection) = self.connections.get_mut(index) else { return Ok(()) };
+        if connection.phase == Phase::Silent {
+            self.lobby.enter(connection.domain);
+        }
         self.in_flight.add(connection.domain, 0, connection.unread.fds);
         let is_waiting = connection.blocked.is_some() || connection.lingering.is_some();
         if let Some(main) = connection.socket.as_ref().or(connection.lingering.as_ref()) {

@@ -8,6 +8,7 @@ use crate::clients::door::Door;
 use crate::clients::eventful::Eventful;
 use crate::clients::handshakes::Handshakes;
 use crate::clients::in_flight::InFlight;
+use crate::clients::lobby::Lobby;
 use crate::clients::sweep::Sweep;
 use crate::clients::turns::Turns;
 use crate::clients::waits::Waits;
@@ -96,6 +97,8 @@ pub(crate) struct Server {
     pub connections: Connections,
     pub(super) waits: Waits,
     pub(super) handshakes: Handshakes,
+    /// Connections that have not said hello.
+    pub(super) lobby: Lobby,
     pub(super) namespace: Namespace,
     /// Clients with something to read.
     pub(super) ready: Turns,
@@ -138,6 +141,7 @@ impl Server {
         let max_clients = settings.core.max_clients as usize;
         let now = clock::now();
         let in_flight = Self::new_in_flight(&settings);
+        let lobby = Self::new_lobby(&settings);
         let fds = FdTable::new(settings.core.max_slots, parts.closers);
         let mut server = Server {
             now,
@@ -153,6 +157,7 @@ impl Server {
             connections: Connections::new(max_clients),
             waits: Waits::default(),
             handshakes: Handshakes::default(),
+            lobby,
             namespace: Namespace::of_this_process(),
             ready: Turns::default(),
             schedule: Schedule::default(),
@@ -184,6 +189,11 @@ impl Server {
         };
         server.register_sources()?;
         Ok(server)
+    }
+
+    /// An empty lobby. The broker of one user has no shares.
+    pub fn new_lobby(settings: &Settings) -> Lobby {
+        Lobby::new(settings.core.share_factor != fdbroker_protocol::NO_CAP)
     }
 
     /// Nothing in flight.

@@ -327,6 +327,7 @@ impl Server {
         let connection = &mut self.connections[index(client)];
         connection.phase = Phase::Greeted;
         connection.name = hello.name;
+        self.lobby.leave(connection.domain);
         let own_fds = hello.own_fds.get();
         let deadline = requests::deadline(self.now, hello.deadline_ms.get());
         // The answer takes as long as a whole turn.
