@@ -243,6 +243,8 @@ pub struct Stat {
     pub inode: u64,
     /// Size in bytes.
     pub size_bytes: u64,
+    /// Memory, or disk, that is allocated for it, bytes.
+    pub allocated_bytes: u64,
     /// Major number of a device file.
     pub rdev_major: u32,
     /// Minor number of a device file.
@@ -257,7 +259,11 @@ pub type Device = (u32, u32);
 /// statx(2) with `AT_EMPTY_PATH | AT_STATX_DONT_SYNC`.
 pub fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
     let mut buffer = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    let wanted = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_SIZE | libc::STATX_NLINK;
+    let wanted = libc::STATX_TYPE
+        | libc::STATX_INO
+        | libc::STATX_SIZE
+        | libc::STATX_NLINK
+        | libc::STATX_BLOCKS;
     // SAFETY: an empty C string and a buffer of the right size, both valid for the call.
     let result = unsafe {
         libc::statx(
@@ -278,6 +284,8 @@ pub fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
         links: statx.stx_nlink,
         inode: statx.stx_ino,
         size_bytes: statx.stx_size,
+        // In units of 512 bytes, whatever the file system (statx(2)).
+        allocated_bytes: statx.stx_blocks.saturating_mul(512),
         rdev_major: statx.stx_rdev_major,
         rdev_minor: statx.stx_rdev_minor,
         device: (statx.stx_dev_major, statx.stx_dev_minor),

@@ -128,6 +128,15 @@ pub const LEAST_UNREAD_BYTES: usize = 256;
 /// send of this uid fails with ETOOMANYREFS, and other programs of the uid need some too.
 pub const IN_FLIGHT_DIVISOR: u64 = 2;
 
+/// In what time every memfd that is held is looked at again: it can grow.
+pub const FILES_ROUND: Duration = Duration::from_secs(10);
+
+/// Most memfds looked at in one go, some 0.5 us each.
+pub const FILES_PER_LOOK: usize = 256;
+
+/// Most slots passed in one go in search of them: 20 us.
+pub const SLOTS_PER_LOOK: usize = 4096;
+
 /// How often it is looked at whether fds in flight have been read, while that is what somebody
 /// waits for and no event announces it.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);

@@ -2,7 +2,7 @@
 //! one order that is safe. Must never let a client connect before all of it stands.
 
 use crate::clock;
-use crate::fds::classify::Classifier;
+use crate::fds::classify::{self, Classifier};
 use crate::fds::closers::{Calls, Closers, WakeFn};
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
@@ -21,7 +21,7 @@ use crate::readiness::Source;
 use crate::server::parts::{Parts, Server};
 use crate::settings::sockets::parent;
 use crate::settings::{ListenerSettings, Mode, Settings};
-use fdbroker_core::{Core, Former, FormerLife, FormerSlot, Kept};
+use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept};
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -252,7 +252,10 @@ fn begin(
     settings.core.first_generation = page.first_generation();
     let is_live = |slot: &&FormerSlot| matches!(slot.life, FormerLife::Live { .. });
     let alive: HashSet<AllocationId> = former.iter().filter(is_live).map(|slot| slot.id).collect();
-    let kept = found.iter().map(|found| found.kept).filter(|kept| alive.contains(&kept.id));
+    let kept = found.iter().filter(|found| alive.contains(&found.kept.id)).map(|found| {
+        let file = classify::file_of(found.kept.deposit.kind, found.fd.as_fd());
+        Kept { deposit: Deposit { file, ..found.kept.deposit }, ..found.kept }
+    });
     let kept: Vec<Kept> = kept.collect();
     let begin = |kept: &[Kept]| {
         let now = clock::now();

@@ -16,7 +16,7 @@ use std::cell::Cell;
 mod files;
 
 /// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the tables.
-const ALLOCATION_BYTES: f64 = 117.0;
+const ALLOCATION_BYTES: f64 = 121.0;
 const LEASE_BYTES: f64 = 56.2;
 const FILE_BYTES: f64 = 8.0;
 const CHANGED_FILE_BYTES: f64 = 64.0;
@@ -89,6 +89,7 @@ fn deposit(number: u32) -> Deposit {
     Deposit {
         checked: Ok(()),
         lane: Lane::Accepted,
+        file: None,
         kind: MemoryKind::Memfd,
         share: Share::Uid,
         recallable: true,

@@ -481,6 +481,7 @@ fn reserved(record: &Record) -> Allocation {
         deposit: Deposit {
             checked: Ok(()),
             lane: Lane::Accepted,
+            file: None,
             kind: MemoryKind::Memfd,
             share: record.share,
             recallable: record.recallable,

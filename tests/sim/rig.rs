@@ -51,6 +51,7 @@ pub fn deposit(id: u64) -> Deposit {
     Deposit {
         checked: Ok(()),
         lane: Lane::Accepted,
+        file: None,
         kind: MemoryKind::DmaBuf,
         share: Share::Uid,
         recallable: true,

@@ -234,6 +234,7 @@ fn answer(rig: &mut Rig, owner: u32, change: impl FnOnce(&mut Supply)) -> Check 
         id: event.id,
         fd: Ok(0),
         refused_fd: None,
+        file: None,
         owner_allocation_id: event.owner_allocation_id,
         fd_offset: event.fd_offset,
         size_bytes: event.size_bytes,

@@ -239,6 +239,7 @@ impl Node {
                             id: recall.id,
                             fd: Ok(index),
                             refused_fd: None,
+                            file: None,
                             owner_allocation_id: recall.owner_allocation_id,
                             fd_offset: 0,
                             size_bytes: PAGE_BYTES,

@@ -75,6 +75,24 @@ pub enum Lane {
     Refused,
 }
 
+/// A file as the kernel names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId {
+    /// Of its file system: the major number in the high half.
+    pub device: u64,
+    /// Its inode there.
+    pub inode: u64,
+}
+
+/// The file behind an fd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Which.
+    pub id: FileId,
+    /// Memory that it keeps as long as an fd of it is open, bytes.
+    pub pinned_bytes: u64,
+}
+
 /// One deposit of a register: what the client said, with what the daemon found out about the fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deposit {
@@ -82,6 +100,8 @@ pub struct Deposit {
     pub checked: Result<(), Status>,
     /// Where the fd goes when it is not kept.
     pub lane: Lane,
+    /// Its file; `None` where the kernel does not tell: then it pins the size that the owner claims.
+    pub file: Option<File>,
     /// What it is.
     pub kind: MemoryKind,
     /// Who may acquire it.
@@ -114,6 +134,8 @@ pub struct Supply {
     pub fd: Result<u16, ErrorCode>,
     /// An fd that came with the item and did not pass the daemon's check, and where it goes.
     pub refused_fd: Option<(u16, Lane)>,
+    /// The file of `fd`, as in [`Deposit::file`].
+    pub file: Option<File>,
     /// The allocation's id read again after the export.
     pub owner_allocation_id: u64,
     /// Where in the fd it begins now, bytes.
@@ -273,6 +295,8 @@ pub enum Input<'a> {
     Declare { client: ClientId, request: RequestId, items: &'a [Declared] },
     /// New caps. What is above a lowered one stays until it is given back; nothing is added to it.
     SetCaps { caps: &'a CapsOfScopes },
+    /// What files pin now, bytes, each by the slot of an allocation that is held.
+    Measured { files: &'a [(u32, u64)] },
     /// The administrator has the fds of these closed, as far as they can be had again and nobody waits for them. Answered
     /// in [`Effects::acted`]; at most [`ENDS_PER_MESSAGE`](fdbroker_protocol::limits::ENDS_PER_MESSAGE), further ones are
     /// left out.

@@ -284,9 +284,10 @@ impl Core {
         }
         self.continuity.keep(id.slot);
         self.held_now += 1;
-        for charge in Self::charges_of_kept(deposit.size_bytes) {
+        for charge in Self::charges_of_kept(0) {
             self.ledger.add(scope, charge);
         }
+        self.pin(id.slot, deposit.file, 0);
         let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
         let job = job.map(|(job, name)| self.job((*key, job), name));
         self.add_orphan(id.slot, Orphan { until, gid: *gid, job });
@@ -395,6 +396,7 @@ impl Allocation {
         let deposit = crate::api::Deposit {
             checked: Ok(()),
             lane: crate::api::Lane::Accepted,
+            file: None,
             kind: MemoryKind::Memfd,
             share: record.share,
             recallable: record.recallable,

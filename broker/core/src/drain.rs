@@ -32,6 +32,13 @@ impl Core {
         self.room_appeared |= !self.rooms.is_empty();
     }
 
+    /// Something has grown; accounts that are above their caps now are brought down.
+    pub(crate) fn drain_soon(&mut self, is_above: bool) {
+        if is_above && self.drain_at.is_none() {
+            self.drain_at = Some(Now(0));
+        }
+    }
+
     /// Brings accounts above their caps down, as far as is possible now; again after a pause while one is above.
     pub(crate) fn drain(&mut self, fx: &mut Effects) {
         if self.drain_at.is_none_or(|at| at > self.now) {

@@ -57,6 +57,7 @@ impl Core {
     pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
+        let reserved = self.bytes_to_recall(slot);
         let key = (allocation.device, allocation.base);
         self.note_end(slot, code);
         if owner != NONE {
@@ -72,7 +73,7 @@ impl Core {
             State::Recalling => {
                 self.unlink(slot, AllocationList::Event);
                 self.release_charge(owner, Charge(Resource::HeldFds, 1));
-                self.release_charge(owner, Charge(Resource::HeldBytes, size));
+                self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
             }
             State::Reserved | State::Evicted => {}
             State::Ended(_) => unreachable!("an allocation ends once"),

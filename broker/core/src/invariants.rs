@@ -41,19 +41,23 @@ impl Core {
     /// Makes every charge of what there is.
     fn count_charges(&self, right: &mut Ledger) {
         let (mut held, mut refused) = (0, 0);
-        for (_, allocation) in self.allocations.iter_from(0) {
+        for (slot, allocation) in self.allocations.iter_from(0) {
             let scope = self.payer(allocation.owner, allocation.domain);
             right.add(scope, Charge(Resource::Allocations, 1));
             right.add(scope, Charge(Resource::KeptAllocations, allocation.is_kept().into()));
             if allocation.is_held() || allocation.state == State::Recalling {
                 right.add(scope, Charge(Resource::HeldFds, 1));
-                right.add(scope, Charge(Resource::HeldBytes, allocation.size_bytes));
+                let bytes = self.charged_by_size(slot).unwrap_or(0);
+                right.add(scope, Charge(Resource::HeldBytes, bytes));
             }
             if !allocation.is_live() && !allocation.leases.is_empty() {
                 // The node counts memory once, however many leases pin it.
                 right.add(ScopeId::NODE, Charge(Resource::PinnedBytes, allocation.size_bytes));
             }
             held += u64::from(allocation.is_held());
+        }
+        for (payer, domain, bytes) in self.checked_files() {
+            right.add(self.payer(payer, domain), Charge(Resource::HeldBytes, bytes));
         }
         let mut unswept = 0;
         for (_, lease) in self.leases.iter_from(0) {

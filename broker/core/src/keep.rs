@@ -26,6 +26,7 @@ impl Core {
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
+                file: self.file_of(slot),
                 kind: allocation.traits.kind(),
                 share: allocation.traits.share(),
                 recallable: allocation.traits.is_recallable(),
@@ -77,9 +78,11 @@ impl Core {
         let (gid, job) = (self.client_mut(owner).gid, self.client_mut(owner).job);
         self.forget_base(owner, key, slot);
         self.unlink(slot, AllocationList::Owned);
-        for charge in Self::charges_of_kept(size) {
+        let claimed = if self.has_file(slot) { 0 } else { size };
+        for charge in Self::charges_of_kept(claimed) {
             self.leave_to_domain(owner, charge);
         }
+        self.move_pin(slot, NONE);
         self.move_interest(slot, NONE);
         self.allocations[slot].owner = NONE;
         let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
@@ -105,11 +108,11 @@ impl Core {
         }
     }
 
-    /// What a kept allocation with its fd is charged with.
-    pub(crate) fn charges_of_kept(size: u64) -> [Charge; 4] {
+    /// What a kept allocation with its fd is charged with, beside its file.
+    pub(crate) fn charges_of_kept(claimed_bytes: u64) -> [Charge; 4] {
         [
             Charge(Resource::HeldFds, 1),
-            Charge(Resource::HeldBytes, size),
+            Charge(Resource::HeldBytes, claimed_bytes),
             Charge(Resource::Allocations, 1),
             Charge(Resource::KeptAllocations, 1),
         ]
@@ -146,7 +149,9 @@ impl Core {
             return Err(ErrorCode::Stale.into());
         }
         let none = Charge(Resource::KeptAllocations, 0);
-        self.take_over_charges(client, &Self::charges_of_kept(size), none)?;
+        let claimed = if self.has_file(slot) { 0 } else { size };
+        self.take_over_charges(client, &Self::charges_of_kept(claimed), none)?;
+        self.move_pin(slot, client);
         self.remove_orphan(slot);
         self.move_interest(slot, client);
         self.continuity.leave(slot);

@@ -99,6 +99,17 @@ impl Account {
         }
     }
 
+    /// Adds what may pass the cap, and says whether it does: it may stay, and nothing is added to it.
+    fn grow(&mut self, charge: Charge, caps: &Caps) -> bool {
+        self.add(charge);
+        let (at, cap) = (charge.0.index(), caps[charge.0]);
+        let is_above = self.now[at] > cap.into();
+        if is_above {
+            self.draining[at] = self.now[at];
+        }
+        is_above
+    }
+
     fn take(&mut self, charge: Charge) {
         let Charge(resource, amount) = charge;
         let mut take = |resource: Resource| {
@@ -422,6 +433,20 @@ impl Ledger {
     /// The same, and the wider scopes are not charged.
     pub fn add_below(&mut self, below: Scope, from: ScopeId, charge: Charge) {
         self.walk(from, Some(below), |scope| scope.account.add(charge));
+    }
+
+    /// The same for something that has grown; says whether a scope is above its cap now.
+    pub fn grow(&mut self, from: ScopeId, below: Option<Scope>, charge: Charge) -> bool {
+        let (caps, mut is_above) = (self.caps, false);
+        self.walk(from, below, |scope| is_above |= scope.account.grow(charge, &caps[scope.kind]));
+        is_above
+    }
+
+    /// Whether a scope is above its cap of a resource, as what has grown leaves it.
+    pub fn above(&self, from: ScopeId, resource: Resource) -> Option<Blocked> {
+        let is_above =
+            |scope: &ScopeId| self[*scope].account.now(resource) > self.cap(*scope, resource);
+        self.path(from).find(is_above).map(|scope| Blocked { resource, scope })
     }
 
     /// Takes the charge back from every account.

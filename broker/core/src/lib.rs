@@ -19,6 +19,7 @@ mod drain;
 mod end;
 mod events;
 mod fairness;
+mod files;
 mod hello;
 mod invariants;
 mod job_name;
@@ -98,6 +99,7 @@ pub struct Core {
     recalls: Slots<Recall>,
     closings: Slots<Closing>,
     lru: Lru,
+    files: files::Files,
     /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
     parked: BTreeMap<u64, Parked>,
     /// Of these, those that wait for room or a reader.
@@ -177,6 +179,7 @@ impl Core {
             recalls: Slots::new(slots::NONE, 1, 0),
             closings: Slots::new(slots::NONE, 1, 0),
             lru: Lru::default(),
+            files: files::Files::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
             scan_from: None,
@@ -289,6 +292,7 @@ impl Core {
             Input::Closed { ticket } => self.closed(ticket),
             Input::Slow { domain, slow } => self.set_slow(domain, slow),
             // The administrator.
+            Input::Measured { files } => self.measure(files),
             Input::SetCaps { caps } => self.set_caps(caps),
             Input::Evict { ids } => self.evict_these(&ids[..few(ids)], fx),
             Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], fx),

@@ -154,8 +154,8 @@ impl Core {
     /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is closed.
     pub(crate) fn close_held(&mut self, slot: u32, fx: &mut Effects) {
         let allocation = &self.allocations[slot];
-        let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
-        self.release_allocation_charge(slot, Charge(Resource::HeldBytes, size));
+        let (owner, domain) = (allocation.owner, allocation.domain);
+        self.let_go(slot);
         self.held_now -= 1;
         let ticket = match owner {
             NONE => self.closing_of_domain(domain),
@@ -193,6 +193,11 @@ impl Core {
     fn fits_at_all(&mut self, owner: u32, size: u64) -> bool {
         let scope = self.scope_of(owner);
         self.ledger.path(scope).all(|of| size <= self.ledger.cap(of, Resource::HeldBytes))
+    }
+
+    /// Whether a client may hold so many bytes more, once others are evicted: no account of it is above its cap.
+    pub(crate) fn may_be_held(&mut self, owner: u32, size: u64) -> bool {
+        self.fits_at_all(owner, size) && self.above_held_bytes(owner).is_none()
     }
 
     /// Charges the bytes of an fd about to be held, evicting others until they fit if it may.

@@ -20,7 +20,7 @@ impl Core {
         promised_to: Option<u32>,
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
-        let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
+        let (owner, size) = (self.allocations[slot].owner, self.bytes_to_recall(slot));
         self.charge_places(owner, promised_to)?;
         // Last, because evictions may be made for it.
         let may_evict = promised_to.is_some();
@@ -63,7 +63,7 @@ impl Core {
 
     /// The cap in the way of a recall for `client`, were it started now; nothing is evicted for it.
     pub(crate) fn recall_blocked(&mut self, slot: u32, client: u32) -> Option<Blocked> {
-        let (owner, size) = (self.allocations[slot].owner, self.allocations[slot].size_bytes);
+        let (owner, size) = (self.allocations[slot].owner, self.bytes_to_recall(slot));
         if let Err(blocked) = self.charge_places(owner, Some(client)) {
             return Some(blocked);
         }
@@ -182,7 +182,7 @@ impl Core {
         let same = allocation.owner_allocation_id == supply.owner_allocation_id
             && allocation.size_bytes == supply.size_bytes;
         match (supply.fd, supply.refused_fd) {
-            (Ok(index), _) if same => self.hold_supplied(now, slot, index, supply.fd_offset, fx),
+            (Ok(index), _) if same => self.hold_supplied(now, slot, index, supply, fx),
             (Ok(index), _) => {
                 self.close_supplied(client.0, slot, Some((index, Lane::Accepted)), fx);
                 self.fail_recall(slot, ErrorCode::Stale, fx);
@@ -195,12 +195,21 @@ impl Core {
     }
 
     /// The fd takes the place that was reserved for it; who waited is served before anyone else.
-    fn hold_supplied(&mut self, now: Now, slot: u32, index: u16, fd_offset: u64, fx: &mut Effects) {
+    fn hold_supplied(
+        &mut self,
+        now: Now,
+        slot: u32,
+        index: u16,
+        supply: &Supply,
+        fx: &mut Effects,
+    ) {
         fx.list.push(Effect::StoreArrived { index, slot });
         let since = self.recalls[self.allocations[slot].recall].since;
         fx.recalled_us.push(now.0.saturating_sub(since.0));
         self.held_now += 1;
-        self.allocations[slot].fd_offset = fd_offset;
+        self.allocations[slot].fd_offset = supply.fd_offset;
+        let reserved = self.bytes_to_recall(slot);
+        self.pin(slot, supply.file, reserved);
         if self.allocations[slot].traits.is_to_be_kept() {
             return self.keep_supplied(slot, fx);
         }
@@ -214,8 +223,8 @@ impl Core {
 
     /// The place of a recalled fd is given up, or becomes that of a closing one.
     fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, fx: &mut Effects) {
-        let size = self.allocations[slot].size_bytes;
-        self.release_charge(owner, Charge(Resource::HeldBytes, size));
+        let reserved = self.bytes_to_recall(slot);
+        self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
         self.allocations[slot].state = State::Evicted;
         match fd {
             Some((index, lane)) => self.close_arrived(owner, index, lane, fx),

@@ -179,9 +179,14 @@ impl Core {
             return self.refuse_deposit(owner, status);
         }
         let evictable = deposit.recallable && !deposit.keep;
-        let fits = self.charge_bytes(owner, deposit.size_bytes, true, fx);
+        let domain = self.client_mut(owner).domain;
+        let bytes = self.more_pinned(domain, deposit.file, deposit.size_bytes);
+        let fits = match deposit.file.and_then(|_| self.above_held_bytes(owner)) {
+            Some(above) => Err(above),
+            None => self.charge_bytes(owner, bytes, true, fx),
+        };
         if let Err(blocked) = fits
-            && !evictable
+            && (!evictable || deposit.file.is_some() && !self.may_be_held(owner, bytes))
         {
             self.release_charge(owner, Charge(Resource::Allocations, 1));
             self.release_charge(owner, Charge(Resource::KeptAllocations, deposit.keep.into()));
@@ -194,6 +199,10 @@ impl Core {
             (false, _) => State::Evicted,
         };
         let id = self.insert_allocation(owner, deposit, state);
+        match state {
+            State::Evicted => self.remember_file(id.slot, deposit.file),
+            _ => self.pin(id.slot, deposit.file, bytes),
+        }
         self.note_of_allocation(EventKind::Deposit, id.slot);
         fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
@@ -267,6 +276,7 @@ impl Allocation {
             domain,
             device: deposit.device,
             registrations: 1,
+            file: NONE,
             recall: NONE,
             interest: NONE,
             open: 0,

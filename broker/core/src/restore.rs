@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::Core;
 use crate::acts::Draining;
-use crate::api::{Config, Deposit, DomainKey, JobKey, Lane, Now, OwnerKey};
+use crate::api::{Config, Deposit, DomainKey, File, FileId, JobKey, Lane, Now, OwnerKey};
 use crate::clients::{CONNECTION, DOMAIN};
 use crate::config::ConfigError;
 use crate::continuity::{FormerOwner, Grace};
@@ -187,6 +187,7 @@ impl Core {
         let deposit = Deposit {
             checked: Ok(()),
             lane: Lane::Accepted,
+            file: None,
             kind: kind.ok_or(("allocation's kind", slot.into()))?,
             share: share.ok_or(("allocation's share", slot.into()))?,
             recallable: saved.recallable,
@@ -200,7 +201,8 @@ impl Core {
         };
         let (registrations, drained) = (saved.registrations, saved.drained);
         let allocation = Allocation::new(&deposit, owner, saved.domain, state);
-        let allocation = Allocation { registrations, drained, ..allocation };
+        let allocation =
+            Allocation { registrations, drained, file: saved.file_pages, ..allocation };
         self.check_allocation(slot, &allocation, saved.orphan.is_some())?;
         Ok(allocation)
     }
@@ -289,7 +291,7 @@ impl Core {
 
     /// What of an allocation is kept beside its record.
     fn restore_beside(&mut self, slot: u32, beside: Beside) -> Check {
-        let Beside { driver_data, orphan, recall } = beside;
+        let Beside { driver_data, orphan, recall, file } = beside;
         if self.allocations[slot].owner != NONE {
             self.link(slot, AllocationList::Owned);
             self.restore_base(slot)?;
@@ -315,6 +317,15 @@ impl Core {
             if to_tell {
                 self.link(slot, AllocationList::Event);
             }
+        }
+        let is_held = self.allocations[slot].is_held();
+        ensure(file.is_none() || is_held, "file of what is not held", slot)?;
+        if is_held {
+            let file = file.map(|(device, inode, pinned_bytes)| File {
+                id: FileId { device, inode },
+                pinned_bytes,
+            });
+            self.pin(slot, file, 0);
         }
         self.lru_insert(slot);
         Ok(())
@@ -439,7 +450,8 @@ impl Core {
     fn restore_charges(&mut self, slot: u32) {
         let allocation = &self.allocations[slot];
         let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
-        let has_place = allocation.is_held() || allocation.state == State::Recalling;
+        let is_recalled = allocation.state == State::Recalling;
+        let has_place = allocation.is_held() || is_recalled;
         let is_kept = allocation.is_kept();
         self.held_now += u64::from(allocation.is_held());
         if !allocation.is_live() && !allocation.leases.is_empty() {
@@ -448,7 +460,10 @@ impl Core {
         let scope = self.payer(owner, domain);
         let mut charges = vec![Charge(Resource::Allocations, 1)];
         if has_place {
-            charges.extend([Charge(Resource::HeldFds, 1), Charge(Resource::HeldBytes, size)]);
+            charges.push(Charge(Resource::HeldFds, 1));
+        }
+        if is_recalled {
+            charges.push(Charge(Resource::HeldBytes, self.bytes_to_recall(slot)));
         }
         if is_kept {
             charges.push(Charge(Resource::KeptAllocations, 1));
@@ -504,6 +519,7 @@ struct Beside {
     driver_data: Vec<u8>,
     orphan: Option<SavedOrphan>,
     recall: Option<(Option<u64>, bool, bool)>,
+    file: Option<(u64, u64, u64)>,
 }
 
 impl Beside {
@@ -517,6 +533,7 @@ impl Beside {
                 }
                 _ => None,
             },
+            file: saved.file,
         }
     }
 }

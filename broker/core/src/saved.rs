@@ -124,6 +124,10 @@ pub(crate) struct SavedAllocation {
     pub(crate) recallable: bool,
     pub(crate) keep: bool,
     pub(crate) drained: bool,
+    /// Device, inode and bytes of its file, if it is held.
+    pub(crate) file: Option<(u64, u64, u64)>,
+    /// What is remembered of its file, if it is not.
+    pub(crate) file_pages: u32,
     /// Empty = none.
     pub(crate) driver_data: Vec<u8>,
     /// Kept, and without an owner.
@@ -287,6 +291,8 @@ impl Core {
             recallable: allocation.traits.is_recallable(),
             keep: allocation.traits.is_to_be_kept(),
             drained: allocation.drained,
+            file: self.file_of(slot).map(|it| (it.id.device, it.id.inode, it.pinned_bytes)),
+            file_pages: if allocation.is_held() { NONE } else { allocation.file },
             driver_data: data
                 .map(|(length, bytes)| bytes[..usize::from(*length)].to_vec())
                 .unwrap_or_default(),

@@ -117,6 +117,9 @@ pub struct Allocation {
     pub device: u32,
     /// Registrations not yet taken back.
     pub registrations: u32,
+    /// While it is held, its stake in [`crate::files`], or [`crate::slots::NONE`]: it pins its size. While it is not, pages
+    /// that its file pinned when it was held last, or none.
+    pub file: u32,
     /// Its recall under way, or [`crate::slots::NONE`].
     pub recall: u32,
     /// The queue of those that want it and wait for something else, or [`crate::slots::NONE`].
@@ -137,8 +140,8 @@ pub struct Allocation {
     pub drained: bool,
 }
 
-// With its generation and the niche of its state it is 104 bytes.
-const _: () = assert!(size_of::<Allocation>() <= 100);
+// With its generation and the niche of its state it is 108 bytes.
+const _: () = assert!(size_of::<Allocation>() <= 104);
 
 impl Allocation {
     /// No links yet.

@@ -63,6 +63,7 @@ impl Input<'_> {
             Input::Supply { supplies, .. } => supplies.len(),
             Input::Redeposit { items, .. } => items.len(),
             Input::Declare { items, .. } => items.len(),
+            Input::Measured { files } => files.len(),
             _ => 0,
         }
     }

@@ -49,6 +49,7 @@ fn deposit(base: u64) -> Deposit {
     Deposit {
         checked: Ok(()),
         lane: Lane::Accepted,
+        file: None,
         kind: MemoryKind::Memfd,
         share: Share::Any,
         recallable: true,
@@ -331,6 +332,7 @@ impl World {
             id,
             fd: Ok(0),
             refused_fd: None,
+            file: None,
             owner_allocation_id: 1,
             fd_offset: 0,
             size_bytes: 4096,
@@ -501,6 +503,7 @@ fn recall_when_missed_by_the_owner_of_a_million_then_silent_and_back_visit_none_
             id: ids[0],
             fd: Ok(0),
             refused_fd: None,
+            file: None,
             owner_allocation_id: 1,
             fd_offset: 0,
             size_bytes: 4096,

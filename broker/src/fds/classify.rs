@@ -4,6 +4,7 @@
 
 use crate::kernel::{self, Device};
 use crate::limits::FDINFO_BYTES;
+use fdbroker_core::{File, FileId};
 use fdbroker_protocol::{FdType, MemoryKind};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, openat, readlinkat};
 use nix::sys::stat::Mode;
@@ -32,6 +33,27 @@ pub struct Found {
     pub size_bytes: Option<u64>,
     /// Its inode, 0 if the kernel does not say.
     pub inode: u64,
+    /// Its file and what that pins; `None` where the kernel does not tell.
+    pub file: Option<File>,
+}
+
+impl kernel::Stat {
+    /// The file, which pins so much.
+    fn file(&self, pinned_bytes: u64) -> File {
+        let (major, minor) = self.device;
+        let device = u64::from(major) << 32 | u64::from(minor);
+        File { id: FileId { device, inode: self.inode }, pinned_bytes }
+    }
+}
+
+/// The file of an fd that was classified as of this kind, as for [`Found::file`].
+pub fn file_of(kind: MemoryKind, fd: BorrowedFd<'_>) -> Option<File> {
+    let stat = kernel::stat(fd).ok()?;
+    match kind {
+        MemoryKind::Memfd => Some(stat.file(stat.allocated_bytes)),
+        MemoryKind::DmaBuf => Some(stat.file(stat.size_bytes)),
+        _ => None,
+    }
 }
 
 /// Why an fd is not taken for what its producer says.
@@ -79,8 +101,13 @@ impl Classifier {
 
     /// What `fd` is.
     pub fn classify(&mut self, fd: BorrowedFd<'_>) -> Found {
-        let unknown =
-            Found { fd_type: FdType::Unknown, may_be_dmabuf: false, size_bytes: None, inode: 0 };
+        let unknown = Found {
+            fd_type: FdType::Unknown,
+            may_be_dmabuf: false,
+            size_bytes: None,
+            inode: 0,
+            file: None,
+        };
         let Ok(stat) = kernel::stat(fd) else { return unknown };
         let plain = |fd_type| Found { fd_type, inode: stat.inode, ..unknown };
         match stat.file_type {
@@ -96,14 +123,14 @@ impl Classifier {
         }
     }
 
-    /// Checks `fd` against what its producer claims of it, and gives its inode.
+    /// Checks `fd` against what its producer claims of it, and gives its inode and its file.
     pub fn check(
         &mut self,
         fd: BorrowedFd<'_>,
         kind: MemoryKind,
         size_bytes: u64,
         fd_offset: u64,
-    ) -> Result<u64, Unfit> {
+    ) -> Result<(u64, Option<File>), Unfit> {
         let found = self.classify(fd);
         if found.may_be_dmabuf && kind == MemoryKind::DmaBuf {
             return Err(Unfit::Unread(found.fd_type));
@@ -117,7 +144,7 @@ impl Classifier {
         let end = fd_offset.checked_add(size_bytes).ok_or(Unfit::Is(FdType::TooSmall))?;
         match found.size_bytes {
             Some(size) if end > size => Err(Unfit::Is(FdType::TooSmall)),
-            _ => Ok(found.inode),
+            _ => Ok((found.inode, found.file)),
         }
     }
 
@@ -132,7 +159,12 @@ impl Classifier {
         }
         let needed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
         match SealFlag::from_bits_retain(seals).contains(needed) {
-            true => Found { fd_type: FdType::Memfd, size_bytes: Some(stat.size_bytes), ..file },
+            true => Found {
+                fd_type: FdType::Memfd,
+                size_bytes: Some(stat.size_bytes),
+                file: Some(stat.file(stat.allocated_bytes)),
+                ..file
+            },
             false => Found { fd_type: FdType::UnsealedMemfd, ..file },
         }
     }
@@ -140,9 +172,12 @@ impl Classifier {
     /// A dma-buf, or else `found`.
     fn dmabuf_or(&mut self, fd: BorrowedFd<'_>, stat: &kernel::Stat, found: Found) -> Found {
         match self.dmabufs {
-            Some(device) if device == stat.device => {
-                Found { fd_type: FdType::DmaBuf, size_bytes: Some(stat.size_bytes), ..found }
-            }
+            Some(device) if device == stat.device => Found {
+                fd_type: FdType::DmaBuf,
+                size_bytes: Some(stat.size_bytes),
+                file: Some(stat.file(stat.size_bytes)),
+                ..found
+            },
             Some(_) => found,
             None => Found { may_be_dmabuf: self.has_link_of_dmabuf(fd), ..found },
         }
@@ -223,7 +258,7 @@ pub fn parse_dmabuf(fdinfo: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
     use nix::sys::memfd::{MFdFlags, memfd_create};
-    use std::fs::File;
+    use std::fs;
     use std::os::fd::AsFd;
 
     fn found(fd: impl AsFd) -> Found {
@@ -265,9 +300,9 @@ mod tests {
         assert_eq!(classify(epoll.unwrap().0), FdType::Anonymous);
         let eventfd = nix::sys::eventfd::EventFd::new().unwrap();
         assert_eq!(classify(eventfd), FdType::Anonymous);
-        assert_eq!(classify(File::open("/").unwrap()), FdType::Directory);
-        assert_eq!(classify(File::open("/dev/null").unwrap()), FdType::Device);
-        assert_eq!(classify(File::open("/proc/self/exe").unwrap()), FdType::File);
+        assert_eq!(classify(fs::File::open("/").unwrap()), FdType::Directory);
+        assert_eq!(classify(fs::File::open("/dev/null").unwrap()), FdType::Device);
+        assert_eq!(classify(fs::File::open("/proc/self/exe").unwrap()), FdType::File);
     }
 
     #[test]
@@ -295,8 +330,9 @@ mod tests {
         let mut check =
             |size, offset| classifier.check(fd.as_fd(), MemoryKind::Memfd, size, offset);
         let inode = kernel::stat(fd.as_fd()).unwrap().inode;
-        assert_eq!(check(8192, 0), Ok(inode));
-        assert_eq!(check(4096, 4096), Ok(inode));
+        let found = |checked: Result<(u64, _), _>| checked.map(|(inode, _)| inode);
+        assert_eq!(found(check(8192, 0)), Ok(inode));
+        assert_eq!(found(check(4096, 4096)), Ok(inode));
         for (size, offset) in [(8193, 0), (4096, 4097), (1, u64::MAX), (u64::MAX, 1)] {
             let too_small = Err(Unfit::Is(FdType::TooSmall));
             assert_eq!(check(size, offset), too_small, "{size} at {offset}");
@@ -309,7 +345,7 @@ mod tests {
         let fd = memfd(4096, both());
         let checked = classifier.check(fd.as_fd(), MemoryKind::DmaBuf, 4096, 0);
         assert_eq!(checked, Err(Unfit::Is(FdType::KindMismatch)));
-        let null = File::open("/dev/null").unwrap();
+        let null = fs::File::open("/dev/null").unwrap();
         let checked = classifier.check(null.as_fd(), MemoryKind::CudaVmm, 4096, 0);
         assert_eq!(checked, Err(Unfit::Is(FdType::Device)));
     }

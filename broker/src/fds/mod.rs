@@ -5,5 +5,6 @@ pub mod classify;
 pub mod closers;
 pub mod files;
 pub mod reports;
+pub mod rounds;
 pub mod slow;
 pub mod table;

@@ -2,10 +2,13 @@
 //! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
 
 use crate::clock;
+use crate::fds::classify;
 use crate::fds::closers::{Closers, Report};
 use crate::fds::files::{Files, FilesBySlot};
 use crate::kernel;
-use crate::limits::{ARRIVED_CLOSINGS_PER_UID, HUNG_CLOSE, REFUSED_FDS_PER_UID};
+use crate::limits::{
+    ARRIVED_CLOSINGS_PER_UID, FILES_PER_LOOK, HUNG_CLOSE, REFUSED_FDS_PER_UID, SLOTS_PER_LOOK,
+};
 use fdbroker_core::{Lane, Now, Ticket};
 use fdbroker_protocol::MemoryKind;
 use fdbroker_scm::ReceivedFds;
@@ -160,6 +163,28 @@ impl FdTable {
     /// The fd of `slot`, while it is held.
     pub fn held(&self, slot: u32) -> Option<BorrowedFd<'_>> {
         self.held.get(slot as usize)?.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What the files of held memfds pin now, bytes, by slot: from slot `from` on, not all of them. And where to go on.
+    pub fn measure(&self, from: usize) -> (Vec<(u32, u64)>, usize) {
+        let (mut measured, end) = (Vec::new(), self.held.len().min(from + SLOTS_PER_LOOK));
+        for slot in from..end {
+            if measured.len() == FILES_PER_LOOK {
+                return (measured, slot);
+            }
+            if let (Some(MemoryKind::Memfd), Some(fd)) = (self.kinds[slot], &self.held[slot])
+                && let Some(file) = classify::file_of(MemoryKind::Memfd, fd.as_fd())
+                && let Ok(number) = u32::try_from(slot)
+            {
+                measured.push((number, file.pinned_bytes));
+            }
+        }
+        (measured, if end == self.held.len() { 0 } else { end })
+    }
+
+    /// In how many goes [`measure`](Self::measure) comes to the end, when so many are held.
+    pub fn looks_in_a_round(&self, held: u64) -> u64 {
+        1 + (self.held.len() / SLOTS_PER_LOOK) as u64 + held / FILES_PER_LOOK as u64
     }
 
     /// Which files the fd of `slot` is, or was.

@@ -205,6 +205,7 @@ impl Saved {
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
+                file: None,
                 kind: MemoryKind::from_number(self.kind)?,
                 share: Share::from_number(self.share)?,
                 recallable: self.recallable,

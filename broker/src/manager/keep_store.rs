@@ -376,6 +376,7 @@ mod tests {
         let deposit = Deposit {
             checked: Ok(()),
             lane: Lane::Accepted,
+            file: None,
             kind: MemoryKind::Memfd,
             share: Share::Uid,
             recallable: false,

@@ -5,8 +5,8 @@ use crate::fds::classify::{Classifier, Unfit};
 use crate::fds::table::FdTable;
 use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
 use fdbroker_core::{
-    ClientId, Core, Declared, Deposit, Input, Lane, LeaseId, Now, Redeposit, RequestId, Supply,
-    Wanted,
+    ClientId, Core, Declared, Deposit, File, Input, Lane, LeaseId, Now, Redeposit, RequestId,
+    Supply, Wanted,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::handle::HandlePrefix;
@@ -285,6 +285,7 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
     let deposit = Deposit {
         checked: Ok(()),
         lane: Lane::Refused,
+        file: None,
         kind: kind.unwrap_or(MemoryKind::Memfd),
         share: share.unwrap_or(Share::Uid),
         recallable: item.flags & register_flags::RECALLABLE != 0,
@@ -312,7 +313,11 @@ fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Conte
     // An fd that was recognised closes in its time even when the deposit is refused for something
     // else.
     deposit.lane = checked.1;
-    deposit.checked = if is_broken { Err(ErrorCode::Protocol.into()) } else { checked.0 };
+    deposit.file = checked.0.ok().flatten();
+    deposit.checked = match is_broken {
+        true => Err(ErrorCode::Protocol.into()),
+        false => checked.0.map(|_| ()),
+    };
     if deposit.checked.is_err() {
         deposit.driver_data = None;
     }
@@ -326,15 +331,15 @@ fn check_fd(
     kind: MemoryKind,
     size_bytes: u64,
     fd_offset: u64,
-) -> (Result<(), Status>, Lane) {
+) -> (Result<Option<File>, Status>, Lane) {
     let unsupported = |what: FdType| Err(Status::with_value(ErrorCode::UnsupportedFd, what as u64));
     let Some(fd) = context.fds.arrived(index) else {
         return (unsupported(FdType::Unknown), Lane::Refused);
     };
     match context.classifier.check(fd, kind, size_bytes, fd_offset) {
-        Ok(inode) => {
+        Ok((inode, file)) => {
             context.fds.note_inode(index, inode);
-            (Ok(()), Lane::Accepted)
+            (Ok(file), Lane::Accepted)
         }
         Err(Unfit::Is(
             what @ (FdType::TooSmall | FdType::KindMismatch | FdType::UnsealedMemfd),
@@ -355,6 +360,7 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
         id,
         fd: Err(ErrorCode::Internal),
         refused_fd: None,
+        file: None,
         owner_allocation_id: item.owner_allocation_id.get(),
         fd_offset,
         size_bytes,
@@ -374,7 +380,7 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
     }
     let kind = context.core.kind(id.slot).unwrap_or(MemoryKind::Memfd);
     match check_fd(context, usize::from(index), kind, size_bytes, fd_offset) {
-        (Ok(()), _) => supply.fd = Ok(index),
+        (Ok(file), _) => (supply.fd, supply.file) = (Ok(index), file),
         (Err(_), lane) => {
             supply.fd = Err(ErrorCode::UnsupportedFd);
             supply.refused_fd = Some((index, lane));

@@ -76,6 +76,7 @@ impl Server {
                 let kind = kind.unwrap_or(MemoryKind::Memfd);
                 let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
                 expect(is_done, "store", *slot);
+                self.rounds.begin(self.now);
             }
             Effect::CloseArrived { index, ticket, lane } => {
                 let is_done = self.fds.close_arrived(*index, *ticket, *lane);

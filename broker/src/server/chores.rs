@@ -12,6 +12,8 @@ pub(crate) enum Chore {
     Core,
     /// Looking for clients that have read.
     InFlight,
+    /// Looking at what memfds pin.
+    Files,
     /// Sending events.
     Events,
     /// Answering administrators.
@@ -23,10 +25,11 @@ pub(crate) enum Chore {
 }
 
 impl Chore {
-    pub const ALL: [Chore; 7] = [
+    pub const ALL: [Chore; 8] = [
         Chore::Reports,
         Chore::Core,
         Chore::InFlight,
+        Chore::Files,
         Chore::Events,
         Chore::Admins,
         Chore::Sockets,

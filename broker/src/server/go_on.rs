@@ -114,6 +114,9 @@ impl Server {
                 false => left.put_back(found.fd),
             }
         }
+        if self.core.totals().gauges.stored_fds > 0 {
+            self.rounds.begin(self.now);
+        }
         let slots: Vec<u32> = self.fds.slots().map(|(slot, ..)| slot).collect();
         for slot in slots {
             if self.service.keep_store().has(slot) {

@@ -16,6 +16,7 @@ use crate::clock;
 use crate::fds::classify::Classifier;
 use crate::fds::closers::Closers;
 use crate::fds::reports::Reports;
+use crate::fds::rounds::Rounds;
 use crate::fds::slow::SlowLanes;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
@@ -105,6 +106,7 @@ pub(crate) struct Server {
     pub(super) schedule: Schedule,
     pub(super) waiting: Waiting,
     pub(super) slow: SlowLanes,
+    pub(super) rounds: Rounds,
     pub(super) eventful: Eventful,
     pub(super) sweep: Sweep,
     pub(super) in_flight: InFlight,
@@ -163,6 +165,7 @@ impl Server {
             schedule: Schedule::default(),
             waiting: Waiting::default(),
             slow: SlowLanes::default(),
+            rounds: Rounds::default(),
             eventful: Eventful::default(),
             sweep: Sweep::default(),
             most_granted: fdbroker_protocol::MAX_BATCH,

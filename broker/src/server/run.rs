@@ -97,6 +97,7 @@ impl Server {
             Chore::Reports => self.reports.is_waiting(),
             Chore::Core => is_due(self.core.poll_timeout()),
             Chore::InFlight => is_due(self.sweep.due()),
+            Chore::Files => is_due(self.rounds.due()),
             Chore::Events => !self.eventful.is_empty(),
             Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
             Chore::Sockets => !self.retiring.is_empty(),
@@ -110,6 +111,7 @@ impl Server {
             Chore::Reports => self.take_reports(),
             Chore::Core => self.poll_core(),
             Chore::InFlight => self.sweep_in_flight(),
+            Chore::Files => self.measure_files(),
             Chore::Events => self.send_events(),
             Chore::Admins => self.serve_admins(),
             Chore::Sockets => self.retire_sockets(SOCKETS_PER_CHORE),
@@ -128,6 +130,15 @@ impl Server {
         let mut effects = std::mem::take(&mut self.effects);
         self.core.poll(self.now, &mut effects);
         self.settle(effects);
+    }
+
+    /// Tells the core what some of the memfds that are held pin now. All are looked at in a round.
+    fn measure_files(&mut self) {
+        let held = self.core.totals().gauges.stored_fds;
+        let measured = self.rounds.look(&self.fds, held, self.now);
+        if !measured.is_empty() {
+            self.step(Input::Measured { files: &measured });
+        }
     }
 
     /// Tells the core whose closes take long: nobody else's requests wait for those.
@@ -290,6 +301,7 @@ impl Server {
             self.admin.room_at(),
             self.service.due(),
             self.slow.due(),
+            self.rounds.due(),
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

@@ -39,6 +39,9 @@ impl Node {
         let arena = Arena::new(&owner, HostMemory::Memfd, 16 * PAGE_BYTES).expect("an arena");
         let alloc = |pages: usize| arena.alloc(pages * PAGE_BYTES).expect("room");
         let buffers: Vec<HostBuffer> = (1..=5).map(alloc).collect();
+        for buffer in &buffers {
+            buffer.write_at(0, &vec![1; buffer.len()]).expect("in bounds");
+        }
         let handles = arena.register(&buffers, deadline).expect("connected");
         let handles: Vec<Handle> = handles.into_iter().map(|it| it.expect("registered")).collect();
         let import = |handle| {

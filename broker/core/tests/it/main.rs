@@ -9,6 +9,7 @@ use fdbroker_protocol::{
 mod acts;
 mod comeback;
 mod door;
+mod files;
 mod left;
 mod lives;
 mod portions;
@@ -61,6 +62,7 @@ fn deposit(base: u64) -> Deposit {
     Deposit {
         checked: Ok(()),
         lane: Lane::Accepted,
+        file: None,
         kind: MemoryKind::Memfd,
         share: Share::Uid,
         recallable: true,
@@ -172,6 +174,7 @@ impl World {
             id,
             fd,
             refused_fd: None,
+            file: None,
             owner_allocation_id: owner_id,
             fd_offset: 0,
             size_bytes: 4096,

@@ -297,7 +297,7 @@ impl World {
             }
             let owner_allocation_id = u64::from(what >> 4 & 1);
             let size_bytes = u64::from(what >> 5) * 512;
-            Supply { id, fd, refused_fd, owner_allocation_id, fd_offset: 0, size_bytes }
+            Supply { id, fd, refused_fd, file: None, owner_allocation_id, fd_offset: 0, size_bytes }
         });
         self.of(client).recalls.clear();
         self.step(Input::Supply { client, supplies: &supplies }, next_fd.into());
@@ -567,6 +567,7 @@ fn deposit(bytes: &mut Bytes<'_>) -> Deposit {
     Deposit {
         checked: if is_refused { Err(refused) } else { Ok(()) },
         lane: if is_refused { lane(what) } else { Lane::Accepted },
+        file: None,
         kind: MemoryKind::ALL[usize::from(what >> 4) % MemoryKind::ALL.len()],
         share: Share::ALL[usize::from(what >> 6) % Share::ALL.len()],
         recallable: more & 1 != 0,

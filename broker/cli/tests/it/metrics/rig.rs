@@ -179,7 +179,9 @@ pub fn see_within(seen: &mut Seen, page: &Page, series: &str, least: f64, most: 
 pub fn memfd(pages: u64) -> OwnedFd {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create("test", flags).expect("a memfd");
-    nix::unistd::ftruncate(&fd, (pages * PAGE).try_into().expect("small")).expect("its size");
+    let bytes = (pages * PAGE).try_into().expect("small");
+    let flags = nix::fcntl::FallocateFlags::empty();
+    nix::fcntl::fallocate(&fd, flags, 0, bytes).expect("its memory");
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
     fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).expect("its seals");
     fd

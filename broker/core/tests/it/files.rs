@@ -1,0 +1,156 @@
+//! What held fds pin is charged once for each file and domain, whatever the sizes that are said.
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn of_file(base: u64, inode: u64, pinned_bytes: u64) -> Deposit {
+    let file = File { id: FileId { device: 1, inode }, pinned_bytes };
+    Deposit { file: Some(file), ..deposit(base) }
+}
+
+fn held_bytes(world: &World, client: ClientId) -> u64 {
+    world.client(client).account.now(Resource::HeldBytes)
+}
+
+#[test]
+fn register_when_several_ranges_of_a_file_then_it_is_charged_once_and_for_what_it_pins() {
+    let mut world = World::new(config());
+    let ids = [1, 2, 3].map(|base| world.register(of_file(base, 7, 40_960)).id);
+    assert_eq!(held_bytes(&world, OWNER), 40_960);
+    assert_eq!(world.now_of(Resource::HeldBytes), 40_960);
+    for id in ids {
+        assert_eq!(held_bytes(&world, OWNER), 40_960);
+        world.unregister(OWNER, id);
+    }
+    assert_eq!(world.now_of(Resource::HeldBytes), 0);
+}
+
+#[test]
+fn file_when_its_first_depositor_leaves_then_the_next_one_pays() {
+    let mut world = World::new(config());
+    let first = world.register_by(OWNER, of_file(1, 7, 8192)).id;
+    world.register_by(USER, of_file(1, 7, 8192));
+    world.register_by(OTHER, of_file(1, 7, 8192));
+    let all = |world: &World| [OWNER, USER, OTHER].map(|client| held_bytes(world, client));
+    assert_eq!(all(&world), [8192, 0, 0]);
+    world.unregister(OWNER, first);
+    assert_eq!(all(&world), [0, 8192, 0]);
+    world.step(Input::Gone { client: USER });
+    world.at(1);
+    assert_eq!((held_bytes(&world, OTHER), world.now_of(Resource::HeldBytes)), (8192, 8192));
+}
+
+#[test]
+fn file_when_it_passes_to_a_client_with_a_lower_use_of_its_cap_then_uncapped() {
+    let client = Caps { held_bytes: 10_000, ..Caps::NONE };
+    let mut world = World::new(Config { client, ..config() });
+    let first = world.register_by(OWNER, of_file(1, 7, 8192)).id;
+    for (base, inode) in [(1, 7), (2, 8)] {
+        let resident = Deposit { recallable: false, ..of_file(base, inode, 8192) };
+        assert!(world.register_by(USER, resident).status.is_ok());
+    }
+    world.unregister(OWNER, first);
+    assert_eq!(held_bytes(&world, USER), 16_384, "never refused");
+    let refused = world.register_by(USER, of_file(3, 9, 0)).status;
+    assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
+}
+
+#[test]
+fn file_when_two_domains_hold_it_then_both_pay_in_full() {
+    let mut world = World::new(config());
+    let stranger = ClientId(5);
+    world.connect(stranger, 2000);
+    world.register_by(OWNER, of_file(1, 7, 8192));
+    world.register_by(stranger, of_file(1, 7, 8192));
+    assert_eq!((held_bytes(&world, OWNER), held_bytes(&world, stranger)), (8192, 8192));
+}
+
+/// ATTACKS: a GiB deposited as 4 KiB, three times, under a cap of 1 MiB.
+#[test]
+fn register_when_the_file_pins_more_than_the_cap_then_refused_by_name_whatever_size_is_said() {
+    let domain = Caps { held_bytes: MIB, ..Caps::NONE };
+    let mut world = World::new(Config { domain, ..config() });
+    for base in 1..=3 {
+        let status = world.register(of_file(base, 7, 1024 * MIB)).status;
+        assert_eq!(status.result(), Err(ErrorCode::NoQuota));
+        assert_eq!(status.resource, Resource::HeldBytes as u8);
+        assert_eq!(status.value.get(), MIB);
+    }
+    assert_eq!(world.now_of(Resource::HeldBytes), 0);
+}
+
+#[test]
+fn register_when_the_file_is_sparse_then_held_and_recalled_under_a_cap_below_its_size() {
+    let node = Caps { held_bytes: MIB, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..config() });
+    let arena = Deposit { size_bytes: 1 << 36, ..of_file(1, 7, 8192) };
+    let id = world.register(arena).id;
+    assert_eq!((world.state(id), held_bytes(&world, OWNER)), (AllocationState::Held, 8192));
+    world.step(Input::Evict { ids: &[id] });
+    world.close_all();
+    assert_eq!(held_bytes(&world, OWNER), 0);
+    world.acquire(USER, &[Ok(id)], 1000);
+    assert_eq!(world.state(id), AllocationState::Recalling);
+    assert_eq!(held_bytes(&world, OWNER), 8192, "reserved: what it pinned before");
+    let supply = Supply {
+        id,
+        fd: Ok(0),
+        refused_fd: None,
+        file: Some(File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 12_288 }),
+        owner_allocation_id: 1,
+        fd_offset: 0,
+        size_bytes: 1 << 36,
+    };
+    world.step(Input::Supply { client: OWNER, supplies: &[supply] });
+    assert_eq!(held_bytes(&world, OWNER), 12_288, "read again when it is supplied");
+}
+
+#[test]
+fn measured_when_a_file_has_grown_above_the_cap_then_charged_and_new_deposits_are_refused_by_name()
+{
+    let client = Caps { held_bytes: MIB, ..Caps::NONE };
+    let mut world = World::new(Config { client, ..config() });
+    let resident = Deposit { recallable: false, ..of_file(1, 7, 4096) };
+    let id = world.register(resident).id;
+    world.step(Input::Measured { files: &[(id.slot, 3 * MIB), (999, 1)] });
+    assert_eq!(held_bytes(&world, OWNER), 3 * MIB);
+    for deposit in [of_file(2, 7, 3 * MIB), of_file(3, 8, 4096)] {
+        let status = world.register(deposit).status;
+        assert_eq!(status.resource, Resource::HeldBytes as u8, "{status}");
+    }
+    assert!(world.register_by(USER, of_file(2, 9, 4096)).status.is_ok(), "another's account");
+    world.step(Input::Measured { files: &[(id.slot, 4096)] });
+    assert!(world.register(of_file(3, 8, 4096)).status.is_ok());
+}
+
+#[test]
+fn kept_when_its_owner_goes_and_another_adopts_it_then_the_file_is_charged_to_each_in_turn() {
+    let mut world = World::new(config());
+    let kept = Deposit { keep: true, ..of_file(1, 7, 8192) };
+    let id = world.register(kept).id;
+    assert_eq!(world.core.kept(id.slot).and_then(|kept| kept.deposit.file), kept.file);
+    world.step(Input::Gone { client: OWNER });
+    world.at(1);
+    assert_eq!(world.now_of(Resource::HeldBytes), 8192, "its domain alone pays");
+    let request = world.request();
+    let item = Redeposit { id: Ok(id), deposit: kept };
+    world.step(Input::Redeposit { client: USER, request, items: &[item] });
+    assert_eq!(held_bytes(&world, USER), 8192);
+}
+
+#[test]
+fn restore_when_files_are_held_then_each_is_charged_once_still() {
+    let mut world = World::new(config());
+    for base in 1..=3 {
+        world.register_by(OWNER, of_file(base, 7, 8192));
+    }
+    world.register_by(USER, of_file(1, 7, 8192));
+    let gone = world.register_by(USER, of_file(2, 8, 4096)).id;
+    world.step(Input::Evict { ids: &[gone] });
+    world.close_all();
+    let saved = world.core.save();
+    world.core = Core::restore(config(), saved, world.now).expect("sound");
+    world.core.check_invariants();
+    assert_eq!(world.now_of(Resource::HeldBytes), 8192);
+}
