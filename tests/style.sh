@@ -17,13 +17,13 @@ check() { # NAME COMMAND...
 }
 parse_scripts() { local script; for script in $(git ls-files '*.sh' .ci/run); do bash -n "$script" || return 1; done; }
 # Test scripts and test programs that start processes begin alike under any parent (tests/common). tests/vm/run.sh is a tool
-# of tests, and the tests of the protocol start nothing.
+# of tests, and the tests of the protocol and the core start nothing.
 alike() {
   local file status=0
   for file in $(git ls-files 'tests/*/run.sh' tests/run.sh tests/demo.sh ':!tests/vm/run.sh'); do
     grep -q 'common/start\.sh' "$file" || { echo "$file does not source tests/common/start.sh"; status=1; }
   done
-  for file in $(git ls-files '*tests/it/main.rs' tests/e2e/main.rs tests/hostile/main.rs ':!libclient/protocol'); do
+  for file in $(git ls-files '*tests/it/main.rs' tests/e2e/main.rs tests/hostile/main.rs ':!libclient/protocol' ':!broker/core'); do
     grep -q 'common/mod\.rs' "$file" || { echo "$file has no module tests/common/mod.rs"; status=1; }
   done
   return "$status"
