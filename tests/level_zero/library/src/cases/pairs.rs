@@ -95,7 +95,7 @@ fn owner_killed(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     rank.check_imports(WRITTEN_THERE + 1)?;
     let error = rank.client.acquire(&handles[0], crate::rank::soon()).err();
     let code = error.map(|error| error.code);
-    same("the code of its handle", code, Some(ErrorCode::Stale))?;
+    same("the code of its handle", code, Some(ErrorCode::OwnerGone))?;
     node.until_count("/mapped_leases/now", COUNT as u64 - 1)?;
     rank.imports.clear();
     node.until_count("/pinned_bytes/now", 0)?;
