@@ -61,6 +61,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use continuity::Continuity;
 use fairness::{Rooms, Scan};
+use fdbroker_protocol::Resource;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Ledger};
@@ -215,7 +216,7 @@ impl Core {
 
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
-        let items = input.items();
+        let items = input.items() + self.parked_by(&input);
         self.begin(now);
         self.touch_by(&input);
         match input.request().filter(|(client, _)| !self.welcome(*client)) {
@@ -231,6 +232,15 @@ impl Core {
         }
         self.after(effects);
         work::end(items);
+    }
+
+    /// Items of parked requests that an input may visit beside its own: those of a client that ends, or cannot be sent to.
+    /// To be done in portions: 64 requests of full length take milliseconds.
+    fn parked_by(&self, input: &Input<'_>) -> usize {
+        let (Input::Gone { client } | Input::Sendable { client, .. }) = input else { return 0 };
+        let client = self.clients.get(client.0 as usize).and_then(|client| client.as_deref());
+        let items = |it: &Client| self.ledger[it.scope].account.now(Resource::ParkedItems);
+        client.map_or(0, |client| usize::try_from(items(client)).unwrap_or(usize::MAX >> 16))
     }
 
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
