@@ -120,7 +120,7 @@ impl Broker {
         broker
     }
 
-    /// Another client.
+    /// Connects one more client.
     pub fn connect(&self) -> Connection {
         Connection::open(self.dir.path())
     }

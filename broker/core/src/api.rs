@@ -87,7 +87,7 @@ pub struct FileId {
 /// The file behind an fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Which.
+    /// Its device and inode.
     pub id: FileId,
     /// Memory that it keeps as long as an fd of it is open, bytes.
     pub pinned_bytes: u64,

@@ -5,6 +5,7 @@ use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer};
 use crate::job_name::JobName;
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
+use crate::rooms::items_of;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Domain, Job};
 use crate::{Core, ErrorCode};
@@ -144,12 +145,10 @@ impl Core {
         let Some(record) = self.client(client) else { return };
         let was_welcome = record.welcome;
         record.gone = true;
-        let parked = std::mem::take(&mut record.parked);
+        let parked = record.parked.clone();
         let (own, credits) =
             (std::mem::take(&mut record.own_fds), std::mem::take(&mut record.credits));
-        for seq in parked {
-            self.unpark(seq);
-        }
+        parked.into_iter().for_each(|seq| self.stand_down(seq));
         if was_welcome {
             self.note_of_client(EventKind::Gone, client.0, Status::OK);
         }
@@ -159,10 +158,16 @@ impl Core {
         self.dying.push_back(client.0);
     }
 
-    /// Ends what gone clients had, a bounded number of leases and allocations at a time.
+    /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a time.
     pub(crate) fn tear_down(&mut self, now: Now, fx: &mut Effects) {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.dying.front().copied() {
+            while left > 0
+                && let Some(seq) = self.client_mut(number).parked.last().copied()
+            {
+                let items = self.unpark(seq).map_or(0, |parked| items_of(&parked.wish).1);
+                left = left.saturating_sub(usize::try_from(items).unwrap_or(left).max(1));
+            }
             while left > 0
                 && let Some(lease) = self.any_lease(number)
             {

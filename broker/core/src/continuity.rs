@@ -51,7 +51,7 @@ pub(crate) enum Grace {
     /// Nothing waits for its owner.
     #[default]
     None,
-    /// Until then.
+    /// Owners have until this time to name what is alive.
     Until(Now),
     /// Too late: what is left ends, from the owner at this place on.
     Ending(usize),

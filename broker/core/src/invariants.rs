@@ -219,14 +219,16 @@ impl Core {
         let mut in_rooms = 0;
         for (seq, parked) in &self.parked {
             let client = self.clients[parked.client.0 as usize].as_deref().expect("it exists");
-            assert!(!client.gone && client.parked.contains(seq), "a parked request of nobody");
+            assert!(client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
             assert_eq!(self.is_in_turns(*seq), waits_in_rooms);
             in_rooms += usize::from(waits_in_rooms);
             if let Wait::Room(blocked) = parked.wait {
                 right.block(blocked);
             }
-            if let (Wish::Acquire(_), Wait::Recall) = (&parked.wish, parked.wait) {
+            if client.gone {
+                assert!(!waits_in_rooms && self.dying.contains(&parked.client.0));
+            } else if let (Wish::Acquire(_), Wait::Recall) = (&parked.wish, parked.wait) {
                 let waits = parked.nodes.iter().filter_map(|node| self.waiting.fate(*node));
                 let waits = waits.filter(|fate| !matches!(fate, Fate::Interested(_)));
                 assert!(waits.count() > 0, "request {seq} waits for nothing");

@@ -257,7 +257,7 @@ impl ScopeRecord {
 /// All scopes, and the broker's own fd table. Functions with `below` in their names stop before the scope of that kind.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    /// By number.
+    /// At the place of its number; `None`: the number is free.
     scopes: Vec<Option<Box<ScopeRecord>>>,
     /// Numbers that are not in use.
     free: Vec<ScopeId>,
@@ -363,7 +363,7 @@ impl Ledger {
         }
     }
 
-    /// Every scope.
+    /// The numbers that are in use.
     fn all(&self) -> Vec<ScopeId> {
         let open = (0..).zip(&self.scopes).filter(|(_, scope)| scope.is_some());
         open.map(|(id, _)| ScopeId(id)).collect()
@@ -552,8 +552,8 @@ impl Ledger {
         self.drop_if_closed(scope);
     }
 
-    /// Whether requests wait for room that a new one must leave to them. One that waits for a client's own account stands
-    /// before nobody.
+    /// Whether requests wait for room that a new one must leave to them. A request that waits for its client's own account
+    /// holds up no other.
     pub fn is_waited_for(&self, Blocked { resource, scope }: Blocked) -> bool {
         self[scope].kind != Scope::Client && self[scope].blocked.has(resource)
     }

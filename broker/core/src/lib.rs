@@ -61,7 +61,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use continuity::Continuity;
 use fairness::{Rooms, Scan};
-use fdbroker_protocol::Resource;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Ledger};
@@ -146,7 +145,7 @@ pub struct Core {
     dying: VecDeque<u32>,
     /// Ended allocations with leases whose holders are still to be charged and told.
     ending: Rounds,
-    /// These leases.
+    /// Leases of these allocations that the sweep has not reached.
     leases_ending: u64,
     arrivals: u64,
     /// Clients ever connected.
@@ -216,7 +215,7 @@ impl Core {
 
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
-        let items = input.items() + self.parked_by(&input);
+        let items = input.items();
         self.begin(now);
         self.touch_by(&input);
         match input.request().filter(|(client, _)| !self.welcome(*client)) {
@@ -232,15 +231,6 @@ impl Core {
         }
         self.after(effects);
         work::end(items);
-    }
-
-    /// Items of parked requests that an input may visit beside its own: those of a client that ends, or cannot be sent to.
-    /// To be done in portions: 64 requests of full length take milliseconds.
-    fn parked_by(&self, input: &Input<'_>) -> usize {
-        let (Input::Gone { client } | Input::Sendable { client, .. }) = input else { return 0 };
-        let client = self.clients.get(client.0 as usize).and_then(|client| client.as_deref());
-        let items = |it: &Client| self.ledger[it.scope].account.now(Resource::ParkedItems);
-        client.map_or(0, |client| usize::try_from(items(client)).unwrap_or(usize::MAX >> 16))
     }
 
     /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
@@ -301,8 +291,8 @@ impl Core {
             Input::MostGranted { fds } => self.most_granted = fds.max(1),
             Input::Closed { ticket } => self.closed(ticket),
             Input::Slow { domain, slow } => self.set_slow(domain, slow),
-            // The administrator.
             Input::Measured { files } => self.measure(files),
+            // An administrator acts.
             Input::SetCaps { caps } => self.set_caps(caps),
             Input::Evict { ids } => self.evict_these(&ids[..few(ids)], fx),
             Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], fx),

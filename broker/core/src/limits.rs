@@ -8,7 +8,7 @@ pub const FDS_PER_CONNECTION: u64 = 4;
 /// Places in the table kept free for one inbound message: the kernel's most fds per message.
 pub const TABLE_RESERVE: u64 = 253;
 
-/// Most leases and allocations of gone clients torn down in one step: some 20 us, so that the death of a
+/// Most parked items, leases and allocations of gone clients torn down in one step, to which one request may add 253: some 20 us, so that the death of a
 /// client with 100,000 leases stalls nobody.
 pub const TEARDOWN_PER_STEP: usize = 64;
 

@@ -132,6 +132,13 @@ impl Core {
         }
     }
 
+    /// The client of a parked request is gone: nothing is kept back for it, and it stands before nobody. Its items leave their
+    /// queues in the client's teardown, or when their turn comes.
+    pub(crate) fn stand_down(&mut self, seq: u64) {
+        self.wait_anew(seq, Wait::Recall, false);
+        self.timers.remove(&(self.parked[&seq].deadline, Timer::Parked(seq)));
+    }
+
     /// The client of a parked request does not read: it waits for that, and does not stand before others.
     pub(crate) fn wait_for_reader(&mut self, seq: u64) {
         let parked = &self.parked[&seq];

@@ -166,7 +166,9 @@ impl Core {
     pub fn settle_parked(&mut self, effects: &mut Effects) {
         while let Some((seq, parked)) = self.parked.first_key_value() {
             let (seq, client, request) = (*seq, parked.client, parked.request);
+            let is_gone = self.clients[client.0 as usize].as_deref().is_none_or(|it| it.gone);
             match parked.wish {
+                _ if is_gone => _ = self.unpark(seq),
                 Wish::Acquire(_) => self.answer_ended_item(seq, effects),
                 Wish::Credits(_) => {
                     self.unpark(seq);

@@ -458,7 +458,7 @@ pub enum Wait {
     Recall,
     /// Room in an account.
     Room(Blocked),
-    /// More room in an account than a request takes: it stands before nobody.
+    /// More room in an account than a request takes: it holds up no other request.
     Space(Blocked),
     /// Its client to read.
     Reader,

@@ -401,6 +401,7 @@ impl Core {
             items += self.parked[&seq].nodes.len();
             let fate = self.waiting.queues[queue].fate;
             match fate {
+                _ if self.client(self.parked[&seq].client).is_none() => _ = self.unpark(seq),
                 Fate::Answer(..) => self.answer_ended_item(seq, fx),
                 _ if self.has_ended_item(seq) => self.answer_ended_item(seq, fx),
                 Fate::Retry(turn) => _ = self.retry(now, seq, turn, fx),

@@ -391,6 +391,32 @@ fn gone_when_4096_requests_wait_for_its_memory_then_all_say_owner_gone() {
 }
 
 #[test]
+fn gone_when_a_client_has_parked_all_that_its_domain_may_then_torn_down_in_portions() {
+    let mut world = World::new(config());
+    let (id, other) = (world.register(OWNER, deposit(1)), world.register(STRANGER, deposit(2)));
+    world.evict(id);
+    let client = ClientId(10);
+    world.connect(client, 1000);
+    let count = scaled(limits::PARKED_ITEMS_PER_DOMAIN as usize) / MAX_BATCH;
+    for _ in 0..count {
+        assert!(world.acquire(client, &[Ok(id); MAX_BATCH]).is_empty());
+    }
+    world.step(Input::Gone { client });
+    while world.is_due() {
+        let before = world.node(Resource::ParkedItems);
+        world.poll();
+        assert!(
+            before == 0 || world.node(Resource::ParkedItems) < before,
+            "a poll without progress"
+        );
+        world.grant_beside(other);
+        world.core.check_invariants();
+    }
+    assert_eq!(world.node(Resource::ParkedItems), 0);
+    assert!(world.answers.is_empty(), "a client that is gone is answered");
+}
+
+#[test]
 fn gone_when_every_waiting_client_dies_then_each_death_is_a_bounded_step() {
     let count = scaled(4096);
     let (mut world, id, other) = many_wait(count);
