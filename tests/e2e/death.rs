@@ -5,7 +5,7 @@ use crate::support::memory::{assert_bytes, assert_import};
 use crate::support::owner::{Owner, notices};
 use crate::support::peer::{Link, Peer, from_words, to_line};
 use crate::support::rank::rank;
-use crate::support::raw::Raw;
+use crate::support::raw::{Raw, grants};
 use crate::support::wait::{PATIENCE, eventually, patience};
 use fdbroker_client::Handle;
 use fdbroker_protocol::ErrorCode;
@@ -55,6 +55,34 @@ fn acquire_when_the_owner_is_killed_meanwhile_then_every_waiter_is_told_owner_go
     broker.assert_nothing_left();
 }
 
+/// Requests that wait for one allocation: more than the broker answers in one step.
+const PARKED: u64 = 40;
+
+#[test]
+fn requests_when_their_owner_is_killed_then_the_last_says_owner_gone_like_the_first() {
+    let broker = tight();
+    let mut owner = rank(&broker.socket());
+    let handles = owner.share(2, 0);
+    let wanted = evicted(&broker, &handles);
+    owner.stop();
+    let mut consumer = Raw::connect(&broker.socket());
+    let mut waiting: Vec<u64> =
+        (0..PARKED).map(|_| consumer.start_acquire(&[wanted], 600_000)).collect();
+    eventually("all wait", || broker.status().uses.parked_requests.now.get() == PARKED);
+    owner.kill();
+    for _ in 0..PARKED {
+        let answer = consumer.receive().expect("each is answered");
+        waiting.retain(|id| *id != answer.message().id);
+        let (items, _) = grants(answer);
+        assert_eq!(items[0].status.result(), Err(ErrorCode::OwnerGone), "{} left", waiting.len());
+    }
+    assert!(waiting.is_empty());
+    let (items, _) = consumer.acquire(&[wanted]);
+    assert_eq!(items[0].status.result(), Err(ErrorCode::OwnerGone));
+    drop((owner, consumer));
+    broker.assert_nothing_left();
+}
+
 #[test]
 fn owner_when_killed_while_its_memory_is_held_then_holders_are_told_and_keep_the_bytes() {
     let broker = Broker::start();
@@ -68,7 +96,7 @@ fn owner_when_killed_while_its_memory_is_held_then_holders_are_told_and_keep_the
     assert!(!import.is_current());
     assert_import(&import, 5);
     let error = client.acquire(&handles[0], patience()).expect_err("the owner is gone");
-    assert!(matches!(error.code, ErrorCode::OwnerGone | ErrorCode::Stale), "{error}");
+    assert_eq!(error.code, ErrorCode::OwnerGone, "{error}");
     drop((import, client, owner));
     broker.assert_nothing_left();
 }

@@ -3,13 +3,14 @@
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{
-    BLOCK_BYTES, Blocks, assert_bytes, assert_import, host_memory, pattern,
+    BLOCK_BYTES, Blocks, assert_bytes, assert_import, both_seals, host_memory, memfd, pattern,
 };
 use crate::support::owner::{Owner, notices};
-use crate::support::raw::Raw;
+use crate::support::raw::{Raw, block_item, grants};
 use crate::support::wait::{PATIENCE, eventually_ok, patience};
 use fdbroker_client::{Access, AllocationId, Arena, Client, Drained, DriverData, Handle};
 use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::message::RevokedItem;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
@@ -140,6 +141,44 @@ fn unregister_when_nobody_holds_it_then_drained_at_once() {
     let owner = Owner::of(&broker, "owner", 1);
     let drained = owner.client.unregister(&owner.registrations[0]).expect("its own");
     assert_eq!(drained, Drained(true));
+}
+
+/// Rounds in which a grant and the end of its allocation race each other.
+const RACES: usize = 100;
+
+#[test]
+fn unregister_when_a_grant_goes_out_just_before_then_revoked_names_its_lease() {
+    let broker = Broker::start();
+    let [mut owner, mut consumer] = [0; 2].map(|_| Raw::connect(&broker.socket()));
+    let (block, mut granted) = (memfd(c"block", BLOCK_BYTES, both_seals()), 0);
+    for _ in 0..RACES {
+        let handle = owner.register(&[block_item()], &[block.as_fd()])[0].handle;
+        let request = consumer.start_acquire(&[handle], 600_000);
+        assert!(owner.unregister(&[handle.id()])[0].is_ok());
+        let answer = consumer.receive().expect("granted, or stale");
+        assert_eq!(answer.message().id, request);
+        let (items, fds) = grants(answer);
+        if fds.is_empty() {
+            assert_eq!(items[0].status.result(), Err(ErrorCode::Stale));
+            continue;
+        }
+        granted += 1;
+        let event = consumer.receive_event().expect("told of the end");
+        let told: Vec<(AllocationId, u64)> = event
+            .message()
+            .items::<RevokedItem>()
+            .expect("revoked")
+            .iter()
+            .map(|it| {
+                let (slot, generation) = (it.slot.get(), it.generation.get());
+                (AllocationId { slot, generation }, it.lease.get())
+            })
+            .collect();
+        assert_ne!(items[0].lease.get(), 0);
+        assert_eq!(told, [(handle.id(), items[0].lease.get())]);
+        assert!(consumer.release(&[items[0].lease.get()])[0].is_ok());
+    }
+    assert!(granted > 0, "no grant came before the end");
 }
 
 #[test]
