@@ -106,7 +106,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     server.service.manager_mut().say_ready(&server.settings.summary());
     ready();
     let result = server.run().map_err(os("wait for events"));
-    log::info!("ended; {} clients were connected", server.connections.len());
+    server.log_end();
     result
 }
 

@@ -25,14 +25,14 @@ pub struct Attack {
 pub struct Tally {
     /// Messages, connections, or whatever else the attack counts.
     pub tries: u64,
-    /// How often it got something that it should not have got.
-    pub gained: u64,
+    /// How often it got what it should not have, or did not get what it should have.
+    pub wrong: u64,
 }
 
 impl Tally {
     pub fn parse(line: &str) -> Option<Tally> {
-        let (tries, gained) = line.split_once(' ')?;
-        Some(Tally { tries: tries.parse().ok()?, gained: gained.parse().ok()? })
+        let (tries, wrong) = line.split_once(' ')?;
+        Some(Tally { tries: tries.parse().ok()?, wrong: wrong.parse().ok()? })
     }
 }
 
@@ -64,8 +64,8 @@ pub fn play(mut link: Link) {
         Some(play) => play(&mut attack),
         None => crate::attacks::burn(&mut attack),
     }
-    let Tally { tries, gained } = attack.tally;
-    attack.link.say(&format!("{tries} {gained}"));
+    let Tally { tries, wrong } = attack.tally;
+    attack.link.say(&format!("{tries} {wrong}"));
 }
 
 /// Pseudo-random numbers from a seed: Sebastiano Vigna's splitmix64.

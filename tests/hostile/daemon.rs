@@ -5,8 +5,8 @@ use crate::support::admin::Admin;
 use crate::support::peer::{Rank, pin_thread};
 use crate::support::wait::{PATIENCE, read_to_end};
 use crate::users::{User, are_many};
-use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::NodeStatus;
+use fdbroker_protocol::{ByCounter, ByResource};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::Pid;
 use std::fs::{File, Permissions};
@@ -36,6 +36,37 @@ pub struct Counts {
     /// Of the node; the broker's own table is not looked at.
     pub uses: ByResource<u64>,
     pub closing: u64,
+}
+
+impl Counts {
+    /// Without the fds that the broker holds: under a small cap these are now one more, now one less.
+    pub fn without_held(self) -> Counts {
+        let uses = ByResource { fds: 0, held_fds: 0, held_bytes: 0, ..self.uses };
+        Counts { open_fds: 0, uses, ..self }
+    }
+}
+
+/// What its loop and its core had to do at most, by its own account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Between two waits for something to do.
+    pub longest_wake_us: u64,
+    /// Visited in one step, and the bound of that step.
+    pub records: u64,
+    pub most_records: u64,
+}
+
+impl Work {
+    /// Reads the line with which the log ends.
+    fn parse(log: &str) -> Option<Work> {
+        let (_, line) = log.split_once("; longest wake ")?;
+        let mut numbers = line.lines().next()?.split_whitespace().flat_map(str::parse);
+        Some(Work {
+            longest_wake_us: numbers.next()?,
+            records: numbers.next()?,
+            most_records: numbers.next()?,
+        })
+    }
 }
 
 impl Daemon {
@@ -103,6 +134,11 @@ impl Daemon {
         }
     }
 
+    /// What has happened since its start.
+    pub fn counters(&self) -> ByCounter<u64> {
+        self.admin.status().counters.map(|it| it.get())
+    }
+
     /// Resident memory without files and shared pages, in KiB.
     pub fn memory_kib(&self) -> i64 {
         let status = std::fs::read_to_string(self.proc("status")).unwrap_or_default();
@@ -121,31 +157,33 @@ impl Daemon {
         Duration::from_millis(ticks * 10)
     }
 
-    /// Lines that its log must not have: panics, and anything of the level "error".
-    pub fn complaints(&self) -> Vec<String> {
-        let log = std::fs::read_to_string(self.dir().join("log")).unwrap_or_default();
-        let is_bad = |line: &&str| line.starts_with("<3>") || line.contains("panicked");
-        log.lines().filter(is_bad).map(str::to_owned).collect()
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
     }
 
-    /// Ends it by closing its input; returns what was wrong.
-    pub fn end(mut self) -> Vec<String> {
-        let mut complaints = self.complaints();
+    /// Ends it by closing its input; or what was wrong. Its log must have no panic, nor anything of the level "error".
+    pub fn end(mut self) -> Result<Work, Vec<String>> {
         drop(self.child.stdin.take());
         let until = Instant::now() + PATIENCE;
-        loop {
+        let ended = loop {
             match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => break,
-                Ok(Some(status)) => {
-                    break complaints.push(format!("fdbrokerd ended with {status}"));
-                }
-                _ if Instant::now() > until => {
-                    break complaints.push("fdbrokerd does not end".into());
-                }
+                Ok(Some(status)) if status.success() => break Ok(()),
+                Ok(Some(status)) => break Err(format!("fdbrokerd ended with {status}")),
+                _ if Instant::now() > until => break Err("fdbrokerd does not end".into()),
                 _ => std::thread::sleep(Duration::from_millis(2)),
             }
+        };
+        let log = self.log();
+        let is_bad = |line: &&str| line.starts_with("<3>") || line.contains("panicked");
+        let mut complaints: Vec<String> = log.lines().filter(is_bad).map(str::to_owned).collect();
+        complaints.extend(ended.err());
+        match Work::parse(&log) {
+            Some(work) if complaints.is_empty() => Ok(work),
+            None if complaints.is_empty() => {
+                Err(vec!["the log does not say how much work there was".into()])
+            }
+            _ => Err(complaints),
         }
-        complaints
     }
 }
 

@@ -3,8 +3,9 @@
 
 use crate::support::memory::{BLOCK_BYTES, pattern};
 use crate::support::peer::Link;
-use crate::support::wait::patience;
-use fdbroker_client::{Access, Arena, Client, Error, HostBuffer, HostMemory};
+use fdbroker_client::{
+    Access, Arena, CacheSettings, Client, Deadline, Error, HostBuffer, HostMemory, ImportCache,
+};
 use fdbroker_protocol::Handle;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,6 +14,13 @@ use std::time::{Duration, Instant};
 
 /// Its buffers. The consumer acquires them in turn.
 const BUFFERS: usize = 64;
+
+/// Longest time of each call: far above what any attack may cause.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn patience() -> Deadline {
+    Deadline::after(PATIENCE)
+}
 
 /// Errors that are printed; further ones are only counted.
 const ERRORS_TOLD: usize = 3;
@@ -57,6 +65,7 @@ pub fn play(mut link: Link) {
             "measure" => good.measure(Duration::from_millis(number.parse().expect("ms"))),
             "touch" => told(good.touch()),
             "join" => told(good.join()),
+            "reclaim" => told(good.reclaim()),
             "handles" => crate::wire::to_line(&good.handles),
             other => panic!("nobody can {other}"),
         };
@@ -98,7 +107,7 @@ impl Good {
         Ok(took.saturating_sub(self.waits.so_far() - waited))
     }
 
-    /// `count p99_ns errors text...`
+    /// `count p99_ns worst_ns errors text...`
     fn measure(&mut self, time: Duration) -> String {
         let (mut took, mut errors, mut texts) = (Vec::new(), 0, Vec::new());
         let began = Instant::now();
@@ -116,8 +125,9 @@ impl Good {
         }
         took.sort_unstable();
         let p99 = took.get(took.len() * 99 / 100).copied().unwrap_or_default();
+        let worst = took.last().copied().unwrap_or_default();
         let texts = texts.join("; ").replace('\n', " ");
-        format!("{} {p99} {errors} {texts}", took.len())
+        format!("{} {p99} {worst} {errors} {texts}", took.len())
     }
 
     /// Acquires every buffer once and compares every byte. After it the broker holds again what it had evicted.
@@ -136,5 +146,19 @@ impl Good {
         let newcomer = Client::builder().socket(&self.socket).name("good-new").connect()?;
         drop(newcomer.acquire(&self.handles[0], patience())?);
         newcomer.flush(patience())
+    }
+
+    /// An idle client of the same user has as many leases as the user may have. Another one needs some of them.
+    fn reclaim(&self) -> Result<(), Error> {
+        let connect = |name| Client::builder().socket(&self.socket).name(name).connect();
+        let (idle, needy) = (connect("good-idle")?, connect("good-needy")?);
+        let cache = ImportCache::new(&idle, CacheSettings::default());
+        for handle in &self.handles {
+            drop(cache.import(handle, Access::Read, patience())?);
+        }
+        for handle in &self.handles {
+            drop(needy.acquire(handle, patience())?);
+        }
+        needy.flush(patience())
     }
 }

@@ -3,8 +3,10 @@
 /// The good client's report of one phase. Times in ns.
 #[derive(Clone, Debug, Default)]
 pub struct Phase {
+    /// Acquires with their releases.
     pub count: u64,
     pub p99_ns: u64,
+    pub worst_ns: u64,
     pub errors: u64,
     pub texts: String,
 }
@@ -12,11 +14,11 @@ pub struct Phase {
 impl Phase {
     /// Parses the line that the good client prints.
     pub fn parse(line: &str) -> Option<Phase> {
-        let mut words = line.splitn(4, ' ');
+        let mut words = line.splitn(5, ' ');
         let mut number = || words.next()?.parse().ok();
-        let (count, p99_ns, errors) = (number()?, number()?, number()?);
+        let (count, p99_ns, worst_ns, errors) = (number()?, number()?, number()?, number()?);
         let texts = words.next().unwrap_or_default().to_owned();
-        Some(Phase { count, p99_ns, errors, texts })
+        Some(Phase { count, p99_ns, worst_ns, errors, texts })
     }
 }
 

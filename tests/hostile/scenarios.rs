@@ -3,27 +3,39 @@
 
 use crate::attack::Attack;
 use crate::attacks::{
-    bytes, connects, floods, forged, heirs, hoards, hung, kept, readers, slow, sockets, stopped,
+    bytes, connects, floods, forged, heirs, hoards, hung, kept, ranks, readers, slow, sockets,
+    stopped,
 };
 use crate::users::User;
+use fdbroker_protocol::Counter;
 
 /// One way to be hostile.
 pub struct Scenario {
     pub name: &'static str,
     pub about: &'static str,
     pub attack: fn(&mut Attack),
-    pub attackers: usize,
+    pub attackers: u32,
     /// The attackers' user: another than the good client's, the same, or one after the other.
     pub users: &'static [User],
+    /// Whether each attacker is a user of its own instead.
+    pub own_users: bool,
+    /// Other users that come during the attack; each must get in and be served.
+    pub newcomers: u32,
+    /// What the good client's user does then: `join` or `reclaim` (good.rs).
+    pub newcomer: &'static str,
+    /// What must not be counted during the attack.
+    pub never: &'static [Counter],
+    /// Whether so little is left for the good client, by right, that its times are not judged.
+    pub is_crowded: bool,
     /// Further arguments of the daemon.
     pub daemon: &'static [&'static str],
     /// Whether it needs a file whose server hangs.
     pub needs_hung_file: bool,
 }
 
-const OTHER: &[User] = &[User::Attacker];
+const OTHER: &[User] = &[User::Attacker(0)];
 const SAME: &[User] = &[User::Good];
-const BOTH: &[User] = &[User::Attacker, User::Good];
+const BOTH: &[User] = &[User::Attacker(0), User::Good];
 
 /// Few kept allocations, and for a short time.
 const KEPT_CAPS: &[&str] = &[
@@ -35,13 +47,36 @@ const KEPT_CAPS: &[&str] = &[
     "caps.domain.kept_allocations=128",
 ];
 
+/// Leases that count as open for as long as they are cached.
+const FEW_LEASES: &[&str] = &[
+    "--set",
+    "limits.max_clients=128",
+    "--set",
+    "caps.domain.open_leases=32",
+    "--set",
+    "caps.domain.mapped_leases=0",
+];
+
 const fn scenario(
     name: &'static str,
     users: &'static [User],
     attack: fn(&mut Attack),
     about: &'static str,
 ) -> Scenario {
-    Scenario { name, about, attack, attackers: 1, users, daemon: &[], needs_hung_file: false }
+    Scenario {
+        name,
+        about,
+        attack,
+        attackers: 1,
+        users,
+        own_users: false,
+        newcomers: 0,
+        newcomer: "join",
+        never: &[],
+        is_crowded: false,
+        daemon: &[],
+        needs_hung_file: false,
+    }
 }
 
 /// Every scenario, in the order in which they run.
@@ -167,12 +202,46 @@ pub const ALL: &[Scenario] = &[
         connects::storm,
         "connect, hello, disconnect, as fast as it goes",
     ),
-    scenario(
-        "hello-absurd",
-        OTHER,
-        connects::absurd,
-        "hellos that declare up to 2^32 fds of their own",
-    ),
+    Scenario {
+        never: &[Counter::Evictions],
+        ..scenario(
+            "hello-absurd",
+            OTHER,
+            connects::absurd,
+            "hellos that declare up to 2^32 fds of their own",
+        )
+    },
+    Scenario {
+        daemon: FEW_LEASES,
+        newcomer: "reclaim",
+        ..scenario(
+            "idle-connections",
+            OTHER,
+            connects::idle,
+            "as many idle connections as a user may have, with all credits; the good user needs leases back",
+        )
+    },
+    Scenario {
+        newcomers: 4,
+        never: &[Counter::Evictions],
+        ..scenario(
+            "own-fds-claims",
+            OTHER,
+            connects::claims,
+            "thousands of fds claimed in each hello, and four other users that come after it",
+        )
+    },
+    Scenario {
+        daemon: &["--max-fds", "80"],
+        attackers: 4,
+        is_crowded: true,
+        ..scenario(
+            "32-ranks",
+            OTHER,
+            ranks::start,
+            "32 ranks with two fds each that start together at a cap of 80: all get in",
+        )
+    },
     Scenario {
         daemon: &["--max-fds", "600"],
         ..scenario(
@@ -221,6 +290,15 @@ pub const ALL: &[Scenario] = &[
             OTHER,
             hoards::parked,
             "as many parked requests as a client may have, on many connections",
+        )
+    },
+    Scenario {
+        daemon: &["--max-fds", "600"],
+        ..scenario(
+            "parked-items",
+            OTHER,
+            hoards::parked_items,
+            "the same, with requests of 253 items",
         )
     },
 ];

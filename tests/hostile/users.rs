@@ -1,20 +1,25 @@
-//! The users: as root the test makes the daemon, the good client and the attacker three users; otherwise all run as the
-//! test's own user. Must never run a part as root that does not need it.
+//! The users: as root the test makes the daemon, the good client and the attackers users of their own; otherwise all run as
+//! the test's own user. Must never run a part as root that does not need it.
 
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 
-/// A user of the test. The numbers come from a range that no system assigns by itself.
+/// A user of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
     Daemon,
     Good,
-    Attacker,
+    /// Comes while an attack is under way.
+    Newcomer(u32),
+    Attacker(u32),
     /// Root, for mounting only: the process gives root up afterwards.
     Root,
 }
 
-/// The daemon's uid; the good client and the attacker have the next two.
+/// The daemon's uid. The uids of the others follow: a range that no system assigns by itself.
 const FIRST_UID: u32 = 61_700;
+
+/// More than there are newcomers.
+const NEWCOMERS: u32 = 32;
 
 /// Whether there are several users.
 pub fn are_many() -> bool {
@@ -29,7 +34,8 @@ impl User {
         match self {
             User::Daemon => FIRST_UID,
             User::Good => FIRST_UID + 1,
-            User::Attacker => FIRST_UID + 2,
+            User::Newcomer(number) => FIRST_UID + 2 + number,
+            User::Attacker(number) => FIRST_UID + 2 + NEWCOMERS + number,
             User::Root => 0,
         }
     }

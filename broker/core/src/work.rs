@@ -11,6 +11,8 @@ thread_local! {
     static NOW: Cell<u64> = const { Cell::new(0) };
     /// Records that the last step visited, and its bound.
     static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    /// The most that any step visited, with the bound of that step.
+    static MOST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
 /// So many records were visited.
@@ -36,6 +38,7 @@ pub(crate) fn end(items: usize) {
     if cfg!(debug_assertions) {
         let (visited, most) = (NOW.get(), VISITS_PER_STEP + VISITS_PER_ITEM * items as u64);
         LAST.set((visited, most));
+        MOST.set(MOST.get().max((visited, most)));
         assert!(
             visited <= most,
             "invariant 9: a step of {items} items visited {visited} records, bound {most}"
@@ -47,6 +50,11 @@ pub(crate) fn end(items: usize) {
 /// debug assertions.
 pub fn last() -> (u64, u64) {
     LAST.get()
+}
+
+/// The most records that a step or poll on this thread has visited, and the bound of that step; zeros as above.
+pub fn most() -> (u64, u64) {
+    MOST.get()
 }
 
 impl Input<'_> {

@@ -42,6 +42,16 @@ impl Server {
         Ok(())
     }
 
+    /// Says that it has ended, and what there was to do at most.
+    pub fn log_end(&self) {
+        let (visited, bound) = fdbroker_core::work::most();
+        log::info!(
+            "ended; {} clients were connected; longest wake {} us, most records visited in a step {visited} of {bound}",
+            self.connections.len(),
+            self.waits.longest_wake_us(),
+        );
+    }
+
     /// Waits once, and does one wake's work.
     pub fn turn(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
         match self.poll.poll(events, timeout) {

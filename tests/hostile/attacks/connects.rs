@@ -37,6 +37,40 @@ pub fn storm(attack: &mut Attack) {
     }
 }
 
+/// As many idle connections as the user may have, each with all the credits that it gets.
+pub fn idle(attack: &mut Attack) {
+    hoard(attack, 0);
+}
+
+/// Hellos that claim thousands of fds, as many as are let in; the others must cost nobody anything.
+pub fn claims(attack: &mut Attack) {
+    hoard(attack, 2000);
+}
+
+/// The attack is under way once a connection with so many fds of its own is refused. It goes on trying.
+fn hoard(attack: &mut Attack, own_fds: u32) {
+    let mut conns = Vec::new();
+    let mut is_under_way = false;
+    while !stopped() {
+        attack.tally.tries += 1;
+        let Some(mut conn) = Conn::silent(&attack.socket) else { return };
+        let mut claims = hello();
+        claims.own_fds = own_fds.into();
+        conn.push_hello(&claims);
+        if conn.await_welcome(&mut attack.inbox) {
+            let bytes = conn.register(&[], 16);
+            conn.push(&bytes, &[]);
+            conns.push(conn);
+            continue;
+        }
+        if !is_under_way {
+            attack.begin();
+            is_under_way = true;
+        }
+        nap();
+    }
+}
+
 /// Hellos that declare more fds than there are.
 pub fn absurd(attack: &mut Attack) {
     attack.begin();

@@ -30,7 +30,7 @@ pub fn handles(attack: &mut Attack) {
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
     let Some(own) = shared.first().map(|it| it.handle) else { return };
-    let is_stealing = are_many() && Uid::effective().as_raw() == User::Attacker.uid();
+    let is_stealing = are_many() && Uid::effective().as_raw() == User::Attacker(0).uid();
     attack.begin();
     while !stopped() || attack.tally.tries < LEAST_TRIES {
         let forged: Vec<Handle> = (0..MAX_BATCH)
@@ -50,7 +50,7 @@ pub fn handles(attack: &mut Attack) {
         }
         let mut got = 0;
         assert!(conn.drain_some_until_told(&mut attack.inbox, |message| got += gained(message)));
-        attack.tally.gained += got;
+        attack.tally.wrong += got;
     }
 }
 
@@ -103,7 +103,7 @@ pub fn tokens(attack: &mut Attack) {
             && conn.drain_some(&mut attack.inbox, |message| {
                 got += registered(message) + gained(message)
             });
-        attack.tally.gained += got;
+        attack.tally.wrong += got;
         if !is_alive {
             match Conn::welcome(&attack.socket, &mut attack.inbox) {
                 Some(next) => conn = next,
@@ -159,7 +159,7 @@ impl Orphan {
             return false;
         }
         // If the heir is refused as well, the refusals of the attacks show nothing.
-        attack.tally.gained += u64::from(!is_alive || got != 1);
+        attack.tally.wrong += u64::from(!is_alive || got != 1);
         let bytes = heir.unregister(&[self.0.handle.id()]);
         heir.push(&bytes, &[]);
         heir.drain_some(&mut attack.inbox, |_| {})

@@ -80,14 +80,25 @@ pub fn cancels(attack: &mut Attack) {
 
 /// A domain at its cap with thousands of requests that wait for it.
 pub fn parked(attack: &mut Attack) {
+    wait_in_line(attack, 200, 1);
+}
+
+/// As many requests of full length as may wait: their items are bounded, too.
+pub fn parked_items(attack: &mut Attack) {
+    wait_in_line(attack, MAX_BATCH, MAX_BATCH);
+}
+
+/// Requests of `batch` items each, of as many blocks, until each connection has as many as may wait.
+fn wait_in_line(attack: &mut Attack, blocks: usize, batch: usize) {
     let fd = memfd(c"parked", 4096, both_seals());
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
-    let blocks: Vec<_> = (0..200).map(block).collect();
+    let blocks: Vec<_> = (0..blocks).map(block).collect();
     let shared = owner.share(&mut attack.inbox, fd.as_fd(), &blocks);
     let handles: Vec<_> = shared.iter().map(|it| it.handle).collect();
     if handles.is_empty() {
         return;
     }
+    let batch = batch.min(handles.len());
     let mut conns = Vec::new();
     for _ in 0..CONNECTIONS {
         let Some(conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -97,8 +108,8 @@ pub fn parked(attack: &mut Attack) {
     while !stopped() {
         for (conn, under_way) in &mut conns {
             while *under_way < PARKED {
-                let handle = handles[attack.rng.below(handles.len())];
-                let bytes = conn.acquire(&[handle], 200);
+                let first = attack.rng.below(handles.len() - batch + 1);
+                let bytes = conn.acquire(&handles[first..first + batch], 200);
                 if conn.push(&bytes, &[]) != Push::Sent {
                     break;
                 }

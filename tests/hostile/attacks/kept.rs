@@ -25,7 +25,7 @@ pub fn hoard(attack: &mut Attack) {
         }
     }
     // A cap that was never reached was not tested.
-    attack.tally.gained += u64::from(!named);
+    attack.tally.wrong += u64::from(!named);
     attack.begin();
     while !stopped() {
         leave_behind(attack, fd.as_fd(), &mut named);
@@ -51,7 +51,7 @@ fn leave_behind(attack: &mut Attack, fd: BorrowedFd<'_>, named: &mut bool) {
         let is_alive = conn.drain_some(&mut attack.inbox, |message| {
             wrong += judge(message, &items, named);
         });
-        attack.tally.gained += wrong;
+        attack.tally.wrong += wrong;
         if !is_alive {
             return;
         }

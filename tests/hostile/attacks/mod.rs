@@ -9,6 +9,7 @@ pub mod heirs;
 pub mod hoards;
 pub mod hung;
 pub mod kept;
+pub mod ranks;
 pub mod readers;
 pub mod slow;
 pub mod sockets;
