@@ -29,6 +29,19 @@ alike() {
   return "$status"
 }
 
+# Each test and each hostile scenario that SECURITY.md names is there.
+named() {
+  local name status=0 tests
+  tests=$(git grep -hoE 'fn [a-z0-9_]+_when_[a-z0-9_]+' -- '*.rs')
+  for name in $(grep -oE '`[a-z0-9_]+_when_[a-z0-9_]+`' SECURITY.md | tr -d '`' | sort -u); do
+    grep -qx "fn $name" <<< "$tests" || { echo "SECURITY.md names $name: there is no such test"; status=1; }
+  done
+  for name in $(tr '\n' ' ' < SECURITY.md | grep -oE 'hostile: [a-z0-9, -]+' | sed 's/hostile: //; s/,/ /g'); do
+    grep -q "\"$name\"" tests/hostile/scenarios.rs || { echo "SECURITY.md names $name: there is no such scenario"; status=1; }
+  done
+  return "$status"
+}
+
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/style
 check "cargo fmt" cargo fmt --all --check
 check "cargo fmt, fuzz targets" cargo fmt --check --manifest-path tests/fuzz/Cargo.toml
@@ -36,6 +49,7 @@ check "cargo clippy" cargo clippy --workspace --all-targets --quiet -- -D warnin
 check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 check "layers" python3 tests/layers/run.py
 check "scripts parse" parse_scripts
+check "SECURITY.md names tests that exist" named
 check "tests begin alike under any parent" alike
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
