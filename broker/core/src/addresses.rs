@@ -1,6 +1,7 @@
 //! A client's live allocations by device and address, in 12 to 20 bytes each. Must never move more than a chunk at a time.
 
 use crate::limits::ADDRESSES_PER_CHUNK;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Device ordinal and address.
@@ -10,9 +11,10 @@ pub type Place = (u32, u64);
 type Chunk = Vec<[u32; 3]>;
 
 /// Slots by device and address.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
     /// By a place that is not behind the first of the chunk, and behind the last of the chunk before. None is empty.
+    #[serde(skip)]
     chunks: BTreeMap<Place, Chunk>,
 }
 

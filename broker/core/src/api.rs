@@ -8,9 +8,12 @@ use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
     AllocationId, ByScope, Caps, ErrorCode, MemoryKind, Share, Status, limits::DRIVER_DATA_BYTES,
 };
+use serde::{Deserialize, Serialize};
 
 /// A point in time, in microseconds from an origin of the daemon's choice. Never goes back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct Now(pub u64);
 
 /// A client's number: chosen by the daemon (its connection slot), free for another client after
@@ -31,7 +34,7 @@ pub struct LeaseId(pub u64);
 pub struct Ticket(pub u32);
 
 /// Which isolation domain a client is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DomainKey {
     /// The listener it came by.
     pub listener: u32,
@@ -45,7 +48,7 @@ impl DomainKey {
 }
 
 /// Which job a client is of, within its domain: the daemon's hash of the cgroup's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct JobKey(pub u64);
 
 /// Stands for a group that no two clients share: gid -1 is nobody's (chown(2)).
@@ -76,7 +79,7 @@ pub enum Lane {
 }
 
 /// A file as the kernel names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FileId {
     /// Of its file system: the major number in the high half.
     pub device: u64,
@@ -85,7 +88,7 @@ pub struct FileId {
 }
 
 /// The file behind an fd.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
     /// Its device and inode.
     pub id: FileId,
@@ -179,7 +182,9 @@ pub struct Kept {
 }
 
 /// What a client is known by over connections and brokers. All zero: it is not known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct OwnerKey {
     /// Its process; 0: in another PID namespace.
     pub pid: u32,

@@ -55,31 +55,45 @@ impl Core {
         assert!(self.clients[number].is_none(), "client {number} is connected already");
         self.serials += 1;
         let job = peer.job.map(|(job, name)| self.job((peer.domain, job), name));
-        let scope = self.open_client(client.0, domain, job);
-        let mut record = Client::new(self.serials, scope, domain, job, peer.pid);
+        let mut record = Client::new(self.serials, domain, job, peer.pid);
         record.gid = peer.gid;
         record.groups = peer.groups.into();
         record.groups.sort_unstable();
         self.clients[number] = Some(Box::new(record));
+        self.open_client(client.0);
         if let Err(blocked) = self.charge(client.0, CONNECTION) {
-            self.clients[number] = None;
-            self.ledger.close(scope);
             let status = self.no_quota(blocked);
-            job.into_iter().for_each(|job| self.forget_job_if_unused(job));
-            self.forget_domain_if_unused(domain);
+            self.close_client(client.0);
             return Err(status);
-        }
-        self.domains[domain].clients += 1;
-        if let Some(job) = job {
-            self.jobs[job].clients += 1;
         }
         Ok(())
     }
 
-    /// Opens the account of a client.
-    pub(crate) fn open_client(&mut self, number: u32, domain: u32, job: Option<u32>) -> ScopeId {
-        let parent = job.map_or(self.domains[domain].scope, |job| self.jobs[job].scope);
-        self.ledger.open(Scope::Client, number, parent)
+    /// Opens the account of a client, and counts it with its domain and its job.
+    pub(crate) fn open_client(&mut self, number: u32) {
+        let Client { domain, job, .. } = *self.client_mut(number);
+        let domain = &mut self.domains[domain];
+        domain.clients += 1;
+        let job = job.map(|job| &mut self.jobs[job]);
+        let parent = job.map_or(domain.scope, |job| {
+            job.clients += 1;
+            job.scope
+        });
+        self.client_mut(number).scope = self.ledger.open(Scope::Client, number, parent);
+    }
+
+    /// Nothing of a client is left.
+    fn close_client(&mut self, number: u32) {
+        let client = self.clients[number as usize].take().expect("looked at just now");
+        self.ledger.leave_coming(client.scope);
+        self.ledger.close(client.scope);
+        self.forget_full(client.scope);
+        self.domains[client.domain].clients -= 1;
+        if let Some(job) = client.job {
+            self.jobs[job].clients -= 1;
+            self.forget_job_if_unused(job);
+        }
+        self.forget_domain_if_unused(client.domain);
     }
 
     /// Why the domain may not have another connection, though there is room: that is for others. A domain that has
@@ -111,22 +125,33 @@ impl Core {
         let mut domain = Domain::new(key);
         domain.turn = self.rooms.last_turn();
         let (number, _) = self.domains.insert(domain)?;
-        self.domains[number].scope = self.ledger.open(Scope::Domain, number, ScopeId::NODE);
-        self.domain_by_key.insert(key, number);
+        self.open_domain(number);
         self.ledger.add(ScopeId::NODE, DOMAIN);
         Some(number)
+    }
+
+    /// Opens the account of a domain, and has it found by its key; `false`: another one is found by it.
+    pub(crate) fn open_domain(&mut self, number: u32) -> bool {
+        let domain = &mut self.domains[number];
+        domain.scope = self.ledger.open(Scope::Domain, number, ScopeId::NODE);
+        self.domain_by_key.insert(domain.key, number).is_none()
     }
 
     pub(crate) fn job(&mut self, key: (DomainKey, JobKey), name: JobName) -> u32 {
         if let Some(number) = self.job_by_key.get(&key) {
             return *number;
         }
-        let domain = self.domains[self.domain_by_key[&key.0]].scope;
-        let job = Job { key, name, scope: domain, clients: 0, orphans: 0 };
-        let (number, _) = self.jobs.insert(job).expect("jobs are fewer than slots");
-        self.jobs[number].scope = self.ledger.open(Scope::Job, number, domain);
-        self.job_by_key.insert(key, number);
+        let (number, _) = self.jobs.insert(Job::new(key, name)).expect("jobs are fewer than slots");
+        self.open_job(number);
         number
+    }
+
+    /// The same of a job, whose domain is there.
+    pub(crate) fn open_job(&mut self, number: u32) -> bool {
+        let job = &mut self.jobs[number];
+        let domain = self.domains[self.domain_by_key[&job.key.0]].scope;
+        job.scope = self.ledger.open(Scope::Job, number, domain);
+        self.job_by_key.insert(job.key, number).is_none()
     }
 
     pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {
@@ -212,21 +237,13 @@ impl Core {
         let closing = std::mem::take(&mut self.client_mut(number).closing);
         self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
         self.release_charge(number, CONNECTION);
-        let client = self.clients[number as usize].take().expect("looked at just now");
+        let client = self.client_mut(number);
         assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
         assert!(client.revoked.is_empty() && client.reclaims.is_empty());
         assert!(client.by_base.is_empty() && client.parked.is_empty());
         assert!(client.interests.is_empty());
         self.room_appeared |= !self.rooms.is_empty();
-        self.ledger.leave_coming(client.scope);
-        self.ledger.close(client.scope);
-        self.forget_full(client.scope);
-        self.domains[client.domain].clients -= 1;
-        if let Some(job) = client.job {
-            self.jobs[job].clients -= 1;
-            self.forget_job_if_unused(job);
-        }
-        self.forget_domain_if_unused(client.domain);
+        self.close_client(number);
         fx.list.push(Effect::Forget { client: ClientId(number) });
     }
 

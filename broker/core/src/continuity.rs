@@ -15,12 +15,13 @@ use crate::slots::{NONE, Slots};
 use crate::state::{Allocation, Orphan, State, Timer};
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Resource};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 /// What each reserved slot is charged to its domain with.
 const RESERVED: Charge = Charge(Resource::Allocations, 1);
 
 /// An owner of before the crash: its domain, its group, and the client itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct FormerOwner {
     pub domain: DomainKey,
     pub gid: u32,

@@ -38,6 +38,13 @@ impl Core {
         self.ledger.assert_same(&right);
     }
 
+    /// Counts every charge anew, instead of those that are counted.
+    pub(crate) fn recount(&mut self) {
+        let mut right = self.ledger.emptied();
+        self.count_charges(&mut right);
+        self.ledger.set_accounts(&right);
+    }
+
     /// Makes every charge of what there is.
     fn count_charges(&self, right: &mut Ledger) {
         let (mut held, mut refused) = (0, 0);
@@ -161,8 +168,7 @@ impl Core {
     }
 
     fn check_lists(&mut self, right: &mut Ledger) {
-        let clients: Vec<u32> = self.all_clients().map(|(number, _)| number).collect();
-        for number in clients {
+        for number in self.client_numbers() {
             let client = self.client_mut(number);
             let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
             let (drained, silent, scope) = (client.drained, client.silent, client.scope);
@@ -194,9 +200,8 @@ impl Core {
     }
 
     fn check_leases(&mut self) {
-        for slot in 0..self.allocations.slots() {
-            let generation = self.allocations.generation(slot);
-            let Some(allocation) = self.allocations.get(slot, generation) else { continue };
+        for slot in self.allocations.full() {
+            let allocation = &self.allocations[slot];
             let (list, open) = (allocation.leases, allocation.open);
             let evictable_but_out = allocation.state == State::Held
                 && allocation.recall == NONE

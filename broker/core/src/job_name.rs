@@ -1,9 +1,11 @@
 //! What people call a job. Must never be what the core goes by: that is the job's key, which two of a name do not share.
 
 use fdbroker_protocol::limits::JOB_NAME_BYTES;
+use serde::{Deserialize, Serialize};
 
 /// A job's name for people, in printable ASCII and padded with zeros; all zeros when its cgroup says none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub struct JobName([u8; JOB_NAME_BYTES]);
 
 impl JobName {
@@ -28,6 +30,18 @@ impl JobName {
     /// With the padding.
     pub fn bytes(self) -> [u8; JOB_NAME_BYTES] {
         self.0
+    }
+}
+
+impl From<String> for JobName {
+    fn from(text: String) -> Self {
+        JobName::new(&text)
+    }
+}
+
+impl From<JobName> for String {
+    fn from(name: JobName) -> Self {
+        name.as_str().to_owned()
     }
 }
 

@@ -144,7 +144,7 @@ impl Core {
         if !deposit.has_sound_range() || deposit.size_bytes != size {
             return Err(ErrorCode::Protocol.into());
         }
-        if self.is_overlapping(client, deposit) {
+        if self.overlapping(client, deposit.range()).is_some() {
             // What it has there now is something else.
             return Err(ErrorCode::Stale.into());
         }
@@ -161,7 +161,7 @@ impl Core {
         allocation.registrations = 1;
         (allocation.device, allocation.base) = (deposit.device, deposit.base);
         allocation.owner_allocation_id = deposit.owner_allocation_id;
-        self.own(client, slot, &Deposit { driver_data: None, ..*deposit });
+        self.own(slot, None);
         fx.list.push(Effect::KeptChanged { slot });
         let generation = self.allocations.generation(slot);
         fx.list.push(Effect::Publish { slot, generation });

@@ -39,10 +39,9 @@ impl Core {
     }
 
     fn enter_lease(&mut self, now: Now, client: u32, slot: u32, mapped: bool) -> LeaseId {
-        let links = Lease::UNLINKED;
-        let asked = 0;
-        let ended = false;
-        let lease = Lease { since: now, allocation: slot, client, asked, mapped, ended, links };
+        let (since, allocation, asked, ended) = (now, slot, 0, false);
+        let links = Default::default();
+        let lease = Lease { since, allocation, client, asked, mapped, ended, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
         self.enter_lists(number, slot, mapped);
         LeaseId(u64::from(generation) << 32 | u64::from(number))

@@ -7,6 +7,7 @@ use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::order::Index;
 use crate::work::visit;
 use fdbroker_protocol::{Caps, Resource, Scope};
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 
 /// One charge: of what, and how many fds, bytes, leases, ... of it.
@@ -200,8 +201,8 @@ impl Queued {
 }
 
 /// The number of a scope in the ledger. Used again once the scope is closed and nobody waits for room in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ScopeId(u32);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ScopeId(#[serde(skip)] u32);
 
 impl ScopeId {
     /// The node.
@@ -601,6 +602,16 @@ impl Ledger {
             **scope = ScopeRecord { is_closed, ..ScopeRecord::new(kind, number, parent) };
         }
         empty
+    }
+
+    /// Takes over all that another ledger of the same scopes is charged with.
+    pub fn set_accounts(&mut self, right: &Ledger) {
+        for (scope, right) in self.scopes.iter_mut().zip(&right.scopes) {
+            if let (Some(scope), Some(right)) = (scope, right) {
+                scope.account = right.account;
+            }
+        }
+        self.table_peak = self.table_now();
     }
 
     /// Asserts that every count is the same as in another ledger, and within its cap.

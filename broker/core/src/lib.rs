@@ -400,6 +400,11 @@ impl Core {
         })
     }
 
+    /// Their numbers: for the rare walk that changes them.
+    fn client_numbers(&self) -> Vec<u32> {
+        self.all_clients().map(|(number, _)| number).collect()
+    }
+
     /// Whether the client may make requests.
     fn welcome(&mut self, client: ClientId) -> bool {
         self.client(client).is_some_and(|client| client.welcome)

@@ -2,11 +2,15 @@
 //! own what it links.
 
 use crate::slots::NONE;
+use serde::{Deserialize, Serialize};
 
-/// A node's place in one list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A node's place in one list. To a successor it is nothing: that makes its own lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Link {
+    #[serde(skip)]
     prev: u32,
+    #[serde(skip)]
     next: u32,
 }
 
@@ -20,18 +24,34 @@ impl Link {
     }
 }
 
+impl Default for Link {
+    fn default() -> Self {
+        Link::OUT
+    }
+}
+
 /// Where the nodes of a list live.
 pub trait Nodes {
     /// The link of `node`.
     fn link(&mut self, node: u32) -> &mut Link;
 }
 
-/// First and last node, and how many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// First and last node, and how many. To a successor it is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct List {
+    #[serde(skip)]
     head: u32,
+    #[serde(skip)]
     tail: u32,
+    #[serde(skip)]
     len: u32,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        List::EMPTY
+    }
 }
 
 impl List {

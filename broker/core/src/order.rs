@@ -2,6 +2,7 @@
 //! marks the record of its allocation; the queue is mended when its oldest entry is looked at. Must never decide what
 //! may be evicted.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Counts the allocations that were ever put into a queue. All ages are counted in these.
@@ -29,10 +30,12 @@ impl Clock {
 
 /// When an allocation was put into its queue, and when it was last granted since. Only the lower half of the clock: an
 /// age of more than 2^32 is taken for a smaller one, which changes the order and nothing else.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
+    #[serde(skip)]
     placed: u32,
     /// 0 = it was not granted since.
+    #[serde(skip)]
     used: u32,
 }
 

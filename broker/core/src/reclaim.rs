@@ -337,9 +337,7 @@ impl Core {
     /// Asserts that every lease is in the list it belongs in, and every client with leases can be asked.
     pub(crate) fn check_shelves(&mut self) {
         let mut shelved = 0;
-        let clients = (0..).zip(&self.clients);
-        let numbers: Vec<u32> = clients.filter_map(|(n, it)| it.as_ref().map(|_| n)).collect();
-        for number in numbers {
+        for number in self.client_numbers() {
             let client = self.client_mut(number);
             let (leases, reclaims, revoked) = (client.leases, client.reclaims, client.revoked);
             let (is_gone, scope) = (client.gone, client.scope);

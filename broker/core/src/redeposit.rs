@@ -91,10 +91,10 @@ impl Core {
         // Who may have it stays as it was.
         let deposit = &Deposit { share, ..*deposit };
         // Without its fd it is gone; so is what stood at an address that holds something else now.
-        let lost = match (deposit.recallable, self.is_overlapping(client, deposit)) {
-            (false, _) => Some(ErrorCode::OwnerGone),
-            (true, true) => Some(ErrorCode::Stale),
-            (true, false) => None,
+        let lost = match self.overlapping(client, deposit.range()) {
+            _ if !deposit.recallable => Some(ErrorCode::OwnerGone),
+            Some(_) => Some(ErrorCode::Stale),
+            None => None,
         };
         if let Some(code) = lost {
             self.end(slot, code, fx);
@@ -109,26 +109,12 @@ impl Core {
         let (open, leases) = (former.open, former.leases);
         let allocation = Allocation::new(deposit, client, domain, State::Evicted);
         self.allocations[slot] = Allocation { open, leases, ..allocation };
-        self.own(client, slot, deposit);
+        self.own(slot, deposit.driver_data);
         self.continuity.leave(slot);
         self.stop_grace_if_done();
         fx.list.push(Effect::Publish { slot, generation: id.generation });
         // One that had to go to the room queue is looked at there.
         self.room_appeared |= !self.rooms.is_empty();
         Ok(id)
-    }
-
-    /// Whether the client has something live where the deposit says to be.
-    pub(crate) fn is_overlapping(&mut self, client: u32, deposit: &Deposit) -> bool {
-        if deposit.base == 0 {
-            return false;
-        }
-        let end = deposit.base + deposit.size_bytes;
-        // Live ranges do not overlap each other, so the last that begins before our end tells.
-        let last = self.client_mut(client).by_base.last_before((deposit.device, end));
-        last.is_some_and(|slot| {
-            let allocation = &self.allocations[slot];
-            allocation.base + allocation.size_bytes > deposit.base
-        })
     }
 }

@@ -1,13 +1,13 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused address ends
 //! what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::Core;
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::lists::List;
 use crate::order::Stamp;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, State, Traits};
+use crate::{Core, DriverData};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
@@ -143,18 +143,7 @@ impl Core {
     /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
     /// there are more of them than a message may end.
     fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> bool {
-        if deposit.base == 0 {
-            return true;
-        }
-        let (begin, end) = (deposit.base, deposit.base + deposit.size_bytes);
-        loop {
-            // Live ranges do not overlap each other, so the last that begins before our end tells.
-            let last = self.client_mut(owner).by_base.last_before((deposit.device, end));
-            let Some(slot) = last else { return true };
-            let allocation = &self.allocations[slot];
-            if allocation.base + allocation.size_bytes <= begin {
-                return true;
-            }
+        while let Some(slot) = self.overlapping(owner, deposit.range()) {
             if self.ends_left == 0 {
                 return false;
             }
@@ -162,6 +151,19 @@ impl Core {
             self.end(slot, ErrorCode::Stale, fx);
             self.drain_if_done(slot);
         }
+        true
+    }
+
+    /// A live allocation of the client that overlaps a range of addresses: device, address (0 = none) and bytes.
+    pub(crate) fn overlapping(&mut self, client: u32, range: (u32, u64, u64)) -> Option<u32> {
+        let (device, base, bytes) = range;
+        if base == 0 {
+            return None;
+        }
+        // Live ranges do not overlap each other, so the last that begins before our end tells.
+        let last = self.client_mut(client).by_base.last_before((device, base + bytes))?;
+        let Allocation { base: before, size_bytes, .. } = self.allocations[last];
+        (before + size_bytes > base).then_some(last)
     }
 
     fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
@@ -233,19 +235,19 @@ impl Core {
         let domain = self.client_mut(owner).domain;
         let allocation = Allocation::new(deposit, owner, domain, state);
         let (slot, generation) = self.allocations.insert(allocation).expect("has_room said so");
-        self.own(owner, slot, deposit);
+        self.own(slot, deposit.driver_data);
         AllocationId { slot, generation }
     }
 
-    /// Enters an allocation at its owner: by address, and with its driver data.
-    pub(crate) fn own(&mut self, owner: u32, slot: u32, deposit: &Deposit) {
+    /// Enters a live allocation at its owner, who has nothing else there: by address, and with its driver data.
+    pub(crate) fn own(&mut self, slot: u32, driver_data: Option<DriverData>) {
         self.link(slot, AllocationList::Owned);
-        if deposit.base != 0 {
-            let key = (deposit.device, deposit.base);
-            let is_new = self.client_mut(owner).by_base.insert(key, slot);
+        let Allocation { owner, device, base, .. } = self.allocations[slot];
+        if base != 0 {
+            let is_new = self.client_mut(owner).by_base.insert((device, base), slot);
             assert!(is_new, "what was at this address has ended");
         }
-        if let Some(data) = deposit.driver_data {
+        if let Some(data) = driver_data {
             self.driver_data.insert(slot, data);
         }
     }
@@ -255,6 +257,11 @@ impl Deposit {
     fn traits(&self) -> Traits {
         let Deposit { kind, share, recallable, keep, driver_data, .. } = *self;
         Traits::new(kind, share, recallable, keep, driver_data.is_some())
+    }
+
+    /// Device, address and bytes.
+    pub(crate) fn range(&self) -> (u32, u64, u64) {
+        (self.device, self.base, self.size_bytes)
     }
 
     /// Whether it has a size, and ends where a number can say.
@@ -281,7 +288,7 @@ impl Allocation {
             interest: NONE,
             open: 0,
             leases: List::EMPTY,
-            links: Allocation::UNLINKED,
+            links: Default::default(),
             stamp: Stamp::default(),
             state,
             traits: deposit.traits(),

@@ -29,34 +29,33 @@ pub struct Slots<T> {
 
 /// A table as plain data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedSlots<S> {
+pub struct SavedSlots<T> {
     /// Lowest generation ever given.
     pub first_generation: u32,
-    /// Of every slot ever used; 0 = not yet.
-    pub generations: Vec<u32>,
-    /// Free slots, the next to be used first.
-    pub free: Vec<u32>,
-    /// Slots in use, in their order.
-    pub full: Vec<(u32, S)>,
-    /// Notes of slots that are not in use; 0 is not listed.
-    pub notes: Vec<(u32, u16)>,
+    free_head: u32,
+    entries: Vec<Entry<T>>,
 }
 
-impl<S> Default for SavedSlots<S> {
-    /// Of no table: none is made of it.
-    fn default() -> Self {
-        let (generations, free, full) = (Vec::new(), Vec::new(), Vec::new());
-        SavedSlots { first_generation: 0, generations, free, full, notes: Vec::new() }
+/// A record of which a successor gets a copy.
+pub trait Flat {
+    /// The record, with links, sums and whatever else is made from other records as in a new one.
+    fn flat(&self) -> Self;
+}
+
+impl<T> SavedSlots<T> {
+    /// Slots ever used.
+    pub fn slots(&self) -> u32 {
+        u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry<T> {
     generation: u32,
     content: Content<T>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Content<T> {
     Full(T),
     /// `note`: see [`Slots::remove_noting`].
@@ -160,88 +159,71 @@ impl<T> Slots<T> {
         Some(slots)
     }
 
-    /// The table as plain data, its values as `map` says.
-    pub fn save<S>(&self, map: impl Fn(u32, &T) -> S) -> SavedSlots<S> {
-        let mut free = Vec::new();
-        let mut next = self.free_head;
-        while next != NONE {
-            free.push(next);
-            next = match self.entry(next).map(|entry| &entry.content) {
-                Some(Content::Free { next, .. }) => *next,
-                _ => unreachable!("the free list holds free slots only"),
+    /// The table as plain data. Values that are not to be kept leave free slots, which are used next.
+    pub fn save(&self, keep: impl Fn(&T) -> bool) -> SavedSlots<T>
+    where
+        T: Flat,
+    {
+        let mut free_head = self.free_head;
+        let save = |(slot, Entry { generation, content }): (u32, &Entry<T>)| {
+            let content = match content {
+                Content::Full(value) if keep(value) => Content::Full(value.flat()),
+                Content::Full(_) => {
+                    Content::Free { next: std::mem::replace(&mut free_head, slot), note: 0 }
+                }
+                Content::Free { next, note } => Content::Free { next: *next, note: *note },
             };
-        }
-        SavedSlots {
-            first_generation: self.first_generation,
-            generations: self.entries().map(|entry| entry.generation).collect(),
-            free,
-            full: self.iter_from(0).map(|(slot, value)| (slot, map(slot, value))).collect(),
-            notes: self.notes().collect(),
-        }
-    }
-
-    fn notes(&self) -> impl Iterator<Item = (u32, u16)> {
-        (0..).zip(self.entries()).filter_map(|(slot, entry)| match entry.content {
-            Content::Free { note, .. } if note != 0 => Some((slot, note)),
-            _ => None,
-        })
+            Entry { generation: *generation, content }
+        };
+        let entries = (0..).zip(self.entries()).map(save).collect();
+        SavedSlots { first_generation: self.first_generation, free_head, entries }
     }
 
     /// The table of [`Slots::save`] again. `Err`: what contradicts itself, and at which slot.
-    pub fn restore<S, E: From<(&'static str, u64)>>(
+    pub fn restore(
         most: u32,
         spread: u32,
-        saved: SavedSlots<S>,
-        mut map: impl FnMut(u32, S) -> Result<T, E>,
-    ) -> Result<Self, E> {
-        let SavedSlots { first_generation, generations, free, full, notes } = saved;
-        let wrong = |what, slot: u32| Err(E::from((what, slot.into())));
-        if generations.len() > most as usize || first_generation == 0 {
-            return wrong("slots beyond the last", most);
+        saved: SavedSlots<T>,
+    ) -> Result<Self, (&'static str, u64)>
+    where
+        T: Flat,
+    {
+        let SavedSlots { first_generation, free_head, entries } = saved;
+        if entries.len() > most as usize || first_generation == 0 {
+            return Err(("slots beyond the last", most.into()));
         }
         let mut slots = Slots::new(most, first_generation, spread);
-        let mut vacant: Vec<Option<T>> = Vec::new();
-        vacant.resize_with(generations.len(), || None);
-        let mut last = None;
-        for (slot, value) in full {
-            let generation = generations.get(slot as usize).copied().unwrap_or(0);
-            if generation == 0 || last.is_some_and(|last| last >= slot) {
-                return wrong("a slot in use", slot);
+        let mut unlisted = 0;
+        for mut entry in entries {
+            let mut is_full = false;
+            if let Content::Full(value) = &mut entry.content {
+                (*value, is_full) = (value.flat(), true);
             }
-            last = Some(slot);
-            vacant[slot as usize] = Some(map(slot, value)?);
-            slots.len += 1;
-        }
-        let mut retired = generations.len() - slots.len;
-        for (generation, value) in generations.into_iter().zip(vacant) {
-            let content = value.map_or(out_of_lists(), Content::Full);
-            slots.push(Entry { generation, content });
-        }
-        for slot in free {
-            let entry = slots.entry(slot);
-            let is_free = entry.is_some_and(|entry| {
-                matches!(entry.content, Content::Free { next: NONE, .. })
-                    && entry.generation < LAST_GENERATION
-            });
-            // Only the last of the list has no next, as has one that is not in it.
-            if !is_free || slots.free_tail == slot {
-                return wrong("a free slot", slot);
+            if !(u32::from(is_full)..=LAST_GENERATION).contains(&entry.generation) {
+                return Err(("a slot's generation", slots.used.into()));
             }
-            slots.append_free(slot);
-            retired -= 1;
+            slots.len += usize::from(is_full);
+            unlisted += u32::from(!is_full && entry.generation < LAST_GENERATION);
+            slots.push(entry);
         }
-        let used_up = slots.entries().filter(|entry| {
-            matches!(entry.content, Content::Free { .. }) && entry.generation == LAST_GENERATION
-        });
-        if used_up.count() != retired {
-            return wrong("slots that are neither free nor in use", 0);
+        let mut next = free_head;
+        while next != NONE {
+            let following = match slots.entry(next) {
+                // A list that goes round is longer than there are free slots.
+                Some(Entry { generation, content: Content::Free { next, .. } })
+                    if *generation < LAST_GENERATION && unlisted > 0 =>
+                {
+                    *next
+                }
+                _ => return Err(("a free slot", next.into())),
+            };
+            unlisted -= 1;
+            slots.free_tail = std::mem::replace(&mut next, following);
         }
-        for (slot, saved) in notes {
-            match slots.entry_mut(slot).map(|entry| &mut entry.content) {
-                Some(Content::Free { note, .. }) => *note = saved,
-                _ => return wrong("the note of a slot that is not free", slot),
-            }
+        if unlisted > 0 {
+            return Err(("slots that are neither free nor in use", unlisted.into()));
         }
+        slots.free_head = free_head;
         Ok(slots)
     }
 
@@ -350,6 +332,11 @@ impl<T> Slots<T> {
     /// The generation of a slot; 0 if it was never used.
     pub fn generation(&self, slot: u32) -> u32 {
         self.entry(slot).map_or(0, |entry| entry.generation)
+    }
+
+    /// The full slots: for the rare walk that changes them.
+    pub fn full(&self) -> Vec<u32> {
+        self.iter_from(0).map(|(slot, _)| slot).collect()
     }
 
     /// Full slots from `from` on, in order.

@@ -1,5 +1,5 @@
-//! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain
-//! records; must never act by themselves.
+//! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain records; must never
+//! act by themselves. A successor gets the tables of these records: see [`crate::saved`].
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,10 @@ use crate::order::Stamp;
 use crate::reclaim::Shelf;
 use crate::slots::{NONE, Slots};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
+use serde::{Deserialize, Serialize};
 
 /// Where an allocation's fd is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     /// The broker has it and can get it again.
     Held,
@@ -27,7 +28,7 @@ pub enum State {
     /// Of before a crash, and its owner has not named it again yet: no fd, no owner.
     Reserved,
     /// The allocation has ended, for this reason; leases or its drained notice are still out.
-    Ended(ErrorCode),
+    Ended(#[serde(with = "crate::saved::error_code")] ErrorCode),
 }
 
 /// Lists that an allocation can be in.
@@ -55,7 +56,7 @@ impl AllocationList {
 const ALLOCATION_LINKS: usize = 2;
 
 /// What was said of an allocation when it was registered, in one byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traits(u8);
 
 impl Traits {
@@ -69,6 +70,12 @@ impl Traits {
     ) -> Self {
         let flags = u8::from(recallable) << 5 | u8::from(keep) << 6 | u8::from(driver_data) << 7;
         Traits(kind as u8 | (share as u8) << 3 | flags)
+    }
+
+    /// Whether [`Traits::new`] could have packed it.
+    pub fn is_sound(self) -> bool {
+        let (kind, share) = (self.0 & 7, self.0 >> 3 & 3);
+        MemoryKind::from_number(kind).is_some() && Share::from_number(share).is_some()
     }
 
     /// What it is.
@@ -98,7 +105,7 @@ impl Traits {
 }
 
 /// One piece of memory. Kept small: there may be a million. Without gaps, as its generation goes before it.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(Rust, packed(4))]
 pub struct Allocation {
     /// Bytes.
@@ -121,10 +128,13 @@ pub struct Allocation {
     /// that its file pinned when it was held last, or none.
     pub file: u32,
     /// Its recall under way, or [`crate::slots::NONE`].
+    #[serde(skip)]
     pub recall: u32,
     /// The queue of those that want it and wait for something else, or [`crate::slots::NONE`].
+    #[serde(skip)]
     pub interest: u32,
     /// Open leases.
+    #[serde(skip)]
     pub open: u32,
     /// All leases.
     pub leases: List,
@@ -144,9 +154,6 @@ pub struct Allocation {
 const _: () = assert!(size_of::<Allocation>() <= 104);
 
 impl Allocation {
-    /// No links yet.
-    pub const UNLINKED: [Link; ALLOCATION_LINKS] = [Link::OUT; ALLOCATION_LINKS];
-
     /// Whether it has not ended.
     pub fn is_live(&self) -> bool {
         !matches!(self.state, State::Ended(_))
@@ -202,7 +209,7 @@ pub enum LeaseList {
 const LEASE_LISTS: usize = 3;
 
 /// One grant.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// When it was granted.
     pub since: Now,
@@ -221,9 +228,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// No links yet.
-    pub const UNLINKED: [Link; LEASE_LISTS] = [Link::OUT; LEASE_LISTS];
-
     /// Whether it is in a list.
     pub fn is_in(&self, list: LeaseList) -> bool {
         self.links[list as usize].is_in()
@@ -241,7 +245,7 @@ impl Nodes for LeaseLinks<'_> {
 
 /// A recall under way, or one just answered whose waiters have not all been served: until they are,
 /// the allocation is not evictable.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recall {
     /// When it was asked for.
     pub since: Now,
@@ -276,7 +280,7 @@ impl Recall {
 }
 
 /// One connection.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
     /// Never that of another client, as the number may be.
     pub serial: u64,
@@ -339,44 +343,14 @@ pub struct Client {
 }
 
 impl Client {
-    /// A new connection.
-    pub fn new(serial: u64, scope: ScopeId, domain: u32, job: Option<u32>, pid: u32) -> Self {
-        Client {
-            serial,
-            scope,
-            domain,
-            job,
-            pid,
-            key: OwnerKey::default(),
-            gid: 0,
-            groups: Box::default(),
-            welcome: false,
-            gone: false,
-            silent: false,
-            overdue: 0,
-            sendable: true,
-            credits: 0,
-            own_fds: 0,
-            closing: 0,
-            owned: List::EMPTY,
-            lru: List::EMPTY,
-            leases: [List::EMPTY; Shelf::COUNT],
-            reclaims: List::EMPTY,
-            keeps_asked: false,
-            act: 0,
-            recalls: List::EMPTY,
-            drained: List::EMPTY,
-            revoked: List::EMPTY,
-            by_base: Addresses::default(),
-            parked: Vec::new(),
-            interests: List::EMPTY,
-            interests_left: 0,
-        }
+    /// A new connection, whose account is still to be opened.
+    pub fn new(serial: u64, domain: u32, job: Option<u32>, pid: u32) -> Self {
+        Client { serial, domain, job, pid, sendable: true, ..Client::default() }
     }
 }
 
 /// One isolation domain. Kept while it has clients or anything is charged to it.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Domain {
     /// Listener and uid.
     pub key: DomainKey,
@@ -414,7 +388,7 @@ impl Domain {
 
 /// One job of a domain. Stays while it has clients, or these have left kept allocations: whoever cleans up after it must
 /// find them.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Its domain's and its own.
     pub key: (DomainKey, JobKey),
@@ -426,6 +400,13 @@ pub struct Job {
     pub clients: u32,
     /// Kept allocations whose owner was one of its clients, and is gone.
     pub orphans: u32,
+}
+
+impl Job {
+    /// One whose account is still to be opened.
+    pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
+        Job { key, name, scope: ScopeId::NODE, clients: 0, orphans: 0 }
+    }
 }
 
 /// An fd in the closers.
@@ -497,7 +478,7 @@ pub enum Timer {
 }
 
 /// A kept allocation whose owner is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orphan {
     /// When it ends.
     pub until: Now,

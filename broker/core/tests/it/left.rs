@@ -4,7 +4,7 @@ use super::lives::{crashed, kept_deposit};
 use super::pressure::{JOB, connect_in_job, job_of};
 use super::*;
 use fdbroker_protocol::admin::ActOutcome;
-use serde_json::{Value, from_value, json, to_value};
+use serde_json::{Value, from_value, to_value};
 
 const FIRST: ClientId = ClientId(3);
 const SECOND: ClientId = ClientId(4);
@@ -116,7 +116,7 @@ fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
     let restored = Core::restore(config(), saved.clone(), world.now).expect("sound");
     assert_eq!(restored.save(), saved);
     let mut saved = to_value(saved).expect("plain data");
-    saved["jobs"][0]["name"] = "\u{1b}".repeat(1000).into();
+    saved["jobs"]["entries"][0]["content"]["Full"]["name"] = "\u{1b}".repeat(1000).into();
     let saved = from_value(saved).expect("of the same form");
     let mut core = Core::restore(config(), saved, world.now).expect("sound");
     core.check_invariants();
@@ -128,7 +128,8 @@ fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
 
 #[test]
 fn restore_when_jobs_and_what_they_left_contradict_each_other_then_refused() {
-    let (mut world, _id) = left();
+    let (mut world, id) = left();
+    assert_eq!(id.slot, 0);
     world.core.settle_parked(&mut world.fx);
     let saved = to_value(world.core.save()).expect("plain data");
     let refused = |change: fn(&mut Value)| {
@@ -138,12 +139,14 @@ fn restore_when_jobs_and_what_they_left_contradict_each_other_then_refused() {
         Core::restore(config(), saved, Now(0)).map(drop)
     };
     let broken = |what, number| Err(RestoreError::Broken(what, number));
-    assert_eq!(refused(|saved| saved["jobs"] = json!([])), broken("jobs", 0));
-    assert_eq!(refused(|saved| saved["jobs"][0]["key"] = 9.into()), broken("job", 9));
-    assert_eq!(refused(|saved| saved["jobs"][0]["uid"] = 9.into()), broken("job", 7));
-    let without =
-        |saved: &mut Value| saved["allocations"]["full"][0][1]["orphan"]["job"] = Value::Null;
-    assert_eq!(refused(without), broken("jobs", 1));
+    let domain = |saved: &mut Value| {
+        saved["jobs"]["entries"][0]["content"]["Full"]["key"][0]["uid"] = 9.into();
+    };
+    assert_eq!(refused(domain), broken("job's domain", 0));
+    let other = |saved: &mut Value| saved["beside"]["orphans"]["0"]["job"] = 1.into();
+    assert_eq!(refused(other), broken("the job that left an allocation", 0));
+    let without = |saved: &mut Value| saved["beside"]["orphans"]["0"]["job"] = Value::Null;
+    assert_eq!(refused(without), broken("job of nobody", 0));
 }
 
 #[test]

@@ -2,7 +2,11 @@
 
 use super::*;
 
-type Restored = Result<Slots<u8>, (&'static str, u64)>;
+impl Flat for u8 {
+    fn flat(&self) -> Self {
+        *self
+    }
+}
 
 #[test]
 fn holding_when_given_pairs_then_never_gives_one_of_them_again() {
@@ -34,44 +38,49 @@ fn restore_when_saved_then_gives_the_same_slots_in_the_same_order() {
     [3, 1, 4].into_iter().for_each(|slot| assert!(slots.remove(slot) < 5));
     assert!(slots.insert(7).is_some());
     slots.remove_noting(3, 4);
-    let saved = slots.save(|_, value| *value);
-    assert_eq!(saved.notes, [(3, 4)]);
-    let restored: Restored = Slots::restore(8, 0, saved.clone(), |_, value| Ok(value));
-    let mut restored = restored.expect("sound");
-    assert_eq!(restored.save(|_, value| *value), saved);
+    let mut restored = Slots::restore(8, 0, slots.save(|_| true)).expect("sound");
+    assert_eq!(restored.note(3, LAST_GENERATION), Some(4));
     for _ in 0..8 {
         assert_eq!(restored.insert(1), slots.insert(1));
     }
 }
 
 #[test]
+fn save_when_a_value_is_not_to_be_kept_then_its_slot_is_free_and_comes_first() {
+    let mut slots = Slots::new(8, 1, 0);
+    (0..4).for_each(|value| assert!(slots.insert(value).is_some()));
+    slots.remove(0);
+    let mut restored = Slots::restore(8, 0, slots.save(|value| *value != 2)).expect("sound");
+    assert_eq!(restored.iter_from(0).map(|(slot, _)| slot).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!([9; 3].map(|value| restored.insert(value)), [(2, 2), (0, 2), (4, 1)].map(Some));
+}
+
+#[test]
 fn restore_when_damaged_then_refused() {
-    let sound = SavedSlots {
-        first_generation: 1,
-        generations: vec![2, 1, 1],
-        free: vec![0, 2],
-        full: vec![(1, 5u8)],
-        notes: vec![(2, 4)],
-    };
-    let damages: [fn(&mut SavedSlots<u8>); 11] = [
-        |saved| saved.notes = vec![(1, 4)],
-        |saved| saved.notes = vec![(3, 4)],
+    let mut slots = Slots::new(8, 1, 0);
+    (0..3).for_each(|value| assert!(slots.insert(value).is_some()));
+    [2, 0].into_iter().for_each(|slot| assert!(slots.remove(slot) < 3));
+    let sound = slots.save(|_| true);
+    fn free(next: u32) -> Content<u8> {
+        Content::Free { next, note: 0 }
+    }
+    let damages: [fn(&mut SavedSlots<u8>); 9] = [
         |saved| saved.first_generation = 0,
-        |saved| saved.generations[1] = 0,
-        |saved| saved.free = vec![0, 2, 2],
-        |saved| saved.free = vec![0, 0],
-        |saved| saved.free = vec![0, 1],
-        |saved| saved.free = vec![0, 9],
-        |saved| saved.free = vec![0],
-        |saved| saved.full = vec![(7, 5)],
-        |saved| saved.full = vec![(1, 5), (1, 5)],
+        |saved| saved.free_head = 1,
+        |saved| saved.free_head = 9,
+        |saved| saved.free_head = 0,
+        |saved| saved.entries[1].generation = 0,
+        |saved| saved.entries[1].generation = LAST_GENERATION + 1,
+        |saved| saved.entries[0].generation = LAST_GENERATION,
+        |saved| saved.entries[0].content = free(2),
+        |saved| saved.entries[1].content = free(NONE),
     ];
-    let restore = |saved| -> Restored { Slots::restore(8, 0, saved, |_, value| Ok(value)) };
-    assert!(restore(sound.clone()).is_ok());
+    assert!(Slots::restore(8, 0, sound.clone()).is_ok());
+    assert!(Slots::restore(2, 0, sound.clone()).is_err(), "more slots than there may be");
     for (number, damage) in damages.into_iter().enumerate() {
         let mut saved = sound.clone();
         damage(&mut saved);
-        assert!(restore(saved).is_err(), "damage {number}");
+        assert!(Slots::restore(8, 0, saved).is_err(), "damage {number}");
     }
 }
 
