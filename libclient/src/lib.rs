@@ -43,50 +43,34 @@
 //!
 //! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the background.
 
-mod acquire;
+mod api;
 pub mod backend;
-mod builder;
+mod books;
 mod cache;
-mod client;
-mod common;
-mod connection;
-mod credits;
 mod deadline;
 mod deposit;
-mod dispatch;
 mod error;
-mod events;
 mod exports;
-mod flush;
 mod fork;
-mod grant;
-mod handshake;
-mod holdings;
-mod import;
-mod inbox;
-mod lease;
 mod limits;
 mod map;
 mod notice;
-mod outbox;
-mod page;
-mod poll;
-mod reader;
-mod register;
-mod request;
-mod resume;
-mod supply;
+mod requests;
+mod serve;
 mod sync;
-mod thread;
+mod wire;
 
+pub use api::builder::ClientBuilder;
+pub use api::client::Client;
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;
 pub use backend::isolated::{IsolatedBuffer, IsolatedMemory};
-pub use builder::ClientBuilder;
+pub use books::grant::{AllocationInfo, Grant};
+pub use books::import::Import;
+pub use books::lease::Lease;
 pub use cache::{
     CacheSettings, CacheStats, CachedImport, ImportCache, Imports, Opened, Opener, Pin,
 };
-pub use client::Client;
 pub use deadline::Deadline;
 pub use deposit::{Deposit, Drained, DriverData, Registration, RegistrationRef};
 pub use error::Error;
@@ -94,13 +78,10 @@ pub use exports::Exports;
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status,
 };
-pub use grant::{AllocationInfo, Grant};
-pub use handshake::default_socket_path;
-pub use import::Import;
-pub use lease::Lease;
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
-pub use request::{AcquireRequest, Progress};
+pub use requests::started::{AcquireRequest, Progress};
+pub use wire::handshake::default_socket_path;
 
 pub use backend::cuda;
 pub use backend::level_zero;

@@ -3,17 +3,17 @@
 
 use super::ranges::{Emptying, Freed, Ranges, key};
 use super::{HostMemory, MemoryBackend, Pool, check_window};
-use crate::client::Client;
-use crate::common::{MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd, Unregister};
+use crate::api::client::Client;
+use crate::books::common::{MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd, Unregister};
+use crate::books::holdings::{Ending, LostRegistration};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
-use crate::holdings::{Ending, LostRegistration};
 use crate::map::{check_range, page_size};
 use crate::notice::Recall;
-use crate::outbox::OneWay;
-use crate::register::Batch;
+use crate::requests::register::Batch;
 use crate::sync::lock;
+use crate::wire::outbox::OneWay;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};

@@ -4,7 +4,7 @@
 use super::arena::next_allocation_id;
 use super::dma_heap;
 use super::memfd::{sealed, whole_pages};
-use crate::client::Client;
+use crate::api::client::Client;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
 use crate::error::Error;

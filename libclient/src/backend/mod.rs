@@ -12,8 +12,8 @@ mod memfd;
 mod ranges;
 mod udmabuf;
 
-use crate::client::Client;
-use crate::common::SupplyFd;
+use crate::api::client::Client;
+use crate::books::common::SupplyFd;
 use crate::error::Error;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::fmt::Debug;

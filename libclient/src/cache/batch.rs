@@ -125,7 +125,7 @@ impl<'a> Importer<'a, '_> {
         &mut self,
         claim: Claim<'a>,
         handle: &Handle,
-        granted: Result<crate::grant::Grant, Error>,
+        granted: Result<crate::books::grant::Grant, Error>,
     ) -> Result<CachedImport<'a>, Error> {
         let mut closed = Vec::new();
         let kept = self.take_in(claim, handle, granted?, Post::Later, &mut closed);

@@ -1,9 +1,9 @@
 //! What the cache keeps under its one lock: the memory, the leases, the list by use, the imports under way.
 //! Must never be locked over a wait, an unmap, a message or an opener.
 
+use crate::books::lease::Lease;
 use crate::cache::cached::Opened;
 use crate::cache::flight::{Flight, Key};
-use crate::lease::Lease;
 use crate::limits::{CACHE_ENTRIES, PAGE_RESERVED_SLOTS};
 use fdbroker_protocol::AllocationId;
 use std::collections::HashMap;

@@ -1,15 +1,15 @@
 //! The way of a miss: who fetches asks the broker, opens, closes the fd, reports, keeps; who comes later waits.
 //! Must never leave a lease, a count or memory behind when it fails.
 
+use crate::api::client::Client;
+use crate::books::grant::Grant;
 use crate::cache::Opener;
 use crate::cache::cached::{CachedImport, out_of_bounds};
 use crate::cache::cold::Held;
 use crate::cache::flight::{Claim, Waited, Waiter};
 use crate::cache::table::{Fresh, Look, Pinned, Table, close_all};
-use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::grant::Grant;
 use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};
 use crate::map::Access;
 use fdbroker_protocol::{ErrorCode, Handle};

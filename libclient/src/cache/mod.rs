@@ -17,10 +17,10 @@ pub use cached::{CachedImport, Opened, Pin};
 pub use settings::CacheSettings;
 pub use stats::CacheStats;
 
-use crate::client::Client;
+use crate::api::client::Client;
+use crate::books::grant::Grant;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::grant::Grant;
 use crate::map::Access;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use miss::{Importer, Opening};

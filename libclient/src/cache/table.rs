@@ -1,6 +1,8 @@
 //! The cache's table: finds, pins, releases, keeps, evicts. The index and the entries are read without a lock.
 //! Must never validate before it has pinned, nor close what is pinned.
 
+use crate::books::common::Common;
+use crate::books::page::Verdict;
 use crate::cache::cached::Pin;
 use crate::cache::cold::{Cold, Held};
 use crate::cache::entry::{Entry, Word, tag_of};
@@ -8,11 +10,9 @@ use crate::cache::flight::{Claim, Flight, Key, Waiter};
 use crate::cache::segments::{Row, Segments, Unpinnable, my_stripe};
 use crate::cache::settings::CacheSettings;
 use crate::cache::stats::{CacheStats, Hits};
-use crate::common::Common;
 use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
-use crate::page::Verdict;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -643,6 +643,6 @@ pub(super) fn close_all(closed: Vec<Held>) {
         lease
     };
     if !closed.is_empty() {
-        crate::lease::Lease::release_many(closed.into_iter().map(close));
+        crate::books::lease::Lease::release_many(closed.into_iter().map(close));
     }
 }

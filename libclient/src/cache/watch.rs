@@ -1,8 +1,8 @@
 //! What the cache does when the broker says something of its leases, on the library thread.
 //! Must never wait, nor call application code but the drop of what is closed.
 
+use crate::books::common::LeaseWatcher;
 use crate::cache::Cache;
-use crate::common::LeaseWatcher;
 use fdbroker_protocol::AllocationId;
 
 impl LeaseWatcher for Cache {

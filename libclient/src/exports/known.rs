@@ -1,7 +1,7 @@
 //! The allocations registered, by address and by number. Plain data, no lock.
 //! Must never hold two of one range.
 
-use super::spans::{Place, Spans};
+use crate::books::spans::{Place, Spans};
 use crate::deposit::Deposit;
 use crate::limits::EXPORTS_SWEEP_LEAST;
 use fdbroker_protocol::{AllocationId, Handle};

@@ -8,20 +8,19 @@
 //! **Lock order**: underway, then known. No lock is held over an export, a message or an answer.
 
 mod known;
-pub(crate) mod spans;
 
-use crate::client::Client;
-use crate::common::Registrant;
+use crate::api::client::Client;
+use crate::books::common::Registrant;
+use crate::books::holdings::LostRegistration;
+use crate::books::page::Verdict;
+use crate::books::spans::{Place, Spans, place_of};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
-use crate::holdings::LostRegistration;
-use crate::page::Verdict;
-use crate::register::Batch;
+use crate::requests::register::Batch;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use known::{Entry, Known};
-use spans::{Place, Spans, place_of};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
@@ -247,7 +246,7 @@ impl Exports {
     /// # Errors
     /// As [`Client::unregister`].
     pub fn unregister(&self, id: AllocationId) -> Result<Drained, Error> {
-        if crate::events::is_in_callback() || self.client.is_forked_copy() {
+        if crate::serve::server::is_in_callback() || self.client.is_forked_copy() {
             // Refused, and nothing touched.
             self.client.connection("unregister")?;
         }

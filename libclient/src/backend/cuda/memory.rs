@@ -4,9 +4,9 @@
 use super::device::Device;
 use super::driver::{Mapped, Physical, absent};
 use crate::backend::device::DeviceMemory;
+use crate::books::grant::Grant;
 use crate::cache::Opened;
 use crate::error::Error;
-use crate::grant::Grant;
 use crate::map::{Access, check_range};
 use fdbroker_protocol::ErrorCode;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

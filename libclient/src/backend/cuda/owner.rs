@@ -2,10 +2,10 @@
 //! export under way.
 
 use super::memory::CudaMemory;
+use crate::api::client::Client;
 use crate::backend::device::{self, Owned};
-use crate::client::Client;
-use crate::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply};
-use crate::holdings::LostRegistration;
+use crate::books::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply};
+use crate::books::holdings::LostRegistration;
 use crate::notice::Recall;
 use fdbroker_protocol::ErrorCode;
 use std::sync::{Arc, Weak};

@@ -2,12 +2,12 @@
 //! Must never keep an exported fd: each is closed when it has been sent.
 
 use super::{DeviceMemory, Identity, MemoryDevice, Owner};
+use crate::api::client::Client;
 use crate::cache::Opened;
-use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export};
 use crate::error::Error;
-use crate::register::Batch;
+use crate::requests::register::Batch;
 use fdbroker_protocol::{AllocationId, Handle, Share};
 use std::collections::HashSet;
 use std::sync::Arc;

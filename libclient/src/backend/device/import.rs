@@ -2,10 +2,10 @@
 //! Must never hold an fd, nor give the lease back while the memory is open.
 
 use super::{DeviceMemory, MemoryDevice};
+use crate::books::grant::{AllocationInfo, Grant};
+use crate::books::lease::Lease;
 use crate::cache::Opened;
 use crate::error::Error;
-use crate::grant::{AllocationInfo, Grant};
-use crate::lease::Lease;
 use crate::map::Access;
 
 /// Device memory imported: opened for a device, its fd closed, its lease on the ledger as `mapped`:

@@ -5,10 +5,10 @@ mod buffer;
 mod import;
 mod owned;
 
+use crate::api::client::Client;
+use crate::books::grant::Grant;
 use crate::cache::Opened;
-use crate::client::Client;
 use crate::error::Error;
-use crate::grant::Grant;
 use crate::map::Access;
 use fdbroker_protocol::MemoryKind;
 use std::fmt::Debug;

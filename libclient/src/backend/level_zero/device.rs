@@ -6,10 +6,10 @@ use super::driver::{Driver, Found, absent, unless_fds_lack};
 use super::foreign::check_window;
 use super::memory::LevelZeroMemory;
 use super::owner::Owner;
+use crate::api::client::Client;
 use crate::backend::device::{self, Identity, MemoryDevice};
-use crate::client::Client;
+use crate::books::grant::Grant;
 use crate::error::Error;
-use crate::grant::Grant;
 use crate::map::Access;
 use crate::sync::lock;
 use level_zero_sys::{
@@ -118,9 +118,9 @@ impl Device {
         }
         let owner = Arc::new(Owner::new(client, &self.inner.context));
         owners.push(Arc::clone(&owner));
-        let answers: Arc<dyn crate::common::MemoryOwner> = owner.clone();
+        let answers: Arc<dyn crate::books::common::MemoryOwner> = owner.clone();
         client.common().add_owner(Arc::downgrade(&answers));
-        let registrant: Arc<dyn crate::common::Registrant> = owner.clone();
+        let registrant: Arc<dyn crate::books::common::Registrant> = owner.clone();
         client.common().add_registrant(Arc::downgrade(&registrant));
         owner
     }

@@ -5,7 +5,7 @@ use super::device::Device;
 use super::driver::absent;
 use super::fd;
 use super::owner::Foreign;
-use crate::client::Client;
+use crate::api::client::Client;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, DriverData};
 use crate::error::Error;

@@ -3,11 +3,11 @@
 
 use super::context::Context;
 use super::memory::LevelZeroMemory;
+use crate::api::client::Client;
 use crate::backend::device::{self, Owned};
-use crate::client::Client;
-use crate::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd};
+use crate::books::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd};
+use crate::books::holdings::LostRegistration;
 use crate::error::Error;
-use crate::holdings::LostRegistration;
 use crate::limits::EXPORTS_SWEEP_LEAST;
 use crate::notice::Recall;
 use crate::sync::lock;

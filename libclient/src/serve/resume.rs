@@ -2,13 +2,13 @@
 //! Must never wait: it goes on when an answer is there. One message is under way at a time, so it ends after as many round
 //! trips as there are messages, each within ANSWER_TIMEOUT, or the connection does.
 
-use crate::connection::{Call, Connection};
+use crate::books::holdings::{Declaring, Holdings, LostRegistration, Naming, RefusedLease};
 use crate::error::Error;
-use crate::holdings::{Declaring, Holdings, LostRegistration, Naming, RefusedLease};
 use crate::limits::{ANSWER_TIMEOUT, SEND_SLICE};
-use crate::outbox::OneWay;
-use crate::reader::Reply;
-use crate::register::check_count;
+use crate::requests::register::check_count;
+use crate::wire::connection::{Call, Connection};
+use crate::wire::outbox::OneWay;
+use crate::wire::reading::Reply;
 use fdbroker_protocol::message::{RegisterHead, RegisterReplyHead, Registered};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Writer};
 use std::time::{Duration, Instant};
@@ -180,7 +180,7 @@ impl Resume {
 }
 
 fn unregister(id: AllocationId) -> OneWay {
-    OneWay::Unregister(crate::common::Unregister { id, key: None })
+    OneWay::Unregister(crate::books::common::Unregister { id, key: None })
 }
 
 impl Asked {

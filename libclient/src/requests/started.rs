@@ -1,12 +1,12 @@
 //! An acquire under way that nobody waits for: started, tested now and then, cancelled or dropped.
 //! Must never block, and never lose a grant: what comes too late is given back.
 
-use crate::acquire::Wanted;
-use crate::connection::Connection;
+use crate::books::grant::Grant;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::grant::Grant;
 use crate::limits::REPLY_GRACE;
+use crate::requests::acquire::Wanted;
+use crate::wire::connection::Connection;
 use fdbroker_protocol::Handle;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
 //! The library thread: sleeps until there is something to serve, and serves it; ended and joined with its client.
 //! Must never run the application's signal handlers, nor outlive the code it runs.
 
-use crate::client::Shared;
+use crate::api::client::Shared;
 use crate::error::Error;
-use crate::events::Server;
 use crate::limits::{HANG_UP_PAUSE, IDLE, THREAD_END_TIMEOUT};
+use crate::serve::server::Server;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::ErrorCode;
 use nix::sys::signal::{SigSet, SigmaskHow};

@@ -1,15 +1,15 @@
 //! Acquiring: handles in, grants out, one message per 253; what is not ready is asked for again until the deadline.
 //! Must never lose a grant: what cannot be handed over is given back.
 
-use crate::connection::{Call, Connection};
+use crate::books::grant::{AllocationInfo, Grant};
+use crate::books::lease::Lease;
 use crate::deadline::Deadline;
 use crate::deposit::DriverData;
 use crate::error::Error;
-use crate::grant::{AllocationInfo, Grant};
-use crate::lease::Lease;
 use crate::limits::{AGAIN_FIRST, AGAIN_LAST, REPLY_GRACE};
-use crate::outbox::OneWay;
-use crate::reader::Reply;
+use crate::wire::connection::{Call, Connection};
+use crate::wire::outbox::OneWay;
+use crate::wire::reading::Reply;
 use fdbroker_protocol::message::{AcquireHead, GrantItem, NO_FD};
 use fdbroker_protocol::{
     AllocationId, DecodeError, ErrorCode, Handle, HandlePrefix, Kind, MemoryKind, Status, Writer,

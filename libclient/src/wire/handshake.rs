@@ -1,11 +1,11 @@
 //! Finds the broker's socket, connects and says hello. Must never wait longer than CONNECT_TIMEOUT.
 
-use crate::builder::Settings;
+use crate::api::builder::Settings;
 use crate::error::Error;
 use crate::limits::{
     AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, CONNECT_TIMEOUT, HELLO_DEADLINE,
 };
-use crate::poll::poll_one;
+use crate::wire::poll::poll_one;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};

@@ -1,9 +1,9 @@
 //! Settings of a client, before it connects. Must never connect by itself or read a file.
 
-use crate::client::Client;
+use crate::api::client::Client;
 use crate::error::Error;
-use crate::handshake::default_socket_path;
 use crate::notice::{NoticeCallback, RecallCallback};
+use crate::wire::handshake::default_socket_path;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::path::PathBuf;

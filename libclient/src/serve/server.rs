@@ -1,16 +1,16 @@
 //! Serving: what the broker says on the event socket, what nobody else reads or sends, a lost connection and the next.
 //! Must never wait, hold a lock over a callback, or die of a callback's panic. Who serves is `thread` or `dispatch`.
 
-use crate::client::Shared;
-use crate::common::OwnerKey;
-use crate::connection::{Connection, UnseenPage};
-use crate::handshake::{Greeted, Greeting};
-use crate::holdings::LostRegistration;
+use crate::api::client::Shared;
+use crate::books::common::OwnerKey;
+use crate::books::holdings::LostRegistration;
 use crate::limits::{EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE};
 use crate::notice::{Notice, Recall};
-use crate::poll::{came, poll_many};
-use crate::resume::{Outcome, Resume};
-use crate::supply::Supplier;
+use crate::serve::resume::{Outcome, Resume};
+use crate::serve::supply::Supplier;
+use crate::wire::connection::{Connection, UnseenPage};
+use crate::wire::handshake::{Greeted, Greeting};
+use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, RevokedItem};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Message};

@@ -1,13 +1,13 @@
 //! Reading the request socket: the reader's side of `connection`. Every reply finds its thread, or is undone.
 //! Must never drop a reply unread: its leases would stay on the ledger.
 
-use crate::common::{OwnerKey, Unregister};
-use crate::connection::{Call, Connection};
-use crate::dispatch::Wait;
+use crate::books::common::{OwnerKey, Unregister};
 use crate::error::Error;
-use crate::inbox::{Addressee, Owed, Parcel};
-use crate::outbox::OneWay;
+use crate::serve::dispatch::Wait;
 use crate::sync::{lock, wait_until};
+use crate::wire::connection::{Call, Connection};
+use crate::wire::inbox::{Addressee, Owed, Parcel};
+use crate::wire::outbox::OneWay;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{RegisterReplyHead, Registered};
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Message, Status};

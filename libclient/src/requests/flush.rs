@@ -1,11 +1,11 @@
 //! Waiting for what nobody waits for: that releases and frees have reached the broker and are carried out.
 //! Must never wait beyond the deadline and its grace.
 
-use crate::connection::{Call, Connection};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::REPLY_GRACE;
-use crate::register::check_count;
+use crate::requests::register::check_count;
+use crate::wire::connection::{Call, Connection};
 use fdbroker_protocol::{Kind, Status};
 
 /// Returns when the broker has carried out all that was posted before. It serves one client's messages in their order,

@@ -1,12 +1,12 @@
 //! Dispatch mode: no library thread; the application serves when an fd is readable, and every call that waits serves too.
 //! Must never wait for another thread that serves, nor let two serve at once.
 
-use crate::client::Shared;
-use crate::connection::Connection;
+use crate::api::client::Shared;
 use crate::error::Error;
-use crate::events::{Interest, Served, Server, is_in_callback};
 use crate::limits::{HELLO_SLICE, IDLE, SEND_SLICE};
-use crate::poll::{came, poll_many};
+use crate::serve::server::{Interest, Served, Server, is_in_callback};
+use crate::wire::connection::Connection;
+use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::ErrorCode;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};

@@ -1,10 +1,10 @@
 //! Answers recalls: exports again, by the arena or by the application's callback, and sends the fds.
 //! Must never hold more new exports than the window allows, and never wait: what is in the way is said, and tried again.
 
-use crate::common::{Places, Supply, SupplyFd};
-use crate::connection::Connection;
+use crate::books::common::{Places, Supply, SupplyFd};
 use crate::limits::{SEND_SLICE, WINDOW_TIMEOUT};
 use crate::notice::{Recall, RecallCallback};
+use crate::wire::connection::Connection;
 use fdbroker_protocol::message::SupplyItem;
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;

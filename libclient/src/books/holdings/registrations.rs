@@ -2,10 +2,10 @@
 //! Must never name what its owner has freed, replaced or ended.
 
 use super::Holdings;
-use crate::connection::Connection;
+use crate::books::spans::{Spans, place_of};
 use crate::deposit::{Deposit, Registration, RegistrationRef};
-use crate::exports::spans::{Spans, place_of};
 use crate::sync::lock;
+use crate::wire::connection::Connection;
 use fdbroker_protocol::handle::TOKEN_BYTES;
 use fdbroker_protocol::message::RedepositItem;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};

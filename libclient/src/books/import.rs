@@ -1,9 +1,9 @@
 //! Memory of another process, mapped here, with its lease. Unmapped, then given back, on drop.
 //! Must never hold an fd, nor give the lease back while the memory is mapped.
 
+use crate::books::grant::AllocationInfo;
+use crate::books::lease::Lease;
 use crate::error::Error;
-use crate::grant::AllocationInfo;
-use crate::lease::Lease;
 use crate::map::Mapping;
 
 /// An allocation imported: mapped, its fd closed, its lease on the ledger as `mapped`.

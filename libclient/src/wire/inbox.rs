@@ -1,7 +1,7 @@
 //! Who waits for which reply, and who reads: the state behind leader and follower. See `connection`.
 //! Must never do IO; all of it lives under one short lock.
 
-use crate::common::Unregister;
+use crate::books::common::Unregister;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar};

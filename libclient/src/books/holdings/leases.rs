@@ -2,9 +2,9 @@
 //! Must never lose a lease that was granted: it is given back, declared or known as refused.
 
 use super::Holdings;
-use crate::connection::Connection;
-use crate::outbox::OneWay;
 use crate::sync::lock;
+use crate::wire::connection::Connection;
+use crate::wire::outbox::OneWay;
 use fdbroker_protocol::message::{DeclareItem, declare_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
 use slab::Slab;

@@ -17,8 +17,8 @@ mod registrations;
 pub(crate) use leases::{Declaring, LeaseKey, Mark, RefusedLease};
 pub(crate) use registrations::{Ending, LostRegistration, Naming};
 
-use crate::connection::Connection;
 use crate::sync::lock;
+use crate::wire::connection::Connection;
 use leases::Leases;
 use registrations::Registrations;
 use std::sync::{Arc, Mutex, Weak};

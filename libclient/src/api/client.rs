@@ -1,23 +1,23 @@
 //! The client: what a rank calls. Finds the connection of the moment, refuses what cannot work, leaves the rest.
 //! Must never block in a callback or in a forked child.
 
-use crate::acquire::{acquire_each, acquire_one};
-use crate::builder::{ClientBuilder, Settings};
-use crate::common::Common;
-use crate::connection::{Connection, Facts};
+use crate::api::builder::{ClientBuilder, Settings};
+use crate::books::common::Common;
+use crate::books::grant::Grant;
+use crate::books::holdings::Ending;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
-use crate::dispatch::Dispatch;
 use crate::error::Error;
-use crate::events::{self, Served};
-use crate::flush::flush;
-use crate::grant::Grant;
-use crate::handshake::greet;
-use crate::holdings::Ending;
-use crate::register::{Batch, Registrations, register, unregister};
-use crate::request::AcquireRequest;
+use crate::requests::acquire::{acquire_each, acquire_one};
+use crate::requests::flush::flush;
+use crate::requests::register::{Batch, Registrations, register, unregister};
+use crate::requests::started::AcquireRequest;
+use crate::serve::dispatch::Dispatch;
+use crate::serve::server::{self, Served};
+use crate::serve::thread::LibraryThread;
 use crate::sync::lock;
-use crate::thread::LibraryThread;
+use crate::wire::connection::{Connection, Facts};
+use crate::wire::handshake::greet;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -323,7 +323,7 @@ impl Client {
     /// is no error: looking for it is what dispatch does then.
     pub fn dispatch(&self, timeout: Duration) -> Result<usize, Error> {
         let dispatch = self.dispatching("dispatch")?;
-        if events::is_in_callback() {
+        if server::is_in_callback() {
             let context = "dispatch: a callback is part of one already";
             return Err(Error::new(ErrorCode::NotSupported, context));
         }
@@ -397,7 +397,7 @@ impl Client {
     /// The connection of the moment, if the caller may wait for it.
     pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
         let connection = self.usable(what);
-        if events::is_in_callback() && self.owner.shared.common.process.is_current() {
+        if server::is_in_callback() && self.owner.shared.common.process.is_current() {
             let context = format!("{what}: a callback must not wait; do it on another thread");
             return Err(Error::new(ErrorCode::NotSupported, context));
         }
@@ -481,7 +481,7 @@ impl Owner {
         shared.common.kick();
         let thread = lock(&self.thread).take();
         // A callback must not wait, least of all for the thread that it runs on.
-        if let Some(thread) = thread.filter(|_| !events::is_in_callback()) {
+        if let Some(thread) = thread.filter(|_| !server::is_in_callback()) {
             thread.join();
         }
     }

@@ -1,7 +1,7 @@
 //! One-way messages: what a drop sends. Queued when the socket is full, sent before anything later.
 //! Must never wait, and never lose a release while the connection lives.
 
-use crate::common::Unregister;
+use crate::books::common::Unregister;
 use crate::limits::MAX_QUEUED_ONE_WAY;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, LeaseItem};

@@ -18,18 +18,18 @@
 //!
 //! **Lock order**: reader, outbox, inbox, then credits, page and holdings; application code is called under none.
 
-use crate::common::{Common, Unregister};
-use crate::credits::Credits;
-use crate::dispatch::Wait;
+use crate::books::common::{Common, Unregister};
+use crate::books::page::PageFacts;
 use crate::error::Error;
-use crate::handshake::Greeted;
-use crate::inbox::Inbox;
 use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY, SEND_SLICE};
-use crate::outbox::{OneWay, Outbox, Unregistering};
-use crate::page::PageFacts;
-use crate::poll::shut_down;
-use crate::reader::{Reader, Reply};
+use crate::serve::dispatch::Wait;
 use crate::sync::{lock, wait_until};
+use crate::wire::credits::Credits;
+use crate::wire::handshake::Greeted;
+use crate::wire::inbox::Inbox;
+use crate::wire::outbox::{OneWay, Outbox, Unregistering};
+use crate::wire::poll::shut_down;
+use crate::wire::reading::{Reader, Reply};
 use fdbroker_protocol::message::HelloReply;
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;

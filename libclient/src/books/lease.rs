@@ -1,13 +1,13 @@
 //! The lease: the broker's record that this client holds an allocation. Given back once, on drop at the latest.
 //! Must never wait or panic in drop, and never name to a broker what is another's: `holdings` knows whose it is.
 
-use crate::common::Common;
-use crate::connection::Connection;
+use crate::books::common::Common;
+use crate::books::holdings::{LeaseKey, Mark};
+use crate::books::page::Verdict;
 use crate::error::Error;
-use crate::holdings::{LeaseKey, Mark};
 use crate::limits::PAGE_RESERVED_SLOTS;
-use crate::outbox::OneWay;
-use crate::page::Verdict;
+use crate::wire::connection::Connection;
+use crate::wire::outbox::OneWay;
 use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
 //! The grant: a duplicate fd, its lease, and what the allocation is. Import it, or take it apart.
 //! Must never keep the fd once the memory is imported.
 
+use crate::books::import::Import;
+use crate::books::lease::Lease;
 use crate::deposit::DriverData;
 use crate::error::Error;
-use crate::import::Import;
-use crate::lease::Lease;
 use crate::map::{Access, AtFork, Mapping};
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,15 +1,15 @@
 //! What all connections of one client share: page, wake-up of the library thread, owners of memory, window.
 //! Must never hold a connection: connections hold this.
 
-use crate::client::Shared;
+use crate::api::client::Shared;
+use crate::books::holdings::{Ending, Holdings, LostRegistration};
+use crate::books::page::PageRegion;
 use crate::deposit::RegistrationRef;
 use crate::error::Error;
 use crate::fork::Process;
-use crate::holdings::{Ending, Holdings, LostRegistration};
 use crate::notice::Recall;
-use crate::outbox::OneWay;
-use crate::page::PageRegion;
 use crate::sync::{lock, wait_until};
+use crate::wire::outbox::OneWay;
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

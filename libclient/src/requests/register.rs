@@ -1,13 +1,13 @@
 //! Registering and unregistering: deposits in chunks of credit, export window and 253, in their order.
 //! Must never send an fd without credit, nor hold more exports than the window allows.
 
-use crate::acquire::is_final;
-use crate::connection::{Call, Connection};
-use crate::credits::Claim;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration};
 use crate::error::Error;
 use crate::limits::{ANSWER_TIMEOUT, MAX_CREDITS_WANTED, REPLY_GRACE};
+use crate::requests::acquire::is_final;
+use crate::wire::connection::{Call, Connection};
+use crate::wire::credits::Claim;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Status, Writer};

@@ -1,0 +1,7 @@
+//! What a rank asks of the broker: one file for each kind of request.
+//! Must never answer what the broker asks of this client: `serve` does.
+
+pub(crate) mod acquire;
+pub(crate) mod flush;
+pub(crate) mod register;
+pub(crate) mod started;

@@ -1,0 +1,10 @@
+//! The connection to the broker: sockets, hello, messages out, replies in.
+//! Must never know what a request is for.
+
+pub(crate) mod connection;
+pub(crate) mod credits;
+pub(crate) mod handshake;
+pub(crate) mod inbox;
+pub(crate) mod outbox;
+pub(crate) mod poll;
+pub(crate) mod reading;
