@@ -1,4 +1,4 @@
-//! What a producer says of an allocation when it registers it, and what it gets. Plain data.
+//! What a producer says of an allocation, what it gets, and what the broker says to consumers. Plain data.
 //! Must never hold an fd.
 
 use crate::error::Error;
@@ -55,6 +55,25 @@ impl std::fmt::Debug for DriverData {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "DriverData({} bytes)", self.len)
     }
+}
+
+/// What the broker says of an allocation granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocationInfo {
+    /// Which it is, for [`crate::Client::is_current`].
+    pub id: AllocationId,
+    /// Size in bytes: bounds every offset.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, in bytes.
+    pub fd_offset: u64,
+    /// What the fd is.
+    pub kind: MemoryKind,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// The owner's allocation id.
+    pub owner_allocation_id: u64,
+    /// The driver's handle bytes.
+    pub driver_data: DriverData,
 }
 
 /// An allocation to register; its fd travels beside it.

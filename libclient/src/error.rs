@@ -37,6 +37,12 @@ impl Error {
         Error::new(code, format!("{what}: {}", errno.into()))
     }
 
+    /// A system call that makes an fd and failed: LOCAL_FD_LIMIT when it was for want of fds, else `code`.
+    pub(crate) fn no_fd(code: ErrorCode, what: &str, errno: nix::Error) -> Self {
+        let lacks_fds = matches!(errno, nix::Error::EMFILE | nix::Error::ENFILE);
+        Error::os(if lacks_fds { ErrorCode::LocalFdLimit } else { code }, what, errno)
+    }
+
     /// The same with another cause and remedy than the code's.
     pub(crate) fn because(mut self, cause_and_remedy: impl Into<Box<str>>) -> Self {
         self.instead = Some(cause_and_remedy.into());

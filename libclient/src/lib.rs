@@ -65,14 +65,14 @@ pub use api::client::Client;
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;
 pub use backend::isolated::{IsolatedBuffer, IsolatedMemory};
-pub use books::grant::{AllocationInfo, Grant};
+pub use books::grant::Grant;
 pub use books::import::Import;
 pub use books::lease::Lease;
 pub use cache::{
     CacheSettings, CacheStats, CachedImport, ImportCache, Imports, Opened, Opener, Pin,
 };
 pub use deadline::Deadline;
-pub use deposit::{Deposit, Drained, DriverData, Registration, RegistrationRef};
+pub use deposit::{AllocationInfo, Deposit, Drained, DriverData, Registration, RegistrationRef};
 pub use error::Error;
 pub use exports::Exports;
 pub use fdbroker_protocol::{

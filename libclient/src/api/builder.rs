@@ -1,14 +1,13 @@
 //! Settings of a client, before it connects. Must never connect by itself or read a file.
 
-use crate::api::client::Client;
-use crate::error::Error;
 use crate::notice::{NoticeCallback, RecallCallback};
-use crate::wire::handshake::default_socket_path;
+use crate::serve::session::Settings;
+use crate::wire::handshake::{Caller, default_socket_path};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::path::PathBuf;
 
-/// Settings for a connection; see [`Client::builder`].
+/// Settings for a connection; see [`crate::Client::builder`].
 #[derive(Default)]
 #[must_use = "nothing happens until `connect`"]
 pub struct ClientBuilder {
@@ -19,19 +18,6 @@ pub struct ClientBuilder {
     on_recall: Option<RecallCallback>,
     no_reconnect: bool,
     dispatch: bool,
-}
-
-/// The settings of a client, complete.
-pub(crate) struct Settings {
-    pub socket: PathBuf,
-    pub name: String,
-    pub own_fds: u32,
-    /// What a broker after a crash knows this client by, with its process. Not 0.
-    pub key: u32,
-    pub on_notice: Option<NoticeCallback>,
-    pub on_recall: Option<RecallCallback>,
-    pub reconnect: bool,
-    pub dispatch: bool,
 }
 
 impl ClientBuilder {
@@ -74,8 +60,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether the application serves events itself, without a library thread: [`Client::event_fd`] says when,
-    /// [`Client::dispatch`] does it, and so does every call that waits, so that ranks that recall from each other
+    /// Whether the application serves events itself, without a library thread: [`crate::Client::event_fd`] says when,
+    /// [`crate::Client::dispatch`] does it, and so does every call that waits, so that ranks that recall from each other
     /// cannot deadlock. Callbacks run on the thread that serves, never two at once. Between calls nobody
     /// serves: dispatch when the fd is readable, or recalls go unanswered. Default: no.
     pub fn dispatch(mut self, dispatch: bool) -> Self {
@@ -83,22 +69,16 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects, and starts the library thread unless it is to do without.
-    ///
-    /// # Errors
-    /// NOT_CONNECTED: nobody answers at the socket within 5 s. NOT_PERMITTED: the socket refuses this user.
-    /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT.
-    pub fn connect(self) -> Result<Client, Error> {
-        Client::start(Settings {
+    /// The settings, complete.
+    pub(super) fn finish(self) -> Settings {
+        let caller = Caller {
             socket: self.socket.unwrap_or_else(default_socket_path),
             name: self.name.unwrap_or_else(command_name),
             own_fds: self.own_fds.unwrap_or(1),
-            on_notice: self.on_notice,
-            on_recall: self.on_recall,
-            reconnect: !self.no_reconnect,
             key: RandomState::new().hash_one(std::process::id()) as u32 | 1,
-            dispatch: self.dispatch,
-        })
+        };
+        let ClientBuilder { on_notice, on_recall, no_reconnect, dispatch, .. } = self;
+        Settings { caller, on_notice, on_recall, reconnect: !no_reconnect, dispatch }
     }
 }
 
@@ -116,18 +96,6 @@ impl std::fmt::Debug for ClientBuilder {
             .field("name", &self.name)
             .field("own_fds", &self.own_fds)
             .field("reconnect", &!self.no_reconnect)
-            .field("dispatch", &self.dispatch)
-            .finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Settings {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings")
-            .field("socket", &self.socket)
-            .field("name", &self.name)
-            .field("own_fds", &self.own_fds)
-            .field("reconnect", &self.reconnect)
             .field("dispatch", &self.dispatch)
             .finish_non_exhaustive()
     }

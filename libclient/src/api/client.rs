@@ -1,10 +1,11 @@
 //! The client: what a rank calls. Finds the connection of the moment, refuses what cannot work, leaves the rest.
 //! Must never block in a callback or in a forked child.
 
-use crate::api::builder::{ClientBuilder, Settings};
+use super::builder::ClientBuilder;
 use crate::books::common::Common;
 use crate::books::grant::Grant;
 use crate::books::holdings::Ending;
+use crate::books::roles::Dispatcher;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
@@ -12,16 +13,17 @@ use crate::requests::acquire::{acquire_each, acquire_one};
 use crate::requests::flush::flush;
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::started::AcquireRequest;
+use crate::serve::callback::is_in_callback;
 use crate::serve::dispatch::Dispatch;
-use crate::serve::server::{self, Served};
+use crate::serve::session::Session;
 use crate::serve::thread::LibraryThread;
 use crate::sync::lock;
-use crate::wire::connection::{Connection, Facts};
+use crate::wire::connection::Connection;
 use crate::wire::handshake::greet;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// A connection to the node's broker, for all threads of a process; clones share it.
@@ -40,47 +42,45 @@ pub struct Client {
     owner: Arc<Owner>,
 }
 
-/// What client and library thread share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub settings: Settings,
-    pub common: Arc<Common>,
-    pub stopping: AtomicBool,
-    current: RwLock<Arc<Connection>>,
-    last: LastFacts,
-    /// In dispatch mode.
-    pub dispatch: Option<Dispatch>,
-}
-
-/// What the broker said last, to be read without a lock: a forked child may ask too.
-#[derive(Debug)]
-struct LastFacts {
-    node: AtomicU64,
-    incarnation: AtomicU64,
-    client: AtomicU32,
-}
-
-impl LastFacts {
-    fn of(facts: &Facts) -> Self {
-        LastFacts {
-            node: facts.node.into(),
-            incarnation: facts.incarnation.into(),
-            client: facts.client.into(),
-        }
-    }
-
-    fn set(&self, facts: &Facts) {
-        self.node.store(facts.node, Ordering::Relaxed);
-        self.incarnation.store(facts.incarnation, Ordering::Relaxed);
-        self.client.store(facts.client, Ordering::Relaxed);
-    }
-}
-
 /// Ends the connection and the library thread when the last client is dropped.
 #[derive(Debug)]
 struct Owner {
-    shared: Arc<Shared>,
+    session: Arc<Session>,
+    /// In dispatch mode.
+    dispatch: Option<Arc<Dispatch>>,
+    /// Else.
     thread: Mutex<Option<LibraryThread>>,
+}
+
+impl ClientBuilder {
+    /// Connects, and starts the library thread unless it is to do without.
+    ///
+    /// # Errors
+    /// NOT_CONNECTED: nobody answers at the socket within 5 s. NOT_PERMITTED: the socket refuses this user.
+    /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT.
+    pub fn connect(self) -> Result<Client, Error> {
+        let settings = self.finish();
+        let window = settings.caller.own_fds.saturating_sub(1).max(1);
+        let common = Arc::new(Common::new(window)?);
+        let greeted = greet(&settings.caller)?;
+        let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
+        let connection = Arc::new(connection);
+        connection.begin_books();
+        connection.show_page(&page)?;
+        let session = Arc::new(Session::new(settings, common, connection));
+        let (mut dispatch, mut thread) = (None, None);
+        if session.settings.dispatch {
+            let made = Arc::new(Dispatch::new(Arc::clone(&session))?);
+            let dispatcher: Weak<dyn Dispatcher> = Arc::<Dispatch>::downgrade(&made);
+            session.common.set_dispatcher(dispatcher);
+            // The event fd watches the connection from now on.
+            made.serve();
+            dispatch = Some(made);
+        } else {
+            thread = Some(LibraryThread::start(Arc::clone(&session))?);
+        }
+        Ok(Client { owner: Arc::new(Owner { session, dispatch, thread: Mutex::new(thread) }) })
+    }
 }
 
 impl Client {
@@ -95,38 +95,6 @@ impl Client {
     /// Settings for a connection.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
-    }
-
-    pub(crate) fn start(settings: Settings) -> Result<Client, Error> {
-        let window = settings.own_fds.saturating_sub(1).max(1);
-        let common = Arc::new(Common::new(window)?);
-        let greeted = greet(&settings)?;
-        let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
-        let connection = Arc::new(connection);
-        common.holdings.begin(&connection);
-        connection.show_page(&page)?;
-        let dispatch = match settings.dispatch {
-            true => Some(Dispatch::new(common.wake_fd())?),
-            false => None,
-        };
-        let shared = Arc::new(Shared {
-            settings,
-            common,
-            stopping: AtomicBool::new(false),
-            last: LastFacts::of(&connection.facts),
-            current: RwLock::new(connection),
-            dispatch,
-        });
-        let thread = match &shared.dispatch {
-            Some(_) => {
-                shared.common.set_dispatcher(&shared);
-                // The event fd watches the connection from now on.
-                shared.serve();
-                None
-            }
-            None => Some(LibraryThread::start(Arc::clone(&shared))?),
-        };
-        Ok(Client { owner: Arc::new(Owner { shared, thread: Mutex::new(thread) }) })
     }
 
     /// Registers one allocation: the broker gets its fd, the caller may close its own at once.
@@ -254,7 +222,8 @@ impl Client {
     /// WRONG_NODE, BAD_HANDLE, STALE, NOT_PERMITTED, NO_QUOTA (with the cap), OWNER_GONE, OWNER_SILENT,
     /// LOCAL_FD_LIMIT (nothing lost: retry), TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
     pub fn acquire(&self, handle: &Handle, deadline: Deadline) -> Result<Grant, Error> {
-        acquire_one(&self.connection("acquire")?, handle, deadline)
+        let connection = self.connection("acquire")?;
+        acquire_one(&connection, handle, deadline)
     }
 
     /// Acquires any number, one outcome each, in their order. All grants are held until the call returns, so
@@ -286,7 +255,8 @@ impl Client {
         deadline: Deadline,
         each: impl FnMut(usize, Result<Grant, Error>),
     ) -> Result<(), Error> {
-        acquire_each(&self.connection("acquire")?, handles, deadline, each);
+        let connection = self.connection("acquire")?;
+        acquire_each(&connection, handles, deadline, each);
         Ok(())
     }
 
@@ -323,19 +293,18 @@ impl Client {
     /// is no error: looking for it is what dispatch does then.
     pub fn dispatch(&self, timeout: Duration) -> Result<usize, Error> {
         let dispatch = self.dispatching("dispatch")?;
-        if server::is_in_callback() {
+        if is_in_callback() {
             let context = "dispatch: a callback is part of one already";
             return Err(Error::new(ErrorCode::NotSupported, context));
         }
-        Ok(dispatch.run(&self.owner.shared, timeout))
+        Ok(dispatch.run(timeout))
     }
 
     fn dispatching(&self, what: &str) -> Result<&Dispatch, Error> {
-        let shared = &self.owner.shared;
-        if !shared.common.process.is_current() {
+        if self.is_forked_copy() {
             return Err(forked(what));
         }
-        shared.dispatch.as_ref().ok_or_else(|| {
+        self.owner.dispatch.as_deref().ok_or_else(|| {
             let context = format!("{what}: a library thread serves; connect with `dispatch(true)`");
             Error::new(ErrorCode::NotSupported, context)
         })
@@ -355,34 +324,34 @@ impl Client {
     /// syscall. Ask after putting something into a cache, and on every hit. An id is never used twice by brokers
     /// that keep their directory. Whether a lease is still this client's says [`crate::Lease::is_current`].
     pub fn is_current(&self, id: AllocationId) -> bool {
-        let common = &self.owner.shared.common;
+        let common = self.common();
         common.page.is_current(id) && common.process.is_current()
     }
 
     /// The node, see [`fdbroker_protocol::node_id`]; as of the last connection.
     pub fn node(&self) -> u64 {
-        self.owner.shared.last.node.load(Ordering::Relaxed)
+        self.owner.session.last.node.load(Ordering::Relaxed)
     }
 
     /// Of the broker, random per start; as of the last connection.
     pub fn incarnation(&self) -> u64 {
-        self.owner.shared.last.incarnation.load(Ordering::Relaxed)
+        self.owner.session.last.incarnation.load(Ordering::Relaxed)
     }
 
     /// This client's number at the broker, as `fdbroker clients` shows it; as of the last connection.
     pub fn id(&self) -> u32 {
-        self.owner.shared.last.client.load(Ordering::Relaxed)
+        self.owner.session.last.client.load(Ordering::Relaxed)
     }
 
     /// Whether the caller is a child of fork(2), and this a copy of its parent's client: everything answers
     /// NOT_CONNECTED then. One load, no lock: to be asked before taking a lock that the fork may have copied.
     pub fn is_forked_copy(&self) -> bool {
-        !self.owner.shared.common.process.is_current()
+        !self.common().process.is_current()
     }
 
     /// Whether calls can be made now.
     pub fn is_connected(&self) -> bool {
-        self.owner.shared.common.process.is_current() && self.owner.shared.current().is_usable()
+        !self.is_forked_copy() && self.current().is_usable()
     }
 
     /// Ends the connection now, as dropping the last clone does, whoever else has one (caches and arenas do, and
@@ -397,7 +366,7 @@ impl Client {
     /// The connection of the moment, if the caller may wait for it.
     pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
         let connection = self.usable(what);
-        if server::is_in_callback() && self.owner.shared.common.process.is_current() {
+        if is_in_callback() && !self.is_forked_copy() {
             let context = format!("{what}: a callback must not wait; do it on another thread");
             return Err(Error::new(ErrorCode::NotSupported, context));
         }
@@ -406,16 +375,15 @@ impl Client {
 
     /// The connection of the moment, if it works.
     fn usable(&self, what: &str) -> Result<Arc<Connection>, Error> {
-        let shared = &self.owner.shared;
-        if !shared.common.process.is_current() {
+        if self.is_forked_copy() {
             // Before any lock: it may be held by a thread that this child does not have.
             return Err(forked(what));
         }
-        let mut connection = shared.current();
-        if !connection.is_usable() && shared.dispatch.is_some() {
+        let mut connection = self.current();
+        if let Some(dispatch) = self.owner.dispatch.as_ref().filter(|_| !connection.is_usable()) {
             // It may be time to look for a broker.
-            shared.serve();
-            connection = shared.current();
+            dispatch.serve();
+            connection = self.current();
         }
         match connection.is_usable() {
             true => Ok(connection),
@@ -425,47 +393,15 @@ impl Client {
 
     /// The connection of the moment, dead or alive.
     pub(crate) fn current(&self) -> Arc<Connection> {
-        self.owner.shared.current()
+        self.owner.session.current()
     }
 
     pub(crate) fn common(&self) -> &Arc<Common> {
-        &self.owner.shared.common
+        &self.owner.session.common
     }
 
     pub(crate) fn own_fds(&self) -> u32 {
-        self.owner.shared.settings.own_fds
-    }
-}
-
-impl Shared {
-    pub fn current(&self) -> Arc<Connection> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub fn replace(&self, connection: Arc<Connection>) {
-        self.last.set(&connection.facts);
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = connection;
-        if self.is_stopping() {
-            // The client was dropped meanwhile, and may have ended the one before.
-            self.current().kill("the client was dropped");
-        }
-    }
-
-    /// Ends the connection of the moment, and the one that is to be the next.
-    pub fn kill_all(&self, reason: &str) {
-        self.current().kill(reason);
-        if let Some(next) = self.common.holdings.connection() {
-            next.kill(reason);
-        }
-    }
-
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    /// In dispatch mode serves what is there, without waiting. `None`: another thread does, or this one does already.
-    pub fn serve(&self) -> Option<Served> {
-        self.dispatch.as_ref()?.serve(self)
+        self.owner.session.settings.caller.own_fds
     }
 }
 
@@ -475,13 +411,10 @@ fn forked(what: &str) -> Error {
 
 impl Owner {
     fn end(&self) {
-        let shared = &self.shared;
-        shared.stopping.store(true, Ordering::Release);
-        shared.kill_all("the client was dropped");
-        shared.common.kick();
+        self.session.stop();
         let thread = lock(&self.thread).take();
         // A callback must not wait, least of all for the thread that it runs on.
-        if let Some(thread) = thread.filter(|_| !server::is_in_callback()) {
+        if let Some(thread) = thread.filter(|_| !is_in_callback()) {
             thread.join();
         }
     }
@@ -490,7 +423,7 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         // A child closes its copies of the fds and leaves everything else to its parent.
-        if !self.shared.common.process.is_current() {
+        if !self.session.common.process.is_current() {
             let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
             return thread.take().map_or((), LibraryThread::forget);
         }

@@ -4,8 +4,10 @@
 use super::ranges::{Emptying, Freed, Ranges, key};
 use super::{HostMemory, MemoryBackend, Pool, check_window};
 use crate::api::client::Client;
-use crate::books::common::{MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd, Unregister};
 use crate::books::holdings::{Ending, LostRegistration};
+use crate::books::one_way::OneWay;
+use crate::books::one_way::{OwnerKey, Unregister};
+use crate::books::roles::{MemoryOwner, Registrant, Supply, SupplyFd};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
@@ -13,7 +15,6 @@ use crate::map::{check_range, page_size};
 use crate::notice::Recall;
 use crate::requests::register::Batch;
 use crate::sync::lock;
-use crate::wire::outbox::OneWay;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -102,9 +103,9 @@ impl Arena {
         let client = client.clone();
         let inner = Arc::new(Inner { pool, client, name, kind, share, ranges, shared_fd });
         let owner: Weak<dyn MemoryOwner> = Arc::<Inner>::downgrade(&inner);
-        inner.client.common().add_owner(owner);
+        inner.client.common().owners.add(owner);
         let registrant: Weak<dyn Registrant> = Arc::<Inner>::downgrade(&inner);
-        inner.client.common().add_registrant(registrant);
+        inner.client.common().registrants.add(registrant);
         Ok(Arena { inner })
     }
 
@@ -338,13 +339,6 @@ impl MemoryOwner for Inner {
         if let Some(offset) = self.offset_of(key.base) {
             let emptying = lock(&self.ranges).note_drained(offset, key.owner_allocation_id);
             emptying.into_iter().for_each(|range| self.empty(range));
-        }
-    }
-
-    fn unregistered(&self, key: OwnerKey, drained: bool) {
-        // Not drained: the broker says so on the event socket when it is.
-        if drained {
-            self.drained(key);
         }
     }
 

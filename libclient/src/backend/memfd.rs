@@ -1,7 +1,7 @@
 //! A sealed memfd, mapped: the memory of both host backends. Must never be handed out unsealed.
 
 use super::{Pool, PoolExport};
-use crate::books::common::SupplyFd;
+use crate::books::roles::SupplyFd;
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping, page_size};
 use fdbroker_protocol::ErrorCode;

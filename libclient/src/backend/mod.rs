@@ -13,7 +13,7 @@ mod ranges;
 mod udmabuf;
 
 use crate::api::client::Client;
-use crate::books::common::SupplyFd;
+use crate::books::roles::SupplyFd;
 use crate::error::Error;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::fmt::Debug;

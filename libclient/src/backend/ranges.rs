@@ -1,7 +1,7 @@
 //! Which parts of an arena are free, in use, or freed and still leased. Pure bookkeeping: no IO, no lock.
 //! Must never give out a range that some consumer may still have mapped.
 
-use crate::books::common::OwnerKey;
+use crate::books::one_way::OwnerKey;
 use crate::deposit::Registration;
 use crate::limits::ARENA_WARM_BYTES;
 use fdbroker_protocol::AllocationId;

@@ -6,7 +6,7 @@
 
 use super::memfd::MemfdPool;
 use super::{Pool, PoolExport};
-use crate::books::common::SupplyFd;
+use crate::books::roles::SupplyFd;
 use crate::error::Error;
 use crate::map::page_size;
 use fdbroker_protocol::ErrorCode;

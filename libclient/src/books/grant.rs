@@ -1,32 +1,13 @@
 //! The grant: a duplicate fd, its lease, and what the allocation is. Import it, or take it apart.
 //! Must never keep the fd once the memory is imported.
 
-use crate::books::import::Import;
-use crate::books::lease::Lease;
-use crate::deposit::DriverData;
+use super::import::Import;
+use super::lease::Lease;
+use crate::deposit::AllocationInfo;
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping};
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
+use fdbroker_protocol::ErrorCode;
 use std::os::fd::{AsFd, OwnedFd};
-
-/// What the broker says of an allocation granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AllocationInfo {
-    /// Which it is, for [`crate::Client::is_current`].
-    pub id: AllocationId,
-    /// Size in bytes: bounds every offset.
-    pub size_bytes: u64,
-    /// Where in the fd it begins, in bytes.
-    pub fd_offset: u64,
-    /// What the fd is.
-    pub kind: MemoryKind,
-    /// The owner's device ordinal.
-    pub device: u32,
-    /// The owner's allocation id.
-    pub owner_allocation_id: u64,
-    /// The driver's handle bytes.
-    pub driver_data: DriverData,
-}
 
 /// A duplicate fd with its lease. Dropping it closes the fd, then gives the lease back.
 ///

@@ -1,8 +1,8 @@
 //! Memory of another process, mapped here, with its lease. Unmapped, then given back, on drop.
 //! Must never hold an fd, nor give the lease back while the memory is mapped.
 
-use crate::books::grant::AllocationInfo;
-use crate::books::lease::Lease;
+use super::lease::Lease;
+use crate::deposit::AllocationInfo;
 use crate::error::Error;
 use crate::map::Mapping;
 

@@ -1,13 +1,12 @@
 //! The lease: the broker's record that this client holds an allocation. Given back once, on drop at the latest.
 //! Must never wait or panic in drop, and never name to a broker what is another's: `holdings` knows whose it is.
 
-use crate::books::common::Common;
-use crate::books::holdings::{LeaseKey, Mark};
-use crate::books::page::Verdict;
+use super::common::Common;
+use super::holdings::{LeaseKey, Mark};
+use super::one_way::{Line, OneWay};
+use super::page::Verdict;
 use crate::error::Error;
 use crate::limits::PAGE_RESERVED_SLOTS;
-use crate::wire::connection::Connection;
-use crate::wire::outbox::OneWay;
 use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
 use std::sync::Arc;
 
@@ -27,19 +26,20 @@ pub struct Lease {
     is_given_back: bool,
 }
 
-/// A message for the broker that knows the lease.
-type Word = Option<(Arc<Connection>, u64)>;
+/// The connection to the broker that knows the lease, and its number there.
+type Known = Option<(Arc<dyn Line>, u64)>;
 
 impl Lease {
-    /// Of what was granted for a handle, its fd open.
+    /// Of what was granted for a handle over connection `epoch`, its fd open.
     pub(crate) fn new(
-        connection: &Connection,
+        common: &Arc<Common>,
+        epoch: u64,
         number: u64,
         id: AllocationId,
         handle: HandlePrefix,
     ) -> Self {
-        let common = Arc::clone(&connection.common);
-        let (key, mark) = common.holdings.enter_lease(connection, number, handle);
+        let (key, mark) = common.holdings.enter_lease(epoch, number, handle);
+        let common = Arc::clone(common);
         Lease { common, mark, key, id, is_mapped: false, is_given_back: false }
     }
 
@@ -57,22 +57,22 @@ impl Lease {
     /// Tells the broker that the memory is imported and the fd closed: close it first. The second time nothing
     /// happens. [`crate::Grant::import`] does this by itself.
     pub fn mapped(&mut self) {
-        if let Some((link, number)) = self.note_mapped() {
-            link.post(OneWay::Mapped(number));
+        if let Some((line, number)) = self.note_mapped() {
+            line.post(OneWay::Mapped(number));
         }
     }
 
-    /// The same, to go with the next message to the broker or [`Connection::flush_queued_now`].
+    /// The same, to go with the next message to the broker or `Connection::flush_queued_now`.
     pub(crate) fn mapped_later(&mut self) {
-        if let Some((link, number)) = self.note_mapped() {
-            link.queue(OneWay::Mapped(number));
+        if let Some((line, number)) = self.note_mapped() {
+            line.queue(OneWay::Mapped(number));
         }
     }
 
-    /// Gives it back with the next message to the broker or [`Connection::flush_queued_now`].
+    /// Gives it back with the next message to the broker or `Connection::flush_queued_now`.
     pub(crate) fn release_later(mut self) {
-        if let Some((link, number)) = self.give_back() {
-            link.queue(OneWay::Released(number));
+        if let Some((line, number)) = self.give_back() {
+            line.queue(OneWay::Released(number));
         }
     }
 
@@ -114,8 +114,8 @@ impl Lease {
     /// NOT_CONNECTED when there is no broker that knows it: it is not declared to the next one then.
     pub fn release(mut self) -> Result<(), Error> {
         match self.give_back() {
-            Some((link, number)) => {
-                link.post(OneWay::Released(number));
+            Some((line, number)) => {
+                line.post(OneWay::Released(number));
                 Ok(())
             }
             None => Err(Error::not_connected("release: no broker knows of this lease")),
@@ -124,23 +124,23 @@ impl Lease {
 
     /// Gives many back, by one message per 253. Those that no broker knows are not declared to the next.
     pub fn release_many(leases: impl IntoIterator<Item = Lease>) {
-        let mut link: Option<Arc<Connection>> = None;
-        let mut numbers = Vec::new();
+        let mut line: Option<Arc<dyn Line>> = None;
+        let mut released = Vec::new();
         for mut lease in leases {
             let Some((of, number)) = lease.give_back() else { continue };
-            let before = link.take_if(|link| !Arc::ptr_eq(link, &of));
+            let before = line.take_if(|line| !Arc::ptr_eq(line, &of));
             if let Some(before) = before {
-                before.post_all(std::mem::take(&mut numbers).into_iter().map(OneWay::Released));
+                before.post_all(&mut released.drain(..));
             }
-            link.get_or_insert(of);
-            numbers.push(number);
+            line.get_or_insert(of);
+            released.push(OneWay::Released(number));
         }
-        if let Some(link) = link {
-            link.post_all(numbers.into_iter().map(OneWay::Released));
+        if let Some(line) = line {
+            line.post_all(&mut released.into_iter());
         }
     }
 
-    fn note_mapped(&mut self) -> Word {
+    fn note_mapped(&mut self) -> Known {
         // In a forked child the lock may be held by a thread that it does not have.
         if self.is_mapped || !self.common.process.is_current() {
             return None;
@@ -150,7 +150,7 @@ impl Lease {
     }
 
     /// Takes it out of what is held; once.
-    fn give_back(&mut self) -> Word {
+    fn give_back(&mut self) -> Known {
         if self.is_given_back || !self.common.process.is_current() {
             return None;
         }
@@ -161,8 +161,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some((link, number)) = self.give_back() {
-            link.post(OneWay::Released(number));
+        if let Some((line, number)) = self.give_back() {
+            line.post(OneWay::Released(number));
         }
     }
 }

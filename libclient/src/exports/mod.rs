@@ -10,9 +10,9 @@
 mod known;
 
 use crate::api::client::Client;
-use crate::books::common::Registrant;
 use crate::books::holdings::LostRegistration;
 use crate::books::page::Verdict;
+use crate::books::roles::Registrant;
 use crate::books::spans::{Place, Spans, place_of};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
@@ -98,7 +98,7 @@ impl Exports {
     pub fn new(client: &Client) -> Self {
         let known: Arc<Table> = Arc::default();
         let registrant: std::sync::Weak<Table> = Arc::downgrade(&known);
-        client.common().add_registrant(registrant);
+        client.common().registrants.add(registrant);
         Exports {
             client: client.clone(),
             known,
@@ -246,7 +246,7 @@ impl Exports {
     /// # Errors
     /// As [`Client::unregister`].
     pub fn unregister(&self, id: AllocationId) -> Result<Drained, Error> {
-        if crate::serve::server::is_in_callback() || self.client.is_forked_copy() {
+        if crate::serve::callback::is_in_callback() || self.client.is_forked_copy() {
             // Refused, and nothing touched.
             self.client.connection("unregister")?;
         }

@@ -1,22 +1,21 @@
 //! Acquiring: handles in, grants out, one message per 253; what is not ready is asked for again until the deadline.
 //! Must never lose a grant: what cannot be handed over is given back.
 
-use crate::books::grant::{AllocationInfo, Grant};
+use crate::books::grant::Grant;
 use crate::books::lease::Lease;
+use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
-use crate::deposit::DriverData;
+use crate::deposit::{AllocationInfo, DriverData};
 use crate::error::Error;
 use crate::limits::{AGAIN_FIRST, AGAIN_LAST, REPLY_GRACE};
-use crate::wire::connection::{Call, Connection};
-use crate::wire::outbox::OneWay;
-use crate::wire::reading::Reply;
+use crate::wire::call::{Call, Reply};
+use crate::wire::connection::Connection;
 use fdbroker_protocol::message::{AcquireHead, GrantItem, NO_FD};
 use fdbroker_protocol::{
     AllocationId, DecodeError, ErrorCode, Handle, HandlePrefix, Kind, MemoryKind, Status, Writer,
 };
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What became of one handle in one reply.
@@ -32,7 +31,7 @@ enum Outcome {
 
 /// Acquires one handle.
 pub(crate) fn acquire_one(
-    connection: &Arc<Connection>,
+    connection: &Connection,
     handle: &Handle,
     deadline: Deadline,
 ) -> Result<Grant, Error> {
@@ -51,7 +50,7 @@ pub(crate) fn acquire_one(
 
 /// Acquires many and hands each over once, in the order in which they come.
 pub(crate) fn acquire_each(
-    connection: &Arc<Connection>,
+    connection: &Connection,
     handles: &[Handle],
     deadline: Deadline,
     mut each: impl FnMut(usize, Result<Grant, Error>),
@@ -116,7 +115,7 @@ impl Wanted {
     /// Takes the outcomes of a message started, if they have come.
     pub fn look(
         &mut self,
-        connection: &Arc<Connection>,
+        connection: &Connection,
         id: u64,
         handles: &[Handle],
         deadline: Deadline,
@@ -193,7 +192,7 @@ impl Request<'_> {
     /// Makes it and waits for the reply.
     fn make<T>(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Connection,
         take: impl FnOnce(&mut dyn Iterator<Item = Outcome>) -> T,
     ) -> Result<T, Error> {
         let decode = |reply: Reply<'_>| self.read(connection, reply, take);
@@ -202,7 +201,7 @@ impl Request<'_> {
 
     fn read<T>(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Connection,
         reply: Reply<'_>,
         take: impl FnOnce(&mut dyn Iterator<Item = Outcome>) -> T,
     ) -> Result<T, DecodeError> {
@@ -230,7 +229,7 @@ impl Request<'_> {
 }
 
 fn outcome(
-    connection: &Arc<Connection>,
+    connection: &Connection,
     item: &GrantItem,
     handle: HandlePrefix,
     driver_data: DriverData,
@@ -255,7 +254,7 @@ fn outcome(
     let id = AllocationId { slot: item.slot.get(), generation: item.generation.get() };
     Outcome::Granted(Grant {
         fd,
-        lease: Lease::new(connection, item.lease.get(), id, handle),
+        lease: Lease::new(&connection.common, connection.epoch, item.lease.get(), id, handle),
         info: AllocationInfo {
             id,
             size_bytes: item.size_bytes.get(),

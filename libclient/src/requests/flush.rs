@@ -4,8 +4,8 @@
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::REPLY_GRACE;
-use crate::requests::register::check_count;
-use crate::wire::connection::{Call, Connection};
+use crate::wire::call::{Call, check_count};
+use crate::wire::connection::Connection;
 use fdbroker_protocol::{Kind, Status};
 
 /// Returns when the broker has carried out all that was posted before. It serves one client's messages in their order,

@@ -6,11 +6,12 @@ use crate::deposit::{Deposit, Drained, Export, Registration};
 use crate::error::Error;
 use crate::limits::{ANSWER_TIMEOUT, MAX_CREDITS_WANTED, REPLY_GRACE};
 use crate::requests::acquire::is_final;
-use crate::wire::connection::{Call, Connection};
+use crate::wire::call::{Call, check_count};
+use crate::wire::connection::Connection;
 use crate::wire::credits::Claim;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
-use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Status, Writer};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Status, Writer};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
@@ -223,7 +224,7 @@ impl Request<'_> {
                     let made = Registration { handle, token, epoch: connection.epoch };
                     let deposit = &self.deposits[*index];
                     let holdings = &connection.common.holdings;
-                    let epoch = holdings.enter_registration(connection, deposit, &made);
+                    let epoch = holdings.enter_registration(connection.epoch, deposit, &made);
                     Ok(Registration { epoch, ..made })
                 });
                 Ok(answers.collect())
@@ -280,12 +281,4 @@ fn unregister_some(connection: &Connection, ids: &[AllocationId]) -> Result<Vec<
         check_count(Kind::UnregisterReply, statuses.len(), ids.len())?;
         Ok(statuses.to_vec())
     })
-}
-
-/// A reply has as many items as the request.
-pub(crate) fn check_count(kind: Kind, got: usize, expected: usize) -> Result<(), DecodeError> {
-    match got == expected {
-        true => Ok(()),
-        false => Err(DecodeError::Length { kind, got, expected }),
-    }
 }

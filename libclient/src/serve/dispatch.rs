@@ -1,12 +1,14 @@
 //! Dispatch mode: no library thread; the application serves when an fd is readable, and every call that waits serves too.
 //! Must never wait for another thread that serves, nor let two serve at once.
 
-use crate::api::client::Shared;
+use super::callback::is_in_callback;
+use super::server::{Interest, Server};
+use super::session::Session;
+use crate::books::roles::{Dispatcher, Served};
 use crate::error::Error;
 use crate::limits::{HELLO_SLICE, IDLE, SEND_SLICE};
-use crate::serve::server::{Interest, Served, Server, is_in_callback};
 use crate::wire::connection::Connection;
-use crate::wire::poll::{came, poll_many};
+use crate::wire::poll::poll_many;
 use fdbroker_protocol::ErrorCode;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -19,6 +21,7 @@ use std::time::{Duration, Instant};
 /// The seat of who serves, and the fd that says when.
 #[derive(Debug)]
 pub(crate) struct Dispatch {
+    session: Arc<Session>,
     epoll: Epoll,
     /// For what is to be tried again without an event.
     timer: TimerFd,
@@ -43,60 +46,23 @@ struct Watched {
 }
 
 impl Dispatch {
-    pub fn new(wake: BorrowedFd<'_>) -> Result<Self, Error> {
-        let failed = |errno: nix::Error| {
-            let code = match errno {
-                nix::Error::EMFILE | nix::Error::ENFILE => ErrorCode::LocalFdLimit,
-                _ => ErrorCode::Internal,
-            };
-            Error::os(code, "event fd", errno)
-        };
+    pub fn new(session: Arc<Session>) -> Result<Self, Error> {
+        let failed = |errno| Error::no_fd(ErrorCode::Internal, "event fd", errno);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(failed)?;
         let readable = || EpollEvent::new(EpollFlags::EPOLLIN, 0);
-        epoll.add(wake, readable()).map_err(failed)?;
+        epoll.add(session.common.wake.as_fd(), readable()).map_err(failed)?;
         epoll.add(timer.as_fd(), readable()).map_err(failed)?;
         let seat = Seat { server: Server::new(), watched: None, timer_is_set: false };
-        Ok(Dispatch { epoll, timer, seat: Mutex::new(seat) })
-    }
-
-    /// Readable when there is something to serve.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
-    }
-
-    /// Serves what is there, without waiting. `None`: another thread does, or this one does further up the stack.
-    pub fn serve(&self, shared: &Shared) -> Option<Served> {
-        if is_in_callback() {
-            return None;
-        }
-        let mut seat = match self.seat.try_lock() {
-            Ok(seat) => seat,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        if shared.is_stopping() {
-            return Some(Served::default());
-        }
-        let Seat { server, .. } = &mut *seat;
-        let connection = server.connection(shared);
-        // Everything is looked at: what was of interest may be long ago.
-        let all = PollFlags::POLLIN;
-        let interest = Interest { events: all, socket: all, within: None };
-        let came = server.wait(shared, &connection, &interest, Duration::ZERO);
-        let served = server.serve(shared, &connection, &came);
-        let connection = server.connection(shared);
-        let interest = server.prepare(shared, &connection);
-        self.watch(&mut seat, connection, &interest);
-        Some(served)
+        Ok(Dispatch { session, epoll, timer, seat: Mutex::new(seat) })
     }
 
     /// Serves, and waits up to `timeout` for something when there is nothing. How many things.
-    pub fn run(&self, shared: &Shared, timeout: Duration) -> usize {
+    pub fn run(&self, timeout: Duration) -> usize {
         let until = Instant::now() + timeout.min(IDLE);
         loop {
-            let served = self.serve(shared);
+            let served = self.serve();
             let left = until.saturating_duration_since(Instant::now());
             match served {
                 Some(Served { count, .. }) if count > 0 => return count,
@@ -176,126 +142,41 @@ impl Dispatch {
     }
 }
 
+impl Dispatcher for Dispatch {
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+
+    fn serve(&self) -> Option<Served> {
+        let session = &*self.session;
+        if is_in_callback() {
+            return None;
+        }
+        let mut seat = match self.seat.try_lock() {
+            Ok(seat) => seat,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        if session.is_stopping() {
+            return Some(Served::default());
+        }
+        let Seat { server, .. } = &mut *seat;
+        let connection = server.connection(session);
+        // Everything is looked at: what was of interest may be long ago.
+        let all = PollFlags::POLLIN;
+        let interest = Interest { events: all, socket: all, within: None };
+        let came = server.wait(session, &connection, &interest, Duration::ZERO);
+        let served = server.serve(session, &connection, &came);
+        let connection = server.connection(session);
+        let interest = server.prepare(session, &connection);
+        self.watch(&mut seat, connection, &interest);
+        Some(served)
+    }
+}
+
 fn event(wanted: PollFlags) -> EpollEvent {
     let mut flags = EpollFlags::empty();
     flags.set(EpollFlags::EPOLLIN, wanted.contains(PollFlags::POLLIN));
     flags.set(EpollFlags::EPOLLOUT, wanted.contains(PollFlags::POLLOUT));
     EpollEvent::new(flags, 0)
-}
-
-/// A thread's wait on a connection. In dispatch mode it serves meanwhile.
-#[derive(Debug)]
-pub(crate) struct Wait {
-    shared: Option<Arc<Shared>>,
-    /// Another thread serves what is there: it is left to that one for a slice.
-    leaves_events: bool,
-    /// Events came last: now it is the socket's turn.
-    has_served: bool,
-}
-
-impl Wait {
-    pub fn on(connection: &Connection) -> Self {
-        let shared = connection.common.dispatching();
-        Wait { shared, leaves_events: false, has_served: false }
-    }
-
-    /// Whether it serves.
-    pub fn serves(&self) -> bool {
-        self.shared.is_some()
-    }
-
-    /// Waits up to `patience` for `wanted` on a socket, or for events. `true`: call `serve`, out of every role and
-    /// lock.
-    pub fn poll(
-        &mut self,
-        socket: Option<(BorrowedFd<'_>, PollFlags)>,
-        patience: Duration,
-    ) -> bool {
-        let socket = socket.map(|(fd, wanted)| PollFd::new(fd, wanted));
-        let shared = self.shared.as_ref().filter(|_| !self.leaves_events);
-        let events = shared.and_then(|shared| shared.dispatch.as_ref());
-        let events = events.map(|events| PollFd::new(events.event_fd(), PollFlags::POLLIN));
-        let patience = if self.leaves_events { patience.min(SEND_SLICE) } else { patience };
-        self.leaves_events = false;
-        match (socket, events) {
-            (Some(socket), Some(events)) => {
-                let mut fds = [events, socket];
-                poll_many(&mut fds, patience);
-                !came(&fds[0]).is_empty()
-            }
-            (None, Some(events)) => {
-                let mut fds = [events];
-                poll_many(&mut fds, patience);
-                !came(&fds[0]).is_empty()
-            }
-            (Some(socket), None) => {
-                poll_many(&mut [socket], patience);
-                false
-            }
-            (None, None) => {
-                poll_many(&mut [], patience);
-                false
-            }
-        }
-    }
-
-    /// Serves what is there.
-    pub fn serve(&mut self) {
-        self.has_served = true;
-        if let Some(shared) = &self.shared {
-            self.leaves_events = shared.serve().is_none_or(|served| served.later);
-        }
-    }
-
-    /// Whether it has served since this was asked last.
-    pub fn take_served(&mut self) -> bool {
-        std::mem::take(&mut self.has_served)
-    }
-}
-
-impl Connection {
-    /// In dispatch mode serves what is there, without waiting.
-    pub fn serve(&self) {
-        if let Some(shared) = self.common.dispatching() {
-            shared.serve();
-        }
-    }
-
-    /// Lets time pass; serves meanwhile.
-    pub fn pause(&self, pause: Duration) {
-        let mut wait = Wait::on(self);
-        if !wait.serves() {
-            return std::thread::sleep(pause);
-        }
-        let until = Instant::now() + pause;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            if wait.poll(None, left) {
-                wait.serve();
-            }
-        }
-    }
-
-    /// Attempts what may have to wait for other threads, until it succeeds. In dispatch mode in slices, serving in
-    /// between: what it waits for may be for this thread to do.
-    pub fn patiently<T>(
-        &self,
-        until: Instant,
-        mut attempt: impl FnMut(Instant) -> Option<T>,
-    ) -> Option<T> {
-        if self.common.dispatching().is_none() {
-            return attempt(until);
-        }
-        loop {
-            let now = Instant::now();
-            let succeeded = attempt(now);
-            if succeeded.is_some() || now >= until {
-                return succeeded;
-            }
-            self.pause((until - now).min(SEND_SLICE));
-        }
-    }
 }

@@ -3,12 +3,11 @@
 //! trips as there are messages, each within ANSWER_TIMEOUT, or the connection does.
 
 use crate::books::holdings::{Declaring, Holdings, LostRegistration, Naming, RefusedLease};
+use crate::books::one_way::{OneWay, Unregister};
 use crate::error::Error;
 use crate::limits::{ANSWER_TIMEOUT, SEND_SLICE};
-use crate::requests::register::check_count;
-use crate::wire::connection::{Call, Connection};
-use crate::wire::outbox::OneWay;
-use crate::wire::reading::Reply;
+use crate::wire::call::{Call, Reply, check_count};
+use crate::wire::connection::Connection;
 use fdbroker_protocol::message::{RegisterHead, RegisterReplyHead, Registered};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Writer};
 use std::time::{Duration, Instant};
@@ -180,7 +179,7 @@ impl Resume {
 }
 
 fn unregister(id: AllocationId) -> OneWay {
-    OneWay::Unregister(crate::books::common::Unregister { id, key: None })
+    OneWay::Unregister(Unregister { id, key: None })
 }
 
 impl Asked {

@@ -1,13 +1,15 @@
 //! Serving: what the broker says on the event socket, what nobody else reads or sends, a lost connection and the next.
-//! Must never wait, hold a lock over a callback, or die of a callback's panic. Who serves is `thread` or `dispatch`.
+//! Must never wait, hold a lock over a callback, or die of a callback's panic. `thread` or `dispatch` gives it its turns.
 
-use crate::api::client::Shared;
-use crate::books::common::OwnerKey;
+use super::callback::Serving;
+use super::resume::{Outcome, Resume};
+use super::session::{DROPPED, Session};
+use super::supply::Supplier;
 use crate::books::holdings::LostRegistration;
+use crate::books::one_way::OwnerKey;
+use crate::books::roles::Served;
 use crate::limits::{EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE};
 use crate::notice::{Notice, Recall};
-use crate::serve::resume::{Outcome, Resume};
-use crate::serve::supply::Supplier;
 use crate::wire::connection::{Connection, UnseenPage};
 use crate::wire::handshake::{Greeted, Greeting};
 use crate::wire::poll::{came, poll_many};
@@ -16,36 +18,10 @@ use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, 
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::poll::{PollFd, PollFlags};
-use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-thread_local! {
-    static IS_SERVING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the caller is inside a callback: it must not wait, and not serve either.
-pub(crate) fn is_in_callback() -> bool {
-    IS_SERVING.get()
-}
-
-/// Marks the thread as one whose callbacks are being called, until dropped.
-pub(crate) struct Serving(());
-
-impl Serving {
-    pub fn begin() -> Self {
-        IS_SERVING.set(true);
-        Serving(())
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        IS_SERVING.set(false);
-    }
-}
 
 /// What serving needs to know from turn to turn. One per client, used by one thread at a time.
 #[derive(Debug)]
@@ -92,14 +68,6 @@ pub(crate) struct Came {
     socket: PollFlags,
 }
 
-/// What was done.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Served {
-    pub count: usize,
-    /// Something is left that another thread must do first: looking at once would be in vain.
-    pub later: bool,
-}
-
 impl Server {
     pub fn new() -> Self {
         Server {
@@ -114,15 +82,15 @@ impl Server {
     }
 
     /// The connection to serve: the application's, or the one that is to be its next.
-    pub fn connection(&self, shared: &Shared) -> Arc<Connection> {
+    pub fn connection(&self, session: &Session) -> Arc<Connection> {
         match &self.link {
             Link::Resuming { connection, .. } => Arc::clone(connection),
-            _ => shared.current(),
+            _ => session.current(),
         }
     }
 
     /// Sends what can be sent; then says what to wait for.
-    pub fn prepare(&mut self, shared: &Shared, connection: &Connection) -> Interest {
+    pub fn prepare(&mut self, session: &Session, connection: &Connection) -> Interest {
         let _serving = Serving::begin();
         let nothing = PollFlags::empty();
         if !connection.is_usable() {
@@ -133,7 +101,7 @@ impl Server {
             };
             return Interest { events: nothing, socket: nothing, within };
         }
-        self.supplier.advance(connection, shared.settings.on_recall.as_ref());
+        self.supplier.advance(connection, session.settings.on_recall.as_ref());
         let waits_for_room = connection.flush_queued();
         let within = [self.supplier.within(), self.resume.within()].into_iter().flatten().min();
         let mut interest = Interest { events: nothing, socket: nothing, within };
@@ -155,15 +123,15 @@ impl Server {
     /// Waits up to `patience` for what is of interest.
     pub fn wait(
         &self,
-        shared: &Shared,
+        session: &Session,
         connection: &Connection,
         interest: &Interest,
         patience: Duration,
     ) -> Came {
         let patience = interest.within.map_or(patience, |within| within.min(patience));
-        let kick = PollFd::new(shared.common.wake_fd(), PollFlags::POLLIN);
+        let kick = PollFd::new(session.common.wake.as_fd(), PollFlags::POLLIN);
         if !connection.is_usable() {
-            let hello = self.hello_socket().unwrap_or(shared.common.wake_fd());
+            let hello = self.hello_socket().unwrap_or(session.common.wake.as_fd());
             let mut fds = [kick, PollFd::new(hello, PollFlags::POLLIN)];
             poll_many(&mut fds, patience);
             let kicked = !came(&fds[0]).is_empty();
@@ -180,22 +148,22 @@ impl Server {
     }
 
     /// Deals with what came.
-    pub fn serve(&mut self, shared: &Shared, connection: &Connection, came: &Came) -> Served {
+    pub fn serve(&mut self, session: &Session, connection: &Connection, came: &Came) -> Served {
         let _serving = Serving::begin();
         if came.kicked {
-            shared.common.take_kicks();
+            session.common.wake.take_kicks();
         }
         if !connection.is_usable() {
-            let count = self.look_for_a_broker(shared, connection);
+            let count = self.look_for_a_broker(session, connection);
             return Served { count, later: false };
         }
         // Answers before events: the broker has sent them in this order.
-        let named = self.name_again(shared, connection);
+        let named = self.name_again(session, connection);
         let mut served = Served::default();
         let ended = PollFlags::POLLHUP | PollFlags::POLLERR;
         let may_read = self.supplier.is_idle() && came.events.contains(PollFlags::POLLIN);
         if may_read || came.events.intersects(ended) {
-            served = self.read_events(shared, connection);
+            served = self.read_events(session, connection);
         }
         let hung_up = came.socket.intersects(ended);
         if hung_up || came.socket.contains(PollFlags::POLLIN) {
@@ -205,42 +173,42 @@ impl Server {
                 None => served.later |= hung_up,
             }
         }
-        served.count += named + self.name_again(shared, connection);
+        served.count += named + self.name_again(session, connection);
         if !connection.is_usable() {
-            served.count += self.look_for_a_broker(shared, connection);
+            served.count += self.look_for_a_broker(session, connection);
         }
         served
     }
 
     /// Names what is to be named, as far as it goes now; when nothing is left, the application gets the connection. How
     /// many things came of it.
-    fn name_again(&mut self, shared: &Shared, connection: &Connection) -> usize {
+    fn name_again(&mut self, session: &Session, connection: &Connection) -> usize {
         let outcome = self.resume.advance(connection);
         let mut count = usize::from(outcome.is_some());
-        self.tell_of(shared, outcome.unwrap_or_default());
-        let is_done = !self.resume.is_under_way() && !shared.common.holdings.has_waiting();
+        self.tell_of(session, outcome.unwrap_or_default());
+        let is_done = !self.resume.is_under_way() && !session.common.holdings.has_waiting();
         if is_done && connection.is_usable() && matches!(self.link, Link::Resuming { .. }) {
-            self.resumed(shared);
+            self.resumed(session);
             count += 1;
         }
         count
     }
 
-    fn tell_of(&self, shared: &Shared, outcome: Outcome) {
+    fn tell_of(&self, session: &Session, outcome: Outcome) {
         // In the order in which they were named.
-        outcome.lost.iter().for_each(|one| lost(shared, one));
+        outcome.lost.iter().for_each(|one| lost(session, one));
         for refused in outcome.refused {
             let (id, lease, code) = (refused.id, refused.number, refused.code);
-            tell(shared, Notice::Revoked { id, lease, code });
+            tell(session, Notice::Revoked { id, lease, code });
         }
     }
 
     /// All is named and answered: every lease is known to the broker or refused. So the caches put away what was refused
     /// before the page is shown, by which the rest is good again.
-    fn resumed(&mut self, shared: &Shared) {
+    fn resumed(&mut self, session: &Session) {
         let link = std::mem::replace(&mut self.link, Link::Up);
         let Link::Resuming { connection, page, pause } = link else { return };
-        shared.common.watchers().iter().for_each(|watcher| watcher.declared());
+        session.common.watchers.all().iter().for_each(|watcher| watcher.declared());
         if let Err(error) = connection.show_page(&page) {
             connection.kill(&error.to_string());
             return self.try_again_after(pause, &error.to_string());
@@ -255,11 +223,11 @@ impl Server {
             sums.refused
         );
         let incarnation = connection.facts.incarnation;
-        shared.replace(connection);
-        tell(shared, Notice::Reconnected { incarnation });
+        session.replace(connection);
+        tell(session, Notice::Reconnected { incarnation });
     }
 
-    fn read_events(&mut self, shared: &Shared, connection: &Connection) -> Served {
+    fn read_events(&mut self, session: &Session, connection: &Connection) -> Served {
         let mut served = Served::default();
         for _ in 0..EVENTS_PER_TURN {
             let socket = connection.events.as_fd();
@@ -279,7 +247,7 @@ impl Server {
                 true => Err("longer than any of the protocol, or with fds".to_owned()),
                 false => {
                     let buf = std::mem::take(&mut self.buf);
-                    let handled = self.handle(shared, connection, &buf[..received.len]);
+                    let handled = self.handle(session, connection, &buf[..received.len]);
                     self.buf = buf;
                     handled.map_err(|error| error.to_string())
                 }
@@ -307,7 +275,7 @@ impl Server {
 
     fn handle(
         &mut self,
-        shared: &Shared,
+        session: &Session,
         connection: &Connection,
         bytes: &[u8],
     ) -> Result<(), DecodeError> {
@@ -316,37 +284,37 @@ impl Server {
             Kind::Recall => {
                 let recalls = message.items::<RecallItem>()?.iter().map(Recall::from);
                 self.supplier.add(recalls);
-                self.supplier.advance(connection, shared.settings.on_recall.as_ref());
+                self.supplier.advance(connection, session.settings.on_recall.as_ref());
             }
             Kind::Reclaim => {
                 let leases = message.items::<LeaseItem>()?;
                 let leases: Vec<u64> = leases.iter().map(|item| item.lease.get()).collect();
-                let watchers = connection.common.watchers();
+                let watchers = connection.common.watchers.all();
                 watchers.iter().for_each(|watcher| watcher.reclaim(&leases));
-                tell(shared, Notice::Reclaim { leases });
+                tell(session, Notice::Reclaim { leases });
             }
             Kind::Revoked => {
                 if self.resume.is_under_way() {
                     // It may be of a lease whose number is in an answer not read yet.
                     let outcome = self.resume.advance(connection);
-                    self.tell_of(shared, outcome.unwrap_or_default());
+                    self.tell_of(session, outcome.unwrap_or_default());
                 }
-                let watchers = connection.common.watchers();
+                let watchers = connection.common.watchers.all();
                 for item in message.items::<RevokedItem>()? {
                     let id = allocation(item.slot.get(), item.generation.get());
                     let code = ErrorCode::from_number(item.code.get()).unwrap_or(ErrorCode::Stale);
                     watchers.iter().for_each(|watcher| watcher.revoked(id));
-                    tell(shared, Notice::Revoked { id, lease: item.lease.get(), code });
+                    tell(session, Notice::Revoked { id, lease: item.lease.get(), code });
                 }
             }
             Kind::Drained => {
                 for item in message.items::<DrainedItem>()? {
-                    drained(shared, item);
+                    drained(session, item);
                 }
             }
             Kind::GoingAway => {
                 let reason = message.body_as::<GoingAway>()?.reason.get();
-                tell(shared, Notice::GoingAway { reason });
+                tell(session, Notice::GoingAway { reason });
             }
             kind => return Err(DecodeError::Unexpected(kind)),
         }
@@ -354,15 +322,15 @@ impl Server {
     }
 
     /// Without a connection: tells everyone once, then goes towards another as far as it can. How many things came of it.
-    fn look_for_a_broker(&mut self, shared: &Shared, lost: &Connection) -> usize {
+    fn look_for_a_broker(&mut self, session: &Session, lost: &Connection) -> usize {
         let mut count = 0;
-        let settings = &shared.settings;
+        let settings = &session.settings;
         if let Link::Resuming { pause, .. } = self.link {
             self.supplier.give_up(lost);
             self.try_again_after(pause, "it was lost again");
         }
         if let Link::Up = self.link {
-            self.see_to_loss(shared, lost);
+            self.see_to_loss(session, lost);
             let next = settings.reconnect.then(Instant::now);
             self.link = Link::Down { next, pause: RECONNECT_FIRST };
             count += 1;
@@ -370,8 +338,7 @@ impl Server {
         if let Link::Down { next: Some(next), pause } = self.link
             && Instant::now() >= next
         {
-            match Greeting::begin(&settings.socket, &settings.name, settings.own_fds, settings.key)
-            {
+            match Greeting::begin(&settings.caller) {
                 Ok(Some(greeting)) => {
                     self.link = Link::Greeting { greeting: Box::new(greeting), pause };
                 }
@@ -383,7 +350,7 @@ impl Server {
             let pause = *pause;
             match greeting.look() {
                 None => {}
-                Some(Ok(greeted)) => count += self.begin(shared, greeted, pause),
+                Some(Ok(greeted)) => count += self.begin(session, greeted, pause),
                 Some(Err(error)) => self.try_again_after(pause, &error.to_string()),
             }
         }
@@ -391,28 +358,28 @@ impl Server {
     }
 
     /// A broker has answered: from now on its connection is served, and what this client has is named to it.
-    fn begin(&mut self, shared: &Shared, greeted: Greeted, pause: Duration) -> usize {
+    fn begin(&mut self, session: &Session, greeted: Greeted, pause: Duration) -> usize {
         self.epoch += 1;
-        let (connection, page) = Connection::new(self.epoch, greeted, Arc::clone(&shared.common));
+        let (connection, page) = Connection::new(self.epoch, greeted, Arc::clone(&session.common));
         let connection = Arc::new(connection);
-        let ended = shared.common.holdings.begin(&connection);
+        let ended = connection.begin_books();
         self.resume = Resume::after_loss();
         self.link = Link::Resuming { connection: Arc::clone(&connection), page, pause };
-        if shared.is_stopping() {
+        if session.is_stopping() {
             // The client was dropped meanwhile, and found no next one to end.
-            connection.kill("the client was dropped");
+            connection.kill(DROPPED);
         }
-        ended.iter().for_each(|one| lost(shared, one));
-        1 + self.name_again(shared, &connection)
+        ended.iter().for_each(|one| lost(session, one));
+        1 + self.name_again(session, &connection)
     }
 
-    fn see_to_loss(&mut self, shared: &Shared, lost: &Connection) {
+    fn see_to_loss(&mut self, session: &Session, lost: &Connection) {
         self.supplier.give_up(lost);
         self.hung_up_since = None;
-        for owner in shared.common.owners() {
+        for owner in session.common.owners.all() {
             owner.disconnected();
         }
-        tell(shared, Notice::Disconnected);
+        tell(session, Notice::Disconnected);
     }
 
     fn try_again_after(&mut self, pause: Duration, why: &str) {
@@ -435,24 +402,24 @@ fn left(until: Instant) -> Duration {
 }
 
 /// A registration has ended with its broker.
-fn lost(shared: &Shared, registration: &LostRegistration) {
-    shared.common.registrants().iter().for_each(|one| one.lost(registration));
+fn lost(session: &Session, registration: &LostRegistration) {
+    session.common.registrants.all().iter().for_each(|one| one.lost(registration));
     let LostRegistration { id, owner_allocation_id, base, code, .. } = *registration;
-    tell(shared, Notice::RegistrationLost { id, owner_allocation_id, base, code });
+    tell(session, Notice::RegistrationLost { id, owner_allocation_id, base, code });
 }
 
-fn drained(shared: &Shared, item: &DrainedItem) {
+fn drained(session: &Session, item: &DrainedItem) {
     let (base, owner_allocation_id) = (item.base.get(), item.owner_allocation_id.get());
-    if let Some(owner) = shared.common.owner_of(base) {
+    if let Some(owner) = session.common.owner_of(base) {
         owner.drained(OwnerKey { base, owner_allocation_id });
     }
     let id = allocation(item.slot.get(), item.generation.get());
-    shared.common.holdings.forget(id);
-    tell(shared, Notice::Drained { id, owner_allocation_id, base });
+    session.common.holdings.forget(id);
+    tell(session, Notice::Drained { id, owner_allocation_id, base });
 }
 
-fn tell(shared: &Shared, notice: Notice) {
-    let Some(callback) = &shared.settings.on_notice else { return };
+fn tell(session: &Session, notice: Notice) {
+    let Some(callback) = &session.settings.on_notice else { return };
     if catch_unwind(AssertUnwindSafe(|| callback(notice))).is_err() {
         log::error!("the notice callback panicked; its notice is lost");
     }

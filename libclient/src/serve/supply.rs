@@ -1,7 +1,8 @@
 //! Answers recalls: exports again, by the arena or by the application's callback, and sends the fds.
 //! Must never hold more new exports than the window allows, and never wait: what is in the way is said, and tried again.
 
-use crate::books::common::{Places, Supply, SupplyFd};
+use crate::books::roles::{Supply, SupplyFd};
+use crate::books::window::Places;
 use crate::limits::{SEND_SLICE, WINDOW_TIMEOUT};
 use crate::notice::{Recall, RecallCallback};
 use crate::wire::connection::Connection;
@@ -144,7 +145,7 @@ impl Supplier {
             Err(SendError::WouldBlock) => Some(Obstacle::Socket),
             Err(SendError::TooManyRefs) => Some(Obstacle::InFlight),
             Err(SendError::PeerGone) => {
-                // Who reads the event socket finds its end, after the broker's last words.
+                // The reader of the event socket finds its end, after the broker's last words.
                 self.give_up(connection);
                 return true;
             }

@@ -1,10 +1,10 @@
 //! The library thread: sleeps until there is something to serve, and serves it; ended and joined with its client.
 //! Must never run the application's signal handlers, nor outlive the code it runs.
 
-use crate::api::client::Shared;
+use super::server::Server;
+use super::session::Session;
 use crate::error::Error;
 use crate::limits::{HANG_UP_PAUSE, IDLE, THREAD_END_TIMEOUT};
-use crate::serve::server::Server;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::ErrorCode;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -38,7 +38,7 @@ impl Drop for TellEnd {
 
 impl LibraryThread {
     /// Starts it, all signals blocked: handlers are for the application's threads.
-    pub fn start(shared: Arc<Shared>) -> Result<Self, Error> {
+    pub fn start(session: Arc<Session>) -> Result<Self, Error> {
         let end = Arc::new(End::default());
         let all = SigSet::all();
         let before = all.thread_swap_mask(SigmaskHow::SIG_SETMASK);
@@ -46,8 +46,8 @@ impl LibraryThread {
         let started = std::thread::Builder::new().name("fdbroker".into()).spawn(move || {
             // Dropped last.
             let _told = told;
-            run(&shared);
-            drop(shared);
+            run(&session);
+            drop(session);
         });
         if let Ok(before) = before {
             // The mask came from the kernel a moment ago: setting it again cannot fail.
@@ -88,18 +88,18 @@ impl LibraryThread {
     }
 }
 
-fn run(shared: &Shared) {
+fn run(session: &Session) {
     let mut server = Server::new();
-    while !shared.is_stopping() {
-        let connection = server.connection(shared);
-        let interest = server.prepare(shared, &connection);
-        let came = server.wait(shared, &connection, &interest, IDLE);
-        if shared.is_stopping() {
+    while !session.is_stopping() {
+        let connection = server.connection(session);
+        let interest = server.prepare(session, &connection);
+        let came = server.wait(session, &connection, &interest, IDLE);
+        if session.is_stopping() {
             break;
         }
-        if server.serve(shared, &connection, &came).later {
+        if server.serve(session, &connection, &came).later {
             std::thread::sleep(HANG_UP_PAUSE);
         }
     }
-    shared.kill_all("the client was dropped");
+    session.kill_all();
 }

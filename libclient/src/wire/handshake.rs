@@ -1,11 +1,10 @@
 //! Finds the broker's socket, connects and says hello. Must never wait longer than CONNECT_TIMEOUT.
 
-use crate::api::builder::Settings;
+use super::poll::poll_one;
 use crate::error::Error;
 use crate::limits::{
     AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, CONNECT_TIMEOUT, HELLO_DEADLINE,
 };
-use crate::wire::poll::poll_one;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
@@ -17,6 +16,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Where a client connects, and what it says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    pub socket: PathBuf,
+    pub name: String,
+    pub own_fds: u32,
+    /// What a broker after a crash knows this client by, with its process. Not 0.
+    pub key: u32,
+}
 
 /// A connection's two sockets, its page, and what the broker said.
 #[derive(Debug)]
@@ -39,12 +48,11 @@ pub fn default_socket_path() -> PathBuf {
 }
 
 /// Connects and exchanges hello; waits for it, and tries again while too many others of this user connect.
-pub(crate) fn greet(settings: &Settings) -> Result<Greeted, Error> {
+pub(crate) fn greet(caller: &Caller) -> Result<Greeted, Error> {
     let until = Instant::now() + CONNECT_TIMEOUT;
     let mut pause = AT_THE_DOOR_FIRST;
     loop {
-        match greet_once(&settings.socket, &settings.name, (settings.own_fds, settings.key), until)
-        {
+        match greet_once(caller, until) {
             Err(error) if error.code == ErrorCode::Again && Instant::now() + pause < until => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(AT_THE_DOOR_LAST);
@@ -54,17 +62,15 @@ pub(crate) fn greet(settings: &Settings) -> Result<Greeted, Error> {
     }
 }
 
-fn greet_once(
-    path: &Path,
-    name: &str,
-    (own_fds, key): (u32, u32),
-    until: Instant,
-) -> Result<Greeted, Error> {
+fn greet_once(caller: &Caller, until: Instant) -> Result<Greeted, Error> {
     let mut greeting = loop {
-        match Greeting::begin(path, name, own_fds, key)? {
+        match Greeting::begin(caller)? {
             Some(greeting) => break greeting,
             None if Instant::now() < until => std::thread::sleep(BACKLOG_PAUSE),
-            None => return Err(Error::os(ErrorCode::NotConnected, &what(path), Errno::EAGAIN)),
+            None => {
+                let what = what(&caller.socket);
+                return Err(Error::os(ErrorCode::NotConnected, &what, Errno::EAGAIN));
+            }
         }
     };
     loop {
@@ -87,41 +93,30 @@ pub(crate) struct Greeting {
 
 impl Greeting {
     /// Connects and says hello. `None`: the listener's backlog is full.
-    pub fn begin(
-        path: &Path,
-        name: &str,
-        own_fds: u32,
-        key: u32,
-    ) -> Result<Option<Greeting>, Error> {
-        let Some(socket) = open(path)? else { return Ok(None) };
-        Greeting::over(socket, path, name, own_fds, key).map(Some)
+    pub fn begin(caller: &Caller) -> Result<Option<Greeting>, Error> {
+        let Some(socket) = open(&caller.socket)? else { return Ok(None) };
+        Greeting::over(socket, caller).map(Some)
     }
 
     /// Says hello over a connected socket.
-    fn over(
-        socket: OwnedFd,
-        path: &Path,
-        name: &str,
-        own_fds: u32,
-        key: u32,
-    ) -> Result<Greeting, Error> {
+    fn over(socket: OwnedFd, caller: &Caller) -> Result<Greeting, Error> {
         let hello = Hello {
             magic: HELLO_MAGIC,
             version_min: u16::from(PROTOCOL_VERSION).into(),
             version_max: u16::from(PROTOCOL_VERSION).into(),
             flags: 0.into(),
-            own_fds: own_fds.into(),
+            own_fds: caller.own_fds.into(),
             pid: std::process::id().into(),
-            name: padded(name),
+            name: padded(&caller.name),
             deadline_ms: u32::try_from(HELLO_DEADLINE.as_millis()).unwrap_or(u32::MAX).into(),
-            key: key.into(),
+            key: caller.key.into(),
         };
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);
         let until = Instant::now() + CONNECT_TIMEOUT;
-        let greeting = Greeting { socket: Some(socket), path: path.to_owned(), until };
+        let greeting = Greeting { socket: Some(socket), path: caller.socket.clone(), until };
         match fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[]) {
-            // Refused before hello: why, it has left behind.
+            // Refused before hello: the reason can still be read.
             Ok(()) | Err(SendError::PeerGone) => Ok(greeting),
             Err(error) => Err(Error::not_connected(greeting.context(&error.to_string()))),
         }
@@ -221,14 +216,8 @@ fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
         Error::not_connected(context)
     })?;
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket =
-        socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(|errno| {
-            let code = match errno {
-                Errno::EMFILE | Errno::ENFILE => ErrorCode::LocalFdLimit,
-                _ => ErrorCode::NotConnected,
-            };
-            Error::os(code, &what(path), errno)
-        })?;
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+        .map_err(|errno| Error::no_fd(ErrorCode::NotConnected, &what(path), errno))?;
     loop {
         match connect(socket.as_raw_fd(), &address) {
             Ok(()) => return Ok(Some(socket)),
@@ -283,8 +272,12 @@ fn padded(name: &str) -> [u8; NAME_BYTES] {
 mod tests {
     use super::*;
 
+    fn caller(path: &Path) -> Caller {
+        Caller { socket: path.to_owned(), name: "t".into(), own_fds: 1, key: 1 }
+    }
+
     fn greet_at(path: &Path) -> Result<Greeted, Error> {
-        greet_once(path, "t", (1, 1), Instant::now() + CONNECT_TIMEOUT)
+        greet_once(&caller(path), Instant::now() + CONNECT_TIMEOUT)
     }
 
     #[test]
@@ -293,7 +286,7 @@ mod tests {
         let status = ErrorCode::NotPermitted.into();
         fdbroker_scm::send(theirs.as_fd(), Writer::new().failed(0, status), &[]).unwrap();
         drop(theirs);
-        let mut greeting = Greeting::over(ours, Path::new("/run/x"), "late", 0, 1).unwrap();
+        let mut greeting = Greeting::over(ours, &caller(Path::new("/run/x"))).unwrap();
         let Some(Err(error)) = greeting.look() else { panic!("it is welcome") };
         assert_eq!(error.code, ErrorCode::NotPermitted);
         let text = error.to_string();

@@ -1,7 +1,9 @@
-//! Who waits for which reply, and who reads: the state behind leader and follower. See `connection`.
+//! The requests that wait for a reply, and whether a thread reads: the state behind leader and follower. See `reading`.
 //! Must never do IO; all of it lives under one short lock.
 
-use crate::books::common::Unregister;
+use crate::books::one_way::Unregister;
+use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
+use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar};
@@ -39,6 +41,21 @@ struct Waiting {
 pub(crate) struct Parcel {
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
+}
+
+/// The buffers of the thread that reads.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    pub buf: Box<[u8]>,
+    pub len: usize,
+    pub fds: ReceivedFds,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        let buf = vec![0; MAX_MESSAGE_BYTES].into_boxed_slice();
+        Reader { buf, len: 0, fds: ReceivedFds::new() }
+    }
 }
 
 /// A request that nobody waits for and that the broker will answer.

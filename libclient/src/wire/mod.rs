@@ -1,6 +1,7 @@
 //! The connection to the broker: sockets, hello, messages out, replies in.
 //! Must never know what a request is for.
 
+pub(crate) mod call;
 pub(crate) mod connection;
 pub(crate) mod credits;
 pub(crate) mod handshake;
@@ -8,3 +9,4 @@ pub(crate) mod inbox;
 pub(crate) mod outbox;
 pub(crate) mod poll;
 pub(crate) mod reading;
+pub(crate) mod wait;

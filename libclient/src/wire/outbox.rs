@@ -1,7 +1,7 @@
 //! One-way messages: what a drop sends. Queued when the socket is full, sent before anything later.
 //! Must never wait, and never lose a release while the connection lives.
 
-use crate::books::common::Unregister;
+use crate::books::one_way::{OneWay, Unregister};
 use crate::limits::MAX_QUEUED_ONE_WAY;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, LeaseItem};
@@ -9,21 +9,6 @@ use fdbroker_protocol::{Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-
-/// A message that nobody waits for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum OneWay {
-    /// Imported, fd closed.
-    Mapped(u64),
-    /// Lease given back.
-    Released(u64),
-    /// The request with this id is given up.
-    Cancel(u64),
-    /// A buffer was freed.
-    Unregister(Unregister),
-    /// All that is alive has been named to a broker after a crash.
-    Complete,
-}
 
 /// The queue and the writer of one connection's request socket, under its send lock.
 #[derive(Debug, Default)]

@@ -162,9 +162,9 @@ impl MemoryDevice for Device {
             let owner = Arc::new(Owner::new(client));
             owners.push(Arc::downgrade(&owner));
             let answers: Weak<Owner> = Arc::downgrade(&owner);
-            client.common().add_owner(answers);
+            client.common().owners.add(answers);
             let registrant: Weak<Owner> = Arc::downgrade(&owner);
-            client.common().add_registrant(registrant);
+            client.common().registrants.add(registrant);
             owner
         })
     }

@@ -4,8 +4,9 @@
 use super::memory::CudaMemory;
 use crate::api::client::Client;
 use crate::backend::device::{self, Owned};
-use crate::books::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply};
+use crate::books::common::Common;
 use crate::books::holdings::LostRegistration;
+use crate::books::roles::{MemoryOwner, Registrant, Supply};
 use crate::notice::Recall;
 use fdbroker_protocol::ErrorCode;
 use std::sync::{Arc, Weak};
@@ -48,19 +49,7 @@ impl MemoryOwner for Owner {
         self.owned.covers(base)
     }
 
-    fn exports_are_fresh(&self) -> bool {
-        true
-    }
-
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         self.owned.supply(recall)
     }
-
-    // Freed memory is not used again here: consumers that still have it mapped keep it to themselves.
-    fn drained(&self, _key: OwnerKey) {}
-
-    fn unregistered(&self, _key: OwnerKey, _drained: bool) {}
-
-    // Registrations go on.
-    fn disconnected(&self) {}
 }

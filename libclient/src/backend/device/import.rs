@@ -2,9 +2,10 @@
 //! Must never hold an fd, nor give the lease back while the memory is open.
 
 use super::{DeviceMemory, MemoryDevice};
-use crate::books::grant::{AllocationInfo, Grant};
+use crate::books::grant::Grant;
 use crate::books::lease::Lease;
 use crate::cache::Opened;
+use crate::deposit::AllocationInfo;
 use crate::error::Error;
 use crate::map::Access;
 

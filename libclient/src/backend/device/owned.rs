@@ -2,7 +2,7 @@
 //! Must never keep a buffer's memory beyond the buffer, but for an export under way.
 
 use super::DeviceMemory;
-use crate::books::common::{Supply, SupplyFd};
+use crate::books::roles::{Supply, SupplyFd};
 use crate::deposit::Registration;
 use crate::notice::Recall;
 use crate::sync::lock;

@@ -118,10 +118,10 @@ impl Device {
         }
         let owner = Arc::new(Owner::new(client, &self.inner.context));
         owners.push(Arc::clone(&owner));
-        let answers: Arc<dyn crate::books::common::MemoryOwner> = owner.clone();
-        client.common().add_owner(Arc::downgrade(&answers));
-        let registrant: Arc<dyn crate::books::common::Registrant> = owner.clone();
-        client.common().add_registrant(Arc::downgrade(&registrant));
+        let answers: Arc<dyn crate::books::roles::MemoryOwner> = owner.clone();
+        client.common().owners.add(Arc::downgrade(&answers));
+        let registrant: Arc<dyn crate::books::roles::Registrant> = owner.clone();
+        client.common().registrants.add(Arc::downgrade(&registrant));
         owner
     }
 }

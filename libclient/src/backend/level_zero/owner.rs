@@ -5,8 +5,9 @@ use super::context::Context;
 use super::memory::LevelZeroMemory;
 use crate::api::client::Client;
 use crate::backend::device::{self, Owned};
-use crate::books::common::{Common, MemoryOwner, OwnerKey, Registrant, Supply, SupplyFd};
+use crate::books::common::Common;
 use crate::books::holdings::LostRegistration;
+use crate::books::roles::{MemoryOwner, Registrant, Supply, SupplyFd};
 use crate::error::Error;
 use crate::limits::EXPORTS_SWEEP_LEAST;
 use crate::notice::Recall;
@@ -153,10 +154,6 @@ impl MemoryOwner for Owner {
         self.owned.covers(base) || self.foreign(base).is_some()
     }
 
-    fn exports_are_fresh(&self) -> bool {
-        true
-    }
-
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         // A buffer of this library's comes first: what others had at its address is gone.
         match self.foreign(recall.base) {
@@ -166,12 +163,4 @@ impl MemoryOwner for Owner {
             _ => self.owned.supply(recall),
         }
     }
-
-    // Freed memory is not used again here: consumers that still have it open keep it to themselves.
-    fn drained(&self, _key: OwnerKey) {}
-
-    fn unregistered(&self, _key: OwnerKey, _drained: bool) {}
-
-    // Registrations go on.
-    fn disconnected(&self) {}
 }

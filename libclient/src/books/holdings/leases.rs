@@ -1,10 +1,7 @@
 //! The leases of a client: which are known to the broker, which wait to be declared, which were refused.
 //! Must never lose a lease that was granted: it is given back, declared or known as refused.
 
-use super::Holdings;
-use crate::sync::lock;
-use crate::wire::connection::Connection;
-use crate::wire::outbox::OneWay;
+use crate::books::one_way::OneWay;
 use fdbroker_protocol::message::{DeclareItem, declare_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
 use slab::Slab;
@@ -102,7 +99,47 @@ impl Leases {
         }
     }
 
-    fn take_waiting(&mut self, most: usize) -> Declaring {
+    /// A lease just granted, its fd open. One that the broker of the moment does not know waits to be declared.
+    pub fn enter(
+        &mut self,
+        number: u64,
+        handle: HandlePrefix,
+        is_known: bool,
+    ) -> (LeaseKey, Arc<Mark>) {
+        let mark = Arc::new(Mark { number: number.into(), is_known: is_known.into() });
+        let standing = if is_known { Standing::Known } else { Standing::Waiting };
+        let (of_table, is_open) = (Arc::clone(&mark), true);
+        let held = Held { mark: of_table, handle, standing, is_open, is_dropped: false };
+        let key = self.all.insert(held);
+        self.waiting.extend((!is_known).then_some(key));
+        (LeaseKey(key), mark)
+    }
+
+    /// The memory is imported and the fd closed; the number to tell the broker, if it knows the lease.
+    pub fn mapped(&mut self, key: LeaseKey) -> Option<u64> {
+        let held = &mut self.all[key.0];
+        held.is_open = false;
+        (held.standing == Standing::Known).then(|| held.mark.number())
+    }
+
+    /// Its holder is done with it; the number to tell the broker, if it knows the lease. The key is void.
+    pub fn released(&mut self, key: LeaseKey) -> Option<u64> {
+        let held = &mut self.all[key.0];
+        match held.standing {
+            // Taken out when its turn or its answer comes.
+            Standing::Waiting | Standing::Declared { .. } => {
+                held.is_dropped = true;
+                None
+            }
+            Standing::Known | Standing::Refused => {
+                let held = self.all.remove(key.0);
+                (held.standing == Standing::Known).then(|| held.mark.number())
+            }
+        }
+    }
+
+    /// Up to `most` leases to declare, in one message.
+    pub fn take_waiting(&mut self, most: usize) -> Declaring {
         let mut declaring = Declaring { items: Vec::new(), keys: Vec::new() };
         while declaring.keys.len() < most {
             let Some(key) = self.waiting.pop_front() else { break };
@@ -143,85 +180,20 @@ impl Leases {
         held.standing = Standing::Refused;
         Some(RefusedLease { id: held.handle.id(), number: held.mark.number(), code })
     }
-}
 
-impl Holdings {
-    /// A lease just granted over `connection`, its fd open. Another broker's by now: it waits to be declared.
-    pub fn enter_lease(
-        &self,
-        connection: &Connection,
-        number: u64,
-        handle: HandlePrefix,
-    ) -> (LeaseKey, Arc<Mark>) {
-        let mut state = lock(&self.state);
-        let is_known = state.link.is_of(connection.epoch);
-        let mark = Arc::new(Mark { number: number.into(), is_known: is_known.into() });
-        let standing = if is_known { Standing::Known } else { Standing::Waiting };
-        let (of_table, is_open) = (Arc::clone(&mark), true);
-        let held = Held { mark: of_table, handle, standing, is_open, is_dropped: false };
-        let key = state.leases.all.insert(held);
-        if !is_known {
-            state.leases.waiting.push_back(key);
-            drop(state);
-            // Who serves may have declared all that there was.
-            connection.common.kick();
-        }
-        (LeaseKey(key), mark)
-    }
-
-    /// The memory is imported and the fd closed: to whom to say so, with which number.
-    pub fn lease_mapped(&self, key: LeaseKey) -> Option<(Arc<Connection>, u64)> {
-        let mut state = lock(&self.state);
-        let link = state.link.connection();
-        let held = &mut state.leases.all[key.0];
-        held.is_open = false;
-        let is_known = held.standing == Standing::Known;
-        Some((link.filter(|_| is_known)?, held.mark.number()))
-    }
-
-    /// Its holder is done with it: to whom to say so, with which number. The key is void.
-    pub fn lease_released(&self, key: LeaseKey) -> Option<(Arc<Connection>, u64)> {
-        let mut state = lock(&self.state);
-        let link = state.link.connection();
-        let held = &mut state.leases.all[key.0];
-        match held.standing {
-            // Taken out when its turn or its answer comes.
-            Standing::Waiting | Standing::Declared { .. } => {
-                held.is_dropped = true;
-                None
-            }
-            Standing::Known | Standing::Refused => {
-                let held = state.leases.all.remove(key.0);
-                let is_known = held.standing == Standing::Known;
-                Some((link.filter(|_| is_known)?, held.mark.number()))
-            }
-        }
-    }
-
-    /// Up to `most` leases to declare, in one message.
-    pub fn take_undeclared(&self, most: usize) -> Declaring {
-        lock(&self.state).leases.take_waiting(most)
-    }
-
-    /// The answers to what was declared over connection `epoch`, in its order: what to send for those given back or mapped
-    /// meanwhile, and what was refused.
+    /// The answers to what was declared, in its order: what to send for leases that were given back or mapped meanwhile,
+    /// and what was refused.
     pub fn note_declared(
-        &self,
-        epoch: u64,
+        &mut self,
         declaring: &Declaring,
         answers: &[Result<u64, ErrorCode>],
     ) -> (Vec<OneWay>, Vec<RefusedLease>) {
         debug_assert_eq!(answers.len(), declaring.keys.len());
-        let mut state = lock(&self.state);
         let (mut send, mut refused) = (Vec::new(), Vec::new());
-        // Lost meanwhile: they wait again, or will.
-        if !state.link.is_of(epoch) {
-            return (send, refused);
-        }
         for (key, answer) in declaring.keys.iter().zip(answers) {
             match answer {
-                Ok(number) => send.extend(state.leases.declared(*key, *number)),
-                Err(code) => refused.extend(state.leases.refused(*key, *code)),
+                Ok(number) => send.extend(self.declared(*key, *number)),
+                Err(code) => refused.extend(self.refused(*key, *code)),
             }
         }
         (send, refused)

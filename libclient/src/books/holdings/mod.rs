@@ -1,5 +1,5 @@
 //! What this client has at the broker: its registrations and its leases, over all connections. Pure bookkeeping, no IO.
-//! Must never call anything under its lock, nor hold a connection: connections hold this.
+//! Must never call anything under its lock, nor hold a connection but as a `Line`: connections hold this.
 //!
 //! **Over a loss.** While a connection works, everything in here is known to its broker. When it is lost, nothing is. The
 //! next one is *begun* (`begin`): what can be named again waits to be named, what cannot has ended. `resume` then names
@@ -17,16 +17,20 @@ mod registrations;
 pub(crate) use leases::{Declaring, LeaseKey, Mark, RefusedLease};
 pub(crate) use registrations::{Ending, LostRegistration, Naming};
 
+use super::one_way::{Line, OneWay};
+use super::wake::Wake;
+use crate::deposit::{Deposit, Registration, RegistrationRef};
 use crate::sync::lock;
-use crate::wire::connection::Connection;
+use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
 use leases::Leases;
-use registrations::Registrations;
+use registrations::{Memory, Registrations};
 use std::sync::{Arc, Mutex, Weak};
 
 /// See the file's head.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Holdings {
     state: Mutex<State>,
+    wake: Wake,
 }
 
 #[derive(Debug, Default)]
@@ -36,58 +40,165 @@ struct State {
     registrations: Registrations,
 }
 
-/// The connection that what is in here is said to.
+/// The connection by which the broker hears of what is in here.
 #[derive(Debug, Default)]
 struct Link {
     /// Of the last connection begun; 0: none yet.
     epoch: u64,
-    connection: Option<Weak<Connection>>,
+    line: Option<Weak<dyn Line>>,
 }
 
 impl Link {
-    fn connection(&self) -> Option<Arc<Connection>> {
-        self.connection.as_ref()?.upgrade()
+    fn line(&self) -> Option<Arc<dyn Line>> {
+        self.line.as_ref()?.upgrade()
     }
 
     /// Whether what connection `epoch` has brought is known to the broker of the moment.
     fn is_of(&self, epoch: u64) -> bool {
-        self.connection.is_some() && self.epoch == epoch
+        self.line.is_some() && self.epoch == epoch
     }
 }
 
 impl Holdings {
-    /// From now on things are said to this connection; all that is here waits to be named to it. What has ended for want
-    /// of a way to name it.
-    pub fn begin(&self, connection: &Arc<Connection>) -> Vec<LostRegistration> {
+    pub fn new(wake: Wake) -> Self {
+        Holdings { state: Mutex::default(), wake }
+    }
+
+    /// Connection `epoch` is begun: all that is here waits to be named over it. What has ended for want of a way to name it.
+    pub fn begin(&self, epoch: u64, line: Weak<dyn Line>) -> Vec<LostRegistration> {
         let mut state = lock(&self.state);
-        let State { link, leases, registrations } = &mut *state;
-        link.epoch = connection.epoch;
-        link.connection = Some(Arc::downgrade(connection));
-        leases.begin();
-        let lost = registrations.begin();
-        // Lost before it was entered: nobody takes it out.
-        if !connection.is_usable() {
-            link.connection = None;
-        }
-        lost
+        state.link = Link { epoch, line: Some(line) };
+        state.leases.begin();
+        state.registrations.begin()
     }
 
     /// Connection `epoch` is lost.
     pub fn unlink(&self, epoch: u64) {
         let mut state = lock(&self.state);
         if state.link.epoch == epoch {
-            state.link.connection = None;
+            state.link.line = None;
         }
     }
 
-    /// The connection that things are said to, also before the application has it.
-    pub fn connection(&self) -> Option<Arc<Connection>> {
-        lock(&self.state).link.connection()
+    /// The connection of the moment, also before the application has it.
+    pub fn line(&self) -> Option<Arc<dyn Line>> {
+        lock(&self.state).link.line()
     }
 
     /// Whether something waits to be named.
     pub fn has_waiting(&self) -> bool {
         let state = lock(&self.state);
         state.leases.has_waiting() || state.registrations.has_waiting()
+    }
+
+    /// A lease just granted over connection `epoch`, its fd open. Another broker's by now: it waits to be declared.
+    pub fn enter_lease(
+        &self,
+        epoch: u64,
+        number: u64,
+        handle: HandlePrefix,
+    ) -> (LeaseKey, Arc<Mark>) {
+        self.enter(epoch, |state, is_known| state.leases.enter(number, handle, is_known))
+    }
+
+    /// A registration just made over connection `epoch`; the epoch that it is known by from now on: that of its first one, if
+    /// it is counted again. Another broker's by now: it waits to be named.
+    pub fn enter_registration(&self, epoch: u64, deposit: &Deposit, made: &Registration) -> u64 {
+        self.enter(epoch, |state, is_known| state.registrations.enter(deposit, made, is_known))
+    }
+
+    fn enter<T>(&self, epoch: u64, enter: impl FnOnce(&mut State, bool) -> T) -> T {
+        let mut state = lock(&self.state);
+        let is_known = state.link.is_of(epoch);
+        let entered = enter(&mut state, is_known);
+        drop(state);
+        if !is_known {
+            // The thread that serves may have named all that there was.
+            self.wake.kick();
+        }
+        entered
+    }
+
+    /// The memory is imported and the fd closed: the connection to say so over, and the lease's number.
+    pub fn lease_mapped(&self, key: LeaseKey) -> Option<(Arc<dyn Line>, u64)> {
+        let mut state = lock(&self.state);
+        let number = state.leases.mapped(key)?;
+        Some((state.link.line()?, number))
+    }
+
+    /// Its holder is done with it: the connection to say so over, and the lease's number. The key is void.
+    pub fn lease_released(&self, key: LeaseKey) -> Option<(Arc<dyn Line>, u64)> {
+        let mut state = lock(&self.state);
+        let number = state.leases.released(key)?;
+        Some((state.link.line()?, number))
+    }
+
+    /// These are about to be registered: what was in their ranges before is not there any more, whatever the answer.
+    pub fn supersede<'a>(&self, deposits: impl Iterator<Item = &'a Deposit>) {
+        let mut state = lock(&self.state);
+        deposits.for_each(|deposit| state.registrations.supersede(deposit));
+    }
+
+    /// Whether a registration lasts: the broker knows it, or it is going to be named to the next.
+    pub fn has(&self, registration: &Registration) -> bool {
+        lock(&self.state).registrations.has(registration)
+    }
+
+    /// Ends one registration, the last of its count for good.
+    pub fn end(&self, what: RegistrationRef) -> Ending {
+        let mut state = lock(&self.state);
+        let line = state.link.line();
+        state.registrations.end(what, line)
+    }
+
+    /// Its owner has answered a recall so.
+    pub fn note_gone(&self, id: AllocationId) {
+        lock(&self.state).registrations.note_gone(id, Memory::Gone);
+    }
+
+    /// The broker has ended it, and nobody has a lease of it.
+    pub fn forget(&self, id: AllocationId) {
+        lock(&self.state).registrations.forget(id);
+    }
+
+    /// Up to `most` registrations to name, in one message.
+    pub fn take_unnamed(&self, most: usize) -> Naming {
+        lock(&self.state).registrations.take_waiting(most)
+    }
+
+    /// Up to `most` leases to declare, in one message.
+    pub fn take_undeclared(&self, most: usize) -> Declaring {
+        lock(&self.state).leases.take_waiting(most)
+    }
+
+    /// The answers to what was named over connection `epoch`: see `Registrations::note_named`.
+    pub fn note_named(
+        &self,
+        epoch: u64,
+        naming: &Naming,
+        answers: &[Result<(), ErrorCode>],
+        may_retry: bool,
+    ) -> (Vec<AllocationId>, Vec<LostRegistration>) {
+        let mut state = lock(&self.state);
+        // Lost meanwhile: they wait again, or will.
+        match state.link.is_of(epoch) {
+            true => state.registrations.note_named(naming, answers, may_retry),
+            false => Default::default(),
+        }
+    }
+
+    /// The answers to what was declared over connection `epoch`: see `Leases::note_declared`.
+    pub fn note_declared(
+        &self,
+        epoch: u64,
+        declaring: &Declaring,
+        answers: &[Result<u64, ErrorCode>],
+    ) -> (Vec<OneWay>, Vec<RefusedLease>) {
+        let mut state = lock(&self.state);
+        // Lost meanwhile: they wait again, or will.
+        match state.link.is_of(epoch) {
+            true => state.leases.note_declared(declaring, answers),
+            false => Default::default(),
+        }
     }
 }

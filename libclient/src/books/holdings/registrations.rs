@@ -1,11 +1,9 @@
 //! The registrations of a client: what each was made with, so that it can be named again to another broker.
 //! Must never name what its owner has freed, replaced or ended.
 
-use super::Holdings;
+use crate::books::one_way::Line;
 use crate::books::spans::{Spans, place_of};
 use crate::deposit::{Deposit, Registration, RegistrationRef};
-use crate::sync::lock;
-use crate::wire::connection::Connection;
 use fdbroker_protocol::handle::TOKEN_BYTES;
 use fdbroker_protocol::message::RedepositItem;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
@@ -39,7 +37,7 @@ struct Named {
 
 /// Whether what was registered is there still, by its owner's words. If not it stays to be unregistered, or drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Memory {
+pub(super) enum Memory {
     There,
     /// Something else was about to be registered in its range.
     Replaced,
@@ -76,7 +74,7 @@ pub(crate) struct LostRegistration {
 #[derive(Debug)]
 pub(crate) enum Ending {
     /// The broker is to be told, over this connection.
-    Tell(Arc<Connection>),
+    Tell(Arc<dyn Line>),
     /// Others of its count are left, and the broker does not know of so many.
     Counted,
     /// It was known to a broker that is gone, and is not named to the next one.
@@ -109,6 +107,11 @@ impl Registrations {
         ended.collect()
     }
 
+    /// The broker has ended it, and nobody has a lease of it.
+    pub fn forget(&mut self, id: AllocationId) {
+        self.remove(id);
+    }
+
     fn remove(&mut self, id: AllocationId) -> Option<Named> {
         let named = self.all.remove(&id)?;
         self.vacate(&named, id);
@@ -123,8 +126,8 @@ impl Registrations {
         }
     }
 
-    /// What is not this very allocation in its range is gone.
-    fn supersede(&mut self, deposit: &Deposit) {
+    /// It is about to be registered: whatever else was in its range is not there any more, whatever the answer.
+    pub fn supersede(&mut self, deposit: &Deposit) {
         let Some(place) = place_of(deposit) else { return };
         for other in self.places.overlapping(place, deposit.size_bytes) {
             let id = *self.places.get(other).expect("just found");
@@ -146,14 +149,15 @@ impl Registrations {
         }
     }
 
-    fn note_gone(&mut self, id: AllocationId, memory: Memory) {
+    pub fn note_gone(&mut self, id: AllocationId, memory: Memory) {
         let Some(named) = self.all.get_mut(&id) else { return };
         named.memory = memory;
         let place = place_of(&named.deposit).filter(|place| self.places.get(*place) == Some(&id));
         place.and_then(|place| self.places.remove(place));
     }
 
-    fn take_waiting(&mut self, most: usize) -> Naming {
+    /// Up to `most` registrations to name, in one message.
+    pub fn take_waiting(&mut self, most: usize) -> Naming {
         let mut naming = Naming { items: Vec::new(), ids: Vec::new() };
         while naming.ids.len() < most {
             let Some(id) = self.waiting.pop_front() else { break };
@@ -168,93 +172,49 @@ impl Registrations {
         }
         naming
     }
-}
 
-impl Named {
-    fn is_gone(&self) -> bool {
-        self.memory != Memory::There
-    }
-
-    fn lost(&self, id: AllocationId, code: ErrorCode) -> LostRegistration {
-        let Deposit { base, owner_allocation_id, .. } = self.deposit;
-        LostRegistration { id, birth: self.birth, base, owner_allocation_id, code }
-    }
-}
-
-impl Holdings {
-    /// These are about to be registered: what was in their ranges before is not there any more, whatever the answer.
-    pub fn supersede<'a>(&self, deposits: impl Iterator<Item = &'a Deposit>) {
-        let mut state = lock(&self.state);
-        deposits.for_each(|deposit| state.registrations.supersede(deposit));
-    }
-
-    /// A registration just made over `connection`; the epoch that it is known by from now on: that of its first one, if it
-    /// is counted again. Another broker's by now: it waits to be named.
-    pub fn enter_registration(
-        &self,
-        connection: &Connection,
-        deposit: &Deposit,
-        registration: &Registration,
-    ) -> u64 {
+    /// A registration just made; the epoch that it is known by from now on: that of its first one, if it is counted again.
+    /// One that the broker of the moment does not know waits to be named.
+    pub fn enter(&mut self, deposit: &Deposit, registration: &Registration, is_known: bool) -> u64 {
         let id = registration.id();
-        let mut state = lock(&self.state);
-        let is_known = state.link.is_of(connection.epoch);
-        let registrations = &mut state.registrations;
-        if let Some(named) = registrations.all.get_mut(&id)
+        if let Some(named) = self.all.get_mut(&id)
             && named.handle.prefix == registration.handle.prefix
         {
             named.count += 1;
             named.at_broker += u64::from(is_known);
             let birth = named.birth;
-            registrations.note_living(id);
+            self.note_living(id);
             return birth;
         }
         // One of a directory that is gone.
-        registrations.remove(id);
+        self.remove(id);
         if let Some(place) = place_of(deposit) {
-            registrations.supersede(deposit);
+            self.supersede(deposit);
             // The same memory under another id: the former one has been ended.
-            if let Some(former) = registrations.places.get(place).copied() {
-                registrations.note_gone(former, Memory::Replaced);
+            if let Some(former) = self.places.get(place).copied() {
+                self.note_gone(former, Memory::Replaced);
             }
-            registrations.places.insert(place, deposit.size_bytes, id);
+            self.places.insert(place, deposit.size_bytes, id);
         }
         let standing = if is_known { Standing::Known } else { Standing::Waiting };
-        let Registration { handle, token, epoch } = *registration;
-        let deposit = *deposit;
-        let named = Named {
-            deposit,
-            handle,
-            token,
-            birth: epoch,
-            count: 1,
-            at_broker: 1,
-            memory: Memory::There,
-            standing,
-        };
-        registrations.all.insert(id, named);
-        if !is_known {
-            registrations.waiting.push_back(id);
-            drop(state);
-            // Who serves may have named all that there was.
-            connection.common.kick();
-        }
-        epoch
+        let Registration { handle, token, epoch: birth } = *registration;
+        let (deposit, memory) = (*deposit, Memory::There);
+        let named =
+            Named { deposit, handle, token, birth, count: 1, at_broker: 1, memory, standing };
+        self.all.insert(id, named);
+        self.waiting.extend((!is_known).then_some(id));
+        birth
     }
 
-    /// Whether a registration lasts: the broker knows it, or it is going to be named to the next.
+    /// Whether it is known to the broker, or is going to be named to the next.
     pub fn has(&self, registration: &Registration) -> bool {
-        let state = lock(&self.state);
-        let named = state.registrations.all.get(&registration.id());
+        let named = self.all.get(&registration.id());
         named.is_some_and(|named| named.birth == registration.epoch)
     }
 
-    /// Ends one registration, the last of its count for good.
-    pub fn end(&self, what: RegistrationRef) -> Ending {
-        let mut state = lock(&self.state);
-        let link = state.link.connection();
-        let registrations = &mut state.registrations;
-        let Some(named) = registrations.all.get_mut(&what.id) else { return Ending::Absent };
+    /// Ends one registration, the last of its count for good. `line` leads to the broker of the moment.
+    pub fn end(&mut self, what: RegistrationRef, line: Option<Arc<dyn Line>>) -> Ending {
+        let Some(named) = self.all.get_mut(&what.id) else { return Ending::Absent };
         if what.epoch.is_some_and(|epoch| epoch != named.birth) || named.count == 0 {
             return Ending::Absent;
         }
@@ -266,69 +226,58 @@ impl Holdings {
         let (is_last, standing) = (named.count == 0, named.standing);
         // Of one that is asked for the answer is awaited: it is ended then.
         if is_last && standing != Standing::Asked {
-            registrations.remove(what.id);
+            self.remove(what.id);
         }
-        match (standing, link) {
-            (Standing::Known, Some(link)) => Ending::Tell(link),
+        match (standing, line) {
+            (Standing::Known, Some(line)) => Ending::Tell(line),
             _ => Ending::Away,
         }
     }
 
-    /// Its owner has answered a recall so.
-    pub fn note_gone(&self, id: AllocationId) {
-        lock(&self.state).registrations.note_gone(id, Memory::Gone);
-    }
-
-    /// The broker has ended it, and nobody has a lease of it.
-    pub fn forget(&self, id: AllocationId) {
-        lock(&self.state).registrations.remove(id);
-    }
-
-    /// Up to `most` registrations to name, in one message.
-    pub fn take_unnamed(&self, most: usize) -> Naming {
-        lock(&self.state).registrations.take_waiting(most)
-    }
-
-    /// The answers to what was named over connection `epoch`, in its order: what has been ended meanwhile and is now to be
-    /// ended there, and what has ended with the former broker. What answers AGAIN waits to be named again, if `may_retry`.
+    /// The answers to what was named, in its order: what has been ended meanwhile and is now to be ended there, and what has
+    /// ended with the former broker. What answers AGAIN waits to be named again, if `may_retry`.
     pub fn note_named(
-        &self,
-        epoch: u64,
+        &mut self,
         naming: &Naming,
         answers: &[Result<(), ErrorCode>],
         may_retry: bool,
     ) -> (Vec<AllocationId>, Vec<LostRegistration>) {
         debug_assert_eq!(answers.len(), naming.ids.len());
-        let mut state = lock(&self.state);
         let (mut ended, mut lost) = (Vec::new(), Vec::new());
-        // Lost meanwhile: they wait again, or will.
-        if !state.link.is_of(epoch) {
-            return (ended, lost);
-        }
-        let registrations = &mut state.registrations;
         for (id, answer) in naming.ids.iter().zip(answers) {
             // Superseded meanwhile: the broker is to forget it, too.
-            let Some(named) = registrations.all.get_mut(id) else {
+            let Some(named) = self.all.get_mut(id) else {
                 ended.extend(answer.is_ok().then_some(*id));
                 continue;
             };
             match answer {
                 Ok(()) if named.count == 0 || named.is_gone() => {
-                    registrations.remove(*id);
+                    self.remove(*id);
                     ended.push(*id);
                 }
                 Ok(()) => (named.standing, named.at_broker) = (Standing::Known, 1),
                 Err(ErrorCode::Again) if may_retry && named.count > 0 => {
                     named.standing = Standing::Waiting;
-                    registrations.waiting.push_back(*id);
+                    self.waiting.push_back(*id);
                 }
                 Err(code) => {
-                    let named = registrations.remove(*id).expect("just found");
+                    let named = self.remove(*id).expect("just found");
                     let is_told = named.count > 0 && !named.is_gone();
                     lost.extend(is_told.then(|| named.lost(*id, *code)));
                 }
             }
         }
         (ended, lost)
+    }
+}
+
+impl Named {
+    fn is_gone(&self) -> bool {
+        self.memory != Memory::There
+    }
+
+    fn lost(&self, id: AllocationId, code: ErrorCode) -> LostRegistration {
+        let Deposit { base, owner_allocation_id, .. } = self.deposit;
+        LostRegistration { id, birth: self.birth, base, owner_allocation_id, code }
     }
 }

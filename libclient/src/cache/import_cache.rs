@@ -56,7 +56,7 @@ impl ImportCache {
         let table = Table::new(client.common(), settings);
         let cache = Arc::new(Cache { client: client.clone(), table });
         let watcher: Weak<Cache> = Arc::downgrade(&cache);
-        client.common().add_watcher(watcher);
+        client.common().watchers.add(watcher);
         ImportCache(cache)
     }
 

@@ -1,0 +1,79 @@
+//! The parties that the thread that serves calls: owners of memory, caches, tables of registrations, waiting calls.
+//! Each never blocks and calls no application code, unless it says otherwise.
+
+use super::holdings::LostRegistration;
+use super::one_way::OwnerKey;
+use crate::notice::Recall;
+use fdbroker_protocol::{AllocationId, ErrorCode};
+use std::fmt::Debug;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// An fd for a recall, and what it is.
+#[derive(Debug)]
+pub(crate) struct Supply {
+    pub fd: SupplyFd,
+    pub fd_offset: u64,
+    pub size_bytes: u64,
+    /// Read after the export.
+    pub owner_allocation_id: u64,
+}
+
+/// Whether the fd is one more in this process.
+#[derive(Debug)]
+pub(crate) enum SupplyFd {
+    /// A new export: in the window until closed.
+    Fresh(OwnedFd),
+    /// An fd the owner holds anyway.
+    Shared(Arc<OwnedFd>),
+}
+
+/// Memory that the library itself can export again: arenas, device memory.
+pub(crate) trait MemoryOwner: Send + Sync + Debug {
+    /// Whether an allocation at this address is its.
+    fn covers(&self, base: u64) -> bool;
+    /// Whether an export is a new fd in this process.
+    fn exports_are_fresh(&self) -> bool {
+        true
+    }
+    /// Exports again. STALE when the memory is freed or reused.
+    fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode>;
+    /// The allocation has ended and its last lease is gone: its range may be used again.
+    fn drained(&self, _key: OwnerKey) {}
+    /// The connection is lost, and with it all knowledge of leases.
+    fn disconnected(&self) {}
+}
+
+/// Leases that the library itself keeps beyond their use: caches.
+pub(crate) trait LeaseWatcher: Send + Sync + Debug {
+    /// The allocation has ended: give its lease back as soon as nobody uses the memory.
+    fn revoked(&self, id: AllocationId);
+    /// The broker would like these leases back if nobody uses them.
+    fn reclaim(&self, leases: &[u64]);
+    /// All leases have been declared to a new broker: they have new numbers, or were refused. Called before the page of
+    /// that broker is shown.
+    fn declared(&self);
+}
+
+/// Registrations that the library itself keeps: buffers, tables of exports.
+pub(crate) trait Registrant: Send + Sync + Debug {
+    /// It has ended with its broker. Called before the page of the next broker is shown.
+    fn lost(&self, registration: &LostRegistration);
+}
+
+/// Dispatch mode: serves on behalf of calls that wait.
+pub(crate) trait Dispatcher: Send + Sync + Debug {
+    /// Readable when there is something to serve.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+    /// Serves what is there, without waiting; calls the application's callbacks. `None`: another thread does, or this one
+    /// does further up the stack.
+    fn serve(&self) -> Option<Served>;
+}
+
+/// What was served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    pub count: usize,
+    /// Something is left that another thread must do first: looking at once would be in vain.
+    pub later: bool,
+}

@@ -1,0 +1,475 @@
+//! Requests over a connection: sent, waited for by many threads at once, and decoded.
+//! Must never block without someone able to read, nor lose a reply's fds.
+//!
+//! **Sending.** Under a short lock, without waiting in it. The broker stops reading a client that does not
+//! read its replies; so a thread that finds the socket full gives back the lock and looks whether anyone
+//! reads: if not, it takes the role and reads for others until there is room. As every sleeper in
+//! `make_room` looks again after `SEND_SLICE`, at any time someone reads, or will within a slice: the
+//! broker can always go on, hence so can the send. No lock is held over a wait. The same goes for who waits for one
+//! of `max_parked` places: started requests may take them all while no thread waits for their replies.
+
+use super::connection::Connection;
+use super::inbox::{Inbox, Parcel, Reader};
+use super::reading::Received;
+use super::wait::Wait;
+use crate::error::Error;
+use crate::limits::SEND_SLICE;
+use crate::sync::{lock, wait_until};
+use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Status, Writer};
+use fdbroker_scm::SendError;
+use nix::poll::PollFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A request to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'a> {
+    /// For error messages.
+    pub what: &'a str,
+    pub kind: Kind,
+    pub answer: Kind,
+    /// When the library gives up: the broker's deadline and some grace.
+    pub until: Instant,
+    /// Deposit credits claimed for it.
+    pub deposits: u32,
+}
+
+/// A reply: its message, and the fds that arrived, first to last (fewer than announced when this
+/// process's fd table is full).
+pub(crate) struct Reply<'a> {
+    pub message: Message<'a>,
+    pub fds: &'a mut dyn Iterator<Item = OwnedFd>,
+}
+
+/// Why a reader stops reading.
+enum Turn {
+    /// Its reply is in the buffers.
+    Mine,
+    /// There is something to serve.
+    Events,
+    /// Time or the connection is over.
+    Over,
+}
+
+impl Connection {
+    /// Makes a request and waits for its reply. `write` appends the body and returns the item count; it is
+    /// called again when the socket was full. `decode` reads the reply and may take its fds.
+    pub fn call<T>(
+        &self,
+        call: Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: impl Fn(&mut Writer) -> usize,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Result<T, Error> {
+        let sent = self.begin(&call).and_then(|id| {
+            self.send(id, &call, fds, &write).inspect_err(|_| self.withdraw(id))?;
+            Ok(id)
+        });
+        match sent {
+            Ok(id) => self.wait(id, &call, decode),
+            Err(error) => {
+                self.credits.give_back(call.deposits);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a request without waiting for anything; [`Connection::look`] finds its reply. `None`: it does not
+    /// fit now.
+    pub fn start(
+        &self,
+        call: &Call<'_>,
+        write: impl Fn(&mut Writer) -> usize,
+    ) -> Result<Option<u64>, Error> {
+        let Some(id) = self.try_begin(call)? else { return Ok(None) };
+        match self.try_send(id, call, &[], &write) {
+            Ok(None) => {
+                if self.common.dispatches() {
+                    // From now on the event fd is to tell of its reply.
+                    self.common.wake.kick();
+                }
+                Ok(Some(id))
+            }
+            Ok(Some(_)) => {
+                self.withdraw(id);
+                Ok(None)
+            }
+            Err(error) => {
+                self.withdraw(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives up on a started request: what it brings or has brought is given back.
+    pub fn forget(&self, id: u64) {
+        // In a forked child the lock may be held by a thread that it does not have.
+        if !self.common.process.is_current() {
+            return;
+        }
+        let mut inbox = lock(&self.inbox);
+        match (inbox.take_answered(id), inbox.position(id)) {
+            (Some(parcel), _) => {
+                drop(inbox);
+                self.discard(parcel);
+            }
+            (None, Some(at)) => self.give_up(inbox, at, id),
+            (None, None) => {}
+        }
+    }
+
+    fn begin(&self, call: &Call<'_>) -> Result<u64, Error> {
+        if !self.is_usable() {
+            return Err(self.lost(call.what));
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut wait = Wait::on(self);
+        let mut inbox = lock(&self.inbox);
+        while inbox.len() >= self.facts.max_parked && !inbox.dead {
+            if Instant::now() >= call.until {
+                // It may have been woken to read or to ask: the next one is.
+                self.pass_on(&mut inbox);
+                return Err(self.no_place(call, &inbox));
+            }
+            inbox = self.await_place(inbox, call.until, &mut wait);
+        }
+        if inbox.dead {
+            return Err(self.lost(call.what));
+        }
+        inbox.enter(id, call.deposits);
+        Ok(id)
+    }
+
+    /// Waits for one of `max_parked` places, and reads meanwhile unless another thread does: those whose
+    /// requests take them need not be waiting.
+    fn await_place<'a>(
+        &'a self,
+        mut inbox: MutexGuard<'a, Inbox>,
+        until: Instant,
+        wait: &mut Wait,
+    ) -> MutexGuard<'a, Inbox> {
+        if inbox.reading {
+            inbox.queueing += 1;
+            inbox = wait_until(&self.room, inbox, until);
+            inbox.queueing -= 1;
+            return inbox;
+        }
+        drop(inbox);
+        // A slice: a place may also come free without a reply, by a request that could not be sent.
+        let left = until.saturating_duration_since(Instant::now());
+        self.read_awaiting(PollFlags::empty(), left.min(SEND_SLICE), wait);
+        lock(&self.inbox)
+    }
+
+    fn no_place(&self, call: &Call<'_>, inbox: &Inbox) -> Error {
+        Error::timed_out(format!("{}: all {} requests under way", call.what, inbox.len()))
+    }
+
+    /// The same without waiting; `None`: all places are taken.
+    fn try_begin(&self, call: &Call<'_>) -> Result<Option<u64>, Error> {
+        if !self.is_usable() {
+            return Err(self.lost(call.what));
+        }
+        let mut inbox = lock(&self.inbox);
+        if inbox.dead {
+            return Err(self.lost(call.what));
+        }
+        // One given up on stays with the broker until it is answered: else a loop of starts and cancels would
+        // come to owe without a bound.
+        if inbox.len() + inbox.abandoned() >= self.facts.max_parked {
+            return Ok(None);
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        inbox.enter_untended(id);
+        Ok(Some(id))
+    }
+
+    fn send(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: &impl Fn(&mut Writer) -> usize,
+    ) -> Result<(), Error> {
+        let mut wait = Wait::on(self);
+        loop {
+            let Some(wanted) = self.try_send(id, call, fds, write)? else { return Ok(()) };
+            if Instant::now() >= call.until {
+                let why = match wanted.is_empty() {
+                    true => "too many fds of this user are in flight",
+                    false => "the broker does not read",
+                };
+                return Err(Error::timed_out(format!("{}: {why}", call.what)));
+            }
+            self.make_room(wanted, &mut wait);
+            if !self.is_usable() {
+                return Err(self.lost(call.what));
+            }
+        }
+    }
+
+    /// Sends without waiting. `Some`: it did not fit; what to poll for, empty when no event tells.
+    fn try_send(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: &impl Fn(&mut Writer) -> usize,
+    ) -> Result<Option<PollFlags>, Error> {
+        let sent = {
+            let mut outbox = lock(&self.outbox);
+            // What was queued goes first; if it does not fit, this will not either, or needs not.
+            let _ = self.flush(&mut outbox);
+            let count = write(outbox.writer.start(call.kind, id));
+            debug_assert!(count <= MAX_BATCH);
+            fdbroker_scm::send(self.socket.as_fd(), outbox.writer.finish(count, fds.len()), fds)
+        };
+        match sent {
+            Ok(()) => Ok(None),
+            Err(SendError::WouldBlock) => Ok(Some(PollFlags::POLLOUT)),
+            // No event tells when fewer fds are in flight: look again after a slice.
+            Err(SendError::TooManyRefs) => Ok(Some(PollFlags::empty())),
+            Err(SendError::PeerGone) => {
+                self.hear_last_words();
+                Err(self.lost(call.what))
+            }
+            Err(error) => Err(send_error(call.what, error)),
+        }
+    }
+
+    /// Waits up to a slice for room on the socket, and reads meanwhile unless another thread does.
+    fn make_room(&self, wanted: PollFlags, wait: &mut Wait) {
+        if !self.read_awaiting(wanted, SEND_SLICE, wait)
+            && wait.poll(Some((self.socket.as_fd(), wanted)), SEND_SLICE)
+        {
+            wait.serve();
+        }
+    }
+
+    /// Waits up to `patience` for something to read (or `wanted`) and reads it for others. `false`: another
+    /// thread reads.
+    fn read_awaiting(&self, wanted: PollFlags, patience: Duration, wait: &mut Wait) -> bool {
+        if !self.take_role() {
+            return false;
+        }
+        let mut reader = lock(&self.reader);
+        let socket = (self.socket.as_fd(), wanted | PollFlags::POLLIN);
+        let events = wait.poll(Some(socket), patience);
+        self.read_queued(&mut reader);
+        drop(reader);
+        self.leave_role();
+        if events {
+            wait.serve();
+        }
+        true
+    }
+
+    fn withdraw(&self, id: u64) {
+        let mut inbox = lock(&self.inbox);
+        if let Some(at) = inbox.position(id) {
+            self.leave(&mut inbox, at);
+        }
+    }
+
+    /// Waits for the reply to `id` as leader or follower, and decodes it.
+    fn wait<T>(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Result<T, Error> {
+        let mut wait = Wait::on(self);
+        let mut inbox = lock(&self.inbox);
+        loop {
+            let Some(at) = inbox.position(id) else { return Err(self.lost(call.what)) };
+            if let Some(parcel) = inbox.take_parcel(at) {
+                self.leave(&mut inbox, at);
+                drop(inbox);
+                return self.open_parcel(call, parcel, decode);
+            }
+            if Instant::now() >= call.until {
+                self.give_up(inbox, at, id);
+                return Err(Error::timed_out(call.what));
+            }
+            if inbox.reading {
+                let wake = inbox.sleep(at);
+                inbox = wait_until(&wake, inbox, call.until);
+                inbox.woke(id);
+                continue;
+            }
+            inbox.reading = true;
+            drop(inbox);
+            let mut reader = lock(&self.reader);
+            match self.read_until(&mut reader, id, call.until, &mut wait) {
+                Turn::Mine => {
+                    let opened = self.open_read(call, &mut reader, decode);
+                    drop(reader);
+                    self.finish(id);
+                    return opened;
+                }
+                Turn::Events => {
+                    // Out of the role: what is served may need someone to read.
+                    drop(reader);
+                    self.leave_role();
+                    wait.serve();
+                    inbox = lock(&self.inbox);
+                }
+                Turn::Over => {
+                    drop(reader);
+                    inbox = lock(&self.inbox);
+                    inbox.reading = false;
+                }
+            }
+        }
+    }
+
+    /// Looks for the reply to a started request, reads what is there unless another thread does, and decodes
+    /// it. `None`: still under way.
+    pub fn look<T>(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Option<Result<T, Error>> {
+        if !self.common.process.is_current() {
+            return Some(Err(self.lost(call.what)));
+        }
+        let mut inbox = lock(&self.inbox);
+        if let Some(parcel) = inbox.take_answered(id) {
+            drop(inbox);
+            return Some(self.open_parcel(call, parcel, decode));
+        }
+        if inbox.position(id).is_none() {
+            return Some(Err(self.lost(call.what)));
+        }
+        if !inbox.reading {
+            inbox.reading = true;
+            drop(inbox);
+            let mut reader = lock(&self.reader);
+            if self.read_for(&mut reader, id) {
+                let opened = self.open_read(call, &mut reader, decode);
+                drop(reader);
+                self.finish(id);
+                return Some(opened);
+            }
+            drop(reader);
+            self.leave_role();
+            inbox = lock(&self.inbox);
+        }
+        if Instant::now() < call.until {
+            return None;
+        }
+        // Another thread may have read it meanwhile, or found the end.
+        if let Some(at) = inbox.position(id) {
+            self.give_up(inbox, at, id);
+            return Some(Err(Error::timed_out(call.what)));
+        }
+        None
+    }
+
+    /// The leader has its own reply: out of the inbox and out of the role at once.
+    fn finish(&self, id: u64) {
+        let mut inbox = lock(&self.inbox);
+        inbox.reading = false;
+        match inbox.position(id) {
+            Some(at) => self.leave(&mut inbox, at),
+            None => self.pass_on(&mut inbox),
+        }
+    }
+
+    /// Reads for everyone until it is someone's turn.
+    fn read_until(&self, reader: &mut Reader, id: u64, until: Instant, wait: &mut Wait) -> Turn {
+        // Before the first read: the reply to a request just sent is never there yet. But after serving events,
+        // lest a flood of them should keep it from being read.
+        let mut waits = !wait.take_served();
+        loop {
+            if waits {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Turn::Over;
+                }
+                if wait.poll(Some((self.socket.as_fd(), PollFlags::POLLIN)), left) {
+                    return Turn::Events;
+                }
+            }
+            match self.read_one(reader, Some(id)) {
+                Received::Mine => return Turn::Mine,
+                Received::Other => waits = false,
+                Received::Nothing => waits = true,
+                Received::Dead => return Turn::Over,
+            }
+        }
+    }
+
+    /// Decodes the reply in the reader's buffers.
+    fn open_read<T>(
+        &self,
+        call: &Call<'_>,
+        reader: &mut Reader,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Result<T, Error> {
+        let Reader { buf, len, fds } = reader;
+        let opened = self.parse(call, &buf[..*len]).and_then(|message| {
+            self.settle(call.deposits, &message);
+            self.open(call, Reply { message, fds: &mut fds.drain() }, decode)
+        });
+        fds.clear();
+        opened
+    }
+
+    /// Decodes a reply that another thread has read; its credits are settled.
+    fn open_parcel<T>(
+        &self,
+        call: &Call<'_>,
+        parcel: Parcel,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Result<T, Error> {
+        let message = self.parse(call, &parcel.bytes)?;
+        self.open(call, Reply { message, fds: &mut parcel.fds.into_iter() }, decode)
+    }
+
+    fn parse<'a>(&self, call: &Call<'_>, bytes: &'a [u8]) -> Result<Message<'a>, Error> {
+        Message::parse(bytes).map_err(|error| self.broken(call, &error))
+    }
+
+    fn open<T>(
+        &self,
+        call: &Call<'_>,
+        reply: Reply<'_>,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Result<T, Error> {
+        let kind = reply.message.kind;
+        if kind == call.answer {
+            return decode(reply).map_err(|error| self.broken(call, &error));
+        }
+        if kind != Kind::Failed {
+            return Err(self.broken(call, &DecodeError::Unexpected(kind)));
+        }
+        let status = reply.message.body_as::<Status>();
+        let status = *status.map_err(|error| self.broken(call, &error))?;
+        Err(Error::from_status(status, call.what))
+    }
+
+    fn broken(&self, call: &Call<'_>, error: &DecodeError) -> Error {
+        self.kill(&error.to_string());
+        Error::new(ErrorCode::Protocol, format!("{}: {error}", call.what))
+    }
+}
+
+fn send_error(what: &str, error: SendError) -> Error {
+    let code = match error {
+        SendError::BadFd | SendError::Os(_) => ErrorCode::UnsupportedFd,
+        _ => ErrorCode::Internal,
+    };
+    Error::new(code, format!("{what}: {error}"))
+}
+
+/// A reply has as many items as the request.
+pub(crate) fn check_count(kind: Kind, got: usize, expected: usize) -> Result<(), DecodeError> {
+    match got == expected {
+        true => Ok(()),
+        false => Err(DecodeError::Length { kind, got, expected }),
+    }
+}
