@@ -2,12 +2,11 @@
 //! fetched by the message, then what others fetch is waited for.
 //! Must never wait for another thread while others may wait for this one.
 
-use crate::cache::Imports;
-use crate::cache::cached::CachedImport;
+use crate::cache::cached::{CachedImport, Imports};
 use crate::cache::cold::Held;
-use crate::cache::flight::{Claim, Key, Waiter};
+use crate::cache::flight::Key;
 use crate::cache::miss::{Importer, Post, Slices};
-use crate::cache::table::Look;
+use crate::cache::table::claims::{Claim, Look, Waiter};
 use crate::error::Error;
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::collections::HashMap;

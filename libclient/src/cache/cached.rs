@@ -1,81 +1,16 @@
-//! What the cache hands out: memory in use, its pin, and what an opener gives the cache to keep.
+//! What the cache hands out: memory in use.
 //! Must never let memory in use be closed, nor hand out a safe reference into it.
 
-use crate::cache::segments::Row;
-use crate::cache::table::{Pinned, Table};
+use super::pin::Pin;
+use super::segments::Row;
+use super::table::{Pinned, Table};
 use crate::error::Error;
-use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
-use crate::map::{Access, Mapping, check_range, copy_in, copy_out};
+use crate::map::{Access, check_range, copy_in, copy_out};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
-use std::fmt::Debug;
 use std::mem::ManuallyDrop;
-use std::num::NonZeroU64;
 
-/// Memory opened from a grant by other means than mmap(2), such as a GPU driver's import. Dropping it closes it;
-/// the cache does that when nobody uses it, on any thread, and never in a child of fork(2).
-#[expect(clippy::len_without_is_empty, reason = "what is opened is never empty")]
-pub trait Opened: Send + Sync + Debug {
-    /// First byte of the allocation, as the driver's users address it. Stays the same until the drop.
-    fn as_ptr(&self) -> *mut u8;
-    /// Bytes that may be used from there; above 0.
-    fn len(&self) -> usize;
-}
-
-impl Opened for Mapping {
-    fn as_ptr(&self) -> *mut u8 {
-        self.as_ptr()
-    }
-
-    fn len(&self) -> usize {
-        self.len()
-    }
-}
-
-/// An import in use taken apart, for those who cannot keep a borrow: 8 bytes, plain. Give it back once, by
-/// [`crate::ImportCache::release`]; what is not given back stays open until the cache ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Pin(NonZeroU64);
-
-/// Where a pin's stripe and incarnation begin; the entry number is below.
-const STRIPE_SHIFT: u32 = 25;
-const INCARNATION_SHIFT: u32 = 32;
-const _: () = assert!(CACHE_ENTRIES <= 1 << STRIPE_SHIFT);
-const _: () = assert!(PIN_STRIPES <= 1 << (INCARNATION_SHIFT - STRIPE_SHIFT));
-
-impl Pin {
-    /// Of an entry that is open, so that its incarnation is not 0.
-    #[inline]
-    pub(super) fn new(number: u32, stripe: usize, incarnation: u32) -> Self {
-        let low = u64::from(number) | (stripe as u64) << STRIPE_SHIFT;
-        let pin = NonZeroU64::new(low | u64::from(incarnation) << INCARNATION_SHIFT);
-        Pin(pin.expect("the incarnation of an open entry is not 0"))
-    }
-
-    #[inline]
-    pub(super) fn number(self) -> u32 {
-        self.0.get() as u32 & ((1 << STRIPE_SHIFT) - 1)
-    }
-
-    #[inline]
-    pub(super) fn stripe(self) -> usize {
-        (self.0.get() as u32 >> STRIPE_SHIFT) as usize
-    }
-
-    #[inline]
-    pub(super) fn incarnation(self) -> u32 {
-        (self.0.get() >> INCARNATION_SHIFT) as u32
-    }
-
-    /// The number for [`Pin::from_u64`]; never 0.
-    pub fn to_u64(self) -> u64 {
-        self.0.get()
-    }
-
-    /// From [`Pin::to_u64`]; `None` for 0. Whether it is a pin is for the cache to say.
-    pub fn from_u64(number: u64) -> Option<Self> {
-        NonZeroU64::new(number).map(Pin)
-    }
-}
+/// One outcome per handle, in their order.
+pub type Imports<'a> = Vec<Result<CachedImport<'a>, Error>>;
 
 /// Memory of another process in use: not closed before this is dropped, whatever becomes of the allocation.
 ///

@@ -2,8 +2,8 @@
 //! Must never be locked over a wait, an unmap, a message or an opener.
 
 use crate::books::lease::Lease;
-use crate::cache::cached::Opened;
 use crate::cache::flight::{Flight, Key};
+use crate::cache::opened::Opened;
 use crate::limits::{CACHE_ENTRIES, PAGE_RESERVED_SLOTS};
 use fdbroker_protocol::AllocationId;
 use std::collections::HashMap;

@@ -1,10 +1,18 @@
 //! What a hit looks at: one entry of 32 bytes, all atomics.
 //! Must never be written, but for the referenced bit, without the cache's lock.
 
-use crate::cache::segments::Zeroed;
 use crate::map::Access;
 use fdbroker_protocol::HandlePrefix;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// A type that all-zero bytes are a value of.
+///
+/// # Safety
+/// As said: `mem::zeroed` is sound for it.
+pub(super) unsafe trait Zeroed {}
+
+// SAFETY: an atomic integer.
+unsafe impl Zeroed for AtomicU32 {}
 
 /// One allocation kept open. Tag, generation, address and length change only while the state is FREE; who has pinned
 /// the entry and then seen it LIVE reads them as they were when it became so.

@@ -1,14 +1,13 @@
 //! An import under way: one thread asks the broker, the others that want the same wait for it.
 //! Must never lose a waiter's pin, nor let anyone wait for a thread that has given up.
 
-use crate::cache::cached::Pin;
-use crate::cache::entry::tag_of;
-use crate::cache::table::Table;
+use super::entry::tag_of;
+use super::pin::Pin;
 use crate::deadline::Deadline;
 use crate::map::Access;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, Handle};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Condvar, Mutex};
 
 /// What is under way: the allocation, and the proof that came with it, so that a forged handle delays nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,10 +37,12 @@ struct State {
     end: Option<End>,
 }
 
+/// How it ended.
 #[derive(Clone, Copy, Debug)]
-enum End {
+pub(super) enum End {
     /// Each waiter has a pin like this.
     Landed(Pin),
+    /// Waiters try themselves.
     Failed,
 }
 
@@ -63,104 +64,32 @@ impl Flight {
         lock(&self.state).end = Some(End::Failed);
         self.landed.notify_all();
     }
-}
 
-/// The duty to end a flight; failed if dropped.
-#[derive(Debug)]
-pub(super) struct Claim<'a> {
-    table: &'a Table,
-    key: Key,
-    flight: Arc<Flight>,
-    has_landed: bool,
-}
-
-impl<'a> Claim<'a> {
-    pub fn new(table: &'a Table, key: Key, flight: Arc<Flight>) -> Self {
-        Claim { table, key, flight, has_landed: false }
+    /// One more waits, to be given a pin. Under the table's lock, under which the flight is ended.
+    pub fn join(&self) {
+        lock(&self.state).waiters += 1;
     }
 
-    pub fn key(&self) -> Key {
-        self.key
-    }
-
-    /// It has landed, and is no longer in the table.
-    pub fn land(mut self, pin: impl FnOnce(u32) -> Pin) {
-        self.has_landed = true;
-        self.flight.land(pin);
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        if !self.has_landed && self.table.forget_flight(self.key, &self.flight) {
-            self.flight.fail();
-        }
-    }
-}
-
-/// A place among those who wait for a flight; a pin that nobody fetched is given back on drop.
-#[derive(Debug)]
-pub(super) struct Waiter<'a> {
-    table: &'a Table,
-    flight: Arc<Flight>,
-    /// Whether a pin is made for it: the flight's access serves it.
-    wants_pin: bool,
-}
-
-/// What a waiter got.
-#[derive(Debug)]
-pub(super) enum Waited {
-    /// The memory, pinned.
-    Pinned(Pin),
-    /// Nothing: look again.
-    Nothing,
-    TimedOut,
-}
-
-impl<'a> Waiter<'a> {
-    /// Joins those who wait. The caller holds the table's lock, under which the flight is ended.
-    pub fn join(table: &'a Table, flight: Arc<Flight>, wants_pin: bool) -> Self {
-        lock(&flight.state).waiters += u32::from(wants_pin);
-        Waiter { table, flight, wants_pin }
-    }
-
-    /// Waits for the flight's end.
-    pub fn wait(mut self, deadline: Deadline) -> Waited {
-        let flight = Arc::clone(&self.flight);
-        let mut state = lock(&flight.state);
+    /// Waits for the end; `None`: time is over.
+    pub fn wait(&self, deadline: Deadline) -> Option<End> {
+        let mut state = lock(&self.state);
         loop {
             match state.end {
-                Some(End::Landed(pin)) if self.wants_pin => {
-                    self.wants_pin = false;
-                    return Waited::Pinned(pin);
-                }
-                Some(_) => {
-                    self.wants_pin = false;
-                    return Waited::Nothing;
-                }
-                None if deadline.has_passed() => break,
-                None => state = wait_until(&flight.landed, state, deadline.at()),
+                Some(end) => return Some(end),
+                None if deadline.has_passed() => return None,
+                None => state = wait_until(&self.landed, state, deadline.at()),
             }
         }
-        // Before the drop, which locks it.
-        drop(state);
-        Waited::TimedOut
     }
-}
 
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        if !self.wants_pin {
-            return;
-        }
-        let mut state = lock(&self.flight.state);
+    /// One that has joined takes nothing; the pin that was made for it.
+    pub fn leave(&self) -> Option<Pin> {
+        let mut state = lock(&self.state);
         match state.end {
             None => state.waiters -= 1,
             Some(End::Failed) => {}
-            Some(End::Landed(pin)) => {
-                drop(state);
-                self.table.release_held(pin);
-            }
+            Some(End::Landed(pin)) => return Some(pin),
         }
+        None
     }
 }

@@ -1,32 +1,21 @@
 //! The import cache: memory of other processes kept open between uses, one per process.
 //! Must never show ended memory as current, nor close memory in use.
 
-mod batch;
-mod cached;
-mod cold;
-mod entry;
-mod flight;
-mod miss;
-mod segments;
-mod settings;
-mod stats;
-mod table;
-mod watch;
-
-pub use cached::{CachedImport, Opened, Pin};
-pub use settings::CacheSettings;
-pub use stats::CacheStats;
-
+use super::cached::{CachedImport, Imports};
+use super::miss::{Importer, Opening};
+use super::opened::Opener;
+use super::pin::Pin;
+use super::settings::CacheSettings;
+use super::stats::CacheStats;
+use super::table::{Table, close_all};
 use crate::api::client::Client;
-use crate::books::grant::Grant;
+use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::map::Access;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
-use miss::{Importer, Opening};
 use std::io::Write;
 use std::sync::{Arc, Weak};
-use table::{Table, close_all};
 
 /// Memory imported, kept open between uses and shared by the threads of a process; clones share it.
 ///
@@ -37,12 +26,6 @@ use table::{Table, close_all};
 /// It holds its client: drop both. In a child of fork(2) nothing is ever a hit, and every call answers NOT_CONNECTED.
 #[derive(Clone, Debug)]
 pub struct ImportCache(Arc<Cache>);
-
-/// Opens memory by other means than mmap(2); the fd is closed after it returns.
-pub type Opener<'a> = dyn FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + 'a;
-
-/// One outcome per handle, in their order.
-pub type Imports<'a> = Vec<Result<CachedImport<'a>, Error>>;
 
 #[derive(Debug)]
 struct Cache {
@@ -184,6 +167,21 @@ impl ImportCache {
     ) -> Importer<'_, 'o> {
         let Cache { client, table } = &*self.0;
         Importer { client, table, access, deadline, opening }
+    }
+}
+
+/// On the thread that serves.
+impl LeaseWatcher for Cache {
+    fn revoked(&self, id: AllocationId) {
+        self.table.revoke(id);
+    }
+
+    fn reclaim(&self, leases: &[u64]) {
+        self.table.reclaim(leases);
+    }
+
+    fn declared(&self) {
+        self.table.note_declared();
     }
 }
 

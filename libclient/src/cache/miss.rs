@@ -3,11 +3,11 @@
 
 use crate::api::client::Client;
 use crate::books::grant::Grant;
-use crate::cache::Opener;
 use crate::cache::cached::{CachedImport, out_of_bounds};
 use crate::cache::cold::Held;
-use crate::cache::flight::{Claim, Waited, Waiter};
-use crate::cache::table::{Fresh, Look, Pinned, Table, close_all};
+use crate::cache::opened::Opener;
+use crate::cache::table::claims::{Claim, Fresh, Look, Waited, Waiter};
+use crate::cache::table::{Pinned, Table, close_all};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};

@@ -16,7 +16,7 @@
 //! Counts of a stripe that do not exist are 0. They are made under the cache's lock, which closers hold as well: those
 //! made before a mark are seen, and who pins in those made after it sees the mark.
 
-use crate::cache::entry::Entry;
+use super::entry::{Entry, Zeroed};
 use crate::limits::{CACHE_ENTRIES, CACHE_SEGMENT_SHIFT, MAX_PINS, PIN_STRIPES};
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -24,15 +24,6 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 const SEGMENT: usize = 1 << CACHE_SEGMENT_SHIFT;
 const SEGMENTS: usize = CACHE_ENTRIES.div_ceil(SEGMENT as u32) as usize;
-
-/// A type that all-zero bytes are a value of.
-///
-/// # Safety
-/// As said: `mem::zeroed` is sound for it.
-pub(super) unsafe trait Zeroed {}
-
-// SAFETY: an atomic integer.
-unsafe impl Zeroed for AtomicU32 {}
 
 /// One value per entry of a segment, on the heap. The allocator takes zeroed memory of this size from the kernel, which
 /// gives it page by page, as it is touched.

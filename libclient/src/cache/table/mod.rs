@@ -1,50 +1,29 @@
-//! The cache's table: finds, pins, releases, keeps, evicts. The index and the entries are read without a lock.
+//! The cache's table: finds, pins, releases, evicts. The index and the entries are read without a lock.
 //! Must never validate before it has pinned, nor close what is pinned.
 
+pub(super) mod claims;
+
 use crate::books::common::Common;
-use crate::books::page::Verdict;
-use crate::cache::cached::Pin;
 use crate::cache::cold::{Cold, Held};
 use crate::cache::entry::{Entry, Word, tag_of};
-use crate::cache::flight::{Claim, Flight, Key, Waiter};
+use crate::cache::pin::Pin;
 use crate::cache::segments::{Row, Segments, Unpinnable, my_stripe};
 use crate::cache::settings::CacheSettings;
 use crate::cache::stats::{CacheStats, Hits};
-use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
 use crate::sync::lock;
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
+use fdbroker_protocol::{AllocationId, Handle};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Memory pinned: where it is, and what gives it back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pinned<'a> {
+pub(in crate::cache) struct Pinned<'a> {
     pub row: Row<'a>,
     pub pin: Pin,
     pub ptr: *mut u8,
     pub len: usize,
-}
-
-/// What a look under the lock finds.
-#[derive(Debug)]
-pub(super) enum Look<'a> {
-    /// It is there.
-    Found(Pinned<'a>),
-    /// Another thread is fetching it.
-    Wait(Waiter<'a>),
-    /// The caller is to fetch it.
-    Fetch(Claim<'a>),
-}
-
-/// Memory just opened, to be kept.
-#[derive(Debug)]
-pub(super) struct Fresh {
-    pub held: Held,
-    pub len: usize,
-    pub access: Access,
-    pub is_host: bool,
 }
 
 /// Closes what is unused at its release.
@@ -59,7 +38,7 @@ struct Flags(AtomicU32);
 
 /// See the file's head.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(in crate::cache) struct Table {
     common: Arc<Common>,
     settings: CacheSettings,
     segments: Segments,
@@ -243,111 +222,6 @@ impl Table {
         close_all(closed);
     }
 
-    /// Looks under the lock: what a hit could not see, what is ended, who fetches it. Counts.
-    pub fn look(&self, handle: &Handle, access: Access) -> Look<'_> {
-        let mut closed = Vec::new();
-        let mut cold = lock(&self.cold);
-        let look = self.look_locked(&mut cold, handle, access, &mut closed);
-        cold.misses += u64::from(!matches!(look, Look::Found(_)));
-        drop(cold);
-        close_all(closed);
-        look
-    }
-
-    fn look_locked(
-        &self,
-        cold: &mut Cold,
-        handle: &Handle,
-        access: Access,
-        closed: &mut Vec<Held>,
-    ) -> Look<'_> {
-        let id = handle.id();
-        if let Some(number) = self.listed(id.slot) {
-            let row = self.row(number);
-            let verdict = self.common.page.verdict(cold.id(place(row)));
-            // No broker that could say: the entry stays, for when one is back.
-            if verdict == Verdict::Ended {
-                cold.stale += 1;
-                closed.extend(self.detach(cold, number));
-            } else if let Some(word) =
-                self.validate(row.entry(), tag_of(&handle.prefix), id, access)
-            {
-                let stripe = my_stripe();
-                row.make_count(stripe);
-                // Pinned too often: it is fetched anew, and this one is closed when the last user releases it.
-                if row.pin(stripe).is_ok() {
-                    row.entry().refer(word);
-                    self.hits.add(stripe);
-                    return Look::Found(pinned(row, Pin::new(number, stripe, word.incarnation())));
-                }
-            }
-        }
-        let key = Key::of(handle);
-        if let Some(flight) = cold.flights.get(&key) {
-            let serves = access == Access::Read || flight.access == Access::ReadWrite;
-            return Look::Wait(Waiter::join(self, Arc::clone(flight), serves));
-        }
-        let flight = Arc::new(Flight::new(access));
-        cold.flights.insert(key, Arc::clone(&flight));
-        Look::Fetch(Claim::new(self, key, flight))
-    }
-
-    /// Keeps what was fetched, pinned once for the caller and once for each who waits; what has to go for it is in
-    /// `closed`. If it has ended meanwhile, or the connection has, nothing is kept.
-    pub fn keep(
-        &self,
-        claim: Claim<'_>,
-        handle: &Handle,
-        fresh: Fresh,
-        closed: &mut Vec<Held>,
-    ) -> Result<Pinned<'_>, Error> {
-        let id = fresh.held.lease.id();
-        let mut cold = lock(&self.cold);
-        // The page under the lock: an end that came before is seen here, one that comes after finds the entry.
-        if !fresh.held.lease.is_current() {
-            drop(cold);
-            return Err(fresh.held.lease.why_not_current());
-        }
-        if let Some(older) = self.listed(id.slot) {
-            // Opened for reading only, or of another generation.
-            closed.extend(self.detach(&mut cold, older));
-        }
-        let Some(number) = self.free_number(&mut cold, id.slot) else {
-            drop(cold);
-            let context = format!("import {id}: all entries of the cache are in use; release some");
-            return Err(Error::new(ErrorCode::Internal, context));
-        };
-        let row = self.segments.make(number);
-        let entry = row.entry();
-        entry.tag.store(tag_of(&handle.prefix), Ordering::Relaxed);
-        entry.generation.store(id.generation, Ordering::Relaxed);
-        entry.ptr.store(fresh.held.opened.as_ptr(), Ordering::Relaxed);
-        entry.len.store(fresh.len, Ordering::Relaxed);
-        let stripe = my_stripe();
-        let count = row.make_count(stripe);
-        count.fetch_add(1, Ordering::SeqCst);
-        let incarnation = entry.open(fresh.access, fresh.is_host);
-        let pin = Pin::new(number, stripe, incarnation);
-        row.set_place(Some(cold.keep(number, fresh.held, fresh.len as u64)));
-        if number != id.slot {
-            self.segments.make(id.slot).set_elsewhere(Some(number));
-        }
-        cold.flights.remove(&claim.key());
-        claim.land(|waiters| {
-            count.fetch_add(waiters, Ordering::SeqCst);
-            pin
-        });
-        let empties = self.settings.empty_cache && self.is_over(&cold);
-        if !empties {
-            self.make_room(&mut cold, closed);
-        }
-        drop(cold);
-        if empties {
-            self.empty_when_full();
-        }
-        Ok(pinned(row, pin))
-    }
-
     /// Closes all that is unused, the cache being at its limit.
     fn empty_when_full(&self) {
         let count = self.close_unused(usize::MAX);
@@ -397,19 +271,6 @@ impl Table {
     pub fn host_access(&self, pin: Pin) -> Option<Access> {
         let word = self.segments.get(pin.number())?.entry().word();
         word.is_host().then(|| word.access())
-    }
-
-    /// Takes a flight out that nobody else has ended; whether it was there.
-    pub fn forget_flight(&self, key: Key, flight: &Arc<Flight>) -> bool {
-        if !self.common.process.is_current() {
-            return false;
-        }
-        let mut cold = lock(&self.cold);
-        let is_it = cold.flights.get(&key).is_some_and(|known| Arc::ptr_eq(known, flight));
-        if is_it {
-            cold.flights.remove(&key);
-        }
-        is_it
     }
 
     /// Whether anything is kept that could be closed to make room elsewhere.
@@ -637,7 +498,7 @@ fn pinned(row: Row<'_>, pin: Pin) -> Pinned<'_> {
 }
 
 /// Closes, then gives the leases back by one message per 253.
-pub(super) fn close_all(closed: Vec<Held>) {
+pub(in crate::cache) fn close_all(closed: Vec<Held>) {
     let close = |Held { opened, lease }: Held| {
         drop(opened);
         lease

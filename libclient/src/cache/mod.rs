@@ -1,0 +1,23 @@
+//! The import cache: memory of other processes kept open between uses, one per process.
+//! Must never show ended memory as current, nor close memory in use.
+
+mod batch;
+mod cached;
+mod cold;
+mod entry;
+mod flight;
+mod import_cache;
+mod miss;
+mod opened;
+mod pin;
+mod segments;
+mod settings;
+mod stats;
+mod table;
+
+pub use cached::{CachedImport, Imports};
+pub use import_cache::ImportCache;
+pub use opened::{Opened, Opener};
+pub use pin::Pin;
+pub use settings::CacheSettings;
+pub use stats::CacheStats;

@@ -1,0 +1,51 @@
+//! A pin as a number: the entry, the stripe of the thread that pinned it, and the entry's incarnation.
+//! Must never be trusted: callers keep it and may give back anything.
+
+use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
+use std::num::NonZeroU64;
+
+/// An import in use taken apart, for those who cannot keep a borrow: 8 bytes, plain. Give it back once, by
+/// [`crate::ImportCache::release`]; what is not given back stays open until the cache ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pin(NonZeroU64);
+
+/// Where a pin's stripe and incarnation begin; the entry number is below.
+const STRIPE_SHIFT: u32 = 25;
+const INCARNATION_SHIFT: u32 = 32;
+const _: () = assert!(CACHE_ENTRIES <= 1 << STRIPE_SHIFT);
+const _: () = assert!(PIN_STRIPES <= 1 << (INCARNATION_SHIFT - STRIPE_SHIFT));
+
+impl Pin {
+    /// Of an entry that is open, so that its incarnation is not 0.
+    #[inline]
+    pub(super) fn new(number: u32, stripe: usize, incarnation: u32) -> Self {
+        let low = u64::from(number) | (stripe as u64) << STRIPE_SHIFT;
+        let pin = NonZeroU64::new(low | u64::from(incarnation) << INCARNATION_SHIFT);
+        Pin(pin.expect("the incarnation of an open entry is not 0"))
+    }
+
+    #[inline]
+    pub(super) fn number(self) -> u32 {
+        self.0.get() as u32 & ((1 << STRIPE_SHIFT) - 1)
+    }
+
+    #[inline]
+    pub(super) fn stripe(self) -> usize {
+        (self.0.get() as u32 >> STRIPE_SHIFT) as usize
+    }
+
+    #[inline]
+    pub(super) fn incarnation(self) -> u32 {
+        (self.0.get() >> INCARNATION_SHIFT) as u32
+    }
+
+    /// The number for [`Pin::from_u64`]; never 0.
+    pub fn to_u64(self) -> u64 {
+        self.0.get()
+    }
+
+    /// From [`Pin::to_u64`]; `None` for 0. Whether it is a pin is for the cache to say.
+    pub fn from_u64(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Pin)
+    }
+}
