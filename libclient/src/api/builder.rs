@@ -8,55 +8,60 @@ use std::hash::BuildHasher;
 use std::path::PathBuf;
 
 /// Settings for a connection; see [`crate::Client::builder`].
-#[derive(Default)]
+#[derive(Debug)]
 #[must_use = "nothing happens until `connect`"]
-pub struct ClientBuilder {
-    socket: Option<PathBuf>,
-    name: Option<String>,
-    own_fds: Option<u32>,
-    on_notice: Option<NoticeCallback>,
-    on_recall: Option<RecallCallback>,
-    no_reconnect: bool,
-    dispatch: bool,
+pub struct ClientBuilder(pub(super) Settings);
+
+impl Default for ClientBuilder {
+    fn default() -> Self {
+        let caller = Caller {
+            socket: default_socket_path(),
+            name: command_name(),
+            own_fds: 1,
+            key: RandomState::new().hash_one(std::process::id()) as u32 | 1,
+        };
+        let (on_notice, on_recall) = (None, None);
+        ClientBuilder(Settings { caller, on_notice, on_recall, reconnect: true, dispatch: false })
+    }
 }
 
 impl ClientBuilder {
     /// The broker's socket. Default: [`default_socket_path`].
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
-        self.socket = Some(path.into());
+        self.0.caller.socket = path.into();
         self
     }
 
     /// A name for display, cut to 16 bytes. Default: the command's.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
+        self.0.caller.name = name.into();
         self
     }
 
     /// Fds of shared memory this client will hold by itself: 1 for a memfd arena, and the export window, that is
     /// how many exports may be on their way to the broker at once. Charged to it. Default: 1.
     pub fn own_fds(mut self, count: u32) -> Self {
-        self.own_fds = Some(count);
+        self.0.caller.own_fds = count;
         self
     }
 
     /// Told every notice, on the library thread. It must not block: a blocking call of this library answers
     /// NOT_SUPPORTED there; dropping leases, imports and buffers is fine.
     pub fn on_notice(mut self, callback: NoticeCallback) -> Self {
-        self.on_notice = Some(callback);
+        self.0.on_notice = Some(callback);
         self
     }
 
     /// Exports registered memory again when the broker recalls it, on the library thread, under the same rules.
     /// Arenas answer for themselves. Without it recalls are answered NOT_SUPPORTED.
     pub fn on_recall(mut self, callback: RecallCallback) -> Self {
-        self.on_recall = Some(callback);
+        self.0.on_recall = Some(callback);
         self
     }
 
     /// Whether to look for a broker again when the connection is lost. Default: yes.
     pub fn reconnect(mut self, reconnect: bool) -> Self {
-        self.no_reconnect = !reconnect;
+        self.0.reconnect = reconnect;
         self
     }
 
@@ -65,20 +70,8 @@ impl ClientBuilder {
     /// cannot deadlock. Callbacks run on the thread that serves, never two at once. Between calls nobody
     /// serves: dispatch when the fd is readable, or recalls go unanswered. Default: no.
     pub fn dispatch(mut self, dispatch: bool) -> Self {
-        self.dispatch = dispatch;
+        self.0.dispatch = dispatch;
         self
-    }
-
-    /// The settings, complete.
-    pub(super) fn finish(self) -> Settings {
-        let caller = Caller {
-            socket: self.socket.unwrap_or_else(default_socket_path),
-            name: self.name.unwrap_or_else(command_name),
-            own_fds: self.own_fds.unwrap_or(1),
-            key: RandomState::new().hash_one(std::process::id()) as u32 | 1,
-        };
-        let ClientBuilder { on_notice, on_recall, no_reconnect, dispatch, .. } = self;
-        Settings { caller, on_notice, on_recall, reconnect: !no_reconnect, dispatch }
     }
 }
 
@@ -87,16 +80,4 @@ fn command_name() -> String {
     let path = std::env::args_os().next().map(PathBuf::from);
     let name = path.as_deref().and_then(|path| path.file_name());
     name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-}
-
-impl std::fmt::Debug for ClientBuilder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ClientBuilder")
-            .field("socket", &self.socket)
-            .field("name", &self.name)
-            .field("own_fds", &self.own_fds)
-            .field("reconnect", &!self.no_reconnect)
-            .field("dispatch", &self.dispatch)
-            .finish_non_exhaustive()
-    }
 }

@@ -59,7 +59,7 @@ impl ClientBuilder {
     /// NOT_CONNECTED: nobody answers at the socket within 5 s. NOT_PERMITTED: the socket refuses this user.
     /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT.
     pub fn connect(self) -> Result<Client, Error> {
-        let settings = self.finish();
+        let settings = self.0;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
         let common = Arc::new(Common::new(window)?);
         let greeted = greet(&settings.caller)?;

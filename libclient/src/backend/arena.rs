@@ -1,8 +1,9 @@
 //! An arena: memory allocated once, given out by pages, registered range by range, recalled by the library.
 //! Must never reuse a range before the broker says that its last lease is gone.
 
+use super::host::HostMemory;
+use super::pool::{MemoryBackend, Pool, check_window, next_allocation_id};
 use super::ranges::{Emptying, Freed, Ranges, key};
-use super::{HostMemory, MemoryBackend, Pool, check_window};
 use crate::api::client::Client;
 use crate::books::holdings::{Ending, LostRegistration};
 use crate::books::one_way::OneWay;
@@ -18,16 +19,7 @@ use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-
-/// Ids of allocations of all the library's memory in the process: an address used again has another id.
-static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
-
-/// An id that no other allocation of the library's own memory has, in this process.
-pub(crate) fn next_allocation_id() -> u64 {
-    NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed)
-}
 
 /// Memory to share, given out in buffers.
 ///

@@ -2,8 +2,8 @@
 //! Must never export what a consumer could shrink or seal under the others.
 
 use super::memfd::MemfdPool;
+use super::pool::{MemoryBackend, Pool};
 use super::udmabuf::{UdmabufPool, probe};
-use super::{MemoryBackend, Pool};
 use crate::error::Error;
 use fdbroker_protocol::MemoryKind;
 

@@ -1,9 +1,9 @@
 //! Memory with an fd of its own, deposited when it is made: resident in the broker, and no fd here.
 //! Must never keep the fd: what is deposited is the only way to it.
 
-use super::arena::next_allocation_id;
 use super::dma_heap;
 use super::memfd::{sealed, whole_pages};
+use super::pool::{check_window, next_allocation_id};
 use crate::api::client::Client;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
@@ -100,7 +100,7 @@ impl IsolatedBuffer {
         deadline: Deadline,
     ) -> Result<IsolatedBuffer, Error> {
         let span = whole_pages(len)?;
-        super::check_window(client, memory.name())?;
+        check_window(client, memory.name())?;
         let owner_allocation_id = next_allocation_id();
         let deposit =
             Deposit { owner_allocation_id, share, ..Deposit::new(memory.kind(), span as u64) };

@@ -1,6 +1,6 @@
 //! A sealed memfd, mapped: the memory of both host backends. Must never be handed out unsealed.
 
-use super::{Pool, PoolExport};
+use super::pool::{Pool, PoolExport};
 use crate::books::roles::SupplyFd;
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping, page_size};

@@ -9,87 +9,18 @@ pub(crate) mod host;
 pub(crate) mod isolated;
 pub mod level_zero;
 mod memfd;
+mod pool;
 mod ranges;
 mod udmabuf;
 
-use crate::api::client::Client;
-use crate::books::roles::SupplyFd;
 use crate::error::Error;
-use fdbroker_protocol::{ErrorCode, MemoryKind};
-use std::fmt::Debug;
+use fdbroker_protocol::ErrorCode;
 
 pub use device::{DeviceBuffer, DeviceImport};
 pub use host::HostMemory;
 pub use isolated::IsolatedMemory;
+pub use pool::{MemoryBackend, Pool, PoolExport};
 pub use udmabuf::Udmabuf;
-
-/// A source of memory that can be exported as fds.
-pub trait MemoryBackend: Send + Sync + Debug {
-    /// Its name, such as `memfd`.
-    fn name(&self) -> &'static str;
-
-    /// What its exports are.
-    fn kind(&self) -> MemoryKind;
-
-    /// Whether it works here.
-    ///
-    /// # Errors
-    /// NOT_SUPPORTED, with what is missing.
-    fn available(&self) -> Result<(), Error>;
-
-    /// Allocates `bytes` (rounded up to pages) to be exported in ranges.
-    ///
-    /// # Errors
-    /// NOT_SUPPORTED; INTERNAL when the system has no memory; LOCAL_FD_LIMIT.
-    fn allocate(&self, bytes: usize) -> Result<Box<dyn Pool>, Error>;
-}
-
-/// Memory of a backend: mapped here, exported by ranges.
-pub trait Pool: Send + Sync + Debug {
-    /// First byte; mapped as long as the pool lives.
-    fn base(&self) -> *mut u8;
-
-    /// Bytes, a multiple of the page size.
-    fn len(&self) -> usize;
-
-    /// Whether it has no bytes; never so.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether an export is a new fd in this process, to be counted until it is sent.
-    fn exports_are_fresh(&self) -> bool;
-
-    /// Exports `len` bytes at `offset`, both multiples of the page size.
-    ///
-    /// # Errors
-    /// LOCAL_FD_LIMIT; NOT_SUPPORTED when the driver refuses.
-    fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error>;
-
-    /// Gives the memory of a range that nobody uses back to the system: its bytes are 0 when next read. Both multiples
-    /// of the page size. Without effect where the backend cannot.
-    fn discard(&self, _offset: usize, _len: usize) {}
-
-    /// Copies out `into.len()` bytes from `offset`, each word read once.
-    ///
-    /// # Errors
-    /// BAD_HANDLE: out of bounds.
-    fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error>;
-
-    /// Copies `bytes` in at `offset`, each word written once.
-    ///
-    /// # Errors
-    /// BAD_HANDLE: out of bounds.
-    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error>;
-}
-
-/// A range as an fd.
-#[derive(Debug)]
-pub struct PoolExport {
-    pub(crate) fd: SupplyFd,
-    /// Where in the fd the range begins, in bytes.
-    pub(crate) fd_offset: u64,
-}
 
 /// The backend of a name: `memfd`, `udmabuf`, `cuda`, `level-zero`. Whether it works here is for
 /// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see [`isolated_by_name`];
@@ -121,21 +52,10 @@ pub fn isolated_by_name(name: &str) -> Result<IsolatedMemory, Error> {
     })
 }
 
-/// Exports that are new fds need a window: one fd beside what the process holds anyway.
-fn check_window(client: &Client, name: &str) -> Result<(), Error> {
-    match client.own_fds() {
-        0 | 1 => {
-            let context =
-                format!("memory {name}: every export is a new fd, so `own_fds` must be 2 or more");
-            Err(Error::new(ErrorCode::NotSupported, context))
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_protocol::MemoryKind;
 
     #[test]
     fn by_name_when_there_is_none_then_not_supported_with_reason() {

@@ -5,7 +5,7 @@
 //! coherent. (On another architecture do it on the grant's fd, before it is closed.)
 
 use super::memfd::MemfdPool;
-use super::{Pool, PoolExport};
+use super::pool::{Pool, PoolExport};
 use crate::books::roles::SupplyFd;
 use crate::error::Error;
 use crate::map::page_size;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// An fd for a recall, and what it is.
 #[derive(Debug)]
-pub(crate) struct Supply {
+pub struct Supply {
     pub fd: SupplyFd,
     pub fd_offset: u64,
     pub size_bytes: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Supply {
 
 /// Whether the fd is one more in this process.
 #[derive(Debug)]
-pub(crate) enum SupplyFd {
+pub enum SupplyFd {
     /// A new export: in the window until closed.
     Fresh(OwnedFd),
     /// An fd the owner holds anyway.

@@ -59,7 +59,7 @@ impl ImportCache {
     /// The memory, mapped: from the cache, else from the broker.
     ///
     /// # Errors
-    /// As [`Client::acquire`] and [`Grant::import`]; STALE too when the allocation ended meanwhile. In every case
+    /// As [`Client::acquire`] and [`crate::Grant::import`]; STALE too when the allocation ended meanwhile. In every case
     /// nothing is left: no lease, no mapping, no count.
     pub fn import(
         &self,

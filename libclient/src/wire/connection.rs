@@ -6,11 +6,11 @@
 use super::credits::Credits;
 use super::handshake::Greeted;
 use super::inbox::{Inbox, Reader};
-use super::outbox::{Outbox, Unregistering};
+use super::outbox::Outbox;
 use super::poll::shut_down;
 use crate::books::common::Common;
 use crate::books::holdings::LostRegistration;
-use crate::books::one_way::{Line, OneWay, Unregister};
+use crate::books::one_way::{Line, OneWay};
 use crate::books::page::PageFacts;
 use crate::error::Error;
 use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY};
@@ -126,13 +126,13 @@ impl Connection {
             fits &= outbox.push(message);
         }
         let flushed = self.flush(&mut outbox);
-        let waits = outbox.wants_room();
         drop(outbox);
         if !fits {
             self.kill("too many one-way messages are queued");
         } else if flushed == Err(SendError::PeerGone) {
             self.kill("the broker has closed the connection");
-        } else if waits {
+        } else if flushed.is_err() {
+            // The thread that serves tries again when there is room.
             self.common.wake.kick();
         }
     }
@@ -238,12 +238,31 @@ impl Connection {
         }
     }
 
-    /// Sends what is queued, without waiting.
+    /// Sends what is queued, without waiting. Unregisters gather while enough of them are under way.
     pub(super) fn flush(&self, outbox: &mut Outbox) -> Result<(), SendError> {
-        if outbox.is_empty() {
-            return Ok(());
+        if !outbox.is_empty() {
+            outbox.flush(self.socket.as_fd())?;
         }
-        outbox.flush(self.socket.as_fd(), &mut &*self)
+        loop {
+            let items = outbox.next_unregisters();
+            if items.is_empty() {
+                return Ok(());
+            }
+            let mut inbox = lock(&self.inbox);
+            if inbox.dead || inbox.unregistering() >= MAX_UNREGISTERS_UNDERWAY {
+                return Ok(());
+            }
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            // Before the send: the reply may be read by another thread.
+            inbox.owe(id, items);
+            drop(inbox);
+            if let Err(error) = outbox.send_unregisters(self.socket.as_fd(), id) {
+                let _ = lock(&self.inbox).addressee(id);
+                return Err(error);
+            }
+            // Nobody may be reading: the thread that serves then does.
+            self.common.wake.kick();
+        }
     }
 }
 
@@ -258,24 +277,6 @@ impl Line for Connection {
 
     fn kill(&self, reason: &str) {
         self.kill(reason);
-    }
-}
-
-impl Unregistering for &Connection {
-    fn begin(&mut self) -> Option<u64> {
-        let inbox = lock(&self.inbox);
-        let may = !inbox.dead && inbox.unregistering() < MAX_UNREGISTERS_UNDERWAY;
-        may.then(|| self.next_id.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn expect(&mut self, id: u64, items: Vec<Unregister>) {
-        lock(&self.inbox).owe(id, items);
-        // Nobody may be reading: the thread that serves then does.
-        self.common.wake.kick();
-    }
-
-    fn withdraw(&mut self, id: u64) {
-        let _ = lock(&self.inbox).addressee(id);
     }
 }
 

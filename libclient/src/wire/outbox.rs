@@ -22,17 +22,6 @@ pub(crate) struct Outbox {
     complete: bool,
 }
 
-/// Hands out the id of an unregister request about to be sent, or `None` while enough are under way;
-/// takes its items back with `None` when it was not sent.
-pub(crate) trait Unregistering {
-    /// An id, if another may be sent.
-    fn begin(&mut self) -> Option<u64>;
-    /// Notes who is to be told of the reply. Called before the send: the reply may be read by another thread.
-    fn expect(&mut self, id: u64, items: Vec<Unregister>);
-    /// It was not sent after all.
-    fn withdraw(&mut self, id: u64);
-}
-
 impl Outbox {
     /// Queues; `false`: the queue is at its bound.
     pub fn push(&mut self, message: OneWay) -> bool {
@@ -63,23 +52,13 @@ impl Outbox {
         (self.unregisters_posted, self.unregisters_posted - self.unregisters.len() as u64)
     }
 
-    /// Whether something waits for room on the socket (and not for a reply).
-    pub fn wants_room(&self) -> bool {
-        self.complete
-            || !(self.mapped.is_empty() && self.released.is_empty() && self.cancels.is_empty())
-    }
-
     /// Whether nothing is queued.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sends what is queued, without waiting. `mapped` goes before `released`: both may be of one lease.
-    pub fn flush(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        unregistering: &mut dyn Unregistering,
-    ) -> Result<(), SendError> {
+    /// Sends what is queued but unregisters, without waiting. `mapped` goes before `released`: both may be of one lease.
+    pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), SendError> {
         if self.complete {
             self.writer.start(Kind::Complete, 0);
             fdbroker_scm::send(socket, self.writer.finish(0, 0), &[])?;
@@ -92,31 +71,24 @@ impl Outbox {
             fdbroker_scm::send(socket, self.writer.finish(0, 0), &[])?;
             self.cancels.pop_front();
         }
-        self.send_unregisters(socket, unregistering)
+        Ok(())
     }
 
-    fn send_unregisters(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        unregistering: &mut dyn Unregistering,
-    ) -> Result<(), SendError> {
-        while !self.unregisters.is_empty() {
-            let Some(id) = unregistering.begin() else { return Ok(()) };
-            let count = self.unregisters.len().min(ENDS_PER_MESSAGE);
-            let items: Vec<Unregister> = self.unregisters.iter().take(count).copied().collect();
-            self.writer.start(Kind::Unregister, id);
-            for item in &items {
-                let (slot, generation) = (item.id.slot.into(), item.id.generation.into());
-                self.writer.push(&AllocationItem { slot, generation });
-            }
-            unregistering.expect(id, items);
-            let sent = fdbroker_scm::send(socket, self.writer.finish(count, 0), &[]);
-            if let Err(error) = sent {
-                unregistering.withdraw(id);
-                return Err(error);
-            }
-            self.unregisters.drain(..count);
+    /// The unregisters for the next message; empty when none is queued.
+    pub fn next_unregisters(&self) -> Vec<Unregister> {
+        self.unregisters.iter().take(ENDS_PER_MESSAGE).copied().collect()
+    }
+
+    /// Sends those as request `id`.
+    pub fn send_unregisters(&mut self, socket: BorrowedFd<'_>, id: u64) -> Result<(), SendError> {
+        let count = self.unregisters.len().min(ENDS_PER_MESSAGE);
+        self.writer.start(Kind::Unregister, id);
+        for item in self.unregisters.iter().take(count) {
+            let (slot, generation) = (item.id.slot.into(), item.id.generation.into());
+            self.writer.push(&AllocationItem { slot, generation });
         }
+        fdbroker_scm::send(socket, self.writer.finish(count, 0), &[])?;
+        self.unregisters.drain(..count);
         Ok(())
     }
 }

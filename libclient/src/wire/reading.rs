@@ -194,12 +194,11 @@ impl Connection {
             return false;
         }
         let flushed = self.flush(&mut outbox);
-        let waits = outbox.wants_room();
         drop(outbox);
         if flushed == Err(SendError::PeerGone) {
             self.hear_last_words();
         }
-        waits
+        flushed.is_err()
     }
 
     /// Reads what is there without waiting; how many replies. `None`: another thread reads, or the end was read.

@@ -3,21 +3,16 @@
 
 use super::driver::{Context, Driver, Linear, absent};
 use super::memory::CudaMemory;
-use super::owner::Owner;
 use super::raw;
 use crate::api::client::Client;
-use crate::backend::device::{self, Identity, MemoryDevice};
+use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
+use crate::backend::pool::next_allocation_id;
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::{Access, page_size};
-use crate::sync::lock;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-
-/// Ids of buffers, of all devices of the process: fds cannot be told apart, and an address used again has another id.
-static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// A device of this process; clones share it. Its primary context lives as long as any of them, or of the memory made
 /// from them; frameworks use the same one.
@@ -32,9 +27,8 @@ struct Inner {
     driver: &'static Driver,
     ordinal: u32,
     name: String,
-    granularity: usize,
     exports_dma_bufs: bool,
-    owners: Mutex<Vec<Weak<Owner>>>,
+    owners: Owners<CudaMemory, ()>,
 }
 
 /// Bytes of a device's memory, as all processes together leave them.
@@ -66,9 +60,8 @@ impl Device {
         }
         let exports_dma_bufs = driver.exports_dma_bufs() && has(raw::ATTRIBUTE_DMA_BUF);
         let context = Arc::new(Context::retain(driver, device)?);
-        let granularity = context.granularity()?;
-        let owners = Mutex::default();
-        let inner = Inner { context, driver, ordinal, name, granularity, exports_dma_bufs, owners };
+        let owners = Owners::default();
+        let inner = Inner { context, driver, ordinal, name, exports_dma_bufs, owners };
         Ok(Device { inner: Arc::new(inner) })
     }
 
@@ -100,7 +93,7 @@ impl Device {
 
     /// What sizes of shared memory are multiples of, in bytes (2 MiB on most devices).
     pub fn granularity(&self) -> usize {
-        self.inner.granularity
+        self.inner.context.granularity()
     }
 
     /// Whether [`export_dma_buf`] can work on this device.
@@ -120,15 +113,11 @@ impl Device {
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.inner.context
     }
-
-    /// `bytes` in whole granules; `None` for 0 and for more than there are addresses.
-    pub(super) fn round_up(&self, bytes: usize) -> Option<usize> {
-        bytes.checked_next_multiple_of(self.inner.granularity).filter(|bytes| *bytes > 0)
-    }
 }
 
 impl MemoryDevice for Device {
     type Memory = CudaMemory;
+    type Others = ();
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
@@ -150,23 +139,61 @@ impl MemoryDevice for Device {
         if !memory.is_own() {
             return Err(absent("only the owner of the memory can register it"));
         }
-        let owner_allocation_id = NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Identity { owner_allocation_id, kind: MemoryKind::CudaVmm })
+        // Fds cannot be told apart, and an address used again has another id.
+        Ok(Identity { owner_allocation_id: next_allocation_id(), kind: MemoryKind::CudaVmm })
     }
 
-    fn owner_of(&self, client: &Client) -> Arc<dyn device::Owner<CudaMemory>> {
-        let mut owners = lock(&self.inner.owners);
-        owners.retain(|owner| owner.strong_count() > 0);
-        let known = owners.iter().filter_map(Weak::upgrade).find(|owner| owner.is_of(client));
-        known.unwrap_or_else(|| {
-            let owner = Arc::new(Owner::new(client));
-            owners.push(Arc::downgrade(&owner));
-            let answers: Weak<Owner> = Arc::downgrade(&owner);
-            client.common().owners.add(answers);
-            let registrant: Weak<Owner> = Arc::downgrade(&owner);
-            client.common().registrants.add(registrant);
-            owner
-        })
+    fn owner(&self, client: &Client) -> Arc<Owner<CudaMemory, ()>> {
+        self.inner.owners.of(client, || ())
+    }
+}
+
+impl CudaMemory {
+    /// Allocates `bytes`, rounded up to [`Device::granularity`]. What it contains is undefined.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        Self::new_at(device, bytes, 0)
+    }
+
+    /// The same at a device address, if that is free; else wherever. 0: wherever.
+    ///
+    /// # Errors
+    /// As [`CudaMemory::new`].
+    pub fn new_at(device: &Device, bytes: usize, address: u64) -> Result<Self, Error> {
+        Self::allocate(device.context(), bytes, address)
+    }
+
+    /// That of a grant, mapped for `device`. The grant's fd is not needed any more when this returns: close it, then
+    /// tell [`crate::Lease::mapped`]; [`crate::cuda::CudaImport`] does both.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: the grant is of another kind, or the device cannot reach that memory. UNSUPPORTED_FD: the
+    /// driver does not know the fd. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that cannot be.
+    pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
+        let info = &grant.info;
+        if !info.kind.is_for_cuda() {
+            return Err(absent(format!(
+                "CUDA cannot import a {}; its owner must share a VMM allocation",
+                info.kind
+            )));
+        }
+        Self::map(device.context(), grant.fd.as_fd(), info.fd_offset, info.size_bytes, access)
+    }
+
+    /// That of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any
+    /// more when this returns.
+    ///
+    /// # Errors
+    /// As [`CudaMemory::import`].
+    pub fn import_fd(
+        device: &Device,
+        fd: BorrowedFd<'_>,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        Self::map(device.context(), fd, 0, size_bytes, access)
     }
 }
 

@@ -2,18 +2,17 @@
 //! Must never touch device memory outside a mapping of its own, nor call the driver in a forked child.
 
 use super::raw::{self, CuDevice, CuDevicePtr, CuMemHandle, CuOpaque, CuResult, Table, result};
+use crate::backend::device::driver::{lacks_fds, loaded};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{CUDA_CALL_FDS, CUDA_DEVICE_FDS};
 use crate::map::{Access, check_range};
-use crate::sync::lock;
 use fdbroker_protocol::ErrorCode;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// What the loader looks for; `LD_LIBRARY_PATH` names another place for it.
 const LIBRARY: &CStr = c"libcuda.so.1";
@@ -31,17 +30,9 @@ pub struct Driver {
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 impl Driver {
-    /// The driver of this process, loaded by the first call that succeeds: what was missing may have come.
+    /// The driver of this process.
     pub fn get() -> Result<&'static Driver, Error> {
-        static LOADING: Mutex<()> = Mutex::new(());
-        if DRIVER.get().is_none() {
-            let _loading = lock(&LOADING);
-            if DRIVER.get().is_none() {
-                // Nobody else sets it: this thread holds the lock.
-                let _ = DRIVER.set(Self::load(LIBRARY)?);
-            }
-        }
-        let driver = DRIVER.get().expect("set above");
+        let driver = loaded(&DRIVER, || Self::load(LIBRARY))?;
         match driver.process.is_current() {
             true => Ok(driver),
             false => Err(absent("a child of fork(2) cannot use CUDA; exec(2) first")),
@@ -175,19 +166,13 @@ fn code_of(answer: CuResult, lacks_fds: impl FnOnce() -> bool) -> ErrorCode {
     }
 }
 
-/// Whether this process has not `count` more fds to open.
-fn lacks_fds(count: usize) -> bool {
-    let one = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC);
-    let made: Vec<_> = (0..count).map_while(|_| one().ok()).collect();
-    made.len() < count
-}
-
 /// The primary context of a device, retained: the one that the runtime API and frameworks use, too.
 #[derive(Debug)]
 pub struct Context {
     driver: &'static Driver,
     device: CuDevice,
     raw: CuOpaque,
+    granularity: usize,
 }
 
 // SAFETY: a context belongs to the process; the driver's functions may be called by any thread.
@@ -205,7 +190,9 @@ impl Context {
         // SAFETY: writes one context through the pointer; released once, in drop.
         let answer = unsafe { (driver.table.primary_ctx_retain)(&raw mut raw, device) };
         driver.check_present(answer, "cuDevicePrimaryCtxRetain")?;
-        Ok(Context { driver, device, raw })
+        let mut context = Context { driver, device, raw, granularity: 1 };
+        context.granularity = context.ask_granularity()?;
+        Ok(context)
     }
 
     fn is_current_process(&self) -> bool {
@@ -233,7 +220,16 @@ impl Context {
     }
 
     /// What VMM sizes are multiples of, in bytes.
-    pub fn granularity(&self) -> Result<usize, Error> {
+    pub fn granularity(&self) -> usize {
+        self.granularity
+    }
+
+    /// `bytes` in whole granules; `None` for 0 and for more than there are addresses.
+    pub fn round_up(&self, bytes: usize) -> Option<usize> {
+        bytes.checked_next_multiple_of(self.granularity).filter(|bytes| *bytes > 0)
+    }
+
+    fn ask_granularity(&self) -> Result<usize, Error> {
         let _entered = self.enter()?;
         let (prop, mut bytes) = (self.prop(), 0);
         let option = raw::GRANULARITY_MINIMUM;

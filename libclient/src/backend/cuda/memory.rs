@@ -1,15 +1,13 @@
 //! Device memory mapped here: allocated here, or imported from a grant. Freed or unmapped on drop.
 //! Must never hold an fd, nor say that it has more bytes than are mapped.
 
-use super::device::Device;
-use super::driver::{Mapped, Physical, absent};
+use super::driver::{Context, Mapped, Physical, absent};
 use crate::backend::device::DeviceMemory;
-use crate::books::grant::Grant;
-use crate::cache::Opened;
 use crate::error::Error;
 use crate::map::{Access, check_range};
 use fdbroker_protocol::ErrorCode;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// Device memory (CUDA VMM) at a device address of this process, for kernels and copies. It holds no fd.
 ///
@@ -27,60 +25,23 @@ pub struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// Allocates `bytes`, rounded up to [`Device::granularity`]. What it contains is undefined.
-    ///
-    /// # Errors
-    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
-    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
-        Self::new_at(device, bytes, 0)
-    }
-
-    /// The same at a device address, if that is free; else wherever. 0: wherever.
-    ///
-    /// # Errors
-    /// As [`CudaMemory::new`].
-    pub fn new_at(device: &Device, bytes: usize, address: u64) -> Result<Self, Error> {
-        let len = device.round_up(bytes).ok_or_else(|| {
+    /// Allocates; see `new_at`.
+    pub(super) fn allocate(
+        context: &Arc<Context>,
+        bytes: usize,
+        address: u64,
+    ) -> Result<Self, Error> {
+        let len = context.round_up(bytes).ok_or_else(|| {
             Error::new(ErrorCode::BadHandle, format!("{bytes} bytes of device memory cannot be"))
         })?;
-        let physical = Physical::create(device.context(), len)?;
+        let physical = Physical::create(context, len)?;
         let mapped = Mapped::new(&physical, Access::ReadWrite, address)?;
         Ok(CudaMemory { mapped, physical: Some(physical), lead: 0, len })
     }
 
-    /// That of a grant, mapped for `device`. The grant's fd is not needed any more when this returns: close it, then
-    /// tell [`crate::Lease::mapped`]; [`crate::cuda::CudaImport`] does both.
-    ///
-    /// # Errors
-    /// NOT_SUPPORTED: the grant is of another kind, or the device cannot reach that memory. UNSUPPORTED_FD: the
-    /// driver does not know the fd. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that cannot be.
-    pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
-        let info = &grant.info;
-        if !info.kind.is_for_cuda() {
-            return Err(absent(format!(
-                "CUDA cannot import a {}; its owner must share a VMM allocation",
-                info.kind
-            )));
-        }
-        Self::map(device, grant.fd.as_fd(), info.fd_offset, info.size_bytes, access)
-    }
-
-    /// That of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any
-    /// more when this returns.
-    ///
-    /// # Errors
-    /// As [`CudaMemory::import`].
-    pub fn import_fd(
-        device: &Device,
-        fd: BorrowedFd<'_>,
-        size_bytes: u64,
-        access: Access,
-    ) -> Result<Self, Error> {
-        Self::map(device, fd, 0, size_bytes, access)
-    }
-
-    fn map(
-        device: &Device,
+    /// Maps what is behind an fd; see `import`.
+    pub(super) fn map(
+        context: &Arc<Context>,
         fd: BorrowedFd<'_>,
         fd_offset: u64,
         size_bytes: u64,
@@ -89,12 +50,12 @@ impl CudaMemory {
         let number = |bytes: u64| usize::try_from(bytes).ok();
         let (lead, len) = (number(fd_offset), number(size_bytes));
         let whole = lead.zip(len).and_then(|(lead, len)| lead.checked_add(len));
-        let whole = whole.and_then(|whole| device.round_up(whole));
+        let whole = whole.and_then(|whole| context.round_up(whole));
         let (Some(lead), Some(len @ 1..), Some(whole)) = (lead, len, whole) else {
             let context = format!("{size_bytes} bytes at {fd_offset} of a VMM fd cannot be");
             return Err(Error::new(ErrorCode::BadHandle, context));
         };
-        let physical = Physical::import(device.context(), fd, whole)?;
+        let physical = Physical::import(context, fd, whole)?;
         let mapped = Mapped::new(&physical, access, 0)?;
         Ok(CudaMemory { mapped, physical: None, lead, len })
     }
@@ -159,19 +120,11 @@ impl DeviceMemory for CudaMemory {
         self.device_ptr()
     }
 
+    fn size(&self) -> usize {
+        self.len
+    }
+
     fn export(&self) -> Result<OwnedFd, Error> {
         self.export()
-    }
-}
-
-impl Opened for CudaMemory {
-    /// A device address: not to be read by the CPU.
-    fn as_ptr(&self) -> *mut u8 {
-        let address = usize::try_from(self.device_ptr()).expect("64-bit addresses");
-        std::ptr::without_provenance_mut(address)
-    }
-
-    fn len(&self) -> usize {
-        self.len
     }
 }

@@ -27,11 +27,10 @@
 mod device;
 mod driver;
 mod memory;
-mod owner;
 mod raw;
 
 use super::device::{DeviceBuffer, DeviceImport};
-use super::{MemoryBackend, Pool};
+use super::pool::{MemoryBackend, Pool};
 use crate::error::Error;
 use fdbroker_protocol::MemoryKind;
 

@@ -20,7 +20,7 @@ pub type CuOpaque = *mut c_void;
 
 /// `CUresult` values that mean something to this library.
 pub mod result {
-    use super::CuResult;
+    use crate::backend::cuda::raw::CuResult;
     pub const SUCCESS: CuResult = 0;
     pub const INVALID_VALUE: CuResult = 1;
     pub const NOT_INITIALIZED: CuResult = 3;

@@ -1,9 +1,10 @@
 //! Device memory to share: allocated, exported and registered; recalls are answered by the library.
 //! Must never keep an exported fd: each is closed when it has been sent.
 
-use super::{DeviceMemory, Identity, MemoryDevice, Owner};
+use super::memory::DeviceMemory;
+use super::owner::Owner;
+use super::sharing::{Identity, MemoryDevice};
 use crate::api::client::Client;
-use crate::cache::Opened;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export};
 use crate::error::Error;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 pub struct DeviceBuffer<D: MemoryDevice> {
     // Field order is drop order: the memory goes before the connection.
     memory: Arc<D::Memory>,
-    owner: Arc<dyn Owner<D::Memory>>,
+    owner: Arc<Owner<D::Memory, D::Others>>,
     client: Client,
     device: u32,
     share: Share,
@@ -67,7 +68,7 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
     pub fn of(client: &Client, device: &D, memory: D::Memory, share: Share) -> Result<Self, Error> {
         let identity = device.identify(client, &memory)?;
         let memory = Arc::new(memory);
-        let owner = device.owner_of(client);
+        let owner = device.owner(client);
         owner.add(&memory, identity.owner_allocation_id);
         let (client, device) = (client.clone(), device.ordinal());
         Ok(DeviceBuffer { memory, owner, client, device, share, identity })
@@ -117,11 +118,11 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
             match outcome {
                 Ok(registration) => {
                     let base = buffers[*index].device_ptr();
-                    if !first.owner.owned().note_registered(base, registration.clone()) {
+                    if !first.owner.note_registered(base, registration.clone()) {
                         twice.push(registration);
                     } else if !common.holdings.has(&registration) {
                         // Lost before it was noted: nobody else takes it out.
-                        first.owner.owned().note_lost(base, registration.id());
+                        first.owner.note_lost(base, registration.id());
                     }
                 }
                 Err(error) => outcomes[*index] = Some(error),
@@ -138,7 +139,7 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
 
     /// Its handle, once it is registered.
     pub fn handle(&self) -> Option<Handle> {
-        self.owner.owned().registration(self.device_ptr()).map(|registration| registration.handle)
+        self.owner.registration(self.device_ptr()).map(|registration| registration.handle)
     }
 
     /// Its allocation, once it is registered.
@@ -159,7 +160,7 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
     /// Bytes registered: those asked for, rounded up where the driver has granules. Never 0.
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
-        Opened::len(&*self.memory)
+        self.memory.size()
     }
 
     /// Its id as the owner counts: another one for each buffer, whatever its address.
@@ -186,7 +187,7 @@ impl<D: MemoryDevice> Drop for DeviceBuffer<D> {
             return;
         }
         // Forgotten before it is freed: its address may be another buffer's right after.
-        let Some(registration) = self.owner.owned().remove(self.device_ptr()) else { return };
+        let Some(registration) = self.owner.remove(self.device_ptr()) else { return };
         self.client.common().retire([(&registration).into()]);
     }
 }

@@ -1,7 +1,8 @@
 //! Device memory of another process, opened here, with its lease. Closed, then given back, on drop.
 //! Must never hold an fd, nor give the lease back while the memory is open.
 
-use super::{DeviceMemory, MemoryDevice};
+use super::memory::DeviceMemory;
+use super::sharing::MemoryDevice;
 use crate::books::grant::Grant;
 use crate::books::lease::Lease;
 use crate::cache::Opened;
@@ -43,7 +44,7 @@ impl<D: MemoryDevice> DeviceImport<D> {
     /// Bytes of the allocation. Never 0.
     #[expect(clippy::len_without_is_empty, reason = "an import is never empty")]
     pub fn len(&self) -> usize {
-        Opened::len(&self.memory)
+        self.memory.size()
     }
 
     /// The memory, to be copied to and from.

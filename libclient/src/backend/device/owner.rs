@@ -1,29 +1,47 @@
-//! Who owns the buffers of one device and client: knows them by address, exports them again when recalled.
-//! Must never keep a buffer's memory beyond the buffer, but for an export under way.
+//! Owners of device memory: one for each device and client. An owner knows the memory by address, and exports it again
+//! when it is recalled. Must never keep a buffer's memory beyond the buffer, but for an export under way.
 
-use super::DeviceMemory;
-use crate::books::roles::{Supply, SupplyFd};
+use super::memory::DeviceMemory;
+use crate::api::client::Client;
+use crate::books::common::Common;
+use crate::books::holdings::LostRegistration;
+use crate::books::roles::{MemoryOwner, Registrant, Supply, SupplyFd};
 use crate::deposit::Registration;
 use crate::notice::Recall;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
-/// Who answers the recalls of a device's buffers, for one client.
-pub trait Owner<M>: Send + Sync + Debug {
-    /// The buffers.
-    fn owned(&self) -> &Owned<M>;
+/// Memory of a device that others in this process allocated, for one client. `()` where there is none.
+pub trait Others: Send + Sync + Debug + 'static {
+    /// Whether some was registered that begins at `base`.
+    fn cover(&self, _base: u64) -> bool {
+        false
+    }
 
-    /// A new buffer. Its address is free: what was there before was forgotten before it was freed.
-    fn add(&self, memory: &Arc<M>, owner_allocation_id: u64);
+    /// Exports it again. STALE: it was freed or replaced, also meanwhile.
+    fn supply(&self, _recall: &Recall) -> Result<Supply, ErrorCode> {
+        Err(ErrorCode::Stale)
+    }
+
+    /// The driver has given this address to memory of this library.
+    fn forget(&self, _base: u64) {}
 }
 
-/// Buffers of one device and client, by address.
+impl Others for () {}
+
+/// The owners of one device. Held here: memory of others has no buffer that holds its owner.
 #[derive(Debug)]
-pub struct Owned<M> {
+pub struct Owners<M, O>(Mutex<Vec<Arc<Owner<M, O>>>>);
+
+/// One client's memory of one device.
+#[derive(Debug)]
+pub struct Owner<M, O> {
+    common: Weak<Common>,
     by_base: Mutex<BTreeMap<u64, Entry<M>>>,
+    pub(crate) others: O,
 }
 
 #[derive(Debug)]
@@ -33,17 +51,38 @@ struct Entry<M> {
     registration: Option<Registration>,
 }
 
-impl<M> Default for Owned<M> {
+impl<M, O> Default for Owners<M, O> {
     fn default() -> Self {
-        Owned { by_base: Mutex::default() }
+        Owners(Mutex::default())
     }
 }
 
-impl<M: DeviceMemory> Owned<M> {
-    /// As [`Owner::add`].
+impl<M: DeviceMemory, O: Others> Owners<M, O> {
+    /// The owner for a client; made when there is none.
+    pub(crate) fn of(&self, client: &Client, others: impl FnOnce() -> O) -> Arc<Owner<M, O>> {
+        let mut all = lock(&self.0);
+        all.retain(|owner| owner.common.strong_count() > 0);
+        let common = Arc::downgrade(client.common());
+        if let Some(known) = all.iter().find(|owner| owner.common.ptr_eq(&common)) {
+            return Arc::clone(known);
+        }
+        let owner = Arc::new(Owner { common, by_base: Mutex::default(), others: others() });
+        all.push(Arc::clone(&owner));
+        let answers: Arc<dyn MemoryOwner> = owner.clone();
+        client.common().owners.add(Arc::downgrade(&answers));
+        let registrant: Arc<dyn Registrant> = owner.clone();
+        client.common().registrants.add(Arc::downgrade(&registrant));
+        owner
+    }
+}
+
+impl<M: DeviceMemory, O: Others> Owner<M, O> {
+    /// A new buffer. Its address is free: what was there before was forgotten before it was freed, and what others had there
+    /// is gone.
     pub(crate) fn add(&self, memory: &Arc<M>, owner_allocation_id: u64) {
         let memory = Arc::clone(memory);
         let base = memory.device_ptr();
+        self.others.forget(base);
         let entry = Entry { memory, owner_allocation_id, registration: None };
         let before = lock(&self.by_base).insert(base, entry);
         debug_assert!(before.is_none(), "an address of two buffers");
@@ -78,12 +117,36 @@ impl<M: DeviceMemory> Owned<M> {
     }
 
     /// Whether a buffer begins at `base`.
-    pub(crate) fn covers(&self, base: u64) -> bool {
+    pub(crate) fn has_buffer(&self, base: u64) -> bool {
         lock(&self.by_base).contains_key(&base)
     }
 
-    /// Exports a buffer again. STALE: it is gone, or was freed meanwhile.
-    pub(crate) fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
+    /// What is at `base` now, if it has this id.
+    fn find(&self, base: u64, id: u64) -> Option<Arc<M>> {
+        let by_base = lock(&self.by_base);
+        let entry = by_base.get(&base).filter(|entry| entry.owner_allocation_id == id)?;
+        Some(Arc::clone(&entry.memory))
+    }
+}
+
+impl<M: DeviceMemory, O: Others> Registrant for Owner<M, O> {
+    fn lost(&self, registration: &LostRegistration) {
+        self.note_lost(registration.base, registration.id);
+    }
+}
+
+/// Freed memory is not used again here, so that it does not matter when it is drained: consumers that still have it open
+/// keep it to themselves.
+impl<M: DeviceMemory, O: Others> MemoryOwner for Owner<M, O> {
+    fn covers(&self, base: u64) -> bool {
+        self.has_buffer(base) || self.others.cover(base)
+    }
+
+    fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
+        // A buffer of this library's comes first: what others had at its address is gone.
+        if !self.has_buffer(recall.base) {
+            return self.others.supply(recall);
+        }
         let id = recall.owner_allocation_id;
         let memory = self.find(recall.base, id).ok_or(ErrorCode::Stale)?;
         let fd = memory.export().map_err(|error| {
@@ -92,18 +155,7 @@ impl<M: DeviceMemory> Owned<M> {
         })?;
         // Looked up again after the export.
         self.find(recall.base, id).ok_or(ErrorCode::Stale)?;
-        Ok(Supply {
-            fd: SupplyFd::Fresh(fd),
-            fd_offset: 0,
-            size_bytes: memory.len() as u64,
-            owner_allocation_id: id,
-        })
-    }
-
-    /// What is at `base` now, if it has this id.
-    fn find(&self, base: u64, id: u64) -> Option<Arc<M>> {
-        let by_base = lock(&self.by_base);
-        let entry = by_base.get(&base).filter(|entry| entry.owner_allocation_id == id)?;
-        Some(Arc::clone(&entry.memory))
+        let (fd, size_bytes) = (SupplyFd::Fresh(fd), memory.size() as u64);
+        Ok(Supply { fd, fd_offset: 0, size_bytes, owner_allocation_id: id })
     }
 }

@@ -3,21 +3,21 @@
 
 use super::context::{Context, FdCloser};
 use super::driver::{Driver, Found, absent, unless_fds_lack};
-use super::foreign::check_window;
+use super::fd::HANDLE_BYTES;
 use super::memory::LevelZeroMemory;
-use super::owner::Owner;
+use super::others::ForeignTable;
 use crate::api::client::Client;
-use crate::backend::device::{self, Identity, MemoryDevice};
+use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::Access;
-use crate::sync::lock;
 use level_zero_sys::{
     Structure, ze_device_external_memory_properties_t, ze_device_properties_t,
     ze_external_memory_type_flag_t,
 };
 use std::ffi::{CStr, c_void};
-use std::sync::{Arc, Mutex};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
 
@@ -33,8 +33,7 @@ struct Inner {
     context: Arc<Context>,
     ordinal: u32,
     name: String,
-    /// Held here: pointers of other people's have no buffer that holds it.
-    owners: Mutex<Vec<Arc<Owner>>>,
+    owners: Owners<LevelZeroMemory, ForeignTable>,
 }
 
 impl Device {
@@ -66,7 +65,7 @@ impl Device {
     }
 
     fn of(context: Context, ordinal: u32, name: String) -> Self {
-        let (context, owners) = (Arc::new(context), Mutex::default());
+        let (context, owners) = (Arc::new(context), Owners::default());
         Device { inner: Arc::new(Inner { context, ordinal, name, owners }) }
     }
 
@@ -108,26 +107,11 @@ impl Device {
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.inner.context
     }
-
-    /// Who answers recalls of this device's memory for a client; made when there is none.
-    pub(super) fn owner(&self, client: &Client) -> Arc<Owner> {
-        let mut owners = lock(&self.inner.owners);
-        owners.retain(|owner| owner.is_needed());
-        if let Some(known) = owners.iter().find(|owner| owner.is_of(client)) {
-            return Arc::clone(known);
-        }
-        let owner = Arc::new(Owner::new(client, &self.inner.context));
-        owners.push(Arc::clone(&owner));
-        let answers: Arc<dyn crate::books::roles::MemoryOwner> = owner.clone();
-        client.common().owners.add(Arc::downgrade(&answers));
-        let registrant: Arc<dyn crate::books::roles::Registrant> = owner.clone();
-        client.common().registrants.add(Arc::downgrade(&registrant));
-        owner
-    }
 }
 
 impl MemoryDevice for Device {
     type Memory = LevelZeroMemory;
+    type Others = ForeignTable;
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
@@ -149,8 +133,70 @@ impl MemoryDevice for Device {
         Ok(Identity { owner_allocation_id: memory.id()?, kind: memory.kind()? })
     }
 
-    fn owner_of(&self, client: &Client) -> Arc<dyn device::Owner<LevelZeroMemory>> {
-        self.owner(client)
+    fn owner(&self, client: &Client) -> Arc<Owner<LevelZeroMemory, ForeignTable>> {
+        self.inner.owners.of(client, || ForeignTable::new(self.context()))
+    }
+}
+
+impl LevelZeroMemory {
+    /// Allocates `bytes`, so that they can be exported. What they contain is undefined.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        Self::allocate(device.context(), bytes)
+    }
+
+    /// That of a grant: opened by its driver data, which say where in a pool it lies, or imported by its fd when there
+    /// are none. The grant's fd is not needed any more when this returns: close it, then tell
+    /// [`crate::Lease::mapped`]; [`crate::level_zero::LevelZeroImport`] does both. `access` is kept by
+    /// [`LevelZeroMemory::write_at`] only: the driver knows no memory that kernels may only read.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: the grant is of another kind. UNSUPPORTED_FD: the driver does not take the fd or the
+    /// handle. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that the memory does not have.
+    pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
+        let info = &grant.info;
+        // A memfd, too: see `fd::kind_of`. The driver has the last word.
+        if !info.kind.is_for_level_zero() {
+            return Err(absent(format!(
+                "Level Zero cannot import a {}; its owner must share a dma-buf",
+                info.kind
+            )));
+        }
+        let data = info.driver_data.as_bytes();
+        if data.is_empty() {
+            let (offset, bytes) = (info.fd_offset, info.size_bytes);
+            return Self::import_fd(device, grant.fd.as_fd(), offset, bytes, access);
+        }
+        let mut handle = [0; HANDLE_BYTES];
+        handle[..data.len()].copy_from_slice(data);
+        Self::open(device.context(), &handle, grant.fd.as_fd(), info.size_bytes, access)
+    }
+
+    /// That of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd stays the caller's and is not
+    /// needed any more when this returns.
+    ///
+    /// # Errors
+    /// As [`LevelZeroMemory::import`].
+    pub fn import_fd(
+        device: &Device,
+        fd: BorrowedFd<'_>,
+        fd_offset: u64,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        Self::of_fd(device.context(), fd, fd_offset, size_bytes, access)
+    }
+}
+
+/// One fd for the duplicate, and one for the driver's own while there is one.
+pub(super) fn check_window(client: &Client) -> Result<(), Error> {
+    match client.own_fds() {
+        0 | 1 => Err(absent(
+            "an export is two fds for a moment, the driver's and its duplicate, so `own_fds` must be 2 or more, and 3 beside a memfd arena",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -1,17 +1,16 @@
 //! The loader with its drivers and devices, found once per process, and the driver's answers as stable codes.
 //! Must never be used in a forked child, nor report a driver that lacks what sharing needs.
 
+use crate::backend::device::driver::{lacks_fds, loaded};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{LEVEL_ZERO_CALL_FDS, LEVEL_ZERO_DEVICES, LEVEL_ZERO_START_FDS};
-use crate::sync::lock;
 use fdbroker_protocol::ErrorCode;
 use level_zero_sys::{
     CallError, LevelZero, LoadError, ze_device_handle_t, ze_driver_handle_t, ze_result_t,
 };
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::ptr;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 /// Without these nothing can be shared. Others (Put, the fd functions) are used where the loader has them.
 const NEEDED: [&str; 18] = [
@@ -53,17 +52,9 @@ pub struct Found {
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 impl Driver {
-    /// The loader of this process, by the first call that succeeds: what was missing may have come.
+    /// The loader of this process.
     pub fn get() -> Result<&'static Driver, Error> {
-        static LOADING: Mutex<()> = Mutex::new(());
-        if DRIVER.get().is_none() {
-            let _loading = lock(&LOADING);
-            if DRIVER.get().is_none() {
-                // Nobody else sets it: this thread holds the lock.
-                let _ = DRIVER.set(Self::start(LevelZero::load())?);
-            }
-        }
-        let driver = DRIVER.get().expect("set above");
+        let driver = loaded(&DRIVER, || Self::start(LevelZero::load()))?;
         driver.check_process().map(|()| driver)
     }
 
@@ -168,13 +159,6 @@ fn code_of(why: CallError, lacks_fds: impl FnOnce() -> bool) -> ErrorCode {
         CallError::Failed { .. } if lacks_fds() => ErrorCode::LocalFdLimit,
         CallError::Failed { .. } => ErrorCode::Internal,
     }
-}
-
-/// Whether this process has not `count` more fds to open.
-fn lacks_fds(count: usize) -> bool {
-    let one = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC);
-    let made: Vec<_> = (0..count).map_while(|_| one().ok()).collect();
-    made.len() < count
 }
 
 #[cfg(test)]

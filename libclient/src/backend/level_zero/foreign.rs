@@ -1,11 +1,10 @@
 //! Memory that somebody else in this process allocated, by pointer: one registration per allocation.
 //! Must never give out a handle of memory that the driver does not know any more.
 
-use super::device::Device;
-use super::driver::absent;
+use super::device::{Device, check_window};
 use super::fd;
-use super::owner::Foreign;
-use crate::api::client::Client;
+use super::others::Foreign;
+use crate::backend::device::{MemoryDevice, Others};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, DriverData};
 use crate::error::Error;
@@ -62,7 +61,10 @@ pub fn export_pointer(
     let foreign = Foreign { bytes: range.bytes, id: range.id, fd_offset: deposit.fd_offset };
     let owner = device.owner(exports.client());
     // Before it is registered: a recall may come at once.
-    owner.add_foreign(base, foreign);
+    if !owner.has_buffer(base) {
+        // A buffer of this library's at the same address stays what it is.
+        owner.others.add(base, foreign);
+    }
     let handle = exports.register(&deposit, || foreign.export(context, base), deadline)?;
     Ok(handle.at(pointer - base))
 }
@@ -71,16 +73,6 @@ pub fn export_pointer(
 /// an answer; which it was. To be called before zeMemFree; after it, with the allocation's first address.
 pub fn retire_pointer(device: &Device, exports: &Exports, pointer: u64) -> Option<AllocationId> {
     let base = device.context().range(pointer).map_or(pointer, |range| range.base);
-    device.owner(exports.client()).remove_foreign(base);
+    device.owner(exports.client()).others.forget(base);
     exports.retire(device.ordinal(), base)
-}
-
-/// One fd for the duplicate, and one for the driver's own while there is one.
-pub(super) fn check_window(client: &Client) -> Result<(), Error> {
-    match client.own_fds() {
-        0 | 1 => Err(absent(
-            "an export is two fds for a moment, the driver's and its duplicate, so `own_fds` must be 2 or more, and 3 beside a memfd arena",
-        )),
-        _ => Ok(()),
-    }
 }

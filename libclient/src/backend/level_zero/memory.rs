@@ -2,16 +2,13 @@
 //! Must never hold an fd, nor say that it has more bytes than the driver has.
 
 use super::context::Context;
-use super::device::Device;
 use super::driver::absent;
 use super::fd::HANDLE_BYTES;
 use crate::backend::device::DeviceMemory;
-use crate::books::grant::Grant;
-use crate::cache::Opened;
 use crate::error::Error;
 use crate::map::{Access, check_range};
 use fdbroker_protocol::{ErrorCode, MemoryKind};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Device memory (Level Zero) at a device address of this process, for kernels and copies. It holds no fd of its own.
@@ -39,55 +36,20 @@ enum Origin {
 }
 
 impl LevelZeroMemory {
-    /// Allocates `bytes`, so that they can be exported. What they contain is undefined.
-    ///
-    /// # Errors
-    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
-    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+    /// Allocates; see `new`.
+    pub(super) fn allocate(context: &Arc<Context>, bytes: usize) -> Result<Self, Error> {
         if bytes == 0 {
             let context = "0 bytes of device memory cannot be";
             return Err(Error::new(ErrorCode::BadHandle, context));
         }
-        let context = Arc::clone(device.context());
+        let (context, origin, access) = (Arc::clone(context), Origin::Allocated, Access::ReadWrite);
         let pointer = context.allocate(bytes)?;
-        let (origin, access) = (Origin::Allocated, Access::ReadWrite);
         Ok(LevelZeroMemory { context, origin, pointer, lead: 0, len: bytes, access })
     }
 
-    /// That of a grant: opened by its driver data, which say where in a pool it lies, or imported by its fd when there
-    /// are none. The grant's fd is not needed any more when this returns: close it, then tell
-    /// [`crate::Lease::mapped`]; [`crate::level_zero::LevelZeroImport`] does both. `access` is kept by
-    /// [`LevelZeroMemory::write_at`] only: the driver knows no memory that kernels may only read.
-    ///
-    /// # Errors
-    /// NOT_SUPPORTED: the grant is of another kind. UNSUPPORTED_FD: the driver does not take the fd or the
-    /// handle. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that the memory does not have.
-    pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
-        let info = &grant.info;
-        // A memfd, too: see `fd::kind_of`. The driver has the last word.
-        if !info.kind.is_for_level_zero() {
-            return Err(absent(format!(
-                "Level Zero cannot import a {}; its owner must share a dma-buf",
-                info.kind
-            )));
-        }
-        let data = info.driver_data.as_bytes();
-        if data.is_empty() {
-            let (offset, bytes) = (info.fd_offset, info.size_bytes);
-            return Self::import_fd(device, grant.fd.as_fd(), offset, bytes, access);
-        }
-        let mut handle = [0; HANDLE_BYTES];
-        handle[..data.len()].copy_from_slice(data);
-        Self::open(device, &handle, grant.fd.as_fd(), info.size_bytes, access)
-    }
-
-    /// That of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd stays the caller's and is not
-    /// needed any more when this returns.
-    ///
-    /// # Errors
-    /// As [`LevelZeroMemory::import`].
-    pub fn import_fd(
-        device: &Device,
+    /// Imports what is behind an fd; see `import_fd`.
+    pub(super) fn of_fd(
+        context: &Arc<Context>,
         fd: BorrowedFd<'_>,
         fd_offset: u64,
         size_bytes: u64,
@@ -97,24 +59,22 @@ impl LevelZeroMemory {
         let (Some(whole), Some(len)) = (whole, positive(size_bytes)) else {
             return Err(impossible(size_bytes));
         };
-        let context = Arc::clone(device.context());
         let pointer = context.import_fd(fd, whole)?;
-        let origin = Origin::ImportedFd;
+        let (context, origin) = (Arc::clone(context), Origin::ImportedFd);
         Self { context, origin, pointer, lead: fd_offset, len, access }.checked()
     }
 
     /// That of a driver's handle of another process, with an fd of this one.
-    fn open(
-        device: &Device,
+    pub(super) fn open(
+        context: &Arc<Context>,
         handle: &[u8; HANDLE_BYTES],
         fd: BorrowedFd<'_>,
         size_bytes: u64,
         access: Access,
     ) -> Result<Self, Error> {
         let len = positive(size_bytes).ok_or_else(|| impossible(size_bytes))?;
-        let context = Arc::clone(device.context());
         let pointer = context.open(handle, fd)?;
-        let origin = Origin::Opened;
+        let (context, origin) = (Arc::clone(context), Origin::Opened);
         Self { context, origin, pointer, lead: 0, len, access }.checked()
     }
 
@@ -219,20 +179,12 @@ impl DeviceMemory for LevelZeroMemory {
         self.device_ptr()
     }
 
+    fn size(&self) -> usize {
+        self.len
+    }
+
     fn export(&self) -> Result<OwnedFd, Error> {
         self.export()
-    }
-}
-
-impl Opened for LevelZeroMemory {
-    /// A device address: not to be read by the CPU.
-    fn as_ptr(&self) -> *mut u8 {
-        let address = usize::try_from(self.device_ptr()).expect("64-bit addresses");
-        std::ptr::without_provenance_mut(address)
-    }
-
-    fn len(&self) -> usize {
-        self.len
     }
 }
 

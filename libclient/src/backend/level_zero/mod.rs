@@ -38,10 +38,10 @@ mod driver;
 mod fd;
 mod foreign;
 mod memory;
-mod owner;
+mod others;
 
 use super::device::{DeviceBuffer, DeviceImport};
-use super::{MemoryBackend, Pool};
+use super::pool::{MemoryBackend, Pool};
 use crate::error::Error;
 use fdbroker_protocol::MemoryKind;
 

@@ -1,13 +1,9 @@
-//! Who owns the Level Zero memory of one device and client: knows it by address, exports it again when recalled.
-//! Must never keep a buffer's memory beyond the buffer, nor supply what was freed or is another allocation by now.
+//! Level Zero memory that others in this process allocated, and may free without a word: known by address, exported again
+//! when it is recalled. Must never supply what was freed or is another allocation by now.
 
 use super::context::Context;
-use super::memory::LevelZeroMemory;
-use crate::api::client::Client;
-use crate::backend::device::{self, Owned};
-use crate::books::common::Common;
-use crate::books::holdings::LostRegistration;
-use crate::books::roles::{MemoryOwner, Registrant, Supply, SupplyFd};
+use crate::backend::device::Others;
+use crate::books::roles::{Supply, SupplyFd};
 use crate::error::Error;
 use crate::limits::EXPORTS_SWEEP_LEAST;
 use crate::notice::Recall;
@@ -15,18 +11,15 @@ use crate::sync::lock;
 use fdbroker_protocol::ErrorCode;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
-/// See the module.
+/// What one client has registered of such memory, of one context.
 #[derive(Debug)]
-pub struct Owner {
-    common: Weak<Common>,
+pub struct ForeignTable {
     context: Arc<Context>,
-    owned: Owned<LevelZeroMemory>,
-    foreign: Mutex<Table>,
+    table: Mutex<Table>,
 }
 
-/// Memory that somebody else allocated, and may free without a word, by address.
 #[derive(Debug, Default)]
 struct Table {
     by_base: BTreeMap<u64, Foreign>,
@@ -34,7 +27,7 @@ struct Table {
     sweep_at: usize,
 }
 
-/// What was registered of somebody else's memory.
+/// One allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foreign {
     pub bytes: u64,
@@ -42,67 +35,44 @@ pub struct Foreign {
     pub fd_offset: u64,
 }
 
-impl Owner {
-    pub fn new(client: &Client, context: &Arc<Context>) -> Self {
-        let (common, context) = (Arc::downgrade(client.common()), Arc::clone(context));
-        Owner { common, context, owned: Owned::default(), foreign: Mutex::default() }
+impl ForeignTable {
+    pub fn new(context: &Arc<Context>) -> Self {
+        ForeignTable { context: Arc::clone(context), table: Mutex::default() }
     }
 
-    pub fn is_of(&self, client: &Client) -> bool {
-        self.common.ptr_eq(&Arc::downgrade(client.common()))
+    /// Memory that is about to be registered.
+    pub fn add(&self, base: u64, foreign: Foreign) {
+        let mut table = lock(&self.table);
+        table.sweep(&self.context);
+        table.by_base.insert(base, foreign);
     }
 
-    /// Whether its client lives.
-    pub fn is_needed(&self) -> bool {
-        self.common.strong_count() > 0
+    fn find(&self, base: u64) -> Option<Foreign> {
+        lock(&self.table).by_base.get(&base).copied()
+    }
+}
+
+impl Others for ForeignTable {
+    fn cover(&self, base: u64) -> bool {
+        self.find(base).is_some()
     }
 
-    /// Memory of others that is about to be registered. A buffer of this library's at the same address stays what it is.
-    pub fn add_foreign(&self, base: u64, foreign: Foreign) {
-        if !self.owned.covers(base) {
-            let mut table = lock(&self.foreign);
-            table.sweep(&self.context);
-            table.by_base.insert(base, foreign);
-        }
-    }
-
-    /// It is not registered any more.
-    pub fn remove_foreign(&self, base: u64) {
-        lock(&self.foreign).by_base.remove(&base);
-    }
-
-    /// What others have at `base`.
-    fn foreign(&self, base: u64) -> Option<Foreign> {
-        lock(&self.foreign).by_base.get(&base).copied()
-    }
-
-    /// Exports memory of others again. STALE: it was freed or replaced, also meanwhile.
-    fn supply_foreign(&self, recall: &Recall, foreign: Foreign) -> Result<Supply, ErrorCode> {
+    fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         let (base, id) = (recall.base, recall.owner_allocation_id);
-        if foreign.id != id {
-            return Err(ErrorCode::Stale);
-        }
+        let foreign = self.find(base).filter(|one| one.id == id).ok_or(ErrorCode::Stale)?;
         let fd = foreign.export(&self.context, base).map_err(|error| {
             log::warn!("recall of {}: {error}", recall.id);
             error.code
         })?;
-        if self.foreign(base) != Some(foreign) {
+        if self.find(base) != Some(foreign) {
             return Err(ErrorCode::Stale);
         }
         let Foreign { bytes: size_bytes, fd_offset, .. } = foreign;
         Ok(Supply { fd: SupplyFd::Fresh(fd), fd_offset, size_bytes, owner_allocation_id: id })
     }
-}
 
-impl device::Owner<LevelZeroMemory> for Owner {
-    fn owned(&self) -> &Owned<LevelZeroMemory> {
-        &self.owned
-    }
-
-    fn add(&self, memory: &Arc<LevelZeroMemory>, owner_allocation_id: u64) {
-        // The driver gave this address to a new allocation: what others had there is gone.
-        self.remove_foreign(memory.device_ptr());
-        self.owned.add(memory, owner_allocation_id);
+    fn forget(&self, base: u64) {
+        lock(&self.table).by_base.remove(&base);
     }
 }
 
@@ -139,28 +109,6 @@ impl Foreign {
         match self.is_at(context, base) {
             true => Ok(fd),
             false => Err(gone()),
-        }
-    }
-}
-
-impl Registrant for Owner {
-    fn lost(&self, registration: &LostRegistration) {
-        self.owned.note_lost(registration.base, registration.id);
-    }
-}
-
-impl MemoryOwner for Owner {
-    fn covers(&self, base: u64) -> bool {
-        self.owned.covers(base) || self.foreign(base).is_some()
-    }
-
-    fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
-        // A buffer of this library's comes first: what others had at its address is gone.
-        match self.foreign(recall.base) {
-            Some(foreign) if !self.owned.covers(recall.base) => {
-                self.supply_foreign(recall, foreign)
-            }
-            _ => self.owned.supply(recall),
         }
     }
 }

@@ -1,0 +1,53 @@
+//! What drivers do differently, behind traits that are this crate's own.
+//! Must never depend on a driver's types.
+
+use super::memory::DeviceMemory;
+use super::owner::{Others, Owner};
+use crate::api::client::Client;
+use crate::books::grant::Grant;
+use crate::error::Error;
+use crate::map::Access;
+use fdbroker_protocol::MemoryKind;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// A device of a driver that shares memory by fds: [`crate::cuda::Device`], [`crate::level_zero::Device`].
+pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
+    /// Its memory.
+    type Memory: DeviceMemory;
+    /// Memory of the device that others in this process allocated.
+    type Others: Others;
+
+    /// Its ordinal, as the driver counts.
+    fn ordinal(&self) -> u32;
+
+    /// Allocates `bytes`, so that they can be exported.
+    ///
+    /// # Errors
+    /// As the memory's `new`.
+    fn allocate(&self, bytes: usize) -> Result<Self::Memory, Error>;
+
+    /// Opens that of a grant.
+    ///
+    /// # Errors
+    /// As the memory's `import`.
+    fn import(&self, grant: &Grant, access: Access) -> Result<Self::Memory, Error>;
+
+    /// What its own memory is registered as.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: imported memory, or the client declared too few `own_fds` for an export.
+    fn identify(&self, client: &Client, memory: &Self::Memory) -> Result<Identity, Error>;
+
+    /// The owner that answers recalls of this device's memory for a client; made when there is none.
+    fn owner(&self, client: &Client) -> Arc<Owner<Self::Memory, Self::Others>>;
+}
+
+/// What tells memory from what was at its address before, and what its export is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Another one for each allocation, whatever its address.
+    pub owner_allocation_id: u64,
+    /// Of the exported fd.
+    pub kind: MemoryKind,
+}
