@@ -21,7 +21,7 @@ const FORMAT: u64 = 5;
 /// What is charged, each with its highest value.
 fn charges(status: &NodeStatus) -> Vec<(u64, u64)> {
     // The successor has a table of its own, and its clients ask again for what was parked.
-    let own = [Resource::TableFds, Resource::ParkedRequests];
+    let own = [Resource::TablePlaces, Resource::ParkedRequests];
     let all = status.uses.iter().filter(|(resource, _)| !own.contains(resource));
     all.map(|(_, account)| (account.now.get(), account.peak.get())).collect()
 }

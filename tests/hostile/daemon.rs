@@ -41,7 +41,8 @@ pub struct Counts {
 impl Counts {
     /// Without the fds that the broker holds: under a small cap these are now one more, now one less.
     pub fn without_held(self) -> Counts {
-        let uses = ByResource { fds: 0, held_fds: 0, held_bytes: 0, ..self.uses };
+        let uses =
+            ByResource { fds: 0, held_fds: 0, held_bytes: 0, reserved_places: 0, ..self.uses };
         Counts { open_fds: 0, uses, ..self }
     }
 }
@@ -129,7 +130,7 @@ impl Daemon {
         let NodeStatus { uses, gauges, .. } = self.admin.status();
         Counts {
             open_fds: std::fs::read_dir(self.proc("fd")).map_or(0, Iterator::count),
-            uses: ByResource { table_fds: 0, ..uses.map(|it| it.now.get()) },
+            uses: ByResource { table_places: 0, ..uses.map(|it| it.now.get()) },
             closing: gauges.closing_fds.get(),
         }
     }

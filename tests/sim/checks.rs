@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Resources that every account counts: those of the node alone are looked at by themselves.
 fn counted() -> impl Iterator<Item = Resource> {
-    let of_node = [Resource::TableFds, Resource::Domains];
+    let of_node = [Resource::TablePlaces, Resource::Domains];
     Resource::ALL.iter().copied().filter(move |resource| !of_node.contains(resource))
 }
 
@@ -126,7 +126,7 @@ fn sync_promises(model: &mut Model, core: &Core) -> Check {
     for view in core.clients(0).filter(|view| !view.gone) {
         let Some(client) = model.clients.get(&view.id.0) else { continue };
         let open = client.leases.iter().filter(|lease| is_open(model, lease)).count() as u64;
-        let charged = view.account.now(Resource::OpenLeases);
+        let charged = view.account.counted(Resource::OpenLeases);
         ensure!(
             charged >= open,
             "client {}: {charged} open leases charged, {open} given",
@@ -229,8 +229,12 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
 
 fn same(whose: &dyn std::fmt::Debug, account: &Account, sums: &Sums) -> Check {
     for resource in counted() {
-        let (core, model) = (u128::from(account.now(resource)), sums.usage(resource));
-        ensure!(core == model, "{resource} of {whose:?}: {core} charged, it is {model} ({sums:?})");
+        let core = [account.now(resource), account.counted(resource)].map(u128::from);
+        let model = [sums.now(resource), sums.usage(resource)];
+        ensure!(
+            core == model,
+            "{resource} of {whose:?}: {core:?} in use and counted, it is {model:?} ({sums:?})"
+        );
     }
     Ok(())
 }
@@ -420,10 +424,10 @@ fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> 
             }
         }
     }
-    if model.is_full(ledger, Holder::Node, Resource::TableFds, 1) {
-        found.push(Blocker { resource: Resource::TableFds, account: Holder::Node });
+    if model.is_full(ledger, Holder::Node, Resource::TablePlaces, 1) {
+        found.push(Blocker { resource: Resource::TablePlaces, account: Holder::Node });
     }
-    found.extend(beyond_share(model, ledger, client, Resource::TableFds, 1));
+    found.extend(beyond_share(model, ledger, client, Resource::TablePlaces, 1));
     found
 }
 
@@ -526,10 +530,10 @@ fn needs_of(
 }
 
 pub const LEASE: &[Resource] = &[Resource::OpenLeases, Resource::Fds];
-const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TableFds];
+const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TablePlaces];
 const HELLO: &[Resource] = &[Resource::Fds, Resource::OwnFds];
 const PLACE: &[Resource] =
-    &[Resource::HeldFds, Resource::Fds, Resource::TableFds, Resource::HeldBytes];
+    &[Resource::HeldFds, Resource::Fds, Resource::TablePlaces, Resource::HeldBytes];
 
 /// After each step that leaves no poll due: a request that can be served is served, unless a request before it waits for
 /// the same; and if closing an fd would make the place that a request waits for, an fd is closed.
@@ -575,7 +579,7 @@ fn room_could_be_made(
     let closable = |blocker: &Blocker| {
         matches!(
             blocker.resource,
-            Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TableFds
+            Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TablePlaces
         )
     };
     let single = request.wanted().count() <= 1 && blockers.iter().all(closable);
@@ -584,7 +588,7 @@ fn room_could_be_made(
         return None;
     }
     let blocker = *blockers.first()?;
-    if blocker.resource == Resource::TableFds && blocker.account != Holder::Node {
+    if blocker.resource == Resource::TablePlaces && blocker.account != Holder::Node {
         // What can be closed counts as free already.
         return None;
     }
@@ -757,7 +761,7 @@ pub fn settled(model: &Model, core: &Core) -> Check {
         ensure!(live, "after a rest {id} is {:?}, {:?}", allocation.ended, allocation.drain);
     }
     let node = model.ledger().node;
-    let charged = core.totals().node.now(Resource::Fds);
+    let charged = core.totals().node.counted(Resource::Fds);
     let right = node.held + node.credits + node.own;
     ensure!(charged == right, "after a rest {charged} fds are charged, there are {right}");
     Ok(())

@@ -614,7 +614,7 @@ impl Model {
                 let resource = Resource::from_number(item.status.resource);
                 let place = matches!(
                     resource,
-                    Some(Resource::HeldFds | Resource::HeldBytes | Resource::TableFds)
+                    Some(Resource::HeldFds | Resource::HeldBytes | Resource::TablePlaces)
                 );
                 ensure!(
                     !place || items > 1 || !self.is_held(id),
@@ -689,7 +689,7 @@ impl Model {
                 let beyond = self.connection_is_beyond_share(&ledger, client.0)?;
                 client.0 >= self.config.max_clients || accounts.iter().any(is_full) || beyond
             }
-            Some(Resource::TableFds) => {
+            Some(Resource::TablePlaces) => {
                 let ledger = self.ledger();
                 self.table_fds(&ledger.node) > self.config.table_fds
                     || self.connection_is_beyond_share(&ledger, client.0)?

@@ -190,26 +190,38 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Places in the broker: held, closing, promised.
+    /// Places in the broker: held, closing, reserved.
     pub fn held_fds(&self) -> u64 {
         self.held + self.closing + self.recalls + self.credits
     }
 
-    /// All fds of shared memory.
+    /// All fds of shared memory, open or to come.
     pub fn fds(&self) -> u64 {
         self.held_fds() + self.open + self.promised_open + self.own
     }
 
-    /// How much of a resource is in use.
+    /// How much of a resource is in use, reservations apart.
+    pub fn now(&self, resource: Resource) -> u128 {
+        match resource {
+            Resource::Fds => (self.held + self.closing + self.open).into(),
+            Resource::HeldFds => (self.held + self.closing).into(),
+            Resource::OpenLeases => self.open.into(),
+            other => self.usage(other),
+        }
+    }
+
+    /// How much of a resource is in use or reserved: what its cap bounds.
     pub fn usage(&self, resource: Resource) -> u128 {
         match resource {
             Resource::Fds => self.fds().into(),
-            Resource::HeldFds | Resource::TableFds => self.held_fds().into(),
+            Resource::HeldFds | Resource::TablePlaces => self.held_fds().into(),
             Resource::HeldBytes => self.held_bytes,
             Resource::OpenLeases => (self.open + self.promised_open).into(),
             Resource::MappedLeases => self.mapped.into(),
             Resource::Allocations => self.allocations.into(),
             Resource::OwnFds => self.own.into(),
+            Resource::ReservedPlaces => (self.recalls + self.credits).into(),
+            Resource::PromisedLeases => self.promised_open.into(),
             Resource::PinnedBytes => self.pinned_bytes,
             Resource::KeptAllocations => self.kept.into(),
             Resource::Connections => self.connections.into(),
@@ -665,7 +677,7 @@ impl Model {
 
     /// Whether `need` more of a resource would pass the account's cap.
     pub fn is_full(&self, ledger: &Ledger, account: Holder, resource: Resource, need: u64) -> bool {
-        if resource == Resource::TableFds {
+        if resource == Resource::TablePlaces {
             return self.table_fds(&ledger.node) + need > self.config.table_fds;
         }
         let cap = self.caps(account)[resource];
@@ -707,7 +719,7 @@ impl Model {
             }
             let domain_fds = (Resource::Fds, if same_domain { 2 } else { 1 });
             look(&[Holder::Domain(allocation.domain)], &[held, domain_fds, bytes]);
-            look(&[Holder::Node], &[held, (Resource::Fds, 2), bytes, (Resource::TableFds, 1)]);
+            look(&[Holder::Node], &[held, (Resource::Fds, 2), bytes, (Resource::TablePlaces, 1)]);
         }
         Some(found)
     }

@@ -50,7 +50,7 @@ impl Model {
             return Ok(());
         }
         let own = self.clients.get(&quota.client).map(|client| client.domain);
-        if let (Resource::OwnFds | Resource::TableFds, Scope::Domain, Some(domain)) =
+        if let (Resource::OwnFds | Resource::TablePlaces, Scope::Domain, Some(domain)) =
             (resource, scope, own)
         {
             let beyond = |it: &&Ledger| self.is_beyond_share(it, domain, resource, quota.need);
@@ -60,7 +60,7 @@ impl Model {
         let accounts = self.accounts_of(quota, scope);
         ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");
         let cap = match resource {
-            Resource::TableFds => self.config.table_fds,
+            Resource::TablePlaces => self.config.table_fds,
             other => self.caps(accounts[0])[other],
         };
         ensure!(cap == value, "{shown} names another cap: it is {cap}");

@@ -50,7 +50,7 @@ impl Model {
                 },
             ),
             (
-                Resource::TableFds,
+                Resource::TablePlaces,
                 Part {
                     held: places(&of, evictable(Some(domain))),
                     used: places(node, evictable(None)) + uninvited,
@@ -113,7 +113,8 @@ impl Model {
     pub fn connection_is_beyond_share(&self, ledger: &Ledger, client: u32) -> Check<bool> {
         let domain = self.client(client)?.domain;
         let without = ledger.clone().without_connection(client, domain);
-        let needs = [(Resource::TableFds, limits::FDS_PER_CONNECTION), (Resource::Connections, 1)];
+        let needs =
+            [(Resource::TablePlaces, limits::FDS_PER_CONNECTION), (Resource::Connections, 1)];
         let has_some = without.of(Holder::Domain(domain)).connections > 0;
         Ok(has_some
             && needs.iter().any(|(it, need)| self.is_beyond_share(&without, domain, *it, *need)))

@@ -36,6 +36,12 @@ impl Core {
         self.ledger.charge(scope, charge)
     }
 
+    /// What a client was charged for in advance has come.
+    pub(crate) fn settle(&mut self, client: u32, charge: Charge) {
+        let scope = self.scope_of(client);
+        self.ledger.settle(scope, charge);
+    }
+
     /// Takes a client's charge back. Room in fds or bytes may let parked requests go on.
     pub(crate) fn release_charge(&mut self, client: u32, charge: Charge) {
         self.undo_charge(client, charge);
@@ -100,21 +106,21 @@ impl Core {
             (Resource::OwnFds, Scope::Domain) => {
                 account.now(resource).saturating_add(self.share_of_own_fds(number))
             }
-            (Resource::TableFds, Scope::Domain) => {
-                account.now(Resource::HeldFds).saturating_add(self.share_of_table(number))
+            (Resource::TablePlaces, Scope::Domain) => {
+                account.counted(Resource::HeldFds).saturating_add(self.share_of_table(number))
             }
-            (Resource::TableFds, _) => self.config.table_fds,
+            (Resource::TablePlaces, _) => self.config.table_fds,
             _ => self.ledger.cap(scope, resource),
         };
         let counted = match resource {
-            Resource::TableFds => Resource::HeldFds,
+            Resource::TablePlaces => Resource::HeldFds,
             resource => resource,
         };
         let largest = self
             .all_clients()
             .filter(|(_, client)| self.ledger.path(client.scope).any(|of| of == scope))
             .filter(|_| counted.is_capped_in(Scope::Client))
-            .max_by_key(|(_, client)| self.ledger[client.scope].account.now(counted));
+            .max_by_key(|(_, client)| self.ledger[client.scope].account.counted(counted));
         let pid = largest.map_or(0, |(_, client)| client.pid);
         Status::no_quota(resource, kind, cap, pid)
     }

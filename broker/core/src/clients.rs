@@ -25,7 +25,7 @@ impl Core {
             let most = u64::from(self.config.max_clients);
             Self::no_quota_limit(Resource::Connections, Scope::Node, most)
         } else if !self.connection_fits() {
-            self.no_quota(Blocked { resource: Resource::TableFds, scope: ScopeId::NODE })
+            self.no_quota(Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE })
         } else if self.is_refusing(key) {
             let most = self.config.max_refused_per_domain.into();
             Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
@@ -102,7 +102,7 @@ impl Core {
         let domain = *self.domain_by_key.get(&key)?;
         let scope = self.domains[domain].scope;
         if self.share_of_table(domain) < FDS_PER_CONNECTION {
-            return Some(self.no_quota(Blocked { resource: Resource::TableFds, scope }));
+            return Some(self.no_quota(Blocked { resource: Resource::TablePlaces, scope }));
         }
         let now = self.ledger[scope].account.now(Resource::Connections);
         let is_beyond = self.share_of_connections(domain) == 0
@@ -178,7 +178,7 @@ impl Core {
             self.note_of_client(EventKind::Gone, client.0, Status::OK);
         }
         self.release_charge(client.0, Charge(Resource::OwnFds, own));
-        self.release_charge(client.0, Charge(Resource::HeldFds, credits));
+        self.release_charge(client.0, Charge(Resource::ReservedPlaces, credits));
         self.ask_no_more(client.0);
         self.dying.push_back(client.0);
     }
@@ -253,14 +253,14 @@ impl Core {
         let target = wanted.max(base).min(most);
         let now = self.client_mut(number).credits;
         let now = if now > target {
-            self.release_charge(number, Charge(Resource::HeldFds, now - target));
+            self.release_charge(number, Charge(Resource::ReservedPlaces, now - target));
             target
         } else {
             // Half of the room, so that a burst of one client leaves some to the others. The requests
             // that wait for room come first.
             let room = if self.rooms.is_empty() { self.held_room(number) } else { 0 };
             let more = (target - now).min(room.div_ceil(2));
-            self.charge(number, Charge(Resource::HeldFds, more))
+            self.charge(number, Charge(Resource::ReservedPlaces, more))
                 .expect("the room was just measured");
             now + more
         };

@@ -64,7 +64,7 @@ impl Core {
     }
 
     fn excess(&self, scope: ScopeId, resource: Resource) -> u64 {
-        let now = self.ledger[scope].account.now(resource);
+        let now = self.ledger[scope].account.counted(resource);
         now.saturating_sub(self.ledger.cap(scope, resource))
     }
 

@@ -5,6 +5,7 @@ use crate::Core;
 use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
 use crate::ledger::{Charge, ScopeId};
 use crate::limits::{LEASES_SWEPT_PER_STEP, LEASES_SWEPT_PER_TURN};
+use crate::recall::RECALLED_PLACE;
 use crate::slots::NONE;
 use crate::state::{AllocationLinks, AllocationList, Lease, LeaseLinks, LeaseList, State};
 use crate::waiting::Fate;
@@ -72,7 +73,7 @@ impl Core {
             }
             State::Recalling => {
                 self.unlink(slot, AllocationList::Event);
-                self.release_charge(owner, Charge(Resource::HeldFds, 1));
+                self.release_charge(owner, RECALLED_PLACE);
                 self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
             }
             State::Reserved | State::Evicted => {}

@@ -274,7 +274,7 @@ impl Core {
 
     /// What a request that goes on to wait for a recall has taken of the room: the recall's place, or a lease's.
     fn taken(&self) -> (u64, u64) {
-        (self.counters.recalls, self.ledger[ScopeId::NODE].account.now(Resource::OpenLeases))
+        (self.counters.recalls, self.ledger[ScopeId::NODE].account.counted(Resource::OpenLeases))
     }
 
     /// Whether it is plain without a closer look that a request cannot be served in this scan.

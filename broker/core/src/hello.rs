@@ -132,7 +132,7 @@ impl Core {
         let Blocked { resource, scope } = blocked;
         let cap = self.ledger.cap(scope, resource);
         // An account above a lowered cap is short of that, too.
-        let with_it = self.ledger[scope].account.now(resource).saturating_add(own);
+        let with_it = self.ledger[scope].account.counted(resource).saturating_add(own);
         let short_of = usize::try_from(with_it.saturating_sub(cap)).unwrap_or(usize::MAX);
         if self.ledger[scope].evictable >= short_of as u64 {
             self.evict_for(blocked, short_of, fx);

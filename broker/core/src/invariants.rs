@@ -5,6 +5,7 @@ use crate::clients::CONNECTION;
 use crate::continuity::Grace;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
 use crate::lists::Nodes;
+use crate::recall::PROMISED_LEASE;
 use crate::rooms::items_of;
 use crate::slots::NONE;
 use crate::state::{
@@ -17,7 +18,7 @@ impl Core {
     /// What can be asserted in no time, after every step.
     pub(crate) fn assert_invariants(&mut self) {
         self.ledger.assert_node();
-        let places = self.ledger[ScopeId::NODE].account.now(Resource::HeldFds);
+        let places = self.ledger[ScopeId::NODE].account.counted(Resource::HeldFds);
         let in_use = self.held_now + self.closings.len() as u64;
         assert!(in_use <= places + self.ledger.unplaced(), "invariant 1: fds without a place");
     }
@@ -53,7 +54,9 @@ impl Core {
             right.add(scope, Charge(Resource::Allocations, 1));
             right.add(scope, Charge(Resource::KeptAllocations, allocation.is_kept().into()));
             if allocation.is_held() || allocation.state == State::Recalling {
-                right.add(scope, Charge(Resource::HeldFds, 1));
+                let is_there = allocation.is_held();
+                let place = if is_there { Resource::HeldFds } else { Resource::ReservedPlaces };
+                right.add(scope, Charge(place, 1));
                 let bytes = self.charged_by_size(slot).unwrap_or(0);
                 right.add(scope, Charge(Resource::HeldBytes, bytes));
             }
@@ -83,7 +86,7 @@ impl Core {
         }
         for (_, recall) in self.recalls.iter_from(0) {
             if let Some(client) = recall.promised_to {
-                right.add(self.scope_of(client), Charge(Resource::OpenLeases, 1));
+                right.add(self.scope_of(client), PROMISED_LEASE);
             }
         }
         for (_, closing) in self.closings.iter_from(0) {
@@ -100,7 +103,7 @@ impl Core {
             right.add_coming(scope, domain.slow, u64::from(!closing.refused));
         }
         for (_, client) in self.all_clients() {
-            right.add(client.scope, Charge(Resource::HeldFds, client.credits));
+            right.add(client.scope, Charge(Resource::ReservedPlaces, client.credits));
             right.add(client.scope, Charge(Resource::OwnFds, client.own_fds));
             right.add(client.scope, CONNECTION);
             let parked = client.parked.len() as u64;

@@ -15,17 +15,23 @@ use std::fmt::Debug;
 pub struct Charge(pub Resource, pub u64);
 
 impl Charge {
-    /// Whether the charge counts among the fds of shared memory on the node.
-    fn is_fds(self) -> bool {
-        matches!(self.0, Resource::HeldFds | Resource::OpenLeases | Resource::OwnFds)
+    /// Every resource that it is counted in, its own first.
+    fn resources(self) -> impl Iterator<Item = Resource> {
+        std::iter::once(self.0).chain(self.0.counted_in().iter().copied())
+    }
+
+    /// Whether it takes places of the broker's own fd table.
+    fn is_in_table(self) -> bool {
+        matches!(self.0, Resource::HeldFds | Resource::ReservedPlaces)
     }
 }
 
 /// Counts of one client, job, domain or node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Wide enough for any sum of claimed sizes: 2^64 leases of 2^64 bytes.
-    now: [u128; Resource::COUNT],
+    /// In use or reserved. Wide enough for any sum of claimed sizes: 2^64 leases of 2^64 bytes.
+    counted: [u128; Resource::COUNT],
+    /// The most that was in use.
     peak: [u128; Resource::COUNT],
     /// Above its cap when that was lowered, and what is left of it: it may stay, and never grows. 0 = not above.
     draining: [u128; Resource::COUNT],
@@ -37,9 +43,19 @@ pub struct Account {
 const _: () = assert!(Resource::COUNT <= 32);
 
 impl Account {
-    /// In use now.
+    /// In use now. What is reserved is not: [`Resource::reserved_by`] has it.
     pub fn now(&self, resource: Resource) -> u64 {
-        u64::try_from(self.now[resource.index()]).unwrap_or(u64::MAX)
+        u64::try_from(self.used(resource)).unwrap_or(u64::MAX)
+    }
+
+    /// In use or reserved now: what the cap bounds.
+    pub fn counted(&self, resource: Resource) -> u64 {
+        u64::try_from(self.counted[resource.index()]).unwrap_or(u64::MAX)
+    }
+
+    fn used(&self, resource: Resource) -> u128 {
+        let reserved = resource.reserved_by().iter().map(|by| self.counted[by.index()]);
+        self.counted[resource.index()] - reserved.sum::<u128>()
     }
 
     /// Most ever in use.
@@ -65,72 +81,74 @@ impl Account {
 
     /// Whether nothing is charged.
     pub fn is_zero(&self) -> bool {
-        self.now.iter().all(|now| *now == 0)
+        self.counted.iter().all(|counted| *counted == 0)
     }
 
     /// The resource whose cap the charge would pass, if any.
     fn refuses(&self, caps: &Caps, charge: Charge) -> Option<Resource> {
-        let Charge(resource, amount) = charge;
+        let Charge(_, amount) = charge;
         if amount == 0 {
             // Adds nothing, not even to what is above its cap.
             return None;
         }
         let full = |resource: Resource| {
             // A sum that u64 cannot tell is above every cap, even where there is none.
-            let sum = self.now[resource.index()] + u128::from(amount);
+            let sum = self.counted[resource.index()] + u128::from(amount);
             resource != Resource::PinnedBytes && sum > caps[resource].into()
         };
-        if full(resource) {
-            return Some(resource);
-        }
-        (charge.is_fds() && full(Resource::Fds)).then_some(Resource::Fds)
+        charge.resources().find(|resource| full(*resource))
     }
 
     fn add(&mut self, charge: Charge) {
-        let Charge(resource, amount) = charge;
-        let mut add = |resource: Resource| {
+        for resource in charge.resources() {
             let at = resource.index();
-            self.now[at] += u128::from(amount);
-            self.peak[at] = self.peak[at].max(self.now[at]);
+            self.counted[at] += u128::from(charge.1);
             self.grown |= 1 << at;
-        };
-        add(resource);
-        if charge.is_fds() {
-            add(Resource::Fds);
         }
+        self.raise_peaks_of(charge);
+    }
+
+    fn raise_peaks_of(&mut self, charge: Charge) {
+        for resource in charge.resources() {
+            let peak = self.peak[resource.index()].max(self.used(resource));
+            self.peak[resource.index()] = peak;
+        }
+    }
+
+    /// What was reserved is in use from now on.
+    fn settle(&mut self, charge: Charge) {
+        self.take_from(charge.0, charge.1);
+        self.raise_peaks_of(charge);
     }
 
     /// Adds what may pass the cap, and says whether it does: it may stay, and nothing is added to it.
     fn grow(&mut self, charge: Charge, caps: &Caps) -> bool {
         self.add(charge);
         let (at, cap) = (charge.0.index(), caps[charge.0]);
-        let is_above = self.now[at] > cap.into();
+        let is_above = self.counted[at] > cap.into();
         if is_above {
-            self.draining[at] = self.now[at];
+            self.draining[at] = self.counted[at];
         }
         is_above
     }
 
     fn take(&mut self, charge: Charge) {
-        let Charge(resource, amount) = charge;
-        let mut take = |resource: Resource| {
-            let at = resource.index();
-            let (now, amount) = (&mut self.now[at], u128::from(amount));
-            assert!(*now >= amount, "ledger: {resource} {now} is less than {amount} to release");
-            *now -= amount;
-            self.draining[at] = self.draining[at].min(*now);
-        };
-        take(resource);
-        if charge.is_fds() {
-            take(Resource::Fds);
-        }
+        charge.resources().for_each(|resource| self.take_from(resource, charge.1));
+    }
+
+    fn take_from(&mut self, resource: Resource, amount: u64) {
+        let at = resource.index();
+        let (now, amount) = (&mut self.counted[at], u128::from(amount));
+        assert!(*now >= amount, "ledger: {resource} {now} is less than {amount} to release");
+        *now -= amount;
+        self.draining[at] = self.draining[at].min(*now);
     }
 
     /// Caps have been lowered, maybe: what is above them now may stay.
     fn drain_to(&mut self, caps: &Caps) {
         for &resource in Resource::ALL {
             let (at, cap) = (resource.index(), caps[resource]);
-            let now = self.now[at];
+            let now = self.counted[at];
             self.draining[at] = if now > cap.into() { now } else { 0 };
         }
     }
@@ -150,7 +168,7 @@ impl Account {
     }
 
     fn assert_one(&self, resource: Resource, caps: &Caps, whose: &dyn Debug) {
-        let (now, cap) = (self.now(resource), caps[resource]);
+        let (now, cap) = (self.counted(resource), caps[resource]);
         let may_stay = u64::try_from(self.draining[resource.index()]).unwrap_or(u64::MAX);
         let most = cap.max(may_stay);
         assert!(now <= most, "invariant 2: {resource} of {whose:?} is {now}, above its cap {cap}");
@@ -176,10 +194,10 @@ impl Blocked {
 /// Resources of which a grant of a held fd takes one.
 pub const FOR_LEASE: &[Resource] = &[Resource::Fds, Resource::OpenLeases];
 /// Resources of which a deposit credit takes one.
-pub const FOR_CREDIT: &[Resource] = &[Resource::Fds, Resource::HeldFds, Resource::TableFds];
+pub const FOR_CREDIT: &[Resource] = &[Resource::Fds, Resource::HeldFds, Resource::TablePlaces];
 /// Resources of which a recalled fd takes some.
 pub const FOR_HELD: &[Resource] =
-    &[Resource::Fds, Resource::HeldFds, Resource::TableFds, Resource::HeldBytes];
+    &[Resource::Fds, Resource::HeldFds, Resource::TablePlaces, Resource::HeldBytes];
 
 /// Kinds of leases that a client can be asked for: open ones, and mapped ones.
 pub const LEASE_KINDS: usize = 2;
@@ -390,10 +408,8 @@ impl Ledger {
     /// Makes the charge on every account, or on none and says which cap is in the way.
     pub fn charge(&mut self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
         self.fits(from, None, charge)?;
-        if let Charge(Resource::HeldFds, amount) = charge
-            && amount > self.table_room()
-        {
-            return Err(Blocked { resource: Resource::TableFds, scope: ScopeId::NODE });
+        if charge.is_in_table() && charge.1 > self.table_room() {
+            return Err(Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE });
         }
         self.add(from, charge);
         Ok(())
@@ -446,8 +462,13 @@ impl Ledger {
     /// Whether a scope is above its cap of a resource, as what has grown leaves it.
     pub fn above(&self, from: ScopeId, resource: Resource) -> Option<Blocked> {
         let is_above =
-            |scope: &ScopeId| self[*scope].account.now(resource) > self.cap(*scope, resource);
+            |scope: &ScopeId| self[*scope].account.counted(resource) > self.cap(*scope, resource);
         self.path(from).find(is_above).map(|scope| Blocked { resource, scope })
+    }
+
+    /// What was reserved with this charge is in use from now on.
+    pub fn settle(&mut self, from: ScopeId, charge: Charge) {
+        self.walk(from, None, |scope| scope.account.settle(charge));
     }
 
     /// Takes the charge back from every account.
@@ -464,18 +485,18 @@ impl Ledger {
     pub fn held_room(&self, from: ScopeId) -> u64 {
         let room = |id: ScopeId| {
             let fds = [Resource::Fds, Resource::HeldFds].into_iter();
-            fds.map(move |it| self.cap(id, it).saturating_sub(self[id].account.now(it)))
+            fds.map(move |it| self.cap(id, it).saturating_sub(self[id].account.counted(it)))
         };
         self.path(from).flat_map(room).fold(self.table_room(), u64::min)
     }
 
     // --- the broker's own fd table ------------------------------------------------------------------
 
-    /// The table in use: held places, connections, fds without a place, the reserve.
+    /// Places of the table that are used or kept: for held fds, connections, fds without a place, the reserve.
     pub fn table_now(&self) -> u64 {
         let node = &self[ScopeId::NODE].account;
         let connections = node.now(Resource::Connections) * FDS_PER_CONNECTION;
-        node.now(Resource::HeldFds) + connections + self.unplaced + TABLE_RESERVE
+        node.counted(Resource::HeldFds) + connections + self.unplaced + TABLE_RESERVE
     }
 
     /// The table now, most of it ever in use, and all of it.
@@ -621,7 +642,7 @@ impl Ledger {
         for id in self.all() {
             let (is, right, whose) = (&self[id], &other[id], (self[id].kind, self[id].number));
             is.account.assert_within(&self.caps[is.kind], &whose);
-            assert_eq!(is.account.now, right.account.now, "invariant 3: {whose:?}");
+            assert_eq!(is.account.counted, right.account.counted, "invariant 3: {whose:?}");
             assert_eq!(
                 (&is.lru, is.evictable),
                 (&right.lru, right.evictable),

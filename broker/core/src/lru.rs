@@ -170,7 +170,7 @@ impl Core {
     pub(crate) fn evict_for(&mut self, blocked: Blocked, count: usize, fx: &mut Effects) -> usize {
         let helps = matches!(
             blocked.resource,
-            Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TableFds
+            Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TablePlaces
         );
         if !helps {
             self.reclaim(blocked, count);

@@ -10,6 +10,11 @@ use crate::waiting::Fate;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
+/// The place of a recalled fd, charged to its owner until the fd has come.
+pub(crate) const RECALLED_PLACE: Charge = Charge(Resource::ReservedPlaces, 1);
+/// A lease for a request that waits for a recall.
+pub(crate) const PROMISED_LEASE: Charge = Charge(Resource::PromisedLeases, 1);
+
 impl Core {
     /// Reserves the fd's place and bytes on its owner's accounts, and the place of the lease to come on those of
     /// `promised_to`; then marks the allocation to be recalled. Or says which cap is in the way.
@@ -44,20 +49,20 @@ impl Core {
     }
 
     fn charge_places(&mut self, owner: u32, promised_to: Option<u32>) -> Result<(), Blocked> {
-        self.charge(owner, Charge(Resource::HeldFds, 1))?;
+        self.charge(owner, RECALLED_PLACE)?;
         if let Some(client) = promised_to
-            && let Err(blocked) = self.charge(client, Charge(Resource::OpenLeases, 1))
+            && let Err(blocked) = self.charge(client, PROMISED_LEASE)
         {
-            self.undo_charge(owner, Charge(Resource::HeldFds, 1));
+            self.undo_charge(owner, RECALLED_PLACE);
             return Err(blocked);
         }
         Ok(())
     }
 
     fn undo_places(&mut self, owner: u32, promised_to: Option<u32>) {
-        self.undo_charge(owner, Charge(Resource::HeldFds, 1));
+        self.undo_charge(owner, RECALLED_PLACE);
         if let Some(client) = promised_to {
-            self.undo_charge(client, Charge(Resource::OpenLeases, 1));
+            self.undo_charge(client, PROMISED_LEASE);
         }
     }
 
@@ -112,7 +117,7 @@ impl Core {
     pub(crate) fn free_promise(&mut self, number: u32) {
         self.recalls[number].promised_for = NONE;
         if let Some(client) = self.recalls[number].promised_to.take() {
-            self.release_charge(client, Charge(Resource::OpenLeases, 1));
+            self.release_charge(client, PROMISED_LEASE);
         }
     }
 
@@ -204,6 +209,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         fx.list.push(Effect::StoreArrived { index, slot });
+        self.settle(self.allocations[slot].owner, RECALLED_PLACE);
         let since = self.recalls[self.allocations[slot].recall].since;
         fx.recalled_us.push(now.0.saturating_sub(since.0));
         self.held_now += 1;
@@ -227,8 +233,11 @@ impl Core {
         self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
         self.allocations[slot].state = State::Evicted;
         match fd {
-            Some((index, lane)) => self.close_arrived(owner, index, lane, fx),
-            None => self.release_charge(owner, Charge(Resource::HeldFds, 1)),
+            Some((index, lane)) => {
+                self.settle(owner, RECALLED_PLACE);
+                self.close_arrived(owner, index, lane, fx);
+            }
+            None => self.release_charge(owner, RECALLED_PLACE),
         }
     }
 

@@ -52,9 +52,10 @@ impl Core {
             return self.wait_for_credits(now, client, request, wanted, deadline, fx);
         }
         let begin = fx.registered.len();
+        // The places reserved for them become those of fds held, or of fds in the closers.
+        self.client_mut(client.0).credits -= deposits.len() as u64;
+        self.settle(client.0, Charge(Resource::ReservedPlaces, deposits.len() as u64));
         for (index, deposit) in (0..).zip(deposits) {
-            // The place reserved for it becomes that of the fd held, or of one in the closers.
-            self.client_mut(client.0).credits -= 1;
             let (status, id) = match self.deposit(client.0, deposit, fx) {
                 Outcome::Kept(id) => {
                     fx.list.push(Effect::StoreArrived { index, slot: id.slot });
@@ -99,9 +100,9 @@ impl Core {
     }
 
     fn make_room_for_deposits(&mut self, client: u32, short_of: u64, fx: &mut Effects) {
-        match self.charge(client, Charge(Resource::HeldFds, short_of)) {
+        match self.charge(client, Charge(Resource::ReservedPlaces, short_of)) {
             // There was room after all: credits take half of it at a time.
-            Ok(()) => self.release_charge(client, Charge(Resource::HeldFds, short_of)),
+            Ok(()) => self.release_charge(client, Charge(Resource::ReservedPlaces, short_of)),
             Err(blocked) => {
                 let coming = self.ledger[blocked.scope].coming;
                 let count = usize::try_from(short_of.saturating_sub(coming)).unwrap_or(usize::MAX);

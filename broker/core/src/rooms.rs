@@ -168,10 +168,10 @@ impl Core {
             }
             let domain = self.client_mut(client.0).domain;
             if self.is_beyond_share_of_table(domain) {
-                let (resource, scope) = (Resource::TableFds, self.domains[domain].scope);
+                let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
                 return Some(Wait::Space(Blocked { resource, scope }));
             }
-            if let Err(blocked) = self.charge(client.0, Charge(Resource::HeldFds, 1)) {
+            if let Err(blocked) = self.charge(client.0, Charge(Resource::ReservedPlaces, 1)) {
                 if self.may_make_room(blocked) {
                     self.evict_for(blocked, 1, fx);
                 }
@@ -179,7 +179,7 @@ impl Core {
             }
             self.client_mut(client.0).credits = 1;
             let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
-            self.charge(client.0, Charge(Resource::HeldFds, more))
+            self.charge(client.0, Charge(Resource::ReservedPlaces, more))
                 .expect("the room was just measured");
             self.client_mut(client.0).credits += more;
         }
@@ -220,12 +220,12 @@ impl Core {
 
     /// Why there is no credit for a client now.
     fn no_credit(&mut self, client: ClientId) -> Status {
-        let full = self.charge(client.0, Charge(Resource::HeldFds, 1)).err();
+        let full = self.charge(client.0, Charge(Resource::ReservedPlaces, 1)).err();
         if full.is_none() {
-            self.undo_charge(client.0, Charge(Resource::HeldFds, 1));
+            self.undo_charge(client.0, Charge(Resource::ReservedPlaces, 1));
         }
         let domain = self.client_mut(client.0).domain;
-        let share = Blocked { resource: Resource::TableFds, scope: self.domains[domain].scope };
+        let share = Blocked { resource: Resource::TablePlaces, scope: self.domains[domain].scope };
         let beyond = self.is_beyond_share_of_table(domain).then_some(share);
         match beyond.or(full).or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
             Some(blocked) => self.no_quota(blocked),

@@ -40,9 +40,9 @@ impl Core {
     /// How many more fds of their own clients of a domain may declare. What clients have open counts, too.
     pub(crate) fn share_of_own_fds(&self, domain: u32) -> u64 {
         let of = |resources: [u64; 2]| resources.iter().sum();
-        let [held, used] = self
-            .shared(domain)
-            .map(|scope| [Resource::OwnFds, Resource::OpenLeases].map(|it| scope.account.now(it)));
+        let [held, used] = self.shared(domain).map(|scope| {
+            [Resource::OwnFds, Resource::OpenLeases].map(|it| scope.account.counted(it))
+        });
         let most = self.ledger.caps().node.fds;
         Part { held: of(held), used: of(used), most }.room(self.config.share_factor)
     }
@@ -60,7 +60,7 @@ impl Core {
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
         let [record, node] = self.shared(domain);
         let connections = record.account.now(Resource::Connections) * FDS_PER_CONNECTION;
-        let held = connections + record.account.now(Resource::HeldFds) - record.evictable;
+        let held = connections + record.account.counted(Resource::HeldFds) - record.evictable;
         let used = self.ledger.table_now() - TABLE_RESERVE - node.evictable;
         let most = self.config.table_fds.saturating_sub(TABLE_RESERVE);
         Part { held, used, most }.room(self.config.share_factor)

@@ -29,7 +29,7 @@ impl Totals {
     /// Now, peak and cap of a resource on the node.
     pub fn usage(&self, resource: Resource) -> (u64, u64, u64) {
         match resource {
-            Resource::TableFds => self.table,
+            Resource::TablePlaces => self.table,
             _ => (self.node.now(resource), self.node.peak(resource), self.caps[resource]),
         }
     }
@@ -293,6 +293,11 @@ impl Core {
     /// The caps in force.
     pub fn caps(&self) -> CapsOfScopes {
         *self.ledger.caps()
+    }
+
+    /// These caps as they would be in force.
+    pub fn bounded(&self, caps: CapsOfScopes) -> CapsOfScopes {
+        self.config.bounded(caps)
     }
 
     /// The job of a client, if it is of one.

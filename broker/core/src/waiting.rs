@@ -5,13 +5,13 @@
 use crate::Core;
 use crate::acquire::{Item, Turn};
 use crate::api::{ClientId, Effects, Now, Wanted};
-use crate::ledger::Charge;
 use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, SILENT_QUEUES_PER_STEP};
 use crate::lists::{Link, List, Nodes};
+use crate::recall::PROMISED_LEASE;
 use crate::rounds::Rounds;
 use crate::slots::{NONE, Slots};
 use crate::state::{Recall, State, Wait, Wish};
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 /// What the requests in a queue wait for, or what becomes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -445,7 +445,7 @@ impl Core {
     }
 
     fn promise(&mut self, number: u32, node: u32, client: u32) {
-        if self.charge(client, Charge(Resource::OpenLeases, 1)).is_ok() {
+        if self.charge(client, PROMISED_LEASE).is_ok() {
             self.recalls[number].promised_to = Some(client);
             self.recalls[number].promised_for = node;
         }

@@ -43,6 +43,8 @@ pub trait Broker {
 pub struct Ledger {
     /// Most fds in the broker at a time, since its start.
     pub broker_peak: u64,
-    /// Most in the broker and its clients together.
+    /// Most in the broker and its clients together, with those that the clients declare as their own.
     pub node_peak: u64,
+    /// Most places that were reserved: an fd that has come is in one until the broker has looked at it.
+    pub reserved_peak: u64,
 }

@@ -3,7 +3,7 @@
 
 use crate::control::{Command, Report};
 use crate::error::{Error, Result, os, other};
-use crate::host::{Broker, Host};
+use crate::host::{Broker, Host, Ledger};
 use crate::plan::{Plan, Way};
 use crate::ranks::Ranks;
 use crate::report::{DemoReport, Direct};
@@ -238,7 +238,8 @@ impl<'a> Run<'a> {
             return Ok(sample);
         };
         if *total > known {
-            let peak = broker.ledger()?.node_peak;
+            let Ledger { node_peak, reserved_peak, .. } = broker.ledger()?;
+            let peak = node_peak + reserved_peak;
             if *total > peak {
                 self.unexplained += 1;
                 self.say(&format!(

@@ -56,6 +56,9 @@ impl Server {
         let mut caps = self.core.caps();
         let asked = set.value.get();
         let former = std::mem::replace(&mut caps[scope][resource], asked);
+        if set.dry_run != 0 {
+            return Ok((former, self.core.bounded(caps)[scope][resource]));
+        }
         self.step(Input::SetCaps { caps: &caps });
         let value = self.core.caps()[scope][resource];
         let bound = if value == asked { "" } else { "; limits.max_clients bounds it" };

@@ -79,7 +79,7 @@ pub(crate) fn resolve_table(
     let needed = own + MIN_CORE_FDS * FDS_PER_CONNECTION / (FDS_PER_CONNECTION - 1);
     if fds < needed {
         let problem = format!(
-            "{fds} fds are too few: {own} are the broker's own, and {MIN_CORE_FDS} are the least to serve with"
+            "{fds} fds are too few: {needed} are the least to serve with, and {own} of these are the broker's own"
         );
         let remedy = format!(
             "allow at least {needed}, by `ulimit -Hn`, LimitNOFILE= of the unit, or this key"
@@ -130,7 +130,7 @@ pub(crate) fn resolve_core(
     let recall = given.limit(|it| it.recall_timeout_ms);
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
 
-    let whole = Whole { mode, node_fds: table.fds, max_slots, max_clients };
+    let whole = Whole { mode, node_fds: table.fds, max_slots, max_clients: most_connections };
     let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines);
     let whole = Whole { node_fds: node.fds, ..whole };
     let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines);
@@ -153,7 +153,8 @@ pub(crate) fn resolve_core(
         job,
         client,
         table_fds: table.free_fds - u64::from(most_connections),
-        max_clients,
+        // So that the cap on connections is what the door lets in.
+        max_clients: most_connections,
         max_domains,
         max_parked_per_client,
         max_refused_per_domain,

@@ -68,7 +68,7 @@ impl Admin {
 
     fn set(&self, scope: u8, resource: u8, value: u64) -> crate::common::Reply {
         let mut writer = Writer::new();
-        let set = SetLimit { scope, resource, reserved: [0; 6], value: value.into() };
+        let set = SetLimit { scope, resource, dry_run: 0, reserved: [0; 5], value: value.into() };
         writer.start(Kind::AdminSetLimit, 5).push(&set);
         self.0.send(writer.finish(0, 0), &[]);
         self.0.recv()

@@ -208,10 +208,23 @@ fn start_when_the_admin_directory_is_writable_by_others_then_refused_with_remedy
 }
 
 #[test]
-fn start_when_the_fd_table_is_too_small_then_refused_with_the_number_needed() {
+fn start_when_the_fd_table_is_too_small_then_the_number_that_is_said_suffices_and_one_less_does_not()
+ {
     let dir = tempfile::tempdir().unwrap();
-    let error = refused(program().arg("--private").arg(dir.path()).args(["--table-fds", "100"]));
-    assert!(error.contains("100 fds are too few") && error.contains("allow at least"), "{error}");
+    let refused_with = |fds: u64| {
+        let mut program = program();
+        refused(program.arg("--private").arg(dir.path()).args(["--table-fds", &fds.to_string()]))
+    };
+    let error = refused_with(100);
+    let least = error.split("100 fds are too few: ").nth(1).and_then(|it| it.split(' ').next());
+    let least: u64 = least.and_then(|it| it.parse().ok()).expect("a number of fds");
+    assert!(error.contains(&format!("allow at least {least}")), "{error}");
+    let error = refused_with(least - 1);
+    assert!(error.contains(&format!("{least} are the least to serve with")), "{error}");
+    let mut broker = Broker::start(&["--table-fds", &least.to_string()]);
+    let mut client = Client::connect(&broker.socket());
+    assert_eq!(client.register_memfds(1).len(), 1);
+    broker.end();
 }
 
 #[test]

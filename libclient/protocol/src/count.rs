@@ -27,7 +27,7 @@ table! {
     struct ByGauge;
 
     Jobs = 1, jobs, "jobs with clients, or with kept allocations that clients have left";
-    StoredFds = 2, stored_fds, "fds that the broker has open for clients, without places promised";
+    StoredFds = 2, stored_fds, "fds of allocations that the broker has open";
     ClosingFds = 3, closing_fds, "fds whose close has not returned";
     LeasesEnding = 4, leases_ending, "leases of ended memory whose holders are not charged for it yet";
 }

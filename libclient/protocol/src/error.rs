@@ -1,7 +1,7 @@
 //! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. A number
 //! is never reused and never changes its meaning.
 
-use crate::resource::{Resource, Scope};
+use crate::resource::{NO_CAP, Resource, Scope};
 use crate::table::wire_enum;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -114,7 +114,7 @@ wire_enum! {
 
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
-/// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap, `pid` the process that
+/// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum beyond all numbers), `pid` the process that
 /// holds most of it. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
 /// (`PROTOCOL` in answer to hello): `value` is the broker's version. Otherwise 0.
 #[derive(
@@ -192,12 +192,18 @@ impl std::fmt::Display for Status {
                 let scope = Scope::from_number(self.scope).map_or("unknown", Scope::name);
                 let resource = Resource::from_number(self.resource);
                 let name = resource.map_or("unknown", Resource::name);
-                write!(f, "NO_QUOTA: the {scope} cap {name} = {value} is full")?;
+                match value {
+                    NO_CAP => {
+                        write!(f, "NO_QUOTA: {name} of the {scope} cannot be counted any more")?
+                    }
+                    cap => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} is full")?,
+                }
                 match self.pid.get() {
                     0 => {}
                     pid => write!(f, ", most of it held by pid {pid}")?,
                 }
-                write!(f, "; {}", resource.map_or("release what it counts", Resource::remedy))
+                let remedy = resource.filter(|_| value != NO_CAP).map(Resource::remedy);
+                write!(f, "; {}", remedy.unwrap_or("release what it counts"))
             }
             ErrorCode::UnsupportedFd => {
                 let what = u8::try_from(value).ok().and_then(FdType::from_number);
@@ -230,11 +236,19 @@ mod tests {
             let raised = resource.remedy().split_once(", or raise ").map(|(_, what)| what);
             let is_right = match resource.scopes() {
                 [] => raised.is_none_or(|what| what.starts_with("limits.")),
-                _ => raised == Some("the cap"),
+                _ => raised.is_some_and(|what| what.starts_with("the cap")),
             };
             assert!(is_right, "{text}");
         }
         let newer = Status { resource: 200, ..Status::no_quota(Resource::Fds, Scope::Job, 1, 0) };
         assert!(newer.to_string().ends_with("; release what it counts"), "{newer}");
+    }
+
+    #[test]
+    fn status_when_there_is_no_cap_then_no_number_is_said() {
+        let text = Status::no_quota(Resource::HeldBytes, Scope::Node, NO_CAP, 9).to_string();
+        let expected = "NO_QUOTA: held_bytes of the node cannot be counted any more, most of it held by pid 9; \
+            release what it counts";
+        assert_eq!(text, expected);
     }
 }

@@ -9,7 +9,7 @@ pub const NO_CAP: u64 = u64::MAX;
 wire_enum! {
     /// What a resource is counted in. The name of each resource ends in the name of its unit.
     Unit: u8 {
-        /// Open file descriptors, or places kept for them.
+        /// File descriptors.
         Fds = 1, "fds";
         /// Bytes of memory.
         Bytes = 2, "bytes";
@@ -25,6 +25,8 @@ wire_enum! {
         Domains = 7, "domains";
         /// Items of messages.
         Items = 8, "items";
+        /// Places for file descriptors, used or not.
+        Places = 9, "places";
     }
 }
 
@@ -51,7 +53,8 @@ macro_rules! resources {
         $help:literal, $remedy:expr;
     )*) => {
         table! {
-            /// What the broker counts. `fds` is the sum of `held_fds`, `open_leases` and `own_fds`.
+            /// What the broker counts. `fds` is the sum of `held_fds` and `open_leases`. What is reserved is counted apart
+            /// ([`Resource::reserved_by`]), and bounded by the same caps.
             enum Resource;
             /// One value per resource.
             struct ByResource;
@@ -92,22 +95,23 @@ const RELEASE_LEASES: &str = "release leases, or raise the cap";
 // new row.
 resources! {
     Fds = 1, fds, Fds, Client, [Client Domain Job Node],
-        "all fds of shared memory: held_fds, open_leases and own_fds together", RELEASE;
+        "fds of shared memory that are open: held_fds and open_leases together", RELEASE;
     HeldFds = 2, held_fds, Fds, Client, [Client Domain Job Node],
-        "fds in the broker, or promised a place there", RELEASE;
+        "fds that the broker has open for clients, until their close has returned", RELEASE;
     HeldBytes = 3, held_bytes, Bytes, Client, [Client Domain Job Node],
-        "memory whose fd the broker holds", RELEASE;
+        "memory whose fd the broker holds or has asked for again", RELEASE;
     OpenLeases = 4, open_leases, Leases, Client, [Client Domain Job Node],
         "duplicates that clients have open", RELEASE_LEASES;
     MappedLeases = 5, mapped_leases, Leases, Client, [Client Domain Job Node],
         "memory imported, no fd kept", RELEASE_LEASES;
     Allocations = 6, allocations, Allocations, Client, [Client Domain Job Node],
-        "allocations registered, or ended and still leased", RELEASE;
+        "allocations registered, or ended and still leased",
+        "release leases or registrations, or raise the cap, at most to limits.max_slots";
     OwnFds = 7, own_fds, Fds, Client, [],
-        "fds that clients keep for their own memory",
+        "fds that clients declare for their own memory, open or not",
         "declare fewer own fds";
-    TableFds = 8, table_fds, Fds, Node, [],
-        "the broker's own fd table (limits.table_fds)",
+    TablePlaces = 8, table_places, Places, Node, [],
+        "places of the broker's own fd table, used or kept (limits.table_fds)",
         "end clients or release registrations, or raise limits.table_fds";
     Connections = 9, connections, Connections, Client, [Domain Job Node],
         "connections of clients",
@@ -130,9 +134,36 @@ resources! {
     ParkedItems = 15, parked_items, Items, Client, [],
         "items of the requests that wait for room or for a recall",
         "wait for the answers to earlier requests";
+    ReservedPlaces = 16, reserved_places, Places, Client, [],
+        "places kept in the broker for fds to come: deposit credits and recalls",
+        "let the clients deposit or end";
+    PromisedLeases = 17, promised_leases, Leases, Client, [],
+        "leases kept for requests that wait for a recall",
+        "wait for the recalls";
 }
 
 impl Resource {
+    /// The resources that it is counted in, too: their caps bound it.
+    pub const fn counted_in(self) -> &'static [Resource] {
+        match self {
+            Self::HeldFds | Self::OpenLeases | Self::OwnFds => &[Self::Fds],
+            Self::ReservedPlaces => &[Self::HeldFds, Self::Fds],
+            Self::PromisedLeases => &[Self::OpenLeases, Self::Fds],
+            _ => &[],
+        }
+    }
+
+    /// The resources that say how much of it is reserved. Its cap bounds the sum of what is in use and what is reserved;
+    /// a screen shows the two apart.
+    pub const fn reserved_by(self) -> &'static [Resource] {
+        match self {
+            Self::Fds => &[Self::ReservedPlaces, Self::PromisedLeases, Self::OwnFds],
+            Self::HeldFds => &[Self::ReservedPlaces],
+            Self::OpenLeases => &[Self::PromisedLeases],
+            _ => &[],
+        }
+    }
+
     /// Whether the administrator can cap it in this scope.
     pub fn is_capped_in(self, scope: Scope) -> bool {
         self.scopes().contains(&scope)
@@ -141,6 +172,12 @@ impl Resource {
     /// The resources that can be capped in any scope, in the table's order.
     pub fn capped() -> impl Iterator<Item = Resource> {
         Self::ALL.iter().copied().filter(|resource| !resource.scopes().is_empty())
+    }
+
+    /// The resources that a cap bounds: their own, or the cap of one that they are counted in.
+    pub fn bounded() -> impl Iterator<Item = Resource> {
+        let is_bounded = |it: &Resource| !it.scopes().is_empty() || !it.counted_in().is_empty();
+        Self::ALL.iter().copied().filter(is_bounded)
     }
 
     /// The name without its unit: `held_` of `held_fds`, empty for `fds`.
@@ -191,6 +228,14 @@ mod tests {
             );
         }
         assert_eq!(Resource::Domains.narrowest(), Scope::Node);
+    }
+
+    #[test]
+    fn reserved_by_when_a_resource_is_reserved_then_the_cap_counts_it() {
+        for resource in Resource::ALL {
+            let counted = |by: &Resource| by.counted_in().contains(resource);
+            assert!(resource.reserved_by().iter().all(counted), "{resource}");
+        }
     }
 
     #[test]

@@ -418,7 +418,7 @@ pub fn why_not_fds(count: u64) -> Option<String> {
 /// Whether no client is connected and nothing is charged.
 fn is_idle(status: &NodeStatus) -> bool {
     // The broker itself has fds in its table.
-    let mut charged = status.uses.iter().filter(|(it, _)| *it != Resource::TableFds);
+    let mut charged = status.uses.iter().filter(|(it, _)| *it != Resource::TablePlaces);
     charged.all(|(_, account)| account.now.get() == 0)
         && status.gauges.stored_fds.get() == 0
         && status.gauges.closing_fds.get() == 0

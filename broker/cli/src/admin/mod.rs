@@ -213,15 +213,16 @@ impl Admin {
         self.one(Kind::AdminLimits, Kind::AdminLimitsReply)
     }
 
-    /// Changes a cap and gives its former value and the value in force; `u64::MAX` is no cap.
+    /// Changes a cap and gives its former value and the value in force; `u64::MAX` is no cap. With `dry_run` nothing is
+    /// changed.
     pub fn set_limit(
         &mut self,
-        scope: Scope,
-        resource: Resource,
+        (scope, resource): (Scope, Resource),
         value: u64,
+        dry_run: bool,
     ) -> Result<LimitChange> {
-        let (scope, resource) = (scope as u8, resource as u8);
-        let set = SetLimit { scope, resource, reserved: [0; 6], value: value.into() };
+        let (scope, resource, dry_run) = (scope as u8, resource as u8, dry_run.into());
+        let set = SetLimit { scope, resource, dry_run, reserved: [0; 5], value: value.into() };
         let change = self
             .exchange(Kind::AdminSetLimit, &set, Kind::AdminSetLimitReply)
             .and_then(|reply| Ok(*reply.body_as::<LimitChange>()?));

@@ -18,15 +18,22 @@ pub const NOBODYS_UID: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct UseView {
     pub now: u64,
+    /// Kept for what is to come: the cap counts this, too.
+    pub reserved: u64,
     /// Most ever in use.
     pub peak: u64,
     /// The cap; `None`: no cap.
     pub cap: Option<u64>,
 }
 
-impl From<&Use> for UseView {
-    fn from(item: &Use) -> Self {
-        UseView { now: item.now.get(), peak: item.peak.get(), cap: item.known_cap() }
+impl UseView {
+    fn new(item: &Use, reserved: u64) -> Self {
+        UseView { now: item.now.get(), reserved, peak: item.peak.get(), cap: item.known_cap() }
+    }
+
+    /// What the cap counts.
+    pub fn counted(&self) -> u64 {
+        self.now.saturating_add(self.reserved)
     }
 }
 
@@ -82,7 +89,9 @@ impl From<&NodeStatus> for StatusView {
             // As text: JSON readers round numbers beyond 2^53.
             node: format!("{:016x}", status.node.get()),
             incarnation: format!("{:016x}", status.incarnation.get()),
-            uses: status.uses.map(|item| UseView::from(item)),
+            uses: ByResource::from_fn(|resource| {
+                UseView::new(&status.uses[resource], status.uses.reserved(resource))
+            }),
             gauges: status.gauges.map(|count| count.get()),
             counters: status.counters.map(|count| count.get()),
         }
@@ -97,6 +106,7 @@ pub const SHOWN: &[Resource] = &[
     Resource::OpenLeases,
     Resource::MappedLeases,
     Resource::Allocations,
+    Resource::ReservedPlaces,
 ];
 
 /// An amount of a resource, for people.
@@ -169,8 +179,8 @@ mod tests {
 
     #[test]
     fn use_view_when_no_cap_then_null() {
-        let view = UseView::from(&Use { cap: u64::MAX.into(), ..Use::default() });
+        let view = UseView::new(&Use { cap: u64::MAX.into(), ..Use::default() }, 3);
         let json = serde_json::to_string(&view).expect("plain data");
-        assert_eq!(json, r#"{"now":0,"peak":0,"cap":null}"#);
+        assert_eq!(json, r#"{"now":0,"reserved":3,"peak":0,"cap":null}"#);
     }
 }

@@ -46,13 +46,20 @@ fn limits_set_when_json_then_former_and_new_values_and_the_status_has_the_cap() 
 }
 
 #[test]
-fn limits_set_when_dry_run_then_nothing_is_changed() {
+fn limits_set_when_dry_run_then_what_would_be_in_force_and_nothing_is_changed() {
     let lines = lines(
-        "$F limits --json && $F limits set --dry-run --json client.allocations=3 && $F limits --json",
+        "$F limits --json && $F limits set --dry-run --json client.allocations=3 node.connections=none && \
+         $F limits --json",
     );
     assert_eq!(lines[0], lines[2]);
     assert_eq!(lines[1]["dry_run"], true);
-    assert_eq!(lines[1]["changes"][0]["former"], lines[0]["client"]["allocations"]);
+    let changes = &lines[1]["changes"];
+    assert_eq!(changes[0]["former"], lines[0]["client"]["allocations"]);
+    assert_eq!(changes[0]["value"], 3);
+    assert_eq!(
+        changes[1]["value"], lines[0]["node"]["connections"],
+        "limits.max_clients bounds it"
+    );
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn gone_when_the_last_of_a_job_then_the_job_is_forgotten_and_its_closing_fds_are
     assert_eq!(job_of(&world, JOB), None);
     let domain = world.core.domains(0).next().expect("the others' domain");
     let credits: u64 = world.core.clients(0).map(|client| client.credits).sum();
-    assert_eq!(domain.account.now(Resource::HeldFds), credits + 1);
+    assert_eq!(domain.account.counted(Resource::HeldFds), credits + 1);
     world.close_all();
 }
 

@@ -29,7 +29,7 @@ fn charge_when_one_cap_is_in_the_way_then_no_account_changes() {
 fn charge_when_the_table_is_full_then_held_is_refused_and_leases_are_not() {
     let (mut ledger, client) = of_a_client(Caps::NONE);
     let refused = ledger.charge(client, Charge(Resource::HeldFds, 6)).unwrap_err();
-    assert_eq!(refused.resource, Resource::TableFds);
+    assert_eq!(refused.resource, Resource::TablePlaces);
     ledger.charge(client, Charge(Resource::OpenLeases, 6)).expect("fits");
 }
 

@@ -3,7 +3,7 @@
 use crate::resource::{ByResource, ByScope};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
-/// Body of [`crate::Kind::AdminLimitsReply`], 448 bytes: the caps of each scope; [`NO_CAP`](crate::NO_CAP) = none.
+/// Body of [`crate::Kind::AdminLimitsReply`], 544 bytes: the caps of each scope; [`NO_CAP`](crate::NO_CAP) = none.
 pub type Limits = ByScope<ByResource<U64>>;
 
 /// Body of [`crate::Kind::AdminSetLimit`], 16 bytes: one cap from now on, until the broker starts or reads its
@@ -17,8 +17,10 @@ pub struct SetLimit {
     pub scope: u8,
     /// A [`crate::Resource`] that can be capped in the scope.
     pub resource: u8,
+    /// 1 = say what the cap would be, and change nothing.
+    pub dry_run: u8,
     /// Reserved, 0.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 5],
     /// The cap; [`NO_CAP`](crate::NO_CAP) = none.
     pub value: U64,
 }
@@ -31,6 +33,6 @@ pub struct SetLimit {
 pub struct LimitChange {
     /// The cap until now; [`NO_CAP`](crate::NO_CAP) = none.
     pub former: U64,
-    /// The cap in force from now on: the cap asked for, or less where the configuration bounds it.
+    /// The cap in force from now on, or that would be: the cap asked for, or less where the configuration bounds it.
     pub value: U64,
 }

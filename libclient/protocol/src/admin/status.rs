@@ -1,7 +1,7 @@
 //! The broker at a glance: what is in use on the node, and how often what has happened. Layouts only: no IO, no state.
 
 use crate::count::{ByCounter, ByGauge};
-use crate::resource::{ByResource, NO_CAP};
+use crate::resource::{ByResource, NO_CAP, Resource};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
@@ -40,6 +40,14 @@ impl Use {
     /// The cap, if there is one.
     pub fn known_cap(&self) -> Option<u64> {
         Some(self.cap.get()).filter(|cap| *cap != NO_CAP)
+    }
+}
+
+impl ByResource<Use> {
+    /// How much of a resource is reserved: its cap counts that beside what is in use.
+    pub fn reserved(&self, resource: Resource) -> u64 {
+        let each = resource.reserved_by().iter().map(|by| self[*by].now.get());
+        each.fold(0, u64::saturating_add)
     }
 }
 

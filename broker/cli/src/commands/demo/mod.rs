@@ -172,10 +172,11 @@ impl fdbroker_demo::Broker for Broker {
 
     fn ledger(&mut self) -> fdbroker_demo::Result<Ledger> {
         let failed = |error| fdbroker_demo::Error::Host(Box::new(error));
-        let status = self.admin.status().map_err(failed)?;
+        let uses = self.admin.status().map_err(failed)?.uses;
         Ok(Ledger {
-            broker_peak: status.uses.held_fds.peak.get(),
-            node_peak: status.uses.fds.peak.get(),
+            broker_peak: uses.held_fds.peak.get(),
+            node_peak: uses.fds.peak.get() + uses.own_fds.peak.get(),
+            reserved_peak: uses.reserved_places.peak.get(),
         })
     }
 

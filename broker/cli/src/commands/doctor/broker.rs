@@ -133,9 +133,13 @@ fn administration(path: &Path, status: Result<StatusView>) -> Vec<Check> {
     );
     let near = status.uses.iter().filter_map(|(resource, used)| {
         let cap = used.cap?;
-        let is_near = u128::from(used.now) * 100 >= u128::from(cap) * u128::from(NEARLY_ALL);
+        let is_near = u128::from(used.counted()) * 100 >= u128::from(cap) * u128::from(NEARLY_ALL);
         let show = |number| records::amount(resource, number);
-        let found = format!("{} of {} {resource}", show(used.now), show(cap));
+        let reserved = match used.reserved {
+            0 => String::new(),
+            reserved => format!(", {} of them reserved", show(reserved)),
+        };
+        let found = format!("{} of {} {resource}{reserved}", show(used.counted()), show(cap));
         is_near.then(|| AREA.warn("caps", found, "see who has them with `fdbroker clients` and `fdbroker holders`; raise the cap, or wait"))
     });
     let mut checks = vec![AREA.ok(name, found)];

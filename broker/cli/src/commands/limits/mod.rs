@@ -101,17 +101,11 @@ fn set(args: &SetArgs, json: bool) -> Result<()> {
     let dry_run = *dry_run;
     require_different(assignments)?;
     let mut admin = Admin::from_env()?;
-    let limits = admin.limits()?;
     let mut out = Output::stdout();
     let mut changes = Vec::new();
     for Assignment { limit, value } in assignments {
-        let (former, in_force) = match dry_run {
-            true => (limit.of(&limits), *value),
-            false => {
-                let change = admin.set_limit(limit.scope, limit.resource, *value)?;
-                (change.former.get(), change.value.get())
-            }
-        };
+        let change = admin.set_limit((limit.scope, limit.resource), *value, dry_run)?;
+        let (former, in_force) = (change.former.get(), change.value.get());
         if !json {
             let bound = if in_force == *value { "" } else { BOUND };
             let (former, in_force) = (limit.show(former), limit.show(in_force));

@@ -13,6 +13,7 @@ use fdbroker_protocol::Resource;
 const COLUMNS: &[Column] = &[
     Column("RESOURCE", Side::Left),
     Column("NOW", Side::Right),
+    Column("RESERVED", Side::Right),
     Column("PEAK", Side::Right),
     Column("CAP", Side::Right),
     Column("WHAT", Side::Left),
@@ -48,6 +49,11 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
 
 fn row(resource: Resource, item: &UseView) -> Vec<String> {
     let show = |number| records::amount(resource, number);
+    let reserved = match resource.reserved_by() {
+        [] => "-".into(),
+        _ => show(item.reserved),
+    };
     let cap = item.cap.map_or_else(|| "none".into(), show);
-    vec![resource.name().into(), show(item.now), show(item.peak), cap, resource.help().into()]
+    let (name, what) = (resource.name().into(), resource.help().into());
+    vec![name, show(item.now), reserved, show(item.peak), cap, what]
 }

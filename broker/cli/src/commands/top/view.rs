@@ -226,7 +226,7 @@ const HELP: &str = "
   Ctrl-L              paint anew
   Ctrl-Z              suspend; fg comes back
 
-  Bars: # in use, - the most ever, and the cap on the right.
+  Bars: # in use, + reserved, - the most ever, and the cap on the right.
   Resources are named as in `fdbroker status`, columns as in `fdbroker clients -H`
   and `fdbroker holders -H`, events as in `fdbroker watch`; times are UTC.";
 
@@ -238,11 +238,15 @@ fn help(buf: &mut Buffer, area: Rect) {
 
 /// `NAME [####--   ] NOW of CAP  PERCENT  peak PEAK`; the bar takes the rest of the line.
 fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u64) -> String) {
-    let (now, peak) = (show(item.now), show(item.peak));
+    let peak = show(item.peak);
+    let now = match item.reserved {
+        0 => show(item.now),
+        reserved => format!("{}+{}", show(item.now), show(reserved)),
+    };
     let end = match item.cap {
         None => format!("{now:>10}{:<19}  peak {peak:<10}", ", no cap"),
         Some(cap) => {
-            let percent = format!("{}%", share(item.now, cap, 100));
+            let percent = format!("{}%", share(item.counted(), cap, 100));
             format!("{now:>10} of {:<10} {percent:>4}  peak {peak:<10}", show(cap))
         }
     };
@@ -253,7 +257,8 @@ fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u
     let mut x = area.x + u16::try_from(name.len()).unwrap_or(0);
     if room >= LEAST_BAR {
         let bar = bar(item, room);
-        let is_full = item.cap.is_some_and(|cap| share(item.now, cap, 100) >= NEARLY_FULL_PERCENT);
+        let is_nearly_full = |cap| share(item.counted(), cap, 100) >= NEARLY_FULL_PERCENT;
+        let is_full = item.cap.is_some_and(is_nearly_full);
         let style = Style::new().fg(if is_full { Color::Yellow } else { Color::Green });
         let bar = if item.cap.is_some() { format!("[{bar}] ") } else { format!(" {bar}  ") };
         x = buf.set_stringn(x, area.y, bar, usize::from(room) + 3, style).0;
@@ -266,9 +271,10 @@ fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u
 
 fn bar(item: &UseView, width: u16) -> String {
     let filled = |amount| item.cap.map_or(0, |cap| share(amount, cap, width.into()));
-    let (now, peak) = (filled(item.now), filled(item.peak));
+    let (now, counted, peak) = (filled(item.now), filled(item.counted()), filled(item.peak));
     let mark = |place| match place {
         _ if place < now => '#',
+        _ if place < counted => '+',
         _ if place < peak => '-',
         _ => ' ',
     };

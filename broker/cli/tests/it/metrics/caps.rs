@@ -98,7 +98,7 @@ fn table(seen: &mut Seen) {
         let max_clients = format!("limits.max_clients={clients}");
         Broker::start("metrics-table", &[&table_fds, &max_clients])
     };
-    let series = "fdbroker_table_cap_fds";
+    let series = "fdbroker_table_cap_places";
     let least = start(1000, 8).page().get(series) as u64;
     assert!((1..1000).contains(&least), "{least}");
     let domains = "fdbroker_cap_domains";

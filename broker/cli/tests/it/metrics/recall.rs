@@ -41,6 +41,9 @@ fn answered(seen: &mut Seen) {
     let mut before = vec![
         ("fdbroker_held_fds", 0),
         ("fdbroker_stored_fds", 0),
+        ("fdbroker_reserved_places", 0),
+        ("fdbroker_promised_leases", 0),
+        ("fdbroker_promised_peak_leases", 0),
         ("fdbroker_parked_requests", 0),
         ("fdbroker_parked_peak_requests", 0),
         ("fdbroker_parked_items", 0),
@@ -52,7 +55,7 @@ fn answered(seen: &mut Seen) {
     let counts = TIMES.map(|family| format!("{family}_count"));
     let sums = TIMES.map(|family| format!("{family}_sum"));
     before.extend(counts.iter().chain(&sums).map(|series| (series.as_str(), 0)));
-    let page = broker.see(seen, &before);
+    let page = broker.see_with_accounts(seen, &before);
     for (series, value) in page.series().filter(|(series, _)| series.contains("_bucket{")) {
         assert_eq!(value, 0.0, "{series}");
         seen.note(series, value);
@@ -66,12 +69,15 @@ fn answered(seen: &mut Seen) {
         ("fdbroker_parked_peak_items", 1),
         ("fdbroker_requests_parked_total", 1),
         ("fdbroker_recalls_total", 1),
-        ("fdbroker_held_fds", 1),
+        ("fdbroker_held_fds", 0),
         ("fdbroker_stored_fds", 0),
+        ("fdbroker_reserved_places", 1),
+        ("fdbroker_promised_leases", 1),
+        ("fdbroker_promised_peak_leases", 1),
         ("fdbroker_recall_time_seconds_count", 0),
         ("fdbroker_grant_latency_seconds_count", 0),
     ];
-    broker.see(seen, &asked);
+    broker.see_with_accounts(seen, &asked);
     // Both times began before this, and what answers the second of two commands looks at its clock after the first:
     // they are at least as long as the first takes.
     let since = Instant::now();
@@ -84,7 +90,10 @@ fn answered(seen: &mut Seen) {
         ("fdbroker_requests_parked_total", 1),
         ("fdbroker_recalls_total", 1),
         ("fdbroker_recalls_unanswered_total", 0),
+        ("fdbroker_held_fds", 1),
         ("fdbroker_stored_fds", 1),
+        ("fdbroker_reserved_places", 0),
+        ("fdbroker_promised_leases", 0),
         ("fdbroker_grants_total", 1),
         ("fdbroker_recall_time_seconds_count", 1),
         ("fdbroker_grant_latency_seconds_count", 1),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const NO_CREDIT: &str = "limits.base_credits=0";
 
 /// What each user and each job has a series of. In tests there is one user with one job, which has all that the node has.
-const OF_ACCOUNTS: [&str; 8] = [
+const OF_ACCOUNTS: [&str; 11] = [
     "connections",
     "fds",
     "held_fds",
@@ -24,6 +24,9 @@ const OF_ACCOUNTS: [&str; 8] = [
     "mapped_leases",
     "allocations",
     "kept_allocations",
+    "own_fds",
+    "reserved_places",
+    "promised_leases",
 ];
 
 pub struct Broker {

@@ -31,6 +31,7 @@ fn shared(seen: &mut Seen) {
         "held_peak_fds",
         "own_fds",
         "own_peak_fds",
+        "reserved_peak_places",
         "held_bytes",
         "held_peak_bytes",
         "pinned_bytes",
@@ -55,7 +56,8 @@ fn shared(seen: &mut Seen) {
     let nothing = nothing.map(|name| format!("fdbroker_{name}"));
     let nothing: Vec<(&str, u64)> = nothing.iter().map(|name| (name.as_str(), 0)).collect();
     broker.see(seen, &nothing);
-    broker.see(seen, &[("fdbroker_table_fds", RESERVE), ("fdbroker_table_peak_fds", RESERVE)]);
+    broker
+        .see(seen, &[("fdbroker_table_places", RESERVE), ("fdbroker_table_peak_places", RESERVE)]);
 
     let owner = broker.client_with(2, |builder| builder);
     let connected = [
@@ -66,14 +68,14 @@ fn shared(seen: &mut Seen) {
         ("fdbroker_jobs", 1),
         ("fdbroker_own_fds", 2),
         ("fdbroker_own_peak_fds", 2),
-        ("fdbroker_fds", 2),
-        ("fdbroker_peak_fds", 2),
+        ("fdbroker_fds", 0),
+        ("fdbroker_peak_fds", 0),
         ("fdbroker_held_bytes", 0),
         ("fdbroker_open_leases", 0),
         ("fdbroker_mapped_leases", 0),
         ("fdbroker_allocations", 0),
-        ("fdbroker_table_fds", RESERVE + CONNECTION),
-        ("fdbroker_table_peak_fds", RESERVE + CONNECTION),
+        ("fdbroker_table_places", RESERVE + CONNECTION),
+        ("fdbroker_table_peak_places", RESERVE + CONNECTION),
     ];
     broker.see_with_accounts(seen, &connected);
     let consumer = broker.client();
@@ -90,14 +92,15 @@ fn shared(seen: &mut Seen) {
         ("fdbroker_deposits_total", 3),
         ("fdbroker_allocations", 3),
         ("fdbroker_peak_allocations", 3),
+        ("fdbroker_reserved_peak_places", 1),
         ("fdbroker_held_fds", 3),
         ("fdbroker_held_peak_fds", 3),
         ("fdbroker_stored_fds", 3),
         ("fdbroker_held_bytes", 7 * PAGE),
         ("fdbroker_held_peak_bytes", 7 * PAGE),
-        ("fdbroker_fds", 3 + 3),
-        ("fdbroker_table_fds", RESERVE + 2 * CONNECTION + 3),
-        ("fdbroker_table_peak_fds", RESERVE + 2 * CONNECTION + 3),
+        ("fdbroker_fds", 3),
+        ("fdbroker_table_places", RESERVE + 2 * CONNECTION + 3),
+        ("fdbroker_table_peak_places", RESERVE + 2 * CONNECTION + 3),
     ];
     broker.see_with_accounts(seen, &registered);
 
@@ -109,8 +112,8 @@ fn shared(seen: &mut Seen) {
         ("fdbroker_open_leases", 3),
         ("fdbroker_open_peak_leases", 3),
         ("fdbroker_mapped_leases", 0),
-        ("fdbroker_fds", 3 + 3 + 3),
-        ("fdbroker_peak_fds", 3 + 3 + 3),
+        ("fdbroker_fds", 3 + 3),
+        ("fdbroker_peak_fds", 3 + 3),
     ];
     broker.see_with_accounts(seen, &granted);
     let [one, two, open] = grants;
@@ -121,7 +124,7 @@ fn shared(seen: &mut Seen) {
         ("fdbroker_open_peak_leases", 3),
         ("fdbroker_mapped_leases", 2),
         ("fdbroker_mapped_peak_leases", 2),
-        ("fdbroker_fds", 3 + 3 + 1),
+        ("fdbroker_fds", 3 + 1),
     ];
     broker.see_with_accounts(seen, &imported);
 
@@ -135,10 +138,10 @@ fn shared(seen: &mut Seen) {
         ("fdbroker_held_bytes", 0),
         ("fdbroker_held_peak_bytes", 7 * PAGE),
         ("fdbroker_allocations", 3),
-        ("fdbroker_fds", 3 + 1),
-        ("fdbroker_peak_fds", 3 + 3 + 3),
-        ("fdbroker_table_fds", RESERVE + 2 * CONNECTION),
-        ("fdbroker_table_peak_fds", RESERVE + 2 * CONNECTION + 3),
+        ("fdbroker_fds", 1),
+        ("fdbroker_peak_fds", 3 + 3),
+        ("fdbroker_table_places", RESERVE + 2 * CONNECTION),
+        ("fdbroker_table_peak_places", RESERVE + 2 * CONNECTION + 3),
     ];
     broker.see_with_accounts(seen, &evicted);
 
@@ -161,7 +164,7 @@ fn shared(seen: &mut Seen) {
         ("fdbroker_pinned_peak_bytes", 7 * PAGE),
         ("fdbroker_allocations", 0),
         ("fdbroker_peak_allocations", 3),
-        ("fdbroker_fds", 1),
+        ("fdbroker_fds", 0),
     ];
     broker.see_with_accounts(seen, &returned);
 
@@ -179,7 +182,7 @@ fn shared(seen: &mut Seen) {
         ("fdbroker_jobs", 0),
         ("fdbroker_fds", 0),
         ("fdbroker_own_fds", 0),
-        ("fdbroker_table_fds", RESERVE),
+        ("fdbroker_table_places", RESERVE),
     ];
     broker.see(seen, &gone);
 }

@@ -142,14 +142,14 @@ fn histogram(
     family.encode_histogram::<NoLabelSet>(seconds, count, &buckets, None)
 }
 
-/// The charges of users or jobs, for each resource with a cap.
+/// The charges of users or jobs, for each resource that a cap bounds.
 fn accounts(
     to: &mut DescriptorEncoder<'_>,
     of: &str,
     labels: &[&str],
     accounts: &Accounts,
 ) -> fmt::Result {
-    for resource in Resource::capped() {
+    for resource in Resource::bounded() {
         let name = name(&format!("fdbroker_{of}"), resource, "");
         let help = format!("{}, of each {of}; those with few fds are one, other", resource.help());
         let unit = unit(resource);

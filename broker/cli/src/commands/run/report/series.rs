@@ -16,11 +16,11 @@ const MOST_SAMPLES: usize = 2048;
 pub struct Sample {
     /// Since the start of the job.
     pub at: Duration,
-    /// Of shared memory on the node, all together: the cap is for these.
+    /// Of shared memory on the node, all together: the cap is for these, and for what is reserved.
     pub node: u64,
-    /// Held by the broker, or promised a place there.
+    /// Open in the broker.
     pub broker: u64,
-    /// Open in the ranks: duplicates on lease, and the fds of their own memory.
+    /// Open in the ranks: duplicates on lease.
     pub ranks: u64,
     /// Open in the ranks if each of them kept an fd of every buffer that it uses, as without a broker.
     pub direct: u64,
@@ -35,7 +35,7 @@ impl Sample {
             at,
             node: status.uses.fds.now.get(),
             broker: status.uses.held_fds.now.get(),
-            ranks: status.uses.open_leases.now.get() + status.uses.own_fds.now.get(),
+            ranks: status.uses.open_leases.now.get(),
             direct: status.uses.open_leases.now.get() + status.uses.mapped_leases.now.get(),
             cap: status.uses.fds.known_cap(),
         }
