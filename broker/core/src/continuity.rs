@@ -1,7 +1,7 @@
 //! Coming back after a crash: allocations of before it are reserved for their owners, and end when the owners do not name
 //! them again. Must never give such a slot to another allocation, nor grant it before its owner has named it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::Core;
 use crate::api::{
@@ -9,16 +9,12 @@ use crate::api::{
     Record,
 };
 use crate::config::ConfigError;
-use crate::ledger::Charge;
 use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
 use crate::slots::{NONE, Slots};
 use crate::state::{Allocation, Orphan, State, Timer};
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Resource};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-
-/// What each reserved slot is charged to its domain with.
-const RESERVED: Charge = Charge(Resource::Allocations, 1);
 
 /// An owner of before the crash: its domain, its group, and the client itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -210,11 +206,9 @@ impl Core {
     pub fn after_crash(config: Config, former: Former<'_>, now: Now) -> Result<Core, ConfigError> {
         let mut core = Core::new(config)?;
         core.now = now;
-        let mut kept: Vec<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
-        kept.sort_unstable();
+        let kept: BTreeSet<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
         let values = former.slots.iter().map(|FormerSlot { id, life }| {
-            let is_kept = kept.binary_search(id).is_ok();
-            (id.slot, id.generation, core.former_allocation(life, is_kept))
+            (id.slot, id.generation, core.former_allocation(life, kept.contains(id)))
         });
         let values: Vec<_> = values.collect();
         let (most, first) = (core.config.max_slots, core.config.first_generation);
@@ -226,14 +220,19 @@ impl Core {
         })?;
         for FormerSlot { id, life } in former.slots {
             let FormerLife::Live { record, .. } = life else { continue };
-            if let Some(allocation) = core.allocations.get(id.slot, id.generation) {
-                let domain = allocation.domain;
-                core.ledger.add(core.domains[domain].scope, RESERVED);
-                core.continuity.enter(id.slot, record.former_owner(), false);
+            if core.allocations.is_full(id.slot) {
+                core.continuity.enter(id.slot, record.former_owner(), kept.contains(id));
             }
         }
         for kept in former.kept {
             core.keep_former(kept, now)?;
+        }
+        core.recount();
+        let (needed, _, has) = core.ledger.table();
+        if needed > has {
+            return Err(ConfigError::new(format!(
+                "with all kept allocations table_fds = {needed} are needed, there are {has}: raise RLIMIT_NOFILE"
+            )));
         }
         if core.allocations.len() > 0 {
             // There may be more than the caps allow now: they stay until they end.
@@ -270,24 +269,15 @@ impl Core {
         if !is_reserved || !deposit.keep || !deposit.has_sound_range() {
             return Err(wrong("is not one of the former generation page"));
         }
-        if self.ledger.table_room() == 0 {
-            return Err(wrong("does not fit table_fds: raise RLIMIT_NOFILE"));
-        }
         let domain = self.allocations[id.slot].domain;
         if self.domains[domain].key != *key {
             return Err(wrong("was another domain's"));
         }
-        let scope = self.domains[domain].scope;
-        self.ledger.take(scope, RESERVED);
         self.allocations[id.slot] = Allocation::new(deposit, NONE, domain, State::Resident);
         if let Some(data) = deposit.driver_data {
             self.driver_data.insert(id.slot, data);
         }
-        self.continuity.keep(id.slot);
         self.held_now += 1;
-        for charge in Self::charges_of_kept(0) {
-            self.ledger.add(scope, charge);
-        }
         self.pin(id.slot, deposit.file, 0);
         let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
         let job = job.map(|(job, name)| self.job((*key, job), name));
@@ -372,16 +362,6 @@ impl Core {
             self.timers.remove(&(at, Timer::Grace));
         }
         self.continuity = Continuity::default();
-    }
-}
-
-impl Continuity {
-    /// The slot's fd has outlived the crash.
-    fn keep(&mut self, slot: u32) {
-        if let Some(awaited) = self.awaited.get_mut(&slot) {
-            awaited.kept = true;
-            self.reserved -= 1;
-        }
     }
 }
 

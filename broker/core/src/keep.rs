@@ -1,5 +1,5 @@
-//! Kept allocations: they outlive their owner for a time, and may be adopted; and who may have an allocation at
-//! all. Must never evict one, nor let one live without an owner for ever.
+//! Kept allocations, which outlive their owner for a time; and which clients may have an allocation at all. Must never
+//! evict a kept one, nor let one live without an owner for ever.
 
 use crate::Core;
 use crate::acquire::Turn;
@@ -8,7 +8,7 @@ use crate::ledger::Charge;
 use crate::slots::NONE;
 use crate::state::{Allocation, AllocationList, Client, Orphan, State, Timer};
 use crate::waiting::Fate;
-use fdbroker_protocol::{ErrorCode, Resource, Scope, Share, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Share};
 
 impl Core {
     /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
@@ -99,7 +99,7 @@ impl Core {
     }
 
     /// It has an owner again, or has ended; or it was no orphan.
-    fn remove_orphan(&mut self, slot: u32) {
+    pub(crate) fn remove_orphan(&mut self, slot: u32) {
         let Some(Orphan { until, job, .. }) = self.orphans.remove(&slot) else { return };
         self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
         if let Some(job) = job {
@@ -125,80 +125,6 @@ impl Core {
             self.end(slot, ErrorCode::OwnerGone, fx);
             self.drain_if_done(slot);
         }
-    }
-
-    /// A kept allocation without an owner gets one: of its domain, with its handle and token. The address is the
-    /// new owner's, and so is the job.
-    pub(crate) fn adopt(
-        &mut self,
-        client: u32,
-        slot: u32,
-        deposit: &Deposit,
-        fx: &mut Effects,
-    ) -> Result<(), Status> {
-        let allocation = &self.allocations[slot];
-        let size = allocation.size_bytes;
-        if !self.may_own(client, slot) {
-            return Err(ErrorCode::NotPermitted.into());
-        }
-        if !deposit.has_sound_range() || deposit.size_bytes != size {
-            return Err(ErrorCode::Protocol.into());
-        }
-        if self.overlapping(client, deposit.range()).is_some() {
-            // What it has there now is something else.
-            return Err(ErrorCode::Stale.into());
-        }
-        let none = Charge(Resource::KeptAllocations, 0);
-        let claimed = if self.has_file(slot) { 0 } else { size };
-        self.take_over_charges(client, &Self::charges_of_kept(claimed), none)?;
-        self.move_pin(slot, client);
-        self.remove_orphan(slot);
-        self.move_interest(slot, client);
-        self.continuity.leave(slot);
-        self.stop_grace_if_done();
-        let allocation = &mut self.allocations[slot];
-        allocation.owner = client;
-        allocation.registrations = 1;
-        (allocation.device, allocation.base) = (deposit.device, deposit.base);
-        allocation.owner_allocation_id = deposit.owner_allocation_id;
-        self.own(slot, None);
-        fx.list.push(Effect::KeptChanged { slot });
-        let generation = self.allocations.generation(slot);
-        fx.list.push(Effect::Publish { slot, generation });
-        Ok(())
-    }
-
-    /// Whether a client may become the owner of an allocation that has none. Who may have it must not change under those
-    /// who have it already.
-    pub(crate) fn may_own(&mut self, client: u32, slot: u32) -> bool {
-        let (domain, share) =
-            (self.allocations[slot].domain, self.allocations[slot].traits.share());
-        let (gid, former_gid) = (self.client_mut(client).gid, self.gid_of(slot));
-        self.client_mut(client).domain == domain && (share != Share::Gid || former_gid == Some(gid))
-    }
-
-    /// Moves charges of an allocation without an owner from its domain alone to a client, and makes another one; all of
-    /// them or none.
-    pub(crate) fn take_over_charges(
-        &mut self,
-        client: u32,
-        charges: &[Charge],
-        new: Charge,
-    ) -> Result<(), Status> {
-        let (mut taken, scope) = (0, self.scope_of(client));
-        let mut blocked = charges.iter().find_map(|charge| {
-            let blocked = self.ledger.charge_below(Scope::Domain, scope, *charge).err();
-            taken += usize::from(blocked.is_none());
-            blocked
-        });
-        blocked = blocked.or_else(|| self.charge(client, new).err());
-        let Some(blocked) = blocked else { return Ok(()) };
-        let status = self.no_quota(blocked);
-        for charge in &charges[..taken] {
-            self.leave_to_domain(client, *charge);
-        }
-        self.count_refusal(client, status);
-        Err(status)
     }
 
     // --- who may have it --------------------------------------------------------------------------

@@ -415,19 +415,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The same, where the wider scopes are charged already.
-    pub fn charge_below(
-        &mut self,
-        below: Scope,
-        from: ScopeId,
-        charge: Charge,
-    ) -> Result<(), Blocked> {
-        self.fits(from, Some(below), charge)?;
-        self.add_below(below, from, charge);
-        Ok(())
-    }
-
-    fn fits(&self, from: ScopeId, below: Option<Scope>, charge: Charge) -> Result<(), Blocked> {
+    /// Which cap is in the way of a charge on the accounts below a kind of scope.
+    pub fn fits(&self, from: ScopeId, below: Option<Scope>, charge: Charge) -> Result<(), Blocked> {
         visit(1);
         for id in self.path(from) {
             let scope = &self[id];

@@ -34,10 +34,11 @@ fn charge_when_the_table_is_full_then_held_is_refused_and_leases_are_not() {
 }
 
 #[test]
-fn charge_below_when_the_domain_has_it_already_then_only_the_narrower_scopes_get_it() {
+fn add_below_when_the_domain_has_it_already_then_only_the_narrower_scopes_get_it() {
     let (mut ledger, client) = of_a_client(Caps::NONE);
     let charge = Charge(Resource::Allocations, 1);
-    ledger.charge_below(Scope::Domain, client, charge).expect("fits");
+    ledger.fits(client, Some(Scope::Domain), charge).expect("fits");
+    ledger.add_below(Scope::Domain, client, charge);
     let now = ledger.path(client).map(|scope| ledger[scope].account.now(Resource::Allocations));
     assert_eq!(now.collect::<Vec<_>>(), [1, 1, 0, 0]);
     ledger.take_below(Scope::Domain, client, charge);

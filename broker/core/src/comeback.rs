@@ -1,0 +1,234 @@
+//! Coming back after a crash: owners name allocations of before it again, or adopt kept ones, and holders say which leases
+//! they still have. Must never give an allocation to a client that may not own it, nor bring back what has ended; nor make a
+//! lease of what was born later, or of what its holder may not have.
+
+use crate::Core;
+use crate::acquire::{Item, Turn};
+use crate::api::{
+    ClientId, Declared, Deposit, Effect, Effects, Granted, Now, Redeposit, Registered, RequestId,
+};
+use crate::ledger::Charge;
+use crate::slots::NONE;
+use crate::state::{Allocation, State};
+use crate::waiting::Fate;
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
+
+impl Core {
+    pub(crate) fn redeposit(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        items: &[Redeposit],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.registered.len();
+        for (index, item) in (0..).zip(items) {
+            let (status, id) = match self.redeposit_one(client.0, item, fx) {
+                Ok(id) => (Status::OK, id),
+                Err(status) => (status, AllocationId { slot: NONE, generation: 0 }),
+            };
+            fx.registered.push(Registered { status, id, index });
+        }
+        self.counters.deposits += items.len() as u64;
+        let credits = self.client_mut(client.0).credits;
+        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
+        let range = begin..fx.registered.len();
+        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+    }
+
+    fn redeposit_one(
+        &mut self,
+        client: u32,
+        item: &Redeposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let id = item.id.map_err(Status::from)?;
+        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+            return Err(self.end_of(id).unwrap_or(ErrorCode::Stale).into());
+        };
+        let (state, owner) = (allocation.state, allocation.owner);
+        if let Some(code) = self.continuity.lost(id.slot) {
+            return Err(code.into());
+        }
+        match state {
+            State::Ended(code) => Err(code.into()),
+            _ if owner == NONE => self.take_back(client, id, &item.deposit, fx),
+            _ if owner != client && self.client(ClientId(owner)).is_none() => {
+                // Its owner has just died, and it is about to be without one.
+                Err(ErrorCode::Again.into())
+            }
+            _ if owner != client => Err(ErrorCode::NotPermitted.into()),
+            _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
+            _ => self.count_again(id),
+        }
+    }
+
+    /// Registered several times, it is named as many times.
+    fn count_again(&mut self, id: AllocationId) -> Result<AllocationId, Status> {
+        let registrations = &mut self.allocations[id.slot].registrations;
+        match registrations.checked_add(1) {
+            Some(more) => *registrations = more,
+            None => return Err(ErrorCode::Protocol.into()),
+        }
+        Ok(id)
+    }
+
+    /// An allocation without an owner gets one: of its domain, with its handle and token. The address is the new owner's,
+    /// and so is the job.
+    fn take_back(
+        &mut self,
+        client: u32,
+        id: AllocationId,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let slot = id.slot;
+        if !self.may_own(client, slot) {
+            return Err(ErrorCode::NotPermitted.into());
+        }
+        let allocation = &self.allocations[slot];
+        let (is_held, size_bytes) = (allocation.is_held(), allocation.size_bytes);
+        if !deposit.has_sound_range() || is_held && deposit.size_bytes != size_bytes {
+            return Err(ErrorCode::Protocol.into());
+        }
+        // Without its fd it is gone; so is what stood at an address that holds something else now.
+        let lost = match self.overlapping(client, deposit.range()) {
+            _ if !is_held && !deposit.recallable => Some(ErrorCode::OwnerGone),
+            Some(_) => Some(ErrorCode::Stale),
+            None => None,
+        };
+        if let Some(code) = lost {
+            if !is_held {
+                self.end(slot, code, fx);
+                self.drain_if_done(slot);
+                self.stop_grace_if_done();
+            }
+            return Err(code.into());
+        }
+        match is_held {
+            true => self.adopt(client, slot, deposit, fx)?,
+            false => self.own_again(client, slot, deposit)?,
+        }
+        self.continuity.leave(slot);
+        self.stop_grace_if_done();
+        fx.list.push(Effect::Publish { slot, generation: id.generation });
+        Ok(id)
+    }
+
+    /// A kept allocation is here, and may have been left long ago.
+    fn adopt(
+        &mut self,
+        client: u32,
+        slot: u32,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> Result<(), Status> {
+        let claimed = if self.has_file(slot) { 0 } else { deposit.size_bytes };
+        let none = Charge(Resource::KeptAllocations, 0);
+        self.take_over_charges(client, &Self::charges_of_kept(claimed), none)?;
+        self.move_pin(slot, client);
+        self.remove_orphan(slot);
+        self.move_interest(slot, client);
+        let allocation = &mut self.allocations[slot];
+        (allocation.owner, allocation.registrations) = (client, 1);
+        (allocation.device, allocation.base) = (deposit.device, deposit.base);
+        allocation.owner_allocation_id = deposit.owner_allocation_id;
+        self.own(slot, None);
+        fx.list.push(Effect::KeptChanged { slot });
+        Ok(())
+    }
+
+    /// A reserved slot has its owner again: evicted, and requests that waited for it go on.
+    fn own_again(&mut self, client: u32, slot: u32, deposit: &Deposit) -> Result<(), Status> {
+        let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
+        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
+        self.decide_all(slot, Fate::Retry(Turn::Last));
+        let former = &self.allocations[slot];
+        let (domain, open, leases) = (former.domain, former.open, former.leases);
+        // Who may have it stays as it was.
+        let deposit = &Deposit { share: former.traits.share(), ..*deposit };
+        let allocation = Allocation::new(deposit, client, domain, State::Evicted);
+        self.allocations[slot] = Allocation { open, leases, ..allocation };
+        self.own(slot, deposit.driver_data);
+        // A request that had to go to the room queue is looked at there.
+        self.room_appeared |= !self.rooms.is_empty();
+        Ok(())
+    }
+
+    /// Whether a client may become the owner of an allocation that has none. Who may have it must not change under those
+    /// who have it already.
+    fn may_own(&mut self, client: u32, slot: u32) -> bool {
+        let (domain, share) =
+            (self.allocations[slot].domain, self.allocations[slot].traits.share());
+        let (gid, former_gid) = (self.client_mut(client).gid, self.gid_of(slot));
+        self.client_mut(client).domain == domain && (share != Share::Gid || former_gid == Some(gid))
+    }
+
+    /// Moves charges of an allocation without an owner from its domain alone to a client, and makes another one; all of
+    /// them or none. Each is of another resource.
+    fn take_over_charges(
+        &mut self,
+        client: u32,
+        charges: &[Charge],
+        new: Charge,
+    ) -> Result<(), Status> {
+        let scope = self.scope_of(client);
+        let fits = |charge: &Charge| self.ledger.fits(scope, Some(Scope::Domain), *charge);
+        let all_fit = charges.iter().try_for_each(fits);
+        if let Err(blocked) = all_fit.and_then(|()| self.ledger.fits(scope, None, new)) {
+            let status = self.no_quota(blocked);
+            self.count_refusal(client, status);
+            return Err(status);
+        }
+        charges.iter().for_each(|charge| self.ledger.add_below(Scope::Domain, scope, *charge));
+        self.ledger.add(scope, new);
+        Ok(())
+    }
+
+    pub(crate) fn declare(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        request: RequestId,
+        items: &[Declared],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.granted.len();
+        for item in items {
+            let granted = match self.declare_one(now, client, item) {
+                Ok(granted) => granted,
+                Err(status) => Granted::refused(item.wanted, status),
+            };
+            fx.granted.push(granted);
+        }
+        let range = begin..fx.granted.len();
+        fx.list.push(Effect::Declared { client, request, range });
+    }
+
+    fn declare_one(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        declared: &Declared,
+    ) -> Result<Granted, Status> {
+        let id = declared.wanted.map_err(Status::from)?;
+        if id.generation >= self.config.first_generation {
+            // Nobody can have held it before the crash.
+            return Err(ErrorCode::Stale.into());
+        }
+        match self.item(client, declared.wanted) {
+            // That its owner does not answer is no reason to give up what one has.
+            Item::Final(ErrorCode::OwnerSilent) => {}
+            Item::Final(code) => return Err(code.into()),
+            _ => {}
+        }
+        match self.lease_as(now, client.0, id.slot, !declared.open) {
+            Ok(lease) => Ok(self.granted(declared.wanted, id.slot, lease)),
+            Err(blocked) => {
+                let status = self.no_quota(blocked);
+                self.count_refusal(client.0, status);
+                Err(status)
+            }
+        }
+    }
+}
