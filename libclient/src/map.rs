@@ -69,7 +69,7 @@ impl Mapping {
         };
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { mmap(None, span, protection, MapFlags::MAP_SHARED, fd, begin) }
-            .map_err(|errno| cannot_map(span.get(), errno))?;
+            .map_err(|errno| cannot_map(span.get(), access, errno))?;
         let mapping = Mapping {
             start: start.cast(),
             span: span.get(),
@@ -128,7 +128,7 @@ impl Mapping {
 
     fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
         if !self.process.is_current() && self.at_fork == AtFork::Leave {
-            return Err(Error::not_connected("memory imported before fork is not the child's"));
+            return Err(Error::forked("use memory imported before"));
         }
         check_range(offset, len, self.len)
     }
@@ -140,7 +140,7 @@ pub(crate) fn check_range(offset: usize, len: usize, size: usize) -> Result<(), 
         Some(end) if end <= size => Ok(()),
         _ => {
             let context = format!("{len} bytes at {offset} exceed the {size} that there are");
-            Err(Error::new(ErrorCode::BadHandle, context))
+            Err(Error::new(ErrorCode::BadHandle, context).because("stay inside the memory"))
         }
     }
 }
@@ -159,16 +159,23 @@ impl Drop for Mapping {
 }
 
 /// Why mmap(2) failed. Shared memory is not reserved by mapping it, whatever the overcommit setting: what can lack
-/// is addresses.
-fn cannot_map(span: usize, errno: nix::Error) -> Error {
+/// is addresses, and mappings.
+fn cannot_map(span: usize, access: Access, errno: nix::Error) -> Error {
+    use nix::errno::Errno::{EACCES, ENOMEM, EPERM};
+    let error = |code| Error::os(code, &format!("cannot map {span} bytes"), errno);
     let limit = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
-    if errno == nix::Error::ENOMEM && limit != RLIM_INFINITY {
-        let context = format!(
-            "cannot map {span} bytes: RLIMIT_AS (ulimit -v) is {limit} bytes of addresses; raise it, or ask for less"
-        );
-        return Error::new(ErrorCode::Internal, context);
+    match errno {
+        // The fd is not open for writing, or sealed against it.
+        EACCES | EPERM if access == Access::ReadWrite => error(ErrorCode::NotPermitted)
+            .because("its owner shares this memory for reading only; import it for reading"),
+        ENOMEM if limit != RLIM_INFINITY => error(ErrorCode::Internal).because(format!(
+            "RLIMIT_AS (ulimit -v) is {limit} bytes of addresses; raise it, or ask for less"
+        )),
+        ENOMEM => error(ErrorCode::Internal).because(
+            "this process has no addresses or no mappings left (vm.max_map_count); release what is imported, or raise it",
+        ),
+        _ => error(ErrorCode::Internal),
     }
-    Error::os(ErrorCode::Internal, &format!("cannot map {span} bytes"), errno)
 }
 
 const WORD: usize = size_of::<u64>();

@@ -29,6 +29,7 @@ static int in_child(fdbroker_import_t *import, uint64_t lease, void *host) {
   CHECK(fdbroker_is_connected(context) == 0);
   DEAD(fdbroker_acquire(context, &handle, SOON, &grant));
   CHECK(grant.fd == -1 && grant.lease == 0);
+  CHECK(strstr(fdbroker_last_error(), "one of its own, after the fork") && !strstr(fdbroker_last_error(), "fdbrokerd"));
   DEAD(fdbroker_acquire_many(context, 1, &handle, SOON, &grant, &code));
   CHECK(code == FDBROKER_NOT_CONNECTED);
   DEAD(fdbroker_acquire_start(context, 1, &handle, SOON, &request));

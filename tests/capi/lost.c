@@ -34,13 +34,13 @@ static void a_broker_killed_is_not_connected_and_raises_no_signal(void) {
   OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
   OK(fdbroker_acquire(context, &handle, SOON, &grant));
   broker_kill(&own);
-  CODE(FDBROKER_NOT_CONNECTED, fdbroker_unregister(context, &handle));
   for (int round = 0; round < 20; round++) {
     fdbroker_grant_t none = {.struct_size = sizeof none};
     CODE(FDBROKER_NOT_CONNECTED, fdbroker_acquire(context, &handle, SOON, &none));
     void *memory;
     CODE(FDBROKER_NOT_CONNECTED, fdbroker_host_alloc(context, FDBROKER_HOST_ISOLATED, PAGE, SOON, &memory, NULL));
   }
+  CODE(FDBROKER_NOT_CONNECTED, fdbroker_unregister(context, &handle));
   CHECK(fdbroker_is_connected(context) == 0 && fdbroker_import_is_current(context, &import) == 0);
   /* Mapped memory stays readable until its release, which succeeds. */
   CHECK(all_bytes_are(import.ptr, 'k', PAGE));
@@ -118,6 +118,8 @@ static void calls_in_a_storm_of_signals_are_only_delayed(void) {
   struct sigaction action = {.sa_handler = interrupt}; /* no SA_RESTART */
   struct itimerval storm = {.it_interval = {0, every_us}, .it_value = {0, every_us}}, calm = {{0, 0}, {0, 0}};
   struct sigaction before;
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  int fd = sealed_memfd(PAGE, 'o');
   MUST(sigaction(SIGALRM, &action, &before) == 0);
   alarm(0);
   MUST(setitimer(ITIMER_REAL, &storm, NULL) == 0);
@@ -135,11 +137,14 @@ static void calls_in_a_storm_of_signals_are_only_delayed(void) {
     OK(fdbroker_acquire(context, &handles[5], SOON, &grant));
     close(grant.fd);
     OK(fdbroker_release(context, grant.lease));
-    OK(fdbroker_unregister(context, &handles[0]));
+    fdbroker_handle_t registered;
+    OK(fdbroker_register(context, &allocation, fd, SOON, &registered));
+    OK(fdbroker_unregister(context, &registered));
     OK(fdbroker_close(context));
   }
   MUST(setitimer(ITIMER_REAL, &calm, NULL) == 0);
   CHECK(interrupted > 5);
+  close(fd);
   /* The last signal may still be on its way. Ignoring it drops it; its default action would end the program. */
   struct sigaction ignored = {.sa_handler = SIG_IGN};
   MUST(sigaction(SIGALRM, &ignored, NULL) == 0);

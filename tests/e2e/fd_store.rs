@@ -7,7 +7,7 @@ use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, both_seals, memf
 use crate::support::owner::notices;
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, patience};
-use fdbroker_client::{Client, ClientBuilder};
+use fdbroker_client::{Client, ClientBuilder, ErrorCode};
 use fdbroker_protocol::message::{RegisterItem, register_flags};
 use fdbroker_protocol::{MemoryKind, Share};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -22,7 +22,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 fn builder(manager: &Manager, name: &str) -> ClientBuilder {
-    Client::builder().socket(manager.socket()).name(name)
+    let builder = Client::builder().socket(manager.socket()).name(name);
+    builder.on_recall(Box::new(|_| Err(ErrorCode::Again)))
 }
 
 #[test]

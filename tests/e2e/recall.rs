@@ -99,14 +99,9 @@ fn recall_when_unanswered_then_owner_silent_until_it_answers_again() {
 }
 
 #[test]
-fn recall_when_the_owner_has_no_callback_then_owner_silent_says_why() {
+fn recall_when_the_owner_cannot_export_it_then_owner_silent_says_why() {
     let broker = tight(NEVER_MS);
-    let owner = broker.builder("owner").own_fds(2).connect().expect("connect");
-    let blocks = Blocks::new(2);
-    let deposits = [blocks.deposit(0), blocks.deposit(1)];
-    let export = |index: usize| Ok(blocks.export(index));
-    let registered = owner.register_with(&deposits, export, patience()).expect("connected");
-    let handle = registered[0].as_ref().expect("registered").handle;
+    let (_owner, handle) = owner_who(&broker, |_, _| Err(ErrorCode::NotSupported));
     let error = broker.client("consumer").acquire(&handle, patience()).expect_err("a grant");
     assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
     let value = error.status.expect("from the broker").value.get();

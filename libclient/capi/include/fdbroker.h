@@ -257,8 +257,9 @@ typedef struct fdbroker_allocation {
  * memory there was freed: the old registration ends at once.
  *
  * Errors: FDBROKER_NO_QUOTA, FDBROKER_UNSUPPORTED_FD (fdbroker_last_error() says what it is), FDBROKER_STALE (another
- * thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT,
- * FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (also: the fd is not open). *handle is all zero then. */
+ * thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED (inside a callback; or FDBROKER_RECALLABLE
+ * while no recall callback is set), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (also: the fd
+ * is not open). *handle is all zero then. */
 fdbroker_code_t fdbroker_register(fdbroker_t *broker, const fdbroker_allocation_t *allocation, int fd,
     uint32_t deadline_ms, fdbroker_handle_t *handle);
 
@@ -273,11 +274,11 @@ fdbroker_code_t fdbroker_register_many(fdbroker_t *broker, size_t count,
 
 /* Ends the registration of the allocation that a handle names: the broker grants it no more, closes its fd and tells
  * every holder. Consumers that have the memory keep it until they release it. Use the memory anew after
- * FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. For host memory use
- * fdbroker_host_free() instead. Waits at most 10 s for the broker's answer.
+ * FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Host memory
+ * ends by fdbroker_host_free() alone. Waits at most 10 s for the broker's answer.
  *
- * Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's),
- * FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
+ * Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's, or of host
+ * memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_unregister(fdbroker_t *broker, const fdbroker_handle_t *handle);
 
 /* As fdbroker_unregister(). *drained is 1 when no lease was left: then the memory may be used anew at once, and

@@ -5,7 +5,7 @@ use crate::arenas::Arenas;
 use crate::callbacks::Callbacks;
 use crate::failure::Failure;
 use crate::leases::Leases;
-use fdbroker_client::{Client, ErrorCode, Exports, ImportCache};
+use fdbroker_client::{Client, Error, Exports, ImportCache};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
@@ -38,9 +38,6 @@ pub(crate) unsafe fn context<'a>(
     let context = unsafe { broker.as_ref() }.ok_or_else(|| Failure::argument("broker is NULL"))?;
     match context.client.is_forked_copy() {
         false => Ok(context),
-        true => {
-            let text = format!("{what}: forked from the process that opened this; open anew");
-            Err(Failure::new(ErrorCode::NotConnected, text))
-        }
+        true => Err(Error::forked(what).into()),
     }
 }

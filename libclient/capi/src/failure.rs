@@ -24,6 +24,11 @@ impl Failure {
         Failure::Library(Error::new(code, text))
     }
 
+    /// A lease, an import or a buffer given back that the program does not have.
+    pub fn given_back(text: impl Into<String>) -> Self {
+        Failure::Library(Error::given_back(text))
+    }
+
     pub fn code(&self) -> fdbroker_code_t {
         match self {
             Failure::Argument(_) => FDBROKER_INVALID_ARGUMENT,

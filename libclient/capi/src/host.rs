@@ -6,7 +6,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::fdbroker_handle_t;
-use fdbroker_client::{Deadline, ErrorCode, HostMemory, IsolatedMemory};
+use fdbroker_client::{Deadline, HostMemory, IsolatedMemory};
 use std::ffi::c_void;
 
 /// A range of an arena, a memfd: recallable, no fd of its own.
@@ -81,8 +81,7 @@ pub unsafe extern "C" fn fdbroker_host_free(
         if context.arenas.free(ptr.addr()) {
             return Ok(());
         }
-        let text = format!("host free: {ptr:p} begins no buffer of this context, or was freed");
-        Err(Failure::new(ErrorCode::BadHandle, text))
+        Err(Failure::given_back(format!("host free: {ptr:p} begins no buffer of this context")))
     })
 }
 

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
 use crate::sized::{Answers, plain};
-use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ErrorCode, Pin};
+use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, Pin};
 use std::ffi::c_void;
 
 /// Map for reading.
@@ -186,10 +186,8 @@ pub unsafe extern "C" fn fdbroker_import_release(
         // SAFETY: as above.
         let import =
             unsafe { import.as_mut() }.ok_or_else(|| Failure::argument("import is NULL"))?;
-        let pin = Pin::from_u64(std::mem::replace(import, NONE).pin).ok_or_else(|| {
-            let text = "release: this import is empty: it was given back before, or it failed";
-            Failure::new(ErrorCode::BadHandle, text)
-        })?;
+        let pin = Pin::from_u64(std::mem::replace(import, NONE).pin)
+            .ok_or_else(|| Failure::given_back("release: this import is empty"))?;
         Ok(context.cache.release(pin)?)
     })
 }

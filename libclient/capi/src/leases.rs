@@ -109,6 +109,5 @@ impl Leases {
 }
 
 fn unknown(what: &str, token: u64) -> Error {
-    let context = format!("{what} lease {token}: no such lease, or given back before");
-    Error::new(ErrorCode::BadHandle, context)
+    Error::given_back(format!("{what} lease {token}: no such lease"))
 }

@@ -8,7 +8,9 @@ use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, one};
 use crate::sized::{Answers, Growable, Input, plain, slice};
-use fdbroker_client::{Deadline, Deposit, Drained, DriverData, ErrorCode, MemoryKind, Share};
+use fdbroker_client::{
+    Deadline, Deposit, Drained, DriverData, Error, ErrorCode, MemoryKind, Share,
+};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -93,8 +95,9 @@ unsafe impl Growable for fdbroker_allocation_t {
 /// memory there was freed: the old registration ends at once.
 ///
 /// Errors: FDBROKER_NO_QUOTA, FDBROKER_UNSUPPORTED_FD (fdbroker_last_error() says what it is), FDBROKER_STALE (another
-/// thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT,
-/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (also: the fd is not open). *handle is all zero then.
+/// thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED (inside a callback; or FDBROKER_RECALLABLE
+/// while no recall callback is set), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (also: the fd
+/// is not open). *handle is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_register(
     broker: *mut fdbroker_t,
@@ -160,12 +163,16 @@ unsafe fn try_register(
         (context, Input::new(allocations, count)?, slice(fds, count, "fds")?)
     };
     let mut outcomes = Vec::with_capacity(count);
+    let has_recall = context.callbacks.recall.is_set();
     let (mut deposits, mut borrowed, mut places) = (Vec::new(), Vec::new(), Vec::new());
     for (index, fd) in fds.iter().enumerate() {
         // SAFETY: as above; its driver data too, and its fd stays open over the call.
         let wanted = unsafe {
             let deposit = allocations.get(index).and_then(|it| deposit(&it));
-            deposit.and_then(|deposit| Ok((deposit, borrow(*fd)?)))
+            deposit.and_then(|deposit| match deposit.recallable && !has_recall {
+                true => Err(Error::no_recall_callback().into()),
+                false => Ok((deposit, borrow(*fd)?)),
+            })
         };
         match wanted {
             Ok((deposit, fd)) => {
@@ -245,11 +252,11 @@ unsafe fn driver_data(allocation: &fdbroker_allocation_t) -> Result<DriverData, 
 
 /// Ends the registration of the allocation that a handle names: the broker grants it no more, closes its fd and tells
 /// every holder. Consumers that have the memory keep it until they release it. Use the memory anew after
-/// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. For host memory use
-/// fdbroker_host_free() instead. Waits at most 10 s for the broker's answer.
+/// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Host memory
+/// ends by fdbroker_host_free() alone. Waits at most 10 s for the broker's answer.
 ///
-/// Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's),
-/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's, or of host
+/// memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_unregister(
     broker: *mut fdbroker_t,

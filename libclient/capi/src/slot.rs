@@ -56,6 +56,11 @@ impl<F> Default for Slot<F> {
 }
 
 impl<F> Slot<F> {
+    /// Whether there is one.
+    pub fn is_set(&self) -> bool {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Runs the callback; `None` when there is none.
     pub fn run<T>(&self, act: impl FnOnce(&Callback<F>) -> T) -> Option<T> {
         let callback = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()?;

@@ -53,7 +53,7 @@ impl ClientBuilder {
     }
 
     /// Exports registered memory again when the broker recalls it, on the library thread, under the same rules.
-    /// Arenas answer for themselves. Without it recalls are answered NOT_SUPPORTED.
+    /// Arenas answer for themselves. Without it nothing else can be registered as recallable.
     pub fn on_recall(mut self, callback: RecallCallback) -> Self {
         self.0.on_recall = Some(callback);
         self

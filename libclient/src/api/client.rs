@@ -61,7 +61,7 @@ impl ClientBuilder {
     pub fn connect(self) -> Result<Client, Error> {
         let settings = self.0;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
-        let common = Arc::new(Common::new(window)?);
+        let common = Arc::new(Common::new(window, settings.on_recall.is_some())?);
         let greeted = greet(&settings.caller)?;
         let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
         let connection = Arc::new(connection);
@@ -100,7 +100,8 @@ impl Client {
     /// Registers one allocation: the broker gets its fd, the caller may close its own at once.
     ///
     /// # Errors
-    /// NO_QUOTA (with the cap), UNSUPPORTED_FD (with what it is), NOT_SUPPORTED, TIMED_OUT, NOT_CONNECTED.
+    /// NO_QUOTA (with the cap), UNSUPPORTED_FD (with what it is), NOT_SUPPORTED (recallable without a recall callback, too),
+    /// TIMED_OUT, NOT_CONNECTED.
     pub fn register(
         &self,
         deposit: &Deposit,
@@ -133,7 +134,7 @@ impl Client {
 
     /// The same, making each fd just before it is sent and closing it right after, so that no more than the
     /// export window (`own_fds` - 1, at least 1) exist at once, over all threads. `export` is called once per
-    /// deposit, in their order, and must not wait for anything; its error is the outcome of that deposit.
+    /// deposit that can be registered, in their order, and must not wait for anything; its error is the outcome of that deposit.
     ///
     /// # Errors
     /// As [`Client::register_many`].
@@ -167,7 +168,8 @@ impl Client {
     /// Ends one registration. When the last of its count is gone, so is the allocation: every holder is told.
     ///
     /// # Errors
-    /// STALE: it had ended before. BAD_HANDLE, NOT_PERMITTED: not this client's. NOT_CONNECTED: no broker can say; it has
+    /// STALE: it had ended before. BAD_HANDLE, NOT_PERMITTED: not this client's, or a buffer's, which is ended by its drop.
+    /// NOT_CONNECTED: no broker can say; it has
     /// ended all the same, and is not named to the next one.
     pub fn unregister(&self, what: impl Into<RegistrationRef>) -> Result<Drained, Error> {
         let outcomes = self.unregister_many([what.into()])?;
@@ -188,18 +190,22 @@ impl Client {
         let connection = match connection {
             Err(error) if error.code == ErrorCode::NotConnected && !self.is_forked_copy() => {
                 // The memory may be another's by the time a broker is back.
-                refs.for_each(|one| drop(holdings.end(one)));
+                refs.filter(|one| !self.common().is_a_buffers(one.id))
+                    .for_each(|one| drop(holdings.end(one)));
                 return Err(error);
             }
             connection => connection?,
         };
-        let endings: Vec<(RegistrationRef, Ending)> =
-            refs.map(|one| (one, holdings.end(one))).collect();
+        let end = |one: RegistrationRef| match self.common().is_a_buffers(one.id) {
+            true => (one, Ending::Kept),
+            false => (one, holdings.end(one)),
+        };
+        let endings: Vec<(RegistrationRef, Ending)> = refs.map(end).collect();
         // One that is not known here is asked for when it may be known there.
         let is_asked = |(one, ending): &(RegistrationRef, Ending)| match ending {
             Ending::Tell(_) => true,
             Ending::Absent => one.epoch.is_none_or(|epoch| epoch == connection.epoch),
-            Ending::Counted | Ending::Away => false,
+            Ending::Counted | Ending::Away | Ending::Kept => false,
         };
         let asked = endings.iter().filter(|one| is_asked(one)).map(|(one, _)| one.id);
         let asked: Vec<AllocationId> = asked.collect();
@@ -208,6 +214,11 @@ impl Client {
             _ if is_asked(one) => answered.next().expect("one outcome per id"),
             Ending::Counted => Ok(Drained(false)),
             Ending::Away => Err(connection.lost("unregister")),
+            Ending::Kept => {
+                let context = format!("unregister {}: it is a buffer of this library", one.0.id);
+                let why = "a buffer ends its registration itself; free the buffer instead";
+                Err(Error::new(ErrorCode::NotPermitted, context).because(why))
+            }
             Ending::Absent | Ending::Tell(_) => {
                 let context = format!("unregister {}: it had ended before", one.0.id);
                 Err(Error::new(ErrorCode::Stale, context))
@@ -302,11 +313,11 @@ impl Client {
 
     fn dispatching(&self, what: &str) -> Result<&Dispatch, Error> {
         if self.is_forked_copy() {
-            return Err(forked(what));
+            return Err(Error::forked(what));
         }
         self.owner.dispatch.as_deref().ok_or_else(|| {
-            let context = format!("{what}: a library thread serves; connect with `dispatch(true)`");
-            Error::new(ErrorCode::NotSupported, context)
+            let why = "a library thread serves this client; ask for dispatch mode when you connect";
+            Error::new(ErrorCode::NotSupported, what).because(why)
         })
     }
 
@@ -377,7 +388,7 @@ impl Client {
     fn usable(&self, what: &str) -> Result<Arc<Connection>, Error> {
         if self.is_forked_copy() {
             // Before any lock: it may be held by a thread that this child does not have.
-            return Err(forked(what));
+            return Err(Error::forked(what));
         }
         let mut connection = self.current();
         if let Some(dispatch) = self.owner.dispatch.as_ref().filter(|_| !connection.is_usable()) {
@@ -403,10 +414,6 @@ impl Client {
     pub(crate) fn own_fds(&self) -> u32 {
         self.owner.session.settings.caller.own_fds
     }
-}
-
-fn forked(what: &str) -> Error {
-    Error::not_connected(format!("{what}: forked from the process that connected; connect anew"))
 }
 
 impl Owner {

@@ -116,7 +116,8 @@ impl Arena {
                 "arena: no {len} bytes in a row: {free} of {} are free, at most {largest} in a row",
                 inner.pool.len()
             );
-            Error::new(ErrorCode::NoQuota, context)
+            let why = "it is full: free buffers (their consumers must release them, too), or make a larger arena";
+            Error::new(ErrorCode::NoQuota, context).because(why)
         })?;
         drop(ranges);
         Ok(HostBuffer {
@@ -297,6 +298,12 @@ impl Inner {
 impl MemoryOwner for Inner {
     fn covers(&self, base: u64) -> bool {
         self.offset_of(base).is_some()
+    }
+
+    fn keeps(&self, base: u64, id: AllocationId) -> bool {
+        let ranges = lock(&self.ranges);
+        let known = self.offset_of(base).and_then(|offset| ranges.registration(offset));
+        known.is_some_and(|registration| registration.id() == id)
     }
 
     fn exports_are_fresh(&self) -> bool {

@@ -7,10 +7,11 @@ use super::page::PageRegion;
 use super::roles::{Dispatcher, LeaseWatcher, MemoryOwner, Registrant};
 use super::wake::Wake;
 use super::window::Window;
-use crate::deposit::RegistrationRef;
+use crate::deposit::{Deposit, RegistrationRef};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::sync::lock;
+use fdbroker_protocol::AllocationId;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// Shared by the client, its connections and its library thread.
@@ -24,6 +25,7 @@ pub(crate) struct Common {
     pub owners: Parties<dyn MemoryOwner>,
     pub watchers: Parties<dyn LeaseWatcher>,
     pub registrants: Parties<dyn Registrant>,
+    has_recall_callback: bool,
     /// In dispatch mode: serves for the calls that wait.
     dispatcher: OnceLock<Weak<dyn Dispatcher>>,
 }
@@ -52,7 +54,7 @@ impl<T: ?Sized> Default for Parties<T> {
 }
 
 impl Common {
-    pub fn new(window: u32) -> Result<Self, Error> {
+    pub fn new(window: u32, has_recall_callback: bool) -> Result<Self, Error> {
         let wake = Wake::new()?;
         Ok(Common {
             process: Process::current(),
@@ -63,6 +65,7 @@ impl Common {
             owners: Parties::default(),
             watchers: Parties::default(),
             registrants: Parties::default(),
+            has_recall_callback,
             dispatcher: OnceLock::new(),
         })
     }
@@ -98,6 +101,21 @@ impl Common {
         if let Some(line) = line {
             line.post_all(&mut ended.into_iter());
         }
+    }
+
+    /// Refuses an allocation that is said to be recallable when nothing here could export it again.
+    pub fn check_recallable(&self, deposit: &Deposit) -> Result<(), Error> {
+        let can_be = self.has_recall_callback || self.owner_of(deposit.base).is_some();
+        match deposit.recallable && !can_be {
+            true => Err(Error::no_recall_callback()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether it is registered by a buffer of this library, which ends it by itself.
+    pub fn is_a_buffers(&self, id: AllocationId) -> bool {
+        let base = self.holdings.base_of(id).filter(|base| *base != 0);
+        base.is_some_and(|base| self.owner_of(base).is_some_and(|owner| owner.keeps(base, id)))
     }
 
     /// The owner of the memory at `base`.

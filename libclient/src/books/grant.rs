@@ -30,7 +30,8 @@ impl Grant {
     ///
     /// # Errors
     /// BAD_HANDLE: `offset` is not inside the allocation. NOT_SUPPORTED: this kind of memory cannot be
-    /// mapped by the CPU (CUDA VMM). INTERNAL: mmap failed. In every case the grant is given back.
+    /// mapped by the CPU (CUDA VMM). NOT_PERMITTED: for writing, and its owner shares it for reading only. INTERNAL: no
+    /// addresses left. In every case the grant is given back.
     pub fn import(self, access: Access, offset: u64) -> Result<Import, Error> {
         let mapping = self.map(access, offset)?;
         let Grant { fd, mut lease, info } = self;

@@ -36,6 +36,8 @@ pub(crate) trait MemoryOwner: Send + Sync + Debug {
     fn exports_are_fresh(&self) -> bool {
         true
     }
+    /// Whether a buffer at `base` has registered itself as `id`.
+    fn keeps(&self, base: u64, id: AllocationId) -> bool;
     /// Exports again. STALE when the memory is freed or reused.
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode>;
     /// The allocation has ended and its last lease is gone: its range may be used again.

@@ -114,7 +114,7 @@ impl<'a> CachedImport<'a> {
     /// The address of `len` bytes at `offset`, if they may be so used here.
     fn check(&self, offset: usize, len: usize, wanted: Access) -> Result<*mut u8, Error> {
         if !self.table.is_own_process() {
-            return Err(Error::not_connected("memory imported before fork is not the child's"));
+            return Err(Error::forked("use memory imported before"));
         }
         match self.table.host_access(self.pin) {
             None => {

@@ -13,7 +13,7 @@ use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::map::Access;
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
+use fdbroker_protocol::{AllocationId, Handle};
 use std::io::Write;
 use std::sync::{Arc, Weak};
 
@@ -187,7 +187,7 @@ impl LeaseWatcher for Cache {
 
 #[cold]
 fn no_such_pin() -> Error {
-    Error::new(ErrorCode::BadHandle, "release: this pin was given back before, or is none")
+    Error::given_back("release: no such pin")
 }
 
 impl Drop for Cache {

@@ -21,7 +21,7 @@ pub(crate) type Registrations = Vec<Result<Registration, Error>>;
 /// What to register and where its fds come from.
 pub(crate) struct Batch<'a, 'fd> {
     pub deposits: &'a [Deposit],
-    /// Makes the fd of the deposit at an index; called once each, in order, just before it is sent.
+    /// Makes the fd of the deposit at an index; called at most once each, in order, just before it is sent.
     pub export: &'a mut dyn FnMut(usize) -> Result<Export<'fd>, Error>,
     /// Whether it makes new fds, which count in the window.
     pub fresh: bool,
@@ -71,7 +71,8 @@ fn register_some(
     let mut exports: Vec<Export<'_>> = Vec::with_capacity(chunk);
     let mut sent: Vec<usize> = Vec::with_capacity(chunk);
     for index in begin..begin + chunk {
-        match (batch.export)(index) {
+        let checked = connection.common.check_recallable(&batch.deposits[index]);
+        match checked.and_then(|()| (batch.export)(index)) {
             Ok(export) => {
                 exports.push(export);
                 sent.push(index);

@@ -187,9 +187,7 @@ impl Connection {
     pub fn lost(&self, what: &str) -> Error {
         match self.common.process.is_current() {
             true => Error::not_connected(format!("{what}: the connection to the broker is lost")),
-            false => Error::not_connected(format!(
-                "{what}: this process was forked from the one that connected; connect anew"
-            )),
+            false => Error::forked(what),
         }
     }
 

@@ -14,9 +14,11 @@ use std::time::Duration;
 
 fn noticing() -> (ClientBuilder, Receiver<Notice>) {
     let (sender, receiver) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| {
-        let _ = sender.send(notice);
-    }));
+    let builder = Client::builder().on_recall(Box::new(|_| Err(ErrorCode::Again))).on_notice(
+        Box::new(move |notice| {
+            let _ = sender.send(notice);
+        }),
+    );
     (builder, receiver)
 }
 

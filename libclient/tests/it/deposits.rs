@@ -18,7 +18,8 @@ fn terms(credits: u32) -> Terms {
 #[test]
 fn register_when_sent_then_item_says_what_the_deposit_says() {
     let broker = FakeBroker::listen();
-    let (client, peer) = broker.client();
+    let builder = Client::builder().on_recall(Box::new(|_| Err(ErrorCode::Again)));
+    let (client, peer) = broker.client_with(builder, Terms::default());
     let fd = memory(b"");
     let deposit = Deposit {
         fd_offset: 4096,

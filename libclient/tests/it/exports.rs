@@ -362,7 +362,8 @@ fn lookup_when_ended_by_others_then_none_and_register_makes_a_new_one() {
 fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| {
+    let builder = Client::builder().on_recall(Box::new(|_| Err(ErrorCode::Again)));
+    let builder = builder.on_notice(Box::new(move |notice| {
         let _ = sender.send(notice);
     }));
     let (client, peer) = broker.client_with(builder, Terms::default());

@@ -16,6 +16,7 @@ mod level_zero;
 mod lifetime;
 mod memory;
 mod process;
+mod remedies;
 mod requests;
 mod requests_async;
 #[path = "../../../tests/common/mod.rs"]

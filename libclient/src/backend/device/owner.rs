@@ -142,6 +142,10 @@ impl<M: DeviceMemory, O: Others> MemoryOwner for Owner<M, O> {
         self.has_buffer(base) || self.others.cover(base)
     }
 
+    fn keeps(&self, base: u64, id: AllocationId) -> bool {
+        self.registration(base).is_some_and(|registration| registration.id() == id)
+    }
+
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         // A buffer of this library's comes first: what others had at its address is gone.
         if !self.has_buffer(recall.base) {

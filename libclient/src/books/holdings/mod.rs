@@ -144,6 +144,11 @@ impl Holdings {
         lock(&self.state).registrations.has(registration)
     }
 
+    /// The address of an allocation that is registered; 0 when it has none.
+    pub fn base_of(&self, id: AllocationId) -> Option<u64> {
+        lock(&self.state).registrations.base_of(id)
+    }
+
     /// Ends one registration, the last of its count for good.
     pub fn end(&self, what: RegistrationRef) -> Ending {
         let mut state = lock(&self.state);

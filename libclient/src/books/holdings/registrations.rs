@@ -81,6 +81,8 @@ pub(crate) enum Ending {
     Away,
     /// There is none.
     Absent,
+    /// A buffer's, which ends it by itself.
+    Kept,
 }
 
 impl Registrations {
@@ -204,6 +206,11 @@ impl Registrations {
         self.all.insert(id, named);
         self.waiting.extend((!is_known).then_some(id));
         birth
+    }
+
+    /// The address of an allocation that is registered; 0 when it has none.
+    pub fn base_of(&self, id: AllocationId) -> Option<u64> {
+        self.all.get(&id).map(|named| named.deposit.base)
     }
 
     /// Whether it is known to the broker, or is going to be named to the next.

@@ -3,7 +3,7 @@
 use super::page::{Page, name_of};
 use super::seen::Seen;
 use crate::common::{LIMIT, Running, TestDir, end, fdbroker, one_json_line, wait_for};
-use fdbroker_client::{Client, ClientBuilder, Deadline, Deposit, MemoryKind};
+use fdbroker_client::{Client, ClientBuilder, Deadline, Deposit, ErrorCode, MemoryKind};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::os::fd::OwnedFd;
@@ -77,6 +77,7 @@ impl Broker {
     ) -> Client {
         let socket = self.dir.path().join("fdbroker/broker.sock");
         let builder = Client::builder().socket(socket).own_fds(own_fds);
+        let builder = builder.on_recall(Box::new(|_| Err(ErrorCode::NotSupported)));
         more(builder).connect().expect("a broker")
     }
 

@@ -1,0 +1,123 @@
+//! Errors that are the program's own fault, or of a limit of its own: the code, the cause, and a remedy that helps.
+
+use crate::support::*;
+use fdbroker_client::host::{Arena, HostMemory};
+use fdbroker_client::{
+    Access, CacheSettings, Client, Deposit, Error, ErrorCode, ImportCache, RecallAnswer,
+    Registration,
+};
+use fdbroker_protocol::Kind;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::thread;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+
+#[track_caller]
+fn assert_says(error: &Error, code: ErrorCode, text: &str, not_text: &str) {
+    let said = error.to_string();
+    assert!(error.code == code && said.contains(text) && !said.contains(not_text), "{said}");
+}
+
+#[test]
+fn import_when_for_writing_and_the_fd_is_read_only_then_not_permitted() {
+    let broker = FakeBroker::listen();
+    let (client, mut peer) = broker.client();
+    let fd = memory(&[7; PAGE]);
+    let read_only = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+    let grant = thread::scope(|scope| {
+        let call = scope.spawn(|| client.acquire(&handle(1), soon()).unwrap());
+        let request = peer.recv_kind(Kind::Acquire);
+        peer.grant(request.id, &[Answer::Grant(read_only.as_fd(), PAGE as u64)]);
+        call.join().unwrap()
+    });
+    let error = grant.import(Access::ReadWrite, 0).unwrap_err();
+    assert_says(&error, ErrorCode::NotPermitted, "import it for reading", "broker");
+}
+
+#[test]
+fn alloc_when_the_arena_is_full_then_no_cap_of_the_broker_is_blamed() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let _all = arena.alloc(PAGE).unwrap();
+    let error = arena.alloc(1).unwrap_err();
+    assert_says(&error, ErrorCode::NoQuota, "make a larger arena", "cap");
+}
+
+#[test]
+fn release_when_given_back_before_then_says_so() {
+    let broker = FakeBroker::listen();
+    let (client, mut peer) = broker.client();
+    let cache = ImportCache::new(&client, CacheSettings::default());
+    let fd = memory(&[7; PAGE]);
+    peer.page.set(handle(1).id());
+    let pin = thread::scope(|scope| {
+        let call =
+            scope.spawn(|| cache.import(&handle(1), Access::Read, soon()).unwrap().into_pin());
+        let request = peer.recv_kind(Kind::Acquire);
+        peer.grant(request.id, &[Answer::Grant(fd.as_fd(), PAGE as u64)]);
+        call.join().unwrap()
+    });
+    cache.release(pin).unwrap();
+    let error = cache.release(pin).unwrap_err();
+    assert_says(&error, ErrorCode::BadHandle, "give each back once", "these bytes");
+}
+
+#[test]
+fn dispatch_when_a_library_thread_serves_then_names_the_mode_in_no_languages_words() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    let error = client.dispatch(Duration::ZERO).unwrap_err();
+    assert_says(&error, ErrorCode::NotSupported, "ask for dispatch mode", "(");
+}
+
+fn register(
+    client: &Client,
+    peer: &Peer,
+    deposits: &[Deposit],
+) -> Vec<Result<Registration, Error>> {
+    let fd = memory(b"");
+    let fds = vec![fd.as_fd(); deposits.len()];
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.register_many(deposits, &fds, soon()).unwrap());
+        peer.registered(&peer.recv_kind(Kind::Register), 253, 1);
+        call.join().unwrap()
+    })
+}
+
+#[test]
+fn register_when_recallable_without_a_recall_callback_then_that_one_is_refused() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let deposits = [Deposit { recallable: true, ..deposit(1) }, deposit(2)];
+    let outcomes = register(&client, &peer, &deposits);
+    let error = outcomes[0].as_ref().unwrap_err();
+    assert_says(error, ErrorCode::NotSupported, "set a recall callback", "absent");
+    assert_eq!(outcomes[1].as_ref().unwrap().handle, handle(1), "it went alone");
+
+    let answer = |recall: &_| Ok(RecallAnswer::unchanged(recall, memory(b"")));
+    let builder = Client::builder().on_recall(Box::new(answer));
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    assert!(register(&client, &peer, &deposits).iter().all(Result::is_ok));
+}
+
+#[test]
+fn unregister_when_it_is_a_buffers_then_refused_and_the_free_gives_its_range_back() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    let handle = thread::scope(|scope| {
+        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        peer.registered(&peer.recv_kind(Kind::Register), 8, 1);
+        call.join().unwrap()
+    });
+    let error = client.unregister(handle.id()).unwrap_err();
+    assert_says(&error, ErrorCode::NotPermitted, "free the buffer", "another user");
+    assert_eq!(buffer.handle(), Some(handle));
+    drop(buffer);
+    peer.unregistered(&peer.recv_kind(Kind::Unregister), true);
+    eventually("its return", || arena.free_bytes() == PAGE);
+}

@@ -1,0 +1,143 @@
+/* What last_error says when a program is at fault, or a limit of its own is: the cause, and a remedy that helps. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#define PAGE 4096u
+
+static struct broker broker;
+
+/* Whether the last error has the one text and not the other. */
+#define SAYS(text, not_text) \
+  do { \
+    const char *said = fdbroker_last_error(); \
+    if (!strstr(said, text) || strstr(said, not_text)) fprintf(stderr, "said: %s\n", said); \
+    CHECK(strstr(said, text) && !strstr(said, not_text)); \
+  } while (0)
+
+static void what_is_given_back_twice_is_named_so(void) {
+  fdbroker_t *context = open_at(&broker);
+  void *host;
+  fdbroker_handle_t handle;
+  fdbroker_import_t import;
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &host, &handle));
+  OK(fdbroker_acquire(context, &handle, SOON, &grant));
+  close(grant.fd);
+  OK(fdbroker_release(context, grant.lease));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_release(context, grant.lease));
+  SAYS("give each back once", "these bytes");
+  OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  OK(fdbroker_import_release(context, &import));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_import_release(context, &import));
+  SAYS("give each back once", "these bytes");
+  OK(fdbroker_host_free(context, host));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_host_free(context, host));
+  SAYS("give each back once", "these bytes");
+  OK(fdbroker_close(context));
+}
+
+static void memory_shared_for_reading_cannot_be_imported_for_writing(void) {
+  fdbroker_t *context = open_at(&broker);
+  char path[64];
+  int fd = sealed_memfd(PAGE, 'r');
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  int read_only = open(path, O_RDONLY | O_CLOEXEC);
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  fdbroker_handle_t handle;
+  fdbroker_import_t import;
+  OK(fdbroker_register(context, &allocation, read_only, SOON, &handle));
+  CODE(FDBROKER_NOT_PERMITTED, fdbroker_import(context, &handle, FDBROKER_IMPORT_WRITE, SOON, &import));
+  SAYS("import it for reading", "fault in the broker");
+  OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  CHECK(all_bytes_are(import.ptr, 'r', PAGE));
+  OK(fdbroker_import_release(context, &import));
+  OK(fdbroker_unregister(context, &handle));
+  close(read_only);
+  close(fd);
+  OK(fdbroker_close(context));
+}
+
+/* An arena of two pages. */
+static fdbroker_t *open_small(void) {
+  fdbroker_options_t options;
+  fdbroker_options_init(&options);
+  options.socket = broker.socket;
+  options.arena_bytes = 2 * PAGE;
+  fdbroker_t *context = NULL;
+  OK(fdbroker_open(&options, &context));
+  MUST(context != NULL);
+  return context;
+}
+
+static void a_full_arena_is_no_cap_of_the_broker(void) {
+  fdbroker_t *context = open_small();
+  void *host, *more;
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, 2 * PAGE, SOON, &host, NULL));
+  CODE(FDBROKER_NO_QUOTA, fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &more, NULL));
+  SAYS("larger arena", "cap");
+  OK(fdbroker_host_free(context, host));
+  OK(fdbroker_close(context));
+}
+
+static void the_handle_of_host_memory_is_ended_by_its_free_alone(void) {
+  fdbroker_t *context = open_small();
+  void *host;
+  fdbroker_handle_t handle;
+  for (int round = 0; round < 4; round++) {
+    OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, 2 * PAGE, SOON, &host, &handle));
+    int32_t drained = 7;
+    CODE(FDBROKER_NOT_PERMITTED, fdbroker_unregister_drained(context, &handle, &drained));
+    SAYS("free the buffer", "another user");
+    CHECK(drained == 0);
+    OK(fdbroker_host_free(context, host));
+    /* The whole arena is free again once the broker has ended the buffer. */
+    OK(fdbroker_flush(context, SOON));
+  }
+  OK(fdbroker_close(context));
+}
+
+static fdbroker_code_t no_recall(void *user, const fdbroker_recall_t *recall, fdbroker_recall_answer_t *answer) {
+  (void)user, (void)recall, (void)answer;
+  return FDBROKER_STALE;
+}
+
+static void recallable_without_a_callback_is_refused_at_registration(void) {
+  fdbroker_t *context = open_at(&broker);
+  int fds[] = {sealed_memfd(PAGE, 'a'), sealed_memfd(PAGE, 'b')};
+  fdbroker_allocation_t allocations[] = {memfd_allocation(PAGE), memfd_allocation(PAGE)};
+  fdbroker_handle_t handles[2];
+  fdbroker_code_t codes[2];
+  allocations[0].flags = FDBROKER_RECALLABLE;
+  CODE(FDBROKER_NOT_SUPPORTED, fdbroker_register_many(context, 2, allocations, fds, SOON, handles, codes));
+  SAYS("recall callback", "absent");
+  /* It fails alone. */
+  CHECK(codes[0] == FDBROKER_NOT_SUPPORTED && codes[1] == FDBROKER_OK);
+  OK(fdbroker_set_recall_callback(context, no_recall, NULL));
+  OK(fdbroker_register(context, &allocations[0], fds[0], SOON, &handles[0]));
+  for (int at = 0; at < 2; at++) {
+    OK(fdbroker_unregister(context, &handles[at]));
+    close(fds[at]);
+  }
+  OK(fdbroker_close(context));
+}
+
+static void dispatch_without_dispatch_mode_names_the_mode_in_any_language(void) {
+  fdbroker_t *context = open_at(&broker);
+  CODE(FDBROKER_NOT_SUPPORTED, fdbroker_dispatch(context, 0));
+  SAYS("dispatch mode", "dispatch(true)");
+  SAYS("dispatch mode", "absent");
+  OK(fdbroker_close(context));
+}
+
+int main(void) {
+  begin();
+  broker_start(&broker, NULL);
+  RUN(what_is_given_back_twice_is_named_so);
+  RUN(memory_shared_for_reading_cannot_be_imported_for_writing);
+  RUN(a_full_arena_is_no_cap_of_the_broker);
+  RUN(the_handle_of_host_memory_is_ended_by_its_free_alone);
+  RUN(recallable_without_a_callback_is_refused_at_registration);
+  RUN(dispatch_without_dispatch_mode_names_the_mode_in_any_language);
+  broker_stop(&broker);
+  return end();
+}
