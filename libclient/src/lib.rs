@@ -39,7 +39,8 @@
 //! **Progress engines** that must not block start an acquire and test it: [`Client::acquire_start`].
 //!
 //! **Fork.** In the child everything answers NOT_CONNECTED and drops say nothing to the broker; imports are not
-//! mapped there. Connect anew.
+//! mapped there. Connect anew. So for children of `_Fork` and clone(2), too. A child that shares its parent's memory (vfork(2),
+//! CLONE_VM) may only exec.
 //!
 //! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the background.
 

@@ -1,9 +1,10 @@
-/* fork(2): the child's copy of the context is dead and harmless, a new context works, the parent notices nothing.
+/* fork(2) and its like: the child's copy of the context is dead and harmless, a new context works, the parent notices nothing.
  * usage: forked [ROUNDS] */
 #define _GNU_SOURCE
 #include "check.h"
 
 #include <stdatomic.h>
+#include <sys/syscall.h>
 
 #define PAGE 4096u
 
@@ -138,12 +139,80 @@ static void a_child_that_execs_has_none_of_the_fds(void) {
   OK(fdbroker_close(context));
 }
 
+/* Children that run no handler of pthread_atfork(3). */
+static pid_t by_fork_without_handlers(void) { return _Fork(); }
+static pid_t by_clone(void) { return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
+
+static void child_is_dead_and_parent_goes_on(pid_t (*make)(void)) {
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  fdbroker_handle_t registered;
+  fdbroker_import_t import, again;
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  void *host;
+  int fd = sealed_memfd(PAGE, 'm');
+  context = open_at(&broker);
+  fdbroker_t *consumer = open_at(&broker);
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &host, &handle));
+  memset(host, 'h', PAGE);
+  OK(fdbroker_register(context, &allocation, fd, SOON, &registered));
+  OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  fflush(stdout);
+  pid_t child = make();
+  MUST(child >= 0);
+  if (child == 0) {
+    alarm(60);
+    CHECK(fdbroker_is_connected(context) == 0 && fdbroker_import_is_current(context, &import) == 0);
+    DEAD(fdbroker_import(context, &handle, 0, SOON, &again));
+    CHECK(again.ptr == NULL);
+    DEAD(fdbroker_acquire(context, &handle, SOON, &grant));
+    DEAD(fdbroker_host_free(context, host));
+    DEAD(fdbroker_unregister(context, &registered));
+    OK(fdbroker_close(context));
+    _exit(bad_checks != 0);
+  }
+  CHECK(status_of(child) == 0);
+  CHECK(fdbroker_is_connected(context) == 1 && fdbroker_import_is_current(context, &import) == 1);
+  for (int at = 0; at < 2; at++) {
+    OK(fdbroker_import(consumer, at ? &registered : &handle, FDBROKER_IMPORT_READ, SOON, &again));
+    CHECK(all_bytes_are(again.ptr, at ? 'm' : 'h', PAGE));
+    OK(fdbroker_import_release(consumer, &again));
+  }
+  OK(fdbroker_import_release(context, &import));
+  close(fd);
+  OK(fdbroker_close(consumer));
+  OK(fdbroker_close(context));
+}
+
+static void a_child_without_handlers_is_recognised(void) { child_is_dead_and_parent_goes_on(by_fork_without_handlers); }
+static void a_child_of_clone_is_recognised(void) { child_is_dead_and_parent_goes_on(by_clone); }
+
+static void a_child_of_vfork_that_execs_leaves_the_parent_as_it_was(void) {
+  fdbroker_import_t import;
+  void *host;
+  context = open_at(&broker);
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &host, &handle));
+  OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  pid_t child = vfork();
+  if (child == 0) {
+    execlp("true", "true", (char *)NULL);
+    _exit(99);
+  }
+  CHECK(status_of(child) == 0);
+  CHECK(fdbroker_is_connected(context) == 1 && fdbroker_import_is_current(context, &import) == 1);
+  OK(fdbroker_import_release(context, &import));
+  OK(fdbroker_host_free(context, host));
+  OK(fdbroker_close(context));
+}
+
 int main(int argc, char **argv) {
   begin();
   if (argc > 1) rounds = atoi(argv[1]);
   broker_start(&broker, NULL);
   RUN(children_of_a_parent_at_work_fail_cleanly_and_open_anew);
   RUN(a_child_that_execs_has_none_of_the_fds);
+  RUN(a_child_without_handlers_is_recognised);
+  RUN(a_child_of_clone_is_recognised);
+  RUN(a_child_of_vfork_that_execs_leaves_the_parent_as_it_was);
   broker_stop(&broker);
   return end();
 }

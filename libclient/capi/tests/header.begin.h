@@ -38,7 +38,9 @@
  * wait answers FDBROKER_NOT_SUPPORTED there.
  *
  * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close(),
- * and imports are not mapped. The child opens a context of its own, or calls exec. The parent notices nothing.
+ * and imports are not mapped. The child opens a context of its own, or calls exec. The parent notices nothing. The same
+ * holds for children of _Fork(3) and clone(2). A child that shares its parent's memory (vfork(2), CLONE_VM) may only call
+ * exec.
  *
  * Signals. The library raises no signal (SIGPIPE neither) and handles none. A signal that interrupts a call only delays
  * it. Do not call the library in a signal handler.
