@@ -4,9 +4,9 @@
 use crate::Core;
 use crate::api::{CapsOfScopes, Effects, Now};
 use crate::ledger::{Blocked, ScopeId};
-use crate::limits::{DRAIN_PAUSE_US, EVICTIONS_PER_STEP};
-use fdbroker_protocol::Resource;
+use crate::limits::{DRAIN_PAUSE_US, EVICTIONS_PER_STEP, RECLAIM_LOOKS, SCOPES_DRAINED_PER_STEP};
 use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{Resource, Scope};
 
 /// What eviction or reclaim brings down; the fds first, because evictions of those help both.
 const DRAINED: [Resource; 5] = [
@@ -39,28 +39,38 @@ impl Core {
         }
     }
 
-    /// Brings accounts above their caps down, as far as is possible now; again after a pause while one is above.
+    /// Brings accounts above their caps down, as far as is possible now, a portion at a time; again after a pause while one
+    /// is above. The narrowest scopes first: what they give up is room in the wider ones, too.
     pub(crate) fn drain(&mut self, fx: &mut Effects) {
-        if self.drain_at.is_none_or(|at| at > self.now) {
-            return;
+        if self.drain_from.is_none() && self.drain_at.is_some_and(|at| at <= self.now) {
+            (self.drain_from, self.drain_at) = (Some((0, 0)), None);
         }
-        self.drain_at = None;
-        let mut evictions = EVICTIONS_PER_STEP;
-        for scope in self.ledger.narrowest_first() {
-            for resource in DRAINED {
-                let excess = self.excess(scope, resource);
-                if excess > 0 {
-                    let blocked = Blocked { resource, scope };
-                    evictions -= self.drain_one(blocked, excess, evictions, fx);
-                    let pause = if evictions == 0 { 0 } else { DRAIN_PAUSE_US };
-                    self.drain_at = Some(Now(self.now.0.saturating_add(pause)));
-                }
+        let Some((mut kind, mut from)) = self.drain_from.take() else { return };
+        let mut looks = SCOPES_DRAINED_PER_STEP;
+        let mut left = EVICTIONS_PER_STEP;
+        while looks > 0 && left > 0 {
+            let Some(scopes) = Scope::WIDEST_FIRST.iter().rev().nth(kind) else { return };
+            match self.ledger.next_of(*scopes, &mut from, &mut looks) {
+                Some(scope) => left = self.drain_scope(scope, left, fx),
+                None if looks > 0 => (kind, from) = (kind + 1, 0),
+                None => {}
             }
         }
-        if evictions == 0 {
-            // Cut short: the next poll goes on.
-            self.drain_at = Some(Now(0));
+        // One that had to be left is looked at again.
+        self.drain_from = Some((kind, if left == 0 { from - 1 } else { from }));
+    }
+
+    /// Brings one scope down; how much is left of `most` evictions and leases to be asked for.
+    fn drain_scope(&mut self, scope: ScopeId, most: usize, fx: &mut Effects) -> usize {
+        let mut left = most;
+        for resource in DRAINED {
+            let excess = self.excess(scope, resource);
+            if excess > 0 && left > 0 {
+                left -= self.drain_one(Blocked { resource, scope }, excess, left, fx);
+                self.drain_at = Some(Now(self.now.0.saturating_add(DRAIN_PAUSE_US)));
+            }
         }
+        left
     }
 
     fn excess(&self, scope: ScopeId, resource: Resource) -> u64 {
@@ -68,7 +78,7 @@ impl Core {
         now.saturating_sub(self.ledger.cap(scope, resource))
     }
 
-    /// Evicts, or asks for leases; how many evictions that took.
+    /// Evicts, or asks for leases; how many of `most` that took.
     fn drain_one(&mut self, blocked: Blocked, excess: u64, most: usize, fx: &mut Effects) -> usize {
         let mut evicted = 0;
         if blocked.resource == Resource::HeldBytes {
@@ -82,10 +92,14 @@ impl Core {
         }
         let missing = excess.saturating_sub(self.ledger[blocked.scope].coming);
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
+        let asked_before = self.counters.reclaims;
         evicted = self.evict_for(blocked, missing.min(most), fx);
-        if evicted < missing {
-            self.reclaim(blocked, missing - evicted);
+        if evicted == missing || evicted == most {
+            return evicted;
         }
-        evicted
+        self.reclaim(blocked, missing - evicted);
+        // Some clients are looked at, however few leases they have.
+        let asked = (self.counters.reclaims - asked_before) as usize;
+        (evicted + asked + RECLAIM_LOOKS).min(most)
     }
 }

@@ -8,7 +8,6 @@ use crate::order::Index;
 use crate::work::visit;
 use fdbroker_protocol::{Caps, Resource, Scope};
 use serde::{Deserialize, Serialize};
-use std::fmt::Debug;
 
 /// One charge: of what, and how many fds, bytes, leases, ... of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +32,8 @@ pub struct Account {
     counted: [u128; Resource::COUNT],
     /// The most that was in use.
     peak: [u128; Resource::COUNT],
-    /// Above its cap when that was lowered, and what is left of it: it may stay, and never grows. 0 = not above.
-    draining: [u128; Resource::COUNT],
-    /// What has grown since its caps were asserted, one bit for each resource.
-    grown: u32,
+    /// What has changed since the caps of the node were asserted, one bit for each resource.
+    changed: u32,
 }
 
 // One bit for each resource.
@@ -103,7 +100,7 @@ impl Account {
         for resource in charge.resources() {
             let at = resource.index();
             self.counted[at] += u128::from(charge.1);
-            self.grown |= 1 << at;
+            self.changed |= 1 << at;
         }
         self.raise_peaks_of(charge);
     }
@@ -121,15 +118,9 @@ impl Account {
         self.raise_peaks_of(charge);
     }
 
-    /// Adds what may pass the cap, and says whether it does: it may stay, and nothing is added to it.
-    fn grow(&mut self, charge: Charge, caps: &Caps) -> bool {
-        self.add(charge);
-        let (at, cap) = (charge.0.index(), caps[charge.0]);
-        let is_above = self.counted[at] > cap.into();
-        if is_above {
-            self.draining[at] = self.counted[at];
-        }
-        is_above
+    /// Whether more is counted than the cap.
+    fn is_above(&self, resource: Resource, caps: &Caps) -> bool {
+        self.counted(resource) > caps[resource]
     }
 
     fn take(&mut self, charge: Charge) {
@@ -141,37 +132,7 @@ impl Account {
         let (now, amount) = (&mut self.counted[at], u128::from(amount));
         assert!(*now >= amount, "ledger: {resource} {now} is less than {amount} to release");
         *now -= amount;
-        self.draining[at] = self.draining[at].min(*now);
-    }
-
-    /// Caps have been lowered, maybe: what is above them now may stay.
-    fn drain_to(&mut self, caps: &Caps) {
-        for &resource in Resource::ALL {
-            let (at, cap) = (resource.index(), caps[resource]);
-            let now = self.counted[at];
-            self.draining[at] = if now > cap.into() { now } else { 0 };
-        }
-    }
-
-    /// Asserts that no cap is passed, but for what was there when it was lowered.
-    fn assert_within(&self, caps: &Caps, whose: &dyn Debug) {
-        Resource::ALL.iter().for_each(|resource| self.assert_one(*resource, caps, whose));
-    }
-
-    /// The same, of what has grown since this was asserted last: nothing else can have passed its cap.
-    fn assert_growth_within(&mut self, caps: &Caps, whose: &dyn Debug) {
-        let mut grown = std::mem::take(&mut self.grown);
-        while grown != 0 {
-            self.assert_one(Resource::ALL[grown.trailing_zeros() as usize], caps, whose);
-            grown &= grown - 1;
-        }
-    }
-
-    fn assert_one(&self, resource: Resource, caps: &Caps, whose: &dyn Debug) {
-        let (now, cap) = (self.counted(resource), caps[resource]);
-        let may_stay = u64::try_from(self.draining[resource.index()]).unwrap_or(u64::MAX);
-        let most = cap.max(may_stay);
-        assert!(now <= most, "invariant 2: {resource} of {whose:?} is {now}, above its cap {cap}");
+        self.changed |= 1 << at;
     }
 }
 
@@ -281,6 +242,9 @@ pub struct Ledger {
     /// Numbers that are not in use.
     free: Vec<ScopeId>,
     caps: CapsOfScopes,
+    /// Where the node is above its cap since that was lowered, or a file has grown: so much may stay, and never grows. 0 =
+    /// not above.
+    may_stay: [u64; Resource::COUNT],
     /// Fds in the broker's table that the core may plan with.
     table_fds: u64,
     /// Most of the table ever in use.
@@ -302,7 +266,8 @@ impl Ledger {
     pub fn new(caps: CapsOfScopes, table_fds: u64) -> Self {
         let scopes = vec![Some(Box::new(ScopeRecord::new(Scope::Node, 0, None)))];
         let (free, table_peak) = (Vec::new(), TABLE_RESERVE);
-        Ledger { scopes, free, caps, table_fds, table_peak, unplaced: 0 }
+        let may_stay = [0; Resource::COUNT];
+        Ledger { scopes, free, caps, may_stay, table_fds, table_peak, unplaced: 0 }
     }
 
     /// A new scope.
@@ -377,24 +342,28 @@ impl Ledger {
     /// New caps. What is above them now may stay.
     pub fn set_caps(&mut self, caps: CapsOfScopes) {
         self.caps = caps;
-        for scope in self.scopes.iter_mut().flatten() {
-            scope.account.drain_to(&caps[scope.kind]);
+        Resource::ALL.iter().for_each(|resource| self.let_stay(*resource));
+    }
+
+    /// The node may be above its cap by as much as it is now.
+    fn let_stay(&mut self, resource: Resource) {
+        let node = &self[ScopeId::NODE].account;
+        let is_above = node.is_above(resource, &self.caps.node);
+        self.may_stay[resource.index()] = if is_above { node.counted(resource) } else { 0 };
+    }
+
+    /// The next scope of a kind from a number on, which then is the number behind it. Each number takes one of `looks`.
+    pub fn next_of(&self, kind: Scope, from: &mut u32, looks: &mut usize) -> Option<ScopeId> {
+        while *looks > 0
+            && let Some(scope) = self.scopes.get(*from as usize)
+        {
+            visit(1);
+            (*from, *looks) = (*from + 1, *looks - 1);
+            if scope.as_deref().is_some_and(|scope| scope.kind == kind) {
+                return Some(ScopeId(*from - 1));
+            }
         }
-    }
-
-    /// The numbers that are in use.
-    fn all(&self) -> Vec<ScopeId> {
-        let open = (0..).zip(&self.scopes).filter(|(_, scope)| scope.is_some());
-        open.map(|(id, _)| ScopeId(id)).collect()
-    }
-
-    /// Every scope, the narrowest first.
-    pub fn narrowest_first(&self) -> Vec<ScopeId> {
-        let mut all = self.all();
-        all.sort_by_key(|id| {
-            Scope::WIDEST_FIRST.iter().rev().position(|kind| *kind == self[*id].kind)
-        });
-        all
+        None
     }
 
     /// Takes over what a predecessor has seen in use. `false`: see [`Account::raise_peaks`].
@@ -444,14 +413,20 @@ impl Ledger {
     /// The same for something that has grown; says whether a scope is above its cap now.
     pub fn grow(&mut self, from: ScopeId, below: Option<Scope>, charge: Charge) -> bool {
         let (caps, mut is_above) = (self.caps, false);
-        self.walk(from, below, |scope| is_above |= scope.account.grow(charge, &caps[scope.kind]));
+        self.walk(from, below, |scope| {
+            scope.account.add(charge);
+            is_above |= scope.account.is_above(charge.0, &caps[scope.kind]);
+        });
+        self.let_stay(charge.0);
         is_above
     }
 
     /// Whether a scope is above its cap of a resource, as what has grown leaves it.
     pub fn above(&self, from: ScopeId, resource: Resource) -> Option<Blocked> {
-        let is_above =
-            |scope: &ScopeId| self[*scope].account.counted(resource) > self.cap(*scope, resource);
+        let is_above = |scope: &ScopeId| {
+            let ScopeRecord { kind, account, .. } = &self[*scope];
+            account.is_above(resource, &self.caps[*kind])
+        };
         self.path(from).find(is_above).map(|scope| Blocked { resource, scope })
     }
 
@@ -594,10 +569,21 @@ impl Ledger {
 
     // --- invariants ---------------------------------------------------------------------------------
 
-    /// What can be asserted in no time.
+    /// What can be asserted in no time: no cap of the node is passed, but for what may stay.
     pub fn assert_node(&mut self) {
-        let caps = self.caps.node;
-        self.get(ScopeId::NODE).account.assert_growth_within(&caps, &"the node");
+        let mut changed = std::mem::take(&mut self.get(ScopeId::NODE).account.changed);
+        while changed != 0 {
+            let resource = Resource::ALL[changed.trailing_zeros() as usize];
+            let (now, cap) =
+                (self[ScopeId::NODE].account.counted(resource), self.caps.node[resource]);
+            let most = cap.max(self.may_stay[resource.index()]);
+            assert!(
+                now <= most,
+                "invariant 2: {resource} of the node is {now}, above its cap {cap}"
+            );
+            self.let_stay(resource);
+            changed &= changed - 1;
+        }
         let planned = self.table_now() - self.unplaced;
         let most = self.table_fds;
         assert!(planned <= most, "invariant 1: the table needs {planned} fds");
@@ -618,19 +604,21 @@ impl Ledger {
     pub fn set_accounts(&mut self, right: &Ledger) {
         for (scope, right) in self.scopes.iter_mut().zip(&right.scopes) {
             if let (Some(scope), Some(right)) = (scope, right) {
-                scope.account = right.account;
+                let account = right.account;
+                let peak = std::array::from_fn(|at| account.used(Resource::ALL[at]));
+                scope.account = Account { peak, ..account };
             }
         }
         self.table_peak = self.table_now();
     }
 
-    /// Asserts that every count is the same as in another ledger, and within its cap.
+    /// Asserts that every count is the same as in another ledger.
     pub fn assert_same(&self, other: &Ledger) {
         assert!(self.table_now() <= self.table_peak, "more of the table is in use than ever was");
         assert_eq!(self.unplaced, other.unplaced, "invariant 1: fds without a place");
-        for id in self.all() {
+        let open = (0..).zip(&self.scopes).filter(|(_, scope)| scope.is_some());
+        for id in open.map(|(id, _)| ScopeId(id)) {
             let (is, right, whose) = (&self[id], &other[id], (self[id].kind, self[id].number));
-            is.account.assert_within(&self.caps[is.kind], &whose);
             assert_eq!(is.account.counted, right.account.counted, "invariant 3: {whose:?}");
             assert_eq!(
                 (&is.lru, is.evictable),

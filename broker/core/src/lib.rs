@@ -131,6 +131,8 @@ pub struct Core {
     reclaim_from: Option<u64>,
     /// When accounts above a lowered cap are looked at again.
     drain_at: Option<Now>,
+    /// Where the look at them goes on: how many kinds of scopes are done, and the next scope.
+    drain_from: Option<(usize, u32)>,
     /// The administrator wants the broker empty.
     draining: Option<acts::Draining>,
     /// Room has appeared in this step.
@@ -195,6 +197,7 @@ impl Core {
             reclaim_at: None,
             reclaim_from: None,
             drain_at: None,
+            drain_from: None,
             draining: None,
             room_appeared: false,
             scanning: false,
@@ -308,6 +311,7 @@ impl Core {
             || !self.silenced.is_empty()
             || !self.waiting.is_idle()
             || self.reclaim_from.is_some()
+            || self.drain_from.is_some()
         {
             return Some(Now(0));
         }

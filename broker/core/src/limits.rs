@@ -66,8 +66,11 @@ pub const RECLAIM_AGAIN_US: u64 = 1_000_000;
 /// had nothing left, count too; the next poll goes on behind them.
 pub const RECLAIM_LOOKS: usize = 32;
 
-/// Time between two looks at accounts that are above a lowered cap: each looks at every account.
+/// Time between two looks at accounts that are above a lowered cap: each looks at every account, in portions.
 pub const DRAIN_PAUSE_US: u64 = 100_000;
+
+/// Most accounts looked at for that in one step: some 20 us.
+pub const SCOPES_DRAINED_PER_STEP: usize = 1024;
 
 /// Most evictions in one step of a broker that is being drained: some 50 us, and the next poll goes on at once.
 pub const DRAINED_PER_STEP: usize = 64;

@@ -564,3 +564,30 @@ fn set_caps_when_a_million_that_were_used_must_go_then_each_step_looks_at_few() 
     let left = count - closed;
     assert!(left <= 64, "{left} of {count} are left");
 }
+
+#[test]
+fn set_caps_when_thousands_of_clients_are_above_then_each_is_asked_and_each_step_looks_at_few() {
+    let mut world = World::new(config());
+    let id = world.register(OWNER, deposit(1));
+    let clients = 10..10 + 4096;
+    for client in clients.clone().map(ClientId) {
+        world.connect(client, 1000);
+        assert_eq!(world.acquire(client, &[Ok(id); 2]).len(), 2);
+    }
+    let client = Caps { open_leases: 1, ..Caps::NONE };
+    let caps = CapsOfScopes { node: Caps::NONE, domain: Caps::NONE, job: Caps::NONE, client };
+    world.step(Input::SetCaps { caps: &caps });
+    let mut polls = 0;
+    while world.is_due() {
+        world.poll();
+        polls += 1;
+        if polls % 16 == 1 {
+            world.grant_beside(id);
+        }
+    }
+    assert!(polls > 1, "all of them in one step");
+    for client in clients.map(ClientId) {
+        assert!(matches!(world.core.take_events(client), Some(Events::Reclaim(_))));
+    }
+    world.core.check_invariants();
+}
