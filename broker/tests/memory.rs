@@ -2,11 +2,10 @@
 //! threads' memory would not be counted.
 
 use fdbroker_core::{
-    Caps, ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Lane, Now, Peer, RequestId,
-    Wanted,
+    ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Now, Peer, RequestId, Wanted,
 };
 use fdbroker_protocol::limits::FORMER_FILES;
-use fdbroker_protocol::{AllocationId, MemoryKind, Resource, Share};
+use fdbroker_protocol::{AllocationId, Resource};
 use files::{Files, FilesBySlot};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,6 +13,8 @@ use std::cell::Cell;
 // The daemon's own modules, which it does not export.
 #[path = "../src/fds/files.rs"]
 mod files;
+#[path = "../core/tests/support/mod.rs"]
+mod support;
 
 /// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the tables.
 const ALLOCATION_BYTES: f64 = 121.0;
@@ -64,43 +65,12 @@ fn each(bytes: usize, count: u32) -> f64 {
 const CLIENT: ClientId = ClientId(0);
 
 fn config(count: u32) -> Config {
-    Config {
-        node: Caps::NONE,
-        domain: Caps::NONE,
-        job: Caps::NONE,
-        client: Caps::NONE,
-        table_fds: u64::from(count) * 4,
-        max_clients: 16,
-        max_domains: 8,
-        max_parked_per_client: 4,
-        max_refused_per_domain: 8,
-        max_slots: count,
-        first_generation: 1,
-        base_credits: BATCH,
-        max_credits: BATCH,
-        recall_timeout_us: 1_000_000,
-        keep_ttl_us: 1_000_000,
-        grace_us: 1_000_000,
-        share_factor: u64::MAX,
-    }
+    let table_fds = u64::from(count) * 4;
+    Config { table_fds, max_slots: count, base_credits: BATCH, ..support::roomy() }
 }
 
 fn deposit(number: u32) -> Deposit {
-    Deposit {
-        checked: Ok(()),
-        lane: Lane::Accepted,
-        file: None,
-        kind: MemoryKind::Memfd,
-        share: Share::Uid,
-        recallable: true,
-        keep: false,
-        device: 0,
-        size_bytes: 4096,
-        fd_offset: 0,
-        owner_allocation_id: number.into(),
-        base: (u64::from(number) + 1) << 16,
-        driver_data: None,
-    }
+    support::deposit(u64::from(number) + 1)
 }
 
 /// The bytes of heap for each allocation, and for each lease; and the most that a step allocated, moved and freed.

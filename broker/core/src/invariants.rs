@@ -3,6 +3,7 @@
 use crate::Core;
 use crate::clients::CONNECTION;
 use crate::continuity::Grace;
+use crate::leases::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
 use crate::lists::Nodes;
 use crate::recall::PROMISED_LEASE;
@@ -72,8 +73,7 @@ impl Core {
         let mut unswept = 0;
         for (_, lease) in self.leases.iter_from(0) {
             let scope = self.scope_of(lease.client);
-            let resource = if lease.mapped { Resource::MappedLeases } else { Resource::OpenLeases };
-            right.add(scope, Charge(resource, 1));
+            right.add(scope, lease_charge(lease.mapped));
             let allocation = &self.allocations[lease.allocation];
             assert!(!lease.ended || !allocation.is_live(), "a lease ended before its allocation");
             if lease.ended {

@@ -6,6 +6,11 @@ use crate::state::{Lease, LeaseLinks, LeaseList, State};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Status};
 
+/// What a lease is charged with.
+pub(crate) fn lease_charge(mapped: bool) -> Charge {
+    Charge(if mapped { Resource::MappedLeases } else { Resource::OpenLeases }, 1)
+}
+
 impl Core {
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
     pub(crate) fn lease(&mut self, now: Now, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
@@ -21,14 +26,7 @@ impl Core {
         slot: u32,
         mapped: bool,
     ) -> Result<LeaseId, Blocked> {
-        self.charge(
-            client,
-            if mapped {
-                Charge(Resource::MappedLeases, 1)
-            } else {
-                Charge(Resource::OpenLeases, 1)
-            },
-        )?;
+        self.charge(client, lease_charge(mapped))?;
         Ok(self.enter_lease(now, client, slot, mapped))
     }
 
@@ -125,12 +123,9 @@ impl Core {
             fx.statuses.push(status);
         }
         // In one go: one by one they cost as much as the rest.
-        for (charge, count) in [
-            (Charge(Resource::OpenLeases, open), open),
-            (Charge(Resource::MappedLeases, mapped), mapped),
-        ] {
+        for (resource, count) in [(Resource::OpenLeases, open), (Resource::MappedLeases, mapped)] {
             if count > 0 {
-                self.release_charge(client.0, charge);
+                self.release_charge(client.0, Charge(resource, count));
             }
         }
         Self::lease_reply(client, request, begin, fx);
@@ -152,14 +147,7 @@ impl Core {
     pub(crate) fn end_lease(&mut self, slot: u32) {
         let Lease { client, mapped, .. } = self.leases[slot];
         self.remove_lease(slot);
-        self.release_charge(
-            client,
-            if mapped {
-                Charge(Resource::MappedLeases, 1)
-            } else {
-                Charge(Resource::OpenLeases, 1)
-            },
-        );
+        self.release_charge(client, lease_charge(mapped));
     }
 
     /// The same, but for its charge: the caller takes that back.

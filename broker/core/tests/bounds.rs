@@ -6,11 +6,13 @@
 
 use fdbroker_core::*;
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Share, Status,
-    admin::ActOutcome,
+    AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Share, Status, admin::ActOutcome,
 };
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
+use support::roomy;
+
+mod support;
 
 const OWNER: ClientId = ClientId(0);
 /// Of another domain than all others.
@@ -23,44 +25,8 @@ fn scaled(full: usize) -> usize {
     full / divisor.unwrap_or(16)
 }
 
-fn config() -> Config {
-    Config {
-        node: Caps::NONE,
-        domain: Caps::NONE,
-        job: Caps::NONE,
-        client: Caps::NONE,
-        table_fds: 4_000_000,
-        max_clients: 5000,
-        max_domains: 64,
-        max_parked_per_client: 4096,
-        max_refused_per_domain: 8,
-        max_slots: 1 << 20,
-        first_generation: 1,
-        base_credits: 16,
-        max_credits: MAX_BATCH as u32,
-        recall_timeout_us: 100_000,
-        keep_ttl_us: 1_000_000,
-        grace_us: 1_000_000,
-        share_factor: u64::MAX,
-    }
-}
-
 fn deposit(base: u64) -> Deposit {
-    Deposit {
-        checked: Ok(()),
-        lane: Lane::Accepted,
-        file: None,
-        kind: MemoryKind::Memfd,
-        share: Share::Any,
-        recallable: true,
-        keep: false,
-        device: 0,
-        size_bytes: 4096,
-        fd_offset: 0,
-        owner_allocation_id: base,
-        base: base * 0x1_0000,
-        driver_data: None,
-    }
+    Deposit { share: Share::Any, ..support::deposit(base) }
 }
 
 /// Of this thread: other programs do not count.
@@ -221,7 +187,7 @@ fn sweep(world: &mut World, other: AllocationId) {
 #[test]
 fn unregister_when_4_million_leases_are_mapped_then_swept_in_portions_and_the_node_knows_at_once() {
     let count = scaled(4_000_000) / MAX_BATCH * MAX_BATCH;
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let (id, other) = (world.register(OWNER, deposit(1)), world.register(OWNER, deposit(2)));
     world.map_many(USER, id, count);
     world.unregister(OWNER, id);
@@ -239,7 +205,7 @@ fn unregister_when_4_million_leases_are_mapped_then_swept_in_portions_and_the_no
 #[test]
 fn gone_when_its_allocation_has_many_leases_and_a_holder_dies_too_then_nothing_is_left() {
     let count = scaled(1_000_000) / MAX_BATCH * MAX_BATCH;
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let other = world.register(STRANGER, deposit(2));
     let id = world.register(OWNER, deposit(1));
     let second = ClientId(3);
@@ -264,7 +230,7 @@ fn gone_when_its_allocation_has_many_leases_and_a_holder_dies_too_then_nothing_i
 
 #[test]
 fn unregister_when_another_domain_sweeps_many_leases_then_its_own_holders_are_told_in_turn() {
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let large = world.register(OWNER, deposit(1));
     let small = world.register(STRANGER, deposit(2));
     world.map_many(USER, large, 64 * MAX_BATCH);
@@ -278,7 +244,7 @@ fn unregister_when_another_domain_sweeps_many_leases_then_its_own_holders_are_to
 
 #[test]
 fn release_when_the_sweep_has_not_come_to_the_lease_then_nothing_stays_charged() {
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let id = world.register(OWNER, deposit(1));
     let [rest, last] = [4, 2].map(|count| {
         let batch = |_| world.acquire(USER, &[Ok(id); MAX_BATCH]);
@@ -301,7 +267,7 @@ fn release_when_the_sweep_has_not_come_to_the_lease_then_nothing_stays_charged()
 
 /// A world in which so many requests of 253 items, each of a client of its own, wait for one recall.
 fn many_wait(count: usize) -> (World, AllocationId, AllocationId) {
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let (id, other) = (world.register(OWNER, deposit(1)), world.register(STRANGER, deposit(2)));
     world.evict(id);
     world.answers.clear();
@@ -392,7 +358,7 @@ fn gone_when_4096_requests_wait_for_its_memory_then_all_say_owner_gone() {
 
 #[test]
 fn gone_when_a_client_has_parked_all_that_its_domain_may_then_torn_down_in_portions() {
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let (id, other) = (world.register(OWNER, deposit(1)), world.register(STRANGER, deposit(2)));
     world.evict(id);
     let client = ClientId(10);
@@ -432,7 +398,7 @@ fn gone_when_every_waiting_client_dies_then_each_death_is_a_bounded_step() {
 #[test]
 fn acquire_when_a_domain_has_parked_as_many_items_as_it_may_then_no_quota_names_them_at_once() {
     let domain = Caps { parked_items: 2 * MAX_BATCH as u64, ..Caps::NONE };
-    let mut world = World::new(Config { domain, ..config() });
+    let mut world = World::new(Config { domain, ..roomy() });
     let id = world.register(OWNER, deposit(1));
     world.evict(id);
     for _ in 0..2 {
@@ -459,7 +425,7 @@ fn acquire_when_a_domain_has_parked_as_many_items_as_it_may_then_no_quota_names_
 #[test]
 fn unregister_when_others_end_in_every_step_then_who_waits_behind_many_is_answered_at_once() {
     let node = Caps { open_leases: 1, ..Caps::NONE };
-    let mut world = World::new(Config { node, ..config() });
+    let mut world = World::new(Config { node, ..roomy() });
     let count = scaled(4096) as u64;
     let ids: Vec<AllocationId> =
         (1..=count + 1).map(|base| world.register(OWNER, deposit(base))).collect();
@@ -513,7 +479,7 @@ fn close_fds(world: &mut World) -> usize {
 
 #[test]
 fn recall_when_missed_by_the_owner_of_a_million_then_silent_and_back_visit_none_of_them() {
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let ids = held_and_used(&mut world, scaled(1_000_000));
     for _ in 0..8 {
         world.step(Input::Evict { ids: &ids[..1] });
@@ -542,7 +508,7 @@ fn recall_when_missed_by_the_owner_of_a_million_then_silent_and_back_visit_none_
 
 #[test]
 fn set_caps_when_a_million_that_were_used_must_go_then_each_step_looks_at_few() {
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let count = scaled(1_000_000);
     held_and_used(&mut world, count);
     let caps = CapsOfScopes {
@@ -567,7 +533,7 @@ fn set_caps_when_a_million_that_were_used_must_go_then_each_step_looks_at_few() 
 
 #[test]
 fn set_caps_when_thousands_of_clients_are_above_then_each_is_asked_and_each_step_looks_at_few() {
-    let mut world = World::new(config());
+    let mut world = World::new(roomy());
     let id = world.register(OWNER, deposit(1));
     let clients = 10..10 + 4096;
     for client in clients.clone().map(ClientId) {

@@ -3,7 +3,7 @@
 use fdbroker_core::*;
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, MemoryKind, Resource, Scope, Share, Status, admin::AllocationState,
+    AllocationId, ErrorCode, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
 mod acts;
@@ -14,6 +14,10 @@ mod left;
 mod lives;
 mod portions;
 mod pressure;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::deposit;
 
 const MS: u64 = 1000;
 const OWNER: ClientId = ClientId(0);
@@ -30,23 +34,13 @@ struct World {
 
 fn config() -> Config {
     Config {
-        node: Caps::NONE,
-        domain: Caps::NONE,
-        job: Caps::NONE,
-        client: Caps::NONE,
         table_fds: 10_000,
         max_clients: 16,
         max_domains: 8,
         max_parked_per_client: 4,
-        max_refused_per_domain: 8,
         max_slots: 1024,
-        first_generation: 1,
-        base_credits: 16,
         max_credits: 64,
-        recall_timeout_us: 100 * MS,
-        keep_ttl_us: 1000 * MS,
-        grace_us: 1000 * MS,
-        share_factor: u64::MAX,
+        ..support::roomy()
     }
 }
 
@@ -56,24 +50,6 @@ fn connect(client: ClientId, domain: DomainKey, pid: u32) -> Input<'static> {
 
 fn node_fds(fds: u64) -> Config {
     Config { node: Caps { fds, ..Caps::NONE }, base_credits: 0, ..config() }
-}
-
-fn deposit(base: u64) -> Deposit {
-    Deposit {
-        checked: Ok(()),
-        lane: Lane::Accepted,
-        file: None,
-        kind: MemoryKind::Memfd,
-        share: Share::Uid,
-        recallable: true,
-        keep: false,
-        device: 0,
-        size_bytes: 4096,
-        fd_offset: 0,
-        owner_allocation_id: base,
-        base: base * 0x1_0000,
-        driver_data: None,
-    }
 }
 
 impl World {

@@ -1,0 +1,46 @@
+//! A configuration and a deposit that tests begin with. Must never have a number that a test depends on and does not set.
+
+use fdbroker_core::{Caps, Config, Deposit, Lane};
+use fdbroker_protocol::{MAX_BATCH, MemoryKind, Share};
+
+/// Room for millions, and no caps.
+pub fn roomy() -> Config {
+    Config {
+        node: Caps::NONE,
+        domain: Caps::NONE,
+        job: Caps::NONE,
+        client: Caps::NONE,
+        table_fds: 4_000_000,
+        max_clients: 5000,
+        max_domains: 64,
+        max_parked_per_client: 4096,
+        max_refused_per_domain: 8,
+        max_slots: 1 << 20,
+        first_generation: 1,
+        base_credits: 16,
+        max_credits: MAX_BATCH as u32,
+        recall_timeout_us: 100_000,
+        keep_ttl_us: 1_000_000,
+        grace_us: 1_000_000,
+        share_factor: u64::MAX,
+    }
+}
+
+/// A recallable page at an address of its own.
+pub fn deposit(base: u64) -> Deposit {
+    Deposit {
+        checked: Ok(()),
+        lane: Lane::Accepted,
+        file: None,
+        kind: MemoryKind::Memfd,
+        share: Share::Uid,
+        recallable: true,
+        keep: false,
+        device: 0,
+        size_bytes: 4096,
+        fd_offset: 0,
+        owner_allocation_id: base,
+        base: base * 0x1_0000,
+        driver_data: None,
+    }
+}
