@@ -38,9 +38,10 @@ impl Error {
     }
 
     /// A system call that makes an fd and failed: LOCAL_FD_LIMIT when it was for want of fds, else `code`.
-    pub(crate) fn no_fd(code: ErrorCode, what: &str, errno: nix::Error) -> Self {
-        let lacks_fds = matches!(errno, nix::Error::EMFILE | nix::Error::ENFILE);
-        Error::os(if lacks_fds { ErrorCode::LocalFdLimit } else { code }, what, errno)
+    pub(crate) fn no_fd(code: ErrorCode, what: &str, error: impl Into<std::io::Error>) -> Self {
+        let error = error.into();
+        let lacks_fds = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+        Error::os(if lacks_fds { ErrorCode::LocalFdLimit } else { code }, what, error)
     }
 
     /// The same with another cause and remedy than the code's.
@@ -54,6 +55,11 @@ impl Error {
         match (&self.instead, self.status) {
             (Some(instead), _) => format!("{}: {instead}", self.code.name()),
             (None, Some(status)) => status.to_string(),
+            // The code's own words are about the broker.
+            (None, None) if self.code == ErrorCode::Internal => {
+                "INTERNAL: the system refused it to this process, or it is a fault of this library"
+                    .into()
+            }
             (None, None) => self.code.to_string(),
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! A producer registers an allocation and gets a 64-byte [`Handle`], which it passes on by value as it likes. A
 //! consumer acquires the handle and gets a [`Grant`]: a duplicate fd and a [`Lease`]. It imports the
-//! memory, the fd is closed at once, and the lease says who uses what until the [`Import`] is dropped.
+//! memory, the fd is closed at once, and the lease says that this process uses it until the [`Import`] is dropped.
 //!
 //! ```no_run
 //! use fdbroker_client::{Access, Arena, Client, Deadline, HostMemory};

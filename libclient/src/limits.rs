@@ -84,7 +84,7 @@ pub const WINDOW_TIMEOUT: Duration = Duration::from_millis(500);
 /// Most event messages served before the other sockets are looked at again.
 pub const EVENTS_PER_TURN: usize = 64;
 
-/// How long the end of a socket is left to another thread that is about to read it: a yield, so that who serves
+/// How long the end of a socket is left to another thread that is about to read it: a yield, so that the serving thread
 /// does not spin.
 pub const HANG_UP_PAUSE: Duration = Duration::from_millis(1);
 

@@ -20,9 +20,9 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Who has the mapping after fork(2).
+/// Whether a child has the mapping after fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtFork {
+pub enum AtFork {
     /// The child does not have it (MADV_DONTFORK).
     Leave,
     /// The child has it too.
@@ -31,7 +31,7 @@ pub(crate) enum AtFork {
 
 /// A mapping of part of an fd, `len` bytes from any offset. Unmapped on drop.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     /// Page-aligned start and bytes of what was mapped.
     start: NonNull<u8>,
     span: usize,

@@ -4,6 +4,7 @@
 use super::host::HostMemory;
 use super::pool::{MemoryBackend, Pool, check_window, next_allocation_id};
 use super::ranges::{Emptying, Freed, Ranges, key};
+use super::registering::{Registers, register_all};
 use crate::api::client::Client;
 use crate::books::holdings::{Ending, LostRegistration};
 use crate::books::one_way::OneWay;
@@ -14,10 +15,8 @@ use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
 use crate::map::{check_range, page_size};
 use crate::notice::Recall;
-use crate::requests::register::Batch;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
-use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -188,82 +187,13 @@ impl Inner {
         (offset < self.pool.len()).then_some(offset)
     }
 
-    fn deposit(&self, buffer: &HostBuffer) -> Deposit {
-        let fd_offset = if self.shared_fd.is_some() { buffer.offset as u64 } else { 0 };
-        Deposit {
-            fd_offset,
-            owner_allocation_id: buffer.owner_allocation_id,
-            base: self.base() + buffer.offset as u64,
-            recallable: true,
-            share: self.share,
-            ..Deposit::new(self.kind, buffer.span() as u64)
-        }
-    }
-
     fn register(
         self: &Arc<Self>,
         buffers: &[&HostBuffer],
         deadline: Deadline,
     ) -> Result<Vec<Result<Handle, Error>>, Error> {
         assert!(buffers.iter().all(|buffer| Arc::ptr_eq(&buffer.arena, self)), "of this arena");
-        self.client.connection("register")?;
-        let new: Vec<&HostBuffer> = {
-            let mut ranges = lock(&self.ranges);
-            let mut sending = HashSet::new();
-            let mut is_new = |buffer: &&HostBuffer| {
-                let is_new = ranges.registration(buffer.offset).is_none();
-                if is_new {
-                    ranges.note_sending(buffer.offset);
-                }
-                // Once, should the caller name it twice.
-                is_new && sending.insert(buffer.offset)
-            };
-            buffers.iter().copied().filter(|buffer| is_new(buffer)).collect()
-        };
-        let deposits: Vec<Deposit> = new.iter().map(|buffer| self.deposit(buffer)).collect();
-        let mut export = |index: usize| match &self.shared_fd {
-            Some(fd) => Ok(Export::Shared(fd.as_fd())),
-            None => {
-                let made = self.pool.export(new[index].offset, new[index].span())?;
-                match made.fd {
-                    SupplyFd::Fresh(fd) => Ok(Export::Fresh(fd)),
-                    SupplyFd::Shared(_) => {
-                        unreachable!("a pool's exports are all fresh or all shared")
-                    }
-                }
-            }
-        };
-        let fresh = self.shared_fd.is_none();
-        let mut batch = Batch { deposits: &deposits, export: &mut export, fresh };
-        let outcomes = self.client.register_batch(&mut batch, deadline)?;
-
-        let holdings = &self.client.common().holdings;
-        let mut twice: Vec<Registration> = Vec::new();
-        let mut failed: HashMap<usize, Error> = HashMap::new();
-        let mut ranges = lock(&self.ranges);
-        for (buffer, outcome) in new.iter().zip(outcomes) {
-            match outcome {
-                // Under the lock: if it is lost after this look, it is found here.
-                Ok(registration) if holdings.has(&registration) => {
-                    if !ranges.note_registered(buffer.offset, registration.clone()) {
-                        twice.push(registration);
-                    }
-                }
-                Ok(_) => {}
-                Err(error) => drop(failed.insert(buffer.offset, error)),
-            }
-        }
-        let handle_of = |buffer: &&HostBuffer| {
-            let known = ranges.registration(buffer.offset).map(|known| known.handle);
-            known.ok_or_else(|| {
-                let lost = || Error::not_connected("register: the connection was lost meanwhile");
-                failed.get(&buffer.offset).cloned().unwrap_or_else(lost)
-            })
-        };
-        let handles = buffers.iter().map(handle_of).collect();
-        drop(ranges);
-        self.client.common().retire(twice.iter().map(Into::into));
-        Ok(handles)
+        register_all(&self.client, buffers, self.shared_fd.is_none(), deadline)
     }
 
     fn free(&self, offset: usize, owner_allocation_id: u64) {
@@ -447,6 +377,52 @@ impl HostBuffer {
 
     /// Frees it, like drop.
     pub fn free(self) {}
+}
+
+impl Registers for HostBuffer {
+    fn base(&self) -> u64 {
+        self.arena.base() + self.offset as u64
+    }
+
+    fn begin(&self) -> bool {
+        let mut ranges = lock(&self.arena.ranges);
+        let is_new = ranges.registration(self.offset).is_none();
+        if is_new {
+            ranges.note_sending(self.offset);
+        }
+        is_new
+    }
+
+    fn deposit(&self) -> Deposit {
+        let fd_offset = if self.arena.shared_fd.is_some() { self.offset as u64 } else { 0 };
+        Deposit {
+            fd_offset,
+            owner_allocation_id: self.owner_allocation_id,
+            base: self.base(),
+            recallable: true,
+            share: self.arena.share,
+            ..Deposit::new(self.arena.kind, self.span() as u64)
+        }
+    }
+
+    fn export(&self) -> Result<Export<'_>, Error> {
+        if let Some(fd) = &self.arena.shared_fd {
+            return Ok(Export::Shared(fd.as_fd()));
+        }
+        match self.arena.pool.export(self.offset, self.span())?.fd {
+            SupplyFd::Fresh(fd) => Ok(Export::Fresh(fd)),
+            SupplyFd::Shared(_) => unreachable!("a pool's exports are all fresh or all shared"),
+        }
+    }
+
+    fn note(&self, registration: &Registration, lasts: &dyn Fn() -> bool) -> bool {
+        let mut ranges = lock(&self.arena.ranges);
+        !lasts() || ranges.note_registered(self.offset, registration.clone())
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        self.handle()
+    }
 }
 
 impl Drop for HostBuffer {

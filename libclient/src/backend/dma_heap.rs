@@ -45,12 +45,9 @@ pub(crate) fn allocate(bytes: usize) -> Result<OwnedFd, Error> {
         unsafe { libc::ioctl(device.as_raw_fd(), DMA_HEAP_IOCTL_ALLOC as _, &raw mut data) };
     if failed != 0 {
         let error = io::Error::last_os_error();
-        let code = match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
-            Some(libc::ENOMEM) => ErrorCode::Internal,
-            _ => ErrorCode::NotSupported,
-        };
-        return Err(Error::new(code, format!("memory dma-heap: {bytes} bytes: {error}")));
+        let lacks_memory = error.raw_os_error() == Some(libc::ENOMEM);
+        let code = if lacks_memory { ErrorCode::Internal } else { ErrorCode::NotSupported };
+        return Err(Error::no_fd(code, &format!("memory dma-heap: {bytes} bytes"), error));
     }
     let fd = RawFd::try_from(data.fd).expect("an fd of the kernel's is not negative");
     // SAFETY: the kernel has just made this fd for us, and nobody else knows it.
@@ -65,17 +62,13 @@ pub(crate) fn probe() -> Result<(), Error> {
 fn open() -> Result<File, Error> {
     // The ioctl asks for no more than an open file; std opens close-on-exec.
     File::open(DEVICE).map_err(|error| {
-        let (code, reason) = match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => (ErrorCode::LocalFdLimit, ""),
-            Some(libc::ENOENT) => {
-                (ErrorCode::NotSupported, "; this kernel or container has no dma-heap")
-            }
-            Some(libc::EACCES | libc::EPERM) => {
-                (ErrorCode::NotSupported, "; ask for access to it, such as by its group")
-            }
-            _ => (ErrorCode::NotSupported, ""),
+        let reason = match error.raw_os_error() {
+            Some(libc::ENOENT) => " (this kernel or container has no dma-heap)",
+            Some(libc::EACCES | libc::EPERM) => " (ask for access to it, such as by its group)",
+            _ => "",
         };
-        Error::new(code, format!("memory dma-heap: {DEVICE}: {error}{reason}"))
+        let what = format!("memory dma-heap: {DEVICE}{reason}");
+        Error::no_fd(ErrorCode::NotSupported, &what, error)
     })
 }
 

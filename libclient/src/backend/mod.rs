@@ -11,6 +11,7 @@ pub mod level_zero;
 mod memfd;
 mod pool;
 mod ranges;
+mod registering;
 mod udmabuf;
 
 use crate::error::Error;
@@ -32,8 +33,8 @@ pub fn by_name(name: &str) -> Result<&'static dyn MemoryBackend, Error> {
     let reason = match name {
         "memfd" => return Ok(&HostMemory::Memfd),
         "udmabuf" => return Ok(&HostMemory::Udmabuf),
-        "cuda" => return Ok(&cuda::Cuda),
-        "level-zero" => return Ok(&level_zero::LevelZero),
+        "cuda" => return Ok(&cuda::BACKEND),
+        "level-zero" => return Ok(&level_zero::BACKEND),
         "isolated" | "dma-heap" => "it is not given out in ranges; use `IsolatedBuffer`",
         _ => "no backend has this name; there are memfd, udmabuf, cuda and level-zero",
     };

@@ -27,7 +27,7 @@ struct Range {
     owner_allocation_id: u64,
     state: State,
     registration: Option<Registration>,
-    /// A broker that is gone may have granted it: nobody knows who still has it mapped.
+    /// A broker that is gone may have granted it: nobody knows which consumers still have it mapped.
     exposed: bool,
     /// The broker has said that its last lease is gone.
     drained: bool,
@@ -123,10 +123,8 @@ impl Ranges {
     /// `false`: it was so already (by another thread meanwhile), and now counts twice at the broker.
     pub fn note_registered(&mut self, offset: usize, registration: Registration) -> bool {
         let Some(range) = self.used.get_mut(&offset) else { return true };
-        let before = range.registration.as_ref();
-        let is_new = before.is_none_or(|b| b.id() != registration.id());
-        range.registration = Some(registration);
-        is_new
+        let id = registration.id();
+        range.registration.replace(registration).is_none_or(|before| before.id() != id)
     }
 
     /// The application is done with it.
@@ -186,7 +184,7 @@ impl Ranges {
     }
 
     /// The connection is lost: what was leased will never be reported drained. What is held goes on at the next broker,
-    /// but that only knows of those who have declared their leases to it so far.
+    /// but that only knows of the clients that have declared their leases to it so far.
     pub fn note_disconnected(&mut self) {
         for range in self.used.values_mut() {
             match range.state {

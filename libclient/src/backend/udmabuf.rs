@@ -62,13 +62,9 @@ impl Udmabuf {
     pub fn open() -> Result<Self, Error> {
         // std opens close-on-exec.
         let device = OpenOptions::new().read(true).write(true).open(DEVICE);
-        device.map(|device| Udmabuf { device }).map_err(|error| {
-            let code = match error.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
-                _ => ErrorCode::NotSupported,
-            };
-            Error::new(code, format!("backend udmabuf: {DEVICE}: {error}"))
-        })
+        let what = format!("backend udmabuf: {DEVICE}");
+        let refused = |error| Error::no_fd(ErrorCode::NotSupported, &what, error);
+        device.map(|device| Udmabuf { device }).map_err(refused)
     }
 
     /// A new dma-buf, close-on-exec, of `len` bytes at `offset` of a memfd sealed with F_SEAL_SHRINK and without
@@ -90,13 +86,8 @@ impl Udmabuf {
             libc::ioctl(self.device.as_raw_fd(), UDMABUF_CREATE as _, &raw const request)
         };
         if fd < 0 {
-            let error = io::Error::last_os_error();
-            let code = match error.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE) => ErrorCode::LocalFdLimit,
-                _ => ErrorCode::NotSupported,
-            };
-            let context = format!("backend udmabuf: {len} bytes at {offset}: {error}");
-            return Err(Error::new(code, context));
+            let what = format!("backend udmabuf: {len} bytes at {offset}");
+            return Err(Error::no_fd(ErrorCode::NotSupported, &what, io::Error::last_os_error()));
         }
         // SAFETY: the kernel has just made this fd for us, and nobody else knows it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -34,10 +34,8 @@ impl Grant {
     /// addresses left. In every case the grant is given back.
     pub fn import(self, access: Access, offset: u64) -> Result<Import, Error> {
         let mapping = self.map(access, offset)?;
-        let Grant { fd, mut lease, info } = self;
-        drop(fd);
-        lease.mapped();
-        Ok(Import::new(mapping, lease, info))
+        let Grant { fd, lease, info } = self;
+        Ok(Import::of_grant(mapping, fd, lease, info))
     }
 
     /// Maps the allocation from `offset` to its end; see [`Grant::import`].

@@ -53,7 +53,7 @@ impl<'a> Importer<'a, '_> {
         Some(CachedImport::new(self.table, pinned, handle))
     }
 
-    /// Says of each place that is no hit who does it. Nothing is waited for.
+    /// Finds the thread that does each place that is no hit: this one or another. Nothing is waited for.
     fn plan(&self, handles: &[Handle], outcomes: &mut [Outcome<'a>]) -> Plan<'a> {
         let mut plan = Plan::default();
         let mut own: HashMap<Key, usize> = HashMap::new();
@@ -142,7 +142,7 @@ impl<'a> Importer<'a, '_> {
     ) -> Result<CachedImport<'a>, Error> {
         match self.wait(waiter, handle)? {
             Some(pinned) => CachedImport::new(self.table, pinned, handle),
-            // Who fetched it failed, or it is gone again.
+            // The thread that fetched it failed, or it is gone again.
             None => self.import(handle),
         }
     }

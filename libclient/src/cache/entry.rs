@@ -14,8 +14,8 @@ pub(super) unsafe trait Zeroed {}
 // SAFETY: an atomic integer.
 unsafe impl Zeroed for AtomicU32 {}
 
-/// One allocation kept open. Tag, generation, address and length change only while the state is FREE; who has pinned
-/// the entry and then seen it LIVE reads them as they were when it became so.
+/// One allocation kept open. Tag, generation, address and length change only while the state is FREE: a thread that
+/// has pinned the entry and then seen it LIVE reads them as they were when it became so.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(super) struct Entry {
@@ -30,7 +30,7 @@ pub(super) struct Entry {
 unsafe impl Zeroed for Entry {}
 const _: () = assert!(size_of::<Entry>() == 32);
 
-/// What the first 32 bytes of a handle are in one word: who knows it has seen the handle. Any one field that differs
+/// What the first 32 bytes of a handle are in one word: a thread that knows it has seen the handle. Any one field that differs
 /// makes another tag, and without the MAC it cannot be guessed.
 pub(super) fn tag_of(prefix: &HandlePrefix) -> u64 {
     let [a, b, c, d] = prefix.magic;
@@ -47,7 +47,7 @@ pub(super) struct Word(u32);
 const FREE: u32 = 0;
 /// Open, in the index, in the list.
 const LIVE: u32 = 1;
-/// Being looked at by who holds the lock and would close it.
+/// Being looked at by the holder of the lock, to close it.
 const CLOSING: u32 = 2;
 /// Open and in use, but nobody finds it any more: the last release closes it.
 const DETACHED: u32 = 3;
@@ -96,7 +96,7 @@ impl Word {
         self.0 & HOST != 0
     }
 
-    /// Whether it serves who wants `access`.
+    /// Whether it serves a user that wants `access`.
     pub fn serves(self, access: Access) -> bool {
         access == Access::Read || self.access() == Access::ReadWrite
     }

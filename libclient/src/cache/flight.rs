@@ -51,7 +51,7 @@ impl Flight {
         Flight { access, state: Mutex::default(), landed: Condvar::new() }
     }
 
-    /// It has landed: `pin` makes that many pins, all alike, for those who wait.
+    /// It has landed: `pin` makes that many pins, all alike, one for each waiter.
     pub fn land(&self, pin: impl FnOnce(u32) -> Pin) {
         let mut state = lock(&self.state);
         state.end = Some(End::Landed(pin(state.waiters)));
@@ -59,7 +59,7 @@ impl Flight {
         self.landed.notify_all();
     }
 
-    /// It has failed: those who wait try themselves.
+    /// It has failed: the waiters try themselves.
     pub fn fail(&self) {
         lock(&self.state).end = Some(End::Failed);
         self.landed.notify_all();

@@ -1,4 +1,4 @@
-//! The way of a miss: who fetches asks the broker, opens, closes the fd, reports, keeps; who comes later waits.
+//! The way of a miss: one thread asks the broker, opens, closes the fd, reports and keeps; threads that come later wait.
 //! Must never leave a lease, a count or memory behind when it fails.
 
 use crate::api::client::Client;
@@ -57,7 +57,7 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    /// Waits for who fetches it; `None`: look again.
+    /// Waits for the thread that fetches it; `None`: look again.
     pub fn wait(&self, waiter: Waiter<'_>, handle: &Handle) -> Result<Option<Pinned<'a>>, Error> {
         match waiter.wait(self.deadline) {
             Waited::Pinned(pin) => Ok(self.table.adopt(pin, handle.id())),

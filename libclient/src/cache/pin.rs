@@ -4,7 +4,7 @@
 use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
 use std::num::NonZeroU64;
 
-/// An import in use taken apart, for those who cannot keep a borrow: 8 bytes, plain. Give it back once, by
+/// An import in use taken apart, for users that cannot keep a borrow: 8 bytes, plain. Give it back once, by
 /// [`crate::ImportCache::release`]; what is not given back stays open until the cache ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pin(NonZeroU64);

@@ -2,7 +2,7 @@
 //! Must never take a lock to read, nor touch memory that nobody asked for.
 //!
 //! **Why nothing in use is closed.** A user pins, then looks at the entry's state, both sequentially consistent; it uses
-//! the memory only if it saw LIVE. Who closes marks the state first, then reads the counts, also sequentially
+//! the memory only if it saw LIVE. A closer marks the state first, then reads the counts, also sequentially
 //! consistent. In the one order of all these, either the mark comes before the user's look, and the user sees that
 //! the entry is not LIVE, takes its pin back and goes away; or the look, and so the pin before it, comes before
 //! the mark and so before the reading of the counts. A pin is taken back on the stripe where it was made, so
@@ -14,7 +14,7 @@
 //! gone, or the releaser sees the mark. Of several releasers the last, in that order, reads a sum of 0.
 //!
 //! Counts of a stripe that do not exist are 0. They are made under the cache's lock, which closers hold as well: those
-//! made before a mark are seen, and who pins in those made after it sees the mark.
+//! made before a mark are seen, and a thread that pins in a column made after it sees the mark.
 
 use super::entry::{Entry, Zeroed};
 use crate::limits::{CACHE_ENTRIES, CACHE_SEGMENT_SHIFT, MAX_PINS, PIN_STRIPES};
@@ -44,7 +44,7 @@ pub(super) struct Segment {
     entries: Column<Entry>,
     /// How many use each: a column per stripe of threads, so that two threads on one entry write to different lines.
     pins: [OnceLock<Column<AtomicU32>>; PIN_STRIPES],
-    /// Where the cold part is, + 1; 0 = nowhere. For who holds the cache's lock.
+    /// Where the cold part is, + 1; 0 = nowhere. For the holder of the cache's lock.
     places: Column<AtomicU32>,
     /// By slot: the entry's number + 1 where it is not the slot's own; 0 = none.
     elsewhere: OnceLock<Column<AtomicU32>>,

@@ -212,8 +212,8 @@ impl Exports {
     }
 
     /// The allocation at `base` was freed: it is gone from the table at once and ended at the broker by one
-    /// message without an answer; which it was. Who must know when the last consumer has released
-    /// it calls [`Exports::unregister`] instead. Fine in a callback.
+    /// message without an answer; which it was. To know when the last consumer has released
+    /// it, call [`Exports::unregister`] instead. Fine in a callback.
     pub fn retire(&self, device: u32, base: u64) -> Option<AllocationId> {
         // The locks may be held by a thread that a forked child does not have.
         if self.client.is_forked_copy() {

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-/// The seat of who serves, and the fd that says when.
+/// The seat of the thread that serves, and the fd that says when.
 #[derive(Debug)]
 pub(crate) struct Dispatch {
     session: Arc<Session>,

@@ -5,7 +5,7 @@
 //! read its replies; so a thread that finds the socket full gives back the lock and looks whether anyone
 //! reads: if not, it takes the role and reads for others until there is room. As every sleeper in
 //! `make_room` looks again after `SEND_SLICE`, at any time someone reads, or will within a slice: the
-//! broker can always go on, hence so can the send. No lock is held over a wait. The same goes for who waits for one
+//! broker can always go on, hence so can the send. No lock is held over a wait. The same goes for a thread that waits for one
 //! of `max_parked` places: started requests may take them all while no thread waits for their replies.
 
 use super::connection::Connection;

@@ -5,7 +5,7 @@
 //! (`Inbox::reading`) or sleeps on its own condition variable. The reader hands every reply to its
 //! thread; when it has its own, it gives up the role and wakes one sleeper to take it. A thread that is
 //! not asleep looks at the state under the lock before it sleeps, so no wake-up is lost. When replies are
-//! owed to nobody (a request given up, a buffer freed) and no thread reads, who serves does: the library thread or,
+//! owed to nobody (a request given up, a buffer freed) and no thread reads, the one that serves does: the library thread or,
 //! in dispatch mode, whoever waits or dispatches. There the reader watches the event fd as well, and gives up its role
 //! to serve, so while any thread waits events are served.
 
@@ -122,7 +122,7 @@ impl Connection {
         }
     }
 
-    /// A reply that was read for someone who no longer wants it. Its credits are settled.
+    /// A reply that was read for a request that no longer wants it. Its credits are settled.
     pub(super) fn discard(&self, parcel: Parcel) {
         let undone =
             Message::parse(&parcel.bytes).and_then(|message| self.undo(&message, &Owed::default()));
@@ -213,7 +213,7 @@ impl Connection {
         Some(read)
     }
 
-    /// The broker has closed the connection. What it said before reaches whom it is for, unless another thread
+    /// The broker has closed the connection. What it said before reaches its threads, unless another thread
     /// is reading that already; then the connection ends.
     pub(super) fn hear_last_words(&self) {
         self.read_if_nobody_does();

@@ -165,7 +165,7 @@ impl CudaMemory {
         Self::allocate(device.context(), bytes, address)
     }
 
-    /// That of a grant, mapped for `device`. The grant's fd is not needed any more when this returns: close it, then
+    /// The memory of a grant, mapped for `device`. The grant's fd is not needed any more when this returns: close it, then
     /// tell [`crate::Lease::mapped`]; [`crate::cuda::CudaImport`] does both.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl CudaMemory {
         Self::map(device.context(), grant.fd.as_fd(), info.fd_offset, info.size_bytes, access)
     }
 
-    /// That of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any
+    /// The memory of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any
     /// more when this returns.
     ///
     /// # Errors

@@ -329,7 +329,7 @@ impl Physical {
         Ok(Physical { context: Arc::clone(context), handle, bytes })
     }
 
-    /// That of an fd which some process exported; `bytes` is what is known of its size. The fd is not needed after.
+    /// The allocation behind an fd which some process exported; `bytes` is what is known of its size. The fd is not needed after.
     pub fn import(context: &Arc<Context>, fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, Error> {
         let _entered = context.enter()?;
         let mut handle = 0;

@@ -29,9 +29,8 @@ mod driver;
 mod memory;
 mod raw;
 
-use super::device::{DeviceBuffer, DeviceImport};
-use super::pool::{MemoryBackend, Pool};
-use crate::error::Error;
+use super::device::{DeviceBuffer, Whole};
+use crate::books::import::Imported;
 use fdbroker_protocol::MemoryKind;
 
 pub use device::{Device, LinearMemory, MemoryInfo, export_dma_buf};
@@ -44,30 +43,12 @@ pub use super::device::opener;
 pub type CudaBuffer = DeviceBuffer<Device>;
 
 /// Device memory of another process, opened here.
-pub type CudaImport = DeviceImport<Device>;
+pub type CudaImport = Imported<CudaMemory>;
 
 /// The backend as [`super::by_name`] finds it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cuda;
-
-impl MemoryBackend for Cuda {
-    fn name(&self) -> &'static str {
-        "cuda"
-    }
-
-    fn kind(&self) -> MemoryKind {
-        MemoryKind::CudaVmm
-    }
-
-    fn available(&self) -> Result<(), Error> {
-        device::probe()
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<Box<dyn Pool>, Error> {
-        self.available()?;
-        // A VMM fd is always that of a whole allocation: each range would pin, and show, all of it.
-        Err(driver::absent(format!(
-            "an arena of {bytes} bytes: VMM allocations are exported as a whole; use cuda::CudaBuffer"
-        )))
-    }
-}
+pub(super) const BACKEND: Whole = Whole {
+    name: "cuda",
+    kind: MemoryKind::CudaVmm,
+    probe: device::probe,
+    instead: "VMM allocations are exported as a whole; use cuda::CudaBuffer",
+};

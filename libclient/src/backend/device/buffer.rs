@@ -5,12 +5,11 @@ use super::memory::DeviceMemory;
 use super::owner::Owner;
 use super::sharing::{Identity, MemoryDevice};
 use crate::api::client::Client;
+use crate::backend::registering::{Registers, register_all};
 use crate::deadline::Deadline;
-use crate::deposit::{Deposit, Export};
+use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
-use crate::requests::register::Batch;
 use fdbroker_protocol::{AllocationId, Handle, Share};
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Device memory of this process, shared through the broker: [`crate::cuda::CudaBuffer`],
@@ -98,43 +97,7 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
         let Some(first) = buffers.first() else { return Ok(Vec::new()) };
         let of_one = buffers.iter().all(|buffer| Arc::ptr_eq(&buffer.owner, &first.owner));
         assert!(of_one, "buffers of one device and client");
-        first.client.connection("register")?;
-        let mut outcomes: Vec<Option<Error>> = vec![None; buffers.len()];
-
-        let mut sending = HashSet::new();
-        // Once, should the caller name it twice.
-        let new: Vec<usize> = (0..buffers.len())
-            .filter(|index| buffers[*index].handle().is_none())
-            .filter(|index| sending.insert(buffers[*index].device_ptr()))
-            .collect();
-        let deposits: Vec<Deposit> = new.iter().map(|index| buffers[*index].deposit()).collect();
-        let mut export = |index: usize| buffers[new[index]].memory.export().map(Export::Fresh);
-        let mut batch = Batch { deposits: &deposits, export: &mut export, fresh: true };
-        let registered = first.client.register_batch(&mut batch, deadline)?;
-
-        let common = first.client.common();
-        let mut twice = Vec::new();
-        for (index, outcome) in new.iter().zip(registered) {
-            match outcome {
-                Ok(registration) => {
-                    let base = buffers[*index].device_ptr();
-                    if !first.owner.note_registered(base, registration.clone()) {
-                        twice.push(registration);
-                    } else if !common.holdings.has(&registration) {
-                        // Lost before it was noted: nobody else takes it out.
-                        first.owner.note_lost(base, registration.id());
-                    }
-                }
-                Err(error) => outcomes[*index] = Some(error),
-            }
-        }
-        common.retire(twice.iter().map(Into::into));
-        let lost = || Error::not_connected("register: the connection was lost meanwhile");
-        let handles = buffers
-            .iter()
-            .zip(outcomes)
-            .map(|(buffer, failed)| buffer.handle().ok_or_else(|| failed.unwrap_or_else(lost)));
-        Ok(handles.collect())
+        register_all(&first.client, &buffers, true, deadline)
     }
 
     /// Its handle, once it is registered.
@@ -167,6 +130,16 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
     pub fn owner_allocation_id(&self) -> u64 {
         self.identity.owner_allocation_id
     }
+}
+
+impl<D: MemoryDevice> Registers for DeviceBuffer<D> {
+    fn base(&self) -> u64 {
+        self.device_ptr()
+    }
+
+    fn begin(&self) -> bool {
+        self.handle().is_none()
+    }
 
     fn deposit(&self) -> Deposit {
         Deposit {
@@ -177,6 +150,18 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
             share: self.share,
             ..Deposit::new(self.identity.kind, self.len() as u64)
         }
+    }
+
+    fn export(&self) -> Result<Export<'_>, Error> {
+        self.memory.export().map(Export::Fresh)
+    }
+
+    fn note(&self, registration: &Registration, lasts: &dyn Fn() -> bool) -> bool {
+        self.owner.note_registered(self.device_ptr(), registration, lasts)
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        self.handle()
     }
 }
 

@@ -7,9 +7,11 @@ mod import;
 mod memory;
 mod owner;
 mod sharing;
+mod whole;
 
 pub use buffer::DeviceBuffer;
 pub use import::{DeviceImport, opener};
 pub use memory::DeviceMemory;
 pub use owner::{Others, Owner, Owners};
 pub use sharing::{Identity, MemoryDevice};
+pub use whole::Whole;

@@ -98,22 +98,17 @@ impl<M: DeviceMemory, O: Others> Owner<M, O> {
         lock(&self.by_base).get(&base)?.registration.clone()
     }
 
-    /// `false`: it was registered so already (by another thread meanwhile), and now counts twice at the broker.
-    pub(crate) fn note_registered(&self, base: u64, registration: Registration) -> bool {
+    /// Notes a registration; see `Registers::note`.
+    pub(crate) fn note_registered(
+        &self,
+        base: u64,
+        registration: &Registration,
+        lasts: &dyn Fn() -> bool,
+    ) -> bool {
         let mut by_base = lock(&self.by_base);
-        let Some(entry) = by_base.get_mut(&base) else { return true };
-        let before = entry.registration.as_ref();
-        let is_new = before.is_none_or(|b| b.id() != registration.id());
-        entry.registration = Some(registration);
-        is_new
-    }
-
-    /// A registration has ended with its broker.
-    pub(crate) fn note_lost(&self, base: u64, id: AllocationId) {
-        let is_it = |known: &mut Registration| known.id() == id;
-        if let Some(entry) = lock(&self.by_base).get_mut(&base) {
-            entry.registration.take_if(is_it);
-        }
+        let Some(entry) = by_base.get_mut(&base).filter(|_| lasts()) else { return true };
+        let before = entry.registration.replace(registration.clone());
+        before.is_none_or(|before| before.id() != registration.id())
     }
 
     /// Whether a buffer begins at `base`.
@@ -131,7 +126,9 @@ impl<M: DeviceMemory, O: Others> Owner<M, O> {
 
 impl<M: DeviceMemory, O: Others> Registrant for Owner<M, O> {
     fn lost(&self, registration: &LostRegistration) {
-        self.note_lost(registration.base, registration.id);
+        if let Some(entry) = lock(&self.by_base).get_mut(&registration.base) {
+            entry.registration.take_if(|known| known.id() == registration.id);
+        }
     }
 }
 

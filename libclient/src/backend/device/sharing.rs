@@ -27,7 +27,7 @@ pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
     /// As the memory's `new`.
     fn allocate(&self, bytes: usize) -> Result<Self::Memory, Error>;
 
-    /// Opens that of a grant.
+    /// Opens the memory of a grant.
     ///
     /// # Errors
     /// As the memory's `import`.

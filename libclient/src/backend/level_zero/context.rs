@@ -14,7 +14,7 @@ use std::sync::{Mutex, OnceLock};
 
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
 
-/// Who closes an fd that `ze_external_memory_import_fd_t` has imported.
+/// Whether driver or library closes an fd that `ze_external_memory_import_fd_t` has imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdCloser {
     /// The driver: Intel's from 26.14.37833.4 on.
@@ -112,7 +112,7 @@ impl Context {
         self.driver.has("zeMemPutIpcHandle")
     }
 
-    /// Who closes imported fds, if that is known.
+    /// The closer of imported fds, if that is known.
     pub fn closer(&self) -> Option<FdCloser> {
         self.closer.get().copied()
     }

@@ -94,12 +94,12 @@ impl Device {
         !self.inner.context.puts()
     }
 
-    /// Who closes the fd of an import by `ze_external_memory_import_fd_t`; `None` until the first has shown it.
+    /// The closer of the fd of an import by `ze_external_memory_import_fd_t`; `None` until the first has shown it.
     pub fn fd_closer(&self) -> Option<FdCloser> {
         self.inner.context.closer()
     }
 
-    /// Says who does, for an application that knows its driver; without effect once it is known.
+    /// Names it, for an application that knows its driver; without effect once it is known.
     pub fn set_fd_closer(&self, closer: FdCloser) {
         self.inner.context.set_closer(closer);
     }
@@ -147,7 +147,7 @@ impl LevelZeroMemory {
         Self::allocate(device.context(), bytes)
     }
 
-    /// That of a grant: opened by its driver data, which say where in a pool it lies, or imported by its fd when there
+    /// The memory of a grant: opened by its driver data, which say where in a pool it lies, or imported by its fd when there
     /// are none. The grant's fd is not needed any more when this returns: close it, then tell
     /// [`crate::Lease::mapped`]; [`crate::level_zero::LevelZeroImport`] does both. `access` is kept by
     /// [`LevelZeroMemory::write_at`] only: the driver knows no memory that kernels may only read.
@@ -174,7 +174,7 @@ impl LevelZeroMemory {
         Self::open(device.context(), &handle, grant.fd.as_fd(), info.size_bytes, access)
     }
 
-    /// That of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd stays the caller's and is not
+    /// The memory of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd stays the caller's and is not
     /// needed any more when this returns.
     ///
     /// # Errors

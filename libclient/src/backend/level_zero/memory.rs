@@ -64,7 +64,7 @@ impl LevelZeroMemory {
         Self { context, origin, pointer, lead: fd_offset, len, access }.checked()
     }
 
-    /// That of a driver's handle of another process, with an fd of this one.
+    /// The memory of a driver's handle of another process, with an fd of this one.
     pub(super) fn open(
         context: &Arc<Context>,
         handle: &[u8; HANDLE_BYTES],

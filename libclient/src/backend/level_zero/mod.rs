@@ -40,9 +40,8 @@ mod foreign;
 mod memory;
 mod others;
 
-use super::device::{DeviceBuffer, DeviceImport};
-use super::pool::{MemoryBackend, Pool};
-use crate::error::Error;
+use super::device::{DeviceBuffer, Whole};
+use crate::books::import::Imported;
 use fdbroker_protocol::MemoryKind;
 
 pub use context::FdCloser;
@@ -57,30 +56,12 @@ pub use super::device::opener;
 pub type LevelZeroBuffer = DeviceBuffer<Device>;
 
 /// Device memory of another process, opened here.
-pub type LevelZeroImport = DeviceImport<Device>;
+pub type LevelZeroImport = Imported<LevelZeroMemory>;
 
 /// The backend as [`super::by_name`] finds it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LevelZero;
-
-impl MemoryBackend for LevelZero {
-    fn name(&self) -> &'static str {
-        "level-zero"
-    }
-
-    fn kind(&self) -> MemoryKind {
-        MemoryKind::DmaBuf
-    }
-
-    fn available(&self) -> Result<(), Error> {
-        device::probe()
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<Box<dyn Pool>, Error> {
-        self.available()?;
-        // An export is always that of a whole allocation: each range would pin, and show, all of it.
-        Err(driver::absent(format!(
-            "an arena of {bytes} bytes: device memory is exported as a whole; use level_zero::LevelZeroBuffer"
-        )))
-    }
-}
+pub(super) const BACKEND: Whole = Whole {
+    name: "level-zero",
+    kind: MemoryKind::DmaBuf,
+    probe: device::probe,
+    instead: "device memory is exported as a whole; use level_zero::LevelZeroBuffer",
+};

@@ -101,7 +101,7 @@ impl Holdings {
         self.enter(epoch, |state, is_known| state.leases.enter(number, handle, is_known))
     }
 
-    /// A registration just made over connection `epoch`; the epoch that it is known by from now on: that of its first one, if
+    /// A registration just made over connection `epoch`; the epoch that it is known by from now on: the first one's, if
     /// it is counted again. Another broker's by now: it waits to be named.
     pub fn enter_registration(&self, epoch: u64, deposit: &Deposit, made: &Registration) -> u64 {
         self.enter(epoch, |state, is_known| state.registrations.enter(deposit, made, is_known))

@@ -175,7 +175,7 @@ impl Registrations {
         naming
     }
 
-    /// A registration just made; the epoch that it is known by from now on: that of its first one, if it is counted again.
+    /// A registration just made; the epoch that it is known by from now on: the first one's, if it is counted again.
     /// One that the broker of the moment does not know waits to be named.
     pub fn enter(&mut self, deposit: &Deposit, registration: &Registration, is_known: bool) -> u64 {
         let id = registration.id();

@@ -1,4 +1,4 @@
-//! What the table does for a miss: says who fetches and who waits, and keeps what was fetched.
+//! What the table does for a miss: says which thread fetches and which wait, and keeps what was fetched.
 //! Must never let two threads fetch the same, nor keep what has ended meanwhile.
 
 use super::{Pinned, Table, close_all, pinned, place};
@@ -37,7 +37,7 @@ pub(in crate::cache) struct Fresh {
 }
 
 impl Table {
-    /// Looks under the lock: what a hit could not see, what is ended, who fetches it. Counts.
+    /// Looks under the lock: what a hit could not see, what is ended, and whether another thread fetches it. Counts.
     pub fn look(&self, handle: &Handle, access: Access) -> Look<'_> {
         let mut closed = Vec::new();
         let mut cold = lock(&self.cold);
@@ -86,7 +86,7 @@ impl Table {
         Look::Fetch(Claim::new(self, key, flight))
     }
 
-    /// Keeps what was fetched, pinned once for the caller and once for each who waits; what has to go for it is in
+    /// Keeps what was fetched, pinned once for the caller and once for each waiter; what has to go for it is in
     /// `closed`. If it has ended meanwhile, or the connection has, nothing is kept.
     pub fn keep(
         &self,
@@ -189,7 +189,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// A place among those who wait for a flight; a pin that nobody fetched is given back on drop.
+/// A place among the waiters for a flight; a pin that nobody fetched is given back on drop.
 #[derive(Debug)]
 pub(in crate::cache) struct Waiter<'a> {
     table: &'a Table,
@@ -209,7 +209,7 @@ pub(in crate::cache) enum Waited {
 }
 
 impl<'a> Waiter<'a> {
-    /// Joins those who wait. The caller holds the table's lock.
+    /// Joins the waiters. The caller holds the table's lock.
     fn join(table: &'a Table, flight: Arc<Flight>, wants_pin: bool) -> Self {
         if wants_pin {
             flight.join();
