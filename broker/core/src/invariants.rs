@@ -5,7 +5,6 @@ use crate::clients::CONNECTION;
 use crate::continuity::Grace;
 use crate::leases::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
-use crate::lists::Nodes;
 use crate::recall::PROMISED_LEASE;
 use crate::rooms::items_of;
 use crate::slots::NONE;
@@ -36,7 +35,7 @@ impl Core {
         self.check_jobs();
         self.check_lists(&mut right);
         self.check_parked(&mut right);
-        self.check_ownerless();
+        self.check_records();
         self.ledger.assert_same(&right);
     }
 
@@ -118,33 +117,25 @@ impl Core {
         assert_eq!(held, self.held_now, "invariant 4: fds held");
     }
 
-    /// Kept allocations without an owner, and those of before a crash.
-    fn check_ownerless(&self) {
+    /// What a successor would refuse must never be there; and what is without an owner waits for one, or for its end.
+    fn check_records(&self) {
+        for (number, client) in self.all_clients() {
+            self.check_client(number, client).expect("a sound client");
+        }
         let (mut orphans, mut reserved) = (0, 0);
         for (slot, allocation) in self.allocations.iter_from(0) {
+            let orphan = self.orphans.get(&slot);
+            self.check_allocation(slot, orphan).expect("a sound allocation");
             if allocation.state == State::Reserved {
                 assert!(self.continuity.gid_of(slot).is_some(), "slot {slot} waits for nobody");
                 reserved += 1;
             }
-            if allocation.owner != NONE || !allocation.is_live() {
-                assert!(
-                    !self.orphans.contains_key(&slot),
-                    "slot {slot} has an owner, or has ended"
-                );
-                continue;
+            if let Some(orphan) = orphan {
+                let timer = Timer::Keep(slot, self.allocations.generation(slot));
+                let has_timer = self.timers.contains(&(orphan.until, timer));
+                assert!(has_timer, "slot {slot} is kept for ever");
+                orphans += 1;
             }
-            let Some(orphan) = self.orphans.get(&slot) else {
-                assert!(allocation.state == State::Reserved, "slot {slot} lives without an owner");
-                continue;
-            };
-            let generation = self.allocations.generation(slot);
-            let timer = (orphan.until, Timer::Keep(slot, generation));
-            assert!(self.outlives_owner(slot), "kept slot {slot}");
-            let domain = self.domains[allocation.domain].key;
-            let is_its = orphan.job.is_none_or(|job| self.jobs[job].key.0 == domain);
-            assert!(is_its, "slot {slot} was left by a job of another domain");
-            assert!(self.timers.contains(&timer), "slot {slot} is kept for ever");
-            orphans += 1;
         }
         assert_eq!((orphans, reserved), (self.orphans.len(), self.reserved()), "ownerless slots");
         match self.continuity.grace() {
@@ -210,12 +201,7 @@ impl Core {
                 && allocation.recall == NONE
                 && !allocation.is_in(AllocationList::Lru);
             assert!(!evictable_but_out, "slot {slot} is held, not waited for, and in no LRU");
-            let mut links = LeaseLinks(&mut self.leases, LeaseList::Allocation);
-            let leases = list.checked(&mut links);
-            for lease in &leases {
-                assert!(links.link(*lease).is_in());
-                links = LeaseLinks(&mut self.leases, LeaseList::Allocation);
-            }
+            let leases = list.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation));
             let opened = leases.iter().filter(|lease| !self.leases[**lease].mapped).count();
             assert_eq!(opened, open as usize, "open leases of slot {slot}");
         }

@@ -144,7 +144,8 @@ impl Core {
         ensure(in_turn == gone, "clients being torn down", gone.len() as u64)
     }
 
-    fn check_client(&self, number: u32, client: &Client) -> Check {
+    /// What must hold of a client by itself, and of its domain and its job.
+    pub(crate) fn check_client(&self, number: u32, client: &Client) -> Check {
         ensure(self.domains.is_full(client.domain), "client's domain", number)?;
         let is_its = client.job.is_none_or(|job| self.is_job_of(job, client.domain));
         ensure(is_its, "client's job", number)?;
@@ -210,7 +211,7 @@ impl Core {
     }
 
     /// What must hold of one by itself, and of its owner, its domain and the job that left it.
-    fn check_allocation(&self, slot: u32, orphan: Option<&Orphan>) -> Check {
+    pub(crate) fn check_allocation(&self, slot: u32, orphan: Option<&Orphan>) -> Check {
         let allocation = &self.allocations[slot];
         let Allocation { owner, domain, state, traits, .. } = *allocation;
         ensure(traits.is_sound(), "allocation's kind", slot)?;
