@@ -82,7 +82,7 @@ impl Core {
         self.client_mut(number).scope = self.ledger.open(Scope::Client, number, parent);
     }
 
-    /// Nothing of a client is left.
+    /// Closes the account of a client, and counts it no longer with its domain and its job.
     fn close_client(&mut self, number: u32) {
         let client = self.clients[number as usize].take().expect("looked at just now");
         self.ledger.leave_coming(client.scope);
@@ -146,7 +146,7 @@ impl Core {
         number
     }
 
-    /// The same of a job, whose domain is there.
+    /// Opens the account of a job whose domain has one, and has it found by its key; `false`: another one is found by it.
     pub(crate) fn open_job(&mut self, number: u32) -> bool {
         let job = &mut self.jobs[number];
         let domain = self.domains[self.domain_by_key[&job.key.0]].scope;

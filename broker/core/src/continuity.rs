@@ -24,25 +24,25 @@ pub(crate) struct FormerOwner {
     pub key: OwnerKey,
 }
 
-/// What such an owner had.
+/// The slots of an owner of before the crash.
 #[derive(Debug)]
 struct Estate {
     owner: FormerOwner,
-    /// Slots that wait for it, and some that do not any more.
+    /// Slots that wait for the owner, and some that do not wait any more.
     slots: Vec<u32>,
-    /// It has named all that is alive.
+    /// The owner has named all that is alive.
     is_complete: bool,
 }
 
-/// The slot waits for this owner, by its place in the list.
+/// A slot that waits for an owner, by the owner's place in the list of estates.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     estate: u32,
-    /// Its fd outlived the crash: it ends with its owner's word, but not for want of it.
+    /// The slot's fd outlived the crash: the slot ends when its owner says so, and not because its owner says nothing.
     kept: bool,
 }
 
-/// How long owners may take.
+/// The time that owners have to name their slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Grace {
     /// Nothing waits for its owner.
@@ -50,7 +50,7 @@ pub(crate) enum Grace {
     None,
     /// Owners have until this time to name what is alive.
     Until(Now),
-    /// Too late: what is left ends, from the owner at this place on.
+    /// The time is over: slots that nobody has named end, from the owner at this place on.
     Ending(usize),
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Continuity {
     estates: Vec<Estate>,
     by_owner: FxHashMap<FormerOwner, u32>,
     awaited: FxHashMap<u32, Awaited>,
-    /// Of these, those whose fds are lost.
+    /// Slots in `awaited` whose fds are lost.
     reserved: u32,
     grace: Grace,
     /// Places of the owners that have named all that is alive, and whose other slots have not all ended.
@@ -128,7 +128,7 @@ impl Continuity {
         self.estate_of(slot).map(|(estate, _)| estate.owner.gid)
     }
 
-    /// What is left of this owner's slots is to end. Too late, it ends anyway.
+    /// The owner's slots that still wait are to end. Once the time is over they end anyway.
     pub fn complete(&mut self, owner: FormerOwner) {
         if matches!(self.grace, Grace::Ending(_)) {
             return;
@@ -372,7 +372,7 @@ impl Record {
 }
 
 impl Allocation {
-    /// One that waits for its owner: only who may have it is known.
+    /// An allocation that waits for its owner: its domain and share are known, and nothing else.
     fn reserved(domain: u32, record: &Record) -> Self {
         let deposit = crate::api::Deposit {
             checked: Ok(()),

@@ -98,7 +98,7 @@ impl Core {
         }
     }
 
-    /// It has an owner again, or has ended; or it was no orphan.
+    /// An allocation has an owner again, or has ended; it may have been no orphan.
     pub(crate) fn remove_orphan(&mut self, slot: u32) {
         let Some(Orphan { until, job, .. }) = self.orphans.remove(&slot) else { return };
         self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
@@ -118,7 +118,7 @@ impl Core {
         ]
     }
 
-    /// Nobody has adopted it in time.
+    /// Ends a kept allocation that no client has adopted in time.
     pub(crate) fn end_orphan(&mut self, slot: u32, generation: u32, fx: &mut Effects) {
         let found = self.allocations.get(slot, generation);
         if found.is_some() && self.orphans.contains_key(&slot) {
@@ -156,7 +156,7 @@ impl Core {
         gid.or_else(|| self.continuity.gid_of(slot))
     }
 
-    /// The number of its owner's job; when that is gone and it is kept, of the job that has left it.
+    /// The number of the job of an allocation's owner; of a kept one without an owner, the job that has left it.
     pub(crate) fn job_of_slot(&self, slot: u32) -> Option<u32> {
         match self.allocations[slot].owner {
             NONE => self.orphans.get(&slot)?.job,
@@ -166,7 +166,7 @@ impl Core {
 }
 
 impl Client {
-    /// Whether it has the group.
+    /// Whether the client's process has the group.
     fn is_of_group(&self, gid: u32) -> bool {
         gid != NO_GROUP && (self.gid == gid || self.groups.binary_search(&gid).is_ok())
     }

@@ -55,7 +55,7 @@ impl From<(&'static str, u64)> for RestoreError {
 
 type Check<T = ()> = Result<T, RestoreError>;
 
-/// Fails unless what is said of a thing holds.
+/// Fails unless a rule holds; `what` and `number` say of which record.
 fn ensure(holds: bool, what: &'static str, number: impl Into<u64>) -> Check {
     match holds {
         true => Ok(()),
@@ -210,7 +210,7 @@ impl Core {
         Ok(())
     }
 
-    /// What must hold of one by itself, and of its owner, its domain and the job that left it.
+    /// What must hold of an allocation by itself, and of its owner, its domain and the job that left it.
     pub(crate) fn check_allocation(&self, slot: u32, orphan: Option<&Orphan>) -> Check {
         let allocation = &self.allocations[slot];
         let Allocation { owner, domain, state, traits, .. } = *allocation;
@@ -307,7 +307,8 @@ impl Core {
         Ok(())
     }
 
-    /// What has ended is there for its leases, or for its owner to be told; domains and jobs are somebody's.
+    /// An ended allocation stays for its leases, or for its owner to be told. Each domain and each job is of some client or
+    /// allocation.
     fn check_uses(&self) -> Check {
         for (slot, allocation) in self.allocations.iter_from(0) {
             let has_leases = !allocation.leases.is_empty();

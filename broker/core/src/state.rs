@@ -1,5 +1,6 @@
 //! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain records; must never
-//! act by themselves. A successor gets the tables of these records: see [`crate::saved`].
+//! act by themselves. A successor gets the tables of these records (`saved.rs`): another field of allocations, leases, recalls,
+//! clients, domains, jobs or orphans, or another order of them, is another format of the daemon's handover.
 
 use std::collections::BTreeSet;
 
