@@ -53,6 +53,10 @@ pub const EXPIRIES_PER_WAKE: usize = 2;
 /// Sockets closed in a chore: of ended connections, each some 10 us, and of those turned away, each some 3 us.
 pub const SOCKETS_PER_CHORE: usize = 4;
 
+/// Messages that a socket can have in it: the kernel takes no more than net.unix.max_dgram_qlen, or than fit the sender's
+/// buffer (212,992 bytes, some 770 each at least).
+pub const MESSAGES_IN_A_SOCKET: usize = 1024;
+
 /// Fds that a grant may have while other clients wait for their turns, some 15 us: the rest is asked
 /// for again. Who is alone is granted a whole message.
 pub const GRANT_IN_TURN: usize = 32;
@@ -171,9 +175,15 @@ pub const ARRIVED_CLOSINGS_PER_UID: u32 = 253;
 /// more can pile up. A last close of GPU memory takes 2 ms, and 253 of them 0.6 s.
 pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
 
-/// Places in the fd table set aside for refused fds: one uid's bound, and a whole message beyond
-/// it.
-pub const REFUSED_FDS_RESERVE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
+/// Refused fds that one uid can have: its bound, and a whole message beyond it.
+const REFUSED_FDS_OF_ONE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
+
+/// Places in a table of `table_fds` that are set aside for refused fds. With fewer than a whole message's free, messages
+/// with fds are read by nobody: so there are some for several users whose closes hang, at most for as many as lanes can hang.
+pub fn refused_fds(table_fds: u64) -> u64 {
+    let most = (LANES_MAX - LANES_FOR_ACCEPTED) as u64 * REFUSED_FDS_OF_ONE;
+    (table_fds / 16).clamp(REFUSED_FDS_OF_ONE, most)
+}
 
 /// Slots looked at for one administrator's answer: those that are free, or that the filter leaves out, take
 /// time too.
@@ -267,13 +277,13 @@ const STANDING_FDS: u64 = 11;
 /// the start; and what a library may open.
 const PASSING_FDS: u64 = 4 + 8;
 
-/// Places of the fd table that the daemon keeps for itself, with `at_start` fds open when it starts
+/// Places of a table of `table_fds` that the daemon keeps for itself, with `at_start` fds open when it starts
 /// (stdio and what it inherits).
-pub const fn own_fds(at_start: u64, listeners: usize) -> u64 {
+pub fn own_fds(at_start: u64, listeners: usize, table_fds: u64) -> u64 {
     at_start
         + STANDING_FDS
         + PASSING_FDS
         + listeners as u64
         + MAX_ADMIN_CONNECTIONS as u64
-        + REFUSED_FDS_RESERVE
+        + refused_fds(table_fds)
 }

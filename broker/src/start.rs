@@ -312,7 +312,8 @@ fn is_same_place(a: &Path, b: &Path) -> bool {
 
 /// What lanes do in a daemon.
 pub(crate) fn real_calls() -> Result<Calls, RunError> {
-    Calls::real().map_err(os("open /proc/self/fdinfo (mount /proc)"))
+    Calls::real(Arc::new(crate::clients::job::process))
+        .map_err(os("open /proc/self/fdinfo (mount /proc)"))
 }
 
 fn start_closers(poll: &Poll, calls: Calls) -> Result<Closers, RunError> {

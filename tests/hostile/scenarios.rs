@@ -176,6 +176,12 @@ pub const ALL: &[Scenario] = &[
         sockets::own,
         "the connection's own sockets, sent to the broker, then abandoned",
     ),
+    scenario(
+        "lingering-sockets",
+        BOTH,
+        sockets::lingering,
+        "TCP sockets whose last close waits for a reader that does not read",
+    ),
     scenario("never-reads", BOTH, readers::never, "acquires and events are never read"),
     scenario(
         "unread-hellos",

@@ -53,8 +53,10 @@ pub struct Connection {
     /// The main socket of an ended connection, kept until its peer has read the fds in it or closed
     /// its end: the kernel counts them until then.
     pub lingering: Option<OwnedFd>,
-    /// The core has forgotten the client; the record stays for `lingering`.
+    /// The core has forgotten the client; the record stays for `lingering` and `retiring`.
     pub is_forgotten: bool,
+    /// Sockets that are to be closed.
+    pub retiring: u32,
     /// The broker's end of the event socket, from the welcome on.
     pub event: Option<OwnedFd>,
     /// Of its process.
@@ -63,6 +65,10 @@ pub struct Connection {
     pub domain: DomainKey,
     /// As the broker sees it.
     pub pid: u32,
+    /// The core knows it: what /proc says of its process is there. Nothing is read from it before.
+    pub is_known: bool,
+    /// When its process was started, as for [`kernel::started`](crate::kernel::started); 0: not known.
+    pub started: u32,
     /// For display, as it said in hello.
     pub name: [u8; NAME_BYTES],
     /// How far it is.
@@ -77,6 +83,8 @@ pub struct Connection {
     pub is_queued: bool,
     /// The main socket is empty and its peer has closed it: nothing can come any more.
     pub is_main_at_end: bool,
+    /// A lane drops its next message: nothing behind it is read.
+    pub waits_for_drop: bool,
     /// Its process has died: its turn ends it. A thousand may die at once.
     pub has_died: bool,
     /// The core has events for it.
@@ -139,10 +147,13 @@ impl Connection {
             socket: None,
             lingering: None,
             is_forgotten: false,
+            retiring: 0,
             event: None,
             pidfd: None,
             domain,
             pid,
+            is_known: false,
+            started: 0,
             name: [0; NAME_BYTES],
             phase: Phase::Silent,
             is_main_ready: false,
@@ -150,6 +161,7 @@ impl Connection {
             is_main_closed: false,
             is_queued: false,
             is_main_at_end: false,
+            waits_for_drop: false,
             has_died: false,
             has_events: false,
             is_event_queued: false,
@@ -178,6 +190,16 @@ impl Connection {
     /// The event socket, from the welcome until it is gone.
     pub fn event(&self) -> Option<BorrowedFd<'_>> {
         self.event.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The main socket, or the event socket, while it is there.
+    pub fn socket_of(&self, is_main: bool) -> Option<BorrowedFd<'_>> {
+        if is_main { self.socket() } else { self.event() }
+    }
+
+    /// Whether a socket of an ended connection is still open.
+    pub fn has_sockets_left(&self) -> bool {
+        self.lingering.is_some() || self.retiring > 0
     }
 
     /// Whether there is something to read that may be read now.

@@ -1,11 +1,19 @@
 //! Which job a client is of: from the cgroups of its process. Must never take the job from anything that the client says.
 
 use crate::clients::schedulers::job_cgroup;
+use crate::fds::closers::Process;
+use crate::kernel;
 use crate::limits::{CGROUP_BYTES_AT_ONCE, CGROUP_FILE_BYTES};
 use fdbroker_core::{JobKey, JobName};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 use std::io::Read;
+
+/// What the broker asks about the process of a client, in a lane: before Linux 6.8 /proc/PID/cgroup waits for the mutex of
+/// all cgroups, and whoever reads /proc/PID/stat while the process dies may have to free its memory.
+pub fn process(pid: u32) -> Process {
+    Process { job: of_process(pid), started: kernel::started(pid).unwrap_or(0) }
+}
 
 /// The job of a process; `None` when its cgroups cannot be read: it is in another PID namespace, or gone.
 pub fn of_process(pid: u32) -> Option<(JobKey, JobName)> {

@@ -1,14 +1,15 @@
-//! Lanes: threads that do to clients' fds what may take long or hang for ever, which is to close them and to read the
-//! fdinfo of those that may be dma-bufs. The loop must never do either, nor wait for these threads; and no user's fds
-//! wait for another's.
+//! Lanes: threads that do what may take long or hang for ever. They close clients' fds, have the kernel drop fds that are
+//! not taken in, read the fdinfo of fds that may be dma-bufs, and read what /proc says of a process. The loop must never do
+//! any of it, nor wait for these threads; and no user's jobs wait for another's.
 
 use crate::fds::classify::Looker;
 use crate::kernel::Device;
 use crate::limits::{
     LANE_BATCH, LANE_IDLE, LANE_REPORT, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX,
-    THREAD_STACK_BYTES,
+    MESSAGES_IN_A_SOCKET, THREAD_STACK_BYTES,
 };
-use fdbroker_core::{Lane, Ticket};
+use fdbroker_core::{JobKey, JobName, Lane, Ticket};
+use fdbroker_scm::{ReceivedFds, RecvError};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,37 +24,60 @@ pub type LookFn = Arc<dyn Fn(BorrowedFd<'_>) -> Option<Device> + Send + Sync>;
 /// What tells the loop that reports wait. Called from the lanes' threads.
 pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
 
-/// What a lane does to an fd.
+/// What reads the facts about the process with this number.
+pub type ProcessFn = Arc<dyn Fn(u32) -> Process + Send + Sync>;
+
+/// What /proc says of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Of its cgroups; `None` when they cannot be read: it is in another PID namespace, or gone.
+    pub job: Option<(JobKey, JobName)>,
+    /// As for [`kernel::started`](crate::kernel::started), 0 when it cannot be read.
+    pub started: u32,
+}
+
+/// What a lane calls.
 #[derive(Clone)]
 pub struct Calls {
-    /// Closes it.
+    /// Closes an fd.
     pub close: CloseFn,
-    /// Reads its fdinfo.
+    /// Reads the fdinfo of an fd.
     pub look: LookFn,
+    /// Reads the facts about a process.
+    pub process: ProcessFn,
 }
 
 impl Calls {
-    /// Those of a daemon.
+    /// Those of a daemon, with what it reads of a process.
     ///
     /// # Errors
     /// /proc is not mounted.
-    pub fn real() -> nix::Result<Self> {
+    pub fn real(process: ProcessFn) -> nix::Result<Self> {
         let looker = Looker::new()?;
-        Ok(Calls { close: Arc::new(|fd, _| drop(fd)), look: Arc::new(move |fd| looker.look(fd)) })
+        let look: LookFn = Arc::new(move |fd| looker.look(fd));
+        Ok(Calls { close: Arc::new(|fd, _| drop(fd)), look, process })
     }
 }
 
-/// What is said of an fd once a lane is done with it.
+/// What is said of a job once a lane is done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// It was held; the core charged it under this ticket.
+    /// The fd was held; the core charged it under this ticket.
     Held(Ticket),
-    /// It came with a message of this uid and was not kept; the core charged it under this ticket.
+    /// The fd came with a message of this uid and was not kept; the core charged it under this ticket.
     Arrived(Ticket, u32),
-    /// The core never saw it; it counts against this uid's refused fds.
+    /// The fd was charged to nobody.
+    Uncharged,
+    /// The core never saw the fd; it counts against this uid's refused fds.
     Refused(u32),
+    /// A socket of the ended connection with this number, of this uid, is closed.
+    Retired(usize, u32),
+    /// A message of this uid has been dropped with its fds.
+    Dropped(u32),
     /// This uid's fd has been looked at: the device number of dma-bufs, if it is one.
     Looked(u32, Option<Device>),
+    /// The facts about the process of the connection with this number and serial.
+    Process(usize, u64, Process),
 }
 
 #[derive(Debug)]
@@ -61,13 +85,35 @@ enum Job {
     Close(OwnedFd, Report),
     /// A duplicate, closed when it has been looked at.
     Look(OwnedFd, u32),
+    /// A duplicate of a socket, closed when so many messages at most have been dropped from it.
+    Drop(OwnedFd, usize, Report),
+    /// The process, and the connection's number and serial.
+    Process(u32, usize, u64),
 }
 
-/// Which lane: one user's fds of one kind wait for each other, and for nobody else's.
+/// What a lane is for. One user's jobs of one kind wait for each other, and for nobody else's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Close(Lane),
+    Drop,
+    Process,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LaneOf {
     uid: u32,
-    lane: Lane,
+    kind: Kind,
+}
+
+impl LaneOf {
+    /// Whether a call of it can hang for ever.
+    fn can_hang(&self) -> bool {
+        matches!(self.kind, Kind::Close(Lane::Refused) | Kind::Drop)
+    }
+
+    fn is_accepted(&self) -> bool {
+        self.kind == Kind::Close(Lane::Accepted)
+    }
 }
 
 /// The lanes, seen from the loop.
@@ -94,7 +140,7 @@ struct Shared {
 struct Pool {
     /// Lanes with a job that waits or is under way.
     lanes: HashMap<LaneOf, VecDeque<Job>>,
-    /// Lanes with a job that waits and none under way: first lanes of accepted fds, then lanes of refused ones.
+    /// Lanes with a job that waits and none under way: first those whose calls all end, then those whose calls can hang.
     ready: [VecDeque<LaneOf>; 2],
     /// Which of the two is next.
     next: usize,
@@ -106,28 +152,24 @@ struct Pool {
     ended: bool,
 }
 
-fn is_refused(of: &LaneOf) -> bool {
-    of.lane == Lane::Refused
-}
-
 impl Pool {
     fn add(&mut self, of: LaneOf, job: Job) {
         let jobs = self.lanes.entry(of).or_insert_with(|| {
-            self.ready[usize::from(is_refused(&of))].push_back(of);
+            self.ready[usize::from(of.can_hang())].push_back(of);
             VecDeque::new()
         });
         jobs.push_back(job);
     }
 
     /// Threads that may still take a lane whose calls can hang: the others are kept for closes that end.
-    fn room_for_refused(&self) -> usize {
-        let at_work = self.working.iter().filter(|(of, _)| is_refused(of)).count();
+    fn room_for_hangs(&self) -> usize {
+        let at_work = self.working.iter().filter(|(of, _)| of.can_hang()).count();
         (LANES_MAX - LANES_FOR_ACCEPTED).saturating_sub(at_work)
     }
 
     /// Lanes that a thread could take now.
     fn takeable(&self) -> usize {
-        self.ready[0].len() + self.ready[1].len().min(self.room_for_refused())
+        self.ready[0].len() + self.ready[1].len().min(self.room_for_hangs())
     }
 
     /// Counts a thread to be started, if one is needed.
@@ -139,7 +181,7 @@ impl Pool {
 
     /// Moves some jobs of the next lane to `jobs`: lanes take turns, and so do the two kinds.
     fn take(&mut self, jobs: &mut Vec<Job>) -> Option<LaneOf> {
-        let has_room = self.room_for_refused() > 0;
+        let has_room = self.room_for_hangs() > 0;
         let may = |kind: usize| !self.ready[kind].is_empty() && (kind == 0 || has_room);
         let kind = [self.next, 1 - self.next].into_iter().find(|kind| may(*kind))?;
         self.next = 1 - kind;
@@ -164,7 +206,7 @@ impl Pool {
     fn done(&mut self, of: LaneOf) {
         self.working.retain(|(at_work, _)| *at_work != of);
         match self.lanes.get(&of).is_some_and(|jobs| !jobs.is_empty()) {
-            true => self.ready[usize::from(is_refused(&of))].push_back(of),
+            true => self.ready[usize::from(of.can_hang())].push_back(of),
             false => {
                 self.lanes.remove(&of);
             }
@@ -243,14 +285,33 @@ impl Shared {
     fn do_one(&self, of: LaneOf, job: Job) -> Report {
         match job {
             Job::Close(fd, report) => {
-                (self.calls.close)(fd, of.lane);
+                let lane = if of.is_accepted() { Lane::Accepted } else { Lane::Refused };
+                (self.calls.close)(fd, lane);
                 report
             }
             Job::Look(fd, uid) => {
                 let dmabufs = (self.calls.look)(fd.as_fd());
-                (self.calls.close)(fd, of.lane);
+                (self.calls.close)(fd, Lane::Refused);
                 Report::Looked(uid, dmabufs)
             }
+            Job::Drop(socket, most, report) => {
+                drop_messages(socket.as_fd(), most);
+                report
+            }
+            Job::Process(pid, number, serial) => {
+                Report::Process(number, serial, (self.calls.process)(pid))
+            }
+        }
+    }
+}
+
+/// Takes messages out of a socket without taking in their fds: the kernel closes them here.
+fn drop_messages(socket: BorrowedFd<'_>, most: usize) {
+    let mut no_fds = ReceivedFds::with_capacity(0);
+    for _ in 0..most {
+        match fdbroker_scm::recv(socket, &mut [0], &mut no_fds) {
+            Ok(_) | Err(RecvError::EmptyMessage) => {}
+            Err(_) => return,
         }
     }
 }
@@ -265,12 +326,30 @@ impl Closers {
 
     /// Gives an fd of `uid` away to be closed, with the next [`flush`](Self::flush).
     pub fn close(&mut self, fd: OwnedFd, uid: u32, lane: Lane, report: Report) {
-        self.outbox.push((LaneOf { uid, lane }, Job::Close(fd, report)));
+        self.outbox.push((LaneOf { uid, kind: Kind::Close(lane) }, Job::Close(fd, report)));
     }
 
     /// Has an fd of `uid` looked at, and closed, likewise.
     pub fn look(&mut self, fd: OwnedFd, uid: u32) {
-        self.outbox.push((LaneOf { uid, lane: Lane::Refused }, Job::Look(fd, uid)));
+        self.outbox.push((LaneOf { uid, kind: Kind::Close(Lane::Refused) }, Job::Look(fd, uid)));
+    }
+
+    /// Has the next message of a client of `uid` dropped, with its fds; `socket` is a duplicate. Not behind closes that hang.
+    pub fn drop_next(&mut self, socket: OwnedFd, uid: u32) {
+        let job = Job::Drop(socket, 1, Report::Dropped(uid));
+        self.outbox.push((LaneOf { uid, kind: Kind::Drop }, job));
+    }
+
+    /// Has all messages of the ended connection of a client of `uid` dropped; `socket` is a duplicate.
+    pub fn empty(&mut self, socket: OwnedFd, uid: u32) {
+        let job = Job::Drop(socket, MESSAGES_IN_A_SOCKET, Report::Refused(uid));
+        self.outbox.push((LaneOf { uid, kind: Kind::Close(Lane::Refused) }, job));
+    }
+
+    /// Has the facts about process `pid` of `uid` read, for the connection `number` with this serial.
+    pub fn ask(&mut self, pid: u32, uid: u32, number: usize, serial: u64) {
+        let job = Job::Process(pid, number, serial);
+        self.outbox.push((LaneOf { uid, kind: Kind::Process }, job));
     }
 
     /// Hands this wake's jobs to the threads. Waits at most for a few words to be changed under a lock.
@@ -307,11 +386,11 @@ impl Closers {
     pub fn slow(&self) -> (Vec<u32>, bool) {
         let now = Instant::now();
         let pool = self.shared.pool();
-        let is_slow = |of: &LaneOf, since: Instant| !is_refused(of) && now - since > LANE_SLOW;
+        let is_slow = |of: &LaneOf, since: Instant| of.is_accepted() && now - since > LANE_SLOW;
         let slow = pool.working.iter().filter(|(of, since)| is_slow(of, *since));
         let mut slow: Vec<u32> = slow.map(|(of, _)| of.uid).collect();
         slow.sort_unstable();
-        let is_at_it = self.is_thread_missing || pool.lanes.keys().any(|of| !is_refused(of));
+        let is_at_it = self.is_thread_missing || pool.lanes.keys().any(LaneOf::is_accepted);
         (slow, is_at_it)
     }
 }
@@ -352,7 +431,7 @@ mod tests {
                 }
                 drop(fd);
             });
-            let calls = Calls { close, ..Calls::real().unwrap() };
+            let calls = Calls { close, ..Calls::real(Arc::new(|_| Process::default())).unwrap() };
             Bench { closers: Closers::new(calls, wake), woken, release: Some(release) }
         }
 

@@ -10,7 +10,7 @@ use crate::limits::{
     ARRIVED_CLOSINGS_PER_UID, FILES_PER_LOOK, HUNG_CLOSE, REFUSED_FDS_PER_UID, SLOTS_PER_LOOK,
 };
 use fdbroker_core::{Lane, Now, Ticket};
-use fdbroker_protocol::MemoryKind;
+use fdbroker_protocol::{MAX_BATCH, MemoryKind};
 use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,22 +23,25 @@ pub const NOBODY: u32 = u32::MAX;
 struct Closing {
     /// Those that came with a message and were not kept.
     arrived: u32,
-    /// Those that the core does not know of.
+    /// Those that the core does not know of, and sockets in whose queues such lie.
     refused: u32,
+    /// Of these, sockets of ended connections.
+    sockets: u32,
     /// One is being looked at, and a message waits for that.
     is_looked_at: bool,
     /// Since when there are as many as may be.
     full_since: Option<Now>,
 }
 
-/// How a uid's messages may be read.
+/// How a uid's messages with fds may be read. Never with room for fewer fds than a message can have: the kernel would
+/// close the others on the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// With their fds.
+    /// With all their fds.
     Free,
-    /// Not now: its fds are being closed. Until then they should be.
+    /// Not now: fds are being closed. Until then they should be.
     Wait(Now),
-    /// Without their fds: the closes of those before hang.
+    /// Not at all, because closes of earlier fds hang: a lane drops them.
     WithoutFds,
 }
 
@@ -60,6 +63,11 @@ pub struct FdTable {
     closers: Closers,
     /// Fds that came from a uid and are in the closers; no entry = none.
     closing: HashMap<u32, Closing>,
+    /// All refused fds, at most so many while messages with fds are read.
+    refused: u64,
+    most_refused: u64,
+    /// Since when there is no room among them for a whole message.
+    short_since: Option<Now>,
     /// Fds of messages that wait until one of them has been looked at, by uid: at most one message of each.
     suspended: HashMap<u32, Vec<Option<Arrived>>>,
     /// Of the message at hand.
@@ -68,16 +76,19 @@ pub struct FdTable {
 }
 
 impl FdTable {
-    /// An empty table for slots below `max_slots`.
-    pub fn new(max_slots: u32, closers: Closers) -> Self {
+    /// An empty table for slots below `max_slots`, and for so many refused fds.
+    pub fn new(max_slots: u32, most_refused: u64, closers: Closers) -> Self {
         // Reserved but not touched: growing later would copy megabytes on the loop.
         FdTable {
             held: Vec::with_capacity(max_slots as usize),
             kinds: Vec::with_capacity(max_slots as usize),
             files: FilesBySlot::with_capacity(max_slots as usize),
-            arrived: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
+            arrived: Vec::with_capacity(MAX_BATCH),
             closers,
             closing: HashMap::new(),
+            refused: 0,
+            most_refused,
+            short_since: None,
             suspended: HashMap::new(),
             uid: NOBODY,
             now: Now(0),
@@ -135,7 +146,7 @@ impl FdTable {
             None => true,
             Some(former) => {
                 // Never closed here, whatever went wrong.
-                self.closers.close(former, NOBODY, Lane::Accepted, Report::Refused(NOBODY));
+                self.closers.close(former, NOBODY, Lane::Accepted, Report::Uncharged);
                 false
             }
         }
@@ -223,7 +234,7 @@ impl FdTable {
     /// Gives every held fd to a closer, uncharged.
     pub fn close_all_held(&mut self) {
         for fd in self.held.drain(..).flatten() {
-            self.closers.close(fd, NOBODY, Lane::Accepted, Report::Refused(NOBODY));
+            self.closers.close(fd, NOBODY, Lane::Accepted, Report::Uncharged);
         }
         self.kinds.clear();
         self.files.clear();
@@ -244,8 +255,7 @@ impl FdTable {
         slot
     }
 
-    /// Ends the message at hand: what nothing has claimed goes to the refused closer, counted
-    /// against `uid`.
+    /// Ends the message at hand: what nothing has claimed goes to the lane of `uid`'s refused fds.
     pub fn refuse_rest(&mut self, uid: u32) {
         let mut refused = 0;
         for Arrived { fd, .. } in self.arrived.drain(..).flatten() {
@@ -257,20 +267,35 @@ impl FdTable {
         }
     }
 
-    /// Gives away fds that are of no message at hand.
-    pub fn refuse_all(&mut self, received: &mut ReceivedFds, uid: u32) {
-        let mut refused = 0;
-        for fd in received.drain() {
-            self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
-            refused += 1;
-        }
-        self.count(uid, |closing| closing.refused += refused);
+    /// Has a lane close a socket of no connection, in which fds may lie.
+    pub fn refuse(&mut self, socket: OwnedFd, uid: u32) {
+        self.count(uid, |closing| closing.refused += 1);
+        self.closers.close(socket, uid, Lane::Refused, Report::Refused(uid));
     }
 
-    /// Gives away a socket in which fds may lie unread: their close may hang as well.
-    pub fn refuse(&mut self, fd: OwnedFd, uid: u32) {
+    /// Has a lane close a socket of the ended connection `number`, in which fds may lie: [`Report::Retired`] tells when.
+    pub fn retire(&mut self, socket: OwnedFd, uid: u32, number: usize) {
+        self.count(uid, |closing| {
+            (closing.refused, closing.sockets) = (closing.refused + 1, closing.sockets + 1)
+        });
+        self.closers.close(socket, uid, Lane::Refused, Report::Retired(number, uid));
+    }
+
+    /// Has a lane drop what lies in a socket; this is a duplicate of it.
+    pub fn empty(&mut self, duplicate: OwnedFd, uid: u32) {
         self.count(uid, |closing| closing.refused += 1);
-        self.closers.close(fd, uid, Lane::Refused, Report::Refused(uid));
+        self.closers.empty(duplicate, uid);
+    }
+
+    /// Has a lane drop the next message in a socket; this is a duplicate of it. [`Report::Dropped`] tells when.
+    pub fn drop_next(&mut self, duplicate: OwnedFd, uid: u32) {
+        self.count(uid, |closing| closing.refused += 1);
+        self.closers.drop_next(duplicate, uid);
+    }
+
+    /// Whether so many sockets of ended connections of `uid` hang that it may have no further connection.
+    pub fn is_hung(&self, uid: u32) -> bool {
+        self.closing.get(&uid).is_some_and(|closing| closing.sockets >= REFUSED_FDS_PER_UID)
     }
 
     /// Has the fd at `index` of the message at hand looked at; the message's fds wait for that. `false`: it cannot be.
@@ -301,9 +326,8 @@ impl FdTable {
         if self.closing.is_empty() || uid == NOBODY {
             return Reading::Free;
         }
-        let Some(since) = self.closing.get(&uid).and_then(|closing| closing.full_since) else {
-            return Reading::Free;
-        };
+        let full_since = self.closing.get(&uid).and_then(|closing| closing.full_since);
+        let Some(since) = full_since.or(self.short_since) else { return Reading::Free };
         let until = clock::after(since, HUNG_CLOSE);
         match self.now < until {
             true => Reading::Wait(until),
@@ -313,7 +337,9 @@ impl FdTable {
 
     fn count(&mut self, uid: u32, change: impl FnOnce(&mut Closing)) {
         let closing = self.closing.entry(uid).or_default();
+        let former = closing.refused;
         change(closing);
+        self.refused = self.refused + u64::from(closing.refused) - u64::from(former);
         // Full until half of them are closed: else each close would wake every client that waits.
         let share = if closing.full_since.is_some() { 2 } else { 1 };
         let is_full = closing.is_looked_at
@@ -323,19 +349,23 @@ impl FdTable {
         if closing.refused == 0 && closing.arrived == 0 && !closing.is_looked_at {
             self.closing.remove(&uid);
         }
+        let is_short = self.refused + MAX_BATCH as u64 > self.most_refused;
+        self.short_since = is_short.then(|| self.short_since.unwrap_or(self.now));
     }
 
-    /// Counts an fd that has been closed.
-    pub fn note_closed(&mut self, report: Report) {
-        let uid = match report {
-            Report::Held(_) => return,
-            Report::Arrived(_, uid) | Report::Refused(uid) | Report::Looked(uid, _) => uid,
-        };
-        self.count(uid, |closing| match report {
-            Report::Refused(_) => closing.refused = closing.refused.saturating_sub(1),
-            Report::Looked(..) => closing.is_looked_at = false,
-            _ => closing.arrived = closing.arrived.saturating_sub(1),
-        });
+    /// Counts a job of the closers that is done.
+    pub fn note_done(&mut self, report: Report) {
+        match report {
+            Report::Held(_) | Report::Uncharged | Report::Process(..) => {}
+            Report::Arrived(_, uid) => self.count(uid, |closing| closing.arrived -= 1),
+            Report::Looked(uid, _) => self.count(uid, |closing| closing.is_looked_at = false),
+            Report::Refused(uid) | Report::Dropped(uid) => {
+                self.count(uid, |closing| closing.refused -= 1);
+            }
+            Report::Retired(_, uid) => self.count(uid, |closing| {
+                (closing.refused, closing.sockets) = (closing.refused - 1, closing.sockets - 1);
+            }),
+        }
     }
 
     /// Hands what is to be closed to the closers.

@@ -70,7 +70,7 @@ impl Arrivals {
     /// Gives what is left to the closer that may take its time.
     pub fn close_by(&mut self, closers: &mut Closers) {
         for fd in self.0.drain(..).flatten() {
-            closers.close(fd, NOBODY, Lane::Refused, Report::Refused(NOBODY));
+            closers.close(fd, NOBODY, Lane::Refused, Report::Uncharged);
         }
         closers.flush();
     }

@@ -331,7 +331,7 @@ fn name_of(id: AllocationId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fds::closers::{Calls, Closers};
+    use crate::fds::closers::{Calls, Closers, Process};
     use crate::fds::files::Files;
     use fdbroker_core::{Deposit, DomainKey, Lane};
     use fdbroker_protocol::{MemoryKind, Share};
@@ -468,7 +468,7 @@ mod tests {
     }
 
     fn no_fds() -> FdTable {
-        let closers = Closers::new(Calls::real().unwrap(), Arc::new(|| {}));
-        FdTable::new(16, closers)
+        let calls = Calls::real(Arc::new(|_| Process::default())).unwrap();
+        FdTable::new(16, 317, Closers::new(calls, Arc::new(|| {})))
     }
 }

@@ -4,8 +4,11 @@
 use crate::clients::connection::client_id;
 use crate::clients::handshakes::Handshake;
 use crate::clock;
+use crate::fds::closers::Process;
 use crate::kernel;
-use crate::limits::{ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, TURNED_AWAY_PER_CHORE};
+use crate::limits::{
+    ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE,
+};
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::parts::{Retiring, Server};
@@ -49,36 +52,56 @@ impl Server {
             }
             let bytes = self.writer.failed(0, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-            self.retiring.push(Retiring { socket, uid, is_at_end: false });
+            self.retiring.push(Retiring { socket, uid, number: None, is_at_end: false });
             return false;
         }
-        let pidfd = kernel::peer_pidfd(socket.as_fd(), pid, uid, self.settings.kernel);
-
-        let gid = self.group(peer.gid());
-        let groups = self.groups(socket.as_fd());
         let index = self.connections.add(socket, domain, pid);
         let client = client_id(index);
         self.lobby.enter(domain);
-        let connection = &mut self.connections[index];
-        connection.pidfd = pidfd;
-        let main = connection.socket.as_ref().expect("just made").as_fd();
-        let mut registered = register(&self.poll, main, Source::Main(index));
-        if let Some(pidfd) = &connection.pidfd {
-            registered = registered
-                .and_then(|()| register(&self.poll, pidfd.as_fd(), Source::Process(index)));
-        }
+        let connection = &self.connections[index];
         let serial = connection.serial;
         let until = clock::after(self.now, self.settings.handshake_timeout);
         let most = self.settings.core.max_clients as usize;
         self.handshakes.add(Handshake { client, serial, until }, most, &self.connections);
-        let job = crate::clients::job::of_process(pid);
-        let peer = Peer { domain, job, pid, gid, groups: &groups };
+        self.fds.closers().ask(pid, uid, index, serial);
+        true
+    }
+
+    /// The facts about the process of connection `number` are there: the core hears of it, and what it has said is read.
+    pub(crate) fn take_in(&mut self, number: usize, serial: u64, process: Process) {
+        let client = client_id(number);
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        if connection.serial != serial || connection.is_known {
+            return;
+        }
+        (connection.is_known, connection.started) = (true, process.started);
+        let (domain, pid) = (connection.domain, connection.pid);
+        let Some(socket) = &self.connections[number].socket else { return self.forget(number) };
+        let registered = register(&self.poll, socket.as_fd(), Source::Main(number));
+        let pidfd = kernel::peer_pidfd(socket.as_fd(), pid, domain.uid, self.settings.kernel);
+        let registered = registered.and_then(|()| match &pidfd {
+            Some(pidfd) => register(&self.poll, pidfd.as_fd(), Source::Process(number)),
+            None => Ok(()),
+        });
+        let gid =
+            getsockopt(socket, PeerCredentials).map_or(NO_GROUP, |peer| self.group(peer.gid()));
+        let groups = self.groups(socket.as_fd());
+        self.connections[number].pidfd = pidfd;
+        let peer = Peer { domain, job: process.job, pid, gid, groups: &groups };
         self.step(Input::Connect { client, peer });
         if let Err(error) = registered {
             log::error!("cannot watch a new client: {error}");
             self.disconnect(client, ErrorCode::Internal.into());
         }
-        true
+    }
+
+    /// Takes in all whose facts are not there yet, without them: a successor would not hear of them.
+    pub(crate) fn take_all_in(&mut self) {
+        let unknown = self.connections.iter().filter(|(_, it)| !it.is_known);
+        let unknown: Vec<_> = unknown.map(|(number, it)| (number, it.serial)).collect();
+        for (number, serial) in unknown {
+            self.take_in(number, serial, Process::default());
+        }
     }
 
     /// A group that allocations may be shared with; one that this namespace does not know is no group.
@@ -114,6 +137,10 @@ impl Server {
         if u64::from(of_uid) >= cap {
             return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));
         }
+        if self.fds.is_hung(uid) {
+            let cap = REFUSED_FDS_PER_UID.into();
+            return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0));
+        }
         if !self.lobby.has_room(domain) {
             return Err(ErrorCode::Again.into());
         }
@@ -124,7 +151,7 @@ impl Server {
     pub(crate) fn forget(&mut self, index: usize) {
         self.end_connection(client_id(index));
         match self.connections.get_mut(index) {
-            Some(connection) if connection.lingering.is_some() => connection.is_forgotten = true,
+            Some(connection) if connection.has_sockets_left() => connection.is_forgotten = true,
             _ => self.remove_record(index),
         }
     }

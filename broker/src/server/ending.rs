@@ -2,7 +2,6 @@
 //! may lie unread: their close may block for ever.
 
 use crate::clients::connection::{Phase, index};
-use crate::fds::table::Reading;
 use crate::readiness::Source;
 use crate::readiness::watch;
 use crate::server::parts::{Retiring, Server};
@@ -13,15 +12,11 @@ use fdbroker_scm::RecvError;
 use mio::Poll;
 use mio::unix::SourceFd;
 use nix::sys::socket::{Shutdown, shutdown};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Messages read from a socket that is to be closed, in search of its end; with more in it, it goes
 /// to the refused closer.
 const MESSAGES_TO_END: usize = 16;
-
-/// Messages that a socket can have in it: the kernel takes no more than net.unix.max_dgram_qlen, or
-/// than fit the sender's buffer (212,992 bytes, some 770 each at least).
-const MESSAGES_IN_A_SOCKET: usize = 1024;
 
 impl Server {
     /// The client's process or socket has ended, or it is to end at once.
@@ -50,7 +45,8 @@ impl Server {
     /// Takes the connection's sockets away; its record stays until the core has forgotten the
     /// client.
     pub(crate) fn end_connection(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let number = index(client);
+        let Some(connection) = self.connections.get_mut(number) else { return };
         if connection.phase == Phase::Gone {
             return;
         }
@@ -58,21 +54,21 @@ impl Server {
             self.lobby.leave(connection.domain);
         }
         let uid = connection.domain.uid;
-        let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
         let is_at_end = connection.is_main_at_end;
+        let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
+        let event = connection.event.take();
         if let Some(socket) = connection.socket.take() {
-            match is_read {
-                true => self.retiring.push(Retiring { socket, uid, is_at_end }),
-                false => {
-                    let socket = linger(&self.poll, client, socket);
-                    self.empty(&socket, uid);
-                    self.connections[index(client)].lingering = Some(socket);
-                }
+            if is_read || !self.empty(&socket, uid) {
+                self.retire(number, socket, is_at_end);
+            } else {
+                watch_end(&self.poll, client, socket.as_fd());
+                self.connections[number].lingering = Some(socket);
             }
         }
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        let event = connection.event.take();
-        self.retiring.extend(event.map(|socket| Retiring { socket, uid, is_at_end: false }));
+        if let Some(event) = event {
+            self.retire(number, event, false);
+        }
+        let Some(connection) = self.connections.get_mut(number) else { return };
         connection.pidfd = None;
         connection.hello_reply = None;
         connection.pending.clear();
@@ -81,7 +77,9 @@ impl Server {
         connection.is_main_ready = false;
         connection.is_event_ready = false;
         connection.has_died = false;
-        self.feedback.note_gone(client);
+        if connection.is_known {
+            self.feedback.note_gone(client);
+        }
     }
 
     /// Ends the lingering of a connection whose peer has read what was left in its socket, or has
@@ -91,11 +89,29 @@ impl Server {
         if !self.in_flight.forget_if_read(connection) {
             return;
         }
+        if let Some(socket) = connection.lingering.take() {
+            self.retire(index, socket, false);
+        }
+    }
+
+    /// Closes a socket of an ended connection, later. The connection stays on record until then.
+    pub(crate) fn retire(&mut self, number: usize, socket: OwnedFd, is_at_end: bool) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        connection.retiring += 1;
+        if connection.lingering.is_none() {
+            // Nobody will tell from now on when the peer has read the rest.
+            self.in_flight.forget_unread(connection);
+        }
         let uid = connection.domain.uid;
-        let socket = connection.lingering.take();
-        self.retiring.extend(socket.map(|socket| Retiring { socket, uid, is_at_end: false }));
-        if connection.is_forgotten {
-            self.remove_record(index);
+        self.retiring.push(Retiring { socket, uid, number: Some(number), is_at_end });
+    }
+
+    /// A socket of the ended connection `number` is closed.
+    pub(crate) fn note_retired(&mut self, number: usize) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        connection.retiring -= 1;
+        if connection.is_forgotten && !connection.has_sockets_left() {
+            self.remove_record(number);
         }
     }
 
@@ -103,62 +119,54 @@ impl Server {
     /// may take its time.
     pub(crate) fn retire_sockets(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(Retiring { socket, uid, is_at_end }) = self.retiring.pop() else { return };
-            if is_at_end {
-                continue;
-            }
+            let Some(Retiring { socket, uid, number, is_at_end }) = self.retiring.pop() else {
+                return;
+            };
             // From here on the peer can add nothing.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-            if !self.read_to_end(&socket, uid) {
-                let fd = socket.as_raw_fd();
-                let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
-                self.fds.refuse(socket, uid);
+            let is_empty = is_at_end || self.is_read_to_end(&socket);
+            match number {
+                _ if is_empty => drop(socket),
+                Some(number) => {
+                    let fd = socket.as_raw_fd();
+                    let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
+                    self.fds.retire(socket, uid, number);
+                    continue;
+                }
+                None => self.fds.refuse(socket, uid),
             }
+            number.into_iter().for_each(|number| self.note_retired(number));
         }
     }
 
-    /// Takes out what the peer has sent: a socket that lingers may have the peer's own end in it, and
-    /// then nobody else could ever close that.
-    fn empty(&mut self, socket: &OwnedFd, uid: u32) {
-        for _ in 0..MESSAGES_IN_A_SOCKET {
-            // With too many of its fds on their way to the closers, the kernel drops the others.
-            let takes_fds = self.fds.reading(uid) == Reading::Free;
-            let result = self.inbox.recv_rest(socket, takes_fds);
-            if !self.inbox.fds().is_empty() {
-                // There may be a message at hand whose fds are not claimed yet: these are not its.
-                self.fds.refuse_all(self.inbox.fds(), uid);
-            }
-            if !matches!(result, Ok(_) | Err(RecvError::EmptyMessage)) {
-                return;
-            }
+    /// Has a lane take out what the peer has sent: a socket that lingers may have the peer's own end in it, and
+    /// then nobody else could ever close that. `false`: there is no place for it.
+    fn empty(&mut self, socket: &OwnedFd, uid: u32) -> bool {
+        let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+        if !fdbroker_scm::is_control_next(socket.as_fd())
+            && fdbroker_scm::queued_bytes(socket.as_fd()).is_ok_and(|bytes| bytes == 0)
+        {
+            return true;
         }
+        let duplicate = socket.try_clone();
+        let is_there = duplicate.is_ok();
+        duplicate.into_iter().for_each(|duplicate| self.fds.empty(duplicate, uid));
+        is_there
     }
 
-    /// Whether the socket is empty now; what was in it is in the refused closer.
-    fn read_to_end(&mut self, socket: &OwnedFd, uid: u32) -> bool {
-        // With too many of its fds on their way to the closers, the kernel drops what is left:
-        // nothing more may pile up.
-        let is_reading_fds = self.fds.reading(uid) == Reading::Free;
+    /// Whether the socket is empty now. Messages with fds stay in it: it is to be closed with them.
+    fn is_read_to_end(&mut self, socket: &OwnedFd) -> bool {
         for _ in 0..MESSAGES_TO_END {
             if fdbroker_scm::is_control_next(socket.as_fd()) {
-                // Nothing of it comes into the table: it goes with the socket.
                 return false;
             }
-            let result = self.inbox.recv_rest(socket, true);
-            if !self.inbox.fds().is_empty() {
-                // There may be more in it than the table has room for: the rest goes with the
-                // socket.
-                self.fds.begin_message(self.inbox.fds(), uid);
-                self.fds.refuse_rest(uid);
-                return false;
-            }
-            match result {
+            match self.inbox.recv(socket.as_fd()) {
                 Ok(_) | Err(RecvError::EmptyMessage) => {}
                 Err(RecvError::Eof) => return true,
-                Err(_) => break,
+                Err(_) => return false,
             }
         }
-        !is_reading_fds
+        false
     }
 
     /// Tells every client that the broker ends. Best effort: their next call finds out anyway.
@@ -175,13 +183,11 @@ impl Server {
     }
 }
 
-/// Prepares the socket of an ended connection for being kept until what lies in it has been read. The
-/// peer reads it, then the end.
-fn linger(poll: &Poll, client: ClientId, socket: OwnedFd) -> OwnedFd {
-    let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-    if let Err(error) = watch(poll, socket.as_fd(), Source::Main(index(client)), true) {
+/// Watches the socket of an ended connection that is kept until what lies in it has been read. The peer reads it, then the
+/// end.
+fn watch_end(poll: &Poll, client: ClientId, socket: BorrowedFd<'_>) {
+    if let Err(error) = watch(poll, socket, Source::Main(index(client)), true) {
         // It is looked at again whenever room in flight is short.
         log::error!("cannot watch an ended connection: {error}");
     }
-    socket
 }

@@ -11,6 +11,7 @@ use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
 use crate::handover::arrived::{Arrivals, Arrived, broken};
 use crate::handover::state::{SavedConnection, State};
+use crate::kernel;
 use crate::limits::MAX_TABLE_FDS;
 use crate::manager::keep_store::Found;
 use crate::node::generation_page::GenerationPage;
@@ -211,7 +212,7 @@ impl Server {
         let known: HashSet<_> = known.into_iter().map(|(id, _)| id).collect();
         let mut left = Vec::new();
         for (index, connection) in &mut self.connections {
-            if known.contains(&client_id(index)) || connection.is_forgotten {
+            if known.contains(&client_id(index)) {
                 continue;
             }
             if connection.phase != Phase::Gone {
@@ -301,6 +302,10 @@ impl Connection {
         self.lingering = fds.take_if(saved.lingering)?;
         self.event = fds.take_if(saved.event)?;
         self.pidfd = fds.take_if(saved.pidfd)?;
+        self.is_known = true;
+        if saved.phase == Phase::Silent {
+            self.started = kernel::started(self.pid).unwrap_or(0);
+        }
         self.is_forgotten = saved.is_forgotten;
         self.name = saved.name;
         self.phase = saved.phase;

@@ -8,7 +8,7 @@ use crate::handover::packing::{Packing, Parcel, Way, Whose, save_connection, sav
 use crate::handover::state::{SavedHandshake, SavedSlot, State};
 use crate::handover::{HandoverError, ledger};
 use crate::limits::HANDOVER_TRIES;
-use crate::server::parts::{Retiring, Server};
+use crate::server::parts::Server;
 use fdbroker_core::ClientId;
 use fdbroker_protocol::{ErrorCode, Resource};
 use nix::sys::resource::{Resource as Rlimit, getrlimit, setrlimit};
@@ -60,17 +60,13 @@ impl Server {
         self.disconnect(client, ErrorCode::Internal.into());
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.lingering.take() else { return };
-        self.in_flight.forget_unread(connection);
-        let (uid, is_forgotten) = (connection.domain.uid, connection.is_forgotten);
-        self.retiring.push(Retiring { socket, uid, is_at_end: false });
-        if is_forgotten {
-            self.remove_record(index(client));
-        }
+        self.retire(index(client), socket, false);
     }
 
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
     fn settle_all(&mut self) -> Result<(), HandoverError> {
         self.end_suspended();
+        self.take_all_in();
         for _ in 0..HANDOVER_TRIES {
             let mut effects = std::mem::take(&mut self.effects);
             self.core.settle_parked(&mut effects);

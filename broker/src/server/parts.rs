@@ -20,7 +20,7 @@ use crate::fds::rounds::Rounds;
 use crate::fds::slow::SlowLanes;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
-use crate::limits::IN_FLIGHT_DIVISOR;
+use crate::limits::{IN_FLIGHT_DIVISOR, refused_fds};
 use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
 use crate::manager::notify::Manager;
@@ -50,6 +50,8 @@ pub(crate) struct Retiring {
     pub socket: OwnedFd,
     /// Whose fds may lie in it.
     pub uid: u32,
+    /// Its connection, if it has one.
+    pub number: Option<usize>,
     /// It is known that nothing does, nor can any more.
     pub is_at_end: bool,
 }
@@ -144,7 +146,8 @@ impl Server {
         let now = clock::now();
         let in_flight = Self::new_in_flight(&settings);
         let lobby = Self::new_lobby(&settings);
-        let fds = FdTable::new(settings.core.max_slots, parts.closers);
+        let most_refused = refused_fds(settings.table_fds);
+        let fds = FdTable::new(settings.core.max_slots, most_refused, parts.closers);
         let mut server = Server {
             now,
             started: now,
@@ -220,7 +223,8 @@ impl Server {
     /// Whether no client has a turn or an event to come.
     #[cfg(feature = "fuzzing")]
     pub fn is_at_rest(&self) -> bool {
-        self.ready.is_empty() && self.eventful.is_empty()
+        let is_known = self.connections.iter().all(|(_, connection)| connection.is_known);
+        is_known && self.ready.is_empty() && self.eventful.is_empty()
     }
 
     /// What administrators are shown.

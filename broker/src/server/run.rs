@@ -163,7 +163,7 @@ impl Server {
     fn take_reports(&mut self) {
         for _ in 0..self.reports.fetch(&mut self.fds).min(REPORTS_PER_CHORE) {
             let Some(report) = self.reports.pop() else { break };
-            self.fds.note_closed(report);
+            self.fds.note_done(report);
             match report {
                 Report::Held(ticket) | Report::Arrived(ticket, _) => {
                     self.step(Input::Closed { ticket });
@@ -172,7 +172,14 @@ impl Server {
                     dmabufs.into_iter().for_each(|device| self.classifier.learn(device));
                     self.go_on_with(uid);
                 }
-                Report::Refused(_) => {}
+                Report::Retired(number, _) => self.note_retired(number),
+                Report::Dropped(uid) => self.note_dropped(uid),
+                Report::Process(number, serial, process) => {
+                    self.take_in(number, serial, process);
+                    // That takes as long as the others together.
+                    break;
+                }
+                Report::Refused(_) | Report::Uncharged => {}
             }
         }
         self.resume_paused();

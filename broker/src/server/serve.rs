@@ -4,15 +4,14 @@
 
 use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::table::{NOBODY, Reading};
-use crate::kernel;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::requests::{self, Breach, Context};
 use crate::server::parts::Server;
-use crate::server::waiting::{Channel, Suspended};
+use crate::server::waiting::{Channel, Refused, Suspended};
 use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
-use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Status};
 use fdbroker_scm::RecvError;
 use std::os::fd::AsFd;
 
@@ -22,7 +21,7 @@ enum Outcome {
     Served,
     /// There is nothing to read, or nobody to read from.
     Nothing,
-    /// The message has fds, and earlier fds of its uid are still being closed.
+    /// The message has fds, and earlier fds of its uid are still being closed, or it is to be dropped.
     Paused,
 }
 
@@ -31,14 +30,9 @@ impl Server {
     pub(crate) fn serve(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         connection.is_queued = false;
-        if connection.has_died {
+        if connection.has_died || (connection.waits_for_drop && connection.is_main_closed) {
             return self.lose(client);
         }
-        let uid = connection.domain.uid;
-        if self.waiting.is_suspended(uid, client) {
-            return;
-        }
-        self.inbox.begin_turn(self.fds.reading(uid));
         // Answers to recalls first: others wait for them.
         let is_free = self.serve_channel(client, Channel::Event);
         if self.serve_channel(client, Channel::Main) && is_free {
@@ -69,7 +63,8 @@ impl Server {
                 Channel::Main => connection.is_main_ready && connection.blocked.is_none(),
                 Channel::Event => connection.is_event_ready,
             };
-            if self.waiting.is_suspended(connection.domain.uid, client) {
+            if connection.waits_for_drop || self.waiting.is_suspended(connection.domain.uid, client)
+            {
                 return false;
             }
             if !is_ready || (channel == Channel::Main && !self.may_read(client)) {
@@ -112,19 +107,19 @@ impl Server {
             *is_ready = false;
             return Outcome::Nothing;
         };
-        // Only messages with fds wait: another client of the uid may be served all the same.
-        if let Some(until) = self.inbox.waits(socket.as_fd()) {
-            self.pause(client, until);
-            return Outcome::Paused;
-        }
-        // More than it has credit for never comes into the table.
-        let fd_room = match channel {
-            Channel::Main => {
-                usize::try_from(self.core.deposit_credits(client)).unwrap_or(MAX_BATCH)
+        // Only messages with fds wait, or are refused: another client of the uid may be served all the same.
+        match self.fds.reading(connection.domain.uid) {
+            Reading::Wait(until) if fdbroker_scm::is_control_next(socket.as_fd()) => {
+                self.pause(client, until);
+                return Outcome::Paused;
             }
-            Channel::Event => MAX_BATCH,
-        };
-        match self.inbox.recv(socket.as_fd(), fd_room) {
+            Reading::WithoutFds if fdbroker_scm::is_control_next(socket.as_fd()) => {
+                self.refuse_next(client, channel);
+                return Outcome::Paused;
+            }
+            _ => {}
+        }
+        match self.inbox.recv(socket.as_fd()) {
             Ok(received) => self.take_message(client, channel, &received),
             Err(RecvError::WouldBlock) => {
                 *is_ready = false;
@@ -170,13 +165,11 @@ impl Server {
         let id = message.id;
         self.schedule.spend(message.count);
         if received.fds_truncated {
-            let arrived = self.fds.arrived_count();
-            if self.inbox.takes_fds() && arrived >= self.inbox.fd_room() {
-                let breach =
-                    Breach::NoCredit { fds: message.fd_count, credits: self.inbox.fd_room() };
-                return self.break_off(client, id, &breach);
-            }
             return self.answer_truncated(client, id);
+        }
+        if let Some(credits) = self.exceeded_credits(client, channel) {
+            let breach = Breach::NoCredit { fds: message.fd_count, credits };
+            return self.break_off(client, id, &breach);
         }
         if let Err(error) = message.check_fds(self.fds.arrived_count()) {
             return self.break_off(client, id, &Breach::Decode(error));
@@ -243,7 +236,6 @@ impl Server {
         };
         let bytes = self.inbox.bytes(length).to_vec();
         self.waiting.suspend(domain.uid, Suspended { client, serial, channel, bytes });
-        self.inbox.wait(until);
         self.pause(client, until);
     }
 
@@ -301,12 +293,75 @@ impl Server {
         self.settle_queues();
     }
 
-    /// Some fds of the message are gone: its uid has too many that hang, or the broker's table is
-    /// full, which is nothing that the client has done.
-    fn answer_truncated(&mut self, client: ClientId, id: u64) {
-        if !self.inbox.takes_fds() {
-            return self.answer_hung(client, id, NOBODY);
+    /// Refuses the next message, which has fds, while closes of its uid hang. A lane drops it, and the client is not read
+    /// from until then.
+    fn refuse_next(&mut self, client: ClientId, channel: Channel) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket_of(channel == Channel::Main) else { return };
+        let Ok(length) = self.inbox.peek(socket) else { return self.lose(client) };
+        let message = match Message::parse(self.inbox.bytes(length)) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        if connection.phase != Phase::Welcomed {
+            return self.break_off(client, id, &Breach::OutOfTurn(message.kind));
         }
+        connection.waits_for_drop = true;
+        let (uid, serial) = (connection.domain.uid, connection.serial);
+        let message = Refused { client, serial, channel };
+        if self.waiting.refuse(uid, message) {
+            self.drop_refused(uid, message);
+        }
+        // Of one that does not answer a recall the owner counts as silent when its time is over.
+        if channel == Channel::Main {
+            self.answer_hung(client, id, uid);
+        }
+    }
+
+    /// Has a lane drop the message, if its client is still there.
+    fn drop_refused(&mut self, uid: u32, mut message: Refused) {
+        loop {
+            let Refused { client, serial, channel } = message;
+            let connection = self.connections.get(index(client)).filter(|it| it.serial == serial);
+            let socket = connection.and_then(|it| it.socket_of(channel == Channel::Main));
+            match socket.map(|socket| socket.try_clone_to_owned()) {
+                Some(Ok(duplicate)) => return self.fds.drop_next(duplicate, uid),
+                // There is no place for it.
+                Some(Err(_)) => self.lose(client),
+                None => {}
+            }
+            let (_, Some(next)) = self.waiting.take_refused(uid) else { return };
+            message = next;
+        }
+    }
+
+    /// A refused message of `uid` has been dropped.
+    pub(crate) fn note_dropped(&mut self, uid: u32) {
+        let (dropped, next) = self.waiting.take_refused(uid);
+        if let Some(next) = next {
+            self.drop_refused(uid, next);
+        }
+        let Some(Refused { client, serial, .. }) = dropped else { return };
+        if let Some(connection) = self.connections.get_mut(index(client))
+            && connection.serial == serial
+        {
+            connection.waits_for_drop = false;
+            self.enqueue(client);
+        }
+    }
+
+    /// How many fds the client may send in a message on this channel, if the message at hand has more.
+    fn exceeded_credits(&self, client: ClientId, channel: Channel) -> Option<usize> {
+        if channel == Channel::Event || self.fds.arrived_count() == 0 {
+            return None;
+        }
+        let credits = usize::try_from(self.core.deposit_credits(client)).unwrap_or(usize::MAX);
+        (self.fds.arrived_count() > credits).then_some(credits)
+    }
+
+    /// Some fds of the message are gone because the broker's table is full, which is nothing that the client has done.
+    fn answer_truncated(&mut self, client: ClientId, id: u64) {
         log::error!("the fd table is full: fds of client {} were lost", client.0);
         self.fds.refuse_rest(NOBODY);
         self.reply_failed(client, RequestId(id), ErrorCode::Internal.into());
@@ -339,9 +394,8 @@ impl Server {
 
     /// Tells the core by which key the client can be known after a crash. Without a key it cannot be.
     fn identify(&mut self, client: ClientId, random: u64) {
-        let pid = self.connections[index(client)].pid;
+        let Connection { pid, started, .. } = self.connections[index(client)];
         if random != 0 {
-            let started = kernel::started(pid).unwrap_or(0);
             self.step(Input::Identify { client, key: OwnerKey { pid, started, random } });
         }
     }

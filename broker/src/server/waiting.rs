@@ -1,9 +1,10 @@
-//! Clients whose messages with fds wait: until fds of their uid have been closed, or until an fd has been looked at. Must
-//! never hold fds: the fd table has them. At most one message of a uid waits for a look.
+//! Clients whose messages with fds wait: until fds of their uid have been closed, until an fd has been looked at, or until
+//! a lane has dropped the message. Must never hold fds: the fd table has them. At most one message of a uid waits for a look,
+//! and lanes drop at most one message of a uid at a time.
 
 use crate::fds::table::Reading;
 use fdbroker_core::{ClientId, Now};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Which of a client's two sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,15 @@ pub(crate) struct Suspended {
     pub bytes: Vec<u8>,
 }
 
+/// A message that was refused and is to be dropped: it lies in this socket of the client, which is not read from meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) struct Refused {
+    pub client: ClientId,
+    /// As for [`Suspended`].
+    pub serial: u64,
+    pub channel: Channel,
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Waiting {
@@ -32,6 +42,8 @@ pub(crate) struct Waiting {
     until: Option<Now>,
     /// By uid.
     suspended: HashMap<u32, Suspended>,
+    /// By uid; a lane drops the first one.
+    refused: HashMap<u32, VecDeque<Refused>>,
 }
 
 impl Waiting {
@@ -80,6 +92,23 @@ impl Waiting {
     /// Uids with a message that waits for a look.
     pub fn suspended_uids(&self) -> Vec<u32> {
         self.suspended.keys().copied().collect()
+    }
+
+    /// A message of `uid` is to be dropped. Whether it is the first one.
+    pub fn refuse(&mut self, uid: u32, message: Refused) -> bool {
+        let refused = self.refused.entry(uid).or_default();
+        refused.push_back(message);
+        refused.len() == 1
+    }
+
+    /// The first message of `uid` has been dropped. It, and the one that is the first now.
+    pub fn take_refused(&mut self, uid: u32) -> (Option<Refused>, Option<Refused>) {
+        let Some(refused) = self.refused.get_mut(&uid) else { return (None, None) };
+        let (dropped, next) = (refused.pop_front(), refused.front().copied());
+        if next.is_none() {
+            self.refused.remove(&uid);
+        }
+        (dropped, next)
     }
 
     fn wait_until(&mut self, until: Now) {

@@ -75,7 +75,7 @@ pub(crate) fn resolve_table(
         false => origin,
     };
     lines.push("limits.table_fds", &fds, origin);
-    let own = own_fds(host.open_fds, listeners);
+    let own = own_fds(host.open_fds, listeners, fds);
     let needed = own + MIN_CORE_FDS * FDS_PER_CONNECTION / (FDS_PER_CONNECTION - 1);
     if fds < needed {
         let problem = format!(

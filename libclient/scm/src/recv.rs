@@ -152,10 +152,38 @@ fn is_something_queued(sock: BorrowedFd<'_>) -> bool {
 /// kernel says with `MSG_CTRUNC` that it had some.
 #[must_use]
 pub fn is_control_next(sock: BorrowedFd<'_>) -> bool {
-    // SAFETY: `msghdr` is plain data for which all zeroes is the empty value.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
-    // SAFETY: `message` has neither a buffer for bytes nor one for control messages.
-    let len = unsafe { libc::recvmsg(sock.as_raw_fd(), &raw mut message, flags) };
-    len >= 0 && message.msg_flags & libc::MSG_CTRUNC != 0
+    peek_once(sock, &mut []).is_ok_and(|(_, flags)| flags & libc::MSG_CTRUNC != 0)
+}
+
+/// Copies the bytes of the next message and leaves it where it is; how many there are, 0 too for one without bytes. No fd
+/// of it is installed.
+///
+/// # Errors
+/// `WouldBlock`, and those of recvmsg(2).
+pub fn peek(sock: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, RecvError> {
+    peek_once(sock, buf).map(|(len, _)| len).map_err(RecvError::from_errno)
+}
+
+/// Bytes of the next message, and flags.
+fn peek_once(sock: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, i32), i32> {
+    let mut resets = 0;
+    loop {
+        let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+        // SAFETY: `msghdr` is plain data for which all zeroes is the empty value.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        message.msg_iov = &raw mut iov;
+        message.msg_iovlen = 1;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+        // SAFETY: `message` points to `buf`, exclusively borrowed for the call, and has no buffer for control messages.
+        let len = unsafe { libc::recvmsg(sock.as_raw_fd(), &raw mut message, flags) };
+        match usize::try_from(len) {
+            Ok(len) => return Ok((len, message.msg_flags)),
+            Err(_) => match last_errno() {
+                libc::EINTR => {}
+                // Reported once, ahead of the messages that the peer sent before it died.
+                libc::ECONNRESET if resets < RESET_RETRIES => resets += 1,
+                errno => return Err(errno),
+            },
+        }
+    }
 }

@@ -3,8 +3,14 @@
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
-use crate::wire::{Conn, Push, block, push, stopped};
-use std::os::fd::{AsFd, OwnedFd};
+use crate::support::peer::die_with_parent;
+use crate::support::raw::hello;
+use crate::wire::{Conn, Push, block, nap, push, stopped};
+use fdbroker_protocol::{Kind, MAX_BATCH, Writer};
+use nix::sys::socket::{setsockopt, sockopt};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Sockets inside sockets, nested: the kernel allows five levels, and counts cycles separately.
 const DEPTH: usize = 8;
@@ -57,4 +63,63 @@ pub fn own(attack: &mut Attack) {
             conn.drain(&mut attack.inbox, |_| {});
         }
     }
+}
+
+/// Most TCP connections at a time: each ties up the memory of what is unsent.
+const MOST_LINGERING: usize = 200;
+
+/// A TCP socket with so much unsent that its last close waits until the other end, which is returned too, is gone.
+fn lingering_pair() -> std::io::Result<(OwnedFd, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    setsockopt(&listener, sockopt::RcvBuf, &4096)?;
+    let stream = TcpStream::connect(listener.local_addr()?)?;
+    let (other, _) = listener.accept()?;
+    setsockopt(&stream, sockopt::SndBuf, &4096)?;
+    setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 3600 })?;
+    stream.set_nonblocking(true)?;
+    while (&stream).write(&[0; 4096]).is_ok() {}
+    Ok((stream.into(), other))
+}
+
+/// TCP sockets whose last close waits for a reader that does not read, sent in each way in which the broker does not want
+/// them. The attacker has no other fd of them.
+pub fn lingering(attack: &mut Attack) {
+    die_with_parent();
+    let mut others = Vec::new();
+    attack.begin();
+    while !stopped() {
+        if others.len() >= MOST_LINGERING {
+            nap();
+            continue;
+        }
+        let Ok((fd, other)) = lingering_pair() else { return };
+        attack.tally.tries += 1;
+        if send_unwanted(attack, fd.as_fd()) == Push::Sent {
+            others.push(other);
+            // Where the broker has been faster, this is the last one.
+            std::thread::spawn(|| drop(fd));
+        } else {
+            drop(other);
+        }
+    }
+}
+
+fn send_unwanted(attack: &mut Attack, fd: BorrowedFd<'_>) -> Push {
+    let way = attack.rng.below(4);
+    if way == 0 {
+        // With its hello, or before it is known.
+        let Some(conn) = Conn::silent(&attack.socket) else { return Push::Gone };
+        let mut writer = Writer::new();
+        writer.start(Kind::Hello, 1).push(&hello());
+        return conn.push(writer.finish(0, 0), &[fd]);
+    }
+    let conn = Conn::welcome(&attack.socket, &mut attack.inbox);
+    let Some(mut conn) = conn else { return Push::Gone };
+    let items: Vec<_> = (0..[1, 1, MAX_BATCH, 1][way]).map(block).collect();
+    let bytes = conn.register(&items, 0);
+    if way == 3 {
+        // Behind the end of its connection.
+        conn.push(&[0], &[]);
+    }
+    conn.push(&bytes, &vec![fd; items.len()])
 }

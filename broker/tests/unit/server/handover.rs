@@ -27,7 +27,7 @@ fn gone_on_with(close: CloseFn, change: impl FnOnce(&mut State)) -> (Bench, [(Pe
         carriers: parcel.carriers,
         ..Inherited::default()
     };
-    let calls = Calls { close, ..Calls::real().unwrap() };
+    let calls = Calls { close, ..calls() };
     let bench = Bench::in_directory(dir, &[], KernelFeatures::ALL, calls, inherited);
     (bench, clients)
 }

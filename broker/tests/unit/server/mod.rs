@@ -37,6 +37,10 @@ use std::time::{Duration, Instant};
 
 mod handover;
 
+fn calls() -> Calls {
+    Calls::real(Arc::new(crate::clients::job::process)).unwrap()
+}
+
 struct Bench {
     server: Server,
     events: Events,
@@ -50,7 +54,7 @@ impl Bench {
 
     fn with(set: &[&str], kernel: KernelFeatures, close: CloseFn) -> Bench {
         let dir = tempfile::tempdir().unwrap();
-        let calls = Calls { close, ..Calls::real().unwrap() };
+        let calls = Calls { close, ..calls() };
         Self::in_directory(dir, set, kernel, calls, Inherited::default())
     }
 
@@ -123,6 +127,8 @@ impl Bench {
     fn client(&mut self) -> (Peer, Peer) {
         let peer = self.raw();
         peer.send(&hello(), &[]);
+        self.rest();
+        self.until(|server| server.connections.iter().all(|(_, it)| it.is_known));
         self.rest();
         let (bytes, mut fds) = peer.recv().unwrap();
         assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::HelloReply);
@@ -477,9 +483,117 @@ fn refused_fds_when_their_close_hangs_then_no_more_pile_up_and_all_else_is_serve
     bench.register(&other);
 }
 
+/// A TCP socket with so much unsent that its last close waits until the other end, which is returned too, is gone.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    use nix::sys::socket::{setsockopt, sockopt::Linger};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    setsockopt(&stream, Linger, &libc::linger { l_onoff: 1, l_linger: 3600 }).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &stream, &[0; 65536]).is_ok() {}
+    (stream.into(), other)
+}
+
+fn counting_close() -> (CloseFn, Arc<AtomicUsize>) {
+    let closed = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&closed);
+    let close: CloseFn = Arc::new(move |fd, _| {
+        count.fetch_add(1, Ordering::Relaxed);
+        drop(fd);
+    });
+    (close, closed)
+}
+
+#[test]
+fn message_when_it_has_more_fds_than_credit_then_a_lane_closes_all_of_them() {
+    let (close, closed) = counting_close();
+    let mut bench = Bench::with(&[], KernelFeatures::ALL, close);
+    let (client, _event) = bench.client();
+    let fd = memfd();
+    client.send(&register(200), &[fd.as_fd(); 200]);
+    bench.rest();
+    assert_eq!(client.failed().result(), Err(ErrorCode::Protocol));
+    bench.until(|_| closed.load(Ordering::Relaxed) == 200);
+}
+
+#[test]
+fn hello_when_it_has_fds_then_a_lane_closes_them() {
+    let (close, closed) = counting_close();
+    let mut bench = Bench::with(&[], KernelFeatures::ALL, close);
+    let peer = bench.raw();
+    peer.send(&hello(), &[memfd().as_fd(); 3]);
+    bench.until(|_| closed.load(Ordering::Relaxed) == 3);
+    assert_eq!(peer.failed().result(), Err(ErrorCode::Protocol));
+}
+
+#[test]
+fn message_when_closes_of_its_uid_hang_then_refused_by_name_and_a_lane_drops_its_fds() {
+    let (end_hang, hang) = mpsc::channel::<()>();
+    let hang = Mutex::new(hang);
+    let close: CloseFn = Arc::new(move |fd, lane| {
+        if lane == Lane::Refused {
+            let _ = hang.lock().unwrap().recv();
+        }
+        drop(fd);
+    });
+    let mut bench = Bench::with(WHOLE_MESSAGES, KernelFeatures::ALL, close);
+    let ((flood, _a), (first, _b), (other, _c)) = (bench.client(), bench.client(), bench.client());
+    flood.send(&[0], &[memfd().as_fd(); 100]);
+    let uid = nix::unistd::getuid().as_raw();
+    bench.until(|server| server.fds.reading(uid) == Reading::WithoutFds);
+
+    let (socket, reader) = lingering();
+    first.send(&register(1), &[socket.as_fd()]);
+    drop(socket);
+    first.send(&release(1), &[]);
+    other.send(&register(1), &[memfd().as_fd()]);
+    bench.rest();
+    assert_eq!(first.failed().result(), Err(ErrorCode::NoQuota));
+    assert_eq!(other.failed().result(), Err(ErrorCode::NoQuota), "its lane is not free");
+    assert_eq!(first.count(), 0, "what is behind the fds waits until they are closed");
+    let (third, _d) = bench.client();
+    third.send(&release(1), &[]);
+    bench.rest();
+    assert_eq!(third.count(), 1);
+
+    drop(reader);
+    let waits = |server: &Server| server.connections.iter().any(|(_, it)| it.waits_for_drop);
+    bench.until(|server| !waits(server));
+    bench.rest();
+    assert_eq!(first.count(), 1);
+    drop(end_hang);
+    bench.until(|server| server.fds.reading(uid) == Reading::Free && !server.fds.is_closing());
+    bench.register(&other);
+}
+
+#[test]
+fn connection_when_the_close_of_its_socket_hangs_then_on_record_until_it_is_closed() {
+    let (end_hang, hang) = mpsc::channel::<()>();
+    let hang = Mutex::new(hang);
+    let close: CloseFn = Arc::new(move |fd, lane| {
+        if lane == Lane::Refused {
+            let _ = hang.lock().unwrap().recv();
+        }
+        drop(fd);
+    });
+    let mut bench = Bench::with(WHOLE_MESSAGES, KernelFeatures::ALL, close);
+    let (client, event) = bench.client();
+    client.send(&[0], &[]);
+    client.send(&register(1), &[memfd().as_fd()]);
+    event.send(&release(1), &[memfd().as_fd()]);
+    bench.rest();
+    drop((client, event));
+    bench.rest();
+    assert_eq!(bench.server.core.totals().node.now(Resource::Connections), 0);
+    assert_eq!(bench.server.connections.len(), 1, "its sockets still have their places");
+    drop(end_hang);
+    bench.until(|server| server.connections.is_empty() && !server.fds.is_closing());
+}
+
 /// A bench where each file stands for a dma-buf, if `look` says so.
 fn bench_with_look(look: LookFn) -> Bench {
-    let calls = Calls { look, ..Calls::real().unwrap() };
+    let calls = Calls { look, ..calls() };
     let dir = tempfile::tempdir().unwrap();
     let none = Inherited::default();
     let mut bench = Bench::in_directory(dir, &[], KernelFeatures::ALL, calls, none);
