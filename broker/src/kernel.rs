@@ -371,11 +371,17 @@ pub fn grow_fd_table(any: BorrowedFd<'_>, cap: u64) -> nix::Result<()> {
     nix::unistd::close(fd)
 }
 
-/// Gives the calling thread a table of fds of its own, without any fd: while threads share one, the kernel counts
-/// references at each use of an fd. Best effort.
-pub fn leave_fd_table() {
+/// Gives the calling thread a table of fds of its own, without any fd but stderr where that is kept: while threads share
+/// one, the kernel counts references at each use of an fd. Best effort.
+pub fn leave_fd_table(keeps_stderr: bool) {
+    let first = if keeps_stderr { 3 } else { 0 };
     // SAFETY: takes numbers; no fd of the process is closed, because the new table is made without them (close_range(2)).
-    unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    let has_left =
+        unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    if keeps_stderr && has_left == 0 {
+        // SAFETY: takes numbers, and closes fds of the thread's own table.
+        unsafe { libc::syscall(libc::SYS_close_range, 0, 1, 0) };
+    }
 }
 
 /// Head of a thread's robust list (linux/futex.h, `struct robust_list_head`).

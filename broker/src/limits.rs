@@ -265,6 +265,12 @@ pub const LANE_IDLE: Duration = Duration::from_secs(1);
 /// close of GPU memory takes 2 ms, of host memory 190 ms per GiB.
 pub const LANE_SLOW: Duration = Duration::from_millis(20);
 
+/// Bytes of the log that are kept while nobody reads it: some 10,000 lines.
+pub const LOG_BYTES_KEPT: usize = 1 << 20;
+
+/// How long the end of the daemon waits for its log to be read.
+pub const LOG_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Stack of the helper threads: they make a system call or two, or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 

@@ -8,6 +8,7 @@ use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
 use crate::kernel;
+use crate::log::LogThread;
 use crate::manager::inherited::Inherited;
 use crate::manager::keep_store::{Found, KeepStore};
 use crate::manager::notify::Manager;
@@ -82,6 +83,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if let Err(errno) = kernel::grow_fd_table(signals.as_fd(), settings.table_fds) {
         log::warn!("the fd table could not be grown in advance: {errno}");
     }
+    // After the table has grown. Until the end: what is said of it is read, or given up.
+    let _log = LogThread::start().map_err(os("start a thread for the log"))?;
     if settings.mode == Mode::Service {
         nix::sys::prctl::set_dumpable(false).map_err(os("make the process not dumpable"))?;
     }

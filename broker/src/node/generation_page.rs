@@ -5,7 +5,7 @@
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
 use crate::node::records::{RECORDS_NAME, Records};
-use crate::node::shared_map::{SharedMap, allocate, create_aside, is_ours, remove};
+use crate::node::shared_map::{SharedMap, create_aside, create_whole, is_ours, remove, take_spare};
 use fdbroker_core::{Core, FormerLife, FormerSlot};
 use fdbroker_protocol::page::{
     FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader,
@@ -40,7 +40,7 @@ pub struct PageError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "make room on the file system of its directory, or lower limits.max_slots"
+            "make room on the file system of its directory, or lower limits.max_slots: a slot takes 36 bytes"
         }
         _ => "check the owner and the modes of its directory",
     }
@@ -74,7 +74,8 @@ pub struct Opened {
 /// layout. No other broker uses them: the caller holds the directory's lock.
 ///
 /// The page is a new file: a client that still maps the former one sees its broker dead for ever, whatever the new one
-/// finds out about its slots.
+/// finds out about its slots. Its space was taken by the broker before, as a spare file: the file system may be full, and the
+/// former page has its space for as long as a client maps it.
 ///
 /// # Errors
 /// See [`PageError`].
@@ -90,7 +91,7 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
             (make_key(&key_path).map_err(failed(&key_path))?, 0)
         }
     };
-    let records = match Records::open(&records_path).map_err(failed(&records_path))? {
+    let records = match Records::open(&records_path, max_slots).map_err(failed(&records_path))? {
         Some(records) if records.slots() == max_slots => Ok(records),
         former => Records::create(&records_path, max_slots, former.as_ref()),
     };
@@ -114,13 +115,14 @@ pub fn resume(
     let Some(key) = read_key(&directory.join(KEY_NAME)) else { return Ok(None) };
     let Some(former) = FormerPage::open(&page_path) else { return Ok(None) };
     let Header { slots: its_slots, incarnation: its_incarnation, high, .. } = former.header;
-    let records = Records::open(&directory.join(RECORDS_NAME)).map_err(failed(&page_path))?;
-    let Some(records) = records.filter(|records| records.slots() == slots) else {
-        return Ok(None);
-    };
     if (its_slots, its_incarnation) != (slots, incarnation) || high == LAST_GENERATION {
         return Ok(None);
     }
+    let records =
+        Records::open(&directory.join(RECORDS_NAME), slots).map_err(failed(&page_path))?;
+    let Some(records) = records.filter(|records| records.slots() == slots) else {
+        return Ok(None);
+    };
     let page = SharedMap::new(&former.file, page_bytes(slots))
         .and_then(|map| GenerationPage::new(map, &page_path, incarnation, high, records))
         .map_err(failed(&page_path))?;
@@ -142,12 +144,12 @@ impl GenerationPage {
     fn create(path: &Path, slots: u32, high: u32, records: Records) -> io::Result<Self> {
         // Made aside and renamed: a client that still maps an older page must not see it change or
         // shrink.
-        let aside = path.with_extension("new");
-        let file = create_aside(&aside)?;
-        if let Err(error) = allocate(&file, page_bytes(slots)) {
-            std::fs::remove_file(&aside)?;
-            return Err(error);
-        }
+        let (aside, spare) = (path.with_extension("new"), path.with_extension("spare"));
+        let bytes = page_bytes(slots);
+        let file = match take_spare(&spare, &aside, bytes)? {
+            Some(file) => file,
+            None => create_whole(&aside, bytes)?,
+        };
         let map = SharedMap::new(&file, page_bytes(slots))?;
         let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
         let header: *mut PageHeader = map.start().as_ptr().cast();
@@ -160,6 +162,11 @@ impl GenerationPage {
         }
         map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
         std::fs::rename(&aside, path)?;
+        if let Err(error) = create_whole(&spare, bytes) {
+            log::warn!(
+                "if this broker is killed, its successor needs {bytes} bytes for a page: {error}"
+            );
+        }
         Self::new(map, path, incarnation, high, records)
     }
 
@@ -344,7 +351,7 @@ impl LivenessThread {
             .name("liveness".into())
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
-                kernel::leave_fd_table();
+                kernel::leave_fd_table(false);
                 // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage`
                 // drops it first.
                 let liveness = unsafe { own_liveness(start) };

@@ -186,8 +186,8 @@ impl Listener {
 pub enum Predecessor {
     /// Nothing that runs.
     Gone,
-    /// It was killed, and a thread of it waits in the kernel for ever: its fds stay open, sockets and lock included, and
-    /// nobody serves them.
+    /// It was killed, and a thread of it is still in the kernel, maybe for ever: its fds stay open, sockets and lock included,
+    /// and nobody serves them.
     Hangs,
 }
 
@@ -259,16 +259,16 @@ impl DirectoryLock {
         loop {
             match Self::take(directory) {
                 Ok(lock) => return Ok((lock, start, Predecessor::Gone)),
+                Err(ListenError::InUse { .. }) if Instant::now() < until => {
+                    std::thread::sleep(START_RETRY);
+                }
                 Err(ListenError::InUse { path }) if was_killed() => {
                     log::warn!(
-                        "the broker before this one was killed and cannot end, because a call of it hangs: `fdbroker doctor` names it"
+                        "the broker before this one was killed and has not ended yet: it still closes its fds, or a call of it hangs, which `fdbroker doctor` names"
                     );
                     let failed = |source| ListenError::Os { path: path.clone(), source };
                     std::fs::remove_file(&path).map_err(failed)?;
                     return Ok((Self::take(directory)?, start, Predecessor::Hangs));
-                }
-                Err(ListenError::InUse { .. }) if Instant::now() < until => {
-                    std::thread::sleep(START_RETRY);
                 }
                 Err(error) => return Err(error),
             }

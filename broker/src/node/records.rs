@@ -3,7 +3,7 @@
 //! the broker may be killed between any two stores.
 
 use crate::kernel;
-use crate::node::shared_map::{SharedMap, allocate, create_aside, is_ours};
+use crate::node::shared_map::{SharedMap, create_whole, is_ours};
 use fdbroker_core::{DomainKey, FormerLife, FormerSlot, OwnerKey, Record};
 use fdbroker_protocol::{AllocationId, ErrorCode, Share};
 use std::collections::HashMap;
@@ -48,8 +48,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// The file of a former broker; `None`: there is none of this layout.
-    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+    /// The file of a former broker, cut to `most` slots; `None`: there is none of this layout.
+    pub fn open(path: &Path, most: u32) -> io::Result<Option<Self>> {
         let mut options = File::options();
         let options = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
         let Ok(file) = options.open(path) else { return Ok(None) };
@@ -60,20 +60,21 @@ impl Records {
         if !is_ours(&found) {
             return Ok(None);
         }
+        let slots = slots.min(most);
         let records = Records { map: SharedMap::new(&file, bytes_of(slots))?, slots };
         let is_known =
             (0..2).all(|at| records.map.word(at * 4).load(Ordering::Relaxed) == MAGIC[at]);
+        if is_known && found.len() > bytes_of(slots) as u64 {
+            // Here and now: there may be no room for another file.
+            file.set_len(bytes_of(slots) as u64)?;
+        }
         Ok(is_known.then_some(records))
     }
 
     /// A new file with the records of `former` that fit; all its space is taken now.
     pub fn create(path: &Path, slots: u32, former: Option<&Records>) -> io::Result<Self> {
         let aside = path.with_extension("new");
-        let file = create_aside(&aside)?;
-        if let Err(error) = allocate(&file, bytes_of(slots)) {
-            std::fs::remove_file(&aside)?;
-            return Err(error);
-        }
+        let file = create_whole(&aside, bytes_of(slots))?;
         let records = Records { map: SharedMap::new(&file, bytes_of(slots))?, slots };
         (0..2).for_each(|at| records.map.word(at * 4).store(MAGIC[at], Ordering::Relaxed));
         if let Some(former) = former {
@@ -212,7 +213,7 @@ mod tests {
         records.end(id(4, 6), ErrorCode::OwnerGone);
         records.live(id(5, 9), &ours);
         drop(records);
-        let records = Records::open(&path).unwrap().unwrap();
+        let records = Records::open(&path, 8).unwrap().unwrap();
         let live = |id, record, owner_lives| FormerSlot {
             id,
             life: FormerLife::Live { record, owner_lives },
@@ -225,18 +226,21 @@ mod tests {
             ended,
         ];
         assert_eq!(records.former(8), all, "and nothing above the highest generation");
-        let smaller = Records::create(&path, 3, Some(&records)).unwrap();
-        assert_eq!(smaller.former(8), all[..2]);
+        let larger = Records::create(&path, 9, Some(&records)).unwrap();
+        assert_eq!(larger.former(8), all);
+        let smaller = Records::open(&path, 3).unwrap().unwrap();
+        assert_eq!((smaller.slots(), smaller.former(8)), (3, all[..2].to_vec()));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes_of(3) as u64);
     }
 
     #[test]
     fn open_when_it_is_no_file_of_records_then_none() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(RECORDS_NAME);
-        assert!(Records::open(&path).unwrap().is_none());
+        assert!(Records::open(&path, 8).unwrap().is_none());
         for length in [0, 31, 32, 64] {
             std::fs::write(&path, vec![0; length]).unwrap();
-            assert!(Records::open(&path).unwrap().is_none(), "{length}");
+            assert!(Records::open(&path, 8).unwrap().is_none(), "{length}");
         }
     }
 }

@@ -81,9 +81,37 @@ pub fn create_aside(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
+/// A new file of this length, with all its space. On an error there is none.
+pub fn create_whole(path: &Path, bytes: usize) -> io::Result<File> {
+    let file = create_aside(path)?;
+    match allocate(&file, bytes) {
+        Ok(()) => Ok(file),
+        Err(error) => {
+            remove(path)?;
+            Err(error)
+        }
+    }
+}
+
+/// Moves a file that nobody has written to, with all its space, to another place. `None`: there is none, or it is too short.
+pub fn take_spare(from: &Path, to: &Path, bytes: usize) -> io::Result<Option<File>> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
+    let Ok(file) = options.open(from) else { return Ok(None) };
+    let (found, length) = (file.metadata()?, bytes as u64);
+    if !is_ours(&found) || found.len().min(found.blocks() * 512) < length {
+        return Ok(None);
+    }
+    if found.len() > length {
+        file.set_len(length)?;
+    }
+    std::fs::rename(from, to)?;
+    Ok(Some(file))
+}
+
 /// Makes the file so long, and takes all the space for it now. A part of a mapped file without space would be SIGBUS for
 /// each process that touches it while the file system is full.
-pub fn allocate(file: &File, bytes: usize) -> io::Result<()> {
+fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
     Ok(posix_fallocate(file, 0, bytes)?)
 }

@@ -3,9 +3,10 @@
 use crate::common::*;
 use fdbroker_protocol::page::{FUTEX_OWNER_DIED, LIVENESS_OFFSET, generation_offset, is_alive};
 use fdbroker_protocol::{ErrorCode, Kind};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -38,6 +39,27 @@ fn end_when_asked_then_clients_are_told_and_sockets_are_gone() {
         let log = broker.stderr();
         assert!(log.contains("<6>serving ") && log.contains("<6>ended"), "{log}");
     }
+}
+
+/// A journal that is stopped, say.
+#[test]
+fn stderr_when_nobody_reads_it_and_it_is_full_then_served_and_ended_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    while writer.write(&[b'x'; 4096]).is_ok() {}
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    let mut command = program();
+    command.arg("--private").arg(dir.path()).args(["--ready-fd", "1", "--log", "debug"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(writer).spawn().unwrap();
+    let mut ready = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut ready).unwrap();
+    assert_eq!(ready, "READY\n");
+    for _ in 0..3 {
+        Client::connect(&socket_in(dir.path())).register_memfds(2);
+    }
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

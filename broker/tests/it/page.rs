@@ -3,22 +3,25 @@
 
 use crate::common::*;
 use fdbroker_protocol::page::page_bytes;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const SLOTS: u32 = 16_384;
 
-/// Starts a private broker in `dir`, on a tmpfs of `kib` that only the broker's process has there.
-fn broker_on_tmpfs(dir: &Path, kib: usize) -> Command {
+/// A shell that runs a private broker in `dir`, on a tmpfs of `kib` that only its processes have there; `start` is the shell's
+/// text.
+fn broker_on_tmpfs(dir: &Path, kib: usize, start: &str) -> Command {
     let mut command = Command::new("unshare");
     if !nix::unistd::geteuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
     let mount =
-        format!("mount -t tmpfs -o size={kib}k,mode=700 none \"$1\" && shift && exec \"$@\"");
+        format!("mount -t tmpfs -o size={kib}k,mode=700 none \"$1\" && shift && {{ {start}; }}");
     command.args(["--mount", "sh", "-c", &mount, "sh"]).arg(dir).arg(program().get_program());
     command.arg("--private").arg(dir).args(["--ready-fd", "1"]);
     command.arg("--set").arg(format!("limits.max_slots={SLOTS}"));
@@ -29,6 +32,29 @@ fn broker_on_tmpfs(dir: &Path, kib: usize) -> Command {
 fn seen_by(pid: u32, dir: &Path) -> PathBuf {
     let inside = dir.strip_prefix("/").unwrap();
     Path::new("/proc").join(pid.to_string()).join("root").join(inside)
+}
+
+/// A broker, and another one when it has been killed, on a full tmpfs.
+#[test]
+fn start_when_the_file_system_is_full_and_the_broker_before_was_killed_then_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = broker_on_tmpfs(dir.path(), 4096, "\"$@\"; exec \"$@\"");
+    let mut shell = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut ready = BufReader::new(shell.stdout.take().unwrap()).lines();
+    assert_eq!(ready.next().unwrap().unwrap(), "READY");
+    let children = format!("/proc/{0}/task/{0}/children", shell.id());
+    let first: u32 = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+    let inside = seen_by(shell.id(), dir.path());
+    fill(&inside.join("full"));
+    // It keeps the page, with its space.
+    let client = Client::connect(&socket_in(&inside));
+    kill(Pid::from_raw(i32::try_from(first).unwrap()), Signal::SIGKILL).unwrap();
+    assert_eq!(ready.next().unwrap().unwrap(), "READY");
+    let mut second = Client::connect(&socket_in(&inside));
+    assert_eq!(second.register_memfds(3).len(), 3);
+    drop(client);
+    kill(Pid::from_raw(i32::try_from(shell.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(shell.wait().unwrap().code(), Some(0));
 }
 
 fn fill(path: &Path) {
@@ -44,7 +70,7 @@ fn fill(path: &Path) {
 #[test]
 fn start_when_the_page_does_not_fit_then_refused_with_a_remedy_and_nothing_is_left() {
     let dir = tempfile::tempdir().unwrap();
-    let mut command = broker_on_tmpfs(dir.path(), 64);
+    let mut command = broker_on_tmpfs(dir.path(), 64, "exec \"$@\"");
     let output = command.stdout(Stdio::null()).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -55,7 +81,7 @@ fn start_when_the_page_does_not_fit_then_refused_with_a_remedy_and_nothing_is_le
 #[test]
 fn register_when_the_file_system_of_the_page_is_full_then_served_and_the_page_has_its_space() {
     let dir = tempfile::tempdir().unwrap();
-    let child = wait_ready(broker_on_tmpfs(dir.path(), 4096));
+    let child = wait_ready(broker_on_tmpfs(dir.path(), 4096, "exec \"$@\""));
     let inside = seen_by(child.id(), dir.path());
     let mut broker = Broker { child, dir };
     fill(&inside.join("full"));
