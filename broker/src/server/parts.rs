@@ -223,8 +223,13 @@ impl Server {
     /// Whether no client has a turn or an event to come.
     #[cfg(feature = "fuzzing")]
     pub fn is_at_rest(&self) -> bool {
-        let is_known = self.connections.iter().all(|(_, connection)| connection.is_known);
-        is_known && self.ready.is_empty() && self.eventful.is_empty()
+        !self.is_asking() && self.ready.is_empty() && self.eventful.is_empty()
+    }
+
+    /// Whether the facts about a client's process are not there yet.
+    #[cfg(feature = "fuzzing")]
+    pub fn is_asking(&self) -> bool {
+        self.connections.iter().any(|(_, connection)| !connection.is_known)
     }
 
     /// What administrators are shown.
