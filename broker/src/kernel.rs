@@ -172,6 +172,16 @@ pub fn refuse_rights(socket: BorrowedFd<'_>, features: KernelFeatures) {
     let _ = set_pass_rights(socket, false);
 }
 
+/// Lets fds be sent to `socket` again.
+pub fn accept_rights(socket: BorrowedFd<'_>, features: KernelFeatures) {
+    if features.pass_rights
+        && let Err(error) = set_pass_rights(socket, true)
+        && error.raw_os_error() != Some(libc::ENOPROTOOPT)
+    {
+        log::error!("a client cannot deposit: {error}");
+    }
+}
+
 fn set_pass_rights(socket: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
     let value = libc::c_int::from(is_on);
     // SAFETY: the pointer and the length are those of one int, which the call only reads.

@@ -298,6 +298,8 @@ fn open_listeners(
         take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode, former))
     };
     let listeners = settings.listeners.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    // Connections have this from them, until hello is answered.
+    listeners.iter().for_each(|listener| kernel::refuse_rights(listener.as_fd(), settings.kernel));
     for (path, _) in &inherited.listeners {
         log::warn!(
             "the service manager's socket {} is not served: name it in [[listener]] or as admin_socket",

@@ -4,7 +4,7 @@
 
 use crate::clients::connection::{Blocked, Connection, index};
 use crate::clients::connections::Connections;
-use crate::kernel::is_readable;
+use crate::kernel::{self, is_readable};
 use crate::limits::{
     EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, PENDING_REPLIES_BESIDE_PARKED,
     RESUMED_PER_SWEEP,
@@ -259,6 +259,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.socket.as_ref() else { return };
         let Some(reply) = connection.hello_reply.take() else { return };
+        kernel::accept_rights(socket.as_fd(), self.settings.kernel);
         let bytes = replies::write_hello_reply(
             &mut self.writer,
             &self.identity,

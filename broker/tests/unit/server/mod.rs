@@ -520,11 +520,20 @@ fn message_when_it_has_more_fds_than_credit_then_a_lane_closes_all_of_them() {
 #[test]
 fn hello_when_it_has_fds_then_a_lane_closes_them() {
     let (close, closed) = counting_close();
-    let mut bench = Bench::with(&[], KernelFeatures::ALL, close);
+    let features = KernelFeatures::without("pass_rights").unwrap();
+    let mut bench = Bench::with(&[], features, close);
     let peer = bench.raw();
     peer.send(&hello(), &[memfd().as_fd(); 3]);
     bench.until(|_| closed.load(Ordering::Relaxed) == 3);
     assert_eq!(peer.failed().result(), Err(ErrorCode::Protocol));
+}
+
+#[test]
+fn fds_when_sent_before_hello_is_answered_then_the_kernel_refuses_them_if_it_can() {
+    let bench = Bench::new(&[]);
+    let peer = bench.raw();
+    let sent = fdbroker_scm::send(peer.0.as_fd(), &hello(), &[memfd().as_fd()]);
+    assert_eq!(sent.is_err(), KernelFeatures::detect().unwrap().pass_rights);
 }
 
 #[test]
