@@ -547,6 +547,10 @@ pub fn nothing_left_waiting(
     if core.poll_timeout().is_some_and(|at| at.0 <= now) {
         return Ok(());
     }
+    for id in &model.pinned {
+        let reads = all.iter().any(|one| one.request.wanted().any(|wanted| wanted == *id));
+        ensure!(reads, "{id} is kept back, and no client that reads waits for it");
+    }
     for one in all {
         let (client, request) = (one.client, one.request);
         model.proofs.count(Promise::NoHarm, 1);

@@ -4,7 +4,7 @@
 use crate::action::{Action, show_status};
 use crate::judge::ensure;
 use crate::model::Check;
-use crate::rig::{LONG_US, Rig, deposit};
+use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use fdbroker_core::{Deposit, Lane, Now, Redeposit, limits};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, Status};
 
@@ -116,6 +116,74 @@ pub fn slots_when_freed_then_used_again_oldest_first_after_those_never_used(
     }
     let again: Vec<u32> = rig.register_new(owner, 4)?.iter().map(|id| id.slot).collect();
     ensure!(again == freed, "slots {freed:?} were freed, and used again as {again:?}");
+    rig.end()
+}
+
+pub fn reclaim_when_what_was_asked_for_has_ended_then_its_holder_is_asked_before_others(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| config.node.open_leases = 3);
+    let (owner, idle, busy) = (rig.client()?, rig.client()?, rig.client()?);
+    let ids = rig.register_new(owner, 2)?;
+    let (given, ends) = (rig.leases(idle, ids[0], 1)?[0], rig.leases(idle, ids[1], 1)?[0]);
+    rig.leases(busy, ids[0], 1)?;
+    let waits = rig.acquire(owner, ids[0])?;
+    rig.release(idle, given)?;
+    let owners = rig.lease(owner, waits)?;
+    // The idle client has been asked for all that it has left.
+    rig.acquire(busy, ids[0])?;
+    rig.unregister(owner, ids[1])?;
+    rig.release(idle, ends)?;
+    rig.release(owner, owners)?;
+    rig.leases(idle, ids[0], 1)?;
+    rig.acquire(busy, ids[0])?;
+    rig.acquire(owner, ids[0])?;
+    rig.end()
+}
+
+pub fn supplied_when_its_client_stops_to_read_then_it_makes_room_for_others(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| {
+        config.node.fds = 4;
+        config.base_credits = 0;
+    });
+    let (owner, late) = (rig.client()?, rig.client()?);
+    let (user, other, deaf) = (rig.client()?, rig.client()?, rig.client()?);
+    let (first, second) = (rig.register_new(owner, 1)?[0], rig.register_new(late, 1)?[0]);
+    rig.world.feed(Action::Evict { ids: vec![first, second] })?;
+    rig.close_all()?;
+    // Each recall has a place, and one for the lease of its first request.
+    rig.acquire(user, first)?;
+    let waits = rig.acquire(other, first)?;
+    rig.acquire(user, second)?;
+    rig.acquire(deaf, second)?;
+    rig.settle(&[late])?;
+    rig.settle(&[])?;
+    rig.world.feed(Action::Sendable { client: deaf, sendable: false })?;
+    rig.settle(&[])?;
+    rig.lease(other, waits)?;
+    rig.end()
+}
+
+pub fn redeposit_when_requests_wait_for_several_then_the_older_goes_first(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.node.held_bytes = 2 * PAGE_BYTES);
+    let owner = rig.client()?;
+    let small = deposit(1);
+    let large = Deposit { size_bytes: 2 * PAGE_BYTES, ..deposit(4) };
+    let ids = rig.register(owner, &[small, large])?;
+    rig.crash()?;
+    let (owner, first, second) = (rig.returned()?, rig.client()?, rig.client()?);
+    rig.register(first, &[Deposit { recallable: false, ..deposit(1) }])?;
+    let waits = rig.acquire(first, ids[0])?;
+    rig.acquire(second, ids[1])?;
+    // There is room for the first alone, and the second is looked at first.
+    let items = [(ids[1], large), (ids[0], small)];
+    let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit }).to_vec();
+    let request = rig.world.next_request(owner);
+    rig.world.feed(Action::Redeposit { client: owner, request, items })?;
+    rig.settle(&[])?;
+    rig.lease(first, waits)?;
     rig.end()
 }
 

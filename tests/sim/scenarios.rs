@@ -47,6 +47,9 @@ pub const ALL: &[(&str, Scenario)] = named! {
     hello_when_room_cannot_be_made_then_others_keep_their_fds
     refused_fds_when_they_pile_up_then_deposits_are_refused_unread
     reclaim_when_a_domain_is_full_then_only_its_own_clients_are_asked
+    reclaim_when_what_was_asked_for_has_ended_then_its_holder_is_asked_before_others
+    supplied_when_its_client_stops_to_read_then_it_makes_room_for_others
+    redeposit_when_requests_wait_for_several_then_the_older_goes_first
     slots_when_freed_then_used_again_oldest_first_after_those_never_used
     supply_when_full_requests_wait_then_granted_in_portions_without_a_further_input
     parked_items_when_their_domain_has_as_many_as_it_may_then_no_quota

@@ -17,8 +17,9 @@ use fdbroker_protocol::Resource;
 /// Parked requests that wait for room or a reader; those of a domain are in [`crate::state::Domain::waiting`].
 #[derive(Debug, Default)]
 pub struct Rooms {
-    /// Arrival numbers of those that a supplied fd waits for.
-    supplied: BTreeSet<u64>,
+    /// Those that a supplied fd waits for: whether the client reads, and the arrival number. For clients that do not read
+    /// nothing is to be kept back, so these come first.
+    supplied: BTreeSet<(bool, u64)>,
     /// Domains with others that wait: (when it was last served, number).
     turns: BTreeSet<(u64, u32)>,
     /// Turns given out.
@@ -58,8 +59,8 @@ impl Rooms {
 /// How far a scan has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scan {
-    /// The next arrival number among the supplied ones.
-    supplied: u64,
+    /// The next of the supplied ones.
+    supplied: (bool, u64),
     /// The next domain, by its turn and number.
     at: (u64, u32),
     /// How many requests of that domain it has looked at in this turn.
@@ -102,7 +103,7 @@ impl Core {
     pub(crate) fn enter_turns(&mut self, seq: u64) {
         self.rooms.len += 1;
         if self.parked[&seq].supplied {
-            self.rooms.supplied.insert(seq);
+            self.rooms.supplied.insert(self.place_among_supplied(seq));
             return;
         }
         let number = self.domain_of_parked(seq);
@@ -116,7 +117,7 @@ impl Core {
     /// Takes a parked request from those that wait; whether it was one of them.
     pub(crate) fn leave_turns(&mut self, seq: u64) -> bool {
         let was_there = if self.parked[&seq].supplied {
-            self.rooms.supplied.remove(&seq)
+            self.rooms.supplied.remove(&self.place_among_supplied(seq))
         } else {
             let number = self.domain_of_parked(seq);
             let domain = &mut self.domains[number];
@@ -128,6 +129,10 @@ impl Core {
         };
         self.rooms.len -= usize::from(was_there);
         was_there
+    }
+
+    fn place_among_supplied(&self, seq: u64) -> (bool, u64) {
+        (self.parked[&seq].wait != Wait::Reader, seq)
     }
 
     fn domain_of_parked(&mut self, seq: u64) -> u32 {
@@ -174,13 +179,13 @@ impl Core {
 
     fn scan_on(&mut self, now: Now, scan: &mut Scan, fx: &mut Effects) -> Progress {
         let mut looks = PARKED_SCAN_PER_STEP;
-        while let Some(seq) = self.rooms.supplied.range(scan.supplied..).next().copied() {
+        while let Some((reads, seq)) = self.rooms.supplied.range(scan.supplied..).next().copied() {
             if looks == 0 || self.has_scanned_enough(fx) {
                 return Progress::Cut;
             }
             looks -= 1;
-            scan.supplied = seq + 1;
-            if let Look::Stop = self.look(now, seq, fx) {
+            scan.supplied = (reads, seq + 1);
+            if let (true, Look::Stop) = (reads, self.look(now, seq, fx)) {
                 return Progress::Done;
             }
         }
@@ -318,7 +323,7 @@ impl Core {
         let parked = &self.parked[&seq];
         let client = self.clients[parked.client.0 as usize].as_deref();
         match parked.supplied {
-            true => self.rooms.supplied.contains(&seq),
+            true => self.rooms.supplied.contains(&self.place_among_supplied(seq)),
             false => {
                 client.is_some_and(|client| self.domains[client.domain].waiting.contains(&seq))
             }

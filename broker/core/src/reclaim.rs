@@ -109,14 +109,18 @@ impl Core {
                 self.set_ask_key(number, kind, Some(now));
                 continue;
             }
-            asked += self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH));
-            // Behind all others, or out when it has nothing.
+            let marked = self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH));
+            asked += marked;
             let leases = self.client_mut(number).leases;
-            let has_some = [false, true]
-                .iter()
-                .any(|asked| !leases[Shelf::of(mapped, *asked) as usize].is_empty());
+            let [has_others, has_asked] =
+                [false, true].map(|asked| !leases[Shelf::of(mapped, asked) as usize].is_empty());
+            if marked == 0 && has_others {
+                // Of ended allocations, more than are swept at a time.
+                return asked > 0;
+            }
+            // Behind all others, or out when it has nothing.
             let key = KEEPS | self.next_act();
-            self.set_ask_key(number, kind, has_some.then_some(key));
+            self.set_ask_key(number, kind, (has_others || has_asked).then_some(key));
         }
         let first = self.ledger[scope].askable[kind].first_key();
         asked > 0 || first.is_none_or(|(key, _)| key >= KEEPS)
@@ -308,7 +312,8 @@ impl Core {
         // When nothing is left that it was asked for, it keeps nothing back.
         let client = self.client_mut(holder);
         let mut asked_for = [Shelf::AskedOpen, Shelf::AskedMapped].into_iter();
-        if client.keeps_asked && asked_for.all(|shelf| client.leases[shelf as usize].is_empty()) {
+        let is_free = asked_for.all(|shelf| client.leases[shelf as usize].is_empty());
+        if asked != 0 && is_free {
             self.set_keeps_asked(holder, false);
         }
     }
@@ -341,7 +346,11 @@ impl Core {
             let client = self.client_mut(number);
             let (leases, reclaims, revoked) = (client.leases, client.reclaims, client.revoked);
             let (is_gone, scope) = (client.gone, client.scope);
+            let mut asked_for = [Shelf::AskedOpen, Shelf::AskedMapped].into_iter();
+            let keeps_some = asked_for.any(|shelf| !leases[shelf as usize].is_empty());
             for kind in 0..LEASE_KINDS {
+                let is_behind = self.ledger.ask_key(scope, kind).is_some_and(|key| key >= KEEPS);
+                assert!(!is_behind || keeps_some, "client {number} is asked last for no reason");
                 let shelves = [false, true].map(|asked| Shelf::of(kind == 1, asked) as usize);
                 let has_none = shelves.iter().all(|shelf| leases[*shelf].is_empty());
                 let can_be_asked = self.ledger.ask_key(scope, kind).is_some();

@@ -404,7 +404,11 @@ impl Core {
                 _ if self.client(self.parked[&seq].client).is_none() => _ = self.unpark(seq),
                 Fate::Answer(..) => self.answer_ended_item(seq, fx),
                 _ if self.has_ended_item(seq) => self.answer_ended_item(seq, fx),
-                Fate::Retry(turn) => _ = self.retry(now, seq, turn, fx),
+                Fate::Retry(turn) => {
+                    self.retry(now, seq, turn, fx);
+                    // One that waits for room now may have come before others: the scan knows.
+                    self.room_appeared |= !self.rooms.is_empty();
+                }
                 _ => _ = self.retry(now, seq, Turn::First, fx),
             }
             let stays = self.waiting.queues.is_full(queue)

@@ -112,6 +112,23 @@ fn redeposit_when_named_then_the_page_shows_it_again() {
     assert_eq!((named, told), (SLOT, record()));
 }
 
+#[test]
+fn redeposit_when_requests_wait_for_several_then_the_older_request_goes_before_the_younger() {
+    let node = Caps { held_bytes: 8192, ..Caps::NONE };
+    let mut world = crashed(Config { node, ..config() }, &[id(3, 9), id(4, 9)], &[]);
+    world.register(Deposit { recallable: false, ..deposit(1) });
+    world.acquire(USER, &[Ok(id(3, 9))], 500);
+    world.acquire(OTHER, &[Ok(id(4, 9))], 500);
+    // There is room for the first alone, and the second is looked at first.
+    let large = Deposit { size_bytes: 8192, ..deposit(4) };
+    let items = [(id(4, 9), large), (id(3, 9), deposit(3))];
+    let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit });
+    world.step(Input::Redeposit { client: OWNER, request: RequestId(9), items: &items });
+    world.poll_all();
+    assert_eq!(world.state(id(3, 9)), AllocationState::Recalling);
+    assert_eq!(world.state(id(4, 9)), AllocationState::Evicted);
+}
+
 // --- complete -----------------------------------------------------------------------------------
 
 #[test]

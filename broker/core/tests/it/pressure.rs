@@ -1,6 +1,7 @@
 //! Tests of pressure: jobs, fairness between domains, reclaim, caps changed at run time.
 
 use super::*;
+use fdbroker_protocol::admin::ActOutcome;
 
 pub(super) const JOB: JobKey = JobKey(7);
 
@@ -251,6 +252,34 @@ fn clear_when_a_burst_is_over_then_its_memory_is_given_back() {
     assert_eq!(effects.granted.capacity(), limits::EFFECTS_KEPT, "what is used each time stays");
 }
 
+#[test]
+fn sendable_when_a_client_stops_to_read_then_what_was_supplied_for_it_makes_room_for_others() {
+    let mut world = World::new(node_fds(4));
+    let [first, second] = [1, 2].map(|base| world.register(deposit(base)).id);
+    world.step(Input::Evict { ids: &[first, second] });
+    world.close_all();
+    let deaf = ClientId(3);
+    world.connect(deaf, 1000);
+    // Each recall has a place, and one for the lease of its first request.
+    world.acquire(USER, &[Ok(first)], 60_000);
+    let waits = world.acquire(OTHER, &[Ok(first)], 60_000);
+    world.acquire(USER, &[Ok(second)], 60_000);
+    world.acquire(deaf, &[Ok(second)], 60_000);
+    world.supply(first, Ok(0), 1);
+    world.supply(second, Ok(0), 2);
+    assert_eq!(world.core.evict_outcome(second), ActOutcome::Waited);
+    world.step(Input::Sendable { client: deaf, sendable: false });
+    world.at(0);
+    assert_eq!(world.state(second), AllocationState::Evicted);
+    let effects: Vec<Effect> =
+        (0..8).flat_map(|ticket| world.step(Input::Closed { ticket: Ticket(ticket) })).collect();
+    assert!(
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Granted { request, .. } if *request == waits))
+    );
+}
+
 // --- reclaim ----------------------------------------------------------------------------------------
 
 fn reclaimed(world: &mut World, client: ClientId) -> Option<Vec<LeaseId>> {
@@ -323,6 +352,33 @@ fn reclaim_when_not_answered_then_others_are_asked_after_a_pause_and_the_same_le
     assert_eq!(reclaimed(&mut world, USER), None);
     world.at(1100);
     assert_eq!(reclaimed(&mut world, USER), Some(vec![ignored]));
+}
+
+#[test]
+fn reclaim_when_what_a_client_was_asked_for_has_ended_then_it_is_asked_before_busier_ones() {
+    let mut world = World::new(open_leases(3));
+    let [id, ends] = [1, 2].map(|base| world.register(deposit(base)).id);
+    let idle = [id, ends].map(|id| world.grant(USER, id));
+    world.grant(OTHER, id);
+    world.acquire(OWNER, &[Ok(id)], 60_000);
+    assert_eq!(reclaimed(&mut world, USER), Some(idle.to_vec()));
+    world.release(USER, idle[0]);
+    // USER has been asked for all that it has left: another client is asked.
+    world.acquire(OTHER, &[Ok(id)], 60_000);
+    assert_eq!(reclaimed(&mut world, USER), None);
+    let of_owner = reclaimed(&mut world, OWNER).expect("the next in the order");
+    world.unregister(OWNER, ends);
+    world.release(USER, idle[1]);
+    world.release(OWNER, of_owner[0]);
+    let lease = world.grant(USER, id);
+    assert_eq!(world.unregister(OTHER, id).result(), Err(ErrorCode::NotPermitted), "it is busy");
+    world.acquire(OWNER, &[Ok(id)], 60_000);
+    assert_eq!(reclaimed(&mut world, OTHER), None);
+    world.core.take_events(USER);
+    assert_eq!(
+        world.core.leases(0).filter(|view| view.asked).map(|view| view.id).collect::<Vec<_>>(),
+        [lease]
+    );
 }
 
 #[test]
