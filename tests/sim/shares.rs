@@ -115,7 +115,8 @@ impl Model {
         let without = ledger.clone().without_connection(client, domain);
         let needs =
             [(Resource::TablePlaces, limits::FDS_PER_CONNECTION), (Resource::Connections, 1)];
-        let has_some = without.of(Holder::Domain(domain)).connections > 0;
+        // A domain that has nothing at all always finds some.
+        let has_some = without.of(Holder::Domain(domain)) != Sums::default();
         Ok(has_some
             && needs.iter().any(|(it, need)| self.is_beyond_share(&without, domain, *it, *need)))
     }

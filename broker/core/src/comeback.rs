@@ -150,8 +150,6 @@ impl Core {
         let allocation = Allocation::new(deposit, client, domain, State::Evicted);
         self.allocations[slot] = Allocation { open, leases, ..allocation };
         self.own(slot, deposit.driver_data);
-        // A request that had to go to the room queue is looked at there.
-        self.room_appeared |= !self.rooms.is_empty();
         Ok(())
     }
 

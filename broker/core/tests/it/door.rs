@@ -171,3 +171,27 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
         assert!(client.credits > 0, "{uid}");
     }
 }
+
+#[test]
+fn connect_when_what_a_user_has_left_is_beyond_its_share_of_the_table_then_only_others_get_in() {
+    let places = 4 * limits::FDS_PER_CONNECTION + 9;
+    let table_fds = limits::TABLE_RESERVE + places;
+    let config = Config { table_fds, share_factor: 8, base_credits: 0, ..config() };
+    let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
+    for client in [OWNER, USER, OTHER] {
+        world.connect(client, 1000);
+    }
+    let keeper = ClientId(3);
+    world.connect(keeper, 2000);
+    for base in 1..=5 {
+        world.register_by(keeper, Deposit { keep: true, ..deposit(base) });
+    }
+    world.step(Input::Gone { client: keeper });
+    // It holds 5 of 9 that are left, and then of 5.
+    world.connect(ClientId(4), 3000);
+    let refused = world.step(connect(keeper, DomainKey { listener: 0, uid: 2000 }, 1));
+    let Effect::Disconnect { status, .. } = refused[0] else { panic!("{refused:?}") };
+    let (resource, scope) = (Resource::TablePlaces as u8, Scope::Domain as u8);
+    assert_eq!((status.resource, status.scope), (resource, scope), "{status}");
+    assert!(world.step(connect(keeper, DomainKey { listener: 0, uid: 4000 }, 1)).is_empty());
+}
