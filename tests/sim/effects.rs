@@ -7,7 +7,7 @@ use crate::model::{Allocation, Ask, Check, Closing, Drain, Holder, Lease, Model,
 use crate::quotas::need_of;
 use crate::tally::Promise;
 use fdbroker_core::{
-    ClientId, Deposit, Effect, Effects, Granted, Lane, LeaseId, Registered, StatusReply,
+    ClientId, Deposit, Effect, Effects, Granted, Lane, LeaseId, Registered, StatusReply, limits,
 };
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
@@ -691,10 +691,18 @@ impl Model {
             }
             Some(Resource::TablePlaces) => {
                 let ledger = self.ledger();
-                self.table_fds(&ledger.node) > self.config.table_fds
+                let is_full = self.table_fds(&ledger.node) > self.config.table_fds;
+                let idle = self.allocations.iter().filter(|(id, it)| self.is_evictable(**id, it));
+                is_full && (idle.count() as u64) <= limits::IDLE_FDS_KEPT
                     || self.connection_is_beyond_share(&ledger, client.0)?
             }
-            _ => step.connecting.is_none(),
+            // Fds are being closed to make room for it.
+            _ if step.connecting.is_some() => {
+                let is_full = self.table_fds(&self.ledger().node) > self.config.table_fds;
+                let is_told = status.result() == Err(ErrorCode::Again);
+                is_told && is_full && self.closing_in(Holder::Node) > 0
+            }
+            _ => true,
         };
         ensure!(justified, "client {} is disconnected with {shown}, and there is room", client.0);
         step.turned_away += u64::from(step.connecting == Some(client.0));

@@ -4,7 +4,7 @@
 use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer};
 use crate::job_name::JobName;
 use crate::ledger::{Blocked, Charge, ScopeId};
-use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
+use crate::limits::{FDS_PER_CONNECTION, IDLE_FDS_KEPT, TEARDOWN_PER_STEP};
 use crate::rooms::items_of;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Domain, Job};
@@ -24,13 +24,13 @@ impl Core {
         let status = if client.0 >= self.config.max_clients {
             let most = u64::from(self.config.max_clients);
             Self::no_quota_limit(Resource::Connections, Scope::Node, most)
-        } else if !self.connection_fits() {
-            self.no_quota(Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE })
         } else if self.is_refusing(key) {
             let most = self.config.max_refused_per_domain.into();
             Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
         } else if let Some(status) = self.is_beyond_share(key) {
             status
+        } else if !self.connection_fits() {
+            self.make_room_at_the_door(fx)
         } else if let Some(domain) = self.domain(key) {
             match self.take_in(client, peer, domain) {
                 Ok(()) => return,
@@ -44,6 +44,20 @@ impl Core {
         fx.list.push(Effect::Disconnect { client, status });
         // Nothing of it was ever kept.
         fx.list.push(Effect::Forget { client });
+    }
+
+    /// A connection does not fit the table: has idle fds closed for it, and says to try again while some are being closed.
+    fn make_room_at_the_door(&mut self, fx: &mut Effects) -> Status {
+        let table = Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE };
+        let node = &self.ledger[ScopeId::NODE];
+        let short_of = FDS_PER_CONNECTION.saturating_sub(self.ledger.table_room() + node.coming);
+        let closable = node.evictable.saturating_sub(IDLE_FDS_KEPT);
+        let count = usize::try_from(short_of.min(closable)).expect("one connection's at most");
+        self.evict_for(table, count, fx);
+        match self.ledger[ScopeId::NODE].coming {
+            0 => self.no_quota(table),
+            _ => ErrorCode::Again.into(),
+        }
     }
 
     /// Makes a client of a domain, or says which cap is in the way; then nothing of it is left.

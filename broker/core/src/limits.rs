@@ -5,6 +5,9 @@
 /// pidfd, and the client's end until hello's reply has been sent.
 pub const FDS_PER_CONNECTION: u64 = 4;
 
+/// Idle fds that are not closed for a newcomer's connection: connections alone must not leave the broker without any fd.
+pub const IDLE_FDS_KEPT: u64 = 4;
+
 /// Places in the table kept free for one inbound message: the kernel's most fds per message.
 pub const TABLE_RESERVE: u64 = 253;
 

@@ -195,3 +195,31 @@ fn connect_when_what_a_user_has_left_is_beyond_its_share_of_the_table_then_only_
     assert_eq!((status.resource, status.scope), (resource, scope), "{status}");
     assert!(world.step(connect(keeper, DomainKey { listener: 0, uid: 4000 }, 1)).is_empty());
 }
+
+#[test]
+fn connect_when_idle_fds_of_others_fill_the_table_then_they_make_room_for_a_newcomer() {
+    let table_fds = limits::TABLE_RESERVE + 3 * limits::FDS_PER_CONNECTION;
+    let config = Config { table_fds, share_factor: 8, base_credits: 0, ..config() };
+    let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
+    world.connect(OWNER, 1000);
+    for base in 1..20 {
+        world.register(deposit(base));
+        world.close_all();
+    }
+    let stranger = |client| connect(client, DomainKey { listener: 0, uid: 2000 }, 1);
+    let (early, late) = (ClientId(4), ClientId(5));
+    let again = Effect::Disconnect { client: early, status: ErrorCode::Again.into() };
+    assert!(world.step(stranger(early)).contains(&again), "it is to try again");
+    let closing = |world: &World| world.core.totals().gauges.closing_fds;
+    assert_eq!(closing(&world), limits::FDS_PER_CONNECTION);
+    assert!(world.step(stranger(early)).contains(&again), "fds are being closed for it");
+    assert_eq!(closing(&world), limits::FDS_PER_CONNECTION);
+    world.close_all();
+    assert_eq!(world.step(stranger(early)), []);
+    // The last idle fds are not given up for connections.
+    assert!(is_refused(&world.step(stranger(late)), late));
+    assert_eq!(
+        (closing(&world), world.core.totals().gauges.stored_fds),
+        (0, limits::IDLE_FDS_KEPT)
+    );
+}
