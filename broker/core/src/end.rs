@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
-use crate::ledger::{Charge, ScopeId};
+use crate::ledger::Charge;
 use crate::limits::{LEASES_SWEPT_PER_STEP, LEASES_SWEPT_PER_TURN};
 use crate::recall::RECALLED_PLACE;
 use crate::slots::NONE;
@@ -57,8 +57,8 @@ impl Core {
     /// told: [`Core::sweep_ended`] comes to the holders. The caller then frees the slot or calls [`Core::drain_if_done`].
     pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
         let allocation = &self.allocations[slot];
-        let (owner, size) = (allocation.owner, allocation.size_bytes);
-        let reserved = self.bytes_to_recall(slot);
+        let owner = allocation.owner;
+        let (reserved, file) = (self.bytes_to_recall(slot), self.file_of(slot));
         let key = (allocation.device, allocation.base);
         self.note_end(slot, code);
         if owner != NONE {
@@ -87,7 +87,7 @@ impl Core {
         self.decide_all(slot, Fate::Answer(self.id_of(slot), code.into()));
         self.leases_ending += self.allocations[slot].leases.len() as u64;
         if !self.allocations[slot].leases.is_empty() {
-            self.ledger.add(ScopeId::NODE, Charge(Resource::PinnedBytes, size));
+            self.pin_ended(slot, file);
             let Core { allocations, ending, .. } = self;
             let domain = allocations[slot].domain;
             ending.push(domain, &mut AllocationLinks(allocations, AllocationList::Event), slot);
@@ -164,8 +164,7 @@ impl Core {
     /// free when there is none.
     pub(crate) fn unpinned(&mut self, slot: u32) {
         self.leave_ending(slot);
-        let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
-        self.ledger.take(ScopeId::NODE, charge);
+        self.unpin_ended(slot);
         self.drain_if_done(slot);
     }
 

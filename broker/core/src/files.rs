@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use crate::Core;
 use crate::api::{File, FileId};
-use crate::ledger::{Blocked, Charge};
+use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::lists::{Link, List, Nodes};
 use crate::slots::{NONE, Slots};
 use crate::state::State;
@@ -43,13 +43,31 @@ impl Nodes for StakeLinks<'_> {
     }
 }
 
-/// See the module. At most one record of each kind for each fd held.
+/// What leases of ended allocations still pin of a file. Its fds are closed, so it is not looked at any more.
+#[derive(Debug, Default)]
+struct Ended {
+    /// What the file pinned when it was held last, bytes.
+    most: u64,
+    /// Sizes of the ranges, together: they may overlap.
+    sizes: u128,
+}
+
+impl Ended {
+    fn bytes(&self) -> u64 {
+        u64::try_from(self.sizes).map_or(self.most, |sizes| sizes.min(self.most))
+    }
+}
+
+/// See the module. At most one record of each kind for each fd held, or allocation ended and still leased.
 #[derive(Debug)]
 pub(crate) struct Files {
     files: Slots<Pinned>,
     by_id: FxHashMap<(u32, FileId), u32>,
     stakes: Slots<Stake>,
     by_owner: FxHashMap<(u32, u32), u32>,
+    ended: FxHashMap<FileId, Ended>,
+    /// The files of ended allocations that are leased, where they are known, by slot.
+    ended_of: FxHashMap<u32, FileId>,
 }
 
 impl Default for Files {
@@ -59,6 +77,8 @@ impl Default for Files {
             by_id: FxHashMap::default(),
             stakes: Slots::new(NONE, 1, 0),
             by_owner: FxHashMap::default(),
+            ended: FxHashMap::default(),
+            ended_of: FxHashMap::default(),
         }
     }
 }
@@ -103,6 +123,29 @@ impl Files {
     /// Who pays for the file; `None`: nobody holds any of it.
     fn first_owner(&self, file: u32) -> Option<u32> {
         self.files[file].stakes.first().map(|stake| self.stakes[stake].owner)
+    }
+
+    /// An allocation of this file has ended, and is leased; gives the bytes that this adds to what is pinned.
+    fn end(&mut self, slot: u32, size: u64, file: File) -> u64 {
+        self.ended_of.insert(slot, file.id);
+        let ended = self.ended.entry(file.id).or_default();
+        let former = ended.bytes();
+        ended.sizes += u128::from(size);
+        ended.most = ended.most.max(file.pinned_bytes);
+        ended.bytes() - former
+    }
+
+    /// The last lease of it is gone; gives the bytes that are pinned no more.
+    fn end_is_over(&mut self, slot: u32, size: u64) -> u64 {
+        let Some(id) = self.ended_of.remove(&slot) else { return size };
+        let ended = self.ended.get_mut(&id).expect("the file of an ended allocation is known");
+        let former = ended.bytes();
+        ended.sizes -= u128::from(size);
+        let left = ended.bytes();
+        if ended.sizes == 0 {
+            self.ended.remove(&id);
+        }
+        former - left
     }
 
     fn remove(&mut self, file: u32) {
@@ -194,6 +237,49 @@ impl Core {
         let stake = self.has_file(slot).then(|| &self.files.stakes[self.allocations[slot].file])?;
         let Pinned { id, bytes: pinned_bytes, .. } = self.files.files[stake.file];
         Some(File { id, pinned_bytes })
+    }
+
+    /// An allocation has ended and is leased. The node counts what it pins, each byte of a file that is known only once.
+    pub(crate) fn pin_ended(&mut self, slot: u32, file: Option<File>) {
+        let size = self.allocations[slot].size_bytes;
+        let bytes = file.map_or(size, |file| self.files.end(slot, size, file));
+        self.ledger.add(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
+    }
+
+    /// The last lease of an ended allocation is gone.
+    pub(crate) fn unpin_ended(&mut self, slot: u32) {
+        let bytes = self.files.end_is_over(slot, self.allocations[slot].size_bytes);
+        self.ledger.take(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
+    }
+
+    /// The file of an ended allocation that is leased, where it is known.
+    pub(crate) fn ended_file_of(&self, slot: u32) -> Option<File> {
+        let id = *self.files.ended_of.get(&slot)?;
+        Some(File { id, pinned_bytes: self.files.ended[&id].most })
+    }
+
+    /// What leases of ended allocations pin, counted anew.
+    pub(crate) fn checked_ended(&self) -> Vec<u64> {
+        let mut sizes: FxHashMap<FileId, u128> = FxHashMap::default();
+        let (mut all, mut known) = (Vec::new(), 0);
+        for (slot, allocation) in self.allocations.iter_from(0) {
+            if allocation.is_live() || allocation.leases.is_empty() {
+                continue;
+            }
+            let Some(id) = self.files.ended_of.get(&slot) else {
+                all.push(allocation.size_bytes);
+                continue;
+            };
+            *sizes.entry(*id).or_default() += u128::from(allocation.size_bytes);
+            known += 1;
+        }
+        assert_eq!(known, self.files.ended_of.len(), "files of what has not ended");
+        assert_eq!(sizes.len(), self.files.ended.len(), "files of ended allocations");
+        for (id, ended) in &self.files.ended {
+            assert_eq!(sizes.get(id), Some(&ended.sizes), "ended ranges of {id:?}");
+            all.push(ended.bytes());
+        }
+        all
     }
 
     /// What files pin now, by the slot of any allocation of each. Their payers may be above their caps then.

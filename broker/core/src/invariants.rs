@@ -60,14 +60,14 @@ impl Core {
                 let bytes = self.charged_by_size(slot).unwrap_or(0);
                 right.add(scope, Charge(Resource::HeldBytes, bytes));
             }
-            if !allocation.is_live() && !allocation.leases.is_empty() {
-                // The node counts memory once, however many leases pin it.
-                right.add(ScopeId::NODE, Charge(Resource::PinnedBytes, allocation.size_bytes));
-            }
             held += u64::from(allocation.is_held());
         }
         for (payer, domain, bytes) in self.checked_files() {
             right.add(self.payer(payer, domain), Charge(Resource::HeldBytes, bytes));
+        }
+        // The node counts memory once, however many leases pin it.
+        for bytes in self.checked_ended() {
+            right.add(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
         }
         let mut unswept = 0;
         for (_, lease) in self.leases.iter_from(0) {

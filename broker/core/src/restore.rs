@@ -201,7 +201,11 @@ impl Core {
             self.link(slot, AllocationList::Event);
         }
         let file = beside.files.remove(&slot);
-        ensure(file.is_none() || is_held, "file of what is not held", slot)?;
+        let has_file = is_held || matches!(state, State::Ended(_));
+        ensure(file.is_none() || has_file, "file of what is not held", slot)?;
+        if let (false, Some(_)) = (is_held, file) {
+            self.pin_ended(slot, file);
+        }
         if is_held {
             self.held_now += 1;
             self.pin(slot, file, 0);
@@ -313,6 +317,8 @@ impl Core {
         for (slot, allocation) in self.allocations.iter_from(0) {
             let has_leases = !allocation.leases.is_empty();
             ensure(!allocation.drained || !has_leases, "drained", slot)?;
+            let is_pinned = self.ended_file_of(slot).is_none() || has_leases;
+            ensure(is_pinned, "file of what nobody has", slot)?;
             let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
             let freed_later = allocation.drained || owner.is_some_and(|owner| owner.gone);
             let is_used = allocation.is_live() || has_leases || freed_later;

@@ -56,7 +56,7 @@ pub(crate) type SavedOwners = Vec<(FormerOwner, bool, Vec<(u32, bool)>)>;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Beside {
     pub(crate) driver_data: BTreeMap<u32, Vec<u8>>,
-    /// Of those that are held.
+    /// Of those that are held, or have ended and are leased.
     pub(crate) files: BTreeMap<u32, File>,
     pub(crate) orphans: BTreeMap<u32, Orphan>,
     pub(crate) recalls: BTreeMap<u32, Recall>,
@@ -133,11 +133,12 @@ impl Core {
             |(slot, allocation): (u32, &Allocation)| (slot, self.recalls[allocation.recall].flat());
         let to_recall = recalled().filter(|(_, it)| it.is_in(AllocationList::Event));
         let driver_data = self.driver_data.iter();
+        let file = |slot| self.file_of(slot).or_else(|| self.ended_file_of(slot));
         Beside {
             driver_data: driver_data
                 .map(|(slot, (length, bytes))| (*slot, bytes[..usize::from(*length)].to_vec()))
                 .collect(),
-            files: all().filter_map(|(slot, _)| Some((slot, self.file_of(slot)?))).collect(),
+            files: all().filter_map(|(slot, _)| Some((slot, file(slot)?))).collect(),
             orphans: self.orphans.clone(),
             recalls: recalled().map(recall).collect(),
             to_recall: to_recall.map(|(slot, _)| slot).collect(),

@@ -123,7 +123,7 @@ resources! {
         "fds of a type that cannot be shared, not closed yet",
         "wait until the refused fds are closed, or raise limits.max_refused_per_domain";
     PinnedBytes = 12, pinned_bytes, Bytes, Client, [],
-        "ended memory that leases still pin: each holder is charged, the node once",
+        "ended memory that leases still pin: each holder is charged, the node counts each file once",
         "release leases";
     KeptAllocations = 13, kept_allocations, Allocations, Client, [Client Domain Job Node],
         "allocations that outlive their owner (keep)",

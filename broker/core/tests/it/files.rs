@@ -154,3 +154,36 @@ fn restore_when_files_are_held_then_each_is_charged_once_still() {
     world.core.check_invariants();
     assert_eq!(world.now_of(Resource::HeldBytes), 8192);
 }
+
+#[test]
+fn pinned_when_ranges_of_a_file_overlap_then_the_node_counts_its_memory_once() {
+    let mut world = World::new(config());
+    let ids = [OWNER, OTHER].map(|owner| world.register_by(owner, of_file(1, 7, 4096)).id);
+    let leases = ids.map(|id| world.grant(USER, id));
+    for (id, owner) in ids.into_iter().zip([OWNER, OTHER]) {
+        world.unregister(owner, id);
+    }
+    world.at(1);
+    let pinned = |world: &World| {
+        let holder = world.client(USER).account.now(Resource::PinnedBytes);
+        (world.now_of(Resource::PinnedBytes), holder)
+    };
+    assert_eq!(pinned(&world), (4096, 8192));
+    world.close_all();
+    let saved = world.core.save();
+    world.core = Core::restore(config(), saved, world.now).expect("sound");
+    assert_eq!(pinned(&world), (4096, 8192), "the next broker knows it");
+    for (lease, left) in leases.into_iter().zip([4096, 0]) {
+        world.release(USER, lease);
+        assert_eq!(pinned(&world), (left, left));
+    }
+}
+
+#[test]
+fn pinned_when_ranges_of_an_arena_end_then_no_more_than_these() {
+    let mut world = World::new(config());
+    let id = world.register(of_file(1, 7, 40_960)).id;
+    world.grant(USER, id);
+    world.unregister(OWNER, id);
+    assert_eq!(world.now_of(Resource::PinnedBytes), 4096);
+}
