@@ -98,6 +98,9 @@ pub enum Action {
     SetCaps {
         caps: Box<CapsOfScopes>,
     },
+    Measured {
+        files: Vec<(u32, u64)>,
+    },
     Evict {
         ids: Vec<AllocationId>,
     },
@@ -172,6 +175,7 @@ impl Action {
             }
             Action::Closed { ticket } => Input::Closed { ticket },
             Action::SetCaps { ref caps } => Input::SetCaps { caps },
+            Action::Measured { ref files } => Input::Measured { files },
             Action::Evict { ref ids } => Input::Evict { ids },
             Action::Revoke { ref ids } => Input::Revoke { ids },
             Action::SetDraining { draining } => Input::SetDraining { draining },

@@ -343,6 +343,7 @@ impl World {
             agent.next_id += 1;
             agent.next_id
         });
+        let file = self.draw_file();
         let rng = &mut self.rng;
         let kind = [MemoryKind::DmaBuf, MemoryKind::CudaVmm, MemoryKind::Memfd];
         let share = [Share::Uid, Share::Uid, Share::Any];
@@ -361,7 +362,7 @@ impl World {
                 false => Ok(()),
             },
             lane: if refused { Lane::Refused } else { Lane::Accepted },
-            file: None,
+            file: file.filter(|_| !refused),
             kind: kind[rng.below(3) as usize],
             share: if rng.chance(150) { Share::Gid } else { share[rng.below(3) as usize] },
             recallable: rng.chance(900),
@@ -509,11 +510,12 @@ impl World {
     }
 
     fn answer_recall(&mut self, event: &RecallEvent, manners: Manners, fds: &mut u16) -> Supply {
+        let file = self.model.live(event.id).and_then(|known| self.model.file_now(known));
         let mut supply = Supply {
             id: event.id,
             fd: Ok(*fds),
             refused_fd: None,
-            file: None,
+            file,
             owner_allocation_id: event.owner_allocation_id,
             fd_offset: event.fd_offset,
             size_bytes: event.size_bytes,

@@ -106,6 +106,10 @@ impl Model {
             step.evicted.push(AllocationId { slot, generation: state.published });
         }
         let closing = state.owner.ok_or_else(|| format!("slot {slot} has no owner"))?;
+        let published = state.published;
+        if published != 0 {
+            self.left_file(AllocationId { slot, generation: published });
+        }
         self.new_ticket(ticket, closing)
     }
 
@@ -146,7 +150,11 @@ impl Model {
         let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
         ensure!(state.published != 0, "slot {slot} is unpublished twice");
         let id = AllocationId { slot, generation: state.published };
+        let was_held = state.full;
         (state.published, state.unconfirmed) = (0, false);
+        if was_held {
+            self.ends_with_file(id);
+        }
         ensure!(!step.events_seen, "{id} is taken off the page after its holders could be told");
         step.unpublished.insert(id);
         let due = step.due_end.get(&id).copied().or_else(|| self.timed_out(id));
@@ -355,6 +363,9 @@ impl Model {
         };
         let known = self.allocations.insert(id, allocation);
         ensure!(known.is_none(), "{id} is given to a second allocation");
+        if !self.is_held(id) {
+            self.left_file(id);
+        }
         step.new_allocations += 1;
         Ok(())
     }

@@ -211,6 +211,7 @@ impl Model {
                 self.begin_supply(&mut step, *client, supplies)?;
             }
             Action::SetCaps { caps } => self.set_caps(caps),
+            Action::Measured { files } => self.grow_files(files),
             Action::Evict { .. } => {}
             Action::Revoke { ids } => self.begin_revoke(&mut step, ids),
             Action::SetDraining { draining } => self.set_draining(*draining),
@@ -518,6 +519,7 @@ impl Model {
                     && supply.size_bytes == allocation.deposit.size_bytes;
                 if same {
                     allocation.deposit.fd_offset = supply.fd_offset;
+                    allocation.deposit.file = supply.file;
                     allocation.refused = None;
                     step.must_store.insert(usize::from(at), supply.id);
                 } else {

@@ -9,6 +9,7 @@ mod checks;
 mod demands;
 mod effects;
 mod faults;
+mod files;
 mod jobs;
 mod judge;
 mod lives;

@@ -185,6 +185,8 @@ pub struct Sums {
     pub parked: u64,
     pub parked_items: u64,
     pub refused: u64,
+    /// Of a client or a job: files that it may be charged for, or another owner in its place.
+    pub may_pay_bytes: u128,
     /// Evictable fds that [`Ledger::without`] has taken out of `held`.
     pub taken_out: u64,
 }
@@ -246,7 +248,16 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    fn charge(&mut self, client: Option<u32>, domain: DomainKey, add: impl Fn(&mut Sums)) {
+    /// An owner of a file that its domain is charged for.
+    pub fn may_pay(&mut self, client: u32, domain: DomainKey, bytes: u128) {
+        self.clients.entry(client).or_default().may_pay_bytes += bytes;
+        if let Some(job) = self.job_of.get(&client) {
+            self.jobs.entry(*job).or_default().may_pay_bytes += bytes;
+        }
+        self.domains.entry(domain).or_default();
+    }
+
+    pub fn charge(&mut self, client: Option<u32>, domain: DomainKey, add: impl Fn(&mut Sums)) {
         add(&mut self.node);
         add(self.domains.entry(domain).or_default());
         if let Some(client) = client {
@@ -350,6 +361,8 @@ pub struct Model {
     pub to_unpublish: BTreeSet<AllocationId>,
     /// Allocations with leases of gone clients that the core has still to take down, as the core's view says.
     pub still_leased: BTreeSet<AllocationId>,
+    /// What is known of files.
+    pub files: crate::files::Files,
     /// Slots whose fd is in the service manager's store.
     pub kept_slots: BTreeSet<u32>,
     /// Until when allocations from before a crash may be named again.
@@ -396,6 +409,7 @@ impl Model {
             promised: BTreeMap::new(),
             to_unpublish: BTreeSet::new(),
             still_leased: BTreeSet::new(),
+            files: crate::files::Files::default(),
             kept_slots: BTreeSet::new(),
             grace_until: None,
             grace_ending: false,
@@ -545,9 +559,8 @@ impl Model {
             });
         }
         // The node counts memory once, however many leases pin it.
-        let pinned =
-            self.allocations.values().filter(|a| a.ended.is_some() && !a.leases.is_empty());
-        ledger.node.pinned_bytes = pinned.map(|a| u128::from(a.deposit.size_bytes)).sum();
+        ledger.node.pinned_bytes = self.pinned_on_node();
+        self.charge_files(&mut ledger);
         for closing in self.tickets.values().filter(|closing| !closing.uninvited) {
             let here = self.is_there(closing);
             ledger.charge(here.then_some(closing.client), closing.domain, |s| s.closing += 1);
@@ -584,11 +597,16 @@ impl Model {
         let live = allocation.ended.is_none();
         let held = live && self.is_held(id);
         let recalling = live && self.recalling.contains_key(&id);
-        let size = u128::from(allocation.deposit.size_bytes);
+        // Files that are held are charged by themselves.
+        let bytes = match (held, recalling) {
+            (true, _) if allocation.deposit.file.is_none() => allocation.deposit.size_bytes,
+            (_, true) => self.bytes_to_recall(id, allocation),
+            _ => 0,
+        };
         ledger.charge(owner, allocation.domain, |sums| {
             sums.allocations += 1;
             sums.held += u64::from(held);
-            sums.held_bytes += if held || recalling { size } else { 0 };
+            sums.held_bytes += u128::from(bytes);
             sums.recalls += u64::from(recalling);
             sums.kept += u64::from(live && allocation.deposit.keep);
         });

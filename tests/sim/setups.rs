@@ -38,6 +38,8 @@ pub struct Setup {
     pub specialists: u64,
     /// Crashes of the broker in a thousand acts of clients.
     pub crashes: u64,
+    /// Of a thousand deposits, how many are of a file that others deposit, too.
+    pub files: u64,
 }
 
 /// Makes a setup from the usual one.
@@ -50,6 +52,7 @@ const ALL: &[(&str, Change)] = &[
     ("mid", mid),
     ("none", |_, _| ()),
     ("bytes", bytes),
+    ("files", files),
     ("shares", shares),
     ("jobs", jobs),
     ("slots", slots),
@@ -112,7 +115,14 @@ fn base() -> Setup {
         acts: 4,
         specialists: 0,
         crashes: 2,
+        files: 0,
     }
+}
+
+/// Ranges of a few files, deposited by all users, under a cap that makes the broker close and recall them.
+fn files(setup: &mut Setup, _: &mut Rng) {
+    setup.config.node.held_fds = 24;
+    (setup.files, setup.crashes) = (700, 0);
 }
 
 /// The setup of that name; `rng` draws what it leaves to chance.

@@ -159,6 +159,9 @@ impl World {
             if self.rng.chance(self.setup.restarts) {
                 self.restart()?;
             }
+            if self.setup.files > 0 && self.rng.chance(20) {
+                self.grow_file()?;
+            }
             if self.rng.chance(self.setup.cap_changes) {
                 self.change_caps()?;
                 self.stats.faults(Fault::Draining, usize::from(!self.model.above.is_empty()));
@@ -483,7 +486,8 @@ impl World {
     /// Hands an input to the core, applies the effects, and hands the grants that could not be sent back to the core.
     pub fn feed(&mut self, action: Action) -> Check {
         let mut stack = vec![action];
-        while let Some(action) = stack.pop() {
+        while let Some(mut action) = stack.pop() {
+            self.model.files.look(&mut action);
             self.step(&action)?;
             let unsent = self.apply(&action);
             if self.model.exact {

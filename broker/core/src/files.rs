@@ -335,6 +335,32 @@ impl Core {
         }
     }
 
+    /// Who pays for each file of which several have something: domain, file, client or [`NONE`].
+    pub(crate) fn payers(&self) -> Vec<(u32, FileId, u32)> {
+        let shared = self.files.files.iter_from(0).filter(|(_, file)| file.stakes.len() > 1);
+        let payer = |number| self.files.first_owner(number).expect("a file has stakes");
+        let mut all: Vec<_> =
+            shared.map(|(number, file)| (file.domain, file.id, payer(number))).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Lets the client pay for the file of its domain, before anything is charged. `false`: it has nothing of it.
+    #[must_use]
+    pub(crate) fn set_payer(&mut self, (domain, id, owner): (u32, FileId, u32)) -> bool {
+        let Some(file) = self.files.find(domain, id) else { return false };
+        if !self.files.by_owner.contains_key(&(file, owner)) {
+            return false;
+        }
+        while self.files.first_owner(file) != Some(owner) {
+            let Files { files, stakes, .. } = &mut self.files;
+            let (list, links) = (&mut files[file].stakes, &mut StakeLinks(stakes));
+            let first = list.pop(links).expect("the owner is in it");
+            list.push(links, first);
+        }
+        true
+    }
+
     /// Asserts that the stakes are those of what is held; and gives who pays how much: client or [`NONE`], domain, bytes.
     pub(crate) fn checked_files(&self) -> Vec<(u32, u32, u64)> {
         let mut ranges: FxHashMap<u32, u32> = FxHashMap::default();

@@ -89,6 +89,9 @@ impl Core {
         for slot in core.allocations.full() {
             core.restore_allocation(slot, &mut beside)?;
         }
+        for payer in std::mem::take(&mut beside.payers) {
+            ensure(core.set_payer(payer), "payer of a file", payer.2)?;
+        }
         ensure(beside == Beside::default(), "what is of no allocation", 0u32)?;
         core.restore_leases(saved.leases, saved.to_tell)?;
         core.restore_continuity(saved.owners, saved.grace_until)?;

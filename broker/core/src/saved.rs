@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::Core;
-use crate::api::{Effect, Effects, File, Now};
+use crate::api::{Effect, Effects, File, FileId, Now};
 use crate::continuity::{FormerOwner, Grace};
 use crate::ledger::ScopeId;
 use crate::lists::List;
@@ -58,6 +58,8 @@ pub(crate) struct Beside {
     pub(crate) driver_data: BTreeMap<u32, Vec<u8>>,
     /// Of those that are held, or have ended and are leased.
     pub(crate) files: BTreeMap<u32, File>,
+    /// See [`Core::payers`].
+    pub(crate) payers: Vec<(u32, FileId, u32)>,
     pub(crate) orphans: BTreeMap<u32, Orphan>,
     pub(crate) recalls: BTreeMap<u32, Recall>,
     /// Recalls that are still to be sent.
@@ -139,6 +141,7 @@ impl Core {
                 .map(|(slot, (length, bytes))| (*slot, bytes[..usize::from(*length)].to_vec()))
                 .collect(),
             files: all().filter_map(|(slot, _)| Some((slot, file(slot)?))).collect(),
+            payers: self.payers(),
             orphans: self.orphans.clone(),
             recalls: recalled().map(recall).collect(),
             to_recall: to_recall.map(|(slot, _)| slot).collect(),

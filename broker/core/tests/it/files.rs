@@ -140,12 +140,15 @@ fn kept_when_its_owner_goes_and_another_adopts_it_then_the_file_is_charged_to_ea
 }
 
 #[test]
-fn restore_when_files_are_held_then_each_is_charged_once_still() {
+fn restore_when_files_are_held_then_each_is_charged_once_still_and_to_the_same_client() {
     let mut world = World::new(config());
-    for base in 1..=3 {
+    let first = world.register_by(OWNER, of_file(1, 7, 8192)).id;
+    world.register_by(USER, of_file(1, 7, 8192));
+    for base in 2..=3 {
         world.register_by(OWNER, of_file(base, 7, 8192));
     }
-    world.register_by(USER, of_file(1, 7, 8192));
+    world.unregister(OWNER, first);
+    world.register_by(OTHER, of_file(1, 7, 8192));
     let gone = world.register_by(USER, of_file(2, 8, 4096)).id;
     world.step(Input::Evict { ids: &[gone] });
     world.close_all();
@@ -153,6 +156,7 @@ fn restore_when_files_are_held_then_each_is_charged_once_still() {
     world.core = Core::restore(config(), saved, world.now).expect("sound");
     world.core.check_invariants();
     assert_eq!(world.now_of(Resource::HeldBytes), 8192);
+    assert_eq!(held_bytes(&world, OWNER), 8192);
 }
 
 #[test]
