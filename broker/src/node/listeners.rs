@@ -377,7 +377,7 @@ fn remove_stale(path: &Path, former: Predecessor) -> Result<(), ListenError> {
     let probe = new_socket().map_err(|errno| failed(errno.into()))?;
     let is_dead = match connect(probe.as_raw_fd(), &address(path)?) {
         Err(Errno::ECONNREFUSED) => true,
-        Ok(()) => former == Predecessor::Hangs && is_of_zombie(&probe),
+        Ok(()) => former == Predecessor::Hangs && is_of_ended(&probe),
         // Its queue is full.
         Err(Errno::EAGAIN) => former == Predecessor::Hangs,
         // It is of another program (EPROTOTYPE).
@@ -390,15 +390,17 @@ fn remove_stale(path: &Path, former: Predecessor) -> Result<(), ListenError> {
     std::fs::remove_file(path).map_err(failed)
 }
 
-/// Whether the process that listens at the other end has ended, but for a thread that hangs.
-fn is_of_zombie(socket: &OwnedFd) -> bool {
+/// Set in the flags of a process that exits: PF_EXITING of include/linux/sched.h.
+const PF_EXITING: u32 = 0x4;
+
+/// Whether the process that listens at the other end has ended, but for a thread that hangs: that is its first one when
+/// it closes what the process had open.
+fn is_of_ended(socket: &OwnedFd) -> bool {
     let Ok(peer) = getsockopt(socket, PeerCredentials) else { return false };
     let path = format!("/proc/{}/stat", peer.pid());
     let until = Instant::now() + DEATH_PATIENCE;
     loop {
-        let stat = std::fs::read_to_string(&path).unwrap_or_default();
-        // The state is behind the name, which may have parentheses itself (proc_pid_stat(5)).
-        if stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])) {
+        if has_ended(&std::fs::read_to_string(&path).unwrap_or_default()) {
             return true;
         }
         if Instant::now() > until {
@@ -406,6 +408,14 @@ fn is_of_zombie(socket: &OwnedFd) -> bool {
         }
         std::thread::sleep(START_RETRY);
     }
+}
+
+/// Whether /proc/PID/stat is of a process that is a zombie or exits. Its state and, six fields later, its flags are behind
+/// the name, which may have parentheses itself (proc_pid_stat(5)).
+fn has_ended(stat: &str) -> bool {
+    let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
+    let flags = fields.split(' ').nth(6).and_then(|flags| flags.parse::<u32>().ok());
+    fields.starts_with(['Z', 'X']) || flags.is_some_and(|flags| flags & PF_EXITING != 0)
 }
 
 fn new_socket() -> nix::Result<OwnedFd> {
@@ -436,6 +446,14 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ended_when_a_zombie_or_when_it_exits_then_whatever_its_name() {
+        assert!(has_ended("7 (D) b) Z 1 7 7 0 -1 4194304 0"));
+        assert!(has_ended("7 (fdbrokerd) D 1 7 7 0 -1 4195340 0"), "it closes what it had open");
+        assert!(!has_ended("7 (Z) Z) D 1 7 7 0 -1 4194304 0"));
+        assert!(!has_ended(""));
+    }
 
     fn mode_of(path: &Path) -> u32 {
         std::fs::symlink_metadata(path).unwrap().mode() & 0o7777

@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Variable that names the program under test, where it is not the one that cargo built.
@@ -203,7 +203,7 @@ impl Drop for Process {
         let until = Instant::now() + PATIENCE;
         let _ = self.child.kill();
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

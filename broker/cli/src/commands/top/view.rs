@@ -236,7 +236,7 @@ fn help(buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// `NAME [####--   ] NOW of CAP  PERCENT  peak PEAK`; the bar takes the rest of the line.
+/// `NAME [###++--  ] NOW+RESERVED of CAP  PERCENT  peak PEAK`; the bar takes the rest of the line.
 fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u64) -> String) {
     let peak = show(item.peak);
     let now = match item.reserved {
