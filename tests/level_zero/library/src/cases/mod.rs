@@ -8,9 +8,10 @@ mod pairs;
 
 use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::{Outcome, same};
-use crate::limits::CASE_TIMEOUT_S;
+use crate::limits::{CASE_TIMEOUT_S, LOOK_INTERVAL, PATIENCE};
 use crate::node::Node;
 use crate::rank::{Rank, count_fds};
+use std::time::Instant;
 
 /// A case, with the switches that its process gets.
 pub struct Case {
@@ -56,6 +57,11 @@ fn with_rank(settings: &[&str], body: fn(&Node, &mut Rank) -> Outcome) -> Outcom
     body(&node, &mut rank)?;
     rank.clear()?;
     rank.gpu.nothing_left()?;
+    // The library's thread may hold an arena for a moment longer than its owner.
+    let limit = Instant::now() + PATIENCE;
+    while count_fds()? > fds_before && Instant::now() < limit {
+        std::thread::sleep(LOOK_INTERVAL);
+    }
     same("open fds afterwards", count_fds()?, fds_before)?;
     drop(rank);
     for what in ["/stored_fds", "/open_leases/now", "/mapped_leases/now", "/allocations/now"] {
