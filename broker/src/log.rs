@@ -58,10 +58,10 @@ fn write_to_stderr(mut bytes: &[u8]) {
     }
 }
 
-/// Who writes.
+/// The writer of lines to stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
-    /// Whoever has a line.
+    /// Each thread writes its own lines: before the broker serves.
     Everybody,
     /// A thread, from the buffer.
     Thread,

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 /// How long the daemon may take to be as before: it waits one second for a hung close, and ten for a hello.
 const TIME_TO_SETTLE: Duration = Duration::from_secs(20);
 
-/// Growth of the daemon's own memory that is no leak: its tables, which grow to what the caps allow and stay so. That of
-/// parked items alone takes 3 MiB.
+/// Growth of the daemon's own memory that is no leak: its tables grow to what the caps allow and stay so. The table of parked
+/// items alone takes 3 MiB.
 const MEMORY_SLACK_KIB: i64 = 6 * 1024;
 
 /// How much the daemon's own memory may grow under attack: what clients park, and leases, are bounded.

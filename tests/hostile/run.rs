@@ -42,7 +42,7 @@ impl Mode {
     }
 }
 
-/// What of the times is wrong. Other programs use the processors, too: it counts only when it is wrong again and again.
+/// Says which time is too long, if any. Other programs use the processors, too: it counts only when it is wrong again and again.
 fn slowness(outcome: &Outcome, scenario: &Scenario, is_timed: bool) -> Option<String> {
     if outcome.tally.tries == 0 {
         return Some("the attackers did nothing".into());

@@ -145,7 +145,7 @@ impl Core {
         self.decide_all(slot, Fate::Retry(Turn::Last));
         let former = &self.allocations[slot];
         let (domain, open, leases) = (former.domain, former.open, former.leases);
-        // Who may have it stays as it was.
+        // Its domain and share stay as they were.
         let deposit = &Deposit { share: former.traits.share(), ..*deposit };
         let allocation = Allocation::new(deposit, client, domain, State::Evicted);
         self.allocations[slot] = Allocation { open, leases, ..allocation };
@@ -153,8 +153,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a client may become the owner of an allocation that has none. Who may have it must not change under those
-    /// who have it already.
+    /// Whether a client may become the owner of an allocation that has none. Clients that have the allocation must not find
+    /// it shared with others than before.
     fn may_own(&mut self, client: u32, slot: u32) -> bool {
         let (domain, share) =
             (self.allocations[slot].domain, self.allocations[slot].traits.share());

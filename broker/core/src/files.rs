@@ -335,7 +335,7 @@ impl Core {
         }
     }
 
-    /// Who pays for each file of which several have something: domain, file, client or [`NONE`].
+    /// The payer of each file that several clients share: domain, file, client or [`NONE`].
     pub(crate) fn payers(&self) -> Vec<(u32, FileId, u32)> {
         let shared = self.files.files.iter_from(0).filter(|(_, file)| file.stakes.len() > 1);
         let payer = |number| self.files.first_owner(number).expect("a file has stakes");

@@ -52,7 +52,7 @@ impl Core {
             return self.wait_for_credits(now, client, request, wanted, deadline, fx);
         }
         let begin = fx.registered.len();
-        // The places reserved for them become those of fds held, or of fds in the closers.
+        // From now on their reserved places are places of held fds, or of fds in the closers.
         self.client_mut(client.0).credits -= deposits.len() as u64;
         self.settle(client.0, Charge(Resource::ReservedPlaces, deposits.len() as u64));
         for (index, deposit) in (0..).zip(deposits) {
@@ -240,7 +240,7 @@ impl Core {
         AllocationId { slot, generation }
     }
 
-    /// Enters a live allocation at its owner, who has nothing else there: by address, and with its driver data.
+    /// Enters a live allocation at its owner, by address and with its driver data. The owner has nothing else at that address.
     pub(crate) fn own(&mut self, slot: u32, driver_data: Option<DriverData>) {
         self.link(slot, AllocationList::Owned);
         let Allocation { owner, device, base, .. } = self.allocations[slot];

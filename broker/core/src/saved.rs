@@ -52,7 +52,7 @@ pub struct Saved {
 /// crash.
 pub(crate) type SavedOwners = Vec<(FormerOwner, bool, Vec<(u32, bool)>)>;
 
-/// What of allocations is not in their records, by slot.
+/// Facts of allocations that their records do not have, by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Beside {
     pub(crate) driver_data: BTreeMap<u32, Vec<u8>>,
@@ -153,7 +153,7 @@ impl Core {
         domain.clients > 0 || self.ledger[domain.scope].account.now(Resource::Allocations) > 0
     }
 
-    /// The scopes that are saved: the node, then those of domains, jobs and clients, by their numbers.
+    /// The scopes that are saved: the node, all domains, all jobs and all clients, each kind by its numbers.
     pub(crate) fn scopes(&self) -> Vec<ScopeId> {
         let domains = self.domains.iter_from(0).map(|(_, domain)| domain);
         let domains = domains.filter(|domain| self.is_used(domain)).map(|domain| domain.scope);

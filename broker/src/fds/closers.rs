@@ -48,7 +48,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Those of a daemon, with what it reads of a process.
+    /// The calls of a daemon; `process` reads the facts about a process.
     ///
     /// # Errors
     /// /proc is not mounted.

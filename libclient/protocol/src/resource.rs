@@ -9,7 +9,7 @@ pub const NO_CAP: u64 = u64::MAX;
 wire_enum! {
     /// What a resource is counted in. The name of each resource ends in the name of its unit.
     Unit: u8 {
-        /// File descriptors.
+        /// Fds, open or declared.
         Fds = 1, "fds";
         /// Bytes of memory.
         Bytes = 2, "bytes";

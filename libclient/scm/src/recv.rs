@@ -159,7 +159,7 @@ pub fn is_control_next(sock: BorrowedFd<'_>) -> bool {
 /// of it is installed.
 ///
 /// # Errors
-/// `WouldBlock`, and those of recvmsg(2).
+/// `WouldBlock`, and the errors of recvmsg(2).
 pub fn peek(sock: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, RecvError> {
     peek_once(sock, buf).map(|(len, _)| len).map_err(RecvError::from_errno)
 }

@@ -88,7 +88,7 @@ impl ImportCache {
     /// the grant; the fd is closed after it returns. What is open already is a hit however it was opened.
     ///
     /// # Errors
-    /// As [`ImportCache::import`], and those of `open`.
+    /// As [`ImportCache::import`], and the errors of `open`.
     pub fn import_with(
         &self,
         handle: &Handle,

@@ -47,10 +47,19 @@ fn run_when_the_report_is_a_picture_then_xml_with_every_line_and_its_peak() {
         let peak = peak.and_then(|peak| peak.parse::<u64>().ok());
         assert!(peak.is_some_and(|peak| (least..=64).contains(&peak)), "{name}: {texts:?}");
     }
-    let points = |line: roxmltree::Node<'_, '_>| {
-        line.attribute("points").map_or(0, |points| points.matches(',').count())
+    // The strokes of curves and of their samples in the legend are alone two wide. A curve goes from edge to edge,
+    // with two points if its count never changed: no look need have met a fd of a rank.
+    let width = |curve: roxmltree::Node<'_, '_>| {
+        let points = curve.attribute("points").unwrap_or_default();
+        let mut columns = points
+            .split_whitespace()
+            .filter_map(|point| point.split_once(',')?.0.parse::<u32>().ok());
+        columns.next().zip(columns.last()).map_or(0, |(first, last)| last - first)
     };
-    assert_eq!(all("polyline").filter(|line| points(*line) > 3).count(), 4, "{picture}");
+    let widths: Vec<u32> =
+        all("polyline").filter(|it| it.attribute("stroke-width") == Some("2")).map(width).collect();
+    let widest = widths.iter().max().copied().unwrap_or_default();
+    assert_eq!(widths.iter().filter(|width| **width == widest).count(), 4, "{widths:?} {picture}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::fds::files::Files;
 use crate::handover::ledger;
 use crate::handover::packing::Way;
 use crate::handover::state::{SavedSlot, State};
+use std::sync::Mutex;
 
 type Change<'a> = &'a dyn Fn(&mut State);
 
