@@ -54,7 +54,7 @@ fn run_when_the_report_is_a_picture_then_xml_with_every_line_and_its_peak() {
         let mut columns = points
             .split_whitespace()
             .filter_map(|point| point.split_once(',')?.0.parse::<u32>().ok());
-        columns.next().zip(columns.last()).map_or(0, |(first, last)| last - first)
+        columns.next().zip(columns.next_back()).map_or(0, |(first, last)| last - first)
     };
     let widths: Vec<u32> =
         all("polyline").filter(|it| it.attribute("stroke-width") == Some("2")).map(width).collect();
