@@ -192,6 +192,9 @@ static void options_of_other_releases_are_understood(void) {
   options.flags = 0;
   options.leave_pinned = 2;
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
+  options.leave_pinned = 1;
+  options.cache_strict = -2;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
 }
 
 static void outputs_of_other_releases_are_not_overrun(void) {

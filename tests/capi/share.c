@@ -257,6 +257,40 @@ static void isolated_memory_is_shared_without_an_fd_here(void) {
   OK(fdbroker_close(context));
 }
 
+/* The strict mode of a full cache, by option or by environment, and an import that is not kept. */
+static void a_strict_cache_refuses_what_does_not_fit(void) {
+  fdbroker_t *owner = open_at(&broker), *context = NULL;
+  fdbroker_handle_t handles[3];
+  fdbroker_import_t imports[3];
+  void *memory;
+  for (int at = 0; at < 3; at++) {
+    OK(fdbroker_host_alloc(owner, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handles[at]));
+    memset(memory, at, PAGE);
+  }
+  fdbroker_options_t options;
+  fdbroker_options_init(&options);
+  options.socket = broker.socket;
+  options.cache_max_entries = 2;
+  for (int by_environment = 0; by_environment < 2; by_environment++) {
+    options.cache_strict = by_environment ? -1 : 1;
+    if (by_environment) setenv("FDBROKER_CACHE_STRICT", "1", 1);
+    OK(fdbroker_open(&options, &context));
+    unsetenv("FDBROKER_CACHE_STRICT");
+    for (int at = 0; at < 2; at++) OK(fdbroker_import(context, &handles[at], FDBROKER_IMPORT_READ, SOON, &imports[at]));
+    CODE(FDBROKER_NO_QUOTA, fdbroker_import(context, &handles[2], FDBROKER_IMPORT_READ, SOON, &imports[2]));
+    CHECK(imports[2].ptr == NULL && strstr(fdbroker_last_error(), "FDBROKER_CACHE_MAX_ENTRIES") != NULL);
+    OK(fdbroker_import_release(context, &imports[0]));
+    OK(fdbroker_import(context, &handles[2], FDBROKER_IMPORT_READ | FDBROKER_IMPORT_NO_CACHE, SOON, &imports[2]));
+    CHECK(all_bytes_are(imports[2].ptr, 2, PAGE) && stats_of(context).entries == 2);
+    OK(fdbroker_import_release(context, &imports[2]));
+    CHECK(stats_of(context).entries == 1);
+    OK(fdbroker_import_release(context, &imports[1]));
+    CHECK(stats_of(context).entries == 1 && stats_of(context).pinned == 0);
+    OK(fdbroker_close(context));
+  }
+  OK(fdbroker_close(owner));
+}
+
 static void close_gives_everything_back(void) {
   fdbroker_t *owner = open_at(&broker), *context = open_at(&broker);
   fdbroker_handle_t handle;
@@ -284,6 +318,7 @@ int main(void) {
   RUN(given_back_twice_is_an_error_and_changes_no_count);
   RUN(an_allocation_is_registered_once_however_many_pointers_are_asked);
   RUN(isolated_memory_is_shared_without_an_fd_here);
+  RUN(a_strict_cache_refuses_what_does_not_fit);
   RUN(close_gives_everything_back);
   broker_stop(&broker);
   return end();

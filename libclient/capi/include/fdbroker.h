@@ -120,9 +120,9 @@ uint32_t fdbroker_abi_version(void);
 
 #define FDBROKER_OPEN_NO_RECONNECT 2    /* When the connection is lost, do not look for a broker again. */
 
-/* The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache and print_stats: the environment's
- * value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE,
- * FDBROKER_PRINT_STATS), else the built-in value. */
+/* The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and print_stats: the
+ * environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED,
+ * FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else the built-in value. */
 #define FDBROKER_DEFAULT (-1)
 
 /* A context: a connection to the node's broker, with its leases, host memory and import cache. One per process is
@@ -150,7 +150,9 @@ typedef struct fdbroker_options {
   int32_t empty_cache;
   /* 1: fdbroker_close() prints a line of counters to stderr; 0: it does not; -1: the default. */
   int32_t print_stats;
-  uint32_t reserved;             /* Set to 0. */
+  /* 1: an import that would pass a limit of the cache fails with FDBROKER_NO_QUOTA while all that is open is in use;
+   * 0: the cache goes over its limits then; -1: the default. */
+  int32_t cache_strict;
 } fdbroker_options_t;
 
 /* Sets all options, struct_size included, to their defaults. NULL: does nothing. */
@@ -423,6 +425,10 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 #define FDBROKER_IMPORT_READ 0          /* Map for reading. */
 #define FDBROKER_IMPORT_WRITE 1         /* Map for reading and writing. */
 
+/* Combined with the others by |: what this import opens is closed by its last release, whatever the settings of the
+ * import cache. Memory that is in the cache already serves this import, too, and stays there. */
+#define FDBROKER_IMPORT_NO_CACHE 2
+
 /* Memory of another process, mapped here and in use. Filled in by the library; to be released once. */
 typedef struct fdbroker_import {
   /* The allocation's first byte plus the handle's offset. Not mapped in a forked child. */
@@ -433,12 +439,13 @@ typedef struct fdbroker_import {
   uint32_t generation;
 } fdbroker_import_t;
 
-/* Maps the memory of a handle, for FDBROKER_IMPORT_READ or FDBROKER_IMPORT_WRITE. When it is in the import cache and
+/* Maps the memory of a handle; flags are FDBROKER_IMPORT_*, combined by |. When it is in the import cache and
  * current, that takes no message and no system call. The memory stays mapped until fdbroker_import_release(), even
  * when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
  * *import is all zero, and nothing is left behind. Waits until the deadline at most.
  *
- * Errors: those of fdbroker_acquire(); FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
+ * Errors: those of fdbroker_acquire(); FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
+ * full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
  * FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map. */
 fdbroker_code_t fdbroker_import(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
     uint32_t deadline_ms, fdbroker_import_t *import);

@@ -7,13 +7,16 @@ use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
 use crate::sized::{Answers, plain};
-use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, Pin};
+use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ImportMode, Pin};
 use std::ffi::c_void;
 
 /// Map for reading.
 pub const FDBROKER_IMPORT_READ: u32 = 0;
 /// Map for reading and writing.
 pub const FDBROKER_IMPORT_WRITE: u32 = 1;
+/// Combined with the others by |: what this import opens is closed by its last release, whatever the settings of the
+/// import cache. Memory that is in the cache already serves this import, too, and stays there.
+pub const FDBROKER_IMPORT_NO_CACHE: u32 = 2;
 
 /// Memory of another process, mapped here and in use. Filled in by the library; to be released once.
 #[repr(C)]
@@ -32,12 +35,13 @@ pub struct fdbroker_import_t {
 const NONE: fdbroker_import_t =
     fdbroker_import_t { ptr: std::ptr::null_mut(), size_bytes: 0, pin: 0, slot: 0, generation: 0 };
 
-/// Maps the memory of a handle, for FDBROKER_IMPORT_READ or FDBROKER_IMPORT_WRITE. When it is in the import cache and
+/// Maps the memory of a handle; flags are FDBROKER_IMPORT_*, combined by |. When it is in the import cache and
 /// current, that takes no message and no system call. The memory stays mapped until fdbroker_import_release(), even
 /// when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
 /// *import is all zero, and nothing is left behind. Waits until the deadline at most.
 ///
-/// Errors: those of fdbroker_acquire(); FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
+/// Errors: those of fdbroker_acquire(); FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
+/// full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
 /// FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import(
@@ -74,17 +78,19 @@ unsafe fn import_hit(
     else {
         return false;
     };
-    let hit = access(flags).and_then(|access| context.cache.hit(&handle.get(), access));
+    let hit = mode(flags).and_then(|mode| context.cache.hit(&handle.get(), mode.access));
     hit.map(|hit| *import = taken_apart(hit)).is_some()
 }
 
 /// `None`: unknown flags.
-fn access(flags: u32) -> Option<Access> {
-    match flags {
-        FDBROKER_IMPORT_READ => Some(Access::Read),
-        FDBROKER_IMPORT_WRITE => Some(Access::ReadWrite),
-        _ => None,
-    }
+fn mode(flags: u32) -> Option<ImportMode> {
+    let keep = flags & FDBROKER_IMPORT_NO_CACHE == 0;
+    let access = match flags & !FDBROKER_IMPORT_NO_CACHE {
+        FDBROKER_IMPORT_READ => Access::Read,
+        FDBROKER_IMPORT_WRITE => Access::ReadWrite,
+        _ => return None,
+    };
+    Some(ImportMode { access, keep })
 }
 
 /// Maps count handles. Memory that is not in the cache comes 253 per message, and the fds are closed as they come: a
@@ -137,10 +143,10 @@ unsafe fn try_import<'a>(
 ) -> Result<Vec<Result<CachedImport<'a>, fdbroker_client::Error>>, Failure> {
     // SAFETY: the caller's promise.
     let (context, handles) = unsafe { (context(broker, "import")?, many(handles, count)?) };
-    let access = access(flags).ok_or_else(|| {
+    let mode = mode(flags).ok_or_else(|| {
         Failure::argument(format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known"))
     })?;
-    Ok(context.cache.import_many(handles, access, Deadline::from_ms(deadline_ms))?)
+    Ok(context.cache.import_many(handles, mode, Deadline::from_ms(deadline_ms))?)
 }
 
 fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {

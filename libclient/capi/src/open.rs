@@ -25,9 +25,9 @@ use std::sync::atomic::AtomicPtr;
 pub const FDBROKER_OPEN_DISPATCH: u32 = 1;
 /// When the connection is lost, do not look for a broker again.
 pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;
-/// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache and print_stats: the environment's
-/// value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE,
-/// FDBROKER_PRINT_STATS), else the built-in value.
+/// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and print_stats: the
+/// environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED,
+/// FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else the built-in value.
 pub const FDBROKER_DEFAULT: i64 = -1;
 
 /// Settings of fdbroker_open(). Call fdbroker_options_init(), then change fields.
@@ -58,8 +58,9 @@ pub struct fdbroker_options_t {
     pub empty_cache: i32,
     /// 1: fdbroker_close() prints a line of counters to stderr; 0: it does not; -1: the default.
     pub print_stats: i32,
-    /// Set to 0.
-    pub reserved: u32,
+    /// 1: an import that would pass a limit of the cache fails with FDBROKER_NO_QUOTA while all that is open is in use;
+    /// 0: the cache goes over its limits then; -1: the default.
+    pub cache_strict: i32,
 }
 
 // SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other); pointers may hold any bits until used.
@@ -79,7 +80,7 @@ unsafe impl Growable for fdbroker_options_t {
             leave_pinned: -1,
             empty_cache: -1,
             print_stats: -1,
-            reserved: 0,
+            cache_strict: -1,
         }
     }
 }
@@ -187,6 +188,7 @@ fn cache_settings(options: &fdbroker_options_t) -> Result<CacheSettings, Failure
     for (name, value, field) in [
         ("leave_pinned", options.leave_pinned, &mut settings.leave_pinned),
         ("empty_cache", options.empty_cache, &mut settings.empty_cache),
+        ("cache_strict", options.cache_strict, &mut settings.strict),
         ("print_stats", options.print_stats, &mut settings.print_stats),
     ] {
         match value {

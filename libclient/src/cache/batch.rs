@@ -49,7 +49,7 @@ impl<'a> Importer<'a, '_> {
     }
 
     fn hit(&self, handle: &Handle) -> Outcome<'a> {
-        let pinned = self.table.hit(handle, self.access)?;
+        let pinned = self.table.hit(handle, self.mode.access)?;
         Some(CachedImport::new(self.table, pinned, handle))
     }
 
@@ -65,7 +65,7 @@ impl<'a> Importer<'a, '_> {
                 plan.repeats.push((place, *same));
                 continue;
             }
-            match self.table.look(handle, self.access) {
+            match self.table.look(handle, self.mode.access) {
                 Look::Found(pinned) => {
                     outcomes[place] = Some(CachedImport::new(self.table, pinned, handle));
                 }

@@ -1,6 +1,7 @@
 //! What a hit looks at: one entry of 32 bytes, all atomics.
 //! Must never be written, but for the referenced bit, without the cache's lock.
 
+use super::mode::ImportMode;
 use crate::map::Access;
 use fdbroker_protocol::HandlePrefix;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -56,7 +57,9 @@ const STATE: u32 = 3;
 const WRITABLE: u32 = 4;
 const HOST: u32 = 8;
 const REFERENCED: u32 = 16;
-const INCARNATION_SHIFT: u32 = 5;
+/// Closed by its last release.
+const PASSING: u32 = 32;
+const INCARNATION_SHIFT: u32 = 6;
 /// Incarnations before an entry's pins repeat themselves.
 const INCARNATIONS: u32 = 1 << (u32::BITS - INCARNATION_SHIFT);
 
@@ -80,6 +83,11 @@ impl Word {
 
     pub fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
+    }
+
+    /// Whether its last release closes it, whatever the cache's settings.
+    pub fn is_passing(self) -> bool {
+        self.0 & PASSING != 0
     }
 
     /// Counts what the entry has been; never 0 once it was open.
@@ -123,12 +131,13 @@ impl Entry {
     }
 
     /// FREE to LIVE, of the next incarnation; returns that.
-    pub fn open(&self, access: Access, is_host: bool) -> u32 {
+    pub fn open(&self, mode: ImportMode, is_host: bool) -> u32 {
         let before = self.word().incarnation();
         let incarnation = if before + 1 < INCARNATIONS { before + 1 } else { 1 };
-        let writable = if access == Access::ReadWrite { WRITABLE } else { 0 };
+        let writable = if mode.access == Access::ReadWrite { WRITABLE } else { 0 };
         let host = if is_host { HOST } else { 0 };
-        let word = LIVE | writable | host | incarnation << INCARNATION_SHIFT;
+        let passing = if mode.keep { 0 } else { PASSING };
+        let word = LIVE | writable | host | passing | incarnation << INCARNATION_SHIFT;
         self.word.store(word, Ordering::SeqCst);
         incarnation
     }
@@ -145,6 +154,6 @@ impl Entry {
 
     /// CLOSING or DETACHED to FREE. The incarnation stays until it is open again: pins of before are pins of nothing.
     pub fn free(&self) {
-        self.word.fetch_and(!(STATE | WRITABLE | HOST | REFERENCED), Ordering::SeqCst);
+        self.word.fetch_and(!(STATE | WRITABLE | HOST | REFERENCED | PASSING), Ordering::SeqCst);
     }
 }

@@ -3,6 +3,7 @@
 
 use super::cached::{CachedImport, Imports};
 use super::miss::{Importer, Opening};
+use super::mode::ImportMode;
 use super::opened::Opener;
 use super::pin::Pin;
 use super::settings::CacheSettings;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Weak};
 ///
 /// A hit takes no lock and makes no syscall. Every hit is validated by the broker's generation page, so memory of an
 /// ended allocation is never handed out as current; memory in use is never closed, so with everything in use
-/// the cache goes over its limits until something is released.
+/// the cache goes over its limits until something is released, or refuses ([`CacheSettings::strict`]).
 ///
 /// It holds its client: drop both. In a child of fork(2) nothing is ever a hit, and every call answers NOT_CONNECTED.
 #[derive(Clone, Debug)]
@@ -59,15 +60,15 @@ impl ImportCache {
     /// The memory, mapped: from the cache, else from the broker.
     ///
     /// # Errors
-    /// As [`Client::acquire`] and [`crate::Grant::import`]; STALE too when the allocation ended meanwhile. In every case
-    /// nothing is left: no lease, no mapping, no count.
+    /// As [`Client::acquire`] and [`crate::Grant::import`]; STALE too when the allocation ended meanwhile, NO_QUOTA too when
+    /// a strict cache is full of memory in use. In every case nothing is left: no lease, no mapping, no count.
     pub fn import(
         &self,
         handle: &Handle,
-        access: Access,
+        mode: impl Into<ImportMode>,
         deadline: Deadline,
     ) -> Result<CachedImport<'_>, Error> {
-        self.import_by(handle, access, deadline, Opening::Map)
+        self.import_by(handle, mode.into(), deadline, Opening::Map)
     }
 
     /// Any number, one outcome each, in their order; what is missing comes by 253 per message, each fd closed
@@ -78,10 +79,10 @@ impl ImportCache {
     pub fn import_many(
         &self,
         handles: &[Handle],
-        access: Access,
+        mode: impl Into<ImportMode>,
         deadline: Deadline,
     ) -> Result<Imports<'_>, Error> {
-        self.importer(access, deadline, Opening::Map).import_many(handles)
+        self.importer(mode.into(), deadline, Opening::Map).import_many(handles)
     }
 
     /// The same as [`ImportCache::import`] for memory that is not the CPU's to map: on a miss `open` makes it from
@@ -92,11 +93,11 @@ impl ImportCache {
     pub fn import_with(
         &self,
         handle: &Handle,
-        access: Access,
+        mode: impl Into<ImportMode>,
         deadline: Deadline,
         open: &mut Opener<'_>,
     ) -> Result<CachedImport<'_>, Error> {
-        self.import_by(handle, access, deadline, Opening::With(open))
+        self.import_by(handle, mode.into(), deadline, Opening::With(open))
     }
 
     /// [`ImportCache::import_many`] with an opener.
@@ -106,11 +107,11 @@ impl ImportCache {
     pub fn import_many_with(
         &self,
         handles: &[Handle],
-        access: Access,
+        mode: impl Into<ImportMode>,
         deadline: Deadline,
         open: &mut Opener<'_>,
     ) -> Result<Imports<'_>, Error> {
-        self.importer(access, deadline, Opening::With(open)).import_many(handles)
+        self.importer(mode.into(), deadline, Opening::With(open)).import_many(handles)
     }
 
     /// The counters. Looks at every entry for those in use: not for the fast path.
@@ -149,24 +150,24 @@ impl ImportCache {
     fn import_by(
         &self,
         handle: &Handle,
-        access: Access,
+        mode: ImportMode,
         deadline: Deadline,
         opening: Opening<'_>,
     ) -> Result<CachedImport<'_>, Error> {
-        match self.0.table.hit(handle, access) {
+        match self.0.table.hit(handle, mode.access) {
             Some(pinned) => Ok(CachedImport::inside(&self.0.table, pinned, handle)),
-            None => self.importer(access, deadline, opening).import(handle),
+            None => self.importer(mode, deadline, opening).import(handle),
         }
     }
 
     fn importer<'o>(
         &self,
-        access: Access,
+        mode: ImportMode,
         deadline: Deadline,
         opening: Opening<'o>,
     ) -> Importer<'_, 'o> {
         let Cache { client, table } = &*self.0;
-        Importer { client, table, access, deadline, opening }
+        Importer { client, table, mode, deadline, opening }
     }
 }
 

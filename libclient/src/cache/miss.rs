@@ -5,13 +5,13 @@ use crate::api::client::Client;
 use crate::books::grant::Grant;
 use crate::cache::cached::{CachedImport, out_of_bounds};
 use crate::cache::cold::Held;
+use crate::cache::mode::ImportMode;
 use crate::cache::opened::Opener;
 use crate::cache::table::claims::{Claim, Fresh, Look, Waited, Waiter};
 use crate::cache::table::{Pinned, Table, close_all};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};
-use crate::map::Access;
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(super) enum Post {
 pub(super) struct Importer<'a, 'o> {
     pub client: &'a Client,
     pub table: &'a Table,
-    pub access: Access,
+    pub mode: ImportMode,
     pub deadline: Deadline,
     pub opening: Opening<'o>,
 }
@@ -45,7 +45,7 @@ impl<'a> Importer<'a, '_> {
         // Before the table's lock: a forked child may not take it, a callback may not wait.
         self.client.connection("import")?;
         loop {
-            let pinned = match self.table.look(handle, self.access) {
+            let pinned = match self.table.look(handle, self.mode.access) {
                 Look::Found(pinned) => pinned,
                 Look::Fetch(claim) => self.fetch(claim, handle)?,
                 Look::Wait(waiter) => match self.wait(waiter, handle)? {
@@ -70,6 +70,8 @@ impl<'a> Importer<'a, '_> {
     }
 
     fn fetch(&mut self, claim: Claim<'_>, handle: &Handle) -> Result<Pinned<'a>, Error> {
+        // Before the broker is asked: a full strict cache would give the grant back.
+        self.table.make_room_for(handle.id(), 1)?;
         let mut slices = Slices::of(self.deadline);
         let grant = loop {
             match self.client.acquire(handle, slices.next(self.table)) {
@@ -100,9 +102,10 @@ impl<'a> Importer<'a, '_> {
         if handle.offset_bytes.get() >= info.size_bytes {
             return Err(out_of_bounds(handle, info.size_bytes));
         }
+        self.table.make_room_for(info.id, info.size_bytes)?;
         let is_host = matches!(self.opening, Opening::Map);
         let opened = match &mut self.opening {
-            Opening::Map => Box::new(grant.map(self.access, 0)?),
+            Opening::Map => Box::new(grant.map(self.mode.access, 0)?),
             Opening::With(open) => open(&grant)?,
         };
         let Grant { fd, lease, .. } = grant;
@@ -114,7 +117,7 @@ impl<'a> Importer<'a, '_> {
             Post::Later => held.lease.mapped_later(),
         }
         let len = held.opened.len().min(usize::try_from(info.size_bytes).unwrap_or(usize::MAX));
-        let fresh = Fresh { held, len, access: self.access, is_host };
+        let fresh = Fresh { held, len, mode: self.mode, is_host };
         self.table.keep(claim, handle, fresh, closed)
     }
 }

@@ -8,6 +8,7 @@ mod entry;
 mod flight;
 mod import_cache;
 mod miss;
+mod mode;
 mod opened;
 mod pin;
 mod segments;
@@ -17,6 +18,7 @@ mod table;
 
 pub use cached::{CachedImport, Imports};
 pub use import_cache::ImportCache;
+pub use mode::ImportMode;
 pub use opened::{Opened, Opener};
 pub use pin::Pin;
 pub use settings::CacheSettings;

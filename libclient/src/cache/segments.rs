@@ -11,7 +11,8 @@
 //!
 //! **Why nothing unused is forgotten.** A release takes its pin back, then looks at the state and at the cache's flags;
 //! who marks the state DETACHED or sets a flag does it before the counts are read. So either the closer sees the pin
-//! gone, or the releaser sees the mark. Of several releasers the last, in that order, reads a sum of 0.
+//! gone, or the releaser sees the mark. Of several releasers the last, in that order, reads a sum of 0. An entry that its
+//! last release closes is marked so before it is first pinned.
 //!
 //! Counts of a stripe that do not exist are 0. They are made under the cache's lock, which closers hold as well: those
 //! made before a mark are seen, and a thread that pins in a column made after it sees the mark.

@@ -14,6 +14,7 @@ use std::fmt::Display;
 /// | `FDBROKER_CACHE_MAX_BYTES` | - | `UCX_CUDA_IPC_CACHE_MAX_SIZE` | - | - | `rcache_rgpusm_rcache_size_limit` |
 /// | `FDBROKER_LEAVE_PINNED` | `CCL_ZE_CACHE_OPEN_IPC_HANDLES` | `UCX_CUDA_IPC_CACHE` | that size, 0 = off | - | `rcache_rgpusm_leave_pinned` |
 /// | `FDBROKER_EMPTY_CACHE` | - | - | - | - | `rcache_rgpusm_empty_cache` |
+/// | `FDBROKER_CACHE_STRICT` | - | - | - | - | always, with a limit |
 /// | `FDBROKER_PRINT_STATS` | - | - | - | - | `rcache_rgpusm_print_stats` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSettings {
@@ -25,6 +26,9 @@ pub struct CacheSettings {
     pub leave_pinned: bool,
     /// Whether a cache at its limit closes all that is unused, instead of just enough.
     pub empty_cache: bool,
+    /// Whether an import that would pass a limit is refused (NO_QUOTA) while all that is open is in use. Otherwise the cache
+    /// goes over its limits.
+    pub strict: bool,
     /// Whether the counters are printed to stderr, one line, when the cache ends.
     pub print_stats: bool,
 }
@@ -37,6 +41,7 @@ impl Default for CacheSettings {
             max_bytes: 0,
             leave_pinned: true,
             empty_cache: false,
+            strict: false,
             print_stats: false,
         }
     }
@@ -45,8 +50,8 @@ impl Default for CacheSettings {
 impl CacheSettings {
     /// The default with what the environment says otherwise: `FDBROKER_CACHE_MAX_ENTRIES` (a number),
     /// `FDBROKER_CACHE_MAX_BYTES` (a number, K, M or G after it for powers of 1024),
-    /// `FDBROKER_LEAVE_PINNED`, `FDBROKER_EMPTY_CACHE`, `FDBROKER_PRINT_STATS` (1, 0, yes, no, true,
-    /// false, on, off). An empty variable says nothing.
+    /// `FDBROKER_LEAVE_PINNED`, `FDBROKER_EMPTY_CACHE`, `FDBROKER_CACHE_STRICT`, `FDBROKER_PRINT_STATS` (1, 0, yes, no,
+    /// true, false, on, off). An empty variable says nothing.
     ///
     /// # Errors
     /// NOT_SUPPORTED: a value that cannot be used; the message names variable, value and what is allowed.
@@ -69,6 +74,7 @@ impl CacheSettings {
         for (name, field) in [
             ("FDBROKER_LEAVE_PINNED", &mut settings.leave_pinned),
             ("FDBROKER_EMPTY_CACHE", &mut settings.empty_cache),
+            ("FDBROKER_CACHE_STRICT", &mut settings.strict),
             ("FDBROKER_PRINT_STATS", &mut settings.print_stats),
         ] {
             if let Some(variable) = said(name) {
@@ -146,6 +152,7 @@ mod tests {
             ("FDBROKER_CACHE_MAX_BYTES", "3G"),
             ("FDBROKER_LEAVE_PINNED", "off"),
             ("FDBROKER_EMPTY_CACHE", "Yes"),
+            ("FDBROKER_CACHE_STRICT", "true"),
             ("FDBROKER_PRINT_STATS", "1"),
         ]);
         let expected = CacheSettings {
@@ -153,6 +160,7 @@ mod tests {
             max_bytes: 3 << 30,
             leave_pinned: false,
             empty_cache: true,
+            strict: true,
             print_stats: true,
         };
         assert_eq!(settings, Ok(expected));
@@ -180,6 +188,7 @@ mod tests {
             ("FDBROKER_CACHE_MAX_BYTES", "1X", "512M"),
             ("FDBROKER_LEAVE_PINNED", "maybe", "yes or no"),
             ("FDBROKER_EMPTY_CACHE", "2", "1 or 0"),
+            ("FDBROKER_CACHE_STRICT", "very", "true or false"),
             ("FDBROKER_PRINT_STATS", "stderr", "on or off"),
         ] {
             let text = read(&[(name, value)]).unwrap_err().to_string();

@@ -6,6 +6,7 @@ use crate::books::page::Verdict;
 use crate::cache::cold::{Cold, Held};
 use crate::cache::entry::tag_of;
 use crate::cache::flight::{End, Flight, Key};
+use crate::cache::mode::ImportMode;
 use crate::cache::pin::Pin;
 use crate::cache::segments::my_stripe;
 use crate::deadline::Deadline;
@@ -32,7 +33,7 @@ pub(in crate::cache) enum Look<'a> {
 pub(in crate::cache) struct Fresh {
     pub held: Held,
     pub len: usize,
-    pub access: Access,
+    pub mode: ImportMode,
     pub is_host: bool,
 }
 
@@ -106,6 +107,14 @@ impl Table {
             // Opened for reading only, or of another generation.
             closed.extend(self.detach(&mut cold, older));
         }
+        // `make_room_for` has made room; another thread may have been faster.
+        while let Some(limit) = self.strict_limit(&cold, fresh.len as u64) {
+            let Some(held) = self.evict(&mut cold) else {
+                drop(cold);
+                return Err(limit.is_full(id));
+            };
+            closed.push(held);
+        }
         let Some(number) = self.free_number(&mut cold, id.slot) else {
             drop(cold);
             let context = format!("import {id}: all entries of the cache are in use; release some");
@@ -120,7 +129,7 @@ impl Table {
         let stripe = my_stripe();
         let count = row.make_count(stripe);
         count.fetch_add(1, Ordering::SeqCst);
-        let incarnation = entry.open(fresh.access, fresh.is_host);
+        let incarnation = entry.open(fresh.mode, fresh.is_host);
         let pin = Pin::new(number, stripe, incarnation);
         row.set_place(Some(cold.keep(number, fresh.held, fresh.len as u64)));
         if number != id.slot {

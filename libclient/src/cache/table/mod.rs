@@ -10,10 +10,11 @@ use crate::cache::pin::Pin;
 use crate::cache::segments::{Row, Segments, Unpinnable, my_stripe};
 use crate::cache::settings::CacheSettings;
 use crate::cache::stats::{CacheStats, Hits};
+use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
 use crate::sync::lock;
-use fdbroker_protocol::{AllocationId, Handle};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -30,6 +31,31 @@ pub(in crate::cache) struct Pinned<'a> {
 const CLOSE_UNUSED: u32 = 1;
 /// The cache is over its limits, all it has looked at being in use.
 const OVER: u32 = 2;
+
+/// A limit of the settings.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cache) enum Limit {
+    Entries(usize),
+    Bytes(u64),
+}
+
+impl Limit {
+    /// Why a strict cache refuses an import.
+    #[cold]
+    fn is_full(self, id: AllocationId) -> Error {
+        let (limit, setting) = match self {
+            Limit::Entries(most) => (format!("{most} entries"), "FDBROKER_CACHE_MAX_ENTRIES"),
+            Limit::Bytes(most) => (format!("{most} bytes"), "FDBROKER_CACHE_MAX_BYTES"),
+        };
+        let context = format!(
+            "import {id}: it would pass the strict import cache's limit of {limit}, and all that is open is in use"
+        );
+        let remedy = format!(
+            "release imports, raise {setting}, or let the cache go over its limits (FDBROKER_CACHE_STRICT=0)"
+        );
+        Error::new(ErrorCode::NoQuota, context).because(remedy)
+    }
+}
 
 /// A word on a cache line of its own: read at every release, written hardly ever.
 #[derive(Debug, Default)]
@@ -192,7 +218,8 @@ impl Table {
 
     #[inline]
     fn after_unpin(&self, row: Row<'_>) {
-        if row.entry().word().is_detached() || self.flags.0.load(Ordering::SeqCst) != 0 {
+        let word = row.entry().word();
+        if word.is_detached() || word.is_passing() || self.flags.0.load(Ordering::SeqCst) != 0 {
             self.settle(row);
         }
     }
@@ -211,7 +238,7 @@ impl Table {
             closed.extend(close_detached(&mut cold, row));
         } else if word.is_live() {
             let is_over = self.is_over(&cold);
-            if is_over || !self.settings.leave_pinned {
+            if is_over || word.is_passing() || !self.settings.leave_pinned {
                 let one = self.try_close(&mut cold, place(row));
                 cold.evicted += u64::from(is_over && one.is_some());
                 closed.extend(one);
@@ -224,10 +251,9 @@ impl Table {
 
     /// Closes all that is unused, the cache being at its limit.
     fn empty_when_full(&self) {
-        let count = self.close_unused(usize::MAX);
+        self.evict_unused(usize::MAX);
         let mut closed = Vec::new();
         let mut cold = lock(&self.cold);
-        cold.evicted += count as u64;
         self.make_room(&mut cold, &mut closed);
         drop(cold);
         close_all(closed);
@@ -298,6 +324,13 @@ impl Table {
             count += closed.len();
             close_all(closed);
         }
+        count
+    }
+
+    /// The same for the sake of a limit.
+    fn evict_unused(&self, most: usize) -> usize {
+        let count = self.close_unused(most);
+        lock(&self.cold).evicted += count as u64;
         count
     }
 
@@ -402,8 +435,46 @@ impl Table {
     }
 
     fn is_over(&self, cold: &Cold) -> bool {
+        self.limit_below(cold.open, cold.bytes).is_some()
+    }
+
+    /// The limit that so much would pass.
+    fn limit_below(&self, entries: usize, bytes: u64) -> Option<Limit> {
         let CacheSettings { max_entries, max_bytes, .. } = self.settings;
-        (max_entries > 0 && cold.open > max_entries) || (max_bytes > 0 && cold.bytes > max_bytes)
+        if max_entries > 0 && entries > max_entries {
+            return Some(Limit::Entries(max_entries));
+        }
+        (max_bytes > 0 && bytes > max_bytes).then_some(Limit::Bytes(max_bytes))
+    }
+
+    /// In strict mode: the limit that one entry more, of so many bytes, would pass.
+    fn strict_limit(&self, cold: &Cold, bytes: u64) -> Option<Limit> {
+        let limit = self.limit_below(cold.open + 1, cold.bytes.saturating_add(bytes));
+        limit.filter(|_| self.settings.strict)
+    }
+
+    /// In strict mode: closes what is unused until an entry of so many bytes fits.
+    ///
+    /// # Errors
+    /// NO_QUOTA: all that is open is in use.
+    pub fn make_room_for(&self, id: AllocationId, bytes: u64) -> Result<(), Error> {
+        let CacheSettings { strict, empty_cache, .. } = self.settings;
+        if !strict {
+            return Ok(());
+        }
+        loop {
+            let mut cold = lock(&self.cold);
+            let Some(limit) = self.strict_limit(&cold, bytes) else { return Ok(()) };
+            let evicted = (!empty_cache).then(|| self.evict(&mut cold)).flatten();
+            drop(cold);
+            let is_closed = evicted.is_some();
+            close_all(evicted.into_iter().collect());
+            // What `evict` looks at may all be in use, and something behind it not.
+            let most = if empty_cache { usize::MAX } else { 1 };
+            if !is_closed && self.evict_unused(most) == 0 {
+                return Err(limit.is_full(id));
+            }
+        }
     }
 
     /// Evicts until the cache is within its limits, or nothing unused is found: then releases will.

@@ -2,7 +2,7 @@
 
 use super::broker::*;
 use crate::support::*;
-use fdbroker_client::{Access, CacheSettings, ErrorCode};
+use fdbroker_client::{Access, CacheSettings, ErrorCode, ImportMode};
 use fdbroker_protocol::message::LeaseItem;
 use fdbroker_protocol::{Kind, Writer};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -215,5 +215,132 @@ fn import_when_a_cache_of_one_and_64_threads_then_each_sees_its_own_bytes() {
     let stats = rig.cache.stats();
     assert_eq!((stats.entries, stats.pinned), (1, 0));
     assert_eq!(stats.hits + stats.misses, 64 * ROUNDS as u64);
+    rig.assert_leases_match();
+}
+
+fn strict(settings: CacheSettings) -> CacheSettings {
+    CacheSettings { strict: true, ..settings }
+}
+
+#[test]
+fn import_when_strict_and_all_is_in_use_then_refused_without_asking_the_broker() {
+    let rig = rig(strict(at_most(3)));
+    (1..=5).for_each(|slot| rig.touch(slot));
+    let mut used: Vec<_> = (11..=13).map(|slot| rig.import(slot)).collect();
+    let asked = rig.granting.acquires();
+    let error = rig.try_import(14).unwrap_err();
+    assert_eq!(error.code, ErrorCode::NoQuota);
+    let text = error.to_string();
+    for part in
+        ["limit of 3 entries", "in use", "FDBROKER_CACHE_MAX_ENTRIES", "FDBROKER_CACHE_STRICT=0"]
+    {
+        assert!(text.contains(part), "no {part} in: {text}");
+    }
+    assert_eq!(rig.granting.acquires(), asked);
+    // What is open already is a hit all the same, and room that a release makes is used.
+    let again = rig.import(12);
+    assert_eq!(rig.try_import(14).unwrap_err().code, ErrorCode::NoQuota);
+    drop(used.remove(0));
+    assert_bytes(&rig.import(14), 14);
+    assert_bytes(&again, 12);
+    assert_eq!(rig.cache.stats().entries, 3);
+    rig.assert_leases_match();
+}
+
+#[test]
+fn import_many_when_strict_and_more_than_fit_then_each_of_the_others_is_refused() {
+    let rig = rig(strict(at_most(5)));
+    let outcomes = rig.cache.import_many(&handles(1..=9), Access::Read, soon()).unwrap();
+    for (outcome, slot) in outcomes.iter().zip(1..) {
+        match outcome {
+            Ok(import) if slot <= 5 => assert_bytes(import, slot),
+            Err(error) if slot > 5 => assert_eq!(error.code, ErrorCode::NoQuota),
+            other => panic!("slot {slot}: {other:?}"),
+        }
+    }
+    assert_eq!(rig.cache.stats().pinned, 5);
+    rig.assert_leases_match();
+}
+
+#[test]
+fn import_when_strict_and_too_many_bytes_are_in_use_then_refused_and_idle_ones_make_room() {
+    let max_bytes = 3 * BYTES as u64;
+    let rig = rig(strict(CacheSettings { max_bytes, ..CacheSettings::default() }));
+    (1..=4).for_each(|slot| rig.touch(slot));
+    let used: Vec<_> = (11..=13).map(|slot| rig.import(slot)).collect();
+    let error = rig.try_import(14).unwrap_err();
+    assert_eq!(error.code, ErrorCode::NoQuota);
+    assert!(error.to_string().contains("FDBROKER_CACHE_MAX_BYTES"), "{error}");
+    drop(used);
+    rig.touch(14);
+    assert_eq!((rig.cache.stats().entries, rig.cache.stats().bytes), (3, max_bytes));
+}
+
+#[test]
+fn import_when_strict_and_one_of_many_is_unused_then_it_is_found_and_closed() {
+    // More than an eviction looks at.
+    let rig = rig(strict(at_most(200)));
+    let mut used: Vec<_> = (1..=200).map(|slot| rig.import(slot)).collect();
+    drop(used.remove(150));
+    assert_bytes(&rig.import(300), 300 % 256);
+    assert_eq!(rig.cache.stats().entries, 200);
+    assert_eq!(rig.cache.stats().evicted, 1);
+}
+
+#[test]
+fn import_when_strict_and_empty_cache_then_a_full_one_closes_all_that_is_unused() {
+    let rig = rig(strict(CacheSettings { empty_cache: true, ..at_most(10) }));
+    let used = rig.import(1);
+    (2..=10).for_each(|slot| rig.touch(slot));
+    rig.touch(11);
+    assert_eq!((rig.cache.stats().entries, rig.cache.stats().evicted), (2, 9));
+    assert_bytes(&used, 1);
+}
+
+#[test]
+fn import_when_strict_and_many_threads_then_never_over_the_limit() {
+    let rig = rig(strict(at_most(4)));
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let rig = &rig;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let slot = 1 + (thread * 3 + round) % 12;
+                    match rig.try_import(slot) {
+                        Ok(import) => assert_bytes(&import, slot),
+                        Err(error) => assert_eq!(error.code, ErrorCode::NoQuota, "{error}"),
+                    }
+                    assert!(rig.cache.stats().entries <= 4);
+                }
+            });
+        }
+    });
+    assert_eq!(rig.cache.stats().pinned, 0);
+    rig.assert_leases_match();
+}
+
+#[test]
+fn import_when_not_to_be_kept_then_closed_by_the_last_release() {
+    let rig = rig(unbounded());
+    let passing = |slot| {
+        let mode = ImportMode { access: Access::Read, keep: false };
+        rig.cache.import(&handle(slot), mode, soon()).unwrap()
+    };
+    let (one, two, three) = (passing(5), passing(5), rig.import(5));
+    assert_eq!((one.as_ptr(), two.as_ptr()), (two.as_ptr(), three.as_ptr()));
+    assert!(one.is_current());
+    drop((one, two));
+    assert_bytes(&three, 5);
+    drop(three);
+    assert_eq!(rig.cache.stats().entries, 0);
+    rig.granting.until("it is given back", |log| log.released == [vec![1]]);
+    // What is in the cache already serves it, and stays.
+    rig.touch(6);
+    drop(passing(6));
+    assert_eq!(rig.cached(1..10), [6]);
+    let mode = ImportMode { access: Access::Read, keep: false };
+    drop(rig.cache.import_many(&handles(5..=9), mode, soon()).unwrap());
+    assert_eq!(rig.cached(1..10), [6]);
+    assert_eq!(rig.cache.stats().evicted, 0);
     rig.assert_leases_match();
 }
