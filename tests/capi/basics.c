@@ -90,6 +90,10 @@ static void null_arguments_are_refused(void) {
   ARGUMENT(fdbroker_import(context, NULL, 0, 0, &import));
   ARGUMENT(fdbroker_import(context, &handle, 0, 0, NULL));
   ARGUMENT(fdbroker_import(context, &handle, 77, 0, &import));
+  ARGUMENT(fdbroker_import_hit(NULL, &handle, 0, &import));
+  ARGUMENT(fdbroker_import_hit(context, NULL, 0, &import));
+  ARGUMENT(fdbroker_import_hit(context, &handle, 0, NULL));
+  ARGUMENT(fdbroker_import_hit(context, &handle, 77, &import));
   ARGUMENT(fdbroker_import_many(context, 2, NULL, 0, 0, two_imports, NULL));
   CHECK(all_bytes_are(two_imports, 0, sizeof two_imports));
   CHECK(fdbroker_import_is_current(NULL, &import) == 0 && fdbroker_import_is_current(context, NULL) == 0);
@@ -250,7 +254,14 @@ static void a_handle_says_what_it_is(void) {
   allocation.device = 3;
   int fd = sealed_memfd(8192, 1);
   OK(fdbroker_register(context, &allocation, fd, SOON, &handle));
+  fdbroker_handle_t first = handle, again, none = {{0}};
   OK(fdbroker_get_handle(context, (void *)((1 << 20) + 100), 3, SOON, &handle));
+  CHECK(memcmp(&first, &handle, sizeof first) != 0 && fdbroker_handle_same(&first, &handle) == 1);
+  CHECK(fdbroker_handle_same(&none, &none) == 0 && fdbroker_handle_same(&none, &first) == 0);
+  CHECK(fdbroker_handle_same(NULL, &first) == 0 && fdbroker_handle_same(&first, NULL) == 0);
+  allocation.base = 1 << 21;
+  OK(fdbroker_register(context, &allocation, fd, SOON, &again));
+  CHECK(fdbroker_handle_same(&first, &again) == 0);
   OK(fdbroker_handle_parse(&handle, &info));
   CHECK(info.version == 1 && info.kind == FDBROKER_KIND_MEMFD && info.node != 0 && info.generation != 0);
   CHECK(info.size_bytes == 8192 && info.offset_bytes == 100 && info.owner_allocation_id == 99);

@@ -35,6 +35,7 @@ static int in_child(fdbroker_import_t *import, uint64_t lease, void *host) {
   CHECK(code == FDBROKER_NOT_CONNECTED);
   DEAD(fdbroker_acquire_start(context, 1, &handle, SOON, &request));
   DEAD(fdbroker_import(context, &handle, 0, SOON, &again));
+  DEAD(fdbroker_import_hit(context, &handle, 0, &again));
   CHECK(fdbroker_import_is_current(context, import) == 0);
   DEAD(fdbroker_import_release(context, import));
   DEAD(fdbroker_lease_mapped(context, lease));
@@ -163,6 +164,7 @@ static void child_is_dead_and_parent_goes_on(pid_t (*make)(void)) {
     alarm(60);
     CHECK(fdbroker_is_connected(context) == 0 && fdbroker_import_is_current(context, &import) == 0);
     DEAD(fdbroker_import(context, &handle, 0, SOON, &again));
+  DEAD(fdbroker_import_hit(context, &handle, 0, &again));
     CHECK(again.ptr == NULL);
     DEAD(fdbroker_acquire(context, &handle, SOON, &grant));
     DEAD(fdbroker_host_free(context, host));

@@ -190,7 +190,14 @@ static void given_back_twice_is_an_error_and_changes_no_count(void) {
   CHECK(stats_of(context).pinned == 1 && fdbroker_import_is_current(context, &two) == 1);
   CHECK(fdbroker_import_is_current(context, &one) == 0);
   OK(fdbroker_import_release(context, &two));
+  OK(fdbroker_import_hit(context, &handle, FDBROKER_IMPORT_READ, &one));
+  CHECK(one.ptr != NULL && one.size_bytes == PAGE);
+  OK(fdbroker_import_release(context, &one));
+  CODE(FDBROKER_AGAIN, fdbroker_import_hit(context, &handle, FDBROKER_IMPORT_WRITE, &one));
   OK(fdbroker_empty_cache(context, NULL));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_import_release(context, &one));
+  CODE(FDBROKER_AGAIN, fdbroker_import_hit(context, &handle, FDBROKER_IMPORT_READ, &one));
+  CHECK(one.ptr == NULL && one.pin == 0 && strstr(fdbroker_last_error(), "this import is empty") != NULL);
   fdbroker_stats_t after = stats_of(context);
   CHECK(after.pinned == 0 && after.leases == 0 && after.host_bytes_used == before.host_bytes_used);
 

@@ -191,12 +191,12 @@ fdbroker_code_t fdbroker_flush(fdbroker_t *broker, uint32_t deadline_ms);
 /* ---- The handle ----------------------------------------------------------------------------------------- */
 
 /* A handle: 64 bytes that name an allocation of this node, and a place inside it. Pass on all 64 bytes unchanged, by
- * value: through MPI, a file, anything. Compare handles by fdbroker_handle_parse(), not by memcmp(). */
+ * value: through MPI, a file, anything. Compare handles by fdbroker_handle_same(), not by memcmp(). */
 typedef struct fdbroker_handle {
   uint8_t bytes[64];
 } fdbroker_handle_t;
 
-/* The fields of a handle, for printing and comparing. node, slot and generation name the allocation; the other fields
+/* The fields of a handle, for printing. node, slot and generation name the allocation; the other fields
  * are hints of its owner. */
 typedef struct fdbroker_handle_info {
   uint64_t struct_size;          /* sizeof(fdbroker_handle_info_t), set by the caller. */
@@ -217,6 +217,10 @@ typedef struct fdbroker_handle_info {
  *
  * Errors: FDBROKER_BAD_HANDLE (the bytes are no handle of this version), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_handle_parse(const fdbroker_handle_t *handle, fdbroker_handle_info_t *info);
+
+/* 1 when both handles name the same allocation, whatever their offsets; else 0, also for NULL and for bytes that are no
+ * handle. Needs no context and sends nothing. Also inside a callback and in a forked child. */
+int32_t fdbroker_handle_same(const fdbroker_handle_t *handle, const fdbroker_handle_t *other);
 
 /* ---- Producers: registering memory ---------------------------------------------------------------------- */
 
@@ -449,6 +453,15 @@ typedef struct fdbroker_import {
  * FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map. */
 fdbroker_code_t fdbroker_import(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
     uint32_t deadline_ms, fdbroker_import_t *import);
+
+/* The same from the import cache or not at all: sends nothing, waits for nothing and makes no system call. Also inside
+ * a callback.
+ *
+ * Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import() can tell, and
+ * fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *import is
+ * all zero then. */
+fdbroker_code_t fdbroker_import_hit(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
+    fdbroker_import_t *import);
 
 /* Maps count handles. Memory that is not in the cache comes 253 per message, and the fds are closed as they come: a
  * soft limit of 32 fds is enough for any number. Fills all imports and all codes (codes may be NULL) in the order of

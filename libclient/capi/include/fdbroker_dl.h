@@ -55,6 +55,7 @@
   X(fdbroker_request_test)        \
   X(fdbroker_request_cancel)      \
   X(fdbroker_import)              \
+  X(fdbroker_import_hit)          \
   X(fdbroker_import_many)         \
   X(fdbroker_import_is_current)   \
   X(fdbroker_import_release)      \
@@ -66,7 +67,8 @@
   X(fdbroker_set_notice_callback) \
   X(fdbroker_event_fd)            \
   X(fdbroker_dispatch)            \
-  X(fdbroker_handle_parse)
+  X(fdbroker_handle_parse)        \
+  X(fdbroker_handle_same)
 
 /* The types come from the declarations, so they cannot differ from them. */
 #ifdef __cplusplus

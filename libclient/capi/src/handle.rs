@@ -8,7 +8,7 @@ use fdbroker_client::{ErrorCode, Handle};
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
 
 /// A handle: 64 bytes that name an allocation of this node, and a place inside it. Pass on all 64 bytes unchanged, by
-/// value: through MPI, a file, anything. Compare handles by fdbroker_handle_parse(), not by memcmp().
+/// value: through MPI, a file, anything. Compare handles by fdbroker_handle_same(), not by memcmp().
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_handle_t {
@@ -18,7 +18,7 @@ pub struct fdbroker_handle_t {
 const _: () = assert!(size_of::<fdbroker_handle_t>() == size_of::<Handle>());
 const _: () = assert!(align_of::<fdbroker_handle_t>() == align_of::<Handle>());
 
-/// The fields of a handle, for printing and comparing. node, slot and generation name the allocation; the other fields
+/// The fields of a handle, for printing. node, slot and generation name the allocation; the other fields
 /// are hints of its owner.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -112,6 +112,22 @@ pub unsafe extern "C" fn fdbroker_handle_parse(
         // SAFETY: as above.
         unsafe { write(info, &parsed) }
     })
+}
+
+/// 1 when both handles name the same allocation, whatever their offsets; else 0, also for NULL and for bytes that are no
+/// handle. Needs no context and sends nothing. Also inside a callback and in a forked child.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_handle_same(
+    handle: *const fdbroker_handle_t,
+    other: *const fdbroker_handle_t,
+) -> i32 {
+    // SAFETY: the caller's pointers, as the header states.
+    let (Some(handle), Some(other)) = (unsafe { (handle.as_ref(), other.as_ref()) }) else {
+        return 0;
+    };
+    // All but the first 32 bytes are offset and hints.
+    let (one, two) = (handle.get().prefix, other.get().prefix);
+    i32::from(one.magic == HANDLE_MAGIC && one == two)
 }
 
 /// One handle of the caller.

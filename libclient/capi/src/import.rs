@@ -5,7 +5,7 @@ use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
-use crate::handle::{fdbroker_handle_t, many};
+use crate::handle::{fdbroker_handle_t, many, one};
 use crate::sized::{Answers, plain};
 use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ImportMode, Pin};
 use std::ffi::c_void;
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn fdbroker_import(
 ) -> fdbroker_code_t {
     // SAFETY: the caller's pointers, as the header states.
     guard(|| unsafe {
-        match import_hit(broker, handle, flags, import) {
+        match hit(broker, handle, flags, import) {
             true => Ok(()),
             false => {
                 import_all(broker, 1, handle, flags, deadline_ms, import, std::ptr::null_mut())
@@ -62,11 +62,36 @@ pub unsafe extern "C" fn fdbroker_import(
     })
 }
 
+/// The same from the import cache or not at all: sends nothing, waits for nothing and makes no system call. Also inside
+/// a callback.
+///
+/// Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import() can tell, and
+/// fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *import is
+/// all zero then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_hit(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    flags: u32,
+    import: *mut fdbroker_import_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let out = unsafe { import.as_mut() }.ok_or_else(|| Failure::argument("import is NULL"))?;
+        *out = NONE;
+        // SAFETY: as above.
+        let (context, handle) = unsafe { (context(broker, "import")?, one(handle)?) };
+        let found = context.cache.hit(&handle, mode(flags)?.access);
+        *out = taken_apart(found.ok_or(Failure::NotReady)?);
+        Ok(())
+    })
+}
+
 /// Serves a hit, without an array of one. `false`: no hit, or an argument that is not valid.
 ///
 /// # Safety
 /// The pointers are as the header states.
-unsafe fn import_hit(
+unsafe fn hit(
     broker: *mut fdbroker_t,
     handle: *const fdbroker_handle_t,
     flags: u32,
@@ -78,19 +103,21 @@ unsafe fn import_hit(
     else {
         return false;
     };
-    let hit = mode(flags).and_then(|mode| context.cache.hit(&handle.get(), mode.access));
+    let hit = mode(flags).ok().and_then(|mode| context.cache.hit(&handle.get(), mode.access));
     hit.map(|hit| *import = taken_apart(hit)).is_some()
 }
 
-/// `None`: unknown flags.
-fn mode(flags: u32) -> Option<ImportMode> {
+fn mode(flags: u32) -> Result<ImportMode, Failure> {
     let keep = flags & FDBROKER_IMPORT_NO_CACHE == 0;
     let access = match flags & !FDBROKER_IMPORT_NO_CACHE {
         FDBROKER_IMPORT_READ => Access::Read,
         FDBROKER_IMPORT_WRITE => Access::ReadWrite,
-        _ => return None,
+        _ => {
+            let text = format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known");
+            return Err(Failure::argument(text));
+        }
     };
-    Some(ImportMode { access, keep })
+    Ok(ImportMode { access, keep })
 }
 
 /// Maps count handles. Memory that is not in the cache comes 253 per message, and the fds are closed as they come: a
@@ -143,10 +170,7 @@ unsafe fn try_import<'a>(
 ) -> Result<Vec<Result<CachedImport<'a>, fdbroker_client::Error>>, Failure> {
     // SAFETY: the caller's promise.
     let (context, handles) = unsafe { (context(broker, "import")?, many(handles, count)?) };
-    let mode = mode(flags).ok_or_else(|| {
-        Failure::argument(format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known"))
-    })?;
-    Ok(context.cache.import_many(handles, mode, Deadline::from_ms(deadline_ms))?)
+    Ok(context.cache.import_many(handles, mode(flags)?, Deadline::from_ms(deadline_ms))?)
 }
 
 fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {
