@@ -100,6 +100,9 @@ pub const CACHE_ENTRIES: u32 = PAGE_RESERVED_SLOTS + SPARE_ENTRIES;
 /// See [`CACHE_ENTRIES`].
 pub const SPARE_ENTRIES: u32 = 1 << 20;
 
+/// Mappings that a process may have where /proc does not tell: the kernel's default (vm.max_map_count).
+pub const MAX_MAP_COUNT: u64 = 65_530;
+
 /// Entries per segment of the cache's tables, as a power of two: 65,536 make 2 MiB of entries, and a few hundred
 /// segments at most. A small cache touches a few pages of one segment; the rest is address space.
 pub const CACHE_SEGMENT_SHIFT: u32 = 16;

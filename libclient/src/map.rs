@@ -51,13 +51,16 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes (more than 0) from `offset` of `fd`, shared with every other holder.
+    ///
+    /// # Errors
+    /// [`CannotMap::lacks_room`] says that it may go when other mappings have ended.
     pub fn new(
         fd: BorrowedFd<'_>,
         offset: u64,
         len: usize,
         access: Access,
         at_fork: AtFork,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, CannotMap> {
         let page = page_size();
         let lead = usize::try_from(offset % page as u64).expect("less than a page");
         let too_far = || Error::new(ErrorCode::Internal, format!("cannot map at offset {offset}"));
@@ -82,7 +85,7 @@ impl Mapping {
         if at_fork == AtFork::Leave {
             // SAFETY: the range is the mapping just made; the advice changes no byte of it.
             unsafe { madvise(start, span.get(), MmapAdvise::MADV_DONTFORK) }
-                .map_err(|errno| Error::os(ErrorCode::Internal, "MADV_DONTFORK", errno))?;
+                .map_err(|errno| cannot_map(span.get(), access, errno))?;
         }
         Ok(mapping)
     }
@@ -158,13 +161,33 @@ impl Drop for Mapping {
     }
 }
 
-/// Why mmap(2) failed. Shared memory is not reserved by mapping it, whatever the overcommit setting: what can lack
+/// Why memory is not mapped.
+#[derive(Debug)]
+pub struct CannotMap {
+    pub(crate) error: Error,
+    /// The process has no addresses or no mappings left.
+    pub(crate) lacks_room: bool,
+}
+
+impl From<Error> for CannotMap {
+    fn from(error: Error) -> Self {
+        CannotMap { error, lacks_room: false }
+    }
+}
+
+impl From<CannotMap> for Error {
+    fn from(failure: CannotMap) -> Self {
+        failure.error
+    }
+}
+
+/// Why mmap(2) or madvise(2) failed. Shared memory is not reserved by mapping it, whatever the overcommit setting: what can lack
 /// is addresses, and mappings.
-fn cannot_map(span: usize, access: Access, errno: nix::Error) -> Error {
+fn cannot_map(span: usize, access: Access, errno: nix::Error) -> CannotMap {
     use nix::errno::Errno::{EACCES, ENOMEM, EPERM};
     let error = |code| Error::os(code, &format!("cannot map {span} bytes"), errno);
     let limit = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
-    match errno {
+    let error = match errno {
         // The fd is not open for writing, or sealed against it.
         EACCES | EPERM if access == Access::ReadWrite => error(ErrorCode::NotPermitted)
             .because("its owner shares this memory for reading only; import it for reading"),
@@ -175,7 +198,8 @@ fn cannot_map(span: usize, access: Access, errno: nix::Error) -> Error {
             "this process has no addresses or no mappings left (vm.max_map_count); release what is imported, or raise it",
         ),
         _ => error(ErrorCode::Internal),
-    }
+    };
+    CannotMap { error, lacks_room: errno == ENOMEM }
 }
 
 const WORD: usize = size_of::<u64>();

@@ -87,7 +87,7 @@ run() {
   [ "$f" = 0 ] || sed 's/^/      /' "$work/err" | tail -n 60
   passed=$((passed + p)) failed=$((failed + f))
 }
-programs=(basics share remedies request events threads forked lost fdlimit unload)
+programs=(basics share remedies request events threads forked lost fdlimit maps unload)
 for name in "${programs[@]}"; do
   check "$name.c compiles" compile "$name"
   [ -x "$work/$name" ] && run "$name" 280 "$work/$name"

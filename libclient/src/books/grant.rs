@@ -5,7 +5,7 @@ use super::import::Import;
 use super::lease::Lease;
 use crate::deposit::AllocationInfo;
 use crate::error::Error;
-use crate::map::{Access, AtFork, Mapping};
+use crate::map::{Access, AtFork, CannotMap, Mapping};
 use fdbroker_protocol::ErrorCode;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -39,18 +39,18 @@ impl Grant {
     }
 
     /// Maps the allocation from `offset` to its end; see [`Grant::import`].
-    pub(crate) fn map(&self, access: Access, offset: u64) -> Result<Mapping, Error> {
+    pub(crate) fn map(&self, access: Access, offset: u64) -> Result<Mapping, CannotMap> {
         let Grant { fd, info, .. } = self;
         if !info.kind.is_mappable() {
             let context = "map a CUDA VMM fd: only the CUDA driver can import it";
-            return Err(Error::new(ErrorCode::NotSupported, context));
+            return Err(Error::new(ErrorCode::NotSupported, context).into());
         }
         let length = info.size_bytes.checked_sub(offset).filter(|length| *length > 0);
         let length = length.and_then(|length| usize::try_from(length).ok());
         let start = info.fd_offset.checked_add(offset);
         let (Some(length), Some(start)) = (length, start) else {
             let context = format!("offset {offset} is not inside {} bytes", info.size_bytes);
-            return Err(Error::new(ErrorCode::BadHandle, context));
+            return Err(Error::new(ErrorCode::BadHandle, context).into());
         };
         Mapping::new(fd.as_fd(), start, length, access, AtFork::Leave)
     }

@@ -29,6 +29,8 @@ struct Kept {
     number: u32,
     is_listed: bool,
     bytes: u64,
+    /// Addresses that this library has mapped for it; 0: it is not mapped here.
+    mapped: u64,
     /// Towards the most recent.
     newer: u32,
     /// Towards the least recent.
@@ -51,6 +53,10 @@ pub(super) struct Cold {
     /// Entries with memory, listed or not.
     pub open: usize,
     pub bytes: u64,
+    /// Of these, mapped by this library.
+    pub maps: usize,
+    /// The addresses of these, in bytes.
+    pub mapped: u64,
     pub misses: u64,
     pub stale: u64,
     pub evicted: u64,
@@ -70,6 +76,8 @@ impl Cold {
             listed: 0,
             open: 0,
             bytes: 0,
+            maps: 0,
+            mapped: 0,
             misses: 0,
             stale: 0,
             evicted: 0,
@@ -89,12 +97,14 @@ impl Cold {
     }
 
     /// Keeps the memory of an entry, as the most recent; the place.
-    pub fn keep(&mut self, number: u32, held: Held, bytes: u64) -> u32 {
+    pub fn keep(&mut self, number: u32, held: Held, bytes: u64, mapped: u64) -> u32 {
         self.open += 1;
         self.bytes += bytes;
+        self.maps += usize::from(mapped > 0);
+        self.mapped += mapped;
         let lease = held.lease.number();
         let (newer, older) = (NONE, NONE);
-        let kept = Kept { held: Some(held), number, is_listed: false, bytes, newer, older };
+        let kept = Kept { held: Some(held), number, is_listed: false, bytes, mapped, newer, older };
         let place = match self.free.pop() {
             Some(place) => {
                 self.kept[place as usize] = kept;
@@ -116,6 +126,8 @@ impl Cold {
         let held = kept.held.take().expect("an open entry has memory");
         self.open -= 1;
         self.bytes -= kept.bytes;
+        self.maps -= usize::from(kept.mapped > 0);
+        self.mapped -= kept.mapped;
         self.free.push(place);
         if kept.number >= PAGE_RESERVED_SLOTS {
             self.spare.push(kept.number);

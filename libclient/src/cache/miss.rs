@@ -12,6 +12,7 @@ use crate::cache::table::{Pinned, Table, close_all};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};
+use crate::map::Mapping;
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::time::Duration;
 
@@ -105,7 +106,7 @@ impl<'a> Importer<'a, '_> {
         self.table.make_room_for(info.id, info.size_bytes)?;
         let is_host = matches!(self.opening, Opening::Map);
         let opened = match &mut self.opening {
-            Opening::Map => Box::new(grant.map(self.mode.access, 0)?),
+            Opening::Map => Box::new(self.map(&grant)?),
             Opening::With(open) => open(&grant)?,
         };
         let Grant { fd, lease, .. } = grant;
@@ -119,6 +120,18 @@ impl<'a> Importer<'a, '_> {
         let len = held.opened.len().min(usize::try_from(info.size_bytes).unwrap_or(usize::MAX));
         let fresh = Fresh { held, len, mode: self.mode, is_host };
         self.table.keep(claim, handle, fresh, closed)
+    }
+}
+
+impl Importer<'_, '_> {
+    /// Maps what was granted. While the process has no room for it, what is unused here is closed.
+    fn map(&self, grant: &Grant) -> Result<Mapping, Error> {
+        loop {
+            match grant.map(self.mode.access, 0) {
+                Err(failure) if failure.lacks_room && self.table.evict_unused(CLOSE_CHUNK) > 0 => {}
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 }
 

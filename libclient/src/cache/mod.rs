@@ -11,6 +11,7 @@ mod miss;
 mod mode;
 mod opened;
 mod pin;
+mod room;
 mod segments;
 mod settings;
 mod stats;

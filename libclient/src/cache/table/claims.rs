@@ -1,7 +1,7 @@
 //! What the table does for a miss: says which thread fetches and which wait, and keeps what was fetched.
 //! Must never let two threads fetch the same, nor keep what has ended meanwhile.
 
-use super::{Pinned, Table, close_all, pinned, place};
+use super::{Pinned, Table, Victims, close_all, pinned, place};
 use crate::books::page::Verdict;
 use crate::cache::cold::{Cold, Held};
 use crate::cache::entry::tag_of;
@@ -109,7 +109,7 @@ impl Table {
         }
         // `make_room_for` has made room; another thread may have been faster.
         while let Some(limit) = self.strict_limit(&cold, fresh.len as u64) {
-            let Some(held) = self.evict(&mut cold) else {
+            let Some(held) = self.evict(&mut cold, Victims::All) else {
                 drop(cold);
                 return Err(limit.is_full(id));
             };
@@ -131,7 +131,8 @@ impl Table {
         count.fetch_add(1, Ordering::SeqCst);
         let incarnation = entry.open(fresh.mode, fresh.is_host);
         let pin = Pin::new(number, stripe, incarnation);
-        row.set_place(Some(cold.keep(number, fresh.held, fresh.len as u64)));
+        let mapped = if fresh.is_host { self.room.addresses(fresh.len) } else { 0 };
+        row.set_place(Some(cold.keep(number, fresh.held, fresh.len as u64, mapped)));
         if number != id.slot {
             self.segments.make(id.slot).set_elsewhere(Some(number));
         }
@@ -140,7 +141,7 @@ impl Table {
             count.fetch_add(waiters, Ordering::SeqCst);
             pin
         });
-        let empties = self.settings.empty_cache && self.is_over(&cold);
+        let empties = self.settings.empty_cache && self.victims(&cold).is_some();
         if !empties {
             self.make_room(&mut cold, closed);
         }

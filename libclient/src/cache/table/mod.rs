@@ -7,6 +7,7 @@ use crate::books::common::Common;
 use crate::cache::cold::{Cold, Held};
 use crate::cache::entry::{Entry, Word, tag_of};
 use crate::cache::pin::Pin;
+use crate::cache::room::Room;
 use crate::cache::segments::{Row, Segments, Unpinnable, my_stripe};
 use crate::cache::settings::CacheSettings;
 use crate::cache::stats::{CacheStats, Hits};
@@ -31,6 +32,20 @@ pub(in crate::cache) struct Pinned<'a> {
 const CLOSE_UNUSED: u32 = 1;
 /// The cache is over its limits, all it has looked at being in use.
 const OVER: u32 = 2;
+
+/// The entries that may be closed for a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victims {
+    All,
+    /// Those that this library has mapped.
+    Mapped,
+}
+
+impl Victims {
+    fn include(self, word: Word) -> bool {
+        self == Victims::All || word.is_host()
+    }
+}
 
 /// A limit of the settings.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +82,7 @@ struct Flags(AtomicU32);
 pub(in crate::cache) struct Table {
     common: Arc<Common>,
     settings: CacheSettings,
+    room: Room,
     segments: Segments,
     flags: Flags,
     hits: Hits,
@@ -79,6 +95,7 @@ impl Table {
         Table {
             common: Arc::clone(common),
             settings,
+            room: Room::of_process(),
             segments: Segments::new(),
             flags: Flags(flags.into()),
             hits: Hits::default(),
@@ -237,7 +254,7 @@ impl Table {
         if word.is_detached() {
             closed.extend(close_detached(&mut cold, row));
         } else if word.is_live() {
-            let is_over = self.is_over(&cold);
+            let is_over = self.victims(&cold).is_some_and(|victims| victims.include(word));
             if is_over || word.is_passing() || !self.settings.leave_pinned {
                 let one = self.try_close(&mut cold, place(row));
                 cold.evicted += u64::from(is_over && one.is_some());
@@ -328,7 +345,7 @@ impl Table {
     }
 
     /// The same for the sake of a limit.
-    fn evict_unused(&self, most: usize) -> usize {
+    pub fn evict_unused(&self, most: usize) -> usize {
         let count = self.close_unused(most);
         lock(&self.cold).evicted += count as u64;
         count
@@ -434,8 +451,12 @@ impl Table {
         self.segments.get(number).expect("an entry that was open has its segment")
     }
 
-    fn is_over(&self, cold: &Cold) -> bool {
-        self.limit_below(cold.open, cold.bytes).is_some()
+    /// What has to go while the cache is over its limits; `None`: it is not.
+    fn victims(&self, cold: &Cold) -> Option<Victims> {
+        if self.limit_below(cold.open, cold.bytes).is_some() {
+            return Some(Victims::All);
+        }
+        self.room.is_passed_by(cold.maps, cold.mapped).then_some(Victims::Mapped)
     }
 
     /// The limit that so much would pass.
@@ -465,7 +486,7 @@ impl Table {
         loop {
             let mut cold = lock(&self.cold);
             let Some(limit) = self.strict_limit(&cold, bytes) else { return Ok(()) };
-            let evicted = (!empty_cache).then(|| self.evict(&mut cold)).flatten();
+            let evicted = (!empty_cache).then(|| self.evict(&mut cold, Victims::All)).flatten();
             drop(cold);
             let is_closed = evicted.is_some();
             close_all(evicted.into_iter().collect());
@@ -480,11 +501,11 @@ impl Table {
     /// Evicts until the cache is within its limits, or nothing unused is found: then releases will.
     fn make_room(&self, cold: &mut Cold, closed: &mut Vec<Held>) {
         for _ in 0..2 {
-            while self.is_over(cold) {
-                let Some(held) = self.evict(cold) else { break };
+            while let Some(victims) = self.victims(cold) {
+                let Some(held) = self.evict(cold, victims) else { break };
                 closed.push(held);
             }
-            if !self.is_over(cold) {
+            if self.victims(cold).is_none() {
                 self.flags.0.fetch_and(!OVER, Ordering::SeqCst);
                 return;
             }
@@ -494,13 +515,15 @@ impl Table {
     }
 
     /// Takes out the least recent entry that is unused and, within reason, not lately used.
-    fn evict(&self, cold: &mut Cold) -> Option<Held> {
+    fn evict(&self, cold: &mut Cold, victims: Victims) -> Option<Held> {
         for look in 0..2 * EVICTION_LOOKS {
             let oldest = cold.oldest()?;
             let entry = self.row(cold.number(oldest)).entry();
             if look < EVICTION_LOOKS && entry.word().is_referenced() {
                 entry.forget_uses();
-            } else if let Some(held) = self.try_close(cold, oldest) {
+            } else if victims.include(entry.word())
+                && let Some(held) = self.try_close(cold, oldest)
+            {
                 cold.evicted += 1;
                 return Some(held);
             }
