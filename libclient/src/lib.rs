@@ -70,7 +70,8 @@ pub use books::grant::Grant;
 pub use books::import::Import;
 pub use books::lease::Lease;
 pub use cache::{
-    CacheSettings, CacheStats, CachedImport, ImportCache, ImportMode, Imports, Opened, Opener, Pin,
+    CacheSettings, CacheStats, CachedImport, ImportCache, ImportMode, ImportOpener, Imports,
+    Opened, Opener, Pin,
 };
 pub use deadline::Deadline;
 pub use deposit::{AllocationInfo, Deposit, Drained, DriverData, Registration, RegistrationRef};

@@ -137,6 +137,24 @@ impl Mapping {
     }
 }
 
+/// Leaves a range that something else has mapped out of children (MADV_DONTFORK), in whole pages.
+pub(crate) fn leave_out_of_children(ptr: *mut u8, len: usize) -> Result<(), Error> {
+    let lead = ptr.addr() % page_size();
+    let range = NonNull::new(ptr.wrapping_sub(lead)).zip(len.checked_add(lead));
+    let outcome = range.map(|(start, span)| {
+        // SAFETY: the advice changes no byte of the range, whatever is there.
+        unsafe { madvise(start.cast::<c_void>(), span, MmapAdvise::MADV_DONTFORK) }
+    });
+    match outcome {
+        Some(Ok(())) => Ok(()),
+        _ => {
+            let context = format!("leave {len} bytes at {ptr:p} out of children");
+            let why = "what an opener opens as a range must be mapped, in whole pages";
+            Err(Error::new(ErrorCode::Internal, context).because(why))
+        }
+    }
+}
+
 /// BAD_HANDLE unless `len` bytes at `offset` lie in `size` bytes.
 pub(crate) fn check_range(offset: usize, len: usize, size: usize) -> Result<(), Error> {
     match offset.checked_add(len) {

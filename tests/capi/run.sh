@@ -87,7 +87,7 @@ run() {
   [ "$f" = 0 ] || sed 's/^/      /' "$work/err" | tail -n 60
   passed=$((passed + p)) failed=$((failed + f))
 }
-programs=(basics share remedies request events threads forked lost fdlimit maps unload)
+programs=(basics share remedies request events opener threads forked lost fdlimit maps unload)
 for name in "${programs[@]}"; do
   check "$name.c compiles" compile "$name"
   [ -x "$work/$name" ] && run "$name" 280 "$work/$name"
@@ -125,6 +125,7 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000
   run "threads under valgrind" 300 "${memcheck[@]}" "$work/threads" 6 1500
   # Not for leaks: a child has the memory that the parent's other threads pointed to, but not their stacks.
+  run "opener under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/opener"
   run "forked under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/forked" 5
 else
   not_run "the C tests under valgrind" "it is not installed; run: sudo tests/install.sh"

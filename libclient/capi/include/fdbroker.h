@@ -433,6 +433,10 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
  * import cache. Memory that is in the cache already serves this import, too, and stays there. */
 #define FDBROKER_IMPORT_NO_CACHE 2
 
+/* What was opened is a range of this process's addresses, in whole pages. The library has the kernel leave it out of
+ * forked children (MADV_DONTFORK). */
+#define FDBROKER_OPENED_RANGE 1
+
 /* Memory of another process, mapped here and in use. Filled in by the library; to be released once. */
 typedef struct fdbroker_import {
   /* The allocation's first byte plus the handle's offset. Not mapped in a forked child. */
@@ -443,6 +447,28 @@ typedef struct fdbroker_import {
   uint32_t generation;
 } fdbroker_import_t;
 
+/* Memory that an opener has opened. It comes filled in with the size of the allocation. */
+typedef struct fdbroker_opened {
+  uint64_t struct_size;          /* Bytes of this struct in the library; do not change it. */
+  /* The allocation's first byte, as users of the driver address it: ptr of an import is this plus the handle's offset. */
+  void *ptr;
+  uint64_t size_bytes;           /* Bytes that may be used from there, more than 0. */
+  void *data;                    /* The opener's own, such as the driver's handle. The library does not look at it. */
+  uint32_t flags;                /* FDBROKER_OPENED_RANGE, or 0. */
+  uint32_t reserved;
+} fdbroker_opened_t;
+
+/* Opens memory that an import does not find in the cache, on the thread that imports, and fills in *opened. flags is
+ * FDBROKER_IMPORT_READ or FDBROKER_IMPORT_WRITE. The library closes grant->fd after the call (a driver that closes the
+ * fd gets a dup(2) of it) and keeps the lease: grant->lease is 0. FDBROKER_OK, or the code that the import answers.
+ * Many threads may be in it at once. It must not throw or longjmp, nor call a function of this library that waits. */
+typedef fdbroker_code_t (*fdbroker_open_fn)(void *user, const fdbroker_grant_t *grant, uint32_t flags,
+    fdbroker_opened_t *opened);
+
+/* Closes what fdbroker_open_fn has opened, once, when no import uses it and the cache does not keep it any more. On any
+ * thread, the library thread too, and so under the rules of fdbroker_recall_fn. */
+typedef void (*fdbroker_close_fn)(void *user, const fdbroker_opened_t *opened);
+
 /* Maps the memory of a handle; flags are FDBROKER_IMPORT_*, combined by |. When it is in the import cache and
  * current, that takes no message and no system call. The memory stays mapped until fdbroker_import_release(), even
  * when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
@@ -450,7 +476,7 @@ typedef struct fdbroker_import {
  *
  * Errors: those of fdbroker_acquire(); FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
  * full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
- * FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map. */
+ * FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map and that has no opener (fdbroker_set_opener()). */
 fdbroker_code_t fdbroker_import(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
     uint32_t deadline_ms, fdbroker_import_t *import);
 
@@ -489,6 +515,18 @@ fdbroker_code_t fdbroker_import_release(fdbroker_t *broker, fdbroker_import_t *i
  *
  * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_empty_cache(fdbroker_t *broker, uint64_t *closed);
+
+/* Has open and close open all memory of a kind (FDBROKER_KIND_*) that fdbroker_import() does not find in the cache. So
+ * imports of memory that only a driver can open get what the cache gives: a hit without a message, limits, and memory
+ * that has ended is never current. NULL for both: the library opens it, if the CPU can map it.
+ *
+ * What is open already stays in the cache, and is closed by the close function that belongs to its open function, at the
+ * latest in fdbroker_close(): keep the memory behind user until then. Neither function is called in a forked child,
+ * which has none of it.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_set_opener(fdbroker_t *broker, uint32_t kind, fdbroker_open_fn open,
+    fdbroker_close_fn close, void *user);
 
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */
 

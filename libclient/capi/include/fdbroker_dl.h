@@ -60,6 +60,7 @@
   X(fdbroker_import_is_current)   \
   X(fdbroker_import_release)      \
   X(fdbroker_empty_cache)         \
+  X(fdbroker_set_opener)          \
   X(fdbroker_stats)               \
   X(fdbroker_host_alloc)          \
   X(fdbroker_host_free)           \

@@ -9,7 +9,7 @@ use crate::handle::{fdbroker_handle_t, many};
 use crate::leases::Leases;
 use crate::sized::{Answers, Growable, Output, Results, slice};
 use fdbroker_client::{Deadline, Error, Grant, Lease};
-use std::os::fd::IntoRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 
 /// A duplicate fd of an allocation, with its lease: the broker's record that this process holds the allocation.
 #[repr(C)]
@@ -159,16 +159,21 @@ impl Results<fdbroker_grant_t> for Output<'_, fdbroker_grant_t> {
 }
 
 fn hand_over(leases: &Leases, grant: Grant) -> Result<fdbroker_grant_t, Error> {
-    let Grant { fd, lease, info } = grant;
+    let described = describe(&grant);
+    let Grant { fd, lease, .. } = grant;
+    let lease = leases.insert(lease)?;
+    Ok(fdbroker_grant_t { fd: fd.into_raw_fd(), lease, ..described })
+}
+
+/// A grant that stays the library's: its fd is borrowed, its lease is not named.
+pub(crate) fn describe(grant: &Grant) -> fdbroker_grant_t {
+    let info = &grant.info;
     let data = info.driver_data.as_bytes();
     let mut driver_data = [0; 64];
     driver_data[..data.len()].copy_from_slice(data);
-    let lease = leases.insert(lease)?;
-    Ok(fdbroker_grant_t {
-        struct_size: 0,
-        fd: fd.into_raw_fd(),
+    fdbroker_grant_t {
+        fd: grant.fd.as_raw_fd(),
         kind: info.kind as u32,
-        lease,
         size_bytes: info.size_bytes,
         fd_offset: info.fd_offset,
         owner_allocation_id: info.owner_allocation_id,
@@ -177,7 +182,8 @@ fn hand_over(leases: &Leases, grant: Grant) -> Result<fdbroker_grant_t, Error> {
         generation: info.id.generation,
         driver_data_len: u32::try_from(data.len()).expect("at most 64"),
         driver_data,
-    })
+        ..fdbroker_grant_t::absent()
+    }
 }
 
 /// Tells the broker that the memory is imported and the fd closed; close it first. From then on the lease counts in no

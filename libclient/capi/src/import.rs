@@ -42,7 +42,7 @@ const NONE: fdbroker_import_t =
 ///
 /// Errors: those of fdbroker_acquire(); FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
 /// full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
-/// FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map.
+/// FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map and that has no opener (fdbroker_set_opener()).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import(
     broker: *mut fdbroker_t,

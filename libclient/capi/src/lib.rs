@@ -3,7 +3,7 @@
 //!
 //! Layers (tests/layers checks them): `leases, limits <- last_error, logger <- errors <- failure <- guard, sized,
 //! slot <- arenas, callbacks, handle <- context <- acquire, events, forked, host, import, register, stats <- open,
-//! request`.
+//! opener, request`.
 //!
 //! Each public module belongs to a section of the header (tests/header.rs): its doc comments are written for the C
 //! programmer, and its types have C names.
@@ -34,6 +34,7 @@ mod leases;
 mod limits;
 mod logger;
 pub mod open;
+pub mod opener;
 pub mod register;
 pub mod request;
 mod sized;

@@ -202,18 +202,22 @@ unsafe fn borrow<'fd>(fd: c_int) -> Result<BorrowedFd<'fd>, Failure> {
     }
 }
 
+fn unknown(act: &str, what: &str, value: u64) -> Failure {
+    Failure::argument(format!("{act}: {what} is {value}, which fdbroker.h does not have"))
+}
+
+/// The kind of a number.
+pub(crate) fn memory_kind(act: &str, kind: u32) -> Result<MemoryKind, Failure> {
+    let known = u8::try_from(kind).ok().and_then(MemoryKind::from_number);
+    known.ok_or_else(|| unknown(act, "kind", kind.into()))
+}
+
 /// # Safety
 /// `driver_data` is NULL or points to `driver_data_len` bytes.
 unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure> {
-    let refuse = |what: &str, value: u64| {
-        Err(Failure::argument(format!(
-            "register: {what} is {value}, which fdbroker.h does not have"
-        )))
-    };
+    let refuse = |what: &str, value: u64| Err(unknown("register", what, value));
     let fdbroker_allocation_t { kind, share, flags, size_bytes, .. } = *allocation;
-    let Some(memory) = u8::try_from(kind).ok().and_then(MemoryKind::from_number) else {
-        return refuse("kind", kind.into());
-    };
+    let memory = memory_kind("register", kind)?;
     let Some(circle) = u8::try_from(share).ok().and_then(Share::from_number) else {
         return refuse("share", share.into());
     };

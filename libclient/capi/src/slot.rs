@@ -19,6 +19,14 @@ pub(crate) fn is_in_callback() -> bool {
     DEPTH.get() > 0
 }
 
+/// Runs a function of the program.
+pub(crate) fn inside_callback<T>(act: impl FnOnce() -> T) -> T {
+    DEPTH.set(DEPTH.get() + 1);
+    let result = act();
+    DEPTH.set(DEPTH.get() - 1);
+    result
+}
+
 /// Refuses a call that is not allowed inside a callback.
 pub(crate) fn refuse_in_callback(what: &str) -> Result<(), Failure> {
     match is_in_callback() {
@@ -64,9 +72,7 @@ impl<F> Slot<F> {
     /// Runs the callback; `None` when there is none.
     pub fn run<T>(&self, act: impl FnOnce(&Callback<F>) -> T) -> Option<T> {
         let callback = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
-        DEPTH.set(DEPTH.get() + 1);
-        let result = act(&callback);
-        DEPTH.set(DEPTH.get() - 1);
+        let result = inside_callback(|| act(&callback));
         {
             // Under the lock, so that a waiting thread does not miss it: it sleeps already, or sees the clone gone.
             let _current = self.current.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,7 +15,7 @@ const SECTIONS: [(&str, &[&str]); 10] = [
     ("Producers: host memory", &["host"]),
     ("Consumers: fds and leases", &["acquire"]),
     ("Consumers: acquiring without waiting", &["request"]),
-    ("Consumers: memory, through the import cache", &["import"]),
+    ("Consumers: memory, through the import cache", &["import", "opener"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),
 ];

@@ -4,7 +4,7 @@
 use super::cached::{CachedImport, Imports};
 use super::miss::{Importer, Opening};
 use super::mode::ImportMode;
-use super::opened::Opener;
+use super::opened::{ImportOpener, Opener, Openers};
 use super::pin::Pin;
 use super::settings::CacheSettings;
 use super::stats::CacheStats;
@@ -14,7 +14,7 @@ use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::map::Access;
-use fdbroker_protocol::{AllocationId, Handle};
+use fdbroker_protocol::{AllocationId, Handle, MemoryKind};
 use std::io::Write;
 use std::sync::{Arc, Weak};
 
@@ -32,13 +32,14 @@ pub struct ImportCache(Arc<Cache>);
 struct Cache {
     client: Client,
     table: Table,
+    openers: Openers,
 }
 
 impl ImportCache {
     /// An empty cache for a client.
     pub fn new(client: &Client, settings: CacheSettings) -> Self {
         let table = Table::new(client.common(), settings);
-        let cache = Arc::new(Cache { client: client.clone(), table });
+        let cache = Arc::new(Cache { client: client.clone(), table, openers: Openers::default() });
         let watcher: Weak<Cache> = Arc::downgrade(&cache);
         client.common().watchers.add(watcher);
         ImportCache(cache)
@@ -114,6 +115,24 @@ impl ImportCache {
         self.importer(mode.into(), deadline, Opening::With(open)).import_many(handles)
     }
 
+    /// Has `opener` open the memory of a kind from now on; `None`: the library does, if the CPU can map it. What is open
+    /// already stays, and is closed by what opened it.
+    ///
+    /// # Errors
+    /// NOT_CONNECTED: in a child of fork(2).
+    pub fn set_opener(
+        &self,
+        kind: MemoryKind,
+        opener: Option<Arc<dyn ImportOpener>>,
+    ) -> Result<(), Error> {
+        // The lock may be held by a thread that a child does not have.
+        if self.0.client.is_forked_copy() {
+            return Err(Error::forked("set an opener"));
+        }
+        self.0.openers.set(kind, opener);
+        Ok(())
+    }
+
     /// The counters. Looks at every entry for those in use: not for the fast path.
     pub fn stats(&self) -> CacheStats {
         self.0.table.stats()
@@ -166,8 +185,8 @@ impl ImportCache {
         deadline: Deadline,
         opening: Opening<'o>,
     ) -> Importer<'_, 'o> {
-        let Cache { client, table } = &*self.0;
-        Importer { client, table, mode, deadline, opening }
+        let Cache { client, table, openers } = &*self.0;
+        Importer { client, table, openers, mode, deadline, opening }
     }
 }
 

@@ -6,19 +6,19 @@ use crate::books::grant::Grant;
 use crate::cache::cached::{CachedImport, out_of_bounds};
 use crate::cache::cold::Held;
 use crate::cache::mode::ImportMode;
-use crate::cache::opened::Opener;
+use crate::cache::opened::{Opened, Opener, Openers};
 use crate::cache::table::claims::{Claim, Fresh, Look, Waited, Waiter};
 use crate::cache::table::{Pinned, Table, close_all};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};
-use crate::map::Mapping;
+use crate::map::{Mapping, leave_out_of_children};
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::time::Duration;
 
 /// How memory is opened.
 pub(super) enum Opening<'a> {
-    /// Mapped by the library.
+    /// By the opener of its kind, else mapped by the library.
     Map,
     /// By the caller.
     With(&'a mut Opener<'a>),
@@ -35,6 +35,7 @@ pub(super) enum Post {
 pub(super) struct Importer<'a, 'o> {
     pub client: &'a Client,
     pub table: &'a Table,
+    pub openers: &'a Openers,
     pub mode: ImportMode,
     pub deadline: Deadline,
     pub opening: Opening<'o>,
@@ -104,11 +105,7 @@ impl<'a> Importer<'a, '_> {
             return Err(out_of_bounds(handle, info.size_bytes));
         }
         self.table.make_room_for(info.id, info.size_bytes)?;
-        let is_host = matches!(self.opening, Opening::Map);
-        let opened = match &mut self.opening {
-            Opening::Map => Box::new(self.map(&grant)?),
-            Opening::With(open) => open(&grant)?,
-        };
+        let (opened, is_host) = self.open(&grant)?;
         let Grant { fd, lease, .. } = grant;
         // Declared together: memory is closed before its lease is given back, whatever fails from here on.
         let mut held = Held { opened, lease };
@@ -124,6 +121,19 @@ impl<'a> Importer<'a, '_> {
 }
 
 impl Importer<'_, '_> {
+    /// Opens what was granted; and whether this library has mapped it.
+    fn open(&mut self, grant: &Grant) -> Result<(Box<dyn Opened>, bool), Error> {
+        let opened = match (&mut self.opening, self.openers.of(grant.info.kind)) {
+            (Opening::With(open), _) => open(grant)?,
+            (Opening::Map, Some(opener)) => opener.open(grant, self.mode.access)?,
+            (Opening::Map, None) => return Ok((Box::new(self.map(grant)?), true)),
+        };
+        if opened.is_range() {
+            leave_out_of_children(opened.as_ptr(), opened.len())?;
+        }
+        Ok((opened, false))
+    }
+
     /// Maps what was granted. While the process has no room for it, what is unused here is closed.
     fn map(&self, grant: &Grant) -> Result<Mapping, Error> {
         loop {

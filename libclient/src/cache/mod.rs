@@ -20,7 +20,7 @@ mod table;
 pub use cached::{CachedImport, Imports};
 pub use import_cache::ImportCache;
 pub use mode::ImportMode;
-pub use opened::{Opened, Opener};
+pub use opened::{ImportOpener, Opened, Opener};
 pub use pin::Pin;
 pub use settings::CacheSettings;
 pub use stats::CacheStats;

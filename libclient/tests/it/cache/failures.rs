@@ -2,7 +2,9 @@
 
 use super::broker::*;
 use crate::support::*;
-use fdbroker_client::{Access, Deadline, Error, ErrorCode, Grant, Opened};
+use fdbroker_client::{
+    Access, Deadline, Error, ErrorCode, Grant, ImportMode, ImportOpener, MemoryKind, Opened,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -88,6 +90,71 @@ fn import_with_when_opened_then_the_openers_memory_and_closed_when_evicted() {
     assert_eq!(Arc::strong_count(&alive), 2);
     rig.touch(6);
     assert_eq!(Arc::strong_count(&alive), 1, "evicted and not closed");
+}
+
+/// Opens stand-ins, or ranges that are not mapped.
+#[derive(Debug)]
+struct StandIns {
+    alive: Arc<()>,
+    are_ranges: bool,
+}
+
+#[derive(Debug)]
+struct Nowhere(#[expect(dead_code, reason = "its count is what is looked at")] Arc<()>);
+
+impl Opened for Nowhere {
+    fn as_ptr(&self) -> *mut u8 {
+        std::ptr::without_provenance_mut(0x1000)
+    }
+
+    fn len(&self) -> usize {
+        BYTES
+    }
+
+    fn is_range(&self) -> bool {
+        true
+    }
+}
+
+impl ImportOpener for StandIns {
+    fn open(&self, _: &Grant, access: Access) -> Result<Box<dyn Opened>, Error> {
+        assert_eq!(access, Access::Read);
+        let alive = Arc::clone(&self.alive);
+        match self.are_ranges {
+            true => Ok(Box::new(Nowhere(alive))),
+            false => Ok(Box::new(Counted(alive, BYTES))),
+        }
+    }
+}
+
+#[test]
+fn import_when_its_kind_has_an_opener_then_opened_by_it_and_closed_when_evicted() {
+    let rig = rig(at_most(3));
+    let alive = Arc::new(());
+    let opener = |are_ranges| {
+        let opener = StandIns { alive: Arc::clone(&alive), are_ranges };
+        Some(Arc::new(opener) as Arc<dyn ImportOpener>)
+    };
+    rig.cache.set_opener(MemoryKind::CudaVmm, opener(false)).unwrap();
+    rig.touch(1);
+    rig.cache.set_opener(MemoryKind::Memfd, opener(false)).unwrap();
+    let many = rig.cache.import_many(&handles(2..=3), Access::Read, soon()).unwrap();
+    assert!(many.iter().all(|one| one.as_ref().unwrap().as_ptr().addr() == 0x1000));
+    assert_eq!(Arc::strong_count(&alive), 5, "two openers, two stand-ins");
+    drop(many);
+    let mode = ImportMode { access: Access::Read, keep: false };
+    drop(rig.cache.import(&handle(4), mode, soon()).unwrap());
+    assert_eq!(rig.cache.empty(), 2);
+    assert_eq!(Arc::strong_count(&alive), 3, "not closed");
+    // A range that is not mapped cannot be left out of children.
+    rig.cache.set_opener(MemoryKind::Memfd, opener(true)).unwrap();
+    let error = rig.try_import(5).unwrap_err();
+    assert_eq!(error.code, ErrorCode::Internal);
+    assert!(error.to_string().contains("must be mapped"), "{error}");
+    assert_nothing_left(&rig);
+    assert_eq!(Arc::strong_count(&alive), 3);
+    rig.cache.set_opener(MemoryKind::Memfd, None).unwrap();
+    rig.touch(6);
 }
 
 #[test]
