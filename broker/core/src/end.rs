@@ -4,7 +4,7 @@
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
 use crate::ledger::Charge;
-use crate::limits::{LEASES_SWEPT_PER_STEP, LEASES_SWEPT_PER_TURN};
+use crate::limits::LEASES_SWEPT_PER_TURN;
 use crate::recall::RECALLED_PLACE;
 use crate::slots::NONE;
 use crate::state::{AllocationLinks, AllocationList, Lease, LeaseLinks, LeaseList, State};
@@ -105,19 +105,18 @@ impl Core {
     /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each
     /// domain's allocations in turn.
     pub(crate) fn sweep_ended(&mut self) {
-        let mut left = LEASES_SWEPT_PER_STEP;
-        while left > 0
+        while self.sweeps_left > 0
             && let Some(slot) = self.ending.first()
         {
-            for _ in 0..LEASES_SWEPT_PER_TURN.min(left) {
+            for _ in 0..LEASES_SWEPT_PER_TURN.min(self.sweeps_left) {
                 // Those that were swept have gone to the end of the list.
                 let next = self.allocations[slot].leases.first();
                 let Some(lease) = next.filter(|lease| !self.leases[*lease].ended) else {
                     self.leave_ending(slot);
                     break;
                 };
+                self.sweeps_left -= 1;
                 self.sweep_lease(lease);
-                left -= 1;
             }
             self.ending.end_turn();
         }

@@ -63,7 +63,7 @@ use fairness::{Rooms, Scan};
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Ledger};
-use limits::{LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
+use limits::{LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
 use order::Lru;
 use rounds::Rounds;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -118,6 +118,8 @@ pub struct Core {
     silenced: VecDeque<u32>,
     /// Allocations that the message at hand may still end.
     ends_left: usize,
+    /// Leases of ended allocations that the step may still sweep.
+    sweeps_left: usize,
     /// What the items of the acquire at hand come to.
     items: Vec<acquire::Item>,
     /// Most fds granted in one answer.
@@ -190,6 +192,7 @@ impl Core {
             waiting: Waiting::default(),
             silenced: VecDeque::new(),
             ends_left: 0,
+            sweeps_left: 0,
             items: Vec::new(),
             most_granted: fdbroker_protocol::MAX_BATCH,
             now: Now(0),
@@ -249,6 +252,7 @@ impl Core {
         work::begin();
         self.now = now;
         self.ends_left = ENDS_PER_MESSAGE;
+        self.sweeps_left = LEASES_SWEPT_PER_STEP;
         self.lru.looks_left = LOOKS_PER_STEP;
     }
 

@@ -177,14 +177,14 @@ impl Core {
 
     /// A lease to ask the client for. What the sweep of an ended allocation has not come to is swept on the way.
     fn lease_to_ask_for(&mut self, number: u32, mapped: bool) -> Option<u32> {
-        for _ in 0..MAX_BATCH {
+        loop {
             let lease = self.oldest_lease(number, mapped)?;
             if self.allocations[self.leases[lease].allocation].is_live() {
                 return Some(lease);
             }
+            self.sweeps_left = self.sweeps_left.checked_sub(1)?;
             self.sweep_lease(lease);
         }
-        None
     }
 
     /// The client's oldest lease that it was not asked for, or the one asked for longest ago if that is long.

@@ -532,6 +532,27 @@ fn set_caps_when_a_million_that_were_used_must_go_then_each_step_looks_at_few() 
 }
 
 #[test]
+fn reclaim_when_most_idle_clients_have_leases_of_ended_memory_then_each_step_sweeps_few() {
+    let count = scaled(4096);
+    let node = Caps { open_leases: (count * MAX_BATCH + 1) as u64, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..roomy() });
+    let (ends, id) = (world.register(OWNER, deposit(1)), world.register(STRANGER, deposit(2)));
+    for client in (10..10 + count as u32).map(ClientId) {
+        world.connect(client, 1000);
+        assert_eq!(world.acquire(client, &[Ok(ends); MAX_BATCH]).len(), MAX_BATCH);
+    }
+    world.acquire(USER, &[Ok(id)]);
+    world.unregister(OWNER, ends);
+    // The cap is full.
+    world.acquire(STRANGER, &[Ok(id)]);
+    while world.is_due() {
+        world.poll();
+    }
+    assert!(matches!(world.core.take_events(USER), Some(Events::Reclaim(_))));
+    world.core.check_invariants();
+}
+
+#[test]
 fn set_caps_when_thousands_of_clients_are_above_then_each_is_asked_and_each_step_looks_at_few() {
     let mut world = World::new(roomy());
     let id = world.register(OWNER, deposit(1));
