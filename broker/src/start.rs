@@ -191,7 +191,7 @@ pub(crate) fn prepare(
     };
     let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), former)?;
     let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
-    let identity = Identity { node, key };
+    let identity = Identity { node, key, began: clock::now() };
     let parts = Parts {
         listeners,
         admin,

@@ -1,6 +1,7 @@
-//! When a call ends at the latest. The broker owns the deadline; the library adds a little grace.
-//! Must never be unbounded.
+//! When a call ends at the latest. The broker is told an earlier time, so that its answer, which says what was in the way,
+//! is here before the caller leaves. Must never be unbounded.
 
+use crate::limits::{ANSWER_LEAD, REPLY_GRACE};
 use fdbroker_protocol::limits::MAX_DEADLINE_MS;
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,16 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline {
     at: Instant,
+    /// When the broker is to answer at the latest.
+    answer_at: Instant,
 }
 
 impl Deadline {
     /// `timeout` from now, cut to one hour. Zero: do not wait for anything.
     pub fn after(timeout: Duration) -> Self {
-        let longest = Duration::from_millis(MAX_DEADLINE_MS.into());
-        Deadline { at: Instant::now() + timeout.min(longest) }
+        let timeout = timeout.min(Duration::from_millis(MAX_DEADLINE_MS.into()));
+        let at = Instant::now() + timeout;
+        Deadline { at, answer_at: at - (timeout / 4).min(ANSWER_LEAD) }
     }
 
     /// `ms` milliseconds from now, cut to one hour.
@@ -37,10 +41,21 @@ impl Deadline {
         Instant::now() >= self.at
     }
 
-    /// Time left in ms, rounded up: 0 only when it has passed.
-    pub(crate) fn remaining_ms(&self) -> u32 {
-        let ms = self.remaining().as_nanos().div_ceil(1_000_000);
+    /// The time that the broker has, in ms, rounded up: 0 only when it has passed.
+    pub(crate) fn answer_ms(&self) -> u32 {
+        let left = self.answer_at.saturating_duration_since(Instant::now());
+        let ms = left.as_nanos().div_ceil(1_000_000);
         u32::try_from(ms).map_or(MAX_DEADLINE_MS, |ms| ms.min(MAX_DEADLINE_MS))
+    }
+
+    /// Whether the broker has no time left: asking it again is of no use.
+    pub(crate) fn is_answered(&self) -> bool {
+        Instant::now() >= self.answer_at
+    }
+
+    /// When the library leaves without an answer.
+    pub(crate) fn given_up_at(&self) -> Instant {
+        self.at + REPLY_GRACE
     }
 
     /// The moment itself.
@@ -56,13 +71,20 @@ mod tests {
     #[test]
     fn after_when_longer_than_an_hour_then_one_hour() {
         assert!(Deadline::after(Duration::MAX).remaining() <= Duration::from_secs(3600));
-        assert!(Deadline::longest().remaining_ms() > 3_590_000);
+        assert!(Deadline::longest().answer_ms() > 3_590_000);
     }
 
     #[test]
     fn remaining_when_zero_then_passed_and_zero() {
         let deadline = Deadline::from_ms(0);
         assert!(deadline.has_passed());
-        assert_eq!(deadline.remaining_ms(), 0);
+        assert_eq!(deadline.answer_ms(), 0);
+    }
+
+    #[test]
+    fn answer_when_short_or_long_then_sooner_than_the_deadline_by_a_part_of_it() {
+        assert!(Deadline::from_ms(40).answer_ms() <= 30);
+        let late = Deadline::from_ms(60_000);
+        assert_eq!(late.at() - late.answer_at, ANSWER_LEAD);
     }
 }

@@ -27,13 +27,21 @@ pub const HELLO_SLICE: Duration = Duration::from_millis(5);
 /// Longest sleep with nothing to wait for; every cause to wake comes with an event.
 pub const IDLE: Duration = Duration::from_secs(3600);
 
-/// How much longer than the broker the library waits for an answer: the broker owns the deadline and
-/// answers at it; this covers its loop and the scheduler on a loaded node. After it: cancel, TIMED_OUT.
-pub const REPLY_GRACE: Duration = Duration::from_secs(2);
+/// How much sooner than the caller's deadline the broker has to answer; a quarter of the deadline where that is less. It
+/// covers the broker's loop and the scheduler on a loaded node: the broker's answer says which cap was in the way.
+pub const ANSWER_LEAD: Duration = Duration::from_millis(100);
 
-/// How long a request without a deadline of its own (unregister) may go unanswered. The broker never
-/// parks such a request, so this only ends the wait for a broker that hangs.
+/// How much longer than its deadline a call waits for an answer: for a deadline of 0, and for an answer under way.
+/// After it: cancel, TIMED_OUT, whatever the broker does.
+pub const REPLY_GRACE: Duration = Duration::from_millis(50);
+
+/// How long a request without a deadline of its own (naming what is alive to another broker) may go unanswered. The broker
+/// never parks such a request, so this only ends the wait for a broker that hangs.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an unregister without a deadline of its own waits. The broker never parks it, so this only ends the wait for a
+/// broker that hangs; what the caller frees after it is safe all the same.
+pub const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest sleep of a thread whose send found the socket full before it looks again whether it must
 /// read. It bounds how long "nobody reads" can last, see `connection`.

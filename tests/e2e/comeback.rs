@@ -400,8 +400,7 @@ fn handles_when_ended_or_replaced_while_there_was_no_broker_then_they_never_reso
     until_lost(&owner.notices);
 
     // Unregistered, replaced by other memory at the same address, freed and another buffer taken.
-    let error = owner.client.unregister(&owner.registrations[0]).expect_err("there is no broker");
-    assert_eq!(error.code, ErrorCode::NotConnected);
+    assert!(!owner.client.unregister(&owner.registrations[0]).expect("it ends all the same").0);
     let other = fdbroker_client::Deposit { owner_allocation_id: 99, ..third };
     let error = exports.register(&other, || Ok(owner.blocks.export(1)), patience());
     assert_eq!(error.expect_err("there is no broker").code, ErrorCode::NotConnected);

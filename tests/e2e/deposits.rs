@@ -217,7 +217,7 @@ fn unregister_when_of_many_then_all_of_them_end() {
     let broker = Broker::start();
     let owner = Owner::of(&broker, "owner", MANY);
     let ids: Vec<_> = (0..MANY).map(|index| owner.id(index)).collect();
-    let ended = owner.client.unregister_many(ids).expect("connected");
+    let ended = owner.client.unregister_many(ids, patience()).expect("connected");
     assert!(ended.iter().all(Result::is_ok), "{ended:?}");
     assert_eq!(broker.status().uses.allocations.now.get(), 0);
     drop(owner);

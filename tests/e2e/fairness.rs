@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use std::time::Duration;
 
 fn soon() -> Deadline {
-    Deadline::after(Duration::from_millis(50))
+    Deadline::after(Duration::from_millis(400))
 }
 
 /// NO_QUOTA that names this cap and this process as the one that holds most.

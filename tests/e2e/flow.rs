@@ -102,7 +102,9 @@ fn holder_when_it_never_reads_its_events_then_owners_and_others_go_on() {
         assert!(items.iter().all(|item| item.status.is_ok()) && fds.len() == chunk.len());
         leases.extend(items.iter().map(|item| item.lease.get()));
     }
-    for outcome in owner.client.unregister_many(&owner.registrations).expect("connected") {
+    for outcome in
+        owner.client.unregister_many(&owner.registrations, patience()).expect("connected")
+    {
         outcome.expect("its own");
     }
     owner.registrations.clear();

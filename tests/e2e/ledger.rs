@@ -71,7 +71,7 @@ fn allocations_when_most_slots_are_free_again_then_short_pages_and_none_is_misse
     let owner = Owner::of(&broker, "owner", 2 * ADMIN_SLOTS_SCANNED as usize + 2);
     let (last, others) = owner.registrations.split_last().expect("some");
     for ended in others.chunks(1000) {
-        let ended = owner.client.unregister_many(ended).expect("connected");
+        let ended = owner.client.unregister_many(ended, patience()).expect("connected");
         assert!(ended.iter().all(Result::is_ok));
     }
     let admin = broker.admin();

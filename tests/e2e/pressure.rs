@@ -104,7 +104,7 @@ fn register_when_all_that_is_held_is_resident_then_no_quota_names_the_cap() {
     let mut owner = Owner::without(&broker, "resident", 4);
     owner.register(0..3, resident);
     let deposit = resident(owner.blocks.deposit(3));
-    let soon = Deadline::after(Duration::from_millis(50));
+    let soon = Deadline::after(Duration::from_millis(400));
     let outcomes = owner.client.register_with(&[deposit], |_| Ok(owner.blocks.export(3)), soon);
     let error = outcomes.expect("connected").remove(0).expect_err("no room");
     assert_cap(&error, Resource::HeldFds, Scope::Node, 3);
@@ -121,7 +121,7 @@ fn acquire_when_the_clients_leases_are_at_their_cap_then_no_quota_names_it_and_r
     let client = broker.client("greedy");
     let held = client.acquire_many(&owner.handles()[..2], patience()).expect("connected");
     assert!(held.iter().all(Result::is_ok));
-    let soon = || Deadline::after(Duration::from_millis(50));
+    let soon = || Deadline::after(Duration::from_millis(400));
     let error = client.acquire(&owner.handle(2), soon()).expect_err("the third of two");
     assert_cap(&error, Resource::OpenLeases, Scope::Client, 2);
     let another = broker.client("modest");
@@ -175,7 +175,7 @@ fn acquire_when_a_full_batch_has_stale_ones_then_each_has_its_own_answer() {
     let owner = Owner::of(&broker, "owner", MAX_BATCH);
     let stale = |index: &usize| index.is_multiple_of(5);
     let ended = (0..MAX_BATCH).filter(stale).map(|index| &owner.registrations[index]);
-    for outcome in owner.client.unregister_many(ended).expect("connected") {
+    for outcome in owner.client.unregister_many(ended, patience()).expect("connected") {
         outcome.expect("its own");
     }
     let client = broker.client("consumer");

@@ -87,7 +87,7 @@ fn request_when_its_deadline_passes_while_parked_then_the_brokers_reason() {
     let owner = Owner::of(&broker, "owner", 2);
     let client = broker.client("engine");
     let _held = owner.client.acquire(&owner.handle(0), patience()).expect("ready");
-    let soon = Deadline::from_ms(50);
+    let soon = Deadline::from_ms(400);
     let request = client.acquire_start(&[owner.handle(1)], soon).expect("connected");
     let error = finish(request).remove(0).expect_err("there is no room");
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");

@@ -97,7 +97,7 @@ fn isolated_when_the_cap_is_full_of_such_then_no_quota_names_it_and_one_less_mak
     let make = |seed| isolated(&client, seed, patience()).expect("it fits");
     let mut buffers: Vec<_> = (0..CAP).map(make).collect();
     for turn in 0..3 {
-        let soon = Deadline::after(Duration::from_millis(50));
+        let soon = Deadline::after(Duration::from_millis(400));
         let error = isolated(&client, 9, soon).expect_err("one too many");
         assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
         let status = error.status.expect("from the broker");
@@ -127,7 +127,7 @@ fn isolated_when_bytes_are_at_their_cap_then_no_quota_names_it() {
     // What is written to them is seen when they are looked at again.
     let full = 2 * BLOCK_BYTES as u64;
     eventually("all is counted", || broker.status().uses.held_bytes.now.get() >= full);
-    let soon = Deadline::after(Duration::from_millis(50));
+    let soon = Deadline::after(Duration::from_millis(400));
     let error = isolated(&client, 9, soon).expect_err("more than the cap");
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     let status = error.status.expect("from the broker");

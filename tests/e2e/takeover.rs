@@ -86,7 +86,7 @@ fn work(
         assert_served(client, shared);
         assert_served(client, &own.handles());
         let gone: Vec<_> = own.registrations.drain(..).collect();
-        for outcome in own.client.unregister_many(&gone).expect("served on") {
+        for outcome in own.client.unregister_many(&gone, patience()).expect("served on") {
             outcome.expect("unregistered");
         }
         rounds.fetch_add(1, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 
 use crate::node::generation_page::GenerationPage;
 use fdbroker_core::{
-    Config, Deposit, DrainedEvent, Events, Granted, RecallEvent, Registered, RequestId,
+    Config, Deposit, DrainedEvent, Events, Granted, Now, RecallEvent, Registered, RequestId,
     RevokedEvent, StatusReply,
 };
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
@@ -20,6 +20,8 @@ pub struct Identity {
     pub node: u64,
     /// Of the handles.
     pub key: NodeKey,
+    /// When this process began to serve.
+    pub began: Now,
 }
 
 /// A granted message in the writer; `slots` gets the slot of each fd, in order.
@@ -173,17 +175,31 @@ pub fn write_statuses<'w>(
     writer.finish(statuses.len(), 0)
 }
 
+/// A client that is let in.
+#[derive(Clone, Copy, Debug)]
+pub struct Welcome {
+    /// The time of its hello's answer.
+    pub now: Now,
+    /// Its number.
+    pub client: u32,
+    /// Of its hello.
+    pub request: RequestId,
+    /// How many fds it may deposit.
+    pub deposit_credits: u32,
+}
+
 /// The reply to hello; its fds are the event socket and the page.
 pub fn write_hello_reply<'w>(
     writer: &'w mut Writer,
     identity: &Identity,
     page: &GenerationPage,
     config: &Config,
-    client: u32,
-    request: RequestId,
-    deposit_credits: u32,
+    welcome: &Welcome,
 ) -> &'w [u8] {
+    let Welcome { now, client, request, deposit_credits } = *welcome;
     let recall_timeout_ms = u32::try_from(config.recall_timeout_us / 1000).unwrap_or(u32::MAX);
+    let served_us = now.0.saturating_sub(identity.began.0);
+    let grace_left_us = config.grace_us.saturating_sub(served_us);
     let reply = message::HelloReply {
         version: u16::from(PROTOCOL_VERSION).into(),
         max_batch: u16::try_from(MAX_BATCH).expect("253").into(),
@@ -194,7 +210,8 @@ pub fn write_hello_reply<'w>(
         page_slots: page.slots().into(),
         recall_timeout_ms: recall_timeout_ms.into(),
         max_parked: config.max_parked_per_client.into(),
-        reserved: [0.into(); 3],
+        grace_left_ms: grace_left_us.div_ceil(1000).into(),
+        reserved: [0.into(); 2],
     };
     writer.start(Kind::HelloReply, request.0).push(&reply);
     writer.finish(0, 2)

@@ -9,7 +9,7 @@ use crate::limits::{
     EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, PENDING_REPLIES_BESIDE_PARKED,
     RESUMED_PER_SWEEP,
 };
-use crate::messages::replies;
+use crate::messages::replies::{self, Welcome};
 use crate::readiness::Source;
 use crate::readiness::watch;
 use crate::server::parts::Server;
@@ -260,14 +260,18 @@ impl Server {
         let Some(socket) = connection.socket.as_ref() else { return };
         let Some(reply) = connection.hello_reply.take() else { return };
         kernel::accept_rights(socket.as_fd(), self.settings.kernel);
+        let welcome = Welcome {
+            now: self.now,
+            client: client.0,
+            request: reply.request,
+            deposit_credits: reply.deposit_credits,
+        };
         let bytes = replies::write_hello_reply(
             &mut self.writer,
             &self.identity,
             &self.page,
             &self.settings.core,
-            client.0,
-            reply.request,
-            reply.deposit_credits,
+            &welcome,
         );
         let fds = [reply.client_end.as_fd(), self.page.reader()];
         match fdbroker_scm::send_grant(socket.as_fd(), bytes, &fds) {

@@ -197,8 +197,11 @@ pub struct HelloReply {
     pub recall_timeout_ms: U32,
     /// Most requests of this client that may be parked at once.
     pub max_parked: U32,
+    /// How long clients that were connected to a broker before this one may still come back, in ms: the rest of the grace
+    /// time. From then on the broker knows of all leases of what was named to it.
+    pub grace_left_ms: U64,
     /// Reserved, 0.
-    pub reserved: [U64; 3],
+    pub reserved: [U64; 2],
 }
 
 /// Head of [`Kind::Register`] and [`Kind::Redeposit`], 8 bytes.

@@ -5,10 +5,12 @@ use super::builder::ClientBuilder;
 use crate::books::common::Common;
 use crate::books::grant::Grant;
 use crate::books::holdings::Ending;
+use crate::books::one_way::Unregister;
 use crate::books::roles::Dispatcher;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
+use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::acquire::{acquire_each, acquire_one};
 use crate::requests::flush::flush;
 use crate::requests::register::{Batch, Registrations, register, unregister};
@@ -165,61 +167,83 @@ impl Client {
         }
     }
 
-    /// Ends one registration. When the last of its count is gone, so is the allocation: every holder is told.
+    /// Ends one registration. When the last of its count is gone, so is the allocation: every holder is told. Waits at most
+    /// 10 s; see [`Client::unregister_many`].
     ///
     /// # Errors
     /// STALE: it had ended before. BAD_HANDLE, NOT_PERMITTED: not this client's, or a buffer's, which is ended by its drop.
-    /// NOT_CONNECTED: no broker can say; it has
-    /// ended all the same, and is not named to the next one.
+    /// TIMED_OUT: see [`Client::unregister_many`]. NOT_CONNECTED in a child of fork(2), NOT_SUPPORTED in a callback.
     pub fn unregister(&self, what: impl Into<RegistrationRef>) -> Result<Drained, Error> {
-        let outcomes = self.unregister_many([what.into()])?;
+        self.unregister_within(what, Deadline::after(UNREGISTER_TIMEOUT))
+    }
+
+    /// The same within a deadline.
+    ///
+    /// # Errors
+    /// As [`Client::unregister`].
+    pub fn unregister_within(
+        &self,
+        what: impl Into<RegistrationRef>,
+        deadline: Deadline,
+    ) -> Result<Drained, Error> {
+        let outcomes = self.unregister_many([what.into()], deadline)?;
         outcomes.into_iter().next().expect("one outcome per registration")
     }
 
-    /// Ends many, one outcome each, in their order.
+    /// Ends many, one outcome each, in their order. Each that is this client's ends, whatever the outcome: while the broker is
+    /// away the answer is `Drained(false)`, and the next broker does not hear of it. Nobody can say then when its consumers
+    /// have released it, and no notice of that comes. One that the broker has not answered by the deadline (TIMED_OUT) ends when
+    /// the broker reads the message, and [`crate::Notice::Drained`] follows, also when no lease was left.
     ///
     /// # Errors
-    /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    /// When nothing was tried: NOT_CONNECTED in a child of fork(2), or NOT_SUPPORTED in a callback.
     pub fn unregister_many<R: Into<RegistrationRef>>(
         &self,
         what: impl IntoIterator<Item = R>,
+        deadline: Deadline,
     ) -> Result<Vec<Result<Drained, Error>>, Error> {
-        let refs = what.into_iter().map(Into::into);
-        let connection = self.connection("unregister");
+        let connection = match self.connection("unregister") {
+            Ok(connection) => Some(connection),
+            Err(error) if error.code == ErrorCode::NotConnected && !self.is_forked_copy() => None,
+            Err(error) => return Err(error),
+        };
         let holdings = &self.common().holdings;
-        let connection = match connection {
-            Err(error) if error.code == ErrorCode::NotConnected && !self.is_forked_copy() => {
-                // The memory may be another's by the time a broker is back.
-                refs.filter(|one| !self.common().is_a_buffers(one.id))
-                    .for_each(|one| drop(holdings.end(one)));
-                return Err(error);
+        let end = |one: R| {
+            let one = one.into();
+            let of = Unregister { id: one.id, key: holdings.key_of(one.id) };
+            match self.common().is_a_buffers(one.id) {
+                true => (of, one.epoch, Ending::Kept),
+                false => (of, one.epoch, holdings.end(one)),
             }
-            connection => connection?,
         };
-        let end = |one: RegistrationRef| match self.common().is_a_buffers(one.id) {
-            true => (one, Ending::Kept),
-            false => (one, holdings.end(one)),
-        };
-        let endings: Vec<(RegistrationRef, Ending)> = refs.map(end).collect();
+        let endings: Vec<(Unregister, Option<u64>, Ending)> = what.into_iter().map(end).collect();
         // One that is not known here is asked for when it may be known there.
-        let is_asked = |(one, ending): &(RegistrationRef, Ending)| match ending {
+        let is_asked = |(_, epoch, ending): &(Unregister, Option<u64>, Ending)| match ending {
             Ending::Tell(_) => true,
-            Ending::Absent => one.epoch.is_none_or(|epoch| epoch == connection.epoch),
+            Ending::Absent => {
+                connection.as_ref().is_some_and(|it| epoch.is_none_or(|epoch| epoch == it.epoch))
+            }
             Ending::Counted | Ending::Away | Ending::Kept => false,
         };
-        let asked = endings.iter().filter(|one| is_asked(one)).map(|(one, _)| one.id);
-        let asked: Vec<AllocationId> = asked.collect();
-        let mut answered = unregister(&connection, &asked).into_iter();
-        let outcomes = endings.iter().map(|one| match &one.1 {
+        let asked: Vec<Unregister> =
+            endings.iter().filter(|one| is_asked(one)).map(|(of, ..)| *of).collect();
+        let answered = connection.as_ref().map(|it| unregister(it, &asked, deadline));
+        let mut answered = answered.unwrap_or_default().into_iter();
+        let outcomes = endings.iter().map(|one| match &one.2 {
+            Ending::Tell(_) => match answered.next() {
+                Some(Err(error)) if error.code != ErrorCode::NotConnected => Err(error),
+                Some(Ok(drained)) => Ok(drained),
+                // The broker was lost, and it is not named to the next one.
+                Some(Err(_)) | None => Ok(Drained(false)),
+            },
             _ if is_asked(one) => answered.next().expect("one outcome per id"),
-            Ending::Counted => Ok(Drained(false)),
-            Ending::Away => Err(connection.lost("unregister")),
+            Ending::Counted | Ending::Away => Ok(Drained(false)),
             Ending::Kept => {
                 let context = format!("unregister {}: it is a buffer of this library", one.0.id);
                 let why = "a buffer ends its registration itself; free the buffer instead";
                 Err(Error::new(ErrorCode::NotPermitted, context).because(why))
             }
-            Ending::Absent | Ending::Tell(_) => {
+            Ending::Absent => {
                 let context = format!("unregister {}: it had ended before", one.0.id);
                 Err(Error::new(ErrorCode::Stale, context))
             }

@@ -30,9 +30,9 @@ use std::sync::{Arc, Mutex, Weak};
 /// system, apart from some MiB kept at hand.
 ///
 /// When the broker is lost, nobody can say any more which consumers have a buffer mapped: the next broker hears of
-/// them one by one, and of some late or never. Buffers held go on under their handles; but a range that was registered at a
-/// broker that was lost and is freed, before or after, is not used again by itself ([`Arena::orphaned_bytes`]), until the
-/// application, which knows its consumers, calls [`Arena::reclaim_orphans`].
+/// them one by one until its grace time is over. Buffers held go on under their handles, and those still held when the
+/// grace time is over are like all others. A range that is freed between the loss and that time is not used again by itself
+/// ([`Arena::orphaned_bytes`]), until the application, which knows its consumers, calls [`Arena::reclaim_orphans`].
 #[derive(Clone, Debug)]
 pub struct Arena {
     inner: Arc<Inner>,
@@ -110,9 +110,10 @@ impl Arena {
         let mut ranges = lock(&inner.ranges);
         let id = next_allocation_id();
         let taken = span.and_then(|span| ranges.take(span, id)).ok_or_else(|| {
-            let (largest, free) = ranges.room();
+            let ((largest, free), back) = (ranges.room(), ranges.held_back_bytes());
             let context = format!(
-                "arena: no {len} bytes in a row: {free} of {} are free, at most {largest} in a row",
+                "arena: no {len} bytes in a row: {free} of {} are free, at most {largest} in a row; {back} are freed \
+                 and held back for their consumers",
                 inner.pool.len()
             );
             let why = "it is full: free buffers (their consumers must release them, too), or make a larger arena";
@@ -156,6 +157,11 @@ impl Arena {
     /// Bytes that can be given out now.
     pub fn free_bytes(&self) -> usize {
         lock(&self.inner.ranges).room().1
+    }
+
+    /// Freed bytes that are not used again yet: a consumer still has them, or nobody knows ([`Arena::orphaned_bytes`]).
+    pub fn held_back_bytes(&self) -> usize {
+        lock(&self.inner.ranges).held_back_bytes()
     }
 
     /// Freed bytes that stay unused because the broker that knew their leases is gone.
@@ -273,6 +279,10 @@ impl MemoryOwner for Inner {
 
     fn disconnected(&self) {
         lock(&self.ranges).note_disconnected();
+    }
+
+    fn settled(&self) {
+        lock(&self.ranges).note_settled();
     }
 }
 

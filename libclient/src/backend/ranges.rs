@@ -27,10 +27,20 @@ struct Range {
     owner_allocation_id: u64,
     state: State,
     registration: Option<Registration>,
-    /// A broker that is gone may have granted it: nobody knows which consumers still have it mapped.
-    exposed: bool,
+    exposure: Exposure,
     /// The broker has said that its last lease is gone.
     drained: bool,
+}
+
+/// Whether consumers may have it mapped of whom no broker knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exposure {
+    /// The broker knows of all.
+    None,
+    /// A broker that is gone may have granted it; its consumers have until the end of the grace time to declare their leases.
+    UntilSettled,
+    /// A broker that is gone may have granted it under a handle that has ended: nobody can declare a lease any more.
+    ForGood,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +106,7 @@ impl Ranges {
             owner_allocation_id,
             state: State::Held,
             registration: None,
-            exposed: false,
+            exposure: Exposure::None,
             drained: false,
         };
         self.used.insert(offset, range);
@@ -136,7 +146,7 @@ impl Ranges {
         let registration = range.registration.take();
         let is_told = registration.as_ref().is_some_and(end);
         match registration.filter(|_| !range.drained) {
-            None if range.exposed => {
+            None if range.is_exposed() => {
                 range.state = State::Orphaned;
                 self.orphaned_bytes += range.span;
                 Freed::Done
@@ -159,7 +169,7 @@ impl Ranges {
         let range = self.find(offset, owner_allocation_id)?;
         match range.state {
             State::Held => range.drained = true,
-            State::Draining if range.exposed => self.orphan(offset),
+            State::Draining if range.is_exposed() => self.orphan(offset),
             State::Draining => return self.give_back(offset),
             State::Orphaned | State::Emptying => {}
         }
@@ -179,7 +189,7 @@ impl Ranges {
             && range.registration.as_ref().is_some_and(|registration| registration.id() == id)
         {
             range.registration = None;
-            range.exposed = true;
+            range.exposure = Exposure::ForGood;
         }
     }
 
@@ -188,9 +198,10 @@ impl Ranges {
     pub fn note_disconnected(&mut self) {
         for range in self.used.values_mut() {
             match range.state {
-                State::Held => {
-                    range.exposed |= range.registration.is_some() && !range.drained;
+                State::Held if range.registration.is_some() && !range.drained => {
+                    range.exposure = range.exposure.or_until_settled();
                 }
+                State::Held => {}
                 State::Draining => {
                     range.state = State::Orphaned;
                     self.orphaned_bytes += range.span;
@@ -198,6 +209,20 @@ impl Ranges {
                 State::Orphaned | State::Emptying => {}
             }
         }
+    }
+
+    /// The grace time is over: the broker knows of all leases of what was named to it and is held still.
+    pub fn note_settled(&mut self) {
+        let held = self.used.values_mut().filter(|range| range.state == State::Held);
+        for range in held.filter(|range| range.exposure == Exposure::UntilSettled) {
+            range.exposure = Exposure::None;
+        }
+    }
+
+    /// Freed bytes that are not free yet.
+    pub fn held_back_bytes(&self) -> usize {
+        let freed = self.used.values().filter(|range| range.state != State::Held);
+        freed.map(|range| range.span).sum()
     }
 
     /// Whether the allocation is there, held, and the one meant.
@@ -224,7 +249,7 @@ impl Ranges {
         let orphans: Vec<usize> = self.used.iter().filter_map(is_orphan).collect();
         let emptying = orphans.into_iter().filter_map(|offset| self.give_back(offset)).collect();
         // Nor those still held: whoever had them is gone too.
-        self.used.values_mut().for_each(|range| range.exposed = false);
+        self.used.values_mut().for_each(|range| range.exposure = Exposure::None);
         (std::mem::take(&mut self.orphaned_bytes), emptying)
     }
 
@@ -283,6 +308,21 @@ impl Ranges {
                     self.warm_bytes += to - from;
                 }
             }
+        }
+    }
+}
+
+impl Range {
+    fn is_exposed(&self) -> bool {
+        self.exposure != Exposure::None
+    }
+}
+
+impl Exposure {
+    fn or_until_settled(self) -> Self {
+        match self {
+            Exposure::None | Exposure::UntilSettled => Exposure::UntilSettled,
+            Exposure::ForGood => Exposure::ForGood,
         }
     }
 }
@@ -359,6 +399,42 @@ mod tests {
         assert_eq!(ranges.orphaned_bytes(), 2 * PAGE, "the old broker's leases are unknown");
         assert_eq!(ranges.reclaim_orphans(), (2 * PAGE, vec![]));
         assert_eq!(ranges.room(), (2 * PAGE, 2 * PAGE));
+    }
+
+    #[test]
+    fn settled_when_held_through_three_losses_then_reused_after_drained_like_any_other() {
+        let mut ranges = Ranges::new(2 * PAGE);
+        for id in [7, 8] {
+            let offset = ranges.take(PAGE, id).expect("room").offset;
+            assert!(ranges.note_registered(offset, registration(id as u32, 1)));
+        }
+        for _ in 0..3 {
+            ranges.note_disconnected();
+        }
+        // One is freed before all have had time to declare their leases.
+        ranges.free(PAGE, |_| true);
+        assert_eq!(ranges.note_drained(PAGE, 8), None);
+        ranges.note_settled();
+        assert_eq!((ranges.orphaned_bytes(), ranges.held_back_bytes()), (PAGE, PAGE));
+        ranges.free(0, |_| true);
+        assert_eq!((ranges.held_back_bytes(), ranges.room().0), (2 * PAGE, 0));
+        assert_eq!(ranges.note_drained(0, 7), None);
+        assert_eq!((ranges.held_back_bytes(), ranges.room().0), (PAGE, PAGE));
+    }
+
+    #[test]
+    fn settled_when_a_registration_was_lost_before_then_exposed_for_good() {
+        let mut ranges = Ranges::new(PAGE);
+        ranges.take(PAGE, 7).expect("room");
+        assert!(ranges.note_registered(0, registration(3, 1)));
+        ranges.note_disconnected();
+        ranges.note_lost(0, AllocationId { slot: 3, generation: 1 });
+        assert!(ranges.note_registered(0, registration(5, 2)));
+        ranges.note_disconnected();
+        ranges.note_settled();
+        ranges.free(0, |_| true);
+        assert_eq!(ranges.note_drained(0, 7), None);
+        assert_eq!(ranges.orphaned_bytes(), PAGE);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! Must never hold a connection but as a `Line`: connections hold this.
 
 use super::holdings::{Ending, Holdings};
-use super::one_way::{OneWay, Unregister};
+use super::one_way::{OneWay, OwnerKey, Unregister};
 use super::page::PageRegion;
 use super::roles::{Dispatcher, LeaseWatcher, MemoryOwner, Registrant};
 use super::wake::Wake;
@@ -28,6 +28,8 @@ pub(crate) struct Common {
     has_recall_callback: bool,
     /// In dispatch mode: serves for the calls that wait.
     dispatcher: OnceLock<Weak<dyn Dispatcher>>,
+    /// Allocations of the application that were drained when their unregister, which nobody waits for any more, was answered.
+    drained: Mutex<Vec<(AllocationId, OwnerKey)>>,
 }
 
 /// Parties of one role. They leave by being dropped.
@@ -67,6 +69,7 @@ impl Common {
             registrants: Parties::default(),
             has_recall_callback,
             dispatcher: OnceLock::new(),
+            drained: Mutex::default(),
         })
     }
 
@@ -84,6 +87,17 @@ impl Common {
     /// In dispatch mode, while the client lives: serves for the calls that wait.
     pub fn dispatcher(&self) -> Option<Arc<dyn Dispatcher>> {
         self.dispatcher.get()?.upgrade()
+    }
+
+    /// The application is to be told that it was drained: by the thread that serves.
+    pub fn note_drained(&self, id: AllocationId, key: OwnerKey) {
+        lock(&self.drained).push((id, key));
+        self.wake.kick();
+    }
+
+    /// What was drained so since this was asked last.
+    pub fn take_drained(&self) -> Vec<(AllocationId, OwnerKey)> {
+        std::mem::take(&mut lock(&self.drained))
     }
 
     /// Ends registrations by one message, and waits for no answer. A broker that knows nothing of one is told nothing. Not
@@ -114,8 +128,8 @@ impl Common {
 
     /// Whether it is registered by a buffer of this library, which ends it by itself.
     pub fn is_a_buffers(&self, id: AllocationId) -> bool {
-        let base = self.holdings.base_of(id).filter(|base| *base != 0);
-        base.is_some_and(|base| self.owner_of(base).is_some_and(|owner| owner.keeps(base, id)))
+        let key = self.holdings.key_of(id).filter(|key| key.base != 0);
+        key.is_some_and(|key| self.owner_of(key.base).is_some_and(|it| it.keeps(key.base, id)))
     }
 
     /// The owner of the memory at `base`.

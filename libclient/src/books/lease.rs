@@ -103,6 +103,19 @@ impl Lease {
             && self.mark.is_known()
     }
 
+    /// How often leases of this client have got other numbers, or were refused: a table by number is to be made anew then. For
+    /// the C library.
+    #[doc(hidden)]
+    pub fn numberings(&self) -> u64 {
+        self.common.holdings.numberings()
+    }
+
+    /// Whether a broker that came back has refused it. Its number is that of the broker before. For the C library.
+    #[doc(hidden)]
+    pub fn was_refused(&self) -> bool {
+        self.mark.is_refused()
+    }
+
     /// Whether no broker counts it. Only after all were declared: until then it may wait for that.
     pub(crate) fn is_refused(&self) -> bool {
         !self.mark.is_known()

@@ -44,6 +44,8 @@ pub(crate) trait MemoryOwner: Send + Sync + Debug {
     fn drained(&self, _key: OwnerKey) {}
     /// The connection is lost, and with it all knowledge of leases.
     fn disconnected(&self) {}
+    /// The grace time after a crash is over: the broker of the moment knows of all leases of what was named to it.
+    fn settled(&self) {}
 }
 
 /// Leases that the library itself keeps beyond their use: caches.

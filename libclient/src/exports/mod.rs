@@ -17,6 +17,7 @@ use crate::books::spans::{Place, Spans, place_of};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
+use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::register::Batch;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
@@ -246,13 +247,25 @@ impl Exports {
     /// # Errors
     /// As [`Client::unregister`].
     pub fn unregister(&self, id: AllocationId) -> Result<Drained, Error> {
+        self.unregister_within(id, Deadline::after(UNREGISTER_TIMEOUT))
+    }
+
+    /// The same within a deadline.
+    ///
+    /// # Errors
+    /// As [`Client::unregister`].
+    pub fn unregister_within(
+        &self,
+        id: AllocationId,
+        deadline: Deadline,
+    ) -> Result<Drained, Error> {
         if crate::serve::callback::is_in_callback() || self.client.is_forked_copy() {
             // Refused, and nothing touched.
             self.client.connection("unregister")?;
         }
         let known = self.known.write().remove_id(id);
         let epoch = known.map(|entry| entry.birth);
-        self.client.unregister(RegistrationRef { id, epoch })
+        self.client.unregister_within(RegistrationRef { id, epoch }, deadline)
     }
 
     /// Allocations in the table; some of them may have ended otherwise.

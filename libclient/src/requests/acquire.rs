@@ -7,7 +7,7 @@ use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
 use crate::deposit::{AllocationInfo, DriverData};
 use crate::error::Error;
-use crate::limits::{AGAIN_FIRST, AGAIN_LAST, REPLY_GRACE};
+use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
 use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::message::{AcquireHead, GrantItem, NO_FD};
@@ -40,7 +40,7 @@ pub(crate) fn acquire_one(
     loop {
         match request.make(connection, |outcomes| outcomes.next())? {
             Some(Outcome::Granted(grant)) => return Ok(grant),
-            Some(Outcome::Again) if !deadline.has_passed() => {}
+            Some(Outcome::Again) if !deadline.is_answered() => {}
             Some(other) => return Err(other.into_error(handle)),
             None => unreachable!("one item was asked for and the reply has as many"),
         }
@@ -141,7 +141,7 @@ impl Wanted {
             }
             return Duration::ZERO;
         }
-        let is_over = deadline.has_passed();
+        let is_over = deadline.is_answered();
         let granted = self.outcomes.iter().any(|outcome| matches!(outcome, Outcome::Granted(_)));
         for (index, outcome) in self.chunk.drain(..).zip(self.outcomes.drain(..)) {
             match outcome {
@@ -175,13 +175,14 @@ impl Request<'_> {
             what: "acquire",
             kind: Kind::Acquire,
             answer: Kind::Granted,
-            until: self.deadline.at() + REPLY_GRACE,
+            until: self.deadline.given_up_at(),
             deposits: 0,
+            ends: &[],
         }
     }
 
     fn write(&self, writer: &mut Writer) -> usize {
-        let deadline_ms = self.deadline.remaining_ms().into();
+        let deadline_ms = self.deadline.answer_ms().into();
         writer.push(&AcquireHead { deadline_ms, flags: 0.into() });
         self.chunk.iter().for_each(|index| {
             writer.push(&self.handles[*index].prefix);

@@ -3,7 +3,6 @@
 
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::REPLY_GRACE;
 use crate::wire::call::{Call, check_count};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::{Kind, Status};
@@ -16,8 +15,9 @@ pub(crate) fn flush(connection: &Connection, deadline: Deadline) -> Result<(), E
         what: "flush",
         kind: Kind::Unregister,
         answer: Kind::UnregisterReply,
-        until: deadline.at() + REPLY_GRACE,
+        until: deadline.given_up_at(),
         deposits: 0,
+        ends: &[],
     };
     let (posted, _) = connection.unregisters();
     loop {

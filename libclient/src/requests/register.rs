@@ -1,19 +1,19 @@
 //! Registering and unregistering: deposits in chunks of credit, export window and 253, in their order.
 //! Must never send an fd without credit, nor hold more exports than the window allows.
 
+use crate::books::one_way::{OneWay, Unregister};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration};
 use crate::error::Error;
-use crate::limits::{ANSWER_TIMEOUT, MAX_CREDITS_WANTED, REPLY_GRACE};
+use crate::limits::MAX_CREDITS_WANTED;
 use crate::requests::acquire::is_final;
 use crate::wire::call::{Call, check_count};
 use crate::wire::connection::Connection;
 use crate::wire::credits::Claim;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
-use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Status, Writer};
+use fdbroker_protocol::{ErrorCode, Kind, Status, Writer};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
 
 /// One outcome per deposit, in their order.
 pub(crate) type Registrations = Vec<Result<Registration, Error>>;
@@ -51,7 +51,7 @@ fn register_some(
 ) -> Result<(), Error> {
     let left = batch.deposits.len() - results.len();
     let claimed = claim(connection, left, deadline)?;
-    let until = deadline.at() + REPLY_GRACE;
+    let until = deadline.given_up_at();
     let places = match batch.fresh {
         false => None,
         true => {
@@ -111,7 +111,7 @@ fn register_some(
         open.retain(|(index, _)| {
             results[*index].as_ref().is_err_and(|error| error.code == ErrorCode::Again)
         });
-        if open.is_empty() || deadline.has_passed() {
+        if open.is_empty() || deadline.is_answered() {
             break Ok(());
         }
         let again = match claim(connection, open.len(), deadline) {
@@ -148,7 +148,7 @@ fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<u
                 connection.credits.asked();
                 match asked {
                     // The broker was replaced while this waited: its successor is asked.
-                    Err(error) if error.code == ErrorCode::Again && !deadline.has_passed() => {}
+                    Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {}
                     asked => asked?,
                 }
             }
@@ -192,14 +192,15 @@ impl Request<'_> {
             what,
             kind: Kind::Register,
             answer: Kind::RegisterReply,
-            until: self.deadline.at() + REPLY_GRACE,
+            until: self.deadline.given_up_at(),
             deposits: u32::try_from(self.sent.len()).expect("at most 253"),
+            ends: &[],
         }
     }
 
     fn write(&self, writer: &mut Writer) -> usize {
         let wanted = u32::try_from(self.follow).unwrap_or(u32::MAX).min(MAX_CREDITS_WANTED);
-        let deadline_ms = self.deadline.remaining_ms().into();
+        let deadline_ms = self.deadline.answer_ms().into();
         writer.push(&RegisterHead { credits_wanted: wanted.into(), deadline_ms });
         for (index, _) in self.sent {
             writer.push(&self.deposits[*index].to_item());
@@ -234,25 +235,23 @@ impl Request<'_> {
     }
 }
 
-/// Unregisters many; one outcome each, in their order.
+/// Unregisters many; one outcome each, in their order. The broker hears of all of them, those that time is over for
+/// included; when they are drained, the thread that serves says so then.
 pub(crate) fn unregister(
     connection: &Connection,
-    ids: &[AllocationId],
+    ends: &[Unregister],
+    deadline: Deadline,
 ) -> Vec<Result<Drained, Error>> {
-    let mut results = Vec::with_capacity(ids.len());
-    for chunk in ids.chunks(connection.facts.max_batch.min(ENDS_PER_MESSAGE)) {
-        match unregister_some(connection, chunk) {
+    let mut results = Vec::with_capacity(ends.len());
+    for chunk in ends.chunks(connection.facts.max_batch.min(ENDS_PER_MESSAGE)) {
+        match unregister_some(connection, chunk, deadline) {
             Ok(statuses) => {
                 results.extend(chunk.iter().zip(statuses).map(
-                    |(id, status)| match status.is_ok() {
+                    |(end, status)| match status.is_ok() {
                         true => Ok(Drained(status.value.get() == 1)),
-                        false => Err(Error::from_status(status, format!("unregister {id}"))),
+                        false => Err(Error::from_status(status, format!("unregister {}", end.id))),
                     },
                 ));
-            }
-            Err(error) if is_final(error.code) => {
-                results.resize_with(ids.len(), || Err(error.clone()));
-                break;
             }
             Err(error) => {
                 results.resize_with(results.len() + chunk.len(), || Err(error.clone()));
@@ -262,24 +261,45 @@ pub(crate) fn unregister(
     results
 }
 
-fn unregister_some(connection: &Connection, ids: &[AllocationId]) -> Result<Vec<Status>, Error> {
+fn unregister_some(
+    connection: &Connection,
+    ends: &[Unregister],
+    deadline: Deadline,
+) -> Result<Vec<Status>, Error> {
     let call = Call {
         what: "unregister",
         kind: Kind::Unregister,
         answer: Kind::UnregisterReply,
-        until: Instant::now() + ANSWER_TIMEOUT,
+        until: deadline.given_up_at(),
         deposits: 0,
+        ends,
     };
     let write = |writer: &mut Writer| {
-        for id in ids {
+        for Unregister { id, .. } in ends {
             let (slot, generation) = (id.slot.into(), id.generation.into());
             writer.push(&AllocationItem { slot, generation });
         }
-        ids.len()
+        ends.len()
     };
-    connection.call(call, &[], write, |reply| {
+    let late = |error: Error| match error.code {
+        ErrorCode::TimedOut => error.because(LATE),
+        _ => error,
+    };
+    let id = connection.request(&call, &[], write).map_err(|error| {
+        if error.code == ErrorCode::TimedOut {
+            // It did not fit in time: it goes when it does.
+            connection.post_all(ends.iter().copied().map(OneWay::Unregister));
+        }
+        late(error)
+    })?;
+    let answered = connection.reply(id, &call, |reply| {
         let statuses = reply.message.items::<Status>()?;
-        check_count(Kind::UnregisterReply, statuses.len(), ids.len())?;
+        check_count(Kind::UnregisterReply, statuses.len(), ends.len())?;
         Ok(statuses.to_vec())
-    })
+    });
+    answered.map_err(late)
 }
+
+/// What becomes of an unregister that was not answered in time.
+const LATE: &str = "the broker has not answered by the deadline; the registration ends when it reads the message, and a \
+     notice of the drain says when the memory may be used anew";

@@ -4,7 +4,6 @@
 use crate::books::grant::Grant;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::REPLY_GRACE;
 use crate::requests::acquire::Wanted;
 use crate::wire::connection::Connection;
 use fdbroker_protocol::Handle;
@@ -127,7 +126,7 @@ impl State {
         // What is in the way may be replies that wait to be read.
         self.connection.read_if_nobody_does();
         match start()? {
-            None if Instant::now() >= self.deadline.at() + REPLY_GRACE => {
+            None if Instant::now() >= self.deadline.given_up_at() => {
                 Err(Error::timed_out("acquire: no room for another request"))
             }
             started => Ok(started),

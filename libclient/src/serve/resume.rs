@@ -188,7 +188,7 @@ impl Asked {
             What::Naming(_) => ("name registrations again", Kind::Redeposit, Kind::RegisterReply),
             What::Declaring(_) => ("declare leases", Kind::Declare, Kind::Granted),
         };
-        Call { what, kind, answer, until: self.until, deposits: 0 }
+        Call { what, kind, answer, until: self.until, deposits: 0, ends: &[] }
     }
 }
 

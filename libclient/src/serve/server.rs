@@ -36,6 +36,8 @@ pub(crate) struct Server {
     epoch: u64,
     /// Since when the broker's last words wait for another thread to read them.
     hung_up_since: Option<Instant>,
+    /// When all that had leases before a crash of the broker have had their time to declare them.
+    settles_at: Option<Instant>,
 }
 
 /// How it stands with the broker.
@@ -78,6 +80,7 @@ impl Server {
             resume: Resume::new(),
             epoch: 1,
             hung_up_since: None,
+            settles_at: None,
         }
     }
 
@@ -96,14 +99,16 @@ impl Server {
         if !connection.is_usable() {
             let within = match &self.link {
                 Link::Up | Link::Resuming { .. } => Some(Duration::ZERO),
-                Link::Down { next, .. } => next.map(left),
-                Link::Greeting { greeting, .. } => Some(left(greeting.until())),
+                Link::Down { next, .. } => next.as_ref().map(left),
+                Link::Greeting { greeting, .. } => Some(left(&greeting.until())),
             };
             return Interest { events: nothing, socket: nothing, within };
         }
         self.supplier.advance(connection, session.settings.on_recall.as_ref());
         let waits_for_room = connection.flush_queued();
-        let within = [self.supplier.within(), self.resume.within()].into_iter().flatten().min();
+        let settles = self.settles_at.as_ref().map(left);
+        let within = [self.supplier.within(), self.resume.within(), settles];
+        let within = within.into_iter().flatten().min();
         let mut interest = Interest { events: nothing, socket: nothing, within };
         // One message of recalls at a time: the rest waits in the socket, where it is bounded.
         interest.events.set(PollFlags::POLLIN, self.supplier.is_idle());
@@ -158,7 +163,7 @@ impl Server {
             return Served { count, later: false };
         }
         // Answers before events: the broker has sent them in this order.
-        let named = self.name_again(session, connection);
+        let named = self.name_again(session, connection) + self.tell_of_late_drains(session);
         let mut served = Served::default();
         let ended = PollFlags::POLLHUP | PollFlags::POLLERR;
         let may_read = self.supplier.is_idle() && came.events.contains(PollFlags::POLLIN);
@@ -174,6 +179,7 @@ impl Server {
             }
         }
         served.count += named + self.name_again(session, connection);
+        served.count += self.tell_of_late_drains(session) + self.settle_if_due(session);
         if !connection.is_usable() {
             served.count += self.look_for_a_broker(session, connection);
         }
@@ -192,6 +198,25 @@ impl Server {
             count += 1;
         }
         count
+    }
+
+    /// What was drained when its unregister was answered, after its caller had left.
+    fn tell_of_late_drains(&self, session: &Session) -> usize {
+        let all = session.common.take_drained();
+        for (id, OwnerKey { base, owner_allocation_id }) in &all {
+            let (base, owner_allocation_id) = (*base, *owner_allocation_id);
+            tell(session, Notice::Drained { id: *id, owner_allocation_id, base });
+        }
+        all.len()
+    }
+
+    /// The broker's grace time is over: who had leases before the crash has declared them, or has died.
+    fn settle_if_due(&mut self, session: &Session) -> usize {
+        if self.settles_at.take_if(|at| Instant::now() >= *at).is_none() {
+            return 0;
+        }
+        session.common.owners.all().iter().for_each(|owner| owner.settled());
+        1
     }
 
     fn tell_of(&self, session: &Session, outcome: Outcome) {
@@ -223,6 +248,8 @@ impl Server {
             sums.refused
         );
         let incarnation = connection.facts.incarnation;
+        self.settles_at = Some(Instant::now() + connection.facts.grace_left);
+        self.settle_if_due(session);
         session.replace(connection);
         tell(session, Notice::Reconnected { incarnation });
     }
@@ -375,7 +402,7 @@ impl Server {
 
     fn see_to_loss(&mut self, session: &Session, lost: &Connection) {
         self.supplier.give_up(lost);
-        self.hung_up_since = None;
+        (self.hung_up_since, self.settles_at) = (None, None);
         for owner in session.common.owners.all() {
             owner.disconnected();
         }
@@ -397,7 +424,7 @@ impl Server {
     }
 }
 
-fn left(until: Instant) -> Duration {
+fn left(until: &Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
 

@@ -12,6 +12,7 @@ use super::connection::Connection;
 use super::inbox::{Inbox, Parcel, Reader};
 use super::reading::Received;
 use super::wait::Wait;
+use crate::books::one_way::Unregister;
 use crate::error::Error;
 use crate::limits::SEND_SLICE;
 use crate::sync::{lock, wait_until};
@@ -34,6 +35,8 @@ pub(crate) struct Call<'a> {
     pub until: Instant,
     /// Deposit credits claimed for it.
     pub deposits: u32,
+    /// The allocations that it ends: the answer counts also when it comes too late for the caller.
+    pub ends: &'a [Unregister],
 }
 
 /// A reply: its message, and the fds that arrived, first to last (fewer than announced when this
@@ -63,17 +66,22 @@ impl Connection {
         write: impl Fn(&mut Writer) -> usize,
         decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
     ) -> Result<T, Error> {
-        let sent = self.begin(&call).and_then(|id| {
-            self.send(id, &call, fds, &write).inspect_err(|_| self.withdraw(id))?;
+        let id = self.request(&call, fds, write)?;
+        self.reply(id, &call, decode)
+    }
+
+    /// The first half of a call: sends the request. Its number, for `reply`.
+    pub fn request(
+        &self,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: impl Fn(&mut Writer) -> usize,
+    ) -> Result<u64, Error> {
+        let sent = self.begin(call).and_then(|id| {
+            self.send(id, call, fds, &write).inspect_err(|_| self.withdraw(id))?;
             Ok(id)
         });
-        match sent {
-            Ok(id) => self.wait(id, &call, decode),
-            Err(error) => {
-                self.credits.give_back(call.deposits);
-                Err(error)
-            }
-        }
+        sent.inspect_err(|_| self.credits.give_back(call.deposits))
     }
 
     /// Makes a request without waiting for anything; [`Connection::look`] finds its reply. `None`: it does not
@@ -138,7 +146,7 @@ impl Connection {
         if inbox.dead {
             return Err(self.lost(call.what));
         }
-        inbox.enter(id, call.deposits);
+        inbox.enter(id, call.deposits, call.ends);
         Ok(id)
     }
 
@@ -273,14 +281,15 @@ impl Connection {
         }
     }
 
-    /// Waits for the reply to `id` as leader or follower, and decodes it.
-    fn wait<T>(
+    /// The second half of a call: waits for the reply to `id` as leader or follower, and decodes it.
+    pub fn reply<T>(
         &self,
         id: u64,
         call: &Call<'_>,
         decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
     ) -> Result<T, Error> {
         let mut wait = Wait::on(self);
+        let mut has_looked = false;
         let mut inbox = lock(&self.inbox);
         loop {
             let Some(at) = inbox.position(id) else { return Err(self.lost(call.what)) };
@@ -289,7 +298,8 @@ impl Connection {
                 drop(inbox);
                 return self.open_parcel(call, parcel, decode);
             }
-            if Instant::now() >= call.until {
+            // A thread that wakes late finds its answer all the same.
+            if Instant::now() >= call.until && (has_looked || inbox.reading) {
                 self.give_up(inbox, at, id);
                 return Err(Error::timed_out(call.what));
             }
@@ -318,6 +328,7 @@ impl Connection {
                 }
                 Turn::Over => {
                     drop(reader);
+                    has_looked = true;
                     inbox = lock(&self.inbox);
                     inbox.reading = false;
                 }
@@ -385,18 +396,15 @@ impl Connection {
         // lest a flood of them should keep it from being read.
         let mut waits = !wait.take_served();
         loop {
-            if waits {
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Turn::Over;
-                }
-                if wait.poll(Some((self.socket.as_fd(), PollFlags::POLLIN)), left) {
-                    return Turn::Events;
-                }
+            let left = until.saturating_duration_since(Instant::now());
+            let waits_now = waits && !left.is_zero();
+            if waits_now && wait.poll(Some((self.socket.as_fd(), PollFlags::POLLIN)), left) {
+                return Turn::Events;
             }
             match self.read_one(reader, Some(id)) {
                 Received::Mine => return Turn::Mine,
                 Received::Other => waits = false,
+                Received::Nothing if left.is_zero() => return Turn::Over,
                 Received::Nothing => waits = true,
                 Received::Dead => return Turn::Over,
             }

@@ -29,6 +29,8 @@ pub(crate) struct Inbox {
 struct Waiting {
     id: u64,
     deposits: u32,
+    /// See `Call::ends`.
+    ends: Vec<Unregister>,
     /// `None`: no thread ever sleeps for it, someone looks now and then.
     wake: Option<Arc<Condvar>>,
     /// Its thread sleeps on `wake`. One that does not looks at the state itself before it sleeps.
@@ -63,7 +65,7 @@ impl Default for Reader {
 pub(crate) struct Owed {
     pub id: u64,
     pub deposits: u32,
-    /// The freed buffers that it unregisters; empty when it was given up on.
+    /// The allocations that it unregisters.
     pub unregisters: Vec<Unregister>,
 }
 
@@ -88,14 +90,15 @@ impl Inbox {
     }
 
     /// A request that a thread will wait for.
-    pub fn enter(&mut self, id: u64, deposits: u32) {
-        let wake = Some(self.idle.pop().unwrap_or_default());
-        self.waiting.push(Waiting { id, deposits, wake, sleeps: false, parcel: None });
+    pub fn enter(&mut self, id: u64, deposits: u32, ends: &[Unregister]) {
+        let (wake, ends) = (Some(self.idle.pop().unwrap_or_default()), ends.to_vec());
+        self.waiting.push(Waiting { id, deposits, ends, wake, sleeps: false, parcel: None });
     }
 
     /// A request that someone will look after now and then.
     pub fn enter_untended(&mut self, id: u64) {
-        self.waiting.push(Waiting { id, deposits: 0, wake: None, sleeps: false, parcel: None });
+        let (deposits, ends) = (0, Vec::new());
+        self.waiting.push(Waiting { id, deposits, ends, wake: None, sleeps: false, parcel: None });
     }
 
     /// Whether such a one is under way.
@@ -131,9 +134,10 @@ impl Inbox {
 
     /// Gives up on a request; its reply will be `Late`.
     pub fn abandon(&mut self, at: usize) {
-        let Waiting { id, deposits, .. } = self.waiting[at];
+        let Waiting { id, deposits, ref mut ends, .. } = self.waiting[at];
+        let unregisters = std::mem::take(ends);
         self.leave(at);
-        self.owed.push(Owed { id, deposits, unregisters: Vec::new() });
+        self.owed.push(Owed { id, deposits, unregisters });
     }
 
     /// Notes an unregister that nobody waits for.

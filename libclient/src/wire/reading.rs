@@ -150,12 +150,11 @@ impl Connection {
                 let statuses = message.items::<Status>()?;
                 for (unregister, status) in owed.unregisters.iter().zip(statuses) {
                     // Not drained yet: the broker says so on the event socket when it is.
-                    if status.is_ok()
-                        && status.value.get() == 1
-                        && let Some(key) = unregister.key
-                        && let Some(owner) = self.common.owner_of(key.base)
-                    {
-                        owner.drained(key);
+                    let is_drained = status.is_ok() && status.value.get() == 1;
+                    let Some(key) = unregister.key.filter(|_| is_drained) else { continue };
+                    match self.common.owner_of(key.base).filter(|_| key.base != 0) {
+                        Some(owner) => owner.drained(key),
+                        None => self.common.note_drained(unregister.id, key),
                     }
                 }
                 // Those that gathered meanwhile.

@@ -164,6 +164,37 @@ fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ranges_are_or
 }
 
 #[test]
+fn reconnect_when_held_until_the_grace_time_is_over_then_ranges_are_used_again_by_themselves() {
+    let broker = FakeBroker::listen();
+    let (sender, notices) = channel();
+    let builder = Client::builder().on_notice(Box::new(move |notice| {
+        let _ = sender.send(notice);
+    }));
+    let (client, mut peer) = broker.client_with(builder, Terms::default());
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        peer.registered(&peer.recv(), 8, 1);
+        call.join().unwrap();
+    });
+    for grace_left_ms in [600_000, 600_000, 0] {
+        drop(peer);
+        assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
+        peer = broker.accept(Terms { grace_left_ms, ..Terms::default() });
+        peer.named(&peer.recv(), &[Ok(())]);
+        let told = notices.recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(told, Notice::Reconnected { .. }), "{told:?}");
+    }
+    drop(buffer);
+    let request = peer.recv_kind(Kind::Unregister);
+    assert_eq!((arena.held_back_bytes(), arena.free_bytes()), (PAGE, 0), "it may be leased");
+    peer.unregistered(&request, true);
+    eventually("the range is used again", || arena.free_bytes() == PAGE);
+    assert_eq!((arena.held_back_bytes(), arena.orphaned_bytes()), (0, 0));
+}
+
+#[test]
 fn register_when_same_buffer_twice_in_one_call_then_counted_once() {
     let broker = FakeBroker::listen();
     let (client, peer) = broker.client();

@@ -180,7 +180,8 @@ fn comeback_when_ended_while_there_was_no_broker_then_not_named() {
     let mut leases: Vec<Lease> =
         acquire(&client, &mut peer, 3).into_iter().map(|grant| grant.lease).collect();
     lose(peer, &notices);
-    assert_eq!(client.unregister(&registered[0]).unwrap_err().code, ErrorCode::NotConnected);
+    assert!(!client.unregister(&registered[0]).unwrap().0, "nobody knows whether it is drained");
+    assert_eq!(client.unregister(&registered[0]).unwrap_err().code, ErrorCode::Stale);
     // Other memory at the second one's address.
     let error = client.register(&at(9, 8192), memory(b"").as_fd(), soon()).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotConnected);
@@ -201,6 +202,23 @@ fn comeback_when_ended_while_there_was_no_broker_then_not_named() {
 }
 
 #[test]
+fn unregister_when_the_broker_is_lost_before_its_answer_then_ended_all_the_same() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    let registered = register(&client, &peer, &[recallable(1)], 100);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.unregister(&registered[0]));
+        peer.recv_kind(Kind::Unregister);
+        lose(peer, &notices);
+        assert!(!call.join().unwrap().unwrap().0);
+    });
+    let peer = broker.accept(Terms::default());
+    assert_reconnected(&notices);
+    peer.assert_silent();
+}
+
+#[test]
 fn comeback_when_ended_before_the_answer_then_ended_at_the_broker_too() {
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();
@@ -212,7 +230,7 @@ fn comeback_when_ended_before_the_answer_then_ended_at_the_broker_too() {
     let mut peer = broker.accept(Terms::default());
     peer.next_lease = 50;
     let request = peer.recv();
-    assert_eq!(client.unregister(&registered[0]).unwrap_err().code, ErrorCode::NotConnected);
+    assert!(!client.unregister(&registered[0]).unwrap().0);
     peer.named(&request, &[Ok(())]);
     // The end of one and the declaration of the others come in either order.
     let (ended, declared): (Vec<_>, Vec<_>) =

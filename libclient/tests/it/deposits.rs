@@ -167,7 +167,7 @@ fn unregister_many_when_answered_then_each_says_whether_drained() {
     let (client, peer) = broker.client();
     let ids = [AllocationId { slot: 1, generation: 1 }, AllocationId { slot: 2, generation: 1 }];
     thread::scope(|scope| {
-        let call = scope.spawn(|| client.unregister_many(ids).unwrap());
+        let call = scope.spawn(|| client.unregister_many(ids, soon()).unwrap());
         let request = peer.recv();
         assert_eq!(request.unregister(), ids);
         peer.unregistered(&request, true);

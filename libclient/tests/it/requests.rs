@@ -1,10 +1,13 @@
 //! Requests and replies with a scripted broker: order, late replies, refusals, threads, full sockets.
 
 use crate::support::*;
-use fdbroker_client::{Access, AllocationId, Client, Deadline, ErrorCode, Grant, Lease};
+use fdbroker_client::{
+    Access, AllocationId, Client, Deadline, Error, ErrorCode, Grant, Lease, Notice,
+};
 use fdbroker_protocol::{Kind, Resource, Scope, Status, Writer};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -157,20 +160,81 @@ fn acquire_when_again_until_deadline_then_timed_out() {
     let broker = FakeBroker::listen();
     let (client, mut peer) = broker.client();
     thread::scope(|scope| {
-        let error = scope.spawn(|| client.acquire(&handle(1), Deadline::from_ms(100)).unwrap_err());
-        let begin = Instant::now();
-        loop {
+        let error =
+            scope.spawn(|| client.acquire(&handle(1), Deadline::from_ms(1000)).unwrap_err());
+        for is_last in [false, true] {
             let request = peer.recv();
             let deadline_ms = request.acquire().0;
-            assert!(deadline_ms <= 100);
-            thread::sleep(Duration::from_millis(deadline_ms.into()));
-            peer.grant(request.id, &[Answer::Refuse(ErrorCode::Again)]);
-            if deadline_ms == 0 || begin.elapsed() > Duration::from_millis(100) {
-                break;
+            assert!(deadline_ms <= 900, "its answer is to be here by the deadline");
+            if is_last {
+                thread::sleep(Duration::from_millis(deadline_ms.into()));
             }
+            peer.grant(request.id, &[Answer::Refuse(ErrorCode::Again)]);
         }
         assert_eq!(error.join().unwrap().code, ErrorCode::TimedOut);
     });
+}
+
+/// Well above what a call may take beyond its deadline (50 ms), and below what a hang takes.
+const LATE: Duration = Duration::from_secs(1);
+
+#[test]
+fn calls_when_the_broker_answers_nothing_then_timed_out_at_their_deadlines() {
+    let broker = FakeBroker::listen();
+    for dispatch in [false, true] {
+        let builder = Client::builder().dispatch(dispatch);
+        let terms = Terms { credits: 1, ..Terms::default() };
+        let (client, _peer) = broker.client_with(builder, terms);
+        let fd = memory(b"");
+        for deadline_ms in [0, 100] {
+            let timed_out = |what: &str, call: &dyn Fn(Deadline) -> Option<Error>| {
+                let begin = Instant::now();
+                let error = call(Deadline::from_ms(deadline_ms)).expect(what);
+                assert_eq!(error.code, ErrorCode::TimedOut, "{what}: {error}");
+                let took = begin.elapsed();
+                assert!(took < LATE, "{what} with {deadline_ms} ms took {took:?}");
+            };
+            timed_out("acquire", &|deadline| client.acquire(&handle(1), deadline).err());
+            // The first of them has the credit, the second asks for more.
+            timed_out("register", &|d| client.register(&deposit(1), fd.as_fd(), d).err());
+            timed_out("flush", &|deadline| client.flush(deadline).err());
+            let unknown = AllocationId { slot: 9, generation: 1 };
+            timed_out("unregister", &|d| client.unregister_within(unknown, d).err());
+        }
+    }
+}
+
+#[test]
+fn unregister_when_it_is_answered_too_late_then_a_notice_tells_that_it_is_drained() {
+    for dispatch in [false, true] {
+        let broker = FakeBroker::listen();
+        let (sender, notices) = channel();
+        let builder = Client::builder().dispatch(dispatch).on_notice(Box::new(move |notice| {
+            let _ = sender.send(notice);
+        }));
+        let (client, peer) = broker.client_with(builder, Terms::default());
+        let fd = memory(b"");
+        let registered = thread::scope(|scope| {
+            let call = scope.spawn(|| client.register(&deposit(5), fd.as_fd(), soon()).unwrap());
+            peer.registered(&peer.recv(), 8, 3);
+            call.join().unwrap()
+        });
+        let error = client.unregister_within(&registered, Deadline::from_ms(0)).unwrap_err();
+        assert_eq!(error.code, ErrorCode::TimedOut);
+        let request = peer.recv_kind(Kind::Unregister);
+        assert_eq!(request.unregister(), [registered.id()]);
+        peer.unregistered(&request, true);
+        let mut told = None;
+        eventually("the notice", || {
+            if dispatch {
+                client.dispatch(Duration::from_millis(1)).unwrap();
+            }
+            told = notices.try_recv().ok();
+            told.is_some()
+        });
+        let id = registered.id();
+        assert_eq!(told, Some(Notice::Drained { id, owner_allocation_id: 5, base: 0 }));
+    }
 }
 
 #[test]

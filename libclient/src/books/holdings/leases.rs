@@ -18,6 +18,7 @@ pub(crate) struct LeaseKey(usize);
 pub(crate) struct Mark {
     number: AtomicU64,
     is_known: AtomicBool,
+    is_refused: AtomicBool,
 }
 
 impl Mark {
@@ -30,6 +31,11 @@ impl Mark {
     /// page is shown to which it is not known, and `true` before one is shown to which it is.
     pub fn is_known(&self) -> bool {
         self.is_known.load(Ordering::Acquire)
+    }
+
+    /// Whether a broker has refused it: its number is that of the broker before, and may be another lease's by now.
+    pub fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Acquire)
     }
 }
 
@@ -106,7 +112,8 @@ impl Leases {
         handle: HandlePrefix,
         is_known: bool,
     ) -> (LeaseKey, Arc<Mark>) {
-        let mark = Arc::new(Mark { number: number.into(), is_known: is_known.into() });
+        let (number, is_refused) = (number.into(), false.into());
+        let mark = Arc::new(Mark { number, is_known: is_known.into(), is_refused });
         let standing = if is_known { Standing::Known } else { Standing::Waiting };
         let (of_table, is_open) = (Arc::clone(&mark), true);
         let held = Held { mark: of_table, handle, standing, is_open, is_dropped: false };
@@ -178,6 +185,7 @@ impl Leases {
             return None;
         }
         held.standing = Standing::Refused;
+        held.mark.is_refused.store(true, Ordering::Release);
         Some(RefusedLease { id: held.handle.id(), number: held.mark.number(), code })
     }
 

@@ -17,13 +17,14 @@ mod registrations;
 pub(crate) use leases::{Declaring, LeaseKey, Mark, RefusedLease};
 pub(crate) use registrations::{Ending, LostRegistration, Naming};
 
-use super::one_way::{Line, OneWay};
+use super::one_way::{Line, OneWay, OwnerKey};
 use super::wake::Wake;
 use crate::deposit::{Deposit, Registration, RegistrationRef};
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
 use leases::Leases;
 use registrations::{Memory, Registrations};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// See the file's head.
@@ -31,6 +32,8 @@ use std::sync::{Arc, Mutex, Weak};
 pub(crate) struct Holdings {
     state: Mutex<State>,
     wake: Wake,
+    /// How often leases have got other numbers.
+    numberings: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -61,7 +64,7 @@ impl Link {
 
 impl Holdings {
     pub fn new(wake: Wake) -> Self {
-        Holdings { state: Mutex::default(), wake }
+        Holdings { state: Mutex::default(), wake, numberings: AtomicU64::new(0) }
     }
 
     /// Connection `epoch` is begun: all that is here waits to be named over it. What has ended for want of a way to name it.
@@ -144,9 +147,9 @@ impl Holdings {
         lock(&self.state).registrations.has(registration)
     }
 
-    /// The address of an allocation that is registered; 0 when it has none.
-    pub fn base_of(&self, id: AllocationId) -> Option<u64> {
-        lock(&self.state).registrations.base_of(id)
+    /// An allocation that is registered, as its owner knows it.
+    pub fn key_of(&self, id: AllocationId) -> Option<OwnerKey> {
+        lock(&self.state).registrations.key_of(id)
     }
 
     /// Ends one registration, the last of its count for good.
@@ -202,8 +205,17 @@ impl Holdings {
         let mut state = lock(&self.state);
         // Lost meanwhile: they wait again, or will.
         match state.link.is_of(epoch) {
-            true => state.leases.note_declared(declaring, answers),
+            true => {
+                let noted = state.leases.note_declared(declaring, answers);
+                self.numberings.fetch_add(1, Ordering::Release);
+                noted
+            }
             false => Default::default(),
         }
+    }
+
+    /// How often leases have got other numbers, or were refused.
+    pub fn numberings(&self) -> u64 {
+        self.numberings.load(Ordering::Acquire)
     }
 }

@@ -1,7 +1,7 @@
 //! The registrations of a client: what each was made with, so that it can be named again to another broker.
 //! Must never name what its owner has freed, replaced or ended.
 
-use crate::books::one_way::Line;
+use crate::books::one_way::{Line, OwnerKey};
 use crate::books::spans::{Spans, place_of};
 use crate::deposit::{Deposit, Registration, RegistrationRef};
 use fdbroker_protocol::handle::TOKEN_BYTES;
@@ -208,9 +208,10 @@ impl Registrations {
         birth
     }
 
-    /// The address of an allocation that is registered; 0 when it has none.
-    pub fn base_of(&self, id: AllocationId) -> Option<u64> {
-        self.all.get(&id).map(|named| named.deposit.base)
+    /// An allocation that is registered, as its owner knows it.
+    pub fn key_of(&self, id: AllocationId) -> Option<OwnerKey> {
+        let Deposit { base, owner_allocation_id, .. } = self.all.get(&id)?.deposit;
+        Some(OwnerKey { base, owner_allocation_id })
     }
 
     /// Whether it is known to the broker, or is going to be named to the next.

@@ -49,11 +49,12 @@ pub struct Terms {
     pub credits: u32,
     pub max_parked: u32,
     pub recall_timeout_ms: u32,
+    pub grace_left_ms: u64,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Terms { credits: 8, max_parked: 64, recall_timeout_ms: 2000 }
+        Terms { credits: 8, max_parked: 64, recall_timeout_ms: 2000, grace_left_ms: 600_000 }
     }
 }
 
@@ -109,7 +110,8 @@ impl FakeBroker {
             page_slots: SLOTS.into(),
             recall_timeout_ms: terms.recall_timeout_ms.into(),
             max_parked: terms.max_parked.into(),
-            reserved: [0.into(); 3],
+            grace_left_ms: terms.grace_left_ms.into(),
+            reserved: [0.into(); 2],
         };
         let mut writer = Writer::new();
         writer.start(Kind::HelloReply, request.id).push(&reply);

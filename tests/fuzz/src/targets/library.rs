@@ -122,7 +122,7 @@ fn client(fixed: &Fixed, mut calls: Bytes<'_>) {
                 let outcomes = client.register_many(&deposits, &fds, Deadline::after(SOON));
                 registrations.extend(outcomes.into_iter().flatten().flatten());
             }
-            2 => drop(client.unregister_many(registrations.drain(..).map(|it| it.id()))),
+            2 => drop(client.unregister_many(registrations.drain(..).map(|it| it.id()), Deadline::after(SOON))),
             3 => grants.truncate(handles.len()),
             4 => imports.extend(grants.pop().map(|grant| grant.import(Access::Read, 0))),
             5 => drop(client.dispatch(Duration::ZERO)),
@@ -400,7 +400,8 @@ fn hello_reply() -> HelloReply {
         page_slots: SLOTS.into(),
         recall_timeout_ms: 1000.into(),
         max_parked: 8.into(),
-        reserved: [0.into(); 3],
+        grace_left_ms: 10_000.into(),
+        reserved: [0.into(); 2],
     }
 }
 
