@@ -26,9 +26,13 @@ static void a_broker_killed_is_not_connected_and_raises_no_signal(void) {
   broker_start(&own, NULL);
   fdbroker_t *context = open_at(&own);
   void *host;
-  fdbroker_handle_t handle;
+  fdbroker_handle_t handle, registered;
   fdbroker_import_t import;
   fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  int fd = sealed_memfd(PAGE, 'o');
+  OK(fdbroker_register(context, &allocation, fd, SOON, &registered));
+  close(fd);
   OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &host, &handle));
   memset(host, 'k', PAGE);
   OK(fdbroker_import(context, &handle, FDBROKER_IMPORT_READ, SOON, &import));
@@ -40,7 +44,9 @@ static void a_broker_killed_is_not_connected_and_raises_no_signal(void) {
     void *memory;
     CODE(FDBROKER_NOT_CONNECTED, fdbroker_host_alloc(context, FDBROKER_HOST_ISOLATED, PAGE, SOON, &memory, NULL));
   }
-  CODE(FDBROKER_NOT_CONNECTED, fdbroker_unregister(context, &handle));
+  CODE(FDBROKER_NOT_PERMITTED, fdbroker_unregister(context, &handle));
+  OK(fdbroker_unregister(context, &registered));
+  CODE(FDBROKER_STALE, fdbroker_unregister(context, &registered));
   CHECK(fdbroker_is_connected(context) == 0 && fdbroker_import_is_current(context, &import) == 0);
   /* Mapped memory stays readable until its release, which succeeds. */
   CHECK(all_bytes_are(import.ptr, 'k', PAGE));

@@ -27,7 +27,9 @@
  * fd -1, lease 0, handle and import all zero. A call for many items writes all results and all codes.
  *
  * Waiting. A function that may wait takes deadline_ms: milliseconds from the call, at most an hour. 0 waits for nothing
- * but the broker's answer. A function without a deadline never waits, unless its comment says how long at most.
+ * but the broker's answer. The call is back 50 ms after its deadline at the latest, whatever the broker and other processes
+ * do (a driver's calls and callbacks take the time that they take); a refusal may come a little before it, by a quarter or
+ * 100 ms. A function without a deadline never waits, unless its comment says how long at most.
  *
  * Ownership. The caller keeps what it passes in (structs, arrays, strings, fds); the library does not look at it after
  * the call. The caller owns what a function writes: it closes fds, and it gives leases, imports, host memory, requests
@@ -285,14 +287,23 @@ fdbroker_code_t fdbroker_register_many(fdbroker_t *broker, size_t count,
  * FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Host memory
  * ends by fdbroker_host_free() alone. Waits at most 10 s for the broker's answer.
  *
+ * What is this context's ends whatever becomes of the broker. FDBROKER_OK while the broker is away: the next one does not
+ * hear of it, and no notice says when its consumers have released it. FDBROKER_TIMED_OUT: it ends when the broker reads the
+ * message, and FDBROKER_NOTICE_DRAINED follows.
+ *
  * Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's, or of host
- * memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
+ * memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED (in a forked child),
+ * FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_unregister(fdbroker_t *broker, const fdbroker_handle_t *handle);
 
 /* As fdbroker_unregister(). *drained is 1 when no lease was left: then the memory may be used anew at once, and
  * FDBROKER_NOTICE_DRAINED does not come. Otherwise, and on failure, it is 0. */
 fdbroker_code_t fdbroker_unregister_drained(fdbroker_t *broker, const fdbroker_handle_t *handle,
     int32_t *drained);
+
+/* As fdbroker_unregister_drained(), within a deadline; drained may be NULL. */
+fdbroker_code_t fdbroker_unregister_within(fdbroker_t *broker, const fdbroker_handle_t *handle,
+    uint32_t deadline_ms, int32_t *drained);
 
 /* Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, or an
  * allocation registered with a base. It looks in this process's tables and sends nothing, with one exception: a
@@ -336,6 +347,14 @@ fdbroker_code_t fdbroker_host_alloc(fdbroker_t *broker, uint32_t memory, uint64_
  * Errors: FDBROKER_BAD_HANDLE (not the first byte of a buffer, or freed before; nothing changes),
  * FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_host_free(fdbroker_t *broker, void *ptr);
+
+/* Uses the memory again that was freed between the loss of a broker and the end of the next one's grace time
+ * (limits.grace_ms). No broker knows all consumers of such memory, so the library does not do this by itself: call it
+ * only when no process has memory mapped that this context freed then. bytes (may be NULL) gets how many bytes. Never waits;
+ * also inside a callback.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_host_reclaim(fdbroker_t *broker, uint64_t *bytes);
 
 /* ---- Consumers: fds and leases -------------------------------------------------------------------------- */
 
@@ -645,6 +664,9 @@ typedef struct fdbroker_stats {
   uint64_t host_bytes;           /* Address space of arenas, isolated and dma-heap memory, in bytes. */
   uint64_t host_bytes_used;      /* Bytes of it in buffers that are not freed. */
   uint64_t leases;               /* Leases acquired and not released, imports not counted. */
+  /* Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or they were freed between the
+   * loss of a broker and the end of the next one's grace time (fdbroker_host_reclaim()). */
+  uint64_t host_bytes_held_back;
 } fdbroker_stats_t;
 
 /* Reads the counters. Sends nothing and never waits; also inside a callback.

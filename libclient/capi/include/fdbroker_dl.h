@@ -44,6 +44,7 @@
   X(fdbroker_register_many)       \
   X(fdbroker_unregister)          \
   X(fdbroker_unregister_drained)  \
+  X(fdbroker_unregister_within)   \
   X(fdbroker_get_handle)          \
   X(fdbroker_acquire)             \
   X(fdbroker_acquire_many)        \
@@ -64,6 +65,7 @@
   X(fdbroker_stats)               \
   X(fdbroker_host_alloc)          \
   X(fdbroker_host_free)           \
+  X(fdbroker_host_reclaim)        \
   X(fdbroker_set_recall_callback) \
   X(fdbroker_set_notice_callback) \
   X(fdbroker_event_fd)            \

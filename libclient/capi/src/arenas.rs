@@ -48,6 +48,8 @@ pub(crate) struct Usage {
     pub bytes: u64,
     /// Of these bytes, those in buffers that are not freed.
     pub used: u64,
+    /// Of these bytes, those that are freed and not used again yet.
+    pub held_back: u64,
 }
 
 impl Arenas {
@@ -138,11 +140,21 @@ impl Arenas {
         Ok(Some(buffer.register(deadline)?.at(offset as u64)))
     }
 
+    /// Uses again what is held back because a broker that was lost knew its leases; how many bytes.
+    pub fn reclaim(&self) -> u64 {
+        let arenas = {
+            let state = self.state();
+            [state.memfd_arena.clone(), state.udmabuf_arena.clone()]
+        };
+        arenas.iter().flatten().map(|arena| arena.reclaim_orphans() as u64).sum()
+    }
+
     pub fn usage(&self) -> Usage {
         let state = self.state();
-        let mut usage = Usage { registered: 0, bytes: 0, used: 0 };
+        let mut usage = Usage { registered: 0, bytes: 0, used: 0, held_back: 0 };
         for arena in [&state.memfd_arena, &state.udmabuf_arena].into_iter().flatten() {
             usage.bytes += arena.len() as u64;
+            usage.held_back += arena.held_back_bytes() as u64;
         }
         for buffer in state.buffers.values() {
             usage.used += buffer.span() as u64;

@@ -235,11 +235,11 @@ pub(crate) fn deliver_notice(callbacks: &Callbacks, leases: &Leases, notice: &No
                 ..about(FDBROKER_NOTICE_REGISTRATION_LOST, id)
             });
         }
-        Notice::Disconnected => tell(of(FDBROKER_NOTICE_DISCONNECTED)),
-        Notice::Reconnected { .. } => {
-            leases.renumber();
-            tell(of(FDBROKER_NOTICE_RECONNECTED));
+        Notice::Disconnected => {
+            leases.disconnected();
+            tell(of(FDBROKER_NOTICE_DISCONNECTED));
         }
+        Notice::Reconnected { .. } => tell(of(FDBROKER_NOTICE_RECONNECTED)),
         // A kind of a later library, which this ABI does not have yet.
         _ => {}
     }

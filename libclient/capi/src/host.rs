@@ -85,6 +85,28 @@ pub unsafe extern "C" fn fdbroker_host_free(
     })
 }
 
+/// Uses the memory again that was freed between the loss of a broker and the end of the next one's grace time
+/// (limits.grace_ms). No broker knows all consumers of such memory, so the library does not do this by itself: call it
+/// only when no process has memory mapped that this context freed then. bytes (may be NULL) gets how many bytes. Never waits;
+/// also inside a callback.
+///
+/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_host_reclaim(
+    broker: *mut fdbroker_t,
+    bytes: *mut u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (context, out) = unsafe { (context(broker, "host reclaim")?, bytes.as_mut()) };
+        let reclaimed = context.arenas.reclaim();
+        if let Some(out) = out {
+            *out = reclaimed;
+        }
+        Ok(())
+    })
+}
+
 fn source(memory: u32) -> Result<Source, Failure> {
     match memory {
         FDBROKER_HOST_ARENA => Ok(Source::Arena(HostMemory::Memfd)),

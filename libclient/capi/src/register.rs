@@ -259,15 +259,20 @@ unsafe fn driver_data(allocation: &fdbroker_allocation_t) -> Result<DriverData, 
 /// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Host memory
 /// ends by fdbroker_host_free() alone. Waits at most 10 s for the broker's answer.
 ///
+/// What is this context's ends whatever becomes of the broker. FDBROKER_OK while the broker is away: the next one does not
+/// hear of it, and no notice says when its consumers have released it. FDBROKER_TIMED_OUT: it ends when the broker reads the
+/// message, and FDBROKER_NOTICE_DRAINED follows.
+///
 /// Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's, or of host
-/// memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
+/// memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED (in a forked child),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_unregister(
     broker: *mut fdbroker_t,
     handle: *const fdbroker_handle_t,
 ) -> fdbroker_code_t {
     // SAFETY: the caller's pointers, as the header states.
-    guard(|| unsafe { unregister(broker, handle) }.map(drop))
+    guard(|| unsafe { unregister(broker, handle, UNREGISTER_MS) }.map(drop))
 }
 
 /// As fdbroker_unregister(). *drained is 1 when no lease was left: then the memory may be used anew at once, and
@@ -279,25 +284,53 @@ pub unsafe extern "C" fn fdbroker_unregister_drained(
     drained: *mut i32,
 ) -> fdbroker_code_t {
     guard(|| {
-        // SAFETY: the caller's pointers, as the header states.
+        // SAFETY: the caller's pointer, as the header states.
         let out = unsafe { drained.as_mut() };
         let out = out.ok_or_else(|| Failure::argument("drained is NULL"))?;
         *out = 0;
         // SAFETY: as above.
-        *out = unsafe { unregister(broker, handle) }?.0.into();
+        *out = unsafe { unregister(broker, handle, UNREGISTER_MS) }?.0.into();
         Ok(())
     })
 }
+
+/// As fdbroker_unregister_drained(), within a deadline; drained may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_unregister_within(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    deadline_ms: u32,
+    drained: *mut i32,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointer, as the header states.
+        let mut out = unsafe { drained.as_mut() };
+        if let Some(out) = &mut out {
+            **out = 0;
+        }
+        // SAFETY: as above.
+        let done = unsafe { unregister(broker, handle, deadline_ms) }?;
+        if let Some(out) = out {
+            *out = done.0.into();
+        }
+        Ok(())
+    })
+}
+
+/// How long an unregister without a deadline waits, in ms.
+const UNREGISTER_MS: u32 = 10_000;
 
 /// # Safety
 /// The pointers are as the header states.
 unsafe fn unregister(
     broker: *mut fdbroker_t,
     handle: *const fdbroker_handle_t,
+    deadline_ms: u32,
 ) -> Result<Drained, Failure> {
     // SAFETY: the caller's promise.
     let (context, handle) = unsafe { (context(broker, "unregister")?, one(handle)?) };
-    Ok(context.exports.unregister(handle.id())?)
+    let deadline = Deadline::from_ms(deadline_ms);
+    Ok(context.exports.unregister_within(handle.id(), deadline)?)
 }
 
 /// Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, or an

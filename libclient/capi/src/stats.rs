@@ -37,6 +37,9 @@ pub struct fdbroker_stats_t {
     pub host_bytes_used: u64,
     /// Leases acquired and not released, imports not counted.
     pub leases: u64,
+    /// Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or they were freed between the
+    /// loss of a broker and the end of the next one's grace time (fdbroker_host_reclaim()).
+    pub host_bytes_held_back: u64,
 }
 
 // SAFETY: repr(C), struct_size first, no padding (8 each), integers only.
@@ -82,6 +85,7 @@ pub(crate) fn of(context: &fdbroker_t) -> fdbroker_stats_t {
         host_bytes: host.bytes,
         host_bytes_used: host.used,
         leases: context.leases.len() as u64,
+        host_bytes_held_back: host.held_back,
     }
 }
 
@@ -90,13 +94,15 @@ impl std::fmt::Display for fdbroker_stats_t {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let fdbroker_stats_t { hits, misses, stale, evicted, entries, pinned, bytes, .. } = self;
         let fdbroker_stats_t { max_entries, max_bytes, registrations, .. } = self;
-        let fdbroker_stats_t { host_bytes, host_bytes_used, leases, .. } = self;
+        let fdbroker_stats_t { host_bytes, host_bytes_used, leases, host_bytes_held_back, .. } =
+            self;
         write!(f, "stats: hits={hits} misses={misses} stale={stale} evicted={evicted} ")?;
         write!(f, "entries={entries} pinned={pinned} bytes={bytes} ")?;
         write!(
             f,
             "max_entries={max_entries} max_bytes={max_bytes} registrations={registrations} "
         )?;
-        write!(f, "host_bytes={host_bytes} host_bytes_used={host_bytes_used} leases={leases}")
+        write!(f, "host_bytes={host_bytes} host_bytes_used={host_bytes_used} leases={leases} ")?;
+        write!(f, "host_bytes_held_back={host_bytes_held_back}")
     }
 }
