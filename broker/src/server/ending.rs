@@ -124,7 +124,7 @@ impl Server {
             };
             // From here on the peer can add nothing.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-            let is_empty = is_at_end || self.is_read_to_end(&socket);
+            let is_empty = is_at_end || self.is_read_to_end(&socket, uid);
             match number {
                 _ if is_empty => drop(socket),
                 Some(number) => {
@@ -155,13 +155,19 @@ impl Server {
     }
 
     /// Whether the socket is empty now. Messages with fds stay in it: it is to be closed with them.
-    fn is_read_to_end(&mut self, socket: &OwnedFd) -> bool {
+    fn is_read_to_end(&mut self, socket: &OwnedFd, uid: u32) -> bool {
         for _ in 0..MESSAGES_TO_END {
             if fdbroker_scm::is_control_next(socket.as_fd()) {
                 return false;
             }
             match self.inbox.recv(socket.as_fd()) {
-                Ok(_) | Err(RecvError::EmptyMessage) => {}
+                Ok(_) | Err(RecvError::EmptyMessage) if self.inbox.fds().is_empty() => {}
+                // A lane that empties the same socket has taken the message that was looked at, and this is the one behind it.
+                Ok(_) | Err(RecvError::EmptyMessage) => {
+                    self.fds.begin_message(self.inbox.fds(), uid);
+                    self.fds.refuse_rest(uid);
+                    return false;
+                }
                 Err(RecvError::Eof) => return true,
                 Err(_) => return false,
             }
