@@ -190,6 +190,10 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.dir().join("log")).unwrap_or_default();
+            eprintln!("log of the daemon, whose end was {:?}:\n{log}", self.child.try_wait());
+        }
         if let Ok(None) = self.child.try_wait() {
             let _ = self.child.kill();
             let _ = self.child.wait();
