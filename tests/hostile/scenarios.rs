@@ -238,14 +238,14 @@ pub const ALL: &[Scenario] = &[
         )
     },
     Scenario {
-        daemon: &["--max-fds", "128"],
+        daemon: &["--max-fds", "80"],
         attackers: 4,
         is_crowded: true,
         ..scenario(
             "32-ranks",
             OTHER,
             ranks::start,
-            "32 ranks with two fds each that start together at a cap of 128: all get in",
+            "32 ranks with two fds each that start together at a cap of 80: all get in",
         )
     },
     Scenario {

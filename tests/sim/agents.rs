@@ -285,7 +285,9 @@ impl World {
 
     fn choose_register(&mut self, client: u32) -> Option<Action> {
         let state = self.model.clients.get(&client)?;
-        let (credits, owned) = (state.credits, state.owns.len());
+        let (has, taken, owned) = (state.credits, state.credits_taken, state.owns.len());
+        // It may not know yet that some were taken back.
+        let credits = has + if self.rng.chance(300) { taken } else { 0 };
         if owned >= self.setup.owned {
             return self.choose_unregister(client);
         }
@@ -411,7 +413,8 @@ impl World {
                 Some(Action::Unregister { client, request, ids })
             }
             5 => {
-                let credits = self.model.clients.get(&client)?.credits;
+                let state = self.model.clients.get(&client)?;
+                let credits = state.credits + state.credits_taken;
                 let count = (credits + self.rng.skewed(1, 8)).min(MAX_BATCH as u64);
                 self.register(client, count)
             }

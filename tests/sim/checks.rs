@@ -354,6 +354,11 @@ pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     Ok(())
 }
 
+/// Whether no request waits.
+pub fn nobody_waits(model: &Model) -> bool {
+    waiting(model).is_empty()
+}
+
 /// Parked requests that could be answered, in the order of arrival; requests of clients that do not read are left out.
 /// (Only the arrival counts: a request for an fd that is kept back for other requests does not overtake any.)
 fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
@@ -614,8 +619,9 @@ fn room_could_be_made(
     let own = request.own_fds().unwrap_or(1);
     let cap = u128::from(model.caps(blocker.account)[blocker.resource]);
     let used = ledger.of(blocker.account).usage(blocker.resource);
+    let idle = u128::from(ledger.of(blocker.account).idle_credits);
     let short_of = match request.own_fds() {
-        Some(own) => usize::try_from((used + u128::from(own)).saturating_sub(cap)),
+        Some(own) => usize::try_from((used + u128::from(own)).saturating_sub(cap + idle)),
         None => Ok(1),
     };
     let enough = short_of.is_ok_and(|short_of| victims.count() >= short_of);
@@ -685,7 +691,9 @@ pub fn hello_helps(model: &Model, step: &Step, after: &Ledger, action: &Action) 
     let helps = full.any(|blocker| {
         let account = blocker.account;
         let cap = u128::from(model.caps(account)[blocker.resource]);
-        let short_of = after.of(account).usage(blocker.resource) + u128::from(own) - cap;
+        let used = after.of(account).usage(blocker.resource);
+        let idle = u128::from(after.of(account).idle_credits);
+        let short_of = (used + u128::from(own)).saturating_sub(cap + idle);
         let in_scope = |one: &&Evictable| is_in_scope(model, (one.1, one.2), account);
         let closable = evictable(model).iter().filter(in_scope).count();
         short_of <= (closable + model.closing_in(account)) as u128
@@ -773,7 +781,7 @@ pub fn settled(model: &Model, core: &Core) -> Check {
     }
     let node = model.ledger().node;
     let charged = core.totals().node.counted(Resource::Fds);
-    let right = node.held + node.credits + node.own;
+    let right = node.held + node.credits + node.idle_credits + node.own;
     ensure!(charged == right, "after a rest {charged} fds are charged, there are {right}");
     Ok(())
 }

@@ -227,7 +227,10 @@ impl Model {
         ensure!(!step.refused_unread, "deposits were accepted while refused ones pile up");
         for (index, (item, deposit)) in items.iter().zip(&deposits).enumerate() {
             ensure!(usize::from(item.index) == index, "reply {index} says index {}", item.index);
-            self.registered_item(step, client.0, (index, deposit), item)?;
+            match step.has_no_place {
+                true => ensure!(step.arrived[index] == Fate::Closed(deposit.lane), "an fd is kept"),
+                false => self.registered_item(step, client.0, (index, deposit), item)?,
+            }
         }
         // The answer to a wait for credit includes the credits that came in the meantime.
         let has = if deposits.is_empty() { self.client(client.0)?.credits } else { 0 };
@@ -235,9 +238,12 @@ impl Model {
         let most = u64::from(most).max(has);
         self.proofs.count(Promise::Bounds, 1);
         ensure!(u64::from(credits) <= most, "{credits} deposit credits, more than {most}");
-        let waited = deposits.is_empty() && self.client(client.0)?.credits == 0;
-        ensure!(!waited || credits > 0 || credits_wanted == 0, "waited for credit, and got none");
-        self.client_mut(client.0)?.credits = u64::from(credits);
+        let waited =
+            deposits.is_empty() && credits_wanted > 0 && self.client(client.0)?.credits == 0;
+        ensure!(!waited || credits > 0, "waited for credit, and got none");
+        let state = self.client_mut(client.0)?;
+        state.credits = u64::from(credits);
+        state.credit_waited_for = credits > 0 && (waited || state.credit_waited_for);
         Ok(())
     }
 
@@ -463,7 +469,7 @@ impl Model {
                 );
             }
             Ask::Register { deposits, .. } if !deposits.is_empty() => {
-                return self.deposits_refused(step, client.0, &deposits, status);
+                return self.deposits_refused(step, status);
             }
             Ask::Register { deadline, .. } => {
                 ensure!(
@@ -488,19 +494,12 @@ impl Model {
     }
 
     /// The whole message of deposits is refused unread: too many refused fds of the domain are closing already.
-    fn deposits_refused(
-        &mut self,
-        step: &mut Step,
-        client: u32,
-        deposits: &[Deposit],
-        status: Status,
-    ) -> Check {
+    fn deposits_refused(&self, step: &mut Step, status: Status) -> Check {
         let most = u64::from(self.config.max_refused_per_domain);
         let right = Status::no_quota(Resource::RefusedFds, Scope::Domain, most, status.pid.get());
         ensure!(status == right, "register failed with {}", show_status(&status));
         ensure!(step.refused_unread, "deposits are refused, and the closers have room");
         step.refused_unread = false;
-        self.client_mut(client)?.credits += deposits.len() as u64;
         Ok(())
     }
 
@@ -702,14 +701,16 @@ impl Model {
             }
             Some(Resource::TablePlaces) => {
                 let ledger = self.ledger();
-                let is_full = self.table_fds(&ledger.node) > self.config.table_fds;
+                let used = self.table_fds(&ledger.node) - ledger.node.idle_credits;
+                let is_full = used > self.config.table_fds;
                 let idle = self.allocations.iter().filter(|(id, it)| self.is_evictable(**id, it));
                 is_full && (idle.count() as u64) <= limits::IDLE_FDS_KEPT
                     || self.connection_is_beyond_share(&ledger, client.0)?
             }
             // Fds are being closed to make room for it.
             _ if step.connecting.is_some() => {
-                let is_full = self.table_fds(&self.ledger().node) > self.config.table_fds;
+                let node = self.ledger().node;
+                let is_full = self.table_fds(&node) - node.idle_credits > self.config.table_fds;
                 let is_told = status.result() == Err(ErrorCode::Again);
                 is_told && is_full && self.closing_in(Holder::Node) > 0
             }

@@ -76,6 +76,12 @@ pub struct Step {
     pub same: Vec<Option<AllocationId>>,
     /// The whole message of deposits is refused: too many refused fds of the domain are closing.
     pub refused_unread: bool,
+    /// Clients of which credits were taken back.
+    pub robbed: Vec<u32>,
+    /// The message of deposits has more fds than credits, as far as its client cannot know.
+    pub lacks_credits: bool,
+    /// It is refused for that.
+    pub has_no_place: bool,
     /// Connections refused, and deposits and requests refused because the broker is being drained.
     pub turned_away: u64,
     pub connecting: Option<u32>,
@@ -268,6 +274,8 @@ impl Model {
             phase: Phase::Connected,
             own: 0,
             credits: 0,
+            credit_waited_for: false,
+            credits_taken: 0,
             sendable: true,
             leases: Vec::new(),
             owns: Vec::new(),
@@ -286,7 +294,7 @@ impl Model {
         let gone = self.client_mut(client)?;
         gone.phase = Phase::Gone;
         gone.requests.clear();
-        gone.credits = 0;
+        (gone.credits, gone.credit_waited_for) = (0, false);
         gone.own = 0;
         let (owns, leases) = (std::mem::take(&mut gone.owns), std::mem::take(&mut gone.leases));
         for id in owns {
@@ -326,12 +334,11 @@ impl Model {
         self.ask(client, request, ask)?;
         step.disconnect = Some((client, false));
         let state = self.client_mut(client)?;
-        if sent > state.credits {
+        if sent > state.credits + state.credits_taken {
             step.must_fail = Some(ErrorCode::Protocol);
             step.uninvited = (0..step.arrived.len()).collect();
             return Ok(());
         }
-        state.credits -= sent;
         let domain = state.domain;
         let refused =
             deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count() as u64;
@@ -340,6 +347,11 @@ impl Model {
             step.refused_unread = true;
             step.uninvited = (0..step.arrived.len()).collect();
             return Ok(());
+        }
+        let state = self.client_mut(client)?;
+        step.lacks_credits = sent > state.credits;
+        if !step.lacks_credits {
+            state.use_credits(sent);
         }
         for deposit in &deposits {
             let refused = foretold_refusal(deposit).is_some();
@@ -606,7 +618,7 @@ impl Model {
 
     /// Fds whose close may hang pile up to a bound; a client that goes beyond it is disconnected.
     fn finish_refused(&self, step: &Step) -> Check {
-        let Some(sender) = step.sender else { return Ok(()) };
+        let Some(sender) = step.sender.filter(|_| !step.has_no_place) else { return Ok(()) };
         let added = step.arrived_tickets.iter().filter_map(|ticket| self.tickets.get(ticket));
         let refused = added.filter(|closing| closing.refused || closing.uninvited).count();
         let state = self.client(sender)?;

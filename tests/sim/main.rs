@@ -6,6 +6,7 @@ mod acts;
 mod agents;
 mod args;
 mod checks;
+mod credits;
 mod demands;
 mod effects;
 mod faults;

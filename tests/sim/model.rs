@@ -7,7 +7,7 @@ use fdbroker_core::{
     Caps, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, OwnerKey, Wanted,
     limits,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Share};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,6 +59,10 @@ pub struct Client {
     pub phase: Phase,
     pub own: u64,
     pub credits: u64,
+    /// It has waited for one of them, and has not used it.
+    pub credit_waited_for: bool,
+    /// Credits that were taken back, which it does not know.
+    pub credits_taken: u64,
     pub sendable: bool,
     /// Leases in the order they were granted.
     pub leases: Vec<u64>,
@@ -70,6 +74,16 @@ pub struct Client {
 }
 
 impl Client {
+    pub fn use_credits(&mut self, sent: u64) {
+        self.credits = self.credits.saturating_sub(sent);
+        self.credit_waited_for &= sent == 0;
+    }
+
+    /// Credits that are taken back when another needs the place.
+    pub fn idle_credits(&self) -> u64 {
+        self.credits - u64::from(self.credit_waited_for)
+    }
+
     /// Whether this client, whose number is `number`, is charged to an account.
     pub fn is_of(&self, number: u32, account: Holder) -> bool {
         match account {
@@ -172,7 +186,10 @@ pub struct Sums {
     pub held: u64,
     pub closing: u64,
     pub recalls: u64,
+    /// Those that their clients have waited for.
     pub credits: u64,
+    /// All others: they are taken back when another needs the place.
+    pub idle_credits: u64,
     pub own: u64,
     pub open: u64,
     pub promised_open: u64,
@@ -194,7 +211,7 @@ pub struct Sums {
 impl Sums {
     /// Places in the broker: held, closing, reserved.
     pub fn held_fds(&self) -> u64 {
-        self.held + self.closing + self.recalls + self.credits
+        self.held + self.closing + self.recalls + self.credits + self.idle_credits
     }
 
     /// All fds of shared memory, open or to come.
@@ -222,7 +239,7 @@ impl Sums {
             Resource::MappedLeases => self.mapped.into(),
             Resource::Allocations => self.allocations.into(),
             Resource::OwnFds => self.own.into(),
-            Resource::ReservedPlaces => (self.recalls + self.credits).into(),
+            Resource::ReservedPlaces => (self.recalls + self.credits + self.idle_credits).into(),
             Resource::PromisedLeases => self.promised_open.into(),
             Resource::PinnedBytes => self.pinned_bytes,
             Resource::KeptAllocations => self.kept.into(),
@@ -539,7 +556,8 @@ impl Model {
         }
         for (number, client) in &self.clients {
             ledger.charge(Some(*number), client.domain, |sums| {
-                sums.credits += client.credits;
+                sums.credits += u64::from(client.credit_waited_for);
+                sums.idle_credits += client.idle_credits();
                 sums.own += client.own;
                 sums.connections += 1;
                 sums.parked += client.requests.len() as u64;
@@ -695,11 +713,19 @@ impl Model {
 
     /// Whether `need` more of a resource would pass the account's cap.
     pub fn is_full(&self, ledger: &Ledger, account: Holder, resource: Resource, need: u64) -> bool {
-        if resource == Resource::TablePlaces {
-            return self.table_fds(&ledger.node) + need > self.config.table_fds;
-        }
-        let cap = self.caps(account)[resource];
-        ledger.of(account).usage(resource) + u128::from(need) > u128::from(cap)
+        let (used, cap) = match resource {
+            Resource::TablePlaces => (self.table_fds(&ledger.node).into(), self.config.table_fds),
+            _ => (ledger.of(account).usage(resource), self.caps(account)[resource]),
+        };
+        let lacking = (used + u128::from(need)).saturating_sub(cap.into());
+        // Idle credits are not in the way, but for a hello with very many fds.
+        let idle = match resource {
+            Resource::Fds | Resource::HeldFds | Resource::TablePlaces => {
+                ledger.of(account).idle_credits.min(MAX_BATCH as u64)
+            }
+            _ => 0,
+        };
+        lacking > idle.into()
     }
 
     /// Every cap that blocks a grant of `id` to `client`; `None` if no room would help: the allocation has ended, or is not

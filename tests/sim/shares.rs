@@ -27,7 +27,7 @@ impl Model {
         // What can be closed counts as free, once.
         let places = |sums: &Sums, evictable: u128| {
             let connections = sums.connections * limits::FDS_PER_CONNECTION;
-            let held = sums.held_fds() + sums.taken_out;
+            let held = sums.held_fds() - sums.idle_credits + sums.taken_out;
             u128::from(connections + held).saturating_sub(evictable)
         };
         let node = &ledger.node;

@@ -522,10 +522,12 @@ impl World {
         // A refusal is judged by the sums before the effects change them.
         let refuses = exact && refuses_for_quota(&self.effects);
         let before = refuses.then(|| self.model.ledger());
+        self.model.settle_credits(&mut step, &self.effects)?;
         for effect in &self.effects.list {
             self.model.effect(&mut step, effect, &self.effects)?;
         }
         self.model.finish(&mut step, action)?;
+        self.model.sync_credits(&mut step, &self.core)?;
         let counted = self.core.totals().counters.refusals - refusals;
         ensure!(
             counted >= step.turned_away,
@@ -558,6 +560,7 @@ impl World {
             checks::order(&self.model, &step, &after, action)?;
             checks::hello_helps(&self.model, &step, &after, action)?;
             self.model.check_shares(&step, &self.ledger, &after)?;
+            self.model.check_credits(&step, &after)?;
             let all = checks::everybody(&self.model, &after);
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;

@@ -30,10 +30,16 @@ impl Core {
         }
     }
 
-    /// Charges a client, its job, its domain and the node, or nobody.
+    /// Charges a client, its job, its domain and the node, or nobody. Idle credits are not in the way.
     pub(crate) fn charge(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
         let scope = self.scope_of(client);
-        self.ledger.charge(scope, charge)
+        while let Err(blocked) = self.ledger.charge(scope, charge) {
+            // Each time one cap less is in the way.
+            if !self.take_idle_credits(blocked, charge.1) {
+                return Err(blocked);
+            }
+        }
+        Ok(())
     }
 
     /// What a client was charged for in advance has come.
@@ -182,8 +188,19 @@ impl Core {
         }
     }
 
+    /// An arrived fd that should not have come goes to a closer. A domain with too many of them loses the client.
+    pub(crate) fn close_uninvited(
+        &mut self,
+        client: ClientId,
+        index: u16,
+        lane: Lane,
+        fx: &mut Effects,
+    ) {
+        self.close_unreserved(client, index, lane, fx);
+        self.end_if_refused_pile_up(client, fx);
+    }
+
     /// An arrived fd that has no place goes to a closer: it is counted as refused, in the table only.
-    /// A domain with too many of them loses the client.
     pub(crate) fn close_unreserved(
         &mut self,
         client: ClientId,
@@ -200,7 +217,6 @@ impl Core {
         self.ledger.add(self.domains[domain].scope, REFUSED_FD);
         let ticket = self.ticket(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
-        self.end_if_refused_pile_up(client, fx);
     }
 
     /// Ends the connection that sent one refused fd too many for its domain.

@@ -15,6 +15,9 @@ use fdbroker_protocol::{Resource, Scope, Status};
 /// What the node is charged with for each domain in use.
 pub(crate) const DOMAIN: Charge = Charge(Resource::Domains, 1);
 
+/// The broker's own table is full.
+const TABLE: Blocked = Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE };
+
 /// What each client is charged with until nothing of it is left.
 pub(crate) const CONNECTION: Charge = Charge(Resource::Connections, 1);
 
@@ -29,7 +32,7 @@ impl Core {
             Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
         } else if let Some(status) = self.is_beyond_share(key) {
             status
-        } else if !self.connection_fits() {
+        } else if !self.connection_fits() && !self.take_idle_credits(TABLE, FDS_PER_CONNECTION) {
             self.make_room_at_the_door(fx)
         } else if let Some(domain) = self.domain(key) {
             match self.take_in(client, peer, domain) {
@@ -48,14 +51,14 @@ impl Core {
 
     /// A connection does not fit the table: has idle fds closed for it, and says to try again while some are being closed.
     fn make_room_at_the_door(&mut self, fx: &mut Effects) -> Status {
-        let table = Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE };
         let node = &self.ledger[ScopeId::NODE];
-        let short_of = FDS_PER_CONNECTION.saturating_sub(self.ledger.table_room() + node.coming);
+        let free = self.ledger.table_room() + node.coming + node.idle_credits;
+        let short_of = FDS_PER_CONNECTION.saturating_sub(free);
         let closable = node.evictable.saturating_sub(IDLE_FDS_KEPT);
         let count = usize::try_from(short_of.min(closable)).expect("one connection's at most");
-        self.evict_for(table, count, fx);
+        self.evict_for(TABLE, count, fx);
         match self.ledger[ScopeId::NODE].coming {
-            0 => self.no_quota(table),
+            0 => self.no_quota(TABLE),
             _ => ErrorCode::Again.into(),
         }
     }
@@ -185,13 +188,13 @@ impl Core {
         let was_welcome = record.welcome;
         record.gone = true;
         let parked = record.parked.clone();
-        let (own, credits) =
-            (std::mem::take(&mut record.own_fds), std::mem::take(&mut record.credits));
+        let (own, credits) = (std::mem::take(&mut record.own_fds), record.credits);
         parked.into_iter().for_each(|seq| self.stand_down(seq));
         if was_welcome {
             self.note_of_client(EventKind::Gone, client.0, Status::OK);
         }
         self.release_charge(client.0, Charge(Resource::OwnFds, own));
+        self.set_credits(client.0, 0, false);
         self.release_charge(client.0, Charge(Resource::ReservedPlaces, credits));
         self.ask_no_more(client.0);
         self.dying.push_back(client.0);
@@ -259,26 +262,5 @@ impl Core {
         self.room_appeared |= !self.rooms.is_empty();
         self.close_client(number);
         fx.list.push(Effect::Forget { client: ClientId(number) });
-    }
-
-    /// Brings the credits of a client to what it wants, as far as there is free room; gives the number.
-    pub(crate) fn adjust_credits(&mut self, number: u32, wanted: u64) -> u32 {
-        let (base, most) = (self.config.base_credits.into(), self.config.max_credits.into());
-        let target = wanted.max(base).min(most);
-        let now = self.client_mut(number).credits;
-        let now = if now > target {
-            self.release_charge(number, Charge(Resource::ReservedPlaces, now - target));
-            target
-        } else {
-            // Half of the room, so that a burst of one client leaves some to the others. The requests
-            // that wait for room come first.
-            let room = if self.rooms.is_empty() { self.held_room(number) } else { 0 };
-            let more = (target - now).min(room.div_ceil(2));
-            self.charge(number, Charge(Resource::ReservedPlaces, more))
-                .expect("the room was just measured");
-            now + more
-        };
-        self.client_mut(number).credits = now;
-        u32::try_from(now).expect("at most max_credits")
     }
 }

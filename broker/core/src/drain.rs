@@ -90,6 +90,10 @@ impl Core {
             }
             return evicted;
         }
+        let excess = match self.take_idle_credits(blocked, 0) {
+            true => self.excess(blocked.scope, blocked.resource),
+            false => excess,
+        };
         let missing = excess.saturating_sub(self.ledger[blocked.scope].coming);
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
         let asked_before = self.counters.reclaims;

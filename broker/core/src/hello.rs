@@ -90,12 +90,11 @@ impl Core {
         }
         let domain = self.client_mut(client.0).domain;
         let share = self.share_of_own_fds(domain);
-        self.charge(client.0, Charge(Resource::OwnFds, own))?;
         if own > share {
-            self.undo_charge(client.0, Charge(Resource::OwnFds, own));
             let (resource, scope) = (Resource::OwnFds, self.domains[domain].scope);
             return Err(Blocked { resource, scope });
         }
+        self.charge(client.0, Charge(Resource::OwnFds, own))?;
         let record = self.client_mut(client.0);
         record.own_fds = own;
         record.welcome = true;
@@ -129,11 +128,10 @@ impl Core {
         if own > MAX_BATCH as u64 || !is_full || !self.may_make_room(blocked) {
             return;
         }
-        let Blocked { resource, scope } = blocked;
-        let cap = self.ledger.cap(scope, resource);
-        // An account above a lowered cap is short of that, too.
-        let with_it = self.ledger[scope].account.counted(resource).saturating_add(own);
-        let short_of = usize::try_from(with_it.saturating_sub(cap)).unwrap_or(usize::MAX);
+        let scope = blocked.scope;
+        let lacking = self.ledger.lacking(blocked, own);
+        let short_of = lacking.saturating_sub(self.ledger[scope].idle_credits);
+        let short_of = usize::try_from(short_of).unwrap_or(usize::MAX);
         if self.ledger[scope].evictable >= short_of as u64 {
             self.evict_for(blocked, short_of, fx);
         } else if own <= HELLO_IN_LINE_FDS {

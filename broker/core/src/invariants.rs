@@ -166,6 +166,7 @@ impl Core {
             let client = self.client_mut(number);
             let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
             let (drained, silent, scope) = (client.drained, client.silent, client.scope);
+            let idle_credits = client.credits - u64::from(client.credit_waited_for);
             let allocations = &mut self.allocations;
             owned.checked(&mut AllocationLinks(allocations, AllocationList::Owned));
             recalls.checked(&mut AllocationLinks(allocations, AllocationList::Event));
@@ -181,6 +182,8 @@ impl Core {
                 places.is_sorted(),
                 "invariant 5: the queue of client {number} is not in order"
             );
+            let (place, _) = self.ledger[scope].creditors.first_key().unwrap_or_default();
+            right.set_idle_credits(scope, idle_credits, place);
             if !silent {
                 right.set_evictable(scope, places.first().copied(), places.len() as u64);
             }

@@ -203,6 +203,10 @@ pub struct ScopeRecord {
     pub lru: Index,
     /// Allocations that can be evicted.
     pub evictable: u64,
+    /// Its clients with idle credits, by when they got them.
+    pub creditors: Index,
+    /// Credits that are taken back when another needs the place.
+    pub idle_credits: u64,
     /// Its clients that have leases to be asked for, by kind of lease. Those that have given back nothing of what they were
     /// asked for come last; the others by their last activity, as far as it was known when they were put here.
     pub askable: [Index; LEASE_KINDS],
@@ -217,6 +221,11 @@ pub struct ScopeRecord {
 }
 
 impl ScopeRecord {
+    /// Places that are free as soon as another needs them.
+    pub fn can_be_had_back(&self) -> u64 {
+        self.evictable + self.idle_credits
+    }
+
     fn new(kind: Scope, number: u32, parent: Option<ScopeId>) -> Self {
         ScopeRecord {
             kind,
@@ -225,6 +234,8 @@ impl ScopeRecord {
             account: Account::default(),
             lru: Index::default(),
             evictable: 0,
+            creditors: Index::default(),
+            idle_credits: 0,
             askable: Default::default(),
             pauses: Default::default(),
             blocked: Queued::default(),
@@ -291,6 +302,7 @@ impl Ledger {
         let scope = self.get(id);
         assert!(scope.account.is_zero(), "invariant 3: who is gone has zero: {scope:?}");
         assert!(scope.lru.is_empty() && scope.askable.iter().all(Index::is_empty));
+        assert!(scope.creditors.is_empty() && scope.idle_credits == 0);
         assert!(scope.coming == 0 && scope.evictable == 0);
         scope.is_closed = true;
         self.drop_if_closed(id);
@@ -376,12 +388,18 @@ impl Ledger {
 
     /// Makes the charge on every account, or on none and says which cap is in the way.
     pub fn charge(&mut self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
-        self.fits(from, None, charge)?;
-        if charge.is_in_table() && charge.1 > self.table_room() {
-            return Err(Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE });
-        }
+        self.fits_in_table(from, charge)?;
         self.add(from, charge);
         Ok(())
+    }
+
+    /// Which cap is in the way of a charge, or the table.
+    pub fn fits_in_table(&self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
+        self.fits(from, None, charge)?;
+        match charge.is_in_table() && charge.1 > self.table_room() {
+            true => Err(Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE }),
+            false => Ok(()),
+        }
     }
 
     /// Which cap is in the way of a charge on the accounts below a kind of scope.
@@ -506,6 +524,31 @@ impl Ledger {
         });
     }
 
+    /// How much is missing where a charge of so much does not fit. An account above a lowered cap lacks that, too.
+    pub fn lacking(&self, Blocked { resource, scope }: Blocked, amount: u64) -> u64 {
+        if resource == Resource::TablePlaces {
+            return amount.saturating_sub(self.table_room());
+        }
+        let with_it = self[scope].account.counted(resource).saturating_add(amount);
+        with_it.saturating_sub(self.cap(scope, resource))
+    }
+
+    /// A client has so many idle credits now; `place`: where it comes among the others if it had none.
+    pub fn set_idle_credits(&mut self, client: ScopeId, count: u64, place: u64) {
+        let ScopeRecord { idle_credits, ref creditors, number, .. } = self[client];
+        if idle_credits == count {
+            return;
+        }
+        let former = creditors.first_key().map(|(place, _)| place);
+        let place = (count > 0).then(|| former.unwrap_or(place));
+        self.walk(client, None, |scope| {
+            scope.idle_credits = scope.idle_credits - idle_credits + count;
+            if former != place {
+                scope.creditors.change(number, former, place);
+            }
+        });
+    }
+
     /// Where a client is among those that can be asked for leases of a kind.
     pub fn ask_key(&self, client: ScopeId, kind: usize) -> Option<u64> {
         self[client].askable[kind].first_key().map(|(key, _)| key)
@@ -624,6 +667,11 @@ impl Ledger {
                 (&is.lru, is.evictable),
                 (&right.lru, right.evictable),
                 "invariant 5: {whose:?}"
+            );
+            assert_eq!(
+                (&is.creditors, is.idle_credits),
+                (&right.creditors, right.idle_credits),
+                "idle credits of {whose:?}"
             );
             assert_eq!(is.askable, right.askable, "clients of {whose:?} that can be asked");
             assert_eq!(is.blocked, right.blocked, "requests that wait for {whose:?}");

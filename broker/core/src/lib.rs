@@ -15,6 +15,7 @@ mod clients;
 mod comeback;
 mod config;
 mod continuity;
+mod credits;
 mod drain;
 mod end;
 mod events;
@@ -151,6 +152,8 @@ pub struct Core {
     /// Leases of these allocations that the sweep has not reached.
     leases_ending: u64,
     arrivals: u64,
+    /// How often a client came to have idle credits: the order in which they are taken back.
+    credits_given: u64,
     /// Clients ever connected.
     serials: u64,
     held_now: u64,
@@ -211,6 +214,7 @@ impl Core {
             leases_ending: 0,
             serials: 0,
             arrivals: 0,
+            credits_given: 0,
             held_now: 0,
             counters: ByCounter::default(),
             notes: notes::Notes::default(),
@@ -228,7 +232,7 @@ impl Core {
             Some((client, request)) => {
                 if let Input::Register { deposits, .. } = input {
                     for (index, deposit) in (0..).zip(deposits) {
-                        self.close_unreserved(client, index, deposit.lane, effects);
+                        self.close_uninvited(client, index, deposit.lane, effects);
                     }
                 }
                 self.refuse_stranger(client, request, effects);

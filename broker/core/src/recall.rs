@@ -173,10 +173,10 @@ impl Core {
     /// An fd nobody asked for (any more) has no place: it is closed.
     fn not_awaited(&mut self, client: ClientId, supply: &Supply, fx: &mut Effects) {
         if let Ok(index) = supply.fd {
-            self.close_unreserved(client, index, Lane::Accepted, fx);
+            self.close_uninvited(client, index, Lane::Accepted, fx);
         }
         if let Some((index, lane)) = supply.refused_fd {
-            self.close_unreserved(client, index, lane, fx);
+            self.close_uninvited(client, index, lane, fx);
         }
     }
 

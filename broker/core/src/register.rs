@@ -2,7 +2,7 @@
 //! what was there. Must never keep an fd that has no place, nor two of one allocation.
 
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
-use crate::ledger::{Blocked, Charge, ScopeId};
+use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
 use crate::lists::List;
 use crate::order::Stamp;
 use crate::slots::NONE;
@@ -10,6 +10,9 @@ use crate::state::{Allocation, AllocationList, State, Traits};
 use crate::{Core, DriverData};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
+
+/// The id of no allocation.
+const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
 
 /// What becomes of a deposit.
 enum Outcome {
@@ -37,7 +40,7 @@ impl Core {
             // Before what follows, which may end the connection.
             fx.list.push(Effect::Failed { client, request, status });
             for (index, deposit) in (0..).zip(deposits) {
-                self.close_unreserved(client, index, deposit.lane, fx);
+                self.close_uninvited(client, index, deposit.lane, fx);
             }
             return;
         }
@@ -52,9 +55,18 @@ impl Core {
             return self.wait_for_credits(now, client, request, wanted, deadline, fx);
         }
         let begin = fx.registered.len();
+        let count = deposits.len() as u64;
+        if count > self.client_mut(client.0).credits && !self.give_again(client.0, count) {
+            for (index, deposit) in (0..).zip(deposits) {
+                self.close_unreserved(client, index, deposit.lane, fx);
+                let (status, id) = (ErrorCode::Again.into(), NOTHING);
+                fx.registered.push(Registered { status, id, index });
+            }
+            return self.answer_register(client, request, begin, wanted, fx);
+        }
         // From now on their reserved places are places of held fds, or of fds in the closers.
-        self.client_mut(client.0).credits -= deposits.len() as u64;
-        self.settle(client.0, Charge(Resource::ReservedPlaces, deposits.len() as u64));
+        self.use_credits(client.0, count);
+        self.settle(client.0, Charge(Resource::ReservedPlaces, count));
         for (index, deposit) in (0..).zip(deposits) {
             let (status, id) = match self.deposit(client.0, deposit, fx) {
                 Outcome::Kept(id) => {
@@ -68,12 +80,23 @@ impl Core {
                 }
                 Outcome::Refused(status) => {
                     self.close_arrived(client.0, index, deposit.lane, fx);
-                    (status, AllocationId { slot: NONE, generation: 0 })
+                    (status, NOTHING)
                 }
             };
             fx.registered.push(Registered { status, id, index });
         }
-        self.counters.deposits += deposits.len() as u64;
+        self.counters.deposits += count;
+        self.answer_register(client, request, begin, wanted, fx);
+    }
+
+    fn answer_register(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        begin: usize,
+        wanted: u64,
+        fx: &mut Effects,
+    ) {
         let deposit_credits = self.adjust_credits(client.0, wanted);
         let short_of = wanted.saturating_sub(deposit_credits.into());
         if short_of > 0 && self.rooms.is_empty() {
@@ -86,7 +109,7 @@ impl Core {
     /// Whether the fds have places, and the domain's refused ones have not piled up.
     fn admit(&mut self, client: ClientId, deposits: &[Deposit]) -> Result<(), Status> {
         let record = self.client_mut(client.0);
-        if deposits.len() as u64 > record.credits {
+        if deposits.len() as u64 > record.credits + record.credits_taken {
             return Err(ErrorCode::Protocol.into());
         }
         let domain = record.domain;
@@ -100,13 +123,16 @@ impl Core {
     }
 
     fn make_room_for_deposits(&mut self, client: u32, short_of: u64, fx: &mut Effects) {
-        match self.charge(client, Charge(Resource::ReservedPlaces, short_of)) {
-            // There was room after all: credits take half of it at a time.
-            Ok(()) => self.release_charge(client, Charge(Resource::ReservedPlaces, short_of)),
-            Err(blocked) => {
-                let coming = self.ledger[blocked.scope].coming;
-                let count = usize::try_from(short_of.saturating_sub(coming)).unwrap_or(usize::MAX);
-                self.evict_for(blocked, count, fx);
+        let scope = self.scope_of(client);
+        // If there is room after all: credits take half of it at a time.
+        if let Err(blocked) =
+            self.ledger.fits_in_table(scope, Charge(Resource::ReservedPlaces, short_of))
+        {
+            // Idle credits of others are had for the asking.
+            let ScopeRecord { coming, idle_credits, .. } = self.ledger[blocked.scope];
+            let count = short_of.saturating_sub(coming + idle_credits);
+            if count > 0 {
+                self.evict_for(blocked, usize::try_from(count).unwrap_or(usize::MAX), fx);
             }
         }
     }

@@ -140,6 +140,8 @@ impl Core {
             self.check_client(number, client)?;
             gone.extend(client.gone.then_some(number));
             self.open_client(number);
+            let Client { credits, credit_waited_for, .. } = *self.client_mut(number);
+            self.set_credits(number, credits, credit_waited_for);
         }
         let mut in_turn: Vec<u32> = dying.iter().copied().collect();
         in_turn.sort_unstable();
@@ -156,7 +158,10 @@ impl Core {
         ensure(sorted, "client's groups", number)?;
         let unused = client.credits == 0 && client.own_fds == 0;
         ensure(unused || client.welcome && !client.gone, "client's places", number)?;
-        let few = client.credits <= MAX_BATCH as u64 && u32::try_from(client.own_fds).is_ok();
+        let few = client.credits.max(client.credits_taken) <= MAX_BATCH as u64
+            && u32::try_from(client.own_fds).is_ok();
+        let is_there = client.credits > 0 || !client.credit_waited_for;
+        ensure(is_there, "client's credit that it has waited for", number)?;
         ensure(few, "client's number of places", number)?;
         ensure((1..=self.serials).contains(&client.serial), "client's serial", number)
     }

@@ -5,11 +5,11 @@ use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
-use crate::ledger::{Blocked, Charge, FOR_CREDIT, ScopeRecord};
+use crate::ledger::{Charge, ScopeRecord};
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
 use crate::state::{Parked, Timer, Wait, Wish};
 use crate::waiting::Fate;
-use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Scope};
 
 /// What a client is charged with for each of its requests that waits.
 const PARKED: Charge = Charge(Resource::ParkedRequests, 1);
@@ -147,89 +147,6 @@ impl Core {
             self.wait_anew(seq, Wait::Reader, supplied);
             // The scan comes to it: then nothing is kept back for it any more.
             self.room_appeared |= supplied;
-        }
-    }
-
-    // --- credits ----------------------------------------------------------------------------------
-
-    /// Answers a wait for credits if one can be had.
-    fn try_credits(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        wanted: u64,
-        turn: Turn,
-        fx: &mut Effects,
-    ) -> Option<Wait> {
-        // It may have got some by another request meanwhile.
-        if self.client_mut(client.0).credits == 0 {
-            if let Some(blocked) = self.ahead(turn, client.0, FOR_CREDIT) {
-                return Some(Wait::Room(blocked));
-            }
-            let domain = self.client_mut(client.0).domain;
-            if self.is_beyond_share_of_table(domain) {
-                let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
-                return Some(Wait::Space(Blocked { resource, scope }));
-            }
-            if let Err(blocked) = self.charge(client.0, Charge(Resource::ReservedPlaces, 1)) {
-                if self.may_make_room(blocked) {
-                    self.evict_for(blocked, 1, fx);
-                }
-                return Some(Wait::Room(blocked));
-            }
-            self.client_mut(client.0).credits = 1;
-            let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
-            self.charge(client.0, Charge(Resource::ReservedPlaces, more))
-                .expect("the room was just measured");
-            self.client_mut(client.0).credits += more;
-        }
-        let credits = self.client_mut(client.0).credits;
-        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
-        let range = fx.registered.len()..fx.registered.len();
-        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
-        None
-    }
-
-    /// A client without credits asks for some, and waits for the first.
-    pub(crate) fn wait_for_credits(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        request: RequestId,
-        wanted: u64,
-        deadline: Now,
-        fx: &mut Effects,
-    ) {
-        let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, fx) else { return };
-        let most = self.config.max_parked_per_client;
-        let status = if deadline <= now {
-            self.no_credit(client)
-        } else if self.client_mut(client.0).parked.len() >= most as usize {
-            Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
-        } else {
-            let (seq, wish, nodes) = (self.arrival(), Wish::Credits(wanted), Box::default());
-            self.park(
-                seq,
-                Parked { client, request, deadline, wish, nodes, wait, supplied: false },
-            );
-            return;
-        };
-        self.count_refusal(client.0, status);
-        fx.list.push(Effect::Failed { client, request, status });
-    }
-
-    /// Why there is no credit for a client now.
-    fn no_credit(&mut self, client: ClientId) -> Status {
-        let full = self.charge(client.0, Charge(Resource::ReservedPlaces, 1)).err();
-        if full.is_none() {
-            self.undo_charge(client.0, Charge(Resource::ReservedPlaces, 1));
-        }
-        let domain = self.client_mut(client.0).domain;
-        let share = Blocked { resource: Resource::TablePlaces, scope: self.domains[domain].scope };
-        let beyond = self.is_beyond_share_of_table(domain).then_some(share);
-        match beyond.or(full).or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
-            Some(blocked) => self.no_quota(blocked),
-            None => ErrorCode::Again.into(),
         }
     }
 

@@ -55,13 +55,14 @@ impl Core {
         Part { held, used, most }.room(self.config.share_factor)
     }
 
-    /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. The fds
-    /// that can be closed count as free.
+    /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. Fds
+    /// that can be closed, and idle credits, count as free.
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
         let [record, node] = self.shared(domain);
         let connections = record.account.now(Resource::Connections) * FDS_PER_CONNECTION;
-        let held = connections + record.account.counted(Resource::HeldFds) - record.evictable;
-        let used = self.ledger.table_now() - TABLE_RESERVE - node.evictable;
+        let held =
+            connections + record.account.counted(Resource::HeldFds) - record.can_be_had_back();
+        let used = self.ledger.table_now() - TABLE_RESERVE - node.can_be_had_back();
         let most = self.config.table_fds.saturating_sub(TABLE_RESERVE);
         Part { held, used, most }.room(self.config.share_factor)
     }
@@ -69,7 +70,7 @@ impl Core {
     /// Whether a domain may have no other place of the table, though there are some, or fds that can be closed.
     pub(crate) fn is_beyond_share_of_table(&self, domain: u32) -> bool {
         let [_, node] = self.shared(domain);
-        self.share_of_table(domain) == 0 && self.ledger.table_room() + node.evictable > 0
+        self.share_of_table(domain) == 0 && self.ledger.table_room() + node.can_be_had_back() > 0
     }
 
     /// What is counted of a domain, and of the node.

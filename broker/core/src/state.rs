@@ -311,6 +311,10 @@ pub struct Client {
     pub sendable: bool,
     /// Places reserved for its deposits.
     pub credits: u64,
+    /// It has waited for one of them, and has not used it yet.
+    pub credit_waited_for: bool,
+    /// Credits that were taken back: it may not know yet.
+    pub credits_taken: u64,
     /// Fds it holds by itself.
     pub own_fds: u64,
     /// Its fds in the closers.

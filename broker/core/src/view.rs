@@ -163,10 +163,10 @@ impl Core {
         found.is_some_and(|it| it.owner == client.0 && it.state == State::Recalling)
     }
 
-    /// Fds that a client may deposit now.
+    /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered AGAIN.
     pub fn deposit_credits(&self, client: ClientId) -> u64 {
         let client = self.clients.get(client.0 as usize).and_then(Option::as_deref);
-        client.map_or(0, |client| client.credits)
+        client.map_or(0, |client| client.credits + client.credits_taken)
     }
 
     /// The node at a glance.

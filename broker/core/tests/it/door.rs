@@ -150,7 +150,8 @@ fn hello_when_users_claim_thousands_of_fds_then_the_next_user_finds_some() {
 }
 
 #[test]
-fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in_with_credits() {
+fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in_and_have_credits()
+{
     let table_fds = limits::TABLE_RESERVE + 4000;
     let config =
         Config { table_fds, share_factor: 8, max_clients: 2000, max_domains: 20, ..config() };
@@ -167,8 +168,9 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
     for uid in 3000..3010 {
         let client = ClientId(uid - 2000);
         assert!(is_welcome(&knock(&mut world, client, uid, 0), client), "{uid}");
-        let client = world.client(client);
-        assert!(client.credits > 0, "{uid}");
+        let (request, deadline, deposits, credits_wanted) = (RequestId(2), Now(0), &[][..], 1);
+        world.step(Input::Register { client, request, deposits, credits_wanted, deadline });
+        assert!(world.client(client).credits > 0, "{uid}");
     }
 }
 

@@ -8,6 +8,7 @@ use fdbroker_protocol::{
 
 mod acts;
 mod comeback;
+mod credits;
 mod door;
 mod files;
 mod left;

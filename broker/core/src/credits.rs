@@ -1,0 +1,176 @@
+//! Deposit credits: places that are reserved for the next deposits of a client. Idle ones count as free: they are taken
+//! back when another needs the place. Must never take back the credit that a client has waited for.
+
+use crate::Core;
+use crate::acquire::Turn;
+use crate::api::{ClientId, Effect, Effects, Now, RequestId};
+use crate::ledger::{Blocked, Charge, FOR_CREDIT};
+use crate::state::{Parked, Wait, Wish};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, Resource, Scope, Status};
+
+/// What a client is charged with for so many credits.
+fn places(count: u64) -> Charge {
+    Charge(Resource::ReservedPlaces, count)
+}
+
+impl Core {
+    /// The credits of a client change, and with them its idle ones; it is charged for them already.
+    pub(crate) fn set_credits(&mut self, number: u32, credits: u64, is_waited_for: bool) {
+        self.credits_given += 1;
+        let place = self.credits_given;
+        let record = self.client_mut(number);
+        (record.credits, record.credit_waited_for) = (credits, is_waited_for);
+        let (scope, idle) = (record.scope, credits - u64::from(is_waited_for));
+        let more = idle > self.ledger[scope].idle_credits;
+        self.ledger.set_idle_credits(scope, idle, place);
+        self.room_appeared |= more && !self.rooms.is_empty();
+    }
+
+    /// A client uses credits up, from the one on that it has waited for.
+    pub(crate) fn use_credits(&mut self, number: u32, count: u64) {
+        let record = self.client_mut(number);
+        let (left, waited) = (record.credits - count, record.credit_waited_for && count == 0);
+        self.set_credits(number, left, waited);
+    }
+
+    /// Takes back idle credits in the scope in which a charge did not fit, those first that were given first. `false`: the
+    /// charge would not fit all the same, and they stay.
+    pub(crate) fn take_idle_credits(&mut self, blocked: Blocked, amount: u64) -> bool {
+        let mut left = self.ledger.lacking(blocked, amount);
+        let idle = self.ledger[blocked.scope].idle_credits;
+        if left == 0 || left > idle.min(MAX_BATCH as u64) || !FOR_CREDIT.contains(&blocked.resource)
+        {
+            return false;
+        }
+        while left > 0
+            && let Some((_, number)) = self.ledger[blocked.scope].creditors.first_key()
+        {
+            let most = u64::from(self.config.max_credits);
+            let record = self.client_mut(number);
+            let (credits, is_waited_for) = (record.credits, record.credit_waited_for);
+            let taken = left.min(credits - u64::from(is_waited_for));
+            record.credits_taken = most.min(record.credits_taken + taken);
+            self.undo_charge(number, places(taken));
+            self.set_credits(number, credits - taken, is_waited_for);
+            left -= taken;
+        }
+        true
+    }
+
+    /// A client has sent fds for credits that were taken back, as it could not know. They get places all the same if there are
+    /// some; `false`: there are none.
+    pub(crate) fn give_again(&mut self, number: u32, count: u64) -> bool {
+        let record = self.client_mut(number);
+        let (scope, credits) = (record.scope, record.credits);
+        let is_waited_for = record.credit_waited_for;
+        record.credits_taken = record.credits_taken.saturating_sub(count);
+        if self.ahead(Turn::Last, number, FOR_CREDIT).is_some() {
+            return false;
+        }
+        // Those that it still has are not taken for the others.
+        self.ledger.set_idle_credits(scope, 0, 0);
+        let is_given = self.charge(number, places(count - credits)).is_ok();
+        self.set_credits(number, if is_given { count } else { credits }, is_waited_for);
+        is_given
+    }
+
+    /// Brings the credits of a client to what it wants, as far as there is free room; gives the number.
+    pub(crate) fn adjust_credits(&mut self, number: u32, wanted: u64) -> u32 {
+        let (base, most) = (self.config.base_credits.into(), self.config.max_credits.into());
+        let target = wanted.max(base).min(most);
+        let now = self.client_mut(number).credits;
+        let now = if now > target {
+            self.release_charge(number, places(now - target));
+            target
+        } else {
+            // Half of the room, so that a burst of one client leaves some to the others. The requests
+            // that wait for room come first.
+            let room = if self.rooms.is_empty() { self.held_room(number) } else { 0 };
+            let more = (target - now).min(room.div_ceil(2));
+            self.charge(number, places(more)).expect("the room was just measured");
+            now + more
+        };
+        let is_waited_for = self.client_mut(number).credit_waited_for;
+        self.set_credits(number, now, is_waited_for && now > 0);
+        u32::try_from(now).expect("at most max_credits")
+    }
+
+    /// Answers a wait for credits if one can be had.
+    pub(crate) fn try_credits(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        wanted: u64,
+        turn: Turn,
+        fx: &mut Effects,
+    ) -> Option<Wait> {
+        // It may have got some by another request meanwhile.
+        if self.client_mut(client.0).credits == 0 {
+            if let Some(blocked) = self.ahead(turn, client.0, FOR_CREDIT) {
+                return Some(Wait::Room(blocked));
+            }
+            let domain = self.client_mut(client.0).domain;
+            if self.is_beyond_share_of_table(domain) {
+                let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
+                return Some(Wait::Space(Blocked { resource, scope }));
+            }
+            if let Err(blocked) = self.charge(client.0, places(1)) {
+                if self.may_make_room(blocked) {
+                    self.evict_for(blocked, 1, fx);
+                }
+                return Some(Wait::Room(blocked));
+            }
+            let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
+            self.charge(client.0, places(more)).expect("the room was just measured");
+            self.set_credits(client.0, 1 + more, true);
+        }
+        let credits = self.client_mut(client.0).credits;
+        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
+        let range = fx.registered.len()..fx.registered.len();
+        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+        None
+    }
+
+    /// A client without credits asks for some, and waits for the first.
+    pub(crate) fn wait_for_credits(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        request: RequestId,
+        wanted: u64,
+        deadline: Now,
+        fx: &mut Effects,
+    ) {
+        let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, fx) else { return };
+        let most = self.config.max_parked_per_client;
+        let status = if deadline <= now {
+            self.no_credit(client)
+        } else if self.client_mut(client.0).parked.len() >= most as usize {
+            Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
+        } else {
+            let (seq, wish, nodes) = (self.arrival(), Wish::Credits(wanted), Box::default());
+            self.park(
+                seq,
+                Parked { client, request, deadline, wish, nodes, wait, supplied: false },
+            );
+            return;
+        };
+        self.count_refusal(client.0, status);
+        fx.list.push(Effect::Failed { client, request, status });
+    }
+
+    /// Why there is no credit for a client now.
+    pub(crate) fn no_credit(&mut self, client: ClientId) -> Status {
+        let full = self.charge(client.0, places(1)).err();
+        if full.is_none() {
+            self.undo_charge(client.0, places(1));
+        }
+        let domain = self.client_mut(client.0).domain;
+        let share = Blocked { resource: Resource::TablePlaces, scope: self.domains[domain].scope };
+        let beyond = self.is_beyond_share_of_table(domain).then_some(share);
+        match beyond.or(full).or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
+            Some(blocked) => self.no_quota(blocked),
+            None => ErrorCode::Again.into(),
+        }
+    }
+}
