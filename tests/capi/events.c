@@ -137,6 +137,21 @@ static void without_a_callback_or_with_a_bad_fd_the_owner_is_silent_and_lives(vo
   OK(fdbroker_close(context));
 }
 
+struct told {
+  fdbroker_t *context;
+  pthread_t thread;
+  int drained, on_thread, waited;
+};
+
+/* A notice callback that makes a call that waits. */
+static void wait_and_count(void *user, const fdbroker_notice_t *notice) {
+  struct told *told = user;
+  if (notice->kind != FDBROKER_NOTICE_DRAINED) return;
+  told->drained++;
+  told->on_thread += pthread_equal(pthread_self(), told->thread) != 0;
+  told->waited += fdbroker_flush(told->context, SOON) == FDBROKER_OK;
+}
+
 struct heard {
   atomic_int revoked, drained, reclaim;
   atomic_ulong lease, base, id;
@@ -265,6 +280,45 @@ static void callbacks_changed_all_the_time_then_no_recall_is_lost(void) {
   OK(fdbroker_close(context));
 }
 
+static void with_a_recall_thread_notices_wait_for_dispatch_and_recalls_do_not(void) {
+  fdbroker_options_t options;
+  fdbroker_t *context = NULL, *consumer = open_at(&broker);
+  fdbroker_handle_t handles[BUFFERS];
+  struct owner owner;
+  struct told told = {.thread = pthread_self()};
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  fdbroker_options_init(&options);
+  options.socket = broker.socket;
+  options.flags = FDBROKER_OPEN_RECALL_THREAD | FDBROKER_OPEN_DISPATCH;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
+  context = open_with(&broker, FDBROKER_OPEN_RECALL_THREAD);
+  struct pollfd ready = {.fd = fdbroker_event_fd(context), .events = POLLIN};
+  CHECK(ready.fd >= 0);
+  told.context = context;
+  own(&owner, context, handles);
+  OK(fdbroker_set_notice_callback(context, wait_and_count, &told));
+  /* Recalls are answered while this thread makes no call of the owner's context. */
+  for (int at = 0; at < BUFFERS; at++) check_bytes(consumer, &handles[at], at);
+  CHECK(owner.recalls >= BUFFERS / 2 && owner.on_main == 0);
+  OK(fdbroker_empty_cache(consumer, NULL));
+  OK(fdbroker_dispatch(context, 0));
+  CHECK(told.drained == 0 && poll(&ready, 1, 0) == 0);
+  OK(fdbroker_acquire(consumer, &handles[0], SOON, &grant));
+  int32_t drained = 1;
+  OK(fdbroker_unregister_drained(context, &handles[0], &drained));
+  CHECK(drained == 0);
+  close(grant.fd);
+  OK(fdbroker_release(consumer, grant.lease));
+  CHECK(poll(&ready, 1, (int)SOON) == 1 && told.drained == 0);
+  OK(fdbroker_dispatch(context, SOON));
+  CHECK(told.drained == 1 && told.on_thread == 1 && told.waited == 1 && poll(&ready, 1, 0) == 0);
+  CODE(FDBROKER_STALE, fdbroker_unregister(context, &handles[0]));
+  for (int at = 1; at < BUFFERS; at++) OK(fdbroker_unregister(context, &handles[at]));
+  for (int at = 0; at < BUFFERS; at++) close(owner.fds[at]);
+  OK(fdbroker_close(consumer));
+  OK(fdbroker_close(context));
+}
+
 int main(void) {
   begin();
   broker_start(&broker, "caps.node.held_fds=8");
@@ -274,6 +328,7 @@ int main(void) {
   RUN(an_end_is_told_to_the_holder_and_then_to_the_owner);
   RUN(changing_a_callback_waits_for_the_one_that_runs);
   RUN(callbacks_changed_all_the_time_then_no_recall_is_lost);
+  RUN(with_a_recall_thread_notices_wait_for_dispatch_and_recalls_do_not);
   broker_stop(&broker);
   return end();
 }

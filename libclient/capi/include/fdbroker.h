@@ -117,10 +117,21 @@ uint32_t fdbroker_abi_version(void);
 /* ---- Open and close ------------------------------------------------------------------------------------- */
 
 /* No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(). Calls that wait serve
- * events, too. Callbacks run inside these calls. */
+ * events, too. Callbacks run inside these calls.
+ *
+ * Between these calls nobody serves, which other processes feel: an acquire of memory of this process whose fd the broker
+ * has closed waits, and answers FDBROKER_OWNER_SILENT after the broker's limits.recall_timeout_ms (2 s unless configured),
+ * until this process dispatches again; leases that the broker asks back for others stay; memory that has ended stays
+ * mapped in the cache. After a crash of the broker nobody gets this process's memory until it dispatches, and its
+ * registrations are lost if it does not within limits.grace_ms (10 s). Where a rank computes longer than that without a
+ * call, use FDBROKER_OPEN_RECALL_THREAD. */
 #define FDBROKER_OPEN_DISPATCH 1
 
 #define FDBROKER_OPEN_NO_RECONNECT 2    /* When the connection is lost, do not look for a broker again. */
+
+/* The library thread serves recalls and the reconnect, and runs the recall callback alone. Notices wait, and the notice
+ * callback runs inside fdbroker_dispatch(), for which fdbroker_event_fd() says when. Not with FDBROKER_OPEN_DISPATCH. */
+#define FDBROKER_OPEN_RECALL_THREAD 4
 
 /* The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and print_stats: the
  * environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED,
@@ -601,7 +612,7 @@ typedef struct fdbroker_recall_answer {
  * ends. Any other code: not now; an fd then stays the callback's.
  *
  * Runs on the library thread, with all signals blocked; with FDBROKER_OPEN_DISPATCH inside fdbroker_dispatch() or a
- * call that waits. A context runs one callback at a time. It must return soon, and must not throw, longjmp or wait:
+ * call that waits. A context runs one callback at a time (with FDBROKER_OPEN_RECALL_THREAD one of each kind). It must return soon, and must not throw, longjmp or wait:
  * calls that wait answer FDBROKER_NOT_SUPPORTED there. It may call functions that never wait, such as
  * fdbroker_release(), fdbroker_host_free() and fdbroker_stats(). */
 typedef fdbroker_code_t (*fdbroker_recall_fn)(void *user, const fdbroker_recall_t *recall,
@@ -619,7 +630,8 @@ typedef struct fdbroker_notice {
   uint64_t base;                 /* Of the same kinds; as registered. */
 } fdbroker_notice_t;
 
-/* Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback returns. */
+/* Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback returns. With
+ * FDBROKER_OPEN_RECALL_THREAD it runs inside fdbroker_dispatch(), and calls that wait are fine there. */
 typedef void (*fdbroker_notice_fn)(void *user, const fdbroker_notice_t *notice);
 
 /* Sets the callback that exports registered memory again when the broker recalls it. Set it before registering with
@@ -634,12 +646,12 @@ fdbroker_code_t fdbroker_set_recall_callback(fdbroker_t *broker, fdbroker_recall
 /* Sets the callback that receives notices; NULL: none. Rules and errors as for fdbroker_set_recall_callback(). */
 fdbroker_code_t fdbroker_set_notice_callback(fdbroker_t *broker, fdbroker_notice_fn callback, void *user);
 
-/* With FDBROKER_OPEN_DISPATCH: an fd for poll(2) and POLLIN, readable when fdbroker_dispatch() has something to do. It
- * stays the library's and the same until fdbroker_close(): do not read or close it. Otherwise -1. */
+/* With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN, readable when
+ * fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read or close it. Otherwise -1. */
 int fdbroker_event_fd(fdbroker_t *broker);
 
-/* With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect. Callbacks run inside this call. When there
- * is nothing to serve, it waits up to timeout_ms; 0 does not wait. FDBROKER_OK also when nothing came, and while the
+/* With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with FDBROKER_OPEN_RECALL_THREAD: notices.
+ * Callbacks run inside this call. When there is nothing to serve, it waits up to timeout_ms; 0 does not wait. FDBROKER_OK also when nothing came, and while the
  * broker is away. Not inside a callback.
  *
  * Errors: FDBROKER_NOT_SUPPORTED (this context has a library thread; or inside a callback), FDBROKER_NOT_CONNECTED

@@ -48,7 +48,7 @@ pub struct fdbroker_recall_answer_t {
 /// ends. Any other code: not now; an fd then stays the callback's.
 ///
 /// Runs on the library thread, with all signals blocked; with FDBROKER_OPEN_DISPATCH inside fdbroker_dispatch() or a
-/// call that waits. A context runs one callback at a time. It must return soon, and must not throw, longjmp or wait:
+/// call that waits. A context runs one callback at a time (with FDBROKER_OPEN_RECALL_THREAD one of each kind). It must return soon, and must not throw, longjmp or wait:
 /// calls that wait answer FDBROKER_NOT_SUPPORTED there. It may call functions that never wait, such as
 /// fdbroker_release(), fdbroker_host_free() and fdbroker_stats().
 pub type fdbroker_recall_fn = Option<
@@ -100,7 +100,8 @@ pub struct fdbroker_notice_t {
     pub base: u64,
 }
 
-/// Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback returns.
+/// Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback returns. With
+/// FDBROKER_OPEN_RECALL_THREAD it runs inside fdbroker_dispatch(), and calls that wait are fine there.
 pub type fdbroker_notice_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, notice: *const fdbroker_notice_t)>;
 
@@ -123,6 +124,12 @@ impl Callbacks {
     pub fn clear(&self) -> Result<(), Failure> {
         let recall = self.recall.set(None);
         self.notice.set(None).and(recall)
+    }
+
+    /// Passes a notice to the callback.
+    pub fn tell(&self, notice: &fdbroker_notice_t) {
+        // SAFETY: the application's function and argument; the struct lives over the call.
+        self.notice.run(|callback| unsafe { (callback.call)(callback.user, &raw const *notice) });
     }
 }
 
@@ -185,14 +192,8 @@ pub(crate) fn is_open(fd: RawFd) -> bool {
     fd >= 0 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0
 }
 
-/// Passes a notice to the C callback, on the thread that serves events.
-pub(crate) fn deliver_notice(callbacks: &Callbacks, leases: &Leases, notice: &Notice) {
-    let tell = |notice: fdbroker_notice_t| {
-        // SAFETY: the application's function and argument; the struct lives over the call.
-        callbacks
-            .notice
-            .run(|callback| unsafe { (callback.call)(callback.user, &raw const notice) });
-    };
+/// Says a notice in the terms of C, on the thread that serves events.
+pub(crate) fn translate(leases: &Leases, notice: &Notice, tell: impl Fn(fdbroker_notice_t)) {
     let of = |kind| fdbroker_notice_t {
         struct_size: size_of::<fdbroker_notice_t>() as u64,
         kind,

@@ -5,6 +5,7 @@ use crate::arenas::Arenas;
 use crate::callbacks::Callbacks;
 use crate::failure::Failure;
 use crate::leases::Leases;
+use crate::notices::Notices;
 use fdbroker_client::{Client, Error, Exports, ImportCache};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
@@ -17,6 +18,8 @@ pub struct fdbroker_t {
     pub(crate) cache: ImportCache,
     pub(crate) leases: Arc<Leases>,
     pub(crate) callbacks: Arc<Callbacks>,
+    /// Where the library thread serves recalls alone.
+    pub(crate) notices: Option<Arc<Notices>>,
     pub(crate) client: Client,
     pub(crate) print_stats: bool,
     /// The next of the contexts that `forked` keeps.

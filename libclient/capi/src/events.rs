@@ -44,19 +44,22 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
     })
 }
 
-/// With FDBROKER_OPEN_DISPATCH: an fd for poll(2) and POLLIN, readable when fdbroker_dispatch() has something to do. It
-/// stays the library's and the same until fdbroker_close(): do not read or close it. Otherwise -1.
+/// With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN, readable when
+/// fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read or close it. Otherwise -1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
     guard_value(-1, || {
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "event fd") }?;
-        Ok(context.client.event_fd()?.as_raw_fd())
+        match &context.notices {
+            Some(notices) => Ok(notices.event_fd().as_raw_fd()),
+            None => Ok(context.client.event_fd()?.as_raw_fd()),
+        }
     })
 }
 
-/// With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect. Callbacks run inside this call. When there
-/// is nothing to serve, it waits up to timeout_ms; 0 does not wait. FDBROKER_OK also when nothing came, and while the
+/// With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with FDBROKER_OPEN_RECALL_THREAD: notices.
+/// Callbacks run inside this call. When there is nothing to serve, it waits up to timeout_ms; 0 does not wait. FDBROKER_OK also when nothing came, and while the
 /// broker is away. Not inside a callback.
 ///
 /// Errors: FDBROKER_NOT_SUPPORTED (this context has a library thread; or inside a callback), FDBROKER_NOT_CONNECTED
@@ -70,7 +73,11 @@ pub unsafe extern "C" fn fdbroker_dispatch(
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "dispatch") }?;
         refuse_in_callback("dispatch")?;
-        context.client.dispatch(Duration::from_millis(timeout_ms.into()))?;
+        let timeout = Duration::from_millis(timeout_ms.into());
+        match &context.notices {
+            Some(notices) => notices.dispatch(&context.callbacks, timeout),
+            None => drop(context.client.dispatch(timeout)?),
+        }
         Ok(())
     })
 }

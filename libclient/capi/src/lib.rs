@@ -33,6 +33,7 @@ mod last_error;
 mod leases;
 mod limits;
 mod logger;
+mod notices;
 pub mod open;
 pub mod opener;
 pub mod register;

@@ -18,6 +18,10 @@ pub const LAST_ERROR_BYTES: usize = 1024;
 /// hangs must not hang another thread for ever.
 pub const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Notices that wait for fdbroker_dispatch() while more FDBROKER_NOTICE_RECLAIM are kept. All others are bounded by
+/// what the client has, and by how often its broker dies; these the broker repeats.
+pub const RECLAIMS_KEPT: usize = 4096;
+
 /// Bytes of one line of the log; a longer line is cut. Below PIPE_BUF (4096), so that lines of ranks that share a
 /// pipe do not mix (pipe(7)).
 pub const LOG_LINE_BYTES: usize = 2048;

@@ -2,7 +2,7 @@
 //! After a close must never leave a thread, an fd or a running callback behind.
 
 use crate::arenas::Arenas;
-use crate::callbacks::{Callbacks, deliver_notice, deliver_recall};
+use crate::callbacks::{Callbacks, deliver_recall, translate};
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
@@ -10,6 +10,7 @@ use crate::forked;
 use crate::guard::{guard, guard_value};
 use crate::leases::Leases;
 use crate::logger;
+use crate::notices::Notices;
 use crate::sized::{Growable, read};
 use crate::slot::refuse_in_callback;
 use crate::stats;
@@ -22,9 +23,19 @@ use std::sync::atomic::AtomicPtr;
 
 /// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(). Calls that wait serve
 /// events, too. Callbacks run inside these calls.
+///
+/// Between these calls nobody serves, which other processes feel: an acquire of memory of this process whose fd the broker
+/// has closed waits, and answers FDBROKER_OWNER_SILENT after the broker's limits.recall_timeout_ms (2 s unless configured),
+/// until this process dispatches again; leases that the broker asks back for others stay; memory that has ended stays
+/// mapped in the cache. After a crash of the broker nobody gets this process's memory until it dispatches, and its
+/// registrations are lost if it does not within limits.grace_ms (10 s). Where a rank computes longer than that without a
+/// call, use FDBROKER_OPEN_RECALL_THREAD.
 pub const FDBROKER_OPEN_DISPATCH: u32 = 1;
 /// When the connection is lost, do not look for a broker again.
 pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;
+/// The library thread serves recalls and the reconnect, and runs the recall callback alone. Notices wait, and the notice
+/// callback runs inside fdbroker_dispatch(), for which fdbroker_event_fd() says when. Not with FDBROKER_OPEN_DISPATCH.
+pub const FDBROKER_OPEN_RECALL_THREAD: u32 = 4;
 /// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and print_stats: the
 /// environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED,
 /// FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else the built-in value.
@@ -132,11 +143,17 @@ pub unsafe extern "C" fn fdbroker_open(
 /// # Safety
 /// The strings of `options` are NULL or NUL-terminated.
 unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
-    let known = FDBROKER_OPEN_DISPATCH | FDBROKER_OPEN_NO_RECONNECT;
+    let known = FDBROKER_OPEN_DISPATCH | FDBROKER_OPEN_NO_RECONNECT | FDBROKER_OPEN_RECALL_THREAD;
     if options.flags & !known != 0 {
         let text = format!("open: flags {:#x}: only FDBROKER_OPEN_* are known", options.flags);
         return Err(Failure::argument(text));
     }
+    let has_recall_thread = options.flags & FDBROKER_OPEN_RECALL_THREAD != 0;
+    if has_recall_thread && options.flags & FDBROKER_OPEN_DISPATCH != 0 {
+        let text = "open: FDBROKER_OPEN_RECALL_THREAD has a thread, FDBROKER_OPEN_DISPATCH has none; choose one";
+        return Err(Failure::argument(text));
+    }
+    let notices = has_recall_thread.then(Notices::new).transpose()?.map(Arc::new);
     let mut settings = cache_settings(options)?;
     // Printed here, with the context's other counters.
     let print_stats = std::mem::take(&mut settings.print_stats);
@@ -153,7 +170,13 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         })
         .on_notice({
             let (callbacks, leases) = (Arc::clone(&callbacks), Arc::clone(&leases));
-            Box::new(move |notice| deliver_notice(&callbacks, &leases, &notice))
+            let queue = notices.clone();
+            Box::new(move |notice| {
+                translate(&leases, &notice, |told| match &queue {
+                    Some(queue) => queue.push(told),
+                    None => callbacks.tell(&told),
+                });
+            })
         });
     // SAFETY: the caller's promise.
     if let Some(socket) = unsafe { string(options.socket) } {
@@ -170,6 +193,7 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         cache: ImportCache::new(&client, settings),
         leases,
         callbacks,
+        notices,
         client,
         print_stats,
         next_kept: AtomicPtr::default(),
