@@ -36,7 +36,8 @@
 //! thread: the application polls [`Client::event_fd`] and calls [`Client::dispatch`], and calls that wait serve
 //! meanwhile.
 //!
-//! **Progress engines** that must not block start an acquire and test it: [`Client::acquire_start`].
+//! **Progress engines** that must not block start an acquire and test it: [`Client::acquire_start`],
+//! [`ImportCache::import_start`].
 //!
 //! **Fork.** In the child everything answers NOT_CONNECTED and drops say nothing to the broker; imports are not
 //! mapped there. Connect anew. So for children of `_Fork` and clone(2), too. A child that shares its parent's memory (vfork(2),
@@ -70,8 +71,8 @@ pub use books::grant::Grant;
 pub use books::import::Import;
 pub use books::lease::Lease;
 pub use cache::{
-    CacheSettings, CacheStats, CachedImport, ImportCache, ImportMode, ImportOpener, Imports,
-    Opened, Opener, Pin,
+    CacheSettings, CacheStats, CachedImport, ImportCache, ImportMode, ImportOpener, ImportProgress,
+    ImportRequest, Imports, Opened, Opener, Pin,
 };
 pub use deadline::Deadline;
 pub use deposit::{AllocationInfo, Deposit, Drained, DriverData, Registration, RegistrationRef};

@@ -34,6 +34,7 @@ static int in_child(fdbroker_import_t *import, uint64_t lease, void *host) {
   DEAD(fdbroker_acquire_many(context, 1, &handle, SOON, &grant, &code));
   CHECK(code == FDBROKER_NOT_CONNECTED);
   DEAD(fdbroker_acquire_start(context, 1, &handle, SOON, &request));
+  DEAD(fdbroker_import_start(context, 1, &handle, 0, SOON, &request));
   DEAD(fdbroker_import(context, &handle, 0, SOON, &again));
   DEAD(fdbroker_import_hit(context, &handle, 0, &again));
   CHECK(fdbroker_import_is_current(context, import) == 0);

@@ -81,6 +81,64 @@ static void note(void *user, const fdbroker_notice_t *notice) {
   seen->waits_refused += code == FDBROKER_NOT_SUPPORTED && memory == NULL;
 }
 
+static void imports_started_then_tested_are_done_and_in_the_cache(void) {
+  fdbroker_t *owner = open_at(&broker), *context = open_at(&broker);
+  fdbroker_handle_t handles[4] = {{{0}}};
+  fdbroker_import_t imports[4], again;
+  fdbroker_code_t codes[4] = {77, 77, 77, 77}, code;
+  fdbroker_request_t *request;
+  fdbroker_grant_t grant = {.struct_size = sizeof grant};
+  void *memory[2];
+  for (int at = 0; at < 2; at++) {
+    OK(fdbroker_host_alloc(owner, FDBROKER_HOST_ARENA, PAGE, SOON, &memory[at], &handles[at]));
+    memset(memory[at], 'a' + at, PAGE);
+  }
+  handles[3] = handles[1];
+  /* The first is a hit, the third no handle, the last the same as the second. */
+  OK(fdbroker_import(context, &handles[0], FDBROKER_IMPORT_READ, SOON, &again));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_import_start(context, 4, handles, 77, SOON, &request));
+  CHECK(request == NULL);
+  OK(fdbroker_import_start(context, 4, handles, FDBROKER_IMPORT_READ, SOON, &request));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_import_test(request, NULL, NULL));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_request_test(request, &grant, NULL));
+  unsigned waited = 0;
+  while ((code = fdbroker_import_test(request, imports, codes)) == FDBROKER_AGAIN && waited++ < SOON) nap_ms(1);
+  CODE(FDBROKER_BAD_HANDLE, code);
+  CHECK(codes[0] == FDBROKER_OK && codes[1] == FDBROKER_OK && codes[2] == FDBROKER_BAD_HANDLE && codes[3] == FDBROKER_OK);
+  CHECK(imports[0].ptr == again.ptr && imports[2].ptr == NULL && imports[1].ptr == imports[3].ptr);
+  CHECK(all_bytes_are(imports[0].ptr, 'a', PAGE) && all_bytes_are(imports[1].ptr, 'b', PAGE));
+  CHECK(fdbroker_import_is_current(context, &imports[1]) == 1);
+  OK(fdbroker_import_release(context, &again));
+  for (int at = 0; at < 4; at++)
+    if (at != 2) OK(fdbroker_import_release(context, &imports[at]));
+  CHECK(stats_of(context).pinned == 0 && stats_of(context).entries == 2);
+  /* All hits: done at the first test, without a message. */
+  OK(fdbroker_import_start(context, 2, handles, FDBROKER_IMPORT_READ, 0, &request));
+  OK(fdbroker_import_test(request, imports, NULL));
+  for (int at = 0; at < 2; at++) OK(fdbroker_import_release(context, &imports[at]));
+  /* Cancelled at any time, it leaves nothing. */
+  int fds = open_fds();
+  for (int round = 0; round < 20; round++) {
+    OK(fdbroker_empty_cache(context, NULL));
+    OK(fdbroker_import_start(context, 2, handles, FDBROKER_IMPORT_READ, SOON, &request));
+    for (int turn = 0; turn < round % 4; turn++) {
+      code = fdbroker_import_test(request, imports, NULL);
+      if (code != FDBROKER_AGAIN) break;
+      nap_ms(1);
+    }
+    if (round % 4 == 0 || code == FDBROKER_AGAIN)
+      OK(fdbroker_request_cancel(request));
+    else
+      for (int at = 0; at < 2; at++) OK(fdbroker_import_release(context, &imports[at]));
+  }
+  CHECK(stats_of(context).pinned == 0);
+  OK(fdbroker_empty_cache(context, NULL));
+  EVENTUALLY(ledger(&broker, "open_leases") == 0 && ledger(&broker, "mapped_leases") == 0);
+  CHECK(open_fds() == fds);
+  OK(fdbroker_close(context));
+  OK(fdbroker_close(owner));
+}
+
 static void in_dispatch_mode_no_thread_is_made_and_the_fd_tells_when(void) {
   int before = threads(), fds = open_fds();
   fdbroker_t *other = open_at(&broker);
@@ -120,6 +178,7 @@ int main(void) {
   broker_start(&broker, NULL);
   RUN(a_request_started_then_tested_is_done);
   RUN(a_request_cancelled_leaves_nothing);
+  RUN(imports_started_then_tested_are_done_and_in_the_cache);
   RUN(in_dispatch_mode_no_thread_is_made_and_the_fd_tells_when);
   broker_stop(&broker);
   return end();

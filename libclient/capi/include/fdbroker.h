@@ -429,31 +429,6 @@ fdbroker_code_t fdbroker_release(fdbroker_t *broker, uint64_t lease);
  * Errors: the first of those of fdbroker_release(). */
 fdbroker_code_t fdbroker_release_many(fdbroker_t *broker, size_t count, const uint64_t *leases);
 
-/* ---- Consumers: acquiring without waiting --------------------------------------------------------------- */
-
-/* A request under way. Only one thread at a time may use it. */
-typedef struct fdbroker_request fdbroker_request_t;
-
-/* Starts to acquire count handles, without waiting. On success *request is a request, which ends when
- * fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
- * fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
- *
- * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others. */
-fdbroker_code_t fdbroker_acquire_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,
-    uint32_t deadline_ms, fdbroker_request_t **request);
-
-/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
- * it is done and freed: all grants and codes (codes may be NULL) are filled as by fdbroker_acquire_many(). Also
- * inside a callback.
- *
- * Errors: the first of those of fdbroker_acquire(); FDBROKER_INVALID_ARGUMENT (the request stays as it was). */
-fdbroker_code_t fdbroker_request_test(fdbroker_request_t *request, fdbroker_grant_t *grants,
-    fdbroker_code_t *codes);
-
-/* Cancels a request and frees it: the broker is told, and grants that still come are given back. Never waits; also
- * inside a callback. NULL: does nothing. */
-fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
-
 /* ---- Consumers: memory, through the import cache -------------------------------------------------------- */
 
 #define FDBROKER_IMPORT_READ 0          /* Map for reading. */
@@ -557,6 +532,48 @@ fdbroker_code_t fdbroker_empty_cache(fdbroker_t *broker, uint64_t *closed);
  * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_set_opener(fdbroker_t *broker, uint32_t kind, fdbroker_open_fn open,
     fdbroker_close_fn close, void *user);
+
+/* ---- Consumers: without waiting ------------------------------------------------------------------------- */
+
+/* A request under way. Only one thread at a time may use it. */
+typedef struct fdbroker_request fdbroker_request_t;
+
+/* Starts to acquire count handles, without waiting. On success *request is a request, which ends when
+ * fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
+ * fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others. */
+fdbroker_code_t fdbroker_acquire_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,
+    uint32_t deadline_ms, fdbroker_request_t **request);
+
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
+ * it is done and freed: all grants and codes (codes may be NULL) are filled as by fdbroker_acquire_many(). Also
+ * inside a callback.
+ *
+ * Errors: the first of those of fdbroker_acquire(); FDBROKER_INVALID_ARGUMENT (the request stays as it was). */
+fdbroker_code_t fdbroker_request_test(fdbroker_request_t *request, fdbroker_grant_t *grants,
+    fdbroker_code_t *codes);
+
+/* Starts to import count handles through the import cache, without waiting; flags are FDBROKER_IMPORT_*. Otherwise as
+ * fdbroker_acquire_start(); fdbroker_import_test() makes progress. What is in the cache is in use at once.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. fdbroker_import_test() answers all
+ * others. */
+fdbroker_code_t fdbroker_import_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,
+    uint32_t flags, uint32_t deadline_ms, fdbroker_request_t **request);
+
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
+ * done and freed: all imports and codes (codes may be NULL) are filled as by fdbroker_import_many(). Each fd is closed as
+ * it comes. An opener (fdbroker_set_opener()) runs inside this call. Not inside a callback.
+ *
+ * Errors: the first of those of fdbroker_import(); FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT:
+ * the request stays as it was. */
+fdbroker_code_t fdbroker_import_test(fdbroker_request_t *request, fdbroker_import_t *imports,
+    fdbroker_code_t *codes);
+
+/* Cancels a request and frees it: the broker is told, and what it has got or still gets is given back. Never waits; also
+ * inside a callback. NULL: does nothing. */
+fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */
 

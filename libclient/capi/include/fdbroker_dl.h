@@ -55,6 +55,8 @@
   X(fdbroker_acquire_start)       \
   X(fdbroker_request_test)        \
   X(fdbroker_request_cancel)      \
+  X(fdbroker_import_start)        \
+  X(fdbroker_import_test)         \
   X(fdbroker_import)              \
   X(fdbroker_import_hit)          \
   X(fdbroker_import_many)         \

@@ -6,7 +6,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many, one};
-use crate::sized::{Answers, plain};
+use crate::sized::{Answers, Results, plain};
 use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ImportMode, Pin};
 use std::ffi::c_void;
 
@@ -107,7 +107,7 @@ unsafe fn hit(
     hit.map(|hit| *import = taken_apart(hit)).is_some()
 }
 
-fn mode(flags: u32) -> Result<ImportMode, Failure> {
+pub(crate) fn mode(flags: u32) -> Result<ImportMode, Failure> {
     let keep = flags & FDBROKER_IMPORT_NO_CACHE == 0;
     let access = match flags & !FDBROKER_IMPORT_NO_CACHE {
         FDBROKER_IMPORT_READ => Access::Read,
@@ -152,11 +152,23 @@ unsafe fn import_all(
     codes: *mut fdbroker_code_t,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
-    let mut answers =
-        unsafe { Answers::new(count, plain(imports, count, "import", || NONE), codes) }?;
+    let mut answers = unsafe { answers(count, imports, codes) }?;
     // SAFETY: as above.
     let imported = unsafe { try_import(broker, count, handles, flags, deadline_ms) };
     answers.fill(imported.map(|imports| imports.into_iter().map(|one| one.map(taken_apart))))
+}
+
+/// The caller's arrays for imports and codes.
+///
+/// # Safety
+/// `imports` and `codes` are NULL or point to `count` of them, which nobody else uses meanwhile.
+pub(crate) unsafe fn answers<'a>(
+    count: usize,
+    imports: *mut fdbroker_import_t,
+    codes: *mut fdbroker_code_t,
+) -> Result<Answers<'a, impl Results<fdbroker_import_t> + use<'a>>, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { Answers::new(count, plain(imports, count, "import", || NONE), codes) }
 }
 
 /// # Safety
@@ -173,7 +185,7 @@ unsafe fn try_import<'a>(
     Ok(context.cache.import_many(handles, mode(flags)?, Deadline::from_ms(deadline_ms))?)
 }
 
-fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {
+pub(crate) fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {
     let (ptr, size_bytes, id) = (import.as_ptr().cast(), import.len() as u64, import.id());
     let pin = import.into_pin().to_u64();
     fdbroker_import_t { ptr, size_bytes, pin, slot: id.slot, generation: id.generation }

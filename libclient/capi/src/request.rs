@@ -1,4 +1,4 @@
-//! Acquiring without waiting, for progress engines: start, test, cancel.
+//! Acquiring and importing without waiting, for progress engines: start, test, cancel.
 //! Must never wait, nor keep a request that is done.
 
 use crate::acquire::{Grants, fdbroker_grant_t};
@@ -7,16 +7,48 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, many};
+use crate::import::{answers, fdbroker_import_t, mode, taken_apart};
 use crate::leases::Leases;
-use fdbroker_client::{AcquireRequest, Deadline, Progress};
+use crate::slot::refuse_in_callback;
+use fdbroker_client::{AcquireRequest, Deadline, ImportProgress, ImportRequest, Progress};
 use std::sync::Arc;
 
 /// A request under way. Only one thread at a time may use it.
 pub struct fdbroker_request_t {
     count: usize,
-    /// `None` only inside `fdbroker_request_test`.
-    request: Option<AcquireRequest>,
-    leases: Arc<Leases>,
+    what: What,
+}
+
+enum What {
+    /// The request is `None` only inside `fdbroker_request_test`.
+    Acquire(Option<AcquireRequest>, Arc<Leases>),
+    /// The same inside `fdbroker_import_test`.
+    Import(Option<ImportRequest<'static>>),
+}
+
+/// The caller's request.
+///
+/// # Safety
+/// `request` is NULL or a request that no other thread uses meanwhile.
+unsafe fn under_way<'a>(
+    request: *mut fdbroker_request_t,
+) -> Result<&'a mut fdbroker_request_t, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { request.as_mut() }.ok_or_else(|| Failure::argument("request is NULL"))
+}
+
+/// Where a started request goes, NULL for now.
+///
+/// # Safety
+/// `request` is NULL or the caller's to write.
+unsafe fn place<'a>(
+    request: *mut *mut fdbroker_request_t,
+) -> Result<&'a mut *mut fdbroker_request_t, Failure> {
+    // SAFETY: the caller's promise.
+    let out = unsafe { request.as_mut() };
+    let out = out.ok_or_else(|| Failure::argument("request is NULL"))?;
+    *out = std::ptr::null_mut();
+    Ok(out)
 }
 
 /// Starts to acquire count handles, without waiting. On success *request is a request, which ends when
@@ -34,15 +66,12 @@ pub unsafe extern "C" fn fdbroker_acquire_start(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { request.as_mut() };
-        let out = out.ok_or_else(|| Failure::argument("request is NULL"))?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { place(request) }?;
         // SAFETY: as above.
         let (context, handles) = unsafe { (context(broker, "acquire")?, many(handles, count)?) };
         let request = context.client.acquire_start(handles, Deadline::from_ms(deadline_ms))?;
-        let leases = Arc::clone(&context.leases);
-        *out =
-            Box::into_raw(Box::new(fdbroker_request_t { count, request: Some(request), leases }));
+        let what = What::Acquire(Some(request), Arc::clone(&context.leases));
+        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
         Ok(())
     })
 }
@@ -60,25 +89,90 @@ pub unsafe extern "C" fn fdbroker_request_test(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let this = unsafe { request.as_mut() };
-        let this = this.ok_or_else(|| Failure::argument("request is NULL"))?;
+        let this = unsafe { under_way(request) }?;
+        let What::Acquire(acquire, leases) = &mut this.what else {
+            return Err(Failure::argument("request is one of fdbroker_import_start()"));
+        };
         // SAFETY: as above; as many as were started.
         let mut grants = unsafe { Grants::new(this.count, grants, codes) }?;
-        let under_way = this.request.take().expect("put back while under way");
-        let outcomes = match under_way.test() {
+        let outcomes = match acquire.take().expect("put back while under way").test() {
             Progress::UnderWay(under_way) => {
-                this.request = Some(under_way);
+                *acquire = Some(under_way);
                 return Err(Failure::NotReady);
             }
             Progress::Done(outcomes) => outcomes,
         };
+        let leases = Arc::clone(leases);
         // SAFETY: made by fdbroker_acquire_start, and this is its last use.
-        let this = unsafe { Box::from_raw(request) };
-        grants.fill(&this.leases, outcomes)
+        drop(unsafe { Box::from_raw(request) });
+        grants.fill(&leases, outcomes)
     })
 }
 
-/// Cancels a request and frees it: the broker is told, and grants that still come are given back. Never waits; also
+/// Starts to import count handles through the import cache, without waiting; flags are FDBROKER_IMPORT_*. Otherwise as
+/// fdbroker_acquire_start(); fdbroker_import_test() makes progress. What is in the cache is in use at once.
+///
+/// Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. fdbroker_import_test() answers all
+/// others.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_start(
+    broker: *mut fdbroker_t,
+    count: usize,
+    handles: *const fdbroker_handle_t,
+    flags: u32,
+    deadline_ms: u32,
+    request: *mut *mut fdbroker_request_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states. The request ends before the context does: it lives as long as
+        // the request needs it.
+        let (out, context): (_, &'static fdbroker_t) =
+            unsafe { (place(request)?, context(broker, "import")?) };
+        // SAFETY: as above.
+        let handles = unsafe { many(handles, count) }?;
+        let deadline = Deadline::from_ms(deadline_ms);
+        let started = context.cache.import_start(handles, mode(flags)?, deadline)?;
+        let what = What::Import(Some(started));
+        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
+        Ok(())
+    })
+}
+
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
+/// done and freed: all imports and codes (codes may be NULL) are filled as by fdbroker_import_many(). Each fd is closed as
+/// it comes. An opener (fdbroker_set_opener()) runs inside this call. Not inside a callback.
+///
+/// Errors: the first of those of fdbroker_import(); FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT:
+/// the request stays as it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_test(
+    request: *mut fdbroker_request_t,
+    imports: *mut fdbroker_import_t,
+    codes: *mut fdbroker_code_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        refuse_in_callback("import")?;
+        // SAFETY: the caller's pointers, as the header states.
+        let this = unsafe { under_way(request) }?;
+        let What::Import(import) = &mut this.what else {
+            return Err(Failure::argument("request is one of fdbroker_acquire_start()"));
+        };
+        // SAFETY: as above; as many as were started.
+        let mut answers = unsafe { answers(this.count, imports, codes) }?;
+        let outcomes = match import.take().expect("put back while under way").test() {
+            ImportProgress::UnderWay(under_way) => {
+                *import = Some(under_way);
+                return Err(Failure::NotReady);
+            }
+            ImportProgress::Done(outcomes) => outcomes,
+        };
+        // SAFETY: made by fdbroker_import_start, and this is its last use.
+        drop(unsafe { Box::from_raw(request) });
+        answers.fill(Ok::<_, Failure>(outcomes.into_iter().map(|one| one.map(taken_apart))))
+    })
+}
+
+/// Cancels a request and frees it: the broker is told, and what it has got or still gets is given back. Never waits; also
 /// inside a callback. NULL: does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_cancel(

@@ -14,8 +14,8 @@ const SECTIONS: [(&str, &[&str]); 10] = [
     ("Producers: registering memory", &["register"]),
     ("Producers: host memory", &["host"]),
     ("Consumers: fds and leases", &["acquire"]),
-    ("Consumers: acquiring without waiting", &["request"]),
     ("Consumers: memory, through the import cache", &["import", "opener"]),
+    ("Consumers: without waiting", &["request"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),
 ];

@@ -7,6 +7,7 @@ use super::mode::ImportMode;
 use super::opened::{ImportOpener, Opener, Openers};
 use super::pin::Pin;
 use super::settings::CacheSettings;
+use super::started::ImportRequest;
 use super::stats::CacheStats;
 use super::table::{Table, close_all};
 use crate::api::client::Client;
@@ -84,6 +85,21 @@ impl ImportCache {
         deadline: Deadline,
     ) -> Result<Imports<'_>, Error> {
         self.importer(mode.into(), deadline, Opening::Map).import_many(handles)
+    }
+
+    /// Starts to import any number, without waiting for anything: see [`ImportRequest`]. What is in the cache is in use from
+    /// now on. May be called in a callback.
+    ///
+    /// # Errors
+    /// When nothing was started: NOT_CONNECTED, unless all is in the cache. All else is said by [`ImportRequest::test`],
+    /// handle by handle.
+    pub fn import_start(
+        &self,
+        handles: &[Handle],
+        mode: impl Into<ImportMode>,
+        deadline: Deadline,
+    ) -> Result<ImportRequest<'_>, Error> {
+        ImportRequest::start(self.importer(mode.into(), deadline, Opening::Map), handles)
     }
 
     /// The same as [`ImportCache::import`] for memory that is not the CPU's to map: on a miss `open` makes it from

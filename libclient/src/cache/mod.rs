@@ -14,6 +14,7 @@ mod pin;
 mod room;
 mod segments;
 mod settings;
+mod started;
 mod stats;
 mod table;
 
@@ -23,4 +24,5 @@ pub use mode::ImportMode;
 pub use opened::{ImportOpener, Opened, Opener};
 pub use pin::Pin;
 pub use settings::CacheSettings;
+pub use started::{ImportProgress, ImportRequest};
 pub use stats::CacheStats;

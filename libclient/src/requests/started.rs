@@ -36,7 +36,8 @@ struct State {
     handles: Box<[Handle]>,
     deadline: Deadline,
     wanted: Wanted,
-    outcomes: Vec<Option<Result<Grant, Error>>>,
+    /// Outcomes not handed over yet, by the place of their handle.
+    arrived: Vec<(usize, Result<Grant, Error>)>,
     step: Step,
 }
 
@@ -56,14 +57,12 @@ impl AcquireRequest {
         handles: &[Handle],
         deadline: Deadline,
     ) -> Self {
-        let mut outcomes = Vec::new();
-        outcomes.resize_with(handles.len(), || None);
         let mut state = Box::new(State {
             connection,
             handles: handles.into(),
             deadline,
             wanted: Wanted::all_of(handles.len()),
-            outcomes,
+            arrived: Vec::new(),
             step: Step::Send(Instant::now()),
         });
         // Done already is seen by the first test.
@@ -81,6 +80,17 @@ impl AcquireRequest {
             true => Progress::Done(self.state.take_outcomes()),
             false => Progress::UnderWay(self),
         }
+    }
+
+    /// The same, handing each over as it comes. `None`: all have been.
+    pub(crate) fn test_each(
+        mut self,
+        mut each: impl FnMut(usize, Result<Grant, Error>),
+    ) -> Option<Self> {
+        self.state.connection.serve();
+        let is_done = self.state.advance();
+        self.state.arrived.drain(..).for_each(|(place, outcome)| each(place, outcome));
+        (!is_done).then_some(self)
     }
 
     /// Gives it up, like drop: the broker is told, and what it grants all the same is given back. Never waits.
@@ -134,19 +144,20 @@ impl State {
     }
 
     fn settle(&mut self, answered: Result<(), Error>) -> Duration {
-        let State { handles, deadline, wanted, outcomes, .. } = self;
-        wanted.settle(answered, handles, *deadline, |index, outcome| {
-            outcomes[index] = Some(outcome);
+        let State { handles, deadline, wanted, arrived, .. } = self;
+        wanted.settle(answered, handles, *deadline, |place, outcome| {
+            arrived.push((place, outcome));
         })
     }
 
     fn take_outcomes(&mut self) -> Vec<Result<Grant, Error>> {
-        let outcomes = std::mem::take(&mut self.outcomes).into_iter();
         if !self.connection.common.process.is_current() {
             // What was granted before a fork is the parent's.
-            return outcomes.map(|_| Err(self.connection.lost("acquire"))).collect();
+            return self.handles.iter().map(|_| Err(self.connection.lost("acquire"))).collect();
         }
-        outcomes.map(|one| one.expect("each index has an outcome")).collect()
+        let mut arrived = std::mem::take(&mut self.arrived);
+        arrived.sort_unstable_by_key(|(place, _)| *place);
+        arrived.into_iter().map(|(_, outcome)| outcome).collect()
     }
 }
 
