@@ -92,8 +92,8 @@ static void calls_end_at_their_deadlines_with(uint32_t flags) {
   OK(fdbroker_import_release(context, &import));
   OK(fdbroker_host_free(other, host));
   while (now_ms() - begun < stopped_ms) nap_ms(10);
-  MUST(kill(broker.pid, SIGCONT) == 0);
   CHECK(drained == 0);
+  MUST(kill(broker.pid, SIGCONT) == 0);
   for (unsigned waited = 0; drained < 2 && waited < SOON; waited += 5) {
     serve(context);
     nap_ms(5);
