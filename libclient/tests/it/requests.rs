@@ -180,8 +180,9 @@ const LATE: Duration = Duration::from_secs(1);
 
 #[test]
 fn calls_when_the_broker_answers_nothing_then_timed_out_at_their_deadlines() {
-    let broker = FakeBroker::listen();
     for dispatch in [false, true] {
+        // Of its own: a client that loses its peer looks for another one.
+        let broker = FakeBroker::listen();
         let builder = Client::builder().dispatch(dispatch);
         let terms = Terms { credits: 1, ..Terms::default() };
         let (client, _peer) = broker.client_with(builder, terms);
