@@ -23,6 +23,10 @@ pub enum Action {
         client: u32,
         key: OwnerKey,
     },
+    BoundHeld {
+        client: u32,
+        fds: u32,
+    },
     Hello {
         client: u32,
         request: u64,
@@ -131,6 +135,7 @@ impl Action {
                 Input::Hello { client, request, own_fds, deadline: Now(deadline) }
             }
             Action::Identify { client, key } => Input::Identify { client: ClientId(client), key },
+            Action::BoundHeld { client, fds } => Input::BoundHeld { client: ClientId(client), fds },
             Action::Complete { client } => Input::Complete { client: ClientId(client) },
             Action::Gone { client } => Input::Gone { client: ClientId(client) },
             Action::Register { client, request, ref deposits, credits_wanted, deadline } => {

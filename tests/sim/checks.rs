@@ -258,7 +258,7 @@ fn caps(model: &Model, ledger: &Ledger) -> Check {
     for (account, sums) in ledger.accounts() {
         model.proofs.count(Promise::Caps, Resource::capped().count());
         for resource in Resource::capped() {
-            let cap = model.caps(account)[resource];
+            let cap = model.cap(account, resource);
             let used = sums.usage(resource);
             let above = model.above.get(&(account, resource)).copied().unwrap_or(0);
             ensure!(
@@ -617,7 +617,7 @@ fn room_could_be_made(
     });
     // For a hello, fds are closed only if that lets it in.
     let own = request.own_fds().unwrap_or(1);
-    let cap = u128::from(model.caps(blocker.account)[blocker.resource]);
+    let cap = u128::from(model.cap(blocker.account, blocker.resource));
     let used = ledger.of(blocker.account).usage(blocker.resource);
     let idle = u128::from(ledger.of(blocker.account).idle_credits);
     let short_of = match request.own_fds() {
@@ -690,7 +690,7 @@ pub fn hello_helps(model: &Model, step: &Step, after: &Ledger, action: &Action) 
     let mut full = blockers.iter().filter(|blocker| blocker.resource == Resource::Fds);
     let helps = full.any(|blocker| {
         let account = blocker.account;
-        let cap = u128::from(model.caps(account)[blocker.resource]);
+        let cap = u128::from(model.cap(account, blocker.resource));
         let used = after.of(account).usage(blocker.resource);
         let idle = u128::from(after.of(account).idle_credits);
         let short_of = (used + u128::from(own)).saturating_sub(cap + idle);

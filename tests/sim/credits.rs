@@ -95,7 +95,7 @@ impl Model {
                     }
                     (Resource::TablePlaces, _) => false,
                     _ => {
-                        let cap = u128::from(self.caps(account)[resource]);
+                        let cap = u128::from(self.cap(account, resource));
                         after.of(account).usage(resource) >= cap
                     }
                 })

@@ -164,6 +164,7 @@ impl Model {
                 self.begin_connect(&mut step, *client, (*domain, *job), *pid)?;
             }
             Action::Identify { client, key } => self.client_mut(*client)?.key = *key,
+            Action::BoundHeld { client, fds } => self.client_mut(*client)?.most_held = Some(*fds),
             Action::Complete { client } => self.begin_complete(*client)?,
             Action::Hello { client, request, own_fds, deadline } => {
                 let state = self.client(*client)?;
@@ -271,6 +272,7 @@ impl Model {
             job,
             pid,
             key: OwnerKey::default(),
+            most_held: None,
             phase: Phase::Connected,
             own: 0,
             credits: 0,
@@ -491,7 +493,7 @@ impl Model {
             leases.filter(|lease| self.leases.get(lease).is_some_and(|l| l.mapped)).count() as u64
         };
         self.accounts_of_client(client).into_iter().all(|account| {
-            let cap = self.caps(account).mapped_leases;
+            let cap = self.cap(account, fdbroker_protocol::Resource::MappedLeases);
             cap == u64::MAX || count(account) < cap
         })
     }

@@ -56,6 +56,8 @@ pub struct Client {
     pub pid: u32,
     /// What it is known by over connections and brokers.
     pub key: OwnerKey,
+    /// The most fds that it wants to be held for it.
+    pub most_held: Option<u32>,
     pub phase: Phase,
     pub own: u64,
     pub credits: u64,
@@ -669,7 +671,19 @@ impl Model {
             && !self.silent.contains(&allocation.owner)
     }
 
-    pub fn caps(&self, account: Holder) -> &Caps {
+    /// The cap of an account; a client may have bounded what is held for it.
+    pub fn cap(&self, account: Holder, resource: Resource) -> u64 {
+        let cap = self.caps(account)[resource];
+        match account {
+            Holder::Client(client) if resource == Resource::HeldFds => {
+                let bound = self.clients.get(&client).and_then(|client| client.most_held);
+                bound.map_or(cap, |bound| cap.min(bound.into()))
+            }
+            _ => cap,
+        }
+    }
+
+    fn caps(&self, account: Holder) -> &Caps {
         match account {
             Holder::Client(_) => &self.config.client,
             Holder::Job(..) => &self.config.job,
@@ -696,7 +710,7 @@ impl Model {
         self.above.clear();
         for (account, sums) in ledger.accounts() {
             for resource in Resource::capped() {
-                let cap = self.caps(account)[resource];
+                let cap = self.cap(account, resource);
                 if sums.usage(resource) > cap.into() {
                     self.above.insert((account, resource), sums.usage(resource));
                 }
@@ -715,7 +729,7 @@ impl Model {
     pub fn is_full(&self, ledger: &Ledger, account: Holder, resource: Resource, need: u64) -> bool {
         let (used, cap) = match resource {
             Resource::TablePlaces => (self.table_fds(&ledger.node).into(), self.config.table_fds),
-            _ => (ledger.of(account).usage(resource), self.caps(account)[resource]),
+            _ => (ledger.of(account).usage(resource), self.cap(account, resource)),
         };
         let lacking = (used + u128::from(need)).saturating_sub(cap.into());
         // Idle credits are not in the way, but for a hello with very many fds.

@@ -59,11 +59,11 @@ impl Model {
         }
         let accounts = self.accounts_of(quota, scope);
         ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");
-        let cap = match resource {
-            Resource::TablePlaces => self.config.table_fds,
-            other => self.caps(accounts[0])[other],
+        let is_its = |account: &Holder| match resource {
+            Resource::TablePlaces => self.config.table_fds == value,
+            other => self.cap(*account, other) == value,
         };
-        ensure!(cap == value, "{shown} names another cap: it is {cap}");
+        ensure!(accounts.iter().any(is_its), "{shown} names another cap");
         // The cap is full for this request; or a request before it waits for it, or did until this step answered it.
         let heard_of = |account: Holder| {
             let mut others = self.heard.iter().filter(|client| **client != quota.client);

@@ -291,6 +291,10 @@ impl World {
             Some((_, pid, key)) => self.connect_as(client, domain, job, manners, (pid, key))?,
             None => self.connect(client, domain, job, manners)?,
         }
+        if self.rng.chance(100) && self.phase(client) == Some(Phase::Connected) {
+            let fds = self.rng.below(8) as u32;
+            self.feed(Action::BoundHeld { client, fds })?;
+        }
         let order = self.agents.get(&client).map_or(0, |agent| agent.order);
         let wait = self.rng.between(1, 300);
         let first = if self.rng.chance(20) {

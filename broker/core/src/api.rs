@@ -294,6 +294,8 @@ pub enum Input<'a> {
     Redeposit { client: ClientId, request: RequestId, items: &'a [Redeposit] },
     /// What the client is known by: before its hello, or never.
     Identify { client: ClientId, key: OwnerKey },
+    /// The client bounds the fds that the broker holds for it: before its hello, or never.
+    BoundHeld { client: ClientId, fds: u32 },
     /// The client has named all that is alive of what it had before a crash: what is left of it ends.
     Complete { client: ClientId },
     /// Leases of before a crash. Answered by [`Effect::Declared`].

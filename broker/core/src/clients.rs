@@ -88,7 +88,7 @@ impl Core {
 
     /// Opens the account of a client, and counts it with its domain and its job.
     pub(crate) fn open_client(&mut self, number: u32) {
-        let Client { domain, job, .. } = *self.client_mut(number);
+        let Client { domain, job, most_held, .. } = *self.client_mut(number);
         let domain = &mut self.domains[domain];
         domain.clients += 1;
         let job = job.map(|job| &mut self.jobs[job]);
@@ -96,7 +96,11 @@ impl Core {
             job.clients += 1;
             job.scope
         });
-        self.client_mut(number).scope = self.ledger.open(Scope::Client, number, parent);
+        let scope = self.ledger.open(Scope::Client, number, parent);
+        self.client_mut(number).scope = scope;
+        if let Some(fds) = most_held {
+            self.ledger.bound_held(scope, fds.into());
+        }
     }
 
     /// Closes the account of a client, and counts it no longer with its domain and its job.

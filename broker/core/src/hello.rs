@@ -37,6 +37,15 @@ impl Core {
         self.make_room_for_hello(own, blocked, fx);
     }
 
+    /// The client's own bound of what is held for it, beside its caps.
+    pub(crate) fn bound_held(&mut self, client: ClientId, fds: u32) {
+        if let Some(record) = self.client(client).filter(|record| !record.welcome) {
+            record.most_held = Some(fds);
+            let scope = record.scope;
+            self.ledger.bound_held(scope, fds.into());
+        }
+    }
+
     /// Looks at a parked hello again; says what it still waits for.
     pub(crate) fn retry_hello(
         &mut self,

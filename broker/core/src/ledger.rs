@@ -6,7 +6,7 @@ use crate::api::{CapsOfScopes, Now};
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::order::Index;
 use crate::work::visit;
-use fdbroker_protocol::{Caps, Resource, Scope};
+use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
 use serde::{Deserialize, Serialize};
 
 /// One charge: of what, and how many fds, bytes, leases, ... of it.
@@ -82,7 +82,7 @@ impl Account {
     }
 
     /// The resource whose cap the charge would pass, if any.
-    fn refuses(&self, caps: &Caps, charge: Charge) -> Option<Resource> {
+    fn refuses(&self, cap: impl Fn(Resource) -> u64, charge: Charge) -> Option<Resource> {
         let Charge(_, amount) = charge;
         if amount == 0 {
             // Adds nothing, not even to what is above its cap.
@@ -91,7 +91,7 @@ impl Account {
         let full = |resource: Resource| {
             // A sum that u64 cannot tell is above every cap, even where there is none.
             let sum = self.counted[resource.index()] + u128::from(amount);
-            resource != Resource::PinnedBytes && sum > caps[resource].into()
+            resource != Resource::PinnedBytes && sum > cap(resource).into()
         };
         charge.resources().find(|resource| full(*resource))
     }
@@ -216,6 +216,8 @@ pub struct ScopeRecord {
     pub blocked: Queued,
     /// Its fds in the closers that will be closed soon; of the node, but for those of slow domains.
     pub coming: u64,
+    /// The most fds that it wants to be held; [`NO_CAP`]: no bound.
+    most_held: u64,
     /// Nothing is charged to it any more.
     is_closed: bool,
 }
@@ -240,6 +242,7 @@ impl ScopeRecord {
             pauses: Default::default(),
             blocked: Queued::default(),
             coming: 0,
+            most_held: NO_CAP,
             is_closed: false,
         }
     }
@@ -348,7 +351,17 @@ impl Ledger {
 
     /// The cap of a resource in a scope.
     pub fn cap(&self, scope: ScopeId, resource: Resource) -> u64 {
-        self.caps[self[scope].kind][resource]
+        self.cap_of(&self[scope], resource)
+    }
+
+    fn cap_of(&self, scope: &ScopeRecord, resource: Resource) -> u64 {
+        let cap = self.caps[scope.kind][resource];
+        if resource == Resource::HeldFds { cap.min(scope.most_held) } else { cap }
+    }
+
+    /// A client wants no more held fds than these, whatever its cap.
+    pub fn bound_held(&mut self, client: ScopeId, most: u64) {
+        self.get(client).most_held = most;
     }
 
     /// New caps. What is above them now may stay.
@@ -410,7 +423,8 @@ impl Ledger {
             if Some(scope.kind) == below {
                 break;
             }
-            if let Some(resource) = scope.account.refuses(&self.caps[scope.kind], charge) {
+            let cap = |resource| self.cap_of(scope, resource);
+            if let Some(resource) = scope.account.refuses(cap, charge) {
                 return Err(Blocked { resource, scope: id });
             }
         }
@@ -637,8 +651,9 @@ impl Ledger {
         let mut empty = self.clone();
         empty.unplaced = 0;
         for scope in empty.scopes.iter_mut().flatten() {
-            let ScopeRecord { kind, number, parent, is_closed, .. } = **scope;
-            **scope = ScopeRecord { is_closed, ..ScopeRecord::new(kind, number, parent) };
+            let ScopeRecord { kind, number, parent, most_held, is_closed, .. } = **scope;
+            **scope =
+                ScopeRecord { most_held, is_closed, ..ScopeRecord::new(kind, number, parent) };
         }
         empty
     }

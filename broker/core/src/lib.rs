@@ -268,6 +268,7 @@ impl Core {
             // Clients come and go.
             Input::Connect { client, peer } => self.connect(client, &peer, fx),
             Input::Identify { client, key } => self.identify(client, key),
+            Input::BoundHeld { client, fds } => self.bound_held(client, fds),
             Input::Hello { client, request, own_fds, deadline } => {
                 self.hello(client, request, own_fds, deadline, fx);
             }

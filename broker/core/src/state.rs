@@ -317,6 +317,8 @@ pub struct Client {
     pub credits_taken: u64,
     /// Fds it holds by itself.
     pub own_fds: u64,
+    /// The most fds that it wants to be held for it.
+    pub most_held: Option<u32>,
     /// Its fds in the closers.
     pub closing: u64,
     /// Its allocations, ended ones included.

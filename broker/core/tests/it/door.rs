@@ -225,3 +225,49 @@ fn connect_when_idle_fds_of_others_fill_the_table_then_they_make_room_for_a_newc
         (0, limits::IDLE_FDS_KEPT)
     );
 }
+
+/// A client that wants no more than so many fds held for it.
+fn with_bound(world: &mut World, client: ClientId, fds: u32) {
+    world.step(connect(client, DomainKey { listener: 0, uid: 1000 }, 1));
+    world.step(Input::BoundHeld { client, fds });
+    let (request, deadline) = (RequestId(1), Now(0));
+    world.step(Input::Hello { client, request, own_fds: 0, deadline });
+}
+
+#[test]
+fn register_when_the_client_bounds_what_is_held_then_its_own_oldest_are_evicted() {
+    let mut world = World::new(Config { base_credits: 0, ..config() });
+    let others: Vec<_> = (1..=4).map(|base| world.register(deposit(base)).id).collect();
+    with_bound(&mut world, LATE, 2);
+    let ids: Vec<_> = (11..=15).map(|base| world.register_by(LATE, deposit(base)).id).collect();
+    world.close_all();
+    let states: Vec<_> = ids.iter().map(|id| world.state(*id)).collect();
+    use AllocationState::{Evicted, Held};
+    assert_eq!(states, [Evicted, Evicted, Evicted, Held, Held]);
+    assert_eq!(world.client(LATE).account.now(Resource::HeldFds), 2);
+    assert!(others.iter().all(|id| world.state(*id) == Held), "nobody else's are");
+    // Once it is let in, it is too late.
+    world.step(Input::BoundHeld { client: LATE, fds: 1000 });
+    world.register_by(LATE, deposit(16));
+    world.close_all();
+    assert_eq!(world.client(LATE).account.now(Resource::HeldFds), 2);
+}
+
+#[test]
+fn register_when_resident_beyond_the_clients_own_bound_then_no_quota_names_it() {
+    let mut world = World::new(Config { base_credits: 0, ..config() });
+    with_bound(&mut world, LATE, 2);
+    for base in 1..=2 {
+        world.register_by(LATE, Deposit { recallable: false, ..deposit(base) });
+    }
+    let (client, request, deadline) = (LATE, RequestId(900), Now(0));
+    let asked =
+        world.step(Input::Register { client, request, deposits: &[], credits_wanted: 1, deadline });
+    let refused = Status::no_quota(Resource::HeldFds, Scope::Client, 2, 1);
+    assert!(
+        asked
+            .iter()
+            .any(|effect| matches!(effect, Effect::Failed { status, .. } if *status == refused)),
+        "{asked:?}"
+    );
+}
