@@ -51,6 +51,7 @@ mod books;
 mod cache;
 mod deadline;
 mod deposit;
+mod env;
 mod error;
 mod exports;
 mod fork;

@@ -197,6 +197,9 @@ static void options_of_other_releases_are_understood(void) {
   options.leave_pinned = 2;
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
   options.leave_pinned = 1;
+  options.max_held_fds = -2;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
+  options.max_held_fds = 0;
   options.cache_strict = -2;
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
 }
@@ -304,6 +307,10 @@ static void settings_come_from_the_environment_unless_set(void) {
   CHECK(fdbroker_open(NULL, &context) != FDBROKER_OK && context == NULL);
   CHECK(strstr(fdbroker_last_error(), "FDBROKER_CACHE_MAX_ENTRIES=many") != NULL);
   unsetenv("FDBROKER_CACHE_MAX_ENTRIES");
+  setenv("FDBROKER_MAX_HELD", "few", 1);
+  CHECK(fdbroker_open(NULL, &context) != FDBROKER_OK && context == NULL);
+  CHECK(strstr(fdbroker_last_error(), "FDBROKER_MAX_HELD=few") != NULL);
+  unsetenv("FDBROKER_MAX_HELD");
   unsetenv("FDBROKER_SOCKET");
 }
 

@@ -298,6 +298,47 @@ static void a_strict_cache_refuses_what_does_not_fit(void) {
   OK(fdbroker_close(owner));
 }
 
+/* A producer bounds how many of its fds the broker has, by option or by environment; its handles stay good. */
+static void the_broker_holds_no_more_of_a_producer_than_it_wants(void) {
+  enum { BUFFERS = 20, MOST = 4 };
+  fdbroker_t *owner = NULL, *context = open_at(&broker);
+  fdbroker_options_t options;
+  fdbroker_options_init(&options);
+  options.socket = broker.socket;
+  options.arena_bytes = 16u << 20;
+  for (int by_environment = 0; by_environment < 2; by_environment++) {
+    fdbroker_handle_t handles[BUFFERS];
+    void *memory[BUFFERS];
+    options.max_held_fds = by_environment ? FDBROKER_DEFAULT : MOST;
+    if (by_environment) setenv("FDBROKER_MAX_HELD", "4", 1);
+    OK(fdbroker_open(&options, &owner));
+    unsetenv("FDBROKER_MAX_HELD");
+    for (int at = 0; at < BUFFERS; at++) {
+      OK(fdbroker_host_alloc(owner, FDBROKER_HOST_ARENA, PAGE, SOON, &memory[at], &handles[at]));
+      memset(memory[at], at, PAGE);
+      CHECK(ledger(&broker, "held_fds") <= MOST);
+    }
+    for (int at = 0; at < BUFFERS; at++) {
+      fdbroker_import_t import;
+      OK(fdbroker_import(context, &handles[at], FDBROKER_IMPORT_READ, SOON, &import));
+      CHECK(import.ptr != NULL && all_bytes_are(import.ptr, at, PAGE));
+      OK(fdbroker_import_release(context, &import));
+      CHECK(ledger(&broker, "held_fds") <= MOST);
+    }
+    /* What cannot be recalled stays, and is refused beyond that. */
+    fdbroker_code_t code = FDBROKER_OK;
+    for (int at = 0; code == FDBROKER_OK && at < MOST + 1; at++) {
+      fdbroker_handle_t isolated;
+      void *kept;
+      code = fdbroker_host_alloc(owner, FDBROKER_HOST_ISOLATED, PAGE, 50, &kept, &isolated);
+    }
+    CHECK(code == FDBROKER_NO_QUOTA && strstr(fdbroker_last_error(), "held_fds") != NULL);
+    OK(fdbroker_close(owner));
+  }
+  OK(fdbroker_close(context));
+  EVENTUALLY(ledger(&broker, "held_fds") == 0);
+}
+
 static void close_gives_everything_back(void) {
   fdbroker_t *owner = open_at(&broker), *context = open_at(&broker);
   fdbroker_handle_t handle;
@@ -326,6 +367,7 @@ int main(void) {
   RUN(an_allocation_is_registered_once_however_many_pointers_are_asked);
   RUN(isolated_memory_is_shared_without_an_fd_here);
   RUN(a_strict_cache_refuses_what_does_not_fit);
+  RUN(the_broker_holds_no_more_of_a_producer_than_it_wants);
   RUN(close_gives_everything_back);
   broker_stop(&broker);
   return end();

@@ -383,11 +383,14 @@ impl Server {
         connection.phase = Phase::Greeted;
         connection.name = hello.name;
         self.lobby.leave(connection.domain);
-        let own_fds = hello.own_fds.get();
+        let (own_fds, max_held_fds) = (hello.own_fds.get(), hello.max_held_fds.get());
         let deadline = requests::deadline(self.now, hello.deadline_ms.get());
         // The answer takes as long as a whole turn.
         self.schedule.spend(WORK_PER_WAKE);
         self.identify(client, hello.key.get().into());
+        if max_held_fds != 0 {
+            self.step(Input::BoundHeld { client, fds: max_held_fds });
+        }
         self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
         self.refuse_rest(client);
     }

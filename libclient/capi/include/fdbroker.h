@@ -166,6 +166,10 @@ typedef struct fdbroker_options {
   /* 1: an import that would pass a limit of the cache fails with FDBROKER_NO_QUOTA while all that is open is in use;
    * 0: the cache goes over its limits then; -1: the default. */
   int32_t cache_strict;
+  /* Most fds of this process in the broker; 0: no limit but its caps; FDBROKER_DEFAULT: the environment's value
+   * (FDBROKER_MAX_HELD), else no limit. Over it the broker closes the one that was used least recently, and recalls it
+   * when it is wanted; what is neither host memory nor FDBROKER_RECALLABLE is refused with FDBROKER_NO_QUOTA. */
+  int64_t max_held_fds;
 } fdbroker_options_t;
 
 /* Sets all options, struct_size included, to their defaults. NULL: does nothing. */

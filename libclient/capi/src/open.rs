@@ -72,6 +72,10 @@ pub struct fdbroker_options_t {
     /// 1: an import that would pass a limit of the cache fails with FDBROKER_NO_QUOTA while all that is open is in use;
     /// 0: the cache goes over its limits then; -1: the default.
     pub cache_strict: i32,
+    /// Most fds of this process in the broker; 0: no limit but its caps; FDBROKER_DEFAULT: the environment's value
+    /// (FDBROKER_MAX_HELD), else no limit. Over it the broker closes the one that was used least recently, and recalls it
+    /// when it is wanted; what is neither host memory nor FDBROKER_RECALLABLE is refused with FDBROKER_NO_QUOTA.
+    pub max_held_fds: i64,
 }
 
 // SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other); pointers may hold any bits until used.
@@ -92,13 +96,14 @@ unsafe impl Growable for fdbroker_options_t {
             empty_cache: -1,
             print_stats: -1,
             cache_strict: -1,
+            max_held_fds: FDBROKER_DEFAULT,
         }
     }
 }
 
 /// Bytes of the options in the first release. Every caller has room for these, so `fdbroker_options_init` never writes
 /// more, whatever fields come later.
-const OPTIONS_BYTES: u64 = 72;
+const OPTIONS_BYTES: u64 = 80;
 const _: () = assert!(OPTIONS_BYTES == size_of::<fdbroker_options_t>() as u64);
 
 /// Sets all options, struct_size included, to their defaults. NULL: does nothing.
@@ -178,6 +183,9 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
                 });
             })
         });
+    if let Some(most) = limit("max_held_fds", options.max_held_fds)? {
+        builder = builder.max_held_fds(u32::try_from(most).unwrap_or(u32::MAX));
+    }
     // SAFETY: the caller's promise.
     if let Some(socket) = unsafe { string(options.socket) } {
         builder = builder.socket(Path::new(OsStr::from_bytes(socket.to_bytes())));

@@ -145,7 +145,7 @@ pub struct Header {
     pub id: U64,
 }
 
-/// Body of [`Kind::Hello`], 48 bytes. The first 16 keep their place in every version.
+/// Body of [`Kind::Hello`], 56 bytes. The first 16 keep their place in every version.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -171,6 +171,10 @@ pub struct Hello {
     /// Chosen at random by the client, and the same over all its connections: with its process it says after a crash of the
     /// broker who has come back. 0: it never names anything again.
     pub key: U32,
+    /// The most fds that the broker is to hold for this client, beside the caps. 0: no bound of its own.
+    pub max_held_fds: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
 }
 
 /// Body of [`Kind::HelloReply`], 64 bytes.

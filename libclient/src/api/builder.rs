@@ -1,5 +1,7 @@
 //! Settings of a client, before it connects. Must never connect by itself or read a file.
 
+use crate::env::{Variable, number};
+use crate::error::Error;
 use crate::notice::{NoticeCallback, RecallCallback};
 use crate::serve::session::Settings;
 use crate::wire::handshake::{Caller, default_socket_path};
@@ -10,7 +12,11 @@ use std::path::PathBuf;
 /// Settings for a connection; see [`crate::Client::builder`].
 #[derive(Debug)]
 #[must_use = "nothing happens until `connect`"]
-pub struct ClientBuilder(pub(super) Settings);
+pub struct ClientBuilder {
+    pub(super) settings: Settings,
+    /// `None`: as the environment says.
+    max_held_fds: Option<u32>,
+}
 
 impl Default for ClientBuilder {
     fn default() -> Self {
@@ -18,50 +24,60 @@ impl Default for ClientBuilder {
             socket: default_socket_path(),
             name: command_name(),
             own_fds: 1,
+            max_held_fds: 0,
             key: RandomState::new().hash_one(std::process::id()) as u32 | 1,
         };
         let (on_notice, on_recall) = (None, None);
-        ClientBuilder(Settings { caller, on_notice, on_recall, reconnect: true, dispatch: false })
+        let settings = Settings { caller, on_notice, on_recall, reconnect: true, dispatch: false };
+        ClientBuilder { settings, max_held_fds: None }
     }
 }
 
 impl ClientBuilder {
     /// The broker's socket. Default: [`default_socket_path`].
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
-        self.0.caller.socket = path.into();
+        self.settings.caller.socket = path.into();
         self
     }
 
     /// A name for display, cut to 16 bytes. Default: the command's.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.0.caller.name = name.into();
+        self.settings.caller.name = name.into();
         self
     }
 
     /// Fds of shared memory this client will hold by itself: 1 for a memfd arena, and the export window, that is
     /// how many exports may be on their way to the broker at once. Charged to it. Default: 1.
     pub fn own_fds(mut self, count: u32) -> Self {
-        self.0.caller.own_fds = count;
+        self.settings.caller.own_fds = count;
+        self
+    }
+
+    /// The most fds that the broker is to hold for this client, beside its caps; 0: no bound of its own. With as many held
+    /// the broker closes the one that was used least recently, and recalls it when it is wanted. What cannot be
+    /// recalled stays, and is refused beyond the bound (NO_QUOTA). Default: `FDBROKER_MAX_HELD`, else 0.
+    pub fn max_held_fds(mut self, count: u32) -> Self {
+        self.max_held_fds = Some(count);
         self
     }
 
     /// Told every notice, on the library thread. It must not block: a blocking call of this library answers
     /// NOT_SUPPORTED there; dropping leases, imports and buffers is fine.
     pub fn on_notice(mut self, callback: NoticeCallback) -> Self {
-        self.0.on_notice = Some(callback);
+        self.settings.on_notice = Some(callback);
         self
     }
 
     /// Exports registered memory again when the broker recalls it, on the library thread, under the same rules.
     /// Arenas answer for themselves. Without it nothing else can be registered as recallable.
     pub fn on_recall(mut self, callback: RecallCallback) -> Self {
-        self.0.on_recall = Some(callback);
+        self.settings.on_recall = Some(callback);
         self
     }
 
     /// Whether to look for a broker again when the connection is lost. Default: yes.
     pub fn reconnect(mut self, reconnect: bool) -> Self {
-        self.0.reconnect = reconnect;
+        self.settings.reconnect = reconnect;
         self
     }
 
@@ -70,8 +86,26 @@ impl ClientBuilder {
     /// cannot deadlock. Callbacks run on the thread that serves, never two at once. Between calls nobody
     /// serves: dispatch when the fd is readable, or recalls go unanswered. Default: no.
     pub fn dispatch(mut self, dispatch: bool) -> Self {
-        self.0.dispatch = dispatch;
+        self.settings.dispatch = dispatch;
         self
+    }
+}
+
+impl ClientBuilder {
+    /// The settings, with what the environment says of those that were not given.
+    pub(super) fn resolve(mut self) -> Result<Settings, Error> {
+        self.settings.caller.max_held_fds = match self.max_held_fds {
+            Some(count) => count,
+            None => max_held_of_environment()?,
+        };
+        Ok(self.settings)
+    }
+}
+
+fn max_held_of_environment() -> Result<u32, Error> {
+    match Variable::of_process("FDBROKER_MAX_HELD") {
+        Some(variable) => variable.read("a number of fds, 0 for no limit", number),
+        None => Ok(0),
     }
 }
 

@@ -59,9 +59,10 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// NOT_CONNECTED: nobody answers at the socket within 5 s. NOT_PERMITTED: the socket refuses this user.
-    /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT.
+    /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT. NOT_SUPPORTED: a value
+    /// of an environment variable that cannot be used.
     pub fn connect(self) -> Result<Client, Error> {
-        let settings = self.0;
+        let settings = self.resolve()?;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
         let common = Arc::new(Common::new(window, settings.on_recall.is_some())?);
         let greeted = greet(&settings.caller)?;

@@ -1,10 +1,9 @@
 //! What an import cache may keep: bounds and modes, by API or by environment.
 //! Must never take a misspelt setting for another one: a bad value is an error.
 
+use crate::env::{Variable, bytes, number, switch};
 use crate::error::Error;
-use fdbroker_protocol::ErrorCode;
 use std::ffi::OsString;
-use std::fmt::Display;
 
 /// Bounds and modes of an [`crate::ImportCache`]. The fields' variables, and the names they answer to elsewhere:
 ///
@@ -82,48 +81,6 @@ impl CacheSettings {
             }
         }
         Ok(settings)
-    }
-}
-
-/// A variable that says something.
-struct Variable {
-    name: &'static str,
-    value: OsString,
-}
-
-impl Variable {
-    fn read<T>(
-        &self,
-        allowed: impl Display,
-        read: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<T, Error> {
-        let text = self.value.to_string_lossy();
-        read(text.trim()).ok_or_else(|| {
-            let context = format!("{}={text}: set it to {allowed}, or unset it", self.name);
-            Error::new(ErrorCode::NotSupported, context)
-        })
-    }
-}
-
-fn number(text: &str) -> Option<usize> {
-    text.parse().ok()
-}
-
-fn bytes(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.char_indices().last()? {
-        (at, 'k' | 'K') => (&text[..at], 10),
-        (at, 'm' | 'M') => (&text[..at], 20),
-        (at, 'g' | 'G') => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    digits.trim_end().parse::<u64>().ok()?.checked_mul(1 << shift)
-}
-
-fn switch(text: &str) -> Option<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "y" | "yes" | "true" | "on" => Some(true),
-        "0" | "n" | "no" | "false" | "off" => Some(false),
-        _ => None,
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Caller {
     pub socket: PathBuf,
     pub name: String,
     pub own_fds: u32,
+    /// The most fds that the broker is to hold for it; 0: no bound of its own.
+    pub max_held_fds: u32,
     /// What a broker after a crash knows this client by, with its process. Not 0.
     pub key: u32,
 }
@@ -110,6 +112,8 @@ impl Greeting {
             name: padded(&caller.name),
             deadline_ms: u32::try_from(HELLO_DEADLINE.as_millis()).unwrap_or(u32::MAX).into(),
             key: caller.key.into(),
+            max_held_fds: caller.max_held_fds.into(),
+            reserved: 0.into(),
         };
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);
@@ -273,7 +277,7 @@ mod tests {
     use super::*;
 
     fn caller(path: &Path) -> Caller {
-        Caller { socket: path.to_owned(), name: "t".into(), own_fds: 1, key: 1 }
+        Caller { socket: path.to_owned(), name: "t".into(), own_fds: 1, max_held_fds: 0, key: 1 }
     }
 
     fn greet_at(path: &Path) -> Result<Greeted, Error> {

@@ -66,6 +66,8 @@ pub fn hello() -> Hello {
         name: [0; NAME_BYTES],
         deadline_ms: 0.into(),
         key: 0.into(),
+        max_held_fds: 0.into(),
+        reserved: 0.into(),
     }
 }
 

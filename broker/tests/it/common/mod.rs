@@ -216,6 +216,8 @@ pub fn hello_body(min: u16, max: u16) -> Hello {
         name: *b"a test\0\0\0\0\0\0\0\0\0\0",
         deadline_ms: 0.into(),
         key: 0.into(),
+        max_held_fds: 0.into(),
+        reserved: 0.into(),
     }
 }
 

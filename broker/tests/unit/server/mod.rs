@@ -190,6 +190,8 @@ fn hello() -> Vec<u8> {
         name: [0; 16],
         deadline_ms: 0.into(),
         key: 7.into(),
+        max_held_fds: 0.into(),
+        reserved: 0.into(),
     };
     let mut writer = Writer::new();
     writer.start(Kind::Hello, 1).push(&body);

@@ -382,6 +382,8 @@ fn hello() -> Hello {
         name: *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0",
         deadline_ms: 0.into(),
         key: 7.into(),
+        max_held_fds: 0.into(),
+        reserved: 0.into(),
     }
 }
 
