@@ -52,9 +52,6 @@ impl Model {
 
     /// Which clients have lost credits in this step. None that a client has waited for is taken back.
     pub fn sync_credits(&mut self, step: &mut Step, core: &Core) -> Check {
-        if self.clients.values().all(|client| client.idle_credits() == 0) {
-            return Ok(());
-        }
         let most = u64::from(self.config.max_credits);
         for view in core.clients(0) {
             let Some(client) = self.clients.get_mut(&view.id.0) else { continue };
