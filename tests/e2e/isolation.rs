@@ -190,7 +190,7 @@ fn clients_when_they_never_read_then_fds_in_flight_leave_room_for_others() {
     broker.assert_nothing_left();
 }
 
-/// ATTACKS: one pool for all domains was emptied by 60 connections of one.
+/// One pool for all domains was emptied by 60 connections of one.
 #[test]
 fn clients_when_60_of_one_domain_never_read_then_another_domain_gets_whole_batches() {
     const NAME: &str =

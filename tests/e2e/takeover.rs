@@ -100,7 +100,7 @@ fn clients_when_brokers_take_over_twenty_times_under_load_then_no_error_is_seen_
     const RANKS: usize = 6;
     const TAKEOVERS: u64 = 20;
     // So few that requests are parked, and fds recalled, all the time.
-    let mut broker = Setup::new().max_fds(120).start();
+    let mut broker = Setup::new().max_fds(90).start();
     let shared = Owner::of(&broker, "shared", 40);
     let ranks: Vec<(Owner, Client)> = (0..RANKS)
         .map(|_| (Owner::without(&broker, "rank", 8), broker.client("rank's consumer")))

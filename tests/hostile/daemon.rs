@@ -39,6 +39,13 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Whether nothing is left of an attack. Idle credits may have been taken back, and then there are fewer.
+    pub fn is_as(self, before: Counts) -> bool {
+        let is_no_more = self.uses.reserved_places <= before.uses.reserved_places;
+        let uses = ByResource { reserved_places: before.uses.reserved_places, ..self.uses };
+        is_no_more && Counts { uses, ..self } == before
+    }
+
     /// Without the fds that the broker holds: under a small cap these are now one more, now one less.
     pub fn without_held(self) -> Counts {
         let uses =

@@ -25,6 +25,9 @@ pub struct Scenario {
     pub newcomer: &'static str,
     /// What must not be counted during the attack.
     pub never: &'static [Counter],
+    /// Growth of the daemon's own memory that is no leak: its tables grow to what the caps allow and stay so. The table of
+    /// parked items alone takes 3 MiB.
+    pub slack_kib: i64,
     /// Whether so little is left for the good client, by right, that its times are not judged.
     pub is_crowded: bool,
     /// Further arguments of the daemon.
@@ -73,6 +76,7 @@ const fn scenario(
         newcomers: 0,
         newcomer: "join",
         never: &[],
+        slack_kib: 6 * 1024,
         is_crowded: false,
         daemon: &[],
         needs_hung_file: false,
@@ -235,6 +239,18 @@ pub const ALL: &[Scenario] = &[
             OTHER,
             connects::claims,
             "thousands of fds claimed in each hello, and four other users that come after it",
+        )
+    },
+    Scenario {
+        attackers: 8,
+        slack_kib: 32 * 1024,
+        own_users: true,
+        newcomers: 2,
+        ..scenario(
+            "eight-users",
+            OTHER,
+            hoards::everything,
+            "eight users, each with all that it may have, and two other users that come after them",
         )
     },
     Scenario {

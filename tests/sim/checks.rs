@@ -7,6 +7,7 @@ use crate::judge::{Grant, Step, ensure};
 use crate::model::{
     Allocation, Ask, Blocker, Check, Client, Drain, Holder, Ledger, Model, Phase, Request, Sums,
 };
+use crate::shares::SHARE_OF_FDS;
 use crate::tally::Promise;
 use fdbroker_core::{Account, Core, Deposit, Now, limits};
 use fdbroker_protocol::admin::AllocationState;
@@ -438,7 +439,9 @@ fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> 
     if model.is_full(ledger, Holder::Node, Resource::TablePlaces, 1) {
         found.push(Blocker { resource: Resource::TablePlaces, account: Holder::Node });
     }
-    found.extend(beyond_share(model, ledger, client, Resource::TablePlaces, 1));
+    for resource in [Resource::TablePlaces, SHARE_OF_FDS] {
+        found.extend(beyond_share(model, ledger, client, resource, 1));
+    }
     found
 }
 
@@ -448,7 +451,7 @@ fn hello_blockers(model: &Model, ledger: &Ledger, client: u32, own_fds: u32) -> 
     let accounts = model.accounts_of_client(client).into_iter();
     let full = accounts.filter(|account| model.is_full(ledger, *account, resource, need));
     let full = full.map(|account| Blocker { resource, account });
-    full.chain(beyond_share(model, ledger, client, Resource::OwnFds, need)).collect()
+    full.chain(beyond_share(model, ledger, client, SHARE_OF_FDS, need)).collect()
 }
 
 /// The share of a client's domain, if that is used up.
@@ -542,7 +545,7 @@ fn needs_of(
 
 pub const LEASE: &[Resource] = &[Resource::OpenLeases, Resource::Fds];
 const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TablePlaces];
-const HELLO: &[Resource] = &[Resource::Fds, Resource::OwnFds];
+const HELLO: &[Resource] = &[Resource::Fds, SHARE_OF_FDS];
 const PLACE: &[Resource] =
     &[Resource::HeldFds, Resource::Fds, Resource::TablePlaces, Resource::HeldBytes];
 

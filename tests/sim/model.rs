@@ -2,6 +2,7 @@
 //! clever: it counts every sum anew, and keeps nothing in the order of use.
 
 use crate::action::groups_of;
+use crate::shares::SHARE_OF_FDS;
 use crate::tally::Proofs;
 use fdbroker_core::{
     Caps, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, OwnerKey, Wanted,
@@ -778,6 +779,10 @@ impl Model {
             let domain_fds = (Resource::Fds, if same_domain { 2 } else { 1 });
             look(&[Holder::Domain(allocation.domain)], &[held, domain_fds, bytes]);
             look(&[Holder::Node], &[held, (Resource::Fds, 2), bytes, (Resource::TablePlaces, 1)]);
+        }
+        if self.is_beyond_share(ledger, asking.domain, SHARE_OF_FDS, 1) {
+            let account = Holder::Domain(asking.domain);
+            found.push(Blocker { resource: SHARE_OF_FDS, account });
         }
         Some(found)
     }

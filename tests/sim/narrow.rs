@@ -6,7 +6,7 @@ use crate::judge::ensure;
 use crate::model::Check;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use fdbroker_core::{Deposit, Lane, Now, Redeposit, limits};
-use fdbroker_protocol::{ErrorCode, MAX_BATCH, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
 
 const UID: u32 = 1000;
 const OTHER_UID: u32 = 2000;
@@ -22,7 +22,28 @@ pub fn own_fds_when_the_share_is_used_up_then_refused_and_others_get_in(rig: &mu
     let now = rig.world.now;
     let (greedy, request) = rig.hello(UID, 1, now)?;
     ensure!(rig.is_refused(greedy, request), "a client is let in beyond the share of its domain");
-    rig.client_with(OTHER_UID, 8)?;
+    rig.client_with(OTHER_UID, 5)?;
+    rig.end()
+}
+
+pub fn leases_when_the_share_is_used_up_then_refused_and_others_get_some(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.node.fds = 90;
+        config.base_credits = 0;
+        config.max_credits = 1;
+        config.share_factor = 8;
+    });
+    let (owner, holder) = (rig.client()?, rig.client()?);
+    let id = rig.register_new(owner, 1)?[0];
+    // 80 of 90: then the domain holds 8 times what is free. The fd that the broker holds can be closed.
+    rig.leases(holder, id, 80)?;
+    let now = rig.world.now;
+    let request = rig.acquire_until(holder, &[Ok(id)], now)?;
+    let status = rig.status(holder, request)?;
+    ensure!(!status.is_ok(), "a lease beyond the share of its domain");
+    let (other_owner, other) = (rig.client_of(OTHER_UID)?, rig.client_of(OTHER_UID)?);
+    let other_id = rig.register_new(other_owner, 1)?[0];
+    rig.leases(other, other_id, 4)?;
     rig.end()
 }
 
@@ -93,6 +114,49 @@ pub fn reclaim_when_a_domain_is_full_then_only_its_own_clients_are_asked(rig: &m
     rig.acquire(waiting, id)?;
     ensure!(!rig.has_events(other_holder), "a client of another domain is asked for its lease");
     ensure!(rig.has_events(holder), "the holder is not asked for its lease");
+    rig.end()
+}
+
+/// 90 fds, of which clients of one user lease so many; the client that does so, and two of another user.
+fn shared_by_two(
+    rig: &mut Rig,
+    count: usize,
+) -> Check<(u32, AllocationId, [u32; 2], AllocationId)> {
+    rig.begin(|config| {
+        config.node.fds = 90;
+        config.base_credits = 0;
+        config.max_credits = 1;
+        config.share_factor = 8;
+    });
+    let (owner, holder) = (rig.client()?, rig.client()?);
+    let id = rig.register_new(owner, 1)?[0];
+    let others = [rig.client_of(OTHER_UID)?, rig.client_of(OTHER_UID)?];
+    let other_id = rig.register_new(others[0], 1)?[0];
+    rig.leases(others[1], other_id, 1)?;
+    rig.leases(holder, id, count)?;
+    Ok((holder, id, others, other_id))
+}
+
+pub fn reclaim_when_the_share_is_used_up_by_a_domain_with_much_then_others_are_not_asked(
+    rig: &mut Rig,
+) -> Check {
+    // 80 of 90, and one is another's: then the domain holds 8 times what is free.
+    let (holder, id, others, _) = shared_by_two(rig, 80)?;
+    let waiting = rig.client()?;
+    rig.acquire(waiting, id)?;
+    ensure!(!rig.has_events(others[1]), "a domain with little is asked for its lease");
+    ensure!(rig.has_events(holder), "the holder is not asked for its leases");
+    rig.end()
+}
+
+pub fn reclaim_when_the_share_is_used_up_by_a_domain_with_little_then_others_are_asked(
+    rig: &mut Rig,
+) -> Check {
+    let (holder, _, [_, other], other_id) = shared_by_two(rig, 80)?;
+    // Then only the last sixteenth is free.
+    rig.leases(other, other_id, 4)?;
+    rig.acquire(other, other_id)?;
+    ensure!(rig.has_events(holder), "the domain that has most is not asked for its leases");
     rig.end()
 }
 

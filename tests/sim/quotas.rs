@@ -4,6 +4,7 @@
 use crate::action::show_status;
 use crate::judge::{Quota, Step, ensure, slot_range};
 use crate::model::{Check, Holder, Ledger, Model};
+use crate::shares::SHARE_OF_FDS;
 use crate::tally::Promise;
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{Resource, Scope, Status};
@@ -50,12 +51,17 @@ impl Model {
             return Ok(());
         }
         let own = self.clients.get(&quota.client).map(|client| client.domain);
-        if let (Resource::OwnFds | Resource::TablePlaces, Scope::Domain, Some(domain)) =
-            (resource, scope, own)
-        {
-            let beyond = |it: &&Ledger| self.is_beyond_share(it, domain, resource, quota.need);
-            ensure!(ledgers.iter().any(beyond), "{shown}, and the share is not used up");
-            return Ok(());
+        let share = match (resource, scope) {
+            (Resource::Fds, Scope::Domain) => Some(SHARE_OF_FDS),
+            (Resource::TablePlaces, Scope::Domain) => Some(resource),
+            _ => None,
+        };
+        if let (Some(share), Some(domain)) = (share, own) {
+            let beyond = |it: &&Ledger| self.is_beyond_share(it, domain, share, quota.need);
+            if ledgers.iter().any(beyond) {
+                return Ok(());
+            }
+            ensure!(share == SHARE_OF_FDS, "{shown}, and the share is not used up");
         }
         let accounts = self.accounts_of(quota, scope);
         ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");

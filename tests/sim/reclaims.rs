@@ -113,8 +113,10 @@ impl Reclaims {
         let mut full = accounts.iter().filter(|account| {
             // During a drain the broker asks all clients for all leases.
             let drains = model.draining.is_on && **account == Holder::Node;
+            let may_ask = |ledger: &&Ledger| model.may_ask_for_share(ledger, **account, self.need);
+            let shares = !mapped && ledgers.iter().any(may_ask);
             let full = |resource| {
-                drains
+                (drains || shares)
                     || ledgers
                         .iter()
                         .any(|ledger| model.is_full(ledger, **account, resource, self.need))

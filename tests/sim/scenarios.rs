@@ -43,6 +43,9 @@ pub const ALL: &[(&str, Scenario)] = named! {
     revoked_when_more_than_a_message_holds_then_several_messages
     batch_when_253_with_bad_handles_then_each_is_answered
     own_fds_when_the_share_is_used_up_then_refused_and_others_get_in
+    leases_when_the_share_is_used_up_then_refused_and_others_get_some
+    reclaim_when_the_share_is_used_up_by_a_domain_with_much_then_others_are_not_asked
+    reclaim_when_the_share_is_used_up_by_a_domain_with_little_then_others_are_asked
     connections_when_the_share_is_used_up_then_refused_and_others_get_in
     hello_when_room_cannot_be_made_then_others_keep_their_fds
     refused_fds_when_they_pile_up_then_deposits_are_refused_unread

@@ -1,11 +1,15 @@
 //! Checks shares: of what cannot be taken back, a domain gets more only while it holds less than so many times what is
 //! still free. Must never look into the core: only at the model's sums.
 
+use crate::action::Action;
 use crate::judge::{Step, ensure};
 use crate::model::{Check, Holder, Ledger, Model, Sums};
 use crate::tally::Promise;
 use fdbroker_core::{DomainKey, limits};
 use fdbroker_protocol::{NO_CAP, Resource};
+
+/// Stands for the share of a domain in the fds.
+pub const SHARE_OF_FDS: Resource = Resource::OwnFds;
 
 /// What there is of a resource, and what of it cannot be taken back.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +20,7 @@ struct Part {
 }
 
 impl Model {
-    /// The parts of a domain: fds that clients have, connections, and places of the broker's own table.
+    /// The parts of a domain: fds, connections, and places of the broker's own table.
     fn parts(&self, ledger: &Ledger, domain: DomainKey) -> [(Resource, Part); 3] {
         let of = ledger.of(Holder::Domain(domain));
         let evictable = |of: Option<DomainKey>| {
@@ -30,14 +34,17 @@ impl Model {
             let held = sums.held_fds() - sums.idle_credits + sums.taken_out;
             u128::from(connections + held).saturating_sub(evictable)
         };
+        let fds = |sums: &Sums, evictable: u128| {
+            u128::from(sums.fds() - sums.idle_credits + sums.taken_out).saturating_sub(evictable)
+        };
         let node = &ledger.node;
         let uninvited = self.tickets.values().filter(|closing| closing.uninvited).count() as u128;
         [
             (
-                Resource::OwnFds,
+                SHARE_OF_FDS,
                 Part {
-                    held: (of.own + of.open + of.promised_open).into(),
-                    used: (node.own + node.open + node.promised_open).into(),
+                    held: fds(&of, evictable(Some(domain))),
+                    used: fds(node, evictable(None)),
                     most: self.config.node.fds,
                 },
             ),
@@ -73,6 +80,25 @@ impl Model {
         part.is_some_and(|(_, part)| need > 0 && !self.may_have(part, u128::from(need) - 1))
     }
 
+    /// Whether the clients of an account may be asked for leases because `need` more fds are beyond the share of a domain:
+    /// its own always, all others while it has less than it would get if all had the same.
+    pub fn may_ask_for_share(&self, ledger: &Ledger, account: Holder, need: u64) -> bool {
+        let beyond = |domain| self.is_beyond_share(ledger, domain, SHARE_OF_FDS, need);
+        let domains = ledger.domains.values().filter(|sums| **sums != Sums::default()).count();
+        let even = u128::from(self.config.node.fds) / (domains as u128).max(1);
+        let has_little = |domain| {
+            let parts = self.parts(ledger, domain);
+            parts.iter().any(|(of, part)| *of == SHARE_OF_FDS && part.held < even)
+        };
+        match account {
+            Holder::Domain(domain) => beyond(domain),
+            Holder::Node => {
+                self.clients.values().any(|it| beyond(it.domain) && has_little(it.domain))
+            }
+            Holder::Client(_) | Holder::Job(..) => false,
+        }
+    }
+
     /// Whether a domain that has got `more` may get another one.
     fn may_have(&self, part: &Part, more: u128) -> bool {
         let factor = self.config.share_factor;
@@ -80,7 +106,9 @@ impl Model {
             return true;
         }
         let free = u128::from(part.most).saturating_sub(part.used + more);
-        part.held + more < u128::from(factor) * free
+        let is_last = free <= u128::from(part.most / limits::LAST_PART);
+        let of_last = u128::from((part.most / limits::SHARE_OF_LAST).max(limits::LEAST_OF_LAST));
+        part.held + more < u128::from(factor) * free && !(is_last && part.held + more >= of_last)
     }
 
     /// What a client is let in with, and a new connection, are within the share of the domain.
@@ -93,7 +121,7 @@ impl Model {
             let domain = self.client(*client)?.domain;
             let without = after.clone().without_own(*client, domain, *own);
             self.proofs.count(Promise::Shares, 1);
-            let beyond = |ledger| self.is_beyond_share(ledger, domain, Resource::OwnFds, *own);
+            let beyond = |ledger| self.is_beyond_share(ledger, domain, SHARE_OF_FDS, *own);
             let is_right = !beyond(before) || !beyond(&without);
             ensure!(
                 is_right,
@@ -106,6 +134,27 @@ impl Model {
             let beyond = self.connection_is_beyond_share(after, client)?;
             ensure!(!beyond, "client {client} is connected beyond its domain's share");
         }
+        Ok(())
+    }
+
+    /// A lease that is granted at once is within the share of the domain.
+    pub fn check_share_of_leases(
+        &self,
+        step: &Step,
+        action: &Action,
+        before: &Ledger,
+        after: &Ledger,
+    ) -> Check {
+        let Action::Acquire { client, .. } = action else { return Ok(()) };
+        let is_alone = matches!(&step.grants[..], [grant] if grant.client == *client);
+        let domain = self.client(*client)?.domain;
+        let without = after.clone().without_lease(*client, domain);
+        if !is_alone || !step.evicted.is_empty() || without.node != before.node {
+            return Ok(());
+        }
+        self.proofs.count(Promise::Shares, 1);
+        let beyond = self.is_beyond_share(before, domain, SHARE_OF_FDS, 1);
+        ensure!(!beyond, "client {client} is granted a lease beyond its domain's share");
         Ok(())
     }
 

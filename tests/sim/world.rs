@@ -565,6 +565,7 @@ impl World {
             checks::hello_helps(&self.model, &step, &after, action)?;
             self.model.check_shares(&step, &self.ledger, &after)?;
             self.model.check_credits(&step, &after)?;
+            self.model.check_share_of_leases(&step, action, &self.ledger, &after)?;
             let all = checks::everybody(&self.model, &after);
             checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;

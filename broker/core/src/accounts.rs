@@ -3,7 +3,7 @@
 
 use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
 use crate::clients::DOMAIN;
-use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
+use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::limits::FDS_PER_CONNECTION;
 use crate::slots::NONE;
 use crate::state::{Closing, Domain, Job};
@@ -99,7 +99,8 @@ impl Core {
     pub(crate) fn held_room(&mut self, client: u32) -> u64 {
         let record = self.client_mut(client);
         let (scope, domain) = (record.scope, record.domain);
-        self.ledger.held_room(scope).min(self.share_of_table(domain))
+        let share = self.share_of_table(domain).min(self.share_of_fds(domain));
+        self.ledger.held_room(scope).min(share)
     }
 
     /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it. No pid when each client holds as
@@ -107,16 +108,18 @@ impl Core {
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
         let Blocked { resource, scope } = blocked;
         let ScopeRecord { kind, number, ref account, .. } = self.ledger[scope];
-        let cap = match (resource, kind) {
+        let (resource, cap) = match (resource, kind) {
             // The share of a domain, in what it has of the resource.
-            (Resource::OwnFds, Scope::Domain) => {
-                account.now(resource).saturating_add(self.share_of_own_fds(number))
+            (SHARE_OF_FDS, Scope::Domain) => {
+                let share = self.share_of_fds(number);
+                (Resource::Fds, account.counted(Resource::Fds).saturating_add(share))
             }
             (Resource::TablePlaces, Scope::Domain) => {
-                account.counted(Resource::HeldFds).saturating_add(self.share_of_table(number))
+                let share = self.share_of_table(number);
+                (resource, account.counted(Resource::HeldFds).saturating_add(share))
             }
-            (Resource::TablePlaces, _) => self.config.table_fds,
-            _ => self.ledger.cap(scope, resource),
+            (Resource::TablePlaces, _) => (resource, self.config.table_fds),
+            _ => (resource, self.ledger.cap(scope, resource)),
         };
         let counted = match resource {
             Resource::TablePlaces => Resource::HeldFds,
@@ -262,9 +265,7 @@ impl Core {
 
     /// Whether nothing is on its way already that will be room.
     pub(crate) fn may_make_room(&self, blocked: Blocked) -> bool {
-        let by_leases_alone =
-            matches!(blocked.resource, Resource::OpenLeases | Resource::MappedLeases);
-        by_leases_alone || self.ledger[blocked.scope].coming == 0
+        !blocked.is_helped_by_eviction() || self.ledger[blocked.scope].coming == 0
     }
 
     /// Refused fds of a domain whose closes have not returned.

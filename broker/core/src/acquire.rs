@@ -240,7 +240,7 @@ impl Core {
         let is_ready = |item: &&Item| matches!(item, Item::Ready(_));
         let ready = items.iter().filter(is_ready).count().min(self.most_granted);
         let charge = Charge(Resource::OpenLeases, ready as u64);
-        if self.charge(client.0, charge).is_ok() { ready } else { 0 }
+        if self.charge_share(client.0, charge).is_ok() { ready } else { 0 }
     }
 
     /// Recalls, from free room alone, what the client will ask for again.

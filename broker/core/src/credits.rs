@@ -110,9 +110,8 @@ impl Core {
                 return Some(Wait::Room(blocked));
             }
             let domain = self.client_mut(client.0).domain;
-            if self.is_beyond_share_of_table(domain) {
-                let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
-                return Some(Wait::Space(Blocked { resource, scope }));
+            if let Some(share) = self.beyond_share_of_held(domain) {
+                return Some(Wait::Space(share));
             }
             if let Err(blocked) = self.charge(client.0, places(1)) {
                 if self.may_make_room(blocked) {
@@ -166,8 +165,7 @@ impl Core {
             self.undo_charge(client.0, places(1));
         }
         let domain = self.client_mut(client.0).domain;
-        let share = Blocked { resource: Resource::TablePlaces, scope: self.domains[domain].scope };
-        let beyond = self.is_beyond_share_of_table(domain).then_some(share);
+        let beyond = self.beyond_share_of_held(domain);
         match beyond.or(full).or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
             Some(blocked) => self.no_quota(blocked),
             None => ErrorCode::Again.into(),

@@ -4,14 +4,14 @@
 use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{ClientId, Effect, Effects, Now, RequestId};
-use crate::ledger::{Blocked, Charge};
+use crate::ledger::{Blocked, Charge, SHARE_OF_FDS};
 use crate::limits::HELLO_IN_LINE_FDS;
 use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{MAX_BATCH, Resource, Status};
 
 /// Resources of which a hello takes some.
-const FOR_HELLO: &[Resource] = &[Resource::Fds, Resource::OwnFds];
+const FOR_HELLO: &[Resource] = &[Resource::Fds, SHARE_OF_FDS];
 
 impl Core {
     pub(crate) fn hello(
@@ -97,13 +97,7 @@ impl Core {
         {
             return Err(blocked);
         }
-        let domain = self.client_mut(client.0).domain;
-        let share = self.share_of_own_fds(domain);
-        if own > share {
-            let (resource, scope) = (Resource::OwnFds, self.domains[domain].scope);
-            return Err(Blocked { resource, scope });
-        }
-        self.charge(client.0, Charge(Resource::OwnFds, own))?;
+        self.charge_share(client.0, Charge(Resource::OwnFds, own))?;
         let record = self.client_mut(client.0);
         record.own_fds = own;
         record.welcome = true;
@@ -133,15 +127,14 @@ impl Core {
     /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
     /// help nobody. One that declares few fds has clients asked for leases, too.
     fn make_room_for_hello(&mut self, own: u64, blocked: Blocked, fx: &mut Effects) {
-        let is_full = blocked.resource != Resource::OwnFds;
-        if own > MAX_BATCH as u64 || !is_full || !self.may_make_room(blocked) {
+        if own > MAX_BATCH as u64 || !self.may_make_room(blocked) {
             return;
         }
-        let scope = blocked.scope;
+        let Blocked { resource, scope } = blocked;
         let lacking = self.ledger.lacking(blocked, own);
         let short_of = lacking.saturating_sub(self.ledger[scope].idle_credits);
         let short_of = usize::try_from(short_of).unwrap_or(usize::MAX);
-        if self.ledger[scope].evictable >= short_of as u64 {
+        if resource != SHARE_OF_FDS && self.ledger[scope].evictable >= short_of as u64 {
             self.evict_for(blocked, short_of, fx);
         } else if own <= HELLO_IN_LINE_FDS {
             self.reclaim(blocked, short_of);
@@ -152,7 +145,7 @@ impl Core {
 /// A hello that declares few fds stands in line with other requests. One that declares many would hold them all up until
 /// so many are free: it stands before nobody. Neither does one for which the share of its domain is used up.
 fn hello_waits(own: u64, blocked: Blocked) -> Wait {
-    match own <= HELLO_IN_LINE_FDS && blocked.resource != Resource::OwnFds {
+    match own <= HELLO_IN_LINE_FDS && blocked.resource != SHARE_OF_FDS {
         true => Wait::Room(blocked),
         false => Wait::Space(blocked),
     }

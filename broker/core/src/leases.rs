@@ -14,7 +14,7 @@ pub(crate) fn lease_charge(mapped: bool) -> Charge {
 impl Core {
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
     pub(crate) fn lease(&mut self, now: Now, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
-        self.charge(client, Charge(Resource::OpenLeases, 1))?;
+        self.charge_share(client, Charge(Resource::OpenLeases, 1))?;
         Ok(self.charged_lease(now, client, slot))
     }
 
@@ -56,7 +56,7 @@ impl Core {
 
     /// The cap in the way of another lease of the client.
     pub(crate) fn lease_blocked(&mut self, client: u32) -> Option<Blocked> {
-        let blocked = self.charge(client, Charge(Resource::OpenLeases, 1)).err();
+        let blocked = self.charge_share(client, Charge(Resource::OpenLeases, 1)).err();
         if blocked.is_none() {
             self.undo_charge(client, Charge(Resource::OpenLeases, 1));
         }

@@ -146,14 +146,22 @@ pub struct Blocked {
 }
 
 impl Blocked {
+    /// Whether an fd that is closed makes room. Else only leases that are given back do.
+    pub fn is_helped_by_eviction(self) -> bool {
+        FOR_HELD.contains(&self.resource)
+    }
+
     /// Whether no recall at all fits, whatever its size and whoever its owner.
     pub fn stops_every_recall(self) -> bool {
         self.scope == ScopeId::NODE && self.resource != Resource::HeldBytes
     }
 }
 
+/// Stands for the share of a domain in the fds: fds of clients' own have no cap, so nothing else is blocked by them.
+pub const SHARE_OF_FDS: Resource = Resource::OwnFds;
+
 /// Resources of which a grant of a held fd takes one.
-pub const FOR_LEASE: &[Resource] = &[Resource::Fds, Resource::OpenLeases];
+pub const FOR_LEASE: &[Resource] = &[Resource::Fds, Resource::OpenLeases, SHARE_OF_FDS];
 /// Resources of which a deposit credit takes one.
 pub const FOR_CREDIT: &[Resource] = &[Resource::Fds, Resource::HeldFds, Resource::TablePlaces];
 /// Resources of which a recalled fd takes some.

@@ -8,6 +8,16 @@ pub const FDS_PER_CONNECTION: u64 = 4;
 /// Idle fds that are not closed for a newcomer's connection: connections alone must not leave the broker without any fd.
 pub const IDLE_FDS_KEPT: u64 = 4;
 
+/// What domains share is kept for those that have little when less than this part of it is free: one sixteenth.
+pub const LAST_PART: u64 = 16;
+
+/// A domain gets more of the last part only up to this part of the whole, one 256th: when sixteen domains have taken all that
+/// they can, another one still finds some.
+pub const SHARE_OF_LAST: u64 = 256;
+
+/// And at least up to so much: the places of one connection in the table.
+pub const LEAST_OF_LAST: u64 = FDS_PER_CONNECTION;
+
 /// Places in the table kept free for one inbound message: the kernel's most fds per message.
 pub const TABLE_RESERVE: u64 = 253;
 

@@ -168,11 +168,7 @@ impl Core {
     /// Starts up to `count` evictions that will help against `blocked`; says how many. An fd freed this way is room only when its closer reports it. Where no eviction helps, clients are
     /// asked for leases.
     pub(crate) fn evict_for(&mut self, blocked: Blocked, count: usize, fx: &mut Effects) -> usize {
-        let helps = matches!(
-            blocked.resource,
-            Resource::Fds | Resource::HeldFds | Resource::HeldBytes | Resource::TablePlaces
-        );
-        if !helps {
+        if !blocked.is_helped_by_eviction() {
             self.reclaim(blocked, count);
             return 0;
         }

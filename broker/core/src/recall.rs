@@ -49,14 +49,14 @@ impl Core {
     }
 
     fn charge_places(&mut self, owner: u32, promised_to: Option<u32>) -> Result<(), Blocked> {
-        self.charge(owner, RECALLED_PLACE)?;
-        if let Some(client) = promised_to
-            && let Err(blocked) = self.charge(client, PROMISED_LEASE)
-        {
-            self.undo_charge(owner, RECALLED_PLACE);
-            return Err(blocked);
+        if let Some(client) = promised_to {
+            self.charge_share(client, PROMISED_LEASE)?;
         }
-        Ok(())
+        let charged = self.charge(owner, RECALLED_PLACE);
+        if let (Err(_), Some(client)) = (charged, promised_to) {
+            self.undo_charge(client, PROMISED_LEASE);
+        }
+        charged
     }
 
     fn undo_places(&mut self, owner: u32, promised_to: Option<u32>) {

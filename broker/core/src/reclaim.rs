@@ -4,7 +4,7 @@
 
 use crate::Core;
 use crate::api::{ClientId, LeaseId, Now};
-use crate::ledger::{Blocked, LEASE_KINDS, ScopeId};
+use crate::ledger::{Blocked, LEASE_KINDS, SHARE_OF_FDS, ScopeId};
 use crate::limits::{
     PARKED_SCAN_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US,
 };
@@ -51,7 +51,7 @@ const KEEPS: u64 = 1 << 63;
 /// Whether leases given back help against a full resource: mapped ones (`true`) or open ones.
 fn helps(resource: Resource) -> Option<bool> {
     match resource {
-        Resource::OpenLeases | Resource::Fds => Some(false),
+        Resource::OpenLeases | Resource::Fds | SHARE_OF_FDS => Some(false),
         Resource::MappedLeases => Some(true),
         _ => None,
     }
@@ -82,7 +82,11 @@ impl Core {
         let Some(mapped) = helps(blocked.resource) else { return };
         let again = Now(self.now.0.saturating_add(RECLAIM_PAUSE_US));
         self.reclaim_at = Some(self.reclaim_at.map_or(again, |at| at.min(again)));
-        let (scope, kind) = (blocked.scope, usize::from(mapped));
+        let scope = match blocked.resource {
+            SHARE_OF_FDS => self.scope_of_share(blocked.scope),
+            _ => blocked.scope,
+        };
+        let kind = usize::from(mapped);
         if self.ledger[scope].pauses[kind] > self.now {
             return;
         }
@@ -234,8 +238,11 @@ impl Core {
         let (shelf, holder) = (self.shelf_of(lease), self.leases[lease].client);
         self.with_shelf(holder, shelf, |list, links| list.push(links, lease));
         let kind = usize::from(self.leases[lease].mapped);
-        let Client { gone, scope, .. } = *self.client_mut(holder);
-        if shelf != Shelf::Ended && !gone && self.ledger.ask_key(scope, kind).is_none() {
+        let Client { gone, scope, keeps_asked, .. } = *self.client_mut(holder);
+        // Behind all others it may stand because it had nothing else to be asked for.
+        let is_last = |key| key >= KEEPS && !keeps_asked;
+        let is_to_move = self.ledger.ask_key(scope, kind).is_none_or(is_last);
+        if shelf != Shelf::Ended && !gone && is_to_move {
             let key = self.ask_key(holder);
             self.ledger.set_ask_key(scope, kind, Some(key));
         }

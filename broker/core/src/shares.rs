@@ -1,11 +1,12 @@
 //! Shares of domains: of what cannot be taken back, a domain gets more only while it holds less than so many times
-//! ([`crate::Config::share_factor`]) what is still free. So a newcomer always finds some. Must never take anything back.
+//! ([`crate::Config::share_factor`]) what is still free, and little of the last sixteenth. So a newcomer finds some, though
+//! several domains take all that they may. Must never take anything back.
 
 use fdbroker_protocol::{NO_CAP, Resource};
 
 use crate::Core;
-use crate::ledger::{ScopeId, ScopeRecord};
-use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
+use crate::limits::{FDS_PER_CONNECTION, LAST_PART, LEAST_OF_LAST, SHARE_OF_LAST, TABLE_RESERVE};
 
 /// What of a resource cannot be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,27 +25,63 @@ impl Part {
         if factor == NO_CAP || self.most == NO_CAP {
             return NO_CAP;
         }
-        let held = u128::from(self.held);
-        let free = u128::from(self.most.saturating_sub(self.used));
-        let reach = u128::from(factor) * free;
+        let Part { held, used, most } = self;
+        let free = most.saturating_sub(used);
+        let reach = factor.saturating_mul(free);
         if held >= reach {
             return 0;
         }
         // The last one that it gets finds that the domain holds less than `factor` times what is free then.
-        let room = (reach - held - 1) / (u128::from(factor) + 1) + 1;
-        u64::try_from(room.min(free)).expect("no more than is free")
+        let room = (reach - held - 1) / (factor + 1) + 1;
+        room.min(free)
+    }
+
+    /// The same for what a domain may keep for ever: it gets little of the last part.
+    fn lasting_room(self, factor: u64) -> u64 {
+        let Part { held, used, most } = self;
+        let before_last = most.saturating_sub(used).saturating_sub(most / LAST_PART);
+        let of_last = (most / SHARE_OF_LAST).max(LEAST_OF_LAST).saturating_sub(held);
+        match self.room(factor) {
+            NO_CAP => NO_CAP,
+            room => room.min(before_last.max(of_last)),
+        }
     }
 }
 
 impl Core {
-    /// How many more fds of their own clients of a domain may declare. What clients have open counts, too.
-    pub(crate) fn share_of_own_fds(&self, domain: u32) -> u64 {
-        let of = |resources: [u64; 2]| resources.iter().sum();
-        let [held, used] = self.shared(domain).map(|scope| {
-            [Resource::OwnFds, Resource::OpenLeases].map(|it| scope.account.counted(it))
-        });
+    /// How many more fds a domain may have: leases, fds of its clients' own, places of held fds. Fds that can be closed, and
+    /// idle credits, count as free.
+    pub(crate) fn share_of_fds(&self, domain: u32) -> u64 {
+        if self.config.share_factor == NO_CAP {
+            return NO_CAP;
+        }
+        let [held, used] = self.shared(domain).map(lasting_fds);
         let most = self.ledger.caps().node.fds;
-        Part { held: of(held), used: of(used), most }.room(self.config.share_factor)
+        Part { held, used, most }.lasting_room(self.config.share_factor)
+    }
+
+    /// The share in the way of so many more fds of a domain, though there are some, or fds that can be closed.
+    fn beyond_share_of_fds(&self, domain: u32, more: u64) -> Option<Blocked> {
+        let is_beyond = more > self.share_of_fds(domain)
+            && lasting_fds(&self.ledger[ScopeId::NODE]) < self.ledger.caps().node.fds;
+        is_beyond.then(|| Blocked { resource: SHARE_OF_FDS, scope: self.domains[domain].scope })
+    }
+
+    /// Charges a client with leases or fds of its own, within the share of its domain.
+    pub(crate) fn charge_share(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
+        let domain = self.client_mut(client).domain;
+        match self.beyond_share_of_fds(domain, charge.1) {
+            Some(share) => Err(share),
+            None => self.charge(client, charge),
+        }
+    }
+
+    /// Where leases given back help against the share of a domain. In all domains; but one that has as much as it would get
+    /// if all had the same must not take from others.
+    pub(crate) fn scope_of_share(&self, domain: ScopeId) -> ScopeId {
+        let domains = self.ledger[ScopeId::NODE].account.now(Resource::Domains).max(1);
+        let even = self.ledger.caps().node.fds / domains;
+        if lasting_fds(&self.ledger[domain]) < even { ScopeId::NODE } else { domain }
     }
 
     /// How many more connections a domain may have.
@@ -52,7 +89,7 @@ impl Core {
         let [held, used] =
             self.shared(domain).map(|scope| scope.account.now(Resource::Connections));
         let most = self.ledger.caps().node.connections;
-        Part { held, used, most }.room(self.config.share_factor)
+        Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
     /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. Fds
@@ -64,19 +101,28 @@ impl Core {
             connections + record.account.counted(Resource::HeldFds) - record.can_be_had_back();
         let used = self.ledger.table_now() - TABLE_RESERVE - node.can_be_had_back();
         let most = self.config.table_fds.saturating_sub(TABLE_RESERVE);
-        Part { held, used, most }.room(self.config.share_factor)
+        Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
-    /// Whether a domain may have no other place of the table, though there are some, or fds that can be closed.
-    pub(crate) fn is_beyond_share_of_table(&self, domain: u32) -> bool {
-        let [_, node] = self.shared(domain);
-        self.share_of_table(domain) == 0 && self.ledger.table_room() + node.can_be_had_back() > 0
+    /// The share in the way of another place for a held fd of a domain, though there are some, or fds that can be closed.
+    pub(crate) fn beyond_share_of_held(&self, domain: u32) -> Option<Blocked> {
+        let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
+        let free = self.ledger.table_room() + self.ledger[ScopeId::NODE].can_be_had_back();
+        let is_beyond = self.share_of_table(domain) == 0 && free > 0;
+        is_beyond
+            .then_some(Blocked { resource, scope })
+            .or_else(|| self.beyond_share_of_fds(domain, 1))
     }
 
     /// What is counted of a domain, and of the node.
     fn shared(&self, domain: u32) -> [&ScopeRecord; 2] {
         [self.domains[domain].scope, ScopeId::NODE].map(|scope| &self.ledger[scope])
     }
+}
+
+/// The fds of a domain, or of the node, but for those that can be closed, and idle credits.
+fn lasting_fds(scope: &ScopeRecord) -> u64 {
+    scope.account.counted(Resource::Fds) - scope.can_be_had_back()
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 use crate::attack::Attack;
 use crate::support::memory::{both_seals, memfd};
+use crate::support::raw::hello;
 use crate::wire::{Conn, Push, await_ready, block, nap, push, stopped, supply};
 use fdbroker_protocol::MAX_BATCH;
-use fdbroker_protocol::message::SupplyItem;
+use fdbroker_protocol::message::{RegisterItem, RegisterReplyHead, Registered, SupplyItem};
 use nix::poll::PollFlags;
 use std::os::fd::AsFd;
 use zerocopy::FromZeros;
@@ -120,5 +121,52 @@ fn wait_in_line(attack: &mut Attack, blocks: usize, batch: usize) {
             conn.drain(&mut attack.inbox, |_| *under_way -= 1);
         }
         nap();
+    }
+}
+
+/// All that one user may have: connections, claimed fds, memory that cannot be recalled, leases. The attack is under way
+/// once a connection is refused. It goes on trying.
+pub fn everything(attack: &mut Attack) {
+    let fd = memfd(c"everything", 4096, both_seals());
+    let blocks: Vec<_> = (0..64).map(|index| RegisterItem { flags: 0, ..block(index) }).collect();
+    let (mut conns, mut handles, mut is_under_way) = (Vec::new(), Vec::new(), false);
+    while !stopped() {
+        attack.tally.tries += 1;
+        let Some(mut conn) = Conn::silent(&attack.socket) else { return };
+        let mut claims = hello();
+        claims.own_fds = [0, 64, 2000][attack.rng.below(3)].into();
+        conn.push_hello(&claims);
+        match conn.await_welcome(&mut attack.inbox) {
+            true if handles.is_empty() => {
+                // As many as it has credits for: it does not wait for more.
+                let count = blocks.len().min(conn.credits as usize);
+                let bytes = conn.register(&blocks[..count], MAX_BATCH as u32);
+                conn.push(&bytes, &vec![fd.as_fd(); count]);
+                conn.drain_some(&mut attack.inbox, |message| {
+                    if let Ok((_, items)) =
+                        message.head_and_items::<RegisterReplyHead, Registered>()
+                    {
+                        let good = items.iter().filter(|item| item.status.is_ok());
+                        handles.extend(good.map(|item| item.handle));
+                    }
+                });
+                conns.push(conn);
+            }
+            true => conns.push(conn),
+            false if !is_under_way => {
+                attack.begin();
+                is_under_way = true;
+            }
+            false => nap(),
+        }
+        if handles.is_empty() {
+            continue;
+        }
+        for conn in &mut conns {
+            let bytes = conn.acquire(&handles, 60_000);
+            conn.push(&bytes, &[]);
+            // What is granted is kept.
+            conn.drain(&mut attack.inbox, |_| {});
+        }
     }
 }

@@ -136,7 +136,7 @@ fn hello_when_the_broker_restarts_then_it_is_asked_to_try_again() {
 #[test]
 fn hello_when_users_claim_thousands_of_fds_then_the_next_user_finds_some() {
     let mut world = World::new(Config { share_factor: 8, ..node_fds(20_000) });
-    for (number, uid, own_fds) in [(5, 2000, 17_500), (6, 2001, 2000), (7, 2002, 400)] {
+    for (number, uid, own_fds) in [(5, 2000, 17_500), (6, 2001, 1200), (7, 2002, 70)] {
         let client = ClientId(number);
         assert!(is_welcome(&knock(&mut world, client, uid, own_fds), client), "{uid}");
     }
@@ -145,8 +145,25 @@ fn hello_when_users_claim_thousands_of_fds_then_the_next_user_finds_some() {
     let refused = world.at(1000);
     assert!(is_refused(&refused, greedy), "{refused:?}");
     let Some(Effect::Failed { status, .. }) = refused.first() else { panic!("{refused:?}") };
-    let (resource, scope) = (Resource::OwnFds as u8, Scope::Domain as u8);
+    let (resource, scope) = (Resource::Fds as u8, Scope::Domain as u8);
     assert_eq!((status.resource, status.scope), (resource, scope), "{status}");
+}
+
+#[test]
+fn hello_when_leases_of_others_leave_its_user_little_then_they_are_asked_for_some() {
+    let mut world = World::new(Config { share_factor: 8, ..node_fds(90) });
+    let id = world.register(deposit(1)).id;
+    for _ in 0..80 {
+        world.grant(USER, id);
+    }
+    let (early, late) = (ClientId(4), ClientId(5));
+    assert!(is_welcome(&knock(&mut world, early, 2000, 5), early));
+    assert!(!is_welcome(&knock(&mut world, late, 2000, 1), late));
+    let Some(Events::Reclaim(leases)) = world.core.take_events(USER) else {
+        panic!("nobody is asked")
+    };
+    let given_back = world.step(Input::Release { client: USER, request: None, leases: &leases });
+    assert!(is_welcome(&given_back, late), "{given_back:?}");
 }
 
 #[test]

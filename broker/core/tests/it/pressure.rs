@@ -338,6 +338,23 @@ fn acquire_when_a_thousand_clients_of_others_are_idle_then_those_of_the_full_dom
 }
 
 #[test]
+fn acquire_when_the_share_is_used_up_then_no_quota_names_it_and_others_keep_their_fds() {
+    let mut world = World::new(Config { share_factor: 8, ..node_fds(90) });
+    let id = world.register(deposit(1)).id;
+    let stranger = ClientId(5);
+    world.connect(stranger, 2000);
+    let kept: Vec<_> = (2..11).map(|base| world.register_by(stranger, deposit(base)).id).collect();
+    for _ in 0..80 {
+        world.grant(USER, id);
+    }
+    let request = world.acquire(USER, &[Ok(id)], 0);
+    let effects = world.fx.list.clone();
+    let status = answer(&world, &effects, request).expect("its deadline has passed");
+    assert_eq!(status, Status::no_quota(Resource::Fds, Scope::Domain, 81, status.pid.get()));
+    assert!(kept.iter().all(|id| world.state(*id) == AllocationState::Held), "{effects:?}");
+}
+
+#[test]
 fn reclaim_when_not_answered_then_others_are_asked_after_a_pause_and_the_same_lease_much_later() {
     let mut world = World::new(open_leases(2));
     let id = world.register(deposit(1)).id;
@@ -379,6 +396,29 @@ fn reclaim_when_what_a_client_was_asked_for_has_ended_then_it_is_asked_before_bu
         world.core.leases(0).filter(|view| view.asked).map(|view| view.id).collect::<Vec<_>>(),
         [lease]
     );
+}
+
+#[test]
+fn reclaim_when_a_client_gave_back_all_it_could_then_it_is_not_asked_last_for_a_new_lease() {
+    let mut world = World::new(open_leases(3));
+    let id = world.register(deposit(1)).id;
+    let (first, _) = (world.grant(USER, id), world.grant(USER, id));
+    let other = world.grant(OTHER, id);
+    // Two rounds: in the second, USER has nothing but what it was asked for in the first.
+    let mut leases = Vec::new();
+    for (holder, lease) in [(USER, first), (OTHER, other)] {
+        world.acquire(OWNER, &[Ok(id)], 1000);
+        assert!(reclaimed(&mut world, holder).is_some_and(|asked| asked.contains(&lease)));
+        world.release(holder, lease);
+        leases.push(world.fx.granted[0].lease);
+    }
+    world.acquire(USER, &[Ok(id)], 1000);
+    leases.into_iter().for_each(|lease| assert!(world.release(OWNER, lease).is_ok()));
+    world.core.take_events(OWNER);
+    world.grant(OWNER, id);
+    world.acquire(OTHER, &[Ok(id)], 1000);
+    assert!(reclaimed(&mut world, USER).is_some(), "it has been idle for longer than OWNER");
+    assert_eq!(reclaimed(&mut world, OWNER), None);
 }
 
 #[test]
