@@ -122,7 +122,12 @@ fn client(fixed: &Fixed, mut calls: Bytes<'_>) {
                 let outcomes = client.register_many(&deposits, &fds, Deadline::after(SOON));
                 registrations.extend(outcomes.into_iter().flatten().flatten());
             }
-            2 => drop(client.unregister_many(registrations.drain(..).map(|it| it.id()), Deadline::after(SOON))),
+            2 => {
+                drop(client.unregister_many(
+                    registrations.drain(..).map(|it| it.id()),
+                    Deadline::after(SOON),
+                ))
+            }
             3 => grants.truncate(handles.len()),
             4 => imports.extend(grants.pop().map(|grant| grant.import(Access::Read, 0))),
             5 => drop(client.dispatch(Duration::ZERO)),
