@@ -15,7 +15,7 @@ pub struct Daemon {
 impl Daemon {
     /// Starts it, with room for `allocations` and as many leases.
     pub fn start(allocations: usize) -> Self {
-        let program = program();
+        let program = built("FDBROKERD", "fdbrokerd", "fdbrokerd");
         let dir = tempfile::tempdir().expect("a temporary directory");
         let room = allocations * 2;
         let caps = format!("allocations = {room}\nmapped_leases = {room}\n");
@@ -52,18 +52,19 @@ impl Drop for Daemon {
     }
 }
 
-/// FDBROKERD, or one built now, optimized.
-fn program() -> PathBuf {
-    if let Some(path) = std::env::var_os("FDBROKERD") {
+/// What the variable names, or a file of a package built now, optimized.
+pub fn built(variable: &str, package: &str, file: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
         return path.into();
     }
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--release", "-p", "fdbrokerd", "--bin", "fdbrokerd"])
+        .args(["build", "--release", "-p", package])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status();
-    assert!(built.is_ok_and(|status| status.success()), "cargo cannot build fdbrokerd");
+    assert!(built.is_ok_and(|status| status.success()), "cargo cannot build {package}");
     // Benchmarks lie in TARGET/release/deps.
     let myself = std::env::current_exe().expect("a path");
-    let program = myself.parent().and_then(Path::parent).map(|release| release.join("fdbrokerd"));
-    program.filter(|path| path.exists()).expect("fdbrokerd beside this; or set FDBROKERD")
+    let path = myself.parent().and_then(Path::parent).map(|release| release.join(file));
+    path.filter(|path| path.exists())
+        .unwrap_or_else(|| panic!("{file} is not beside this; set {variable}"))
 }

@@ -2,6 +2,8 @@
 
 use crate::cpu::{allowed, pin_to, thread_time};
 use crate::report::{Report, median};
+use crate::rivals::{LockedLru, PlainMap};
+use crate::through_c::ThroughC;
 use crate::world::World;
 use fdbroker_client::{Access, Handle, ImportCache};
 use std::hint::black_box;
@@ -14,11 +16,13 @@ const HITS: usize = 20_000;
 /// The two cases that are compared with each other take turns.
 const TURNS: usize = 31;
 
-pub fn measure(world: &mut World, cache: &ImportCache, report: &mut Report) {
+pub fn measure(world: &mut World, cache: &ImportCache, through_c: &ThroughC, report: &mut Report) {
     let hot = world.handles[world.handles.len() / 2];
     hit(cache, &hot);
     let before = cache.stats();
-    report.add("hit + release, validated, one hot entry", time(|_| hit(cache, &hot)), "ns", 30.0);
+    report.add("hit + release, validated, one hot entry", time(|_| hit(cache, &hot)), "ns", 15.0);
+    let hot_in_c = time(|_| through_c.hit(&hot));
+    report.add("  through C", hot_in_c, "ns", 20.0);
 
     let mut order = Order(1);
     let shuffled: Vec<Handle> = {
@@ -28,7 +32,10 @@ pub fn measure(world: &mut World, cache: &ImportCache, report: &mut Report) {
     };
     let count = shuffled.len();
     let at_random = time(|index| hit(cache, &shuffled[index % count]));
-    report.add("hit + release, random entry of 1,000,000", at_random, "ns", 100.0);
+    report.add("hit + release, random entry of 1,000,000", at_random, "ns", 70.0);
+    let random_in_c = time(|index| through_c.hit(&shuffled[index % count]));
+    report.add("  through C", random_in_c, "ns", 100.0);
+    beside(&hot, &shuffled, report);
     let cold = time(|_| hit(cache, &world.handles[order.below(count)]));
     report.note("  the same, its handle read from a random place too", cold, "ns");
     let hits = cache.stats().hits - before.hits;
@@ -43,6 +50,25 @@ pub fn measure(world: &mut World, cache: &ImportCache, report: &mut Report) {
         println!("one CPU only: two threads at once cannot be measured");
     }
     pin_to(allowed()[0]);
+}
+
+/// The rivals, which validate nothing: the map does not even count users.
+fn beside(hot: &Handle, shuffled: &[Handle], report: &mut Report) {
+    let (count, map) = (shuffled.len(), PlainMap::of(shuffled));
+    let plain = |handle: &Handle| {
+        black_box(map.hit(black_box(handle)));
+    };
+    report.note("plain hash map, one hot entry", time(|_| plain(hot)), "ns");
+    report.note("  random entry of 1,000,000", time(|index| plain(&shuffled[index % count])), "ns");
+    drop(map);
+    let lru = LockedLru::of(shuffled);
+    let locked = |handle: &Handle| lru.hit_and_release(black_box(handle));
+    report.note("LRU behind a mutex, hit + release, one hot entry", time(|_| locked(hot)), "ns");
+    report.note(
+        "  random entry of 1,000,000",
+        time(|index| locked(&shuffled[index % count])),
+        "ns",
+    );
 }
 
 #[inline]

@@ -1,5 +1,6 @@
 //! The import cache against its targets, with a real daemon, real registrations, real leases and its real
-//! generation page, beside a bare mmap+munmap of the same size in the same run. Must never assert a time.
+//! generation page, through Rust and through C, beside a plain hash map, an LRU behind a mutex and a bare mmap+munmap of the
+//! same size in the same run. Must never assert a time.
 //!
 //! `cargo bench -p fdbroker-client`. Everything of one thread, daemon included, runs on one core; the two
 //! threads of the contended case have a core each, and what is compared there is their CPU time. Medians.
@@ -13,12 +14,15 @@ mod daemon;
 mod hits;
 mod misses;
 mod report;
+mod rivals;
+mod through_c;
 mod world;
 
 use daemon::Daemon;
 use fdbroker_client::CacheSettings;
 use report::Report;
 use std::time::Instant;
+use through_c::ThroughC;
 use world::World;
 
 /// Allocations of the large table.
@@ -36,7 +40,8 @@ fn main() {
     let mut world = World::connect(&daemon, ENTRIES);
 
     let filled = Instant::now();
-    let cache = world.full_cache();
+    let through_c = ThroughC::connect(&daemon);
+    let cache = world.full_cache(&through_c);
     let stats = cache.stats();
     assert_eq!(stats.entries, ENTRIES as u64, "every allocation is open");
     println!(
@@ -51,7 +56,7 @@ fn main() {
     let wants =
         |case: &str| std::env::args().nth(1).is_none_or(|arg| arg == "--bench" || arg == case);
     if wants("hits") {
-        hits::measure(&mut world, &cache, &mut report);
+        hits::measure(&mut world, &cache, &through_c, &mut report);
     }
     drop(cache);
     if wants("misses") {

@@ -1,6 +1,7 @@
 //! An owner of a million allocations in one memfd, and a consumer. Must never touch the memory: none is needed.
 
 use crate::daemon::Daemon;
+use crate::through_c::ThroughC;
 use fdbroker_client::{
     Access, AllocationInfo, CacheSettings, CachedImport, Client, Deadline, Deposit, Error, Grant,
     Handle, ImportCache, MemoryKind, Opened, RecallAnswer,
@@ -41,8 +42,11 @@ impl Opened for Shared {
     }
 }
 
+/// For all that waits.
+pub const DEADLINE_MS: u32 = 20_000;
+
 pub fn deadline() -> Deadline {
-    Deadline::from_ms(20_000)
+    Deadline::from_ms(DEADLINE_MS)
 }
 
 impl World {
@@ -68,8 +72,8 @@ impl World {
         }
     }
 
-    /// Registers everything and imports everything into one cache.
-    pub fn full_cache(&mut self) -> ImportCache {
+    /// Registers everything and imports everything into one cache, and into that of the C library.
+    pub fn full_cache(&mut self, through_c: &ThroughC) -> ImportCache {
         let cache = ImportCache::new(&self.consumer, CacheSettings::default());
         let count = self.handles.capacity();
         while self.handles.len() < count {
@@ -77,6 +81,7 @@ impl World {
             self.register(first..count.min(first + TURN));
             let imports = self.import_shared(&cache, &self.handles[first..]);
             imports.into_iter().for_each(|import| drop(import.expect("imported")));
+            through_c.fill(&self.handles[first..]);
         }
         cache
     }
