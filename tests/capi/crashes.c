@@ -226,6 +226,62 @@ static void what_is_freed_while_there_is_no_broker_never_shows_again(void) {
   broker_stop(&broker);
 }
 
+#define LEASES 64
+
+static struct {
+  atomic_int of[LEASES + 1]; /* how often each lease was told of; 0: of none */
+  atomic_int found;
+} ends;
+
+static void note_end(void *user, const fdbroker_notice_t *notice) {
+  (void)user;
+  if (notice->kind == FDBROKER_NOTICE_REVOKED) ends.of[notice->lease <= LEASES ? notice->lease : 0]++;
+  ends.found += notice->kind == FDBROKER_NOTICE_RECONNECTED;
+}
+
+/* A broker that comes back gives leases other numbers, among them those that others had: a notice names the right one. */
+static void notices_name_the_leases_that_the_program_knows(void) {
+  struct broker broker;
+  void *hosts[LEASES];
+  fdbroker_handle_t handles[LEASES];
+  fdbroker_grant_t grants[LEASES];
+  broker_start(&broker, NULL);
+  fdbroker_t *owner = open_at(&broker), *holder = open_at(&broker);
+  memset(&ends, 0, sizeof ends);
+  OK(fdbroker_set_notice_callback(holder, note_end, NULL));
+  for (int at = 0; at < LEASES; at++)
+    OK(fdbroker_host_alloc(owner, FDBROKER_HOST_ARENA, PAGE, SOON, &hosts[at], &handles[at]));
+  grants[0].struct_size = sizeof grants[0];
+  OK(fdbroker_acquire_many(holder, LEASES, handles, SOON, grants, NULL));
+  for (int at = 0; at < LEASES; at++) {
+    CHECK(grants[at].lease >= 1 && grants[at].lease <= LEASES);
+    close(grants[at].fd);
+  }
+  /* A quarter ends while there is no broker, one at the next, and so on. */
+  for (int quarter = 0; quarter < 4; quarter++) {
+    int begin = quarter * LEASES / 4, end = begin + LEASES / 4;
+    if (quarter % 2 == 0) broker_kill(&broker);
+    for (int at = begin; at < end; at++) OK(fdbroker_host_free(owner, hosts[at]));
+    if (quarter % 2 == 0) {
+      broker_start_in(&broker, NULL);
+      EVENTUALLY(ends.found == quarter / 2 + 1);
+      EVENTUALLY(fdbroker_is_connected(owner) == 1);
+    }
+    for (int at = begin; at < end; at++) EVENTUALLY(ends.of[grants[at].lease] >= 1);
+    for (int at = end; at < LEASES; at++) CHECK(ends.of[grants[at].lease] == 0);
+    CHECK(ends.of[0] == 0);
+  }
+  for (int at = 0; at < LEASES; at++) {
+    CHECK(fdbroker_lease_is_current(holder, grants[at].lease) == 0);
+    OK(fdbroker_release(holder, grants[at].lease));
+  }
+  CHECK(stats_of(holder).leases == 0);
+  EVENTUALLY(ledger(&broker, "open_leases") == 0);
+  OK(fdbroker_close(holder));
+  OK(fdbroker_close(owner));
+  broker_stop(&broker);
+}
+
 #define ARENA 64
 
 /* Memory held over crashes is used again after its free, once the broker's grace time is over. */
@@ -264,6 +320,7 @@ int main(int argc, char **argv) {
   begin();
   if (argc > 1) crashes = atoi(argv[1]);
   RUN(what_is_freed_while_there_is_no_broker_never_shows_again);
+  RUN(notices_name_the_leases_that_the_program_knows);
   RUN(ranges_held_over_crashes_come_back_by_themselves);
   return end();
 }
