@@ -427,7 +427,8 @@ fn is_final(model: &Model, client: u32, id: AllocationId) -> bool {
     !model.live(id).is_some_and(open)
 }
 
-fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> {
+/// The caps and shares that do not have room for another credit.
+pub fn credit_blockers(model: &Model, ledger: &Ledger, client: u32) -> Vec<Blocker> {
     let mut found = Vec::new();
     for account in model.accounts_of_client(client) {
         for resource in [Resource::HeldFds, Resource::Fds] {

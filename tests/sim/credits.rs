@@ -1,7 +1,7 @@
 //! Checks deposit credits: idle ones are taken back when another needs the place, and their clients do not know it. Must
 //! never look into the core but at the number of credits that it shows.
 
-use crate::checks::nobody_waits;
+use crate::checks::{credit_blockers, nobody_waits};
 use crate::judge::{Step, ensure};
 use crate::model::{Check, Holder, Ledger, Model};
 use fdbroker_core::{Core, Effect, Effects};
@@ -29,7 +29,8 @@ impl Model {
         let may_wait = !nobody_waits(self);
         let short_of = sent - self.client(sender)?.credits;
         let ledger = self.ledger();
-        let is_full = self.is_short(&ledger, sender, short_of);
+        let is_full = self.is_short(&ledger, sender, short_of)
+            || !credit_blockers(self, &ledger, sender).is_empty();
         ensure!(
             !step.has_no_place || may_wait || is_full,
             "client {sender}: AGAIN, and there is room"

@@ -5,11 +5,19 @@ use crate::action::{Action, show_status};
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
-use fdbroker_core::{Deposit, Lane, Now, Redeposit, limits};
+use fdbroker_core::{Config, Deposit, Lane, Now, Redeposit, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
 
 const UID: u32 = 1000;
 const OTHER_UID: u32 = 2000;
+
+/// A node of so many, and credits only for clients that ask.
+fn ninety_fds(config: &mut Config) {
+    config.node.fds = 90;
+    config.base_credits = 0;
+    config.max_credits = 1;
+    config.share_factor = 8;
+}
 
 pub fn own_fds_when_the_share_is_used_up_then_refused_and_others_get_in(rig: &mut Rig) -> Check {
     rig.begin(|config| {
@@ -27,12 +35,7 @@ pub fn own_fds_when_the_share_is_used_up_then_refused_and_others_get_in(rig: &mu
 }
 
 pub fn leases_when_the_share_is_used_up_then_refused_and_others_get_some(rig: &mut Rig) -> Check {
-    rig.begin(|config| {
-        config.node.fds = 90;
-        config.base_credits = 0;
-        config.max_credits = 1;
-        config.share_factor = 8;
-    });
+    rig.begin(ninety_fds);
     let (owner, holder) = (rig.client()?, rig.client()?);
     let id = rig.register_new(owner, 1)?[0];
     // 80 of 90: then the domain holds 8 times what is free. The fd that the broker holds can be closed.
@@ -122,12 +125,7 @@ fn shared_by_two(
     rig: &mut Rig,
     count: usize,
 ) -> Check<(u32, AllocationId, [u32; 2], AllocationId)> {
-    rig.begin(|config| {
-        config.node.fds = 90;
-        config.base_credits = 0;
-        config.max_credits = 1;
-        config.share_factor = 8;
-    });
+    rig.begin(ninety_fds);
     let (owner, holder) = (rig.client()?, rig.client()?);
     let id = rig.register_new(owner, 1)?[0];
     let others = [rig.client_of(OTHER_UID)?, rig.client_of(OTHER_UID)?];

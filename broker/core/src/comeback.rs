@@ -8,6 +8,7 @@ use crate::api::{
     ClientId, Declared, Deposit, Effect, Effects, Granted, Now, Redeposit, Registered, RequestId,
 };
 use crate::ledger::Charge;
+use crate::register::NOTHING;
 use crate::slots::NONE;
 use crate::state::{Allocation, State};
 use crate::waiting::Fate;
@@ -25,7 +26,7 @@ impl Core {
         for (index, item) in (0..).zip(items) {
             let (status, id) = match self.redeposit_one(client.0, item, fx) {
                 Ok(id) => (Status::OK, id),
-                Err(status) => (status, AllocationId { slot: NONE, generation: 0 }),
+                Err(status) => (status, NOTHING),
             };
             fx.registered.push(Registered { status, id, index });
         }

@@ -57,14 +57,17 @@ impl Core {
         true
     }
 
-    /// A client has sent fds for credits that were taken back, as it could not know. They get places all the same if there are
-    /// some; `false`: there are none.
+    /// A client has sent fds for credits that were taken back, as it could not know. They get places all the same, if there are
+    /// some and its domain has not used up its share; `false`: they get none.
     pub(crate) fn give_again(&mut self, number: u32, count: u64) -> bool {
         let record = self.client_mut(number);
         let (scope, credits) = (record.scope, record.credits);
         let is_waited_for = record.credit_waited_for;
         record.credits_taken = record.credits_taken.saturating_sub(count);
-        if self.ahead(Turn::Last, number, FOR_CREDIT).is_some() {
+        let domain = record.domain;
+        if self.beyond_share_of_held(domain).is_some()
+            || self.ahead(Turn::Last, number, FOR_CREDIT).is_some()
+        {
             return false;
         }
         // Those that it still has are not taken for the others.
@@ -160,13 +163,15 @@ impl Core {
 
     /// Why there is no credit for a client now.
     pub(crate) fn no_credit(&mut self, client: ClientId) -> Status {
+        let domain = self.client_mut(client.0).domain;
+        if let Some(share) = self.beyond_share_of_held(domain) {
+            return self.no_quota(share);
+        }
         let full = self.charge(client.0, places(1)).err();
         if full.is_none() {
             self.undo_charge(client.0, places(1));
         }
-        let domain = self.client_mut(client.0).domain;
-        let beyond = self.beyond_share_of_held(domain);
-        match beyond.or(full).or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
+        match full.or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
             Some(blocked) => self.no_quota(blocked),
             None => ErrorCode::Again.into(),
         }

@@ -12,7 +12,7 @@ use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 /// The id of no allocation.
-const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
+pub(crate) const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
 
 /// What becomes of a deposit.
 enum Outcome {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 /// A new connection's time for its hello.
 #[derive(Clone, Copy, Debug)]
 pub struct Handshake {
-    /// Its number.
+    /// The client, whose number is given again once it has gone.
     pub client: ClientId,
     /// Tells it from others of the same number.
     pub serial: u64,

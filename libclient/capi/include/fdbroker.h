@@ -489,8 +489,7 @@ typedef void (*fdbroker_close_fn)(void *user, const fdbroker_opened_t *opened);
 fdbroker_code_t fdbroker_import(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
     uint32_t deadline_ms, fdbroker_import_t *import);
 
-/* The same from the import cache or not at all: sends nothing, waits for nothing and makes no system call. Also inside
- * a callback.
+/* The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a callback.
  *
  * Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import() can tell, and
  * fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *import is
@@ -561,8 +560,8 @@ fdbroker_code_t fdbroker_request_test(fdbroker_request_t *request, fdbroker_gran
 /* Starts to import count handles through the import cache, without waiting; flags are FDBROKER_IMPORT_*. Otherwise as
  * fdbroker_acquire_start(); fdbroker_import_test() makes progress. What is in the cache is in use at once.
  *
- * Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. fdbroker_import_test() answers all
- * others. */
+ * Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. All others come from
+ * fdbroker_import_test(). */
 fdbroker_code_t fdbroker_import_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,
     uint32_t flags, uint32_t deadline_ms, fdbroker_request_t **request);
 

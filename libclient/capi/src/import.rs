@@ -62,8 +62,7 @@ pub unsafe extern "C" fn fdbroker_import(
     })
 }
 
-/// The same from the import cache or not at all: sends nothing, waits for nothing and makes no system call. Also inside
-/// a callback.
+/// The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a callback.
 ///
 /// Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import() can tell, and
 /// fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *import is

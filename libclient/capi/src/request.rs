@@ -112,8 +112,8 @@ pub unsafe extern "C" fn fdbroker_request_test(
 /// Starts to import count handles through the import cache, without waiting; flags are FDBROKER_IMPORT_*. Otherwise as
 /// fdbroker_acquire_start(); fdbroker_import_test() makes progress. What is in the cache is in use at once.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. fdbroker_import_test() answers all
-/// others.
+/// Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. All others come from
+/// fdbroker_import_test().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_start(
     broker: *mut fdbroker_t,

@@ -70,10 +70,10 @@ impl AcquireRequest {
         AcquireRequest { state }
     }
 
-    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is to serve, too. All grants are held until the last outcome
-    /// is there, so many need as many fds. The errors are those of [`crate::Client::acquire`]; a handle whose
-    /// connection is lost before it is granted answers NOT_CONNECTED, all do in a child of fork(2). May be called in
-    /// a callback.
+    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode it serves recalls, too. May be
+    /// called in a callback. All grants are held until the last outcome is there, so many need as many fds. The errors are
+    /// those of [`crate::Client::acquire`]; a handle whose connection is lost before it is granted answers NOT_CONNECTED, all
+    /// do in a child of fork(2).
     pub fn test(mut self) -> Progress {
         self.state.connection.serve();
         match self.state.advance() {

@@ -30,8 +30,7 @@ fn connection_when_its_own_end_lies_in_it_then_nothing_of_it_is_left() {
     peer.send(&acquire(1, &handle, 0), &[]);
     bench.rest();
 
-    // The grant is unread, so the socket is kept for its peer: and that is in it, behind what ends
-    // the connection.
+    // The grant is unread, so the socket is kept for its peer: which lies in it, behind a broken message.
     peer.send(&[0], &[]);
     peer.send(&release(2), &[peer.0.as_fd()]);
     drop((peer, event));
