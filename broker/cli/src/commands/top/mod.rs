@@ -63,7 +63,9 @@ pub fn run(Args { once, interval }: Args) -> Result<()> {
     let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
     // After the signals are blocked: the thread must not receive them.
     let sampler = Sampler::start(admin)?;
-    let events = stream::start(None, Selection::ALL, None, again::connect)?;
+    // Before the first frame: no event after it is missed. If it fails, the thread tries again and says why.
+    let watching = Admin::from_env().and_then(|it| Watching::begin(it, Selection::ALL)).ok();
+    let events = stream::start(watching, Selection::ALL, None, again::connect)?;
     let watched = Watched { stream: Some(events), due: first.at };
     let choice = Choice { interval, ..Choice::default() };
     let asking = Asking { sampler, due: first.at + interval, asked_at: None };
