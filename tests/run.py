@@ -174,9 +174,14 @@ def is_empty(text):
 
 
 def interesting(text):
-    lines = text.splitlines()
-    names = [line for line in lines if re.match(r"(test .*FAILED|FAILED|FAIL |---- |thread .* panicked|error)", line)]
-    return names[:LOG_LINES] + ["..."] + lines[-LOG_LINES:]
+    """The lines that name failures, with the indented ones below them (a screen, a state), and the end."""
+    lines, chosen = text.splitlines(), []
+    is_named = False
+    for line in lines:
+        is_named = bool(FAILURE.match(line)) or is_named and line.startswith("    ")
+        if is_named:
+            chosen.append(line)
+    return chosen[:LOG_LINES] + ["..."] + lines[-LOG_LINES:]
 
 
 def parse(arguments):
