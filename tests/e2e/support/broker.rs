@@ -30,6 +30,13 @@ const SERVICES: u32 = 16;
 const PROCESSES: u32 = 2_500;
 const _: () = assert!(FIRST_UID + PROCESSES * SERVICES <= 61_000, "the tests' other users");
 
+/// Time limits of a daemon whose test names no others. On a busy machine a process may get no processor for seconds; it must
+/// not count as silent.
+const UNHURRIED: [(&str, &str); 2] = [
+    ("recall_timeout_ms", "limits.recall_timeout_ms=600000"),
+    ("grace_ms", "limits.grace_ms=600000"),
+];
+
 /// How to start a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
@@ -150,6 +157,11 @@ impl Process {
             // The configuration names the sockets.
             None => {
                 command.arg("--set").arg(format!("admin_socket={:?}", admin_socket(dir)));
+            }
+        }
+        for (name, setting) in UNHURRIED {
+            if !setup.config.contains(name) {
+                command.args(["--set", setting]);
             }
         }
         command.arg("--config").arg(dir.join("config.toml")).args(&setup.arguments).args(more);

@@ -19,7 +19,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts the daemon. `settings` are `NAME=VALUE`, as in the configuration file.
+    /// Starts the daemon. `settings` are `NAME=VALUE`, as in the configuration file. Its time limits are long: on a busy
+    /// machine a process may get no processor for seconds, and must not count as silent.
     pub fn start(settings: &[&str]) -> Result<Self, Fault> {
         let program = std::env::var_os("FDBROKER").ok_or("FDBROKER does not name the command")?;
         let program = PathBuf::from(program);
@@ -28,7 +29,8 @@ impl Node {
         let mut command = Command::new(&program);
         command.arg("broker").arg("--private").arg(&dir);
         command.args(["--until-eof", "0", "--ready-fd", "1", "--log", "warn"]);
-        for setting in settings {
+        let unhurried = ["limits.recall_timeout_ms=600000", "limits.grace_ms=600000"];
+        for setting in unhurried.iter().chain(settings) {
             command.args(["--set", setting]);
         }
         for name in ["FDBROKER_SOCKET", "FDBROKER_ADMIN_SOCKET", "FDBROKER_CONFIG"] {
