@@ -17,8 +17,10 @@ usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--from 
 Builds the release programs and libraries if needed, and installs:
 
   PREFIX/bin               fdbroker, fdbrokerd
-  LIBDIR                   libfdbroker.so.0.1.0 with its links .so.0 and .so, libfdbroker.a
+  LIBDIR                   libfdbroker.so.0.1.0 with its links .so.0 and .so, libfdbroker.a; all libraries are stripped, and
+                           the debug information of a shared one is in the directory .debug beside it
   LIBDIR/pkgconfig         fdbroker.pc
+  LIBDIR/cmake/fdbroker    the package fdbroker for CMake
   PREFIX/lib/fdbroker/level-zero      libfdbroker_ze.so with its link libze_validation_layer.so.1
   PREFIX/include           fdbroker.h, fdbroker_dl.h
   PREFIX/lib/systemd, lib/sysusers.d, lib/tmpfiles.d      units, with the paths of PREFIX/bin
@@ -161,6 +163,15 @@ place_filled() {
   place "$mode" "$work/filled" "$target"
 }
 
+# place_library SOURCE TARGET: the same for a shared library, with its debug information in a file of its own where gdb(1) finds it.
+place_library() {
+  local source=$1 target=$2 name=${2##*/}.debug
+  objcopy --only-keep-debug "$source" "$work/$name"
+  objcopy --strip-unneeded --add-gnu-debuglink="$work/$name" "$source" "$work/stripped"
+  place 0644 "$work/stripped" "$target"
+  place 0644 "$work/$name" "${target%/*}/.debug/$name"
+}
+
 # place_link NAME TARGET: a link to a file in the same directory.
 place_link() {
   local link=$destdir$2 new
@@ -180,26 +191,25 @@ place 0755 "$built/fdbroker" "$prefix/bin/fdbroker"
 place 0755 "$built/fdbrokerd" "$prefix/bin/fdbrokerd"
 
 capi=libclient/capi
-if [ -f "$built/libfdbroker.so" ]; then
+if [ -f "$built/libfdbroker.a" ]; then
+  "$capi/link.sh" "$built" || die "the C library cannot be linked; the message is above" "install a C compiler and binutils (package gcc)"
   soname=libfdbroker.so.0
-  [ -z "$(command -v readelf)" ] || readelf -d "$built/libfdbroker.so" | grep -qF "[$soname]" ||
-    die "$built/libfdbroker.so does not name itself $soname" "it was built without $capi/build.rs: build it with cargo"
-  place 0644 "$built/libfdbroker.so" "$libdir/$soname.${version#*.}"
+  place_library "$built/capi/$soname" "$libdir/$soname.${version#*.}"
   place_link "$soname.${version#*.}" "$libdir/$soname"
   place_link "$soname" "$libdir/libfdbroker.so"
-  if [ -f "$built/libfdbroker.a" ]; then place 0644 "$built/libfdbroker.a" "$libdir/libfdbroker.a"; fi
+  objcopy --strip-debug "$built/capi/libfdbroker.a" "$work/libfdbroker.a"
+  place 0644 "$work/libfdbroker.a" "$libdir/libfdbroker.a"
   for header in "$capi"/include/*.h; do place 0644 "$header" "$prefix/include/${header##*/}"; done
 
-  # The libraries that a static link needs besides the archive: rustc names them; without rustc, this list is used.
-  private='-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc'
-  if command -v rustc > /dev/null; then
-    asked=$(rustc --crate-name libs --crate-type staticlib --print native-static-libs -o "$work/libs.a" - < /dev/null 2>&1 |
-      sed -n 's/^note: native-static-libs: *//p')
-    private=${asked:-$private}
-  fi
+  private=$(cat "$built/capi/native-libs")
   case $libdir in "$prefix"/*) pc_libdir="\${exec_prefix}${libdir#"$prefix"}" ;; *) pc_libdir=$libdir ;; esac
   place_filled 0644 "$capi/fdbroker.pc.in" "$libdir/pkgconfig/fdbroker.pc" -e '/^#/d' -e "s|@PREFIX@|$prefix|" \
     -e "s|@LIBDIR@|$pc_libdir|" -e "s|@VERSION@|$version|" -e "s|@LIBS_PRIVATE@|$private|"
+  cmake=$libdir/cmake/fdbroker include=$(realpath -m -s --relative-to="$libdir/cmake/fdbroker" "$prefix/include")
+  for name in fdbroker-config fdbroker-config-version; do
+    place_filled 0644 "$capi/$name.cmake.in" "$cmake/$name.cmake" -e '1s/Filled in by .* values\. //' -e "s|@INCLUDE@|$include|" \
+      -e "s|@VERSION@|$version|" -e "s|@LIBS_PRIVATE@|${private// /;}|"
+  done
 else
   say "no C library in $built: left out"
 fi
@@ -208,7 +218,7 @@ fi
 # goes into LD_LIBRARY_PATH, and the loader opens the layer under a name that other layers have, too.
 layer=$prefix/lib/fdbroker/level-zero
 if [ -f "$built/libfdbroker_ze.so" ]; then
-  place 0644 "$built/libfdbroker_ze.so" "$layer/libfdbroker_ze.so"
+  place_library "$built/libfdbroker_ze.so" "$layer/libfdbroker_ze.so"
   place_link libfdbroker_ze.so "$layer/libze_validation_layer.so.1"
 else
   say "no Level Zero layer in $built: left out"

@@ -19,7 +19,7 @@ esac
 # What the tests need, and the package that brings it: a command, or a path with wildcards.
 # libclang with its headers is for bindgen (libclient/level-zero-sys/regen.sh); uidmap lets a user without root build the
 # systemd guest.
-needs="gcc:gcc g++:g++ pkg-config:pkg-config valgrind:valgrind tmux:tmux pgrep:procps
+needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:tmux pgrep:procps
   nm:binutils /usr/bin/python3:python3 ip:iproute2
   busybox:busybox-static cpio:cpio xz:xz-utils zstd:zstd mmdebstrap:mmdebstrap newuidmap:uidmap
   mpirun.openmpi:openmpi-bin /usr/lib/*/openmpi/include/mpi.h:libopenmpi-dev

@@ -18,7 +18,7 @@ TARGETS = [["--lib", "--bins", "--examples", "--tests"], ["--test", "hostile"]]
 HELP = """usage: tests/programs.py [TEST_PROGRAM]...
 
 Builds the workspace as the tests use it (the dev profile: optimised, all checks on) and prints the folder of its programs and
-libraries; examples are in examples/ there. With arguments it prints the path of each test program named: e2e, sim, hostile.
+libraries; examples are in examples/ there, the C library in capi/. With arguments it prints the path of each test program named: e2e, sim, hostile.
 With %s=FILE, written by an earlier build, it builds nothing.""" % VARIABLE
 
 
@@ -41,6 +41,8 @@ def build():
                           "package": str(package.relative_to(ROOT)), "path": path, "cwd": str(package)})
         elif artifact["target"]["kind"] == ["bin"]:
             folder = str(Path(path).parent)
+    if subprocess.run(["libclient/capi/link.sh", folder], cwd=ROOT).returncode:
+        sys.exit("tests/programs.py: libclient/capi/link.sh failed")
     return {"folder": folder, "tests": tests}
 
 

@@ -163,6 +163,22 @@ struct later_options {
   uint64_t unknown;
 };
 
+static void options_are_set_as_far_as_the_program_knows_them(void) {
+  struct later_options later;
+  fdbroker_options_t *options = &later.known;
+  memset(&later, 0x55, sizeof later);
+  /* A later header's macro passes its size; a function pointer has that of the first release. */
+  fdbroker_options_init_sized(options, sizeof later);
+  CHECK(options->struct_size == sizeof later && options->max_held_fds == FDBROKER_DEFAULT && later.unknown == 0);
+  memset(&later, 0x55, sizeof later);
+  void (*init)(fdbroker_options_t *) = fdbroker_options_init;
+  init(options);
+  CHECK(options->struct_size <= sizeof *options && options->cache_strict == -1 && later.unknown != 0);
+  fdbroker_options_init(options);
+  CHECK(options->struct_size == sizeof *options && later.unknown != 0);
+  fdbroker_options_init(NULL);
+}
+
 static void options_of_other_releases_are_understood(void) {
   fdbroker_t *context = NULL;
   fdbroker_options_t options;
@@ -322,6 +338,7 @@ int main(void) {
   broker_start(&broker, NULL);
   RUN(null_arguments_are_refused);
   RUN(values_that_cannot_be_are_refused_one_by_one);
+  RUN(options_are_set_as_far_as_the_program_knows_them);
   RUN(options_of_other_releases_are_understood);
   RUN(outputs_of_other_releases_are_not_overrun);
   RUN(a_handle_says_what_it_is);

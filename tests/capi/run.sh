@@ -43,9 +43,8 @@ if ! target=$(tests/programs.py); then
   fail "the library and the programs are built"; echo "$passed passed, $failed failed"; exit 1
 fi
 include=$root/libclient/capi/include header=$root/libclient/capi/include/fdbroker.h
-ln -s "$target/libfdbroker.so" "$work/libfdbroker.so"
-ln -s "$target/libfdbroker.so" "$work/libfdbroker.so.0"
-export FDBROKERD=$target/fdbrokerd FDBROKER=$target/fdbroker LD_LIBRARY_PATH=$work FDBROKER_LOG=error
+library=$target/capi/libfdbroker.so.0
+export FDBROKERD=$target/fdbrokerd FDBROKER=$target/fdbroker LD_LIBRARY_PATH=$target/capi FDBROKER_LOG=error
 unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET XDG_RUNTIME_DIR
 
 echo "== header and symbols"
@@ -57,20 +56,19 @@ for standard in c++11 c++20; do
   check "the header is clean $standard" \
     "$cxx" -std=$standard -Wall -Wextra -Werror -pedantic -fsyntax-only -x c++ "$header"
 done
-exported() { nm -D --defined-only "$target/libfdbroker.so" | awk '{ print $3 }' | sort; }
-declared() { grep -oE '\bfdbroker_[a-z_]+\(' "$header" | tr -d '(' | grep -v '_fn$' | sort -u; }
-exports_what_is_declared() { diff <(declared) <(exported); }
-check "the library exports what the header declares and nothing else" exports_what_is_declared
-has() { readelf -d "$target/libfdbroker.so" | grep -qE "$1"; }
+exported() { readelf -W --dyn-syms "$library" | awk '/ (GLOBAL|WEAK) / && !/ UND / { print $8 }' | sort; }
+declared() { grep -oE '\bfdbroker_[a-z_]+\(' "$header" | sort -u | sed 's/(/@@FDBROKER_0/'; }
+exports_what_is_declared() { diff <(declared) <(exported | grep -v '^FDBROKER_0$'); }
+check "the library exports what the header declares, each with its version, and nothing else" exports_what_is_declared
+has() { readelf -d "$library" | grep -qE "$1"; }
 check "the soname is libfdbroker.so.0" has 'SONAME.*\[libfdbroker\.so\.0\]'
 check "dlclose leaves the code in place" has 'FLAGS_1.*NODELETE'
 
 echo "== programs"
 flags=(-std=c11 -g -O1 -Wall -Wextra -Werror -I "$include")
-# From rustc's --print native-static-libs for this target.
-static_libs=(-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc)
+read -r -a static_libs < "$target/capi/native-libs"
 compile() { # NAME: compiled with the shared library, or without it (unload)
-  local link=(-L "$work" -lfdbroker)
+  local link=(-L "$target/capi" -lfdbroker)
   [ "$1" = unload ] && link=(-rdynamic -ldl)
   "$cc" "${flags[@]}" "$here/$1.c" -o "$work/$1" "${link[@]}" -lpthread
 }
@@ -94,13 +92,13 @@ for name in "${programs[@]}"; do
 done
 
 check "share.c links with the static library" \
-  "$cc" "${flags[@]}" "$here/share.c" -o "$work/static" "$target/libfdbroker.a" "${static_libs[@]}"
+  "$cc" "${flags[@]}" "$here/share.c" -o "$work/static" "$target/capi/libfdbroker.a" "${static_libs[@]}"
 needs_no_library() { ! readelf -d "$work/static" | grep -q libfdbroker; }
 check "the static program needs no libfdbroker.so" needs_no_library
 [ -x "$work/static" ] && run "static" 280 "$work/static"
 
 check "cpp.cpp compiles" \
-  "$cxx" -std=c++11 -Wall -Wextra -Werror -I "$include" "$here/cpp.cpp" -o "$work/cpp" -L "$work" -lfdbroker
+  "$cxx" -std=c++11 -Wall -Wextra -Werror -I "$include" "$here/cpp.cpp" -o "$work/cpp" -L "$target/capi" -lfdbroker
 cpp() {
   mkfifo "$work/ready" "$work/life"
   "$FDBROKERD" --private "$work/broker" --log error --ready-fd 9 --until-eof 8 9> "$work/ready" 8< "$work/life" &

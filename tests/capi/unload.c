@@ -13,7 +13,9 @@ static void *library;
 
 const char *fdbroker_error_name(fdbroker_code_t code) { return FOUND(fdbroker_error_name)(code); }
 const char *fdbroker_last_error(void) { return FOUND(fdbroker_last_error)(); }
-void fdbroker_options_init(fdbroker_options_t *options) { FOUND(fdbroker_options_init)(options); }
+void fdbroker_options_init_sized(fdbroker_options_t *options, size_t bytes) {
+  FOUND(fdbroker_options_init_sized)(options, bytes);
+}
 fdbroker_code_t fdbroker_open(const fdbroker_options_t *options, fdbroker_t **out) {
   return FOUND(fdbroker_open)(options, out);
 }

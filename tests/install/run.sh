@@ -62,6 +62,10 @@ expected="755 bin/fdbroker
 755 bin/fdbrokerd
 644 include/fdbroker.h
 644 include/fdbroker_dl.h
+644 lib/.debug/libfdbroker.so.0.1.0.debug
+644 lib/cmake/fdbroker/fdbroker-config-version.cmake
+644 lib/cmake/fdbroker/fdbroker-config.cmake
+644 lib/fdbroker/level-zero/.debug/libfdbroker_ze.so.debug
 644 lib/fdbroker/level-zero/libfdbroker_ze.so
 777 lib/fdbroker/level-zero/libze_validation_layer.so.1
 644 lib/libfdbroker.a
@@ -157,8 +161,18 @@ check "uninstall where nothing is: status 1 and the remedy" ends 1 "nothing is i
 # ---- the library
 
 lib=$stage/usr/lib/libfdbroker.so.0
-symbols=$(nm -D --defined-only "$lib" | awk '{ print $3 }' | sort)
-check "only fdbroker_* is exported" same "" "$(grep -v '^fdbroker_' <<< "$symbols")"
+exported=$(readelf -W --dyn-syms "$lib" | awk '/ (GLOBAL|WEAK) / && !/ UND / { print $8 }' | sort)
+check "only fdbroker_* is exported, each with its version" same FDBROKER_0 "$(grep -v '^fdbroker_[a-z_]*@@FDBROKER_0$' <<< "$exported")"
+symbols=$(sed -n 's/@@FDBROKER_0$//p' <<< "$exported")
+check "so does the archive" same "$symbols" "$(nm -g --defined-only "$stage/usr/lib/libfdbroker.a" | awk 'NF == 3 { print $3 }' | sort)"
+sections() { readelf -SW "$1" | grep -oE '\.(debug_info|gnu_debuglink)\b' | sort | xargs; }
+debug_file() { readelf -p .gnu_debuglink "$1" | grep -oE 'lib.*\.debug'; }
+for library in lib/libfdbroker.so.0.1.0 lib/fdbroker/level-zero/libfdbroker_ze.so; do
+  library=$stage/usr/$library
+  check "${library##*/} is stripped, and its debug information is where gdb looks" same ".gnu_debuglink .debug_info" \
+    "$(sections "$library") $(sections "${library%/*}/.debug/$(debug_file "$library")")"
+done
+check "the archive has no debug information" same "" "$(sections "$stage/usr/lib/libfdbroker.a")"
 check "the soname" same "libfdbroker.so.0" "$(readelf -d "$lib" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')"
 
 export PKG_CONFIG_SYSROOT_DIR=$stage PKG_CONFIG_PATH=$stage/usr/lib/pkgconfig
@@ -196,7 +210,32 @@ for word in "${static[@]}"; do
 done
 check "producer.c: with the archive, by pkg-config --static" \
   compile gcc "$examples/producer.c" producer-static -std=c99 "${archive[@]}"
-check "consumer.c: with the archive" compile gcc "$examples/consumer.c" consumer-static -std=c99 "${archive[@]}"
+# It leaves all names but its own to the program, such as those of Rust that the program has itself.
+echo 'void rust_eh_personality(void); void rust_eh_personality(void) {}' > "$work/own.c"
+check "consumer.c: with the archive" compile gcc "$examples/consumer.c" consumer-static -std=c99 "$work/own.c" "${archive[@]}"
+if command -v cmake > /dev/null; then
+  mkdir "$work/cmake"
+  cat > "$work/cmake/CMakeLists.txt" << 'CMAKE'
+cmake_minimum_required(VERSION 3.13)
+project(consumer C)
+find_package(fdbroker 1.0 QUIET)
+if(fdbroker_FOUND)
+  message(FATAL_ERROR "a release with another soname is found")
+endif()
+find_package(fdbroker 0.1 REQUIRED)
+add_executable(consumer-cmake ${EXAMPLES}/consumer.c)
+target_link_libraries(consumer-cmake PRIVATE fdbroker::fdbroker)
+add_executable(consumer-cmake-static ${EXAMPLES}/consumer.c)
+target_link_libraries(consumer-cmake-static PRIVATE fdbroker::static)
+CMAKE
+  by_cmake() {
+    cmake -S "$work/cmake" -B "$work/cmake/built" -DCMAKE_PREFIX_PATH="$stage/usr" -DEXAMPLES="$examples" \
+      -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$work" && cmake --build "$work/cmake/built"
+  }
+  check "consumer.c: by CMake, with the library and with the archive" by_cmake
+else
+  not_run "the package of CMake" "cmake is not installed; run: sudo tests/install.sh"
+fi
 needs() { readelf -d "$work/$1" | grep -c "NEEDED.*libfdbroker"; }
 check "which programs need the shared library" same "1 0 0" "$(needs producer) $(needs producer-static) $(needs dl)"
 
@@ -207,10 +246,14 @@ check "fdbroker.h declares what the library exports" same "" "$(comm -23 <(echo 
 # ---- at run time
 
 with_library() { LD_LIBRARY_PATH=$stage/usr/lib timeout -k 5 "$limit_s" "$@"; }
-echo 'int fdbroker_version(void) { return 0; }' | gcc -shared -fPIC -x c - -o "$work/libfdbroker.so.0"
+mkdir "$work/broken" "$work/older"
+library_of() { awk '{ printf "int %s(void) { return 0; }\n", $0 }' | gcc -shared -fPIC -x c - -o "$1/libfdbroker.so.0"; }
+echo fdbroker_version | library_of "$work/broken"
+"$work/dl" required | library_of "$work/older"
 for dl in dl dl++; do
   check "$dl: the library is missing" ends 3 "code 14: libfdbroker.so.0: cannot open" "$work/$dl"
-  check "$dl: a function is missing" ends 3 "has no function fdbroker_error_name" env LD_LIBRARY_PATH="$work" "$work/$dl"
+  check "$dl: a function is missing" ends 3 "has no function fdbroker_error_name" env LD_LIBRARY_PATH="$work/broken" "$work/$dl"
+  check "$dl: the optional ones are missing" ends 4 "an older library" env LD_LIBRARY_PATH="$work/older" "$work/$dl"
   check "$dl: no broker" ends 0 "open: NOT_CONNECTED" with_library env FDBROKER_SOCKET="$work/none.sock" "$work/$dl"
   check "$dl: with a broker" ends 0 "open: OK" with_library fdbroker run -- "$work/$dl"
 done
@@ -235,6 +278,10 @@ PAIR
 pair() { with_library fdbroker run -- bash "$work/pair" "$1" "$2" "$work/handle"; }
 check "producer.c and consumer.c" pair "$work/producer" "$work/consumer"
 check "the same with the archive" pair "$work/producer-static" "$work/consumer-static"
+if [ -e "$work/cmake" ]; then
+  check "the same by CMake" pair "$work/producer" "$work/consumer-cmake"
+  check "the same by CMake, with the archive" pair "$work/producer" "$work/consumer-cmake-static"
+fi
 
 check "producer.rs and consumer.rs" pair "$programs/examples/producer" "$programs/examples/consumer"
 check "producer.rs and consumer.c" pair "$programs/examples/producer" "$work/consumer"

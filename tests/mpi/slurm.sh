@@ -191,9 +191,9 @@ check "and logs how much, and who has duplicates" $? "$work/epilog.log"
 
 # Kept memory outlives the processes of the job, and still belongs to the job.
 kept=$((job + 2))
-mkdir "$cgroup/job_$kept" "$work/lib" && ln -s "$programs/libfdbroker.so" "$work/lib/libfdbroker.so.0"
-gcc -O2 -Wall -Wextra -Werror "$here/leave.c" -o "$work/leave" -I "$root/libclient/capi/include" -L "$programs" -lfdbroker &&
-  LD_LIBRARY_PATH=$work/lib FDBROKER_SOCKET=$work/node/fdbroker/broker.sock \
+mkdir "$cgroup/job_$kept"
+gcc -O2 -Wall -Wextra -Werror "$here/leave.c" -o "$work/leave" -I "$root/libclient/capi/include" -L "$programs/capi" -lfdbroker &&
+  LD_LIBRARY_PATH=$programs/capi FDBROKER_SOCKET=$work/node/fdbroker/broker.sock \
     sh -c 'echo $$ > "$0/cgroup.procs"; exec "$1"' "$cgroup/job_$kept" "$work/leave" > "$work/leave.log" 2>&1
 check "a process of a job keeps memory in the broker, and ends" $? "$work/leave.log"
 # shellcheck disable=SC2317

@@ -15,7 +15,7 @@ pub struct Daemon {
 impl Daemon {
     /// Starts it, with room for `allocations` and as many leases.
     pub fn start(allocations: usize) -> Self {
-        let program = built("FDBROKERD", "fdbrokerd", "fdbrokerd");
+        let program = given("FDBROKERD").unwrap_or_else(|| built("fdbrokerd", "fdbrokerd"));
         let dir = tempfile::tempdir().expect("a temporary directory");
         let room = allocations * 2;
         let caps = format!("allocations = {room}\nmapped_leases = {room}\n");
@@ -52,11 +52,13 @@ impl Drop for Daemon {
     }
 }
 
-/// What the variable names, or a file of a package built now, optimized.
-pub fn built(variable: &str, package: &str, file: &str) -> PathBuf {
-    if let Some(path) = std::env::var_os(variable) {
-        return path.into();
-    }
+/// The file that an environment variable names.
+pub fn given(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from)
+}
+
+/// A file of a package, built now and optimized.
+pub fn built(package: &str, file: &str) -> PathBuf {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--release", "-p", package])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -65,6 +67,5 @@ pub fn built(variable: &str, package: &str, file: &str) -> PathBuf {
     // Benchmarks lie in TARGET/release/deps.
     let myself = std::env::current_exe().expect("a path");
     let path = myself.parent().and_then(Path::parent).map(|release| release.join(file));
-    path.filter(|path| path.exists())
-        .unwrap_or_else(|| panic!("{file} is not beside this; set {variable}"))
+    path.filter(|path| path.exists()).unwrap_or_else(|| panic!("{file} is not beside this"))
 }

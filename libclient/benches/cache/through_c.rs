@@ -1,12 +1,14 @@
 //! The import cache through the C ABI: the shared library, loaded and called as a C program does. Must never call the Rust
 //! library.
 
-use crate::daemon::{Daemon, built};
+use crate::daemon::{Daemon, built, given};
 use crate::world::DEADLINE_MS;
 use fdbroker_client::{Handle, MemoryKind};
 use libloading::Library;
 use std::ffi::c_void;
 use std::hint::black_box;
+use std::path::PathBuf;
+use std::process::Command;
 use std::ptr::{null, null_mut, without_provenance_mut};
 
 /// fdbroker_import_t.
@@ -54,10 +56,20 @@ extern "C" fn open_memory(_: *mut c_void, _: *const c_void, _: u32, opened: &mut
 
 extern "C" fn close_memory(_: *mut c_void, _: *const c_void) {}
 
+/// The shared library, built and linked now.
+fn linked() -> PathBuf {
+    let archive = built("fdbroker-capi", "libfdbroker.a");
+    let folder = archive.parent().expect("it is in a folder");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/capi/link.sh");
+    let linked = Command::new(script).arg(folder).status();
+    assert!(linked.is_ok_and(|status| status.success()), "{script} failed");
+    folder.join("capi/libfdbroker.so.0")
+}
+
 impl ThroughC {
     /// Connects. The library stays loaded, and the context open, until the process ends.
     pub fn connect(daemon: &Daemon) -> Self {
-        let path = built("FDBROKER_LIBRARY", "fdbroker-capi", "libfdbroker.so");
+        let path = given("FDBROKER_LIBRARY").unwrap_or_else(linked);
         // SAFETY: our own library; its types are those of fdbroker.h.
         unsafe {
             std::env::set_var("FDBROKER_SOCKET", daemon.socket());

@@ -172,8 +172,12 @@ typedef struct fdbroker_options {
   int64_t max_held_fds;
 } fdbroker_options_t;
 
-/* Sets all options, struct_size included, to their defaults. NULL: does nothing. */
+/* Sets all options, struct_size included, to their defaults. NULL: does nothing. A macro of this name passes the size of
+ * the struct; the function, for those that take its address, sets the fields of the first release. */
 void fdbroker_options_init(fdbroker_options_t *options);
+
+/* The same for a struct of struct_size bytes: the caller's sizeof(fdbroker_options_t). */
+void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size);
 
 /* Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
  * most 7 s: 5 s for a broker that hangs, 2 s for a node whose fds are all in use. options NULL: all defaults.
@@ -705,6 +709,9 @@ typedef struct fdbroker_stats {
  *
  * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_stats(fdbroker_t *broker, fdbroker_stats_t *stats);
+
+/* Passes the size of the struct, so that options which this header has and an older one lacks are set, too. */
+#define fdbroker_options_init(options) fdbroker_options_init_sized((options), sizeof(fdbroker_options_t))
 
 #ifdef __cplusplus
 }

@@ -12,7 +12,8 @@
  *       fdbroker_dl_unload(&dl);
  *     }
  *
- * Every function of fdbroker.h is a member of the same name, with the type that fdbroker.h declares.
+ * Every function of fdbroker.h is a member of the same name, with the type that fdbroker.h declares. Members of optional
+ * functions (FDBROKER_DL_OPTIONAL) may be NULL after a load: look before you call one.
  * Link with -ldl where the C library is older than glibc 2.34. */
 #ifndef FDBROKER_DL_H
 #define FDBROKER_DL_H
@@ -28,14 +29,15 @@
 #define FDBROKER_DL_LIBRARY "libfdbroker.so.0"
 #endif
 
-/* Calls X(name) once for every function of the library. */
-#define FDBROKER_DL_FUNCTIONS(X)  \
+/* Calls X(name) once for every function that a program needs. */
+#define FDBROKER_DL_REQUIRED(X)   \
   X(fdbroker_error_name)          \
   X(fdbroker_strerror)            \
   X(fdbroker_last_error)          \
   X(fdbroker_version)             \
   X(fdbroker_abi_version)         \
   X(fdbroker_options_init)        \
+  X(fdbroker_options_init_sized)  \
   X(fdbroker_open)                \
   X(fdbroker_close)               \
   X(fdbroker_is_connected)        \
@@ -44,7 +46,6 @@
   X(fdbroker_register_many)       \
   X(fdbroker_unregister)          \
   X(fdbroker_unregister_drained)  \
-  X(fdbroker_unregister_within)   \
   X(fdbroker_get_handle)          \
   X(fdbroker_acquire)             \
   X(fdbroker_acquire_many)        \
@@ -55,25 +56,33 @@
   X(fdbroker_acquire_start)       \
   X(fdbroker_request_test)        \
   X(fdbroker_request_cancel)      \
-  X(fdbroker_import_start)        \
-  X(fdbroker_import_test)         \
   X(fdbroker_import)              \
-  X(fdbroker_import_hit)          \
   X(fdbroker_import_many)         \
   X(fdbroker_import_is_current)   \
   X(fdbroker_import_release)      \
   X(fdbroker_empty_cache)         \
-  X(fdbroker_set_opener)          \
   X(fdbroker_stats)               \
   X(fdbroker_host_alloc)          \
   X(fdbroker_host_free)           \
-  X(fdbroker_host_reclaim)        \
   X(fdbroker_set_recall_callback) \
   X(fdbroker_set_notice_callback) \
   X(fdbroker_event_fd)            \
   X(fdbroker_dispatch)            \
-  X(fdbroker_handle_parse)        \
+  X(fdbroker_handle_parse)
+
+/* The same for the functions that a program can do without, and all that later releases add: the member is NULL where the
+ * library is older and lacks it. */
+#define FDBROKER_DL_OPTIONAL(X) \
+  X(fdbroker_unregister_within) \
+  X(fdbroker_import_start)      \
+  X(fdbroker_import_test)       \
+  X(fdbroker_import_hit)        \
+  X(fdbroker_set_opener)        \
+  X(fdbroker_host_reclaim)      \
   X(fdbroker_handle_same)
+
+/* The same for every function. */
+#define FDBROKER_DL_FUNCTIONS(X) FDBROKER_DL_REQUIRED(X) FDBROKER_DL_OPTIONAL(X)
 
 /* The types come from the declarations, so they cannot differ from them. */
 #ifdef __cplusplus
@@ -107,8 +116,8 @@ static inline int fdbroker_dl_find(fdbroker_dl_t *dl, const char *name, void *fu
 }
 
 /* Loads the library and fills every member; what `dl` held before does not matter. Answers FDBROKER_OK, or
- * FDBROKER_NOT_SUPPORTED when the library or one of its functions is missing: dl->error then says which one and what
- * to do, and no member may be called. Several threads may load at once, each into a struct of its own. */
+ * FDBROKER_NOT_SUPPORTED when the library or one of the required functions is missing: dl->error then says which one and
+ * what to do, and no member may be called. Several threads may load at once, each into a struct of its own. */
 static inline int fdbroker_dl_load(fdbroker_dl_t *dl)
 {
   const char *missing = NULL;
@@ -125,7 +134,10 @@ static inline int fdbroker_dl_load(fdbroker_dl_t *dl)
   if (missing == NULL && !fdbroker_dl_find(dl, #name, (void *)&dl->name)) {   \
     missing = #name;                                                          \
   }
-  FDBROKER_DL_FUNCTIONS(FDBROKER_DL_FIND)
+  FDBROKER_DL_REQUIRED(FDBROKER_DL_FIND)
+#undef FDBROKER_DL_FIND
+#define FDBROKER_DL_FIND(name) (void)fdbroker_dl_find(dl, #name, (void *)&dl->name);
+  FDBROKER_DL_OPTIONAL(FDBROKER_DL_FIND)
 #undef FDBROKER_DL_FIND
   if (missing != NULL) {
     fdbroker_dl_unload(dl);

@@ -1,4 +1,4 @@
-//! The C ABI of fdbroker's library: libfdbroker.so.0, and fdbroker.h, which is made from these files.
+//! The C ABI of fdbroker's library: libfdbroker.so.0, which link.sh links, and fdbroker.h, which is made from these files.
 //! Thin: checks arguments, calls the Rust library, converts. Must never let a panic into C, nor export another symbol.
 //!
 //! Layers (tests/layers checks them): `leases, limits <- last_error, logger <- errors <- failure <- guard, sized,

@@ -11,7 +11,7 @@ use crate::guard::{guard, guard_value};
 use crate::leases::Leases;
 use crate::logger;
 use crate::notices::Notices;
-use crate::sized::{Growable, read};
+use crate::sized::{Growable, init, read};
 use crate::slot::refuse_in_callback;
 use crate::stats;
 use fdbroker_client::{CacheSettings, Client, Deadline, Exports, ImportCache};
@@ -84,7 +84,7 @@ unsafe impl Growable for fdbroker_options_t {
     const LEAST_BYTES: u64 = 8;
     fn absent() -> Self {
         fdbroker_options_t {
-            struct_size: OPTIONS_BYTES,
+            struct_size: size_of::<Self>() as u64,
             socket: std::ptr::null(),
             name: std::ptr::null(),
             flags: 0,
@@ -101,18 +101,26 @@ unsafe impl Growable for fdbroker_options_t {
     }
 }
 
-/// Bytes of the options in the first release. Every caller has room for these, so `fdbroker_options_init` never writes
-/// more, whatever fields come later.
-const OPTIONS_BYTES: u64 = 80;
-const _: () = assert!(OPTIONS_BYTES == size_of::<fdbroker_options_t>() as u64);
+/// Bytes of the options in the first release, which every caller has room for.
+const FIRST_OPTIONS_BYTES: usize = 80;
+const _: () = assert!(FIRST_OPTIONS_BYTES <= size_of::<fdbroker_options_t>());
 
-/// Sets all options, struct_size included, to their defaults. NULL: does nothing.
+/// Sets all options, struct_size included, to their defaults. NULL: does nothing. A macro of this name passes the size of
+/// the struct; the function, for those that take its address, sets the fields of the first release.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_options_init(options: *mut fdbroker_options_t) {
-    if !options.is_null() {
-        // SAFETY: the caller's struct, at least as large as the first release's.
-        unsafe { options.write(fdbroker_options_t::absent()) };
-    }
+    // SAFETY: the caller's struct, at least as large as the first release's.
+    unsafe { fdbroker_options_init_sized(options, FIRST_OPTIONS_BYTES) };
+}
+
+/// The same for a struct of struct_size bytes: the caller's sizeof(fdbroker_options_t).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_options_init_sized(
+    options: *mut fdbroker_options_t,
+    struct_size: usize,
+) {
+    // SAFETY: the caller's struct, as the header states.
+    unsafe { init(options, struct_size) };
 }
 
 /// Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at

@@ -140,6 +140,26 @@ pub(crate) unsafe fn write<T: Growable>(to: *mut T, value: &T) -> Result<(), Fai
     Ok(())
 }
 
+/// Fills a struct of the caller's with what an absent field means: as many fields as it has, and 0 into fields that this release
+/// does not know. Leaves NULL and what has no room for its size alone.
+///
+/// # Safety
+/// `to` is NULL or points to `bytes` bytes that nobody else uses meanwhile.
+pub(crate) unsafe fn init<T: Growable>(to: *mut T, bytes: usize) {
+    if to.is_null() || bytes < size_of::<u64>() {
+        return;
+    }
+    let known = bytes.min(size_of::<T>());
+    let value = T::absent();
+    // SAFETY: the caller's promise; `value` has `known` bytes, none of them padding, and there is room for the size.
+    unsafe {
+        let to = to.cast::<u8>();
+        std::ptr::copy_nonoverlapping((&raw const value).cast(), to, known);
+        to.add(known).write_bytes(0, bytes - known);
+        to.cast::<u64>().write_unaligned(bytes as u64);
+    }
+}
+
 /// Refuses more than [`MAX_COUNT`] items.
 pub(crate) fn check_count(count: usize) -> Result<(), Failure> {
     match count <= MAX_COUNT {
@@ -338,6 +358,20 @@ mod tests {
         out.set(0, &Now { struct_size: 0, old: 1, new: 2 });
         out.set(1, &Now { struct_size: 0, old: 3, new: 4 });
         assert_eq!(words, [16, 1, 16, 3, 99]);
+    }
+
+    #[test]
+    fn init_when_older_or_newer_then_writes_the_callers_bytes_and_no_further() {
+        let (mut older, mut newer): ([u64; 3], [u64; 5]) = ([9; 3], [9; 5]);
+        // SAFETY: two words of three, four of five; NULL and a struct without room are left alone.
+        unsafe {
+            init(older.as_mut_ptr().cast::<Now>(), 16);
+            init(newer.as_mut_ptr().cast::<Now>(), 32);
+            init(std::ptr::null_mut::<Now>(), 24);
+            init(older.as_mut_ptr().add(2).cast::<Now>(), 7);
+        }
+        assert_eq!(older, [16, 0, 9]);
+        assert_eq!(newer, [32, 0, u64::MAX, 0, 9]);
     }
 
     #[test]
