@@ -157,6 +157,7 @@ def end_group(group):
         pass
 
 
+FAILURE = re.compile(r"test .*FAILED|FAILED|FAIL |---- |thread .* panicked|error")
 RESULT = re.compile(r"^test result: .*?(\d+) passed; (\d+) failed;", re.M)
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed$", re.M)
 
