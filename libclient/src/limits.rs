@@ -64,6 +64,16 @@ pub const AGAIN_LAST: Duration = Duration::from_millis(20);
 /// below this; beyond it the connection is ended, which releases everything and keeps the ledger exact.
 pub const MAX_QUEUED_ONE_WAY: usize = 1 << 20;
 
+/// How long a lease reported as mapped or given back waits for others, to go with them in one message. A consumer that opens
+/// or closes buffers does so every 10 us or so, and nobody notices a millisecond.
+pub const GATHER_TIME: Duration = Duration::from_millis(1);
+
+/// How many of them are sent without waiting for more: by then the cost of a message is small beside theirs.
+pub const GATHER_MOST: usize = 64;
+
+/// How long nothing waits after the broker has asked for leases back, or has said NO_QUOTA: others wait for each of them.
+pub const PRESSED_TIME: Duration = Duration::from_secs(1);
+
 /// Most requests given up on and not yet answered. The broker answers each request once; one that
 /// owes this many answers does not work, and the connection is ended.
 pub const MAX_ABANDONED: usize = 1024;

@@ -415,7 +415,8 @@ fdbroker_code_t fdbroker_acquire_many(fdbroker_t *broker, size_t count, const fd
     uint32_t deadline_ms, fdbroker_grant_t *grants, fdbroker_code_t *codes);
 
 /* Tells the broker that the memory is imported and the fd closed; close it first. From then on the lease counts in no
- * cap of fds. A second call changes nothing. Never waits; also inside a callback.
+ * cap of fds. A second call changes nothing. Never waits; also inside a callback. The message may be 1 ms late, to take
+ * others with it, where a library thread serves.
  *
  * Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before), FDBROKER_NOT_CONNECTED (in a forked child). */
 fdbroker_code_t fdbroker_lease_mapped(fdbroker_t *broker, uint64_t lease);
@@ -426,7 +427,8 @@ fdbroker_code_t fdbroker_lease_mapped(fdbroker_t *broker, uint64_t lease);
 int32_t fdbroker_lease_is_current(fdbroker_t *broker, uint64_t lease);
 
 /* Gives a lease back; close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK also
- * while the broker is away: the lease is not declared to it again.
+ * while the broker is away: the lease is not declared to it again. The message may be 1 ms late, to take others with it; not
+ * when its fd was open, its allocation has ended, the broker was short within the last second, or no library thread serves.
  *
  * Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
  * forked child: the lease is the parent's). */

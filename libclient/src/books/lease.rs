@@ -26,8 +26,8 @@ pub struct Lease {
     is_given_back: bool,
 }
 
-/// The connection to the broker that knows the lease, and its number there.
-type Known = Option<(Arc<dyn Line>, u64)>;
+/// What to tell the broker that knows the lease, and over which connection.
+type Word = Option<(Arc<dyn Line>, OneWay)>;
 
 impl Lease {
     /// Of what was granted for a handle over connection `epoch`, its fd open.
@@ -55,24 +55,11 @@ impl Lease {
     }
 
     /// Tells the broker that the memory is imported and the fd closed: close it first. The second time nothing
-    /// happens. [`crate::Grant::import`] does this by itself.
+    /// happens. [`crate::Grant::import`] does this by itself. The message may wait a millisecond for others, where a library
+    /// thread serves.
     pub fn mapped(&mut self) {
-        if let Some((line, number)) = self.note_mapped() {
-            line.post(OneWay::Mapped(number));
-        }
-    }
-
-    /// The same, to go with the next message to the broker or `Connection::flush_queued_now`.
-    pub(crate) fn mapped_later(&mut self) {
-        if let Some((line, number)) = self.note_mapped() {
-            line.queue(OneWay::Mapped(number));
-        }
-    }
-
-    /// Gives it back with the next message to the broker or `Connection::flush_queued_now`.
-    pub(crate) fn release_later(mut self) {
-        if let Some((line, number)) = self.give_back() {
-            line.queue(OneWay::Released(number));
+        if let Some((line, word)) = self.note_mapped() {
+            line.post(word);
         }
     }
 
@@ -121,14 +108,15 @@ impl Lease {
         !self.mark.is_known()
     }
 
-    /// Gives it back, like drop. Later requests of this client find it gone.
+    /// Gives it back, like drop. Later requests of this client find it gone. The message may wait a millisecond for others; not
+    /// if the fd is open, the allocation has ended, the broker is short of leases, or no library thread serves.
     ///
     /// # Errors
     /// NOT_CONNECTED when there is no broker that knows it: it is not declared to the next one then.
     pub fn release(mut self) -> Result<(), Error> {
         match self.give_back() {
-            Some((line, number)) => {
-                line.post(OneWay::Released(number));
+            Some((line, word)) => {
+                line.post(word);
                 Ok(())
             }
             None => Err(Error::not_connected("release: no broker knows of this lease")),
@@ -140,42 +128,121 @@ impl Lease {
         let mut line: Option<Arc<dyn Line>> = None;
         let mut released = Vec::new();
         for mut lease in leases {
-            let Some((of, number)) = lease.give_back() else { continue };
+            let Some((of, word)) = lease.give_back() else { continue };
             let before = line.take_if(|line| !Arc::ptr_eq(line, &of));
             if let Some(before) = before {
                 before.post_all(&mut released.drain(..));
             }
             line.get_or_insert(of);
-            released.push(OneWay::Released(number));
+            released.push(word);
         }
         if let Some(line) = line {
             line.post_all(&mut released.into_iter());
         }
     }
 
-    fn note_mapped(&mut self) -> Known {
+    fn note_mapped(&mut self) -> Word {
         // In a forked child the lock may be held by a thread that it does not have.
         if self.is_mapped || !self.common.process.is_current() {
             return None;
         }
         self.is_mapped = true;
-        self.common.holdings.lease_mapped(self.key)
+        let (line, number) = self.common.holdings.lease_mapped(self.key)?;
+        Some((line, OneWay::Mapped(number)))
     }
 
     /// Takes it out of what is held; once.
-    fn give_back(&mut self) -> Known {
+    fn give_back(&mut self) -> Word {
         if self.is_given_back || !self.common.process.is_current() {
             return None;
         }
         self.is_given_back = true;
-        self.common.holdings.lease_released(self.key)
+        let (line, number) = self.common.holdings.lease_released(self.key)?;
+        let may_wait = self.is_mapped && self.common.page.is_current(self.id);
+        let word = if may_wait { OneWay::ReleasedSoon } else { OneWay::Released };
+        Some((line, word(number)))
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some((line, number)) = self.give_back() {
-            line.post(OneWay::Released(number));
+        if let Some((line, word)) = self.give_back() {
+            line.post(word);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::books::page::PageFacts;
+    use crate::sync::lock;
+    use fdbroker_protocol::page::{
+        LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
+    };
+    use fdbroker_protocol::{HandleFields, MemoryKind, NodeKey};
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::sys::uio::pwrite;
+    use std::mem::offset_of;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::{Mutex, Weak};
+
+    const ID: AllocationId = AllocationId { slot: 3, generation: 1 };
+
+    /// A connection that keeps what it is given.
+    #[derive(Debug, Default)]
+    struct Heard(Mutex<Vec<OneWay>>);
+
+    impl Line for Heard {
+        fn post_all(&self, messages: &mut dyn Iterator<Item = OneWay>) {
+            lock(&self.0).extend(messages);
+        }
+        fn look_away(&self) {}
+        fn kill(&self, _: &str) {}
+    }
+
+    fn write(page: &OwnedFd, offset: usize, bytes: &[u8]) {
+        let offset = i64::try_from(offset).unwrap();
+        assert_eq!(pwrite(page, bytes, offset).unwrap(), bytes.len());
+    }
+
+    /// A page of four slots with the one live allocation.
+    fn page() -> OwnedFd {
+        let page = memfd_create(c"page", MFdFlags::MFD_CLOEXEC).unwrap();
+        nix::unistd::ftruncate(&page, i64::try_from(page_bytes(4)).unwrap()).unwrap();
+        write(&page, offset_of!(PageHeader, magic), &PAGE_MAGIC.to_ne_bytes());
+        write(&page, offset_of!(PageHeader, version), &PAGE_VERSION.to_ne_bytes());
+        write(&page, offset_of!(PageHeader, slots), &4u32.to_ne_bytes());
+        write(&page, LIVENESS_OFFSET, &1u32.to_ne_bytes());
+        write(&page, generation_offset(ID.slot), &ID.generation.to_ne_bytes());
+        page
+    }
+
+    #[test]
+    fn release_when_open_or_of_ended_memory_then_may_not_wait_and_else_it_may() {
+        let common = Arc::new(Common::new(1, false).unwrap());
+        let heard = Arc::new(Heard::default());
+        let line: Weak<dyn Line> = Arc::<Heard>::downgrade(&heard);
+        common.holdings.begin(1, line);
+        let page = page();
+        common.page.show(1, page.as_fd(), PageFacts { slots: 4, incarnation: 0 }).unwrap();
+        let fields = HandleFields {
+            id: ID,
+            kind: MemoryKind::Memfd,
+            size_bytes: 4096,
+            owner_allocation_id: 0,
+            device: 0,
+        };
+        let handle = NodeKey::from_bytes([7; 32]).seal(42, &fields).prefix;
+        let granted = |number| Lease::new(&common, 1, number, ID, handle);
+        let [open, mut mapped, mut ended] = [1, 2, 3].map(granted);
+        mapped.mapped();
+        ended.mapped();
+        drop((open, mapped));
+        write(&page, generation_offset(ID.slot), &0u32.to_ne_bytes());
+        drop(ended);
+        use OneWay::{Mapped, Released, ReleasedSoon};
+        let told = std::mem::take(&mut *lock(&heard.0));
+        assert_eq!(told, [Mapped(2), Mapped(3), Released(1), ReleasedSoon(2), Released(3)]);
     }
 }

@@ -5,12 +5,14 @@ use fdbroker_protocol::AllocationId;
 use std::fmt::Debug;
 
 /// A message that nobody waits for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OneWay {
     /// Imported, fd closed.
     Mapped(u64),
     /// Lease given back.
     Released(u64),
+    /// The same for one that nobody waits for: its fd is closed, and its allocation lives. It may wait for others.
+    ReleasedSoon(u64),
     /// The request with this id is given up.
     Cancel(u64),
     /// A buffer was freed.
@@ -36,10 +38,10 @@ pub(crate) struct OwnerKey {
 
 /// A connection to the broker, which carries one-way messages.
 pub(crate) trait Line: Send + Sync + Debug {
-    /// Sends messages, or queues those that do not fit now. Never waits. A lost connection takes none.
+    /// Sends messages, or queues those that may wait or do not fit now. Never waits. A lost connection takes none.
     fn post_all(&self, messages: &mut dyn Iterator<Item = OneWay>);
-    /// Queues a message, to go with the next one that is sent.
-    fn queue(&self, message: OneWay);
+    /// The thread that serves is about to run code that may take its time: nothing waits for that thread.
+    fn look_away(&self);
     /// Ends the connection.
     fn kill(&self, reason: &str);
 

@@ -2,12 +2,15 @@
 //! fetched by the message, then what others fetch is waited for.
 //! Must never wait for another thread while others may wait for this one.
 
+use crate::books::grant::Grant;
+use crate::books::lease::Lease;
 use crate::cache::cached::{CachedImport, Imports};
 use crate::cache::cold::Held;
 use crate::cache::flight::Key;
-use crate::cache::miss::{Importer, Post, Slices};
+use crate::cache::miss::{Importer, Slices};
 use crate::cache::table::claims::{Claim, Look, Waiter};
 use crate::error::Error;
+use crate::limits::GATHER_MOST;
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::collections::HashMap;
 
@@ -92,7 +95,7 @@ impl<'a> Importer<'a, '_> {
             let until = slices.next(self.table);
             let wanted: Vec<Handle> = fetches.iter().map(|(place, _)| handles[*place]).collect();
             let mut claims: Vec<_> = fetches.drain(..).map(Some).collect();
-            let mut refused = Vec::new();
+            let (mut refused, mut released) = (Vec::new(), Vec::new());
             let asked = client.acquire_each(&wanted, until, |index, granted| {
                 let (place, claim) = claims[index].take().expect("each index comes once");
                 match granted {
@@ -100,12 +103,16 @@ impl<'a> Importer<'a, '_> {
                         refused.push((place, claim, error))
                     }
                     granted => {
-                        outcomes[place] = Some(self.take_one(claim, &handles[place], granted))
+                        let handle = &handles[place];
+                        outcomes[place] =
+                            Some(self.take_one(claim, handle, granted, &mut released));
+                        if released.len() >= GATHER_MOST {
+                            Lease::release_many(released.drain(..));
+                        }
                     }
                 }
             });
-            // What was put off until the next request goes now.
-            client.current().flush_queued_now();
+            Lease::release_many(released.drain(..));
             if let Err(error) = asked {
                 let left = claims.into_iter().flatten();
                 left.for_each(|(place, _)| outcomes[place] = Some(Err(error.clone())));
@@ -124,14 +131,12 @@ impl<'a> Importer<'a, '_> {
         &mut self,
         claim: Claim<'a>,
         handle: &Handle,
-        granted: Result<crate::books::grant::Grant, Error>,
+        granted: Result<Grant, Error>,
+        released: &mut Vec<Lease>,
     ) -> Result<CachedImport<'a>, Error> {
         let mut closed = Vec::new();
-        let kept = self.take_in(claim, handle, granted?, Post::Later, &mut closed);
-        for Held { opened, lease } in closed {
-            drop(opened);
-            lease.release_later();
-        }
+        let kept = self.take_in(claim, handle, granted?, &mut closed);
+        released.extend(closed.into_iter().map(Held::close));
         CachedImport::new(self.table, kept?, handle)
     }
 

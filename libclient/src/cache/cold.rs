@@ -18,6 +18,14 @@ pub(super) struct Held {
     pub lease: Lease,
 }
 
+impl Held {
+    /// Closes the memory; the lease is to be given back now.
+    pub fn close(self) -> Lease {
+        drop(self.opened);
+        self.lease
+    }
+}
+
 /// No place.
 const NONE: u32 = u32::MAX;
 

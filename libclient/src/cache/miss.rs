@@ -24,13 +24,6 @@ pub(super) enum Opening<'a> {
     With(&'a mut Opener<'a>),
 }
 
-/// Whether one-way messages go at once or with the next request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Post {
-    Now,
-    Later,
-}
-
 /// What an import needs to know.
 pub(super) struct Importer<'a, 'o> {
     pub client: &'a Client,
@@ -82,7 +75,7 @@ impl<'a> Importer<'a, '_> {
             }
         };
         let mut closed = Vec::new();
-        let kept = self.take_in(claim, handle, grant, Post::Now, &mut closed);
+        let kept = self.take_in(claim, handle, grant, &mut closed);
         close_all(closed);
         kept
     }
@@ -93,7 +86,6 @@ impl<'a> Importer<'a, '_> {
         claim: Claim<'_>,
         handle: &Handle,
         grant: Grant,
-        post: Post,
         closed: &mut Vec<Held>,
     ) -> Result<Pinned<'a>, Error> {
         let info = grant.info;
@@ -110,10 +102,7 @@ impl<'a> Importer<'a, '_> {
         // Declared together: memory is closed before its lease is given back, whatever fails from here on.
         let mut held = Held { opened, lease };
         drop(fd);
-        match post {
-            Post::Now => held.lease.mapped(),
-            Post::Later => held.lease.mapped_later(),
-        }
+        held.lease.mapped();
         let len = held.opened.len().min(usize::try_from(info.size_bytes).unwrap_or(usize::MAX));
         let fresh = Fresh { held, len, mode: self.mode, is_host };
         self.table.keep(claim, handle, fresh, closed)

@@ -3,7 +3,7 @@
 
 use super::cached::{CachedImport, Imports};
 use super::cold::Held;
-use super::miss::{Importer, Post};
+use super::miss::Importer;
 use super::table::claims::Look;
 use super::table::close_all;
 use crate::books::grant::Grant;
@@ -69,6 +69,8 @@ impl<'a> ImportRequest<'a> {
             let forked = self.handles.iter().map(|_| Err(Error::forked("import")));
             return ImportProgress::Done(forked.collect());
         }
+        let connection = self.importer.client.current();
+        let _handing_over = connection.hand_over();
         for (place, grant) in std::mem::take(&mut self.granted) {
             self.arrive(place, Ok(grant));
         }
@@ -100,7 +102,7 @@ impl<'a> ImportRequest<'a> {
             Look::Found(pinned) => Ok(pinned),
             Look::Fetch(claim) => {
                 let mut closed: Vec<Held> = Vec::new();
-                let kept = self.importer.take_in(claim, &handle, grant, Post::Now, &mut closed);
+                let kept = self.importer.take_in(claim, &handle, grant, &mut closed);
                 close_all(closed);
                 kept
             }

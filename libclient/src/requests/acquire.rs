@@ -59,7 +59,9 @@ pub(crate) fn acquire_each(
     while wanted.choose(connection.facts.max_batch) {
         let request = Request { handles, chunk: &wanted.chunk, deadline };
         let outcomes = request.make(connection, |items| wanted.outcomes.extend(items));
+        let handing_over = connection.hand_over();
         let pause = wanted.settle(outcomes, handles, deadline, &mut each);
+        drop(handing_over);
         connection.pause(pause);
     }
 }
@@ -239,7 +241,12 @@ fn outcome(
     match item.status.result() {
         Ok(()) => {}
         Err(ErrorCode::Again) => return Outcome::Again,
-        Err(_) => return Outcome::Refused(item.status),
+        Err(code) => {
+            if code == ErrorCode::NoQuota {
+                connection.press();
+            }
+            return Outcome::Refused(item.status);
+        }
     }
     let fd = arrived.take(item.fd_index.get());
     let (fd, kind) = match (fd, MemoryKind::from_number(item.kind)) {

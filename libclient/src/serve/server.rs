@@ -105,7 +105,7 @@ impl Server {
             return Interest { events: nothing, socket: nothing, within };
         }
         self.supplier.advance(connection, session.settings.on_recall.as_ref());
-        let waits_for_room = connection.flush_queued();
+        let waits_for_room = connection.flush_due();
         let settles = self.settles_at.as_ref().map(left);
         let within = [self.supplier.within(), self.resume.within(), settles];
         let within = within.into_iter().flatten().min();
@@ -161,6 +161,10 @@ impl Server {
         if !connection.is_usable() {
             let count = self.look_for_a_broker(session, connection);
             return Served { count, later: false };
+        }
+        if !(came.events | came.socket).is_empty() {
+            // Caches may close memory now, which can take a driver its time.
+            connection.look_away();
         }
         // Answers before events: the broker has sent them in this order.
         let named = self.name_again(session, connection) + self.tell_of_late_drains(session);
@@ -316,6 +320,7 @@ impl Server {
             Kind::Reclaim => {
                 let leases = message.items::<LeaseItem>()?;
                 let leases: Vec<u64> = leases.iter().map(|item| item.lease.get()).collect();
+                connection.press();
                 let watchers = connection.common.watchers.all();
                 watchers.iter().for_each(|watcher| watcher.reclaim(&leases));
                 tell(session, Notice::Reclaim { leases });
@@ -424,7 +429,7 @@ impl Server {
     }
 }
 
-fn left(until: &Instant) -> Duration {
+pub(super) fn left(until: &Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
 
@@ -447,6 +452,9 @@ fn drained(session: &Session, item: &DrainedItem) {
 
 fn tell(session: &Session, notice: Notice) {
     let Some(callback) = &session.settings.on_notice else { return };
+    if let Some(line) = session.common.holdings.line() {
+        line.look_away();
+    }
     if catch_unwind(AssertUnwindSafe(|| callback(notice))).is_err() {
         log::error!("the notice callback panicked; its notice is lost");
     }

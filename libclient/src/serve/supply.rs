@@ -93,6 +93,7 @@ impl Supplier {
                 }
                 continue;
             };
+            connection.look_away();
             let owner = connection.common.owner_of(recall.base).filter(|_| recall.base != 0);
             let fresh = owner.as_ref().is_none_or(|owner| owner.exports_are_fresh());
             let place = match fresh {

@@ -1,7 +1,7 @@
 //! The library thread: sleeps until there is something to serve, and serves it; ended and joined with its client.
 //! Must never run the application's signal handlers, nor outlive the code it runs.
 
-use super::server::Server;
+use super::server::{Server, left};
 use super::session::Session;
 use crate::error::Error;
 use crate::limits::{HANG_UP_PAUSE, IDLE, THREAD_END_TIMEOUT};
@@ -93,7 +93,8 @@ fn run(session: &Session) {
     while !session.is_stopping() {
         let connection = server.connection(session);
         let interest = server.prepare(session, &connection);
-        let came = server.wait(session, &connection, &interest, IDLE);
+        let patience = connection.attend().map_or(IDLE, |due| left(&due));
+        let came = server.wait(session, &connection, &interest, patience);
         if session.is_stopping() {
             break;
         }

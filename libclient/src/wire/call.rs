@@ -457,6 +457,9 @@ impl Connection {
         }
         let status = reply.message.body_as::<Status>();
         let status = *status.map_err(|error| self.broken(call, &error))?;
+        if status.result() == Err(ErrorCode::NoQuota) {
+            self.press();
+        }
         Err(Error::from_status(status, call.what))
     }
 

@@ -4,6 +4,7 @@
 //! **Lock order**: reader, outbox, inbox, then credits, page and holdings; application code is called under none.
 
 use super::credits::Credits;
+use super::gathering::Fate;
 use super::handshake::Greeted;
 use super::inbox::{Inbox, Reader};
 use super::outbox::Outbox;
@@ -21,7 +22,7 @@ use fdbroker_scm::SendError;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the broker said in hello.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +113,7 @@ impl Connection {
         self.alive.load(Ordering::Acquire) && self.common.process.is_current()
     }
 
-    /// Sends a message that nobody waits for; queues it when the socket is full. Never waits.
+    /// Sends a message that nobody waits for; queues it when it may wait or the socket is full. Never waits.
     pub fn post(&self, message: OneWay) {
         self.post_all([message]);
     }
@@ -124,26 +125,52 @@ impl Connection {
             return;
         }
         let mut outbox = lock(&self.outbox);
-        let mut fits = true;
-        for message in messages {
-            fits &= outbox.push(message);
+        let now = Instant::now();
+        let fate = messages.into_iter().map(|message| outbox.push(message, now)).max();
+        let (mut calls, mut flushed) = (false, Ok(()));
+        match fate {
+            Some(Fate::Goes) => flushed = self.flush(&mut outbox),
+            Some(Fate::Waits) => calls = outbox.gathering.calls(now),
+            Some(Fate::Overflows) | None => {}
         }
-        let flushed = self.flush(&mut outbox);
         drop(outbox);
-        if !fits {
+        if fate == Some(Fate::Overflows) {
             self.kill("too many one-way messages are queued");
         } else if flushed == Err(SendError::PeerGone) {
             self.kill("the broker has closed the connection");
-        } else if flushed.is_err() {
-            // The thread that serves tries again when there is room.
+        } else if calls || flushed.is_err() {
+            // The thread that serves sends them, in time or when there is room.
             self.common.wake.kick();
         }
     }
 
-    /// Queues a message that nobody waits for, to go with the next that is sent or with `flush_queued_now`.
-    pub fn queue(&self, message: OneWay) {
-        if self.is_usable() && !lock(&self.outbox).push(message) {
-            self.kill("too many one-way messages are queued");
+    /// A grant message is about to be handed over, item by item: what is reported as mapped meanwhile goes together, when the
+    /// result is dropped.
+    pub fn hand_over(&self) -> HandingOver<'_> {
+        if self.is_usable() {
+            lock(&self.outbox).gathering.begin_handing_over();
+        }
+        HandingOver(self)
+    }
+
+    /// The broker is short of what this client gives back: that goes at once for a while.
+    pub fn press(&self) {
+        if self.is_usable() {
+            lock(&self.outbox).gathering.press(Instant::now());
+            self.send_queued();
+        }
+    }
+
+    /// The library thread is there to send what waits, until it looks away; when it is to look.
+    pub fn attend(&self) -> Option<Instant> {
+        lock(&self.outbox).gathering.attend()
+    }
+
+    /// See [`Line::look_away`].
+    pub fn look_away(&self) {
+        if self.is_usable() {
+            lock(&self.outbox).gathering.look_away();
+            self.send_queued();
         }
     }
 
@@ -267,13 +294,27 @@ impl Connection {
     }
 }
 
+/// A grant message being handed over; see [`Connection::hand_over`].
+#[derive(Debug)]
+#[must_use = "it ends with the drop"]
+pub(crate) struct HandingOver<'a>(&'a Connection);
+
+impl Drop for HandingOver<'_> {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that it does not have.
+        if self.0.is_usable() && lock(&self.0.outbox).gathering.end_handing_over() {
+            self.0.send_queued();
+        }
+    }
+}
+
 impl Line for Connection {
     fn post_all(&self, messages: &mut dyn Iterator<Item = OneWay>) {
         self.post_all(messages);
     }
 
-    fn queue(&self, message: OneWay) {
-        self.queue(message);
+    fn look_away(&self) {
+        self.look_away();
     }
 
     fn kill(&self, reason: &str) {

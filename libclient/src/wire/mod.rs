@@ -4,6 +4,7 @@
 pub(crate) mod call;
 pub(crate) mod connection;
 pub(crate) mod credits;
+mod gathering;
 pub(crate) mod handshake;
 pub(crate) mod inbox;
 pub(crate) mod outbox;

@@ -1,6 +1,7 @@
 //! One-way messages: what a drop sends. Queued when the socket is full, sent before anything later.
 //! Must never wait, and never lose a release while the connection lives.
 
+use super::gathering::{Fate, Gathering};
 use crate::books::one_way::{OneWay, Unregister};
 use crate::limits::MAX_QUEUED_ONE_WAY;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
@@ -9,6 +10,7 @@ use fdbroker_protocol::{Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 /// The queue and the writer of one connection's request socket, under its send lock.
 #[derive(Debug, Default)]
@@ -20,14 +22,19 @@ pub(crate) struct Outbox {
     unregisters: VecDeque<Unregister>,
     unregisters_posted: u64,
     complete: bool,
+    pub(super) gathering: Gathering,
 }
 
 impl Outbox {
-    /// Queues; `false`: the queue is at its bound.
-    pub fn push(&mut self, message: OneWay) -> bool {
+    /// Queues; and what becomes of it.
+    pub(super) fn push(&mut self, message: OneWay, now: Instant) -> Fate {
         match message {
             OneWay::Mapped(lease) => self.mapped.push_back(lease),
-            OneWay::Released(lease) => self.released.push_back(lease),
+            OneWay::Released(lease) | OneWay::ReleasedSoon(lease) => {
+                // That it was mapped meanwhile matters no more.
+                self.mapped.pop_back_if(|last| *last == lease);
+                self.released.push_back(lease);
+            }
             OneWay::Cancel(id) => self.cancels.push_back(id),
             OneWay::Complete => self.complete = true,
             OneWay::Unregister(item) => {
@@ -35,7 +42,13 @@ impl Outbox {
                 self.unregisters_posted += 1;
             }
         }
-        self.len() <= MAX_QUEUED_ONE_WAY
+        let count = self.len();
+        match message {
+            _ if count > MAX_QUEUED_ONE_WAY => Fate::Overflows,
+            OneWay::Mapped(_) => self.gathering.mapped(count, now),
+            OneWay::ReleasedSoon(_) => self.gathering.given_back(count, now),
+            _ => Fate::Goes,
+        }
     }
 
     fn len(&self) -> usize {

@@ -17,6 +17,7 @@ use fdbroker_protocol::message::{RegisterReplyHead, Registered};
 use fdbroker_protocol::{DecodeError, Kind, Message, Status};
 use fdbroker_scm::{RecvError, SendError};
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 /// What became of one attempt to read.
 pub(super) enum Received {
@@ -176,14 +177,19 @@ impl Connection {
         }
     }
 
-    /// Sends what is queued; the library thread sends what does not fit now.
-    pub fn flush_queued_now(&self) {
+    /// Sends what is queued; the thread that serves sends what does not fit now.
+    pub fn send_queued(&self) {
         if self.flush_queued() {
             self.common.wake.kick();
         }
     }
 
-    /// Sends what is queued, without waiting. Whether something still waits for room.
+    /// Sends what is queued, unless it may wait longer. Whether something waits for room.
+    pub fn flush_due(&self) -> bool {
+        !lock(&self.outbox).gathering.is_early(Instant::now()) && self.flush_queued()
+    }
+
+    /// Sends what is queued, without waiting. Whether something waits for room.
     pub fn flush_queued(&self) -> bool {
         if !self.is_usable() {
             return false;

@@ -11,6 +11,7 @@ mod cuda;
 mod deposits;
 mod dispatch;
 mod exports;
+mod gathering;
 mod isolated;
 mod level_zero;
 mod lifetime;

@@ -4,6 +4,7 @@
 pub(super) mod claims;
 
 use crate::books::common::Common;
+use crate::books::lease::Lease;
 use crate::cache::cold::{Cold, Held};
 use crate::cache::entry::{Entry, Word, tag_of};
 use crate::cache::pin::Pin;
@@ -593,11 +594,7 @@ fn pinned(row: Row<'_>, pin: Pin) -> Pinned<'_> {
 
 /// Closes, then gives the leases back by one message per 253.
 pub(in crate::cache) fn close_all(closed: Vec<Held>) {
-    let close = |Held { opened, lease }: Held| {
-        drop(opened);
-        lease
-    };
     if !closed.is_empty() {
-        crate::books::lease::Lease::release_many(closed.into_iter().map(close));
+        Lease::release_many(closed.into_iter().map(Held::close));
     }
 }
