@@ -61,8 +61,9 @@ fn mapped_when_a_grant_message_is_imported_item_by_item_then_one_message() {
 
 #[test]
 fn release_when_mapped_was_not_told_yet_then_it_is_not_told() {
-    let broker = FakeBroker::listen();
     for dispatch in [false, true] {
+        // Of its own: a client that loses its peer looks for another one.
+        let broker = FakeBroker::listen();
         let builder = Client::builder().dispatch(dispatch);
         let (client, mut peer) = broker.client_with(builder, Terms::default());
         let import = |grant: Grant| drop(grant.import(Access::Read, 0).unwrap());
@@ -87,8 +88,9 @@ fn release_when_mapped_was_not_told_yet_then_it_is_not_told() {
 
 #[test]
 fn release_when_no_call_follows_then_all_arrive() {
-    let broker = FakeBroker::listen();
     for dispatch in [false, true] {
+        // Of its own: a client that loses its peer looks for another one.
+        let broker = FakeBroker::listen();
         let builder = Client::builder().dispatch(dispatch);
         let (client, mut peer) = broker.client_with(builder, Terms::default());
         let (imports, leases) = imports(&client, &mut peer);
