@@ -1,7 +1,7 @@
 //! What a call answers when it does not succeed: the stable code, the broker's detail, and what was tried.
 //! Must never be made on the way of a call that succeeds: it allocates.
 
-use fdbroker_protocol::{ErrorCode, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 /// Why a call, or one item of it, was not done.
 ///
@@ -81,6 +81,14 @@ impl Error {
         let why = "the broker would ask for its fd again in vain; set a recall callback first, or register it as not recallable";
         Error::new(ErrorCode::NotSupported, "register: recallable without a recall callback")
             .because(why)
+    }
+
+    /// AGAIN for what a suspended import cache does not open.
+    pub(crate) fn suspended(id: AllocationId) -> Self {
+        let why =
+            "nothing is opened until the program resumes it (fdbroker_resume, ImportCache::resume)";
+        let context = format!("import {id}: the import cache is suspended");
+        Error::new(ErrorCode::Again, context).because(why)
     }
 
     pub(crate) fn not_connected(context: impl Into<String>) -> Self {

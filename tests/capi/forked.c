@@ -50,6 +50,10 @@ static int in_child(fdbroker_import_t *import, uint64_t lease, void *host) {
   DEAD(fdbroker_host_free(context, host));
   DEAD(fdbroker_stats(context, &stats));
   DEAD(fdbroker_empty_cache(context, NULL));
+  size_t count = 77;
+  DEAD(fdbroker_suspend(context, SOON, 0, NULL, &count));
+  DEAD(fdbroker_resume(context, SOON, 0, NULL, NULL, &count));
+  CHECK(count == 0);
   DEAD(fdbroker_set_recall_callback(context, NULL, NULL));
   DEAD(fdbroker_set_notice_callback(context, NULL, NULL));
   CHECK(fdbroker_event_fd(context) == -1);

@@ -85,7 +85,7 @@ run() {
   [ "$f" = 0 ] || sed 's/^/      /' "$work/err" | tail -n 60
   passed=$((passed + p)) failed=$((failed + f))
 }
-programs=(basics share batches remedies request events opener threads forked lost stopped crashes fdlimit maps unload)
+programs=(basics share batches remedies request events opener checkpoint threads forked lost stopped crashes fdlimit maps unload)
 for name in "${programs[@]}"; do
   check "$name.c compiles" compile "$name"
   [ -x "$work/$name" ] && run "$name" 280 "$work/$name"
@@ -117,7 +117,7 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   echo "== valgrind"
   memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite
     --errors-for-leak-kinds=definite --fair-sched=yes)
-  for name in basics share batches remedies request events stopped; do
+  for name in basics share batches remedies request events checkpoint stopped; do
     run "$name under valgrind" 300 "${memcheck[@]}" "$work/$name"
   done
   run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000

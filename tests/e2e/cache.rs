@@ -178,6 +178,36 @@ fn evict_when_over_the_limit_then_the_ledger_has_the_entries_and_nothing_else() 
 }
 
 #[test]
+fn suspend_when_one_is_in_use_then_the_rest_is_closed_and_resume_names_what_has_ended() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 10);
+    let handles = owner.handles();
+    let client = broker.client("consumer");
+    let cache = ImportCache::new(&client, CacheSettings::default());
+    for handle in &handles {
+        drop(cache.import(handle, Access::Read, patience()).expect("it lives"));
+    }
+    let used = cache.import(&handles[3], Access::Read, patience()).expect("it lives");
+    let in_use = cache.suspend(patience()).expect("nobody imports");
+    assert_eq!(in_use.iter().map(Handle::id).collect::<Vec<_>>(), [handles[3].id()]);
+    assert_eq!(cache.stats().entries, 1);
+    assert_ledger_matches(&broker, &cache);
+    let refused = cache.import(&handles[4], Access::Read, patience()).expect_err("suspended");
+    assert_eq!(refused.code, ErrorCode::Again, "{refused}");
+    assert_block(&used, 3);
+    drop(used);
+    assert_eq!(cache.suspend(patience()), Ok(Vec::new()));
+    assert_ledger_matches(&broker, &cache);
+
+    owner.client.unregister(owner.registrations[9].clone()).expect("its own");
+    let ended = cache.resume(patience()).expect("there is a broker");
+    let named: Vec<_> = ended.iter().map(|(handle, error)| (handle.id(), error.code)).collect();
+    assert_eq!(named, [(handles[9].id(), ErrorCode::Stale)]);
+    assert!(handles[..9].iter().all(|handle| cache.hit(handle, Access::Read).is_some()));
+    assert_ledger_matches(&broker, &cache);
+}
+
+#[test]
 fn import_when_the_owner_dies_while_mapped_then_readable_and_refused_anew() {
     let broker = Broker::start();
     let mut owner = rank(&broker.socket());

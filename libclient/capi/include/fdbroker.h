@@ -489,7 +489,7 @@ typedef void (*fdbroker_close_fn)(void *user, const fdbroker_opened_t *opened);
  * when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
  * *import is all zero, and nothing is left behind. Waits until the deadline at most.
  *
- * Errors: those of fdbroker_acquire(); FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
+ * Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended (fdbroker_suspend()), FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
  * full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
  * FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map and that has no opener (fdbroker_set_opener()). */
 fdbroker_code_t fdbroker_import(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
@@ -541,6 +541,30 @@ fdbroker_code_t fdbroker_empty_cache(fdbroker_t *broker, uint64_t *closed);
  * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_set_opener(fdbroker_t *broker, uint32_t kind, fdbroker_open_fn open,
     fdbroker_close_fn close, void *user);
+
+/* Before a checkpoint of this process (CRIU, cuda-checkpoint): closes all memory in the import cache that no import uses,
+ * and gives its leases back. Until fdbroker_resume(), what its last import releases is closed at once, and nothing is
+ * opened: an import of memory that is not open answers FDBROKER_AGAIN. The connection, the event fd and the library thread
+ * stay, and recalls are answered. Waits until the deadline for imports of other threads that are under way.
+ *
+ * FDBROKER_OK: nothing is in use. FDBROKER_AGAIN: *count is the number of allocations that are, and the first room of them
+ * are in handles (NULL: room is 0), without their hints: imports not released, and leases not given back, whose fds are the
+ * program's to close. Release them, and call again to see what is left.
+ *
+ * Errors: FDBROKER_TIMED_OUT (another thread's import has not ended; it is suspended all the same), FDBROKER_NOT_SUPPORTED
+ * (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_suspend(fdbroker_t *broker, uint32_t deadline_ms, size_t room,
+    fdbroker_handle_t *handles, size_t *count);
+
+/* After the checkpoint: ends the suspend, and imports anew what it has closed, so that the import cache is as it was.
+ * *count is the number of those that it could not import, and the first room of them are in handles (NULL: room is 0), without
+ * their hints, and in codes (may be NULL) why: FDBROKER_STALE or FDBROKER_OWNER_GONE when the allocation has ended meanwhile;
+ * another import may get the others. Nothing is suspended: FDBROKER_OK, and *count is 0.
+ *
+ * Errors: the first of those in codes; FDBROKER_NOT_CONNECTED (there is no broker now, and *count is 0: it is still suspended, try
+ * again), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t room,
+    fdbroker_handle_t *handles, fdbroker_code_t *codes, size_t *count);
 
 /* ---- Consumers: without waiting ------------------------------------------------------------------------- */
 

@@ -78,6 +78,8 @@
   X(fdbroker_import_test)       \
   X(fdbroker_import_hit)        \
   X(fdbroker_set_opener)        \
+  X(fdbroker_suspend)           \
+  X(fdbroker_resume)            \
   X(fdbroker_host_reclaim)      \
   X(fdbroker_handle_same)
 

@@ -40,7 +40,7 @@ const NONE: fdbroker_import_t =
 /// when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
 /// *import is all zero, and nothing is left behind. Waits until the deadline at most.
 ///
-/// Errors: those of fdbroker_acquire(); FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
+/// Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended (fdbroker_suspend()), FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
 /// full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
 /// FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map and that has no opener (fdbroker_set_opener()).
 #[unsafe(no_mangle)]

@@ -3,7 +3,7 @@
 //!
 //! Layers (tests/layers checks them): `leases, limits <- last_error, logger <- errors <- failure <- guard, sized,
 //! slot <- arenas, callbacks, handle <- context <- acquire, events, forked, host, import, register, stats <- open,
-//! opener, request`.
+//! opener, request, suspend`.
 //!
 //! Each public module belongs to a section of the header (tests/header.rs): its doc comments are written for the C
 //! programmer, and its types have C names.
@@ -41,3 +41,4 @@ pub mod request;
 mod sized;
 mod slot;
 pub mod stats;
+pub mod suspend;

@@ -14,7 +14,7 @@ const SECTIONS: [(&str, &[&str]); 10] = [
     ("Producers: registering memory", &["register"]),
     ("Producers: host memory", &["host"]),
     ("Consumers: fds and leases", &["acquire"]),
-    ("Consumers: memory, through the import cache", &["import", "opener"]),
+    ("Consumers: memory, through the import cache", &["import", "opener", "suspend"]),
     ("Consumers: without waiting", &["request"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),

@@ -8,7 +8,7 @@ use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128, SipHasher24 as SipHasher128};
 use std::hash::Hasher;
 use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
 };
 
@@ -118,6 +118,13 @@ impl HandlePrefix {
     /// The allocation named. Meaningless until the prefix is verified.
     pub fn id(&self) -> AllocationId {
         AllocationId { slot: self.slot.get(), generation: self.generation.get() }
+    }
+}
+
+impl From<HandlePrefix> for Handle {
+    /// Without hints: 0 in all fields behind the prefix.
+    fn from(prefix: HandlePrefix) -> Self {
+        Handle { prefix, ..Self::new_zeroed() }
     }
 }
 

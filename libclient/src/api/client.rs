@@ -401,12 +401,22 @@ impl Client {
 
     /// The connection of the moment, if the caller may wait for it.
     pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
-        let connection = self.usable(what);
-        if is_in_callback() && !self.is_forked_copy() {
-            let context = format!("{what}: a callback must not wait; do it on another thread");
-            return Err(Error::new(ErrorCode::NotSupported, context));
+        self.check_may_wait(what)?;
+        self.usable(what)
+    }
+
+    /// Refuses what waits in a callback, and everything in a child of fork(2).
+    pub(crate) fn check_may_wait(&self, what: &str) -> Result<(), Error> {
+        if self.is_forked_copy() {
+            return Err(Error::forked(what));
         }
-        connection
+        match is_in_callback() {
+            false => Ok(()),
+            true => {
+                let context = format!("{what}: a callback must not wait; do it on another thread");
+                Err(Error::new(ErrorCode::NotSupported, context))
+            }
+        }
     }
 
     /// The connection of the moment, if it works.

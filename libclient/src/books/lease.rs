@@ -54,6 +54,11 @@ impl Lease {
         self.id
     }
 
+    /// What it was granted for.
+    pub(crate) fn handle(&self) -> HandlePrefix {
+        self.common.holdings.handle_of(self.key)
+    }
+
     /// Tells the broker that the memory is imported and the fd closed: close it first. The second time nothing
     /// happens. [`crate::Grant::import`] does this by itself. The message may wait a millisecond for others, where a library
     /// thread serves.

@@ -73,6 +73,7 @@ impl<'a> Importer<'a, '_> {
                     outcomes[place] = Some(CachedImport::new(self.table, pinned, handle));
                 }
                 Look::Wait(waiter) => plan.waits.push((place, waiter)),
+                Look::Suspended => outcomes[place] = Some(Err(Error::suspended(handle.id()))),
                 Look::Fetch(claim) => {
                     own.insert(claim.key(), place);
                     plan.fetches.push((place, claim));

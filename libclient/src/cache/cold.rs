@@ -5,7 +5,8 @@ use crate::books::lease::Lease;
 use crate::cache::flight::{Flight, Key};
 use crate::cache::opened::Opened;
 use crate::limits::{CACHE_ENTRIES, PAGE_RESERVED_SLOTS};
-use fdbroker_protocol::AllocationId;
+use crate::map::Access;
+use fdbroker_protocol::{AllocationId, Handle};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,6 +25,15 @@ impl Held {
         drop(self.opened);
         self.lease
     }
+}
+
+/// Memory that was closed for a suspend, to be imported anew.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Closed {
+    pub handle: Handle,
+    pub access: Access,
+    /// Whether the library had mapped it itself.
+    pub is_host: bool,
 }
 
 /// No place.
@@ -56,6 +66,8 @@ pub(super) struct Cold {
     spare: Vec<u32>,
     next_spare: u32,
     pub flights: HashMap<Key, Arc<Flight>>,
+    /// While suspended: what was closed.
+    pub suspended: Option<Vec<Closed>>,
     /// Entries in the list: those found by handle.
     pub listed: usize,
     /// Entries with memory, listed or not.
@@ -81,6 +93,7 @@ impl Cold {
             spare: Vec::new(),
             next_spare: PAGE_RESERVED_SLOTS,
             flights: HashMap::new(),
+            suspended: None,
             listed: 0,
             open: 0,
             bytes: 0,
@@ -162,6 +175,14 @@ impl Cold {
     /// The allocation at a place that is taken.
     pub fn id(&self, place: u32) -> AllocationId {
         self.lease(place).id()
+    }
+
+    /// While suspended: notes what is about to be closed.
+    pub fn note_closed(&mut self, place: u32, access: Access, is_host: bool) {
+        if self.suspended.is_some() {
+            let handle = self.lease(place).handle().into();
+            self.suspended.get_or_insert_default().push(Closed { handle, access, is_host });
+        }
     }
 
     fn lease(&self, place: u32) -> &Lease {

@@ -2,6 +2,7 @@
 //! Must never show ended memory as current, nor close memory in use.
 
 use super::cached::{CachedImport, Imports};
+use super::cold::Closed;
 use super::miss::{Importer, Opening};
 use super::mode::ImportMode;
 use super::opened::{ImportOpener, Opener, Openers};
@@ -160,6 +161,53 @@ impl ImportCache {
             true => self.0.table.close_unused(usize::MAX),
             false => 0,
         }
+    }
+
+    /// Before a checkpoint of the process: closes all that nobody uses and gives its leases back. Until
+    /// [`ImportCache::resume`] what its last user releases is closed at once, and nothing is opened: an import of what is not
+    /// open answers AGAIN. Connection, event socket and page stay open, and recalls are answered. Waits until the deadline for
+    /// imports under way in other threads.
+    ///
+    /// What is in use: the allocations that this client still has a lease of, here, in another cache or as a
+    /// [`crate::Grant`]; none when all is closed. The handles have no hints. Ask again when it is released.
+    ///
+    /// # Errors
+    /// TIMED_OUT: an import of another thread has not ended; it is suspended all the same. NOT_CONNECTED in a child of
+    /// fork(2), NOT_SUPPORTED in a callback.
+    pub fn suspend(&self, deadline: Deadline) -> Result<Vec<Handle>, Error> {
+        self.0.client.check_may_wait("suspend")?;
+        self.0.table.suspend(deadline)?;
+        let in_use = self.0.client.common().holdings.in_use();
+        Ok(in_use.into_iter().map(Handle::from).collect())
+    }
+
+    /// Ends a suspend, and imports anew what it has closed, so that it is in the cache as before: all but what
+    /// [`ImportCache::import_with`] has opened. What could not be imported, and why: STALE or OWNER_GONE when it has ended
+    /// meanwhile; another import may get the rest. Nothing when it was not suspended.
+    ///
+    /// # Errors
+    /// When nothing was tried, and it is still suspended: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    pub fn resume(&self, deadline: Deadline) -> Result<Vec<(Handle, Error)>, Error> {
+        let Cache { client, table, openers } = &*self.0;
+        client.connection("resume")?;
+        let has_opener = |one: &Closed| {
+            let kind = MemoryKind::from_number(one.handle.prefix.kind);
+            kind.is_some_and(|kind| openers.of(kind).is_some())
+        };
+        let mut closed = table.resume();
+        closed.retain(|one| one.is_host || has_opener(one));
+        let mut failed = Vec::new();
+        for access in [Access::Read, Access::ReadWrite] {
+            let of_access = closed.iter().filter(|one| one.access == access);
+            let handles: Vec<Handle> = of_access.map(|one| one.handle).collect();
+            match self.import_many(&handles, access, deadline) {
+                Ok(imports) => failed.extend(
+                    handles.iter().zip(imports).filter_map(|(of, one)| Some((*of, one.err()?))),
+                ),
+                Err(lost) => failed.extend(handles.iter().map(|of| (*of, lost.clone()))),
+            }
+        }
+        Ok(failed)
     }
 
     /// Gives back a pin taken apart by [`CachedImport::into_pin`].

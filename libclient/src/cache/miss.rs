@@ -43,6 +43,7 @@ impl<'a> Importer<'a, '_> {
             let pinned = match self.table.look(handle, self.mode.access) {
                 Look::Found(pinned) => pinned,
                 Look::Fetch(claim) => self.fetch(claim, handle)?,
+                Look::Suspended => return Err(Error::suspended(handle.id())),
                 Look::Wait(waiter) => match self.wait(waiter, handle)? {
                     Some(pinned) => pinned,
                     None => continue,

@@ -106,6 +106,7 @@ impl<'a> ImportRequest<'a> {
                 close_all(closed);
                 kept
             }
+            Look::Suspended => Err(Error::suspended(handle.id())),
             Look::Wait(_) if self.importer.deadline.has_passed() => {
                 Err(Error::timed_out(format!("import {}: another thread imports it", handle.id())))
             }

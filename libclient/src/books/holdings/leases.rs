@@ -122,6 +122,20 @@ impl Leases {
         (LeaseKey(key), mark)
     }
 
+    /// What a lease was granted for.
+    pub fn handle(&self, key: LeaseKey) -> HandlePrefix {
+        self.all[key.0].handle
+    }
+
+    /// What all leases were granted for that are not given back; each allocation once.
+    pub fn in_use(&self) -> Vec<HandlePrefix> {
+        let held = self.all.iter().filter(|(_, held)| !held.is_dropped);
+        let mut handles: Vec<HandlePrefix> = held.map(|(_, held)| held.handle).collect();
+        handles.sort_unstable_by_key(HandlePrefix::id);
+        handles.dedup();
+        handles
+    }
+
     /// The memory is imported and the fd closed; the number to tell the broker, if it knows the lease.
     pub fn mapped(&mut self, key: LeaseKey) -> Option<u64> {
         let held = &mut self.all[key.0];

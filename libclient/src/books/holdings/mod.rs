@@ -122,6 +122,16 @@ impl Holdings {
         entered
     }
 
+    /// What a lease was granted for.
+    pub fn handle_of(&self, key: LeaseKey) -> HandlePrefix {
+        lock(&self.state).leases.handle(key)
+    }
+
+    /// What all leases were granted for that are not given back; each allocation once.
+    pub fn in_use(&self) -> Vec<HandlePrefix> {
+        lock(&self.state).leases.in_use()
+    }
+
     /// The memory is imported and the fd closed: the connection to say so over, and the lease's number.
     pub fn lease_mapped(&self, key: LeaseKey) -> Option<(Arc<dyn Line>, u64)> {
         let mut state = lock(&self.state);

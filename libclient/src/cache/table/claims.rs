@@ -26,6 +26,8 @@ pub(in crate::cache) enum Look<'a> {
     Wait(Waiter<'a>),
     /// The caller is to fetch it.
     Fetch(Claim<'a>),
+    /// The cache is suspended.
+    Suspended,
 }
 
 /// Memory just opened, to be kept.
@@ -77,6 +79,9 @@ impl Table {
                 }
             }
         }
+        if cold.suspended.is_some() {
+            return Look::Suspended;
+        }
         let key = Key::of(handle);
         if let Some(flight) = cold.flights.get(&key) {
             let serves = access == Access::Read || flight.access == Access::ReadWrite;
@@ -102,6 +107,10 @@ impl Table {
         if !fresh.held.lease.is_current() {
             drop(cold);
             return Err(fresh.held.lease.why_not_current());
+        }
+        if cold.suspended.is_some() {
+            drop(cold);
+            return Err(Error::suspended(id));
         }
         if let Some(older) = self.listed(id.slot) {
             // Opened for reading only, or of another generation.

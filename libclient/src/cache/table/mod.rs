@@ -5,13 +5,14 @@ pub(super) mod claims;
 
 use crate::books::common::Common;
 use crate::books::lease::Lease;
-use crate::cache::cold::{Cold, Held};
+use crate::cache::cold::{Closed, Cold, Held};
 use crate::cache::entry::{Entry, Word, tag_of};
 use crate::cache::pin::Pin;
 use crate::cache::room::Room;
 use crate::cache::segments::{Row, Segments, Unpinnable, my_stripe};
 use crate::cache::settings::CacheSettings;
 use crate::cache::stats::{CacheStats, Hits};
+use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
@@ -33,6 +34,8 @@ pub(in crate::cache) struct Pinned<'a> {
 const CLOSE_UNUSED: u32 = 1;
 /// The cache is over its limits, all it has looked at being in use.
 const OVER: u32 = 2;
+/// Closes what is unused at its release, until it is resumed.
+const SUSPENDED: u32 = 4;
 
 /// The entries that may be closed for a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +259,8 @@ impl Table {
             closed.extend(close_detached(&mut cold, row));
         } else if word.is_live() {
             let is_over = self.victims(&cold).is_some_and(|victims| victims.include(word));
-            if is_over || word.is_passing() || !self.settings.leave_pinned {
+            let is_suspended = cold.suspended.is_some();
+            if is_over || word.is_passing() || is_suspended || !self.settings.leave_pinned {
                 let one = self.try_close(&mut cold, place(row));
                 cold.evicted += u64::from(is_over && one.is_some());
                 closed.extend(one);
@@ -350,6 +354,34 @@ impl Table {
         let count = self.close_unused(most);
         lock(&self.cold).evicted += count as u64;
         count
+    }
+
+    /// Closes all that is unused, and until `resume` all that gets unused; nothing is opened. Waits for what other threads are
+    /// opening.
+    ///
+    /// # Errors
+    /// TIMED_OUT: they have not ended by the deadline. It is suspended all the same.
+    pub fn suspend(&self, deadline: Deadline) -> Result<(), Error> {
+        {
+            let mut cold = lock(&self.cold);
+            cold.suspended.get_or_insert_default();
+            self.flags.0.fetch_or(SUSPENDED, Ordering::SeqCst);
+        }
+        self.close_unused(usize::MAX);
+        loop {
+            let flight = lock(&self.cold).flights.values().next().cloned();
+            let Some(flight) = flight else { return Ok(()) };
+            if flight.wait(deadline).is_none() {
+                return Err(Error::timed_out("suspend: another thread imports"));
+            }
+        }
+    }
+
+    /// Opens again; what was closed for the suspend, the least recent first.
+    pub fn resume(&self) -> Vec<Closed> {
+        let mut cold = lock(&self.cold);
+        self.flags.0.fetch_and(!SUSPENDED, Ordering::SeqCst);
+        cold.suspended.take().unwrap_or_default()
     }
 
     /// The allocation has ended.
@@ -544,6 +576,10 @@ impl Table {
         if row.pins() != 0 {
             row.entry().toggle_closing();
             return None;
+        }
+        let word = row.entry().word();
+        if self.settings.leave_pinned && !word.is_passing() {
+            cold.note_closed(place, word.access(), word.is_host());
         }
         self.unlist(cold, place);
         Some(take(cold, row, place))
