@@ -21,6 +21,10 @@ pub const BYTES: usize = 4096;
 pub struct Log {
     /// The ids of each acquire.
     pub acquires: Vec<Vec<AllocationId>>,
+    /// How many ids each acquire had, by the request, unless it was cancelled.
+    asked: BTreeMap<u64, u64>,
+    /// How many ids the acquires had that were cancelled: a slow answer is not waited for, and the ids are asked for again.
+    pub cancelled: u64,
     /// The leases of each `mapped`.
     pub mapped: Vec<Vec<u64>>,
     /// The leases of each release.
@@ -226,6 +230,7 @@ fn serve_one(peer: &Peer, script: &(Mutex<Script>, Condvar)) -> Option<()> {
             let (_, ids) = request.acquire();
             let mut state = script.0.lock().unwrap();
             state.log.acquires.push(ids.clone());
+            state.log.asked.insert(request.id, ids.len() as u64);
             let mut state = script.1.wait_while(state, |state| state.holds_answers).unwrap();
             answer(peer, &mut state, request.id, &ids);
         }
@@ -238,7 +243,10 @@ fn serve_one(peer: &Peer, script: &(Mutex<Script>, Condvar)) -> Option<()> {
             }
             log.released.push(leases);
         }
-        Kind::Cancel => {}
+        Kind::Cancel => {
+            let log = &mut script.0.lock().unwrap().log;
+            log.cancelled += log.asked.remove(&request.id).unwrap_or(0);
+        }
         Kind::Declare => {
             let wanted = request.declare();
             let mut state = script.0.lock().unwrap();
