@@ -36,8 +36,8 @@
 //! thread: the application polls [`Client::event_fd`] and calls [`Client::dispatch`], and calls that wait serve
 //! meanwhile.
 //!
-//! **Progress engines** that must not block start an acquire and test it: [`Client::acquire_start`],
-//! [`ImportCache::import_start`].
+//! **Progress engines** that must not block start a request and test it: [`Client::acquire_start`],
+//! [`ImportCache::import_start`], [`Exports::register_start`].
 //!
 //! **Fork.** In the child everything answers NOT_CONNECTED and drops say nothing to the broker; imports are not
 //! mapped there. Connect anew. So for children of `_Fork` and clone(2), too. A child that shares its parent's memory (vfork(2),
@@ -78,7 +78,7 @@ pub use cache::{
 pub use deadline::Deadline;
 pub use deposit::{AllocationInfo, Deposit, Drained, DriverData, Registration, RegistrationRef};
 pub use error::Error;
-pub use exports::Exports;
+pub use exports::{Exports, RegisterProgress, RegisterRequest};
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status,
 };

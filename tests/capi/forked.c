@@ -44,6 +44,8 @@ static int in_child(fdbroker_import_t *import, uint64_t lease, void *host) {
   DEAD(fdbroker_release_many(context, 1, &lease));
   CHECK(fdbroker_lease_is_current(context, lease) == 0);
   DEAD(fdbroker_register(context, &allocation, 0, SOON, &other));
+  int no_fd = 0;
+  DEAD(fdbroker_register_start(context, 1, &allocation, &no_fd, SOON, &request));
   DEAD(fdbroker_unregister(context, &handle));
   DEAD(fdbroker_get_handle(context, host, 0, SOON, &other));
   DEAD(fdbroker_host_alloc(context, 0, 1, SOON, &memory, NULL));

@@ -139,6 +139,110 @@ static void imports_started_then_tested_are_done_and_in_the_cache(void) {
   OK(fdbroker_close(owner));
 }
 
+#define SHARED 600
+
+static fdbroker_code_t registered(fdbroker_request_t *request, fdbroker_handle_t *handles, fdbroker_code_t *codes) {
+  fdbroker_code_t code;
+  unsigned waited = 0;
+  while ((code = fdbroker_register_test(request, handles, codes)) == FDBROKER_AGAIN && waited++ < SOON) nap_ms(1);
+  return code;
+}
+
+static void registrations_started_then_tested_are_done_with(uint32_t flags) {
+  static fdbroker_allocation_t allocations[SHARED];
+  static fdbroker_handle_t handles[SHARED];
+  static fdbroker_code_t codes[SHARED];
+  static int fds[SHARED];
+  fdbroker_t *context = open_with(&broker, flags), *other = open_at(&broker);
+  fdbroker_request_t *request;
+  fdbroker_import_t import;
+  int before = open_fds(), fd = sealed_memfd(SHARED * PAGE, 'r');
+  for (int at = 0; at < SHARED; at++) {
+    allocations[at] = memfd_allocation(PAGE);
+    allocations[at].fd_offset = (uint64_t)at * PAGE;
+    fds[at] = fd;
+  }
+  allocations[7].kind = 77;                         /* no kind */
+  allocations[8].fd_offset = SHARED * PAGE;         /* behind the fd's end */
+  allocations[9].base = allocations[10].base = 0x10000; /* the same, twice */
+  allocations[10].fd_offset = allocations[9].fd_offset;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_register_start(context, SHARED, allocations, NULL, SOON, &request));
+  CHECK(request == NULL);
+  OK(fdbroker_register_start(context, SHARED, allocations, fds, SOON, &request));
+  close(fd);
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_register_test(request, NULL, NULL));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_import_test(request, &import, NULL));
+  CODE(FDBROKER_INVALID_ARGUMENT, registered(request, handles, codes));
+  CHECK(codes[7] == FDBROKER_INVALID_ARGUMENT && codes[8] == FDBROKER_UNSUPPORTED_FD);
+  CHECK(fdbroker_handle_same(&handles[9], &handles[10]) == 1 && all_bytes_are(&handles[7], 0, sizeof handles[7]));
+  CHECK(open_fds() == before);
+  for (int at = 0; at < SHARED; at++) {
+    if (at == 7 || at == 8) continue;
+    CHECK(codes[at] == FDBROKER_OK);
+    if (at % 100 != 9) continue;
+    OK(fdbroker_import(other, &handles[at], FDBROKER_IMPORT_READ, SOON, &import));
+    CHECK(import.ptr != NULL && all_bytes_are(import.ptr, 'r', PAGE));
+    OK(fdbroker_import_release(other, &import));
+  }
+  OK(fdbroker_close(other));
+  OK(fdbroker_close(context));
+  EVENTUALLY(ledger(&broker, "allocations") == 0);
+}
+
+static void registrations_started_then_tested_are_done(void) { registrations_started_then_tested_are_done_with(0); }
+
+static void so_they_are_in_dispatch_mode(void) { registrations_started_then_tested_are_done_with(FDBROKER_OPEN_DISPATCH); }
+
+static void a_registration_cancelled_leaves_nothing(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_allocation_t allocations[3] = {memfd_allocation(PAGE), memfd_allocation(PAGE), memfd_allocation(PAGE)};
+  fdbroker_handle_t handles[3];
+  fdbroker_request_t *request;
+  int fd = sealed_memfd(PAGE, 'c'), fds[3] = {fd, fd, fd}, before = open_fds();
+  for (int round = 0; round < 30; round++) {
+    fdbroker_code_t code = FDBROKER_AGAIN;
+    OK(fdbroker_register_start(context, 3, allocations, fds, SOON, &request));
+    if (round % 5 == 4) nap_ms(2);
+    for (int turn = 0; code == FDBROKER_AGAIN && turn < round % 4; turn++) {
+      code = fdbroker_register_test(request, handles, NULL);
+      if (code == FDBROKER_AGAIN) nap_ms(1);
+    }
+    if (code == FDBROKER_AGAIN)
+      OK(fdbroker_request_cancel(request));
+    else
+      for (int at = 0; at < 3; at++) OK(fdbroker_unregister(context, &handles[at]));
+  }
+  EVENTUALLY(ledger(&broker, "allocations") == 0 && ledger(&broker, "held_fds") == 0);
+  CHECK(open_fds() == before);
+  close(fd);
+  OK(fdbroker_close(context));
+}
+
+/* Those that nobody tests have all the credits, and then all the memory: others get both as soon as they can. */
+static void others_register_while_nobody_tests(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_allocation_t allocations[40];
+  fdbroker_handle_t handles[40], mine;
+  fdbroker_request_t *request;
+  int fd = sealed_memfd(PAGE, 'o'), fds[40];
+  for (int at = 0; at < 40; at++) {
+    allocations[at] = memfd_allocation(PAGE);
+    fds[at] = fd;
+  }
+  allocations[0].base = 0x20000;
+  OK(fdbroker_register_start(context, 40, allocations, fds, SOON, &request));
+  OK(fdbroker_register(context, &allocations[1], fd, SOON, &mine));
+  CODE(FDBROKER_TIMED_OUT, fdbroker_register(context, &allocations[0], fd, 20, &mine));
+  OK(registered(request, handles, NULL));
+  OK(fdbroker_register(context, &allocations[0], fd, SOON, &mine));
+  CHECK(fdbroker_handle_same(&mine, &handles[0]) == 1);
+  OK(fdbroker_register_start(context, 1, allocations, fds, 0, &request));
+  OK(fdbroker_register_test(request, &mine, NULL));
+  CHECK(fdbroker_handle_same(&mine, &handles[0]) == 1);
+  close(fd);
+  OK(fdbroker_close(context));
+}
+
 static void in_dispatch_mode_no_thread_is_made_and_the_fd_tells_when(void) {
   int before = threads(), fds = open_fds();
   fdbroker_t *other = open_at(&broker);
@@ -179,6 +283,10 @@ int main(void) {
   RUN(a_request_started_then_tested_is_done);
   RUN(a_request_cancelled_leaves_nothing);
   RUN(imports_started_then_tested_are_done_and_in_the_cache);
+  RUN(registrations_started_then_tested_are_done);
+  RUN(so_they_are_in_dispatch_mode);
+  RUN(a_registration_cancelled_leaves_nothing);
+  RUN(others_register_while_nobody_tests);
   RUN(in_dispatch_mode_no_thread_is_made_and_the_fd_tells_when);
   broker_stop(&broker);
   return end();

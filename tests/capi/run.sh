@@ -72,20 +72,33 @@ compile() { # NAME: compiled with the shared library, or without it (unload)
   [ "$1" = unload ] && link=(-rdynamic -ldl)
   "$cc" "${flags[@]}" "$here/$1.c" -o "$work/$1" "${link[@]}" -lpthread
 }
-# run NAME SECONDS COMMAND...: counts the cases that the program prints.
-run() {
-  local name=$1 seconds=$2 status=0 p f; shift 2
-  timeout --kill-after=5 "$seconds" "$@" > "$work/out" 2> "$work/err" < /dev/null || status=$?
-  cat "$work/out"
-  p=$(grep -c '^ok ' "$work/out") f=$(grep -c '^FAIL' "$work/out")
+# start FILE SECONDS COMMAND...: runs a program; its output goes to FILE.out and FILE.err.
+start() {
+  local file=$1 seconds=$2; shift 2
+  timeout --kill-after=5 "$seconds" "$@" > "$file.out" 2> "$file.err" < /dev/null
+}
+# tally NAME STATUS FILE: counts the cases that it has printed.
+tally() {
+  local name=$1 status=$2 file=$3 p f
+  cat "$file.out"
+  p=$(grep -c '^ok ' "$file.out") f=$(grep -c '^FAIL' "$file.out")
   # A program that died, or that printed no case, has failed.
   if [ $((p + f)) = 0 ] || { [ "$status" != 0 ] && [ "$f" = 0 ]; }; then
     f=$((f + 1)); echo "FAIL  $name: exit status $status"
   fi
-  [ "$f" = 0 ] || sed 's/^/      /' "$work/err" | tail -n 60
+  [ "$f" = 0 ] || sed 's/^/      /' "$file.err" | tail -n 60
   passed=$((passed + p)) failed=$((failed + f))
 }
-programs=(basics share batches remedies request events opener checkpoint threads forked lost stopped crashes fdlimit maps unload)
+run() { # NAME SECONDS COMMAND...: both
+  local name=$1 status=0; shift
+  start "$work/run" "$@" || status=$?
+  tally "$name" "$status" "$work/run"
+}
+# The broker stays stopped for 10 s, twice. That takes no processor, so it runs beside the others.
+check "stopped.c compiles" compile stopped
+start "$work/stopped" 280 "$work/stopped" 10000 &
+stopped=$!
+programs=(basics share batches remedies request events opener checkpoint threads forked lost crashes fdlimit maps unload)
 for name in "${programs[@]}"; do
   check "$name.c compiles" compile "$name"
   [ -x "$work/$name" ] && run "$name" 280 "$work/$name"
@@ -128,6 +141,10 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
 else
   not_run "the C tests under valgrind" "it is not installed; run: sudo tests/install.sh"
 fi
+
+status=0
+wait "$stopped" || status=$?
+tally "a broker stopped for 10 s" "$status" "$work/stopped"
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

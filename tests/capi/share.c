@@ -332,7 +332,8 @@ static void the_broker_holds_no_more_of_a_producer_than_it_wants(void) {
       void *kept;
       code = fdbroker_host_alloc(owner, FDBROKER_HOST_ISOLATED, PAGE, 50, &kept, &isolated);
     }
-    CHECK(code == FDBROKER_NO_QUOTA && strstr(fdbroker_last_error(), "held_fds") != NULL);
+    CHECK(code == FDBROKER_NO_QUOTA && strstr(fdbroker_last_error(), "raise FDBROKER_MAX_HELD") != NULL);
+    CHECK(strstr(fdbroker_last_error(), "max_held_fds = 4") != NULL && strstr(fdbroker_last_error(), "the cap") == NULL);
     OK(fdbroker_close(owner));
   }
   OK(fdbroker_close(context));

@@ -79,7 +79,13 @@ static void calls_end_at_their_deadlines_with(uint32_t flags) {
     started = now_ms();
     while ((code = fdbroker_import_test(request, &none, NULL)) == FDBROKER_AGAIN && now_ms() - started < 20000) nap_ms(1);
     CHECK(code == FDBROKER_TIMED_OUT && now_ms() - started < (long)deadline + LATE_MS);
+    OK(fdbroker_register_start(context, 1, &allocation, &fd, deadline, &request));
+    started = now_ms();
+    while ((code = fdbroker_register_test(request, &again, NULL)) == FDBROKER_AGAIN && now_ms() - started < 20000) nap_ms(1);
+    CHECK(code == FDBROKER_TIMED_OUT && now_ms() - started < (long)deadline + LATE_MS);
     OK(fdbroker_import_start(context, 1, &cold, FDBROKER_IMPORT_READ, SOON, &request));
+    OK(fdbroker_request_cancel(request));
+    OK(fdbroker_register_start(context, 1, &allocation, &fd, SOON, &request));
     OK(fdbroker_request_cancel(request));
   }
   TIMES_OUT(0, fdbroker_unregister_within(context, &registered[0], 0, NULL));

@@ -566,7 +566,7 @@ fdbroker_code_t fdbroker_suspend(fdbroker_t *broker, uint32_t deadline_ms, size_
 fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t room,
     fdbroker_handle_t *handles, fdbroker_code_t *codes, size_t *count);
 
-/* ---- Consumers: without waiting ------------------------------------------------------------------------- */
+/* ---- Without waiting ------------------------------------------------------------------------------------ */
 
 /* A request under way. Only one thread at a time may use it. */
 typedef struct fdbroker_request fdbroker_request_t;
@@ -604,8 +604,28 @@ fdbroker_code_t fdbroker_import_start(fdbroker_t *broker, size_t count, const fd
 fdbroker_code_t fdbroker_import_test(fdbroker_request_t *request, fdbroker_import_t *imports,
     fdbroker_code_t *codes);
 
-/* Cancels a request and frees it: the broker is told, and what it has got or still gets is given back. Never waits; also
- * inside a callback. NULL: does nothing. */
+/* Starts to register count allocations, without waiting; fds[i] belongs to allocations[i]. Otherwise as
+ * fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library duplicates the fds and closes each duplicate
+ * when its allocation is registered: the caller may close its own at once. Until the request is done, another registration
+ * of the same memory (device and base) waits for it.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (an array). All others come from fdbroker_register_test(). */
+fdbroker_code_t fdbroker_register_start(fdbroker_t *broker, size_t count,
+    const fdbroker_allocation_t *allocations, const int *fds, uint32_t deadline_ms,
+    fdbroker_request_t **request);
+
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
+ * done and freed: all handles and codes (codes may be NULL) are filled as by fdbroker_register_many(). Also inside a
+ * callback.
+ *
+ * Errors: the first of those of fdbroker_register(); FDBROKER_LOCAL_FD_LIMIT (no fd for a duplicate);
+ * FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is NULL or it is another kind of request. */
+fdbroker_code_t fdbroker_register_test(fdbroker_request_t *request, fdbroker_handle_t *handles,
+    fdbroker_code_t *codes);
+
+/* Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a base that
+ * is registered already stays so, and the next registration of it finds it). Never waits; also inside a callback. NULL: does
+ * nothing. */
 fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */

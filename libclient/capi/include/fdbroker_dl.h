@@ -74,6 +74,8 @@
  * library is older and lacks it. */
 #define FDBROKER_DL_OPTIONAL(X) \
   X(fdbroker_unregister_within) \
+  X(fdbroker_register_start)    \
+  X(fdbroker_register_test)     \
   X(fdbroker_import_start)      \
   X(fdbroker_import_test)       \
   X(fdbroker_import_hit)        \

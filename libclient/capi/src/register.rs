@@ -7,9 +7,9 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, one};
-use crate::sized::{Answers, Growable, Input, plain, slice};
+use crate::sized::{Answers, Growable, Input, Results, plain, slice};
 use fdbroker_client::{
-    Deadline, Deposit, Drained, DriverData, Error, ErrorCode, MemoryKind, Share,
+    Deadline, Deposit, Drained, DriverData, Error, ErrorCode, Handle, MemoryKind, Share,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use std::ffi::{c_int, c_void};
@@ -141,11 +141,24 @@ unsafe fn register_all(
     handles: *mut fdbroker_handle_t,
     codes: *mut fdbroker_code_t,
 ) -> Result<(), Failure> {
-    let none = || fdbroker_handle_t::NONE;
     // SAFETY: the caller's promise.
-    let mut answers = unsafe { Answers::new(count, plain(handles, count, "handle", none), codes) }?;
+    let mut answers = unsafe { answers(count, handles, codes) }?;
     // SAFETY: as above.
     answers.fill(unsafe { try_register(broker, count, allocations, fds, deadline_ms) })
+}
+
+/// The caller's arrays for handles and codes.
+///
+/// # Safety
+/// `handles` and `codes` are NULL or point to `count` of them, which nobody else uses meanwhile.
+pub(crate) unsafe fn answers<'a>(
+    count: usize,
+    handles: *mut fdbroker_handle_t,
+    codes: *mut fdbroker_code_t,
+) -> Result<Answers<'a, impl Results<fdbroker_handle_t> + use<'a>>, Failure> {
+    let none = || fdbroker_handle_t::NONE;
+    // SAFETY: the caller's promise.
+    unsafe { Answers::new(count, plain(handles, count, "handle", none), codes) }
 }
 
 /// # Safety
@@ -158,38 +171,78 @@ unsafe fn try_register(
     deadline_ms: u32,
 ) -> Result<Vec<Result<fdbroker_handle_t, Failure>>, Failure> {
     // SAFETY: the caller's promise.
-    let (context, allocations, fds) = unsafe {
+    let (context, wanted) = unsafe {
         let context = context(broker, "register")?;
-        (context, Input::new(allocations, count)?, slice(fds, count, "fds")?)
+        (context, Wanted::new(context, count, allocations, fds)?)
     };
-    let mut outcomes = Vec::with_capacity(count);
-    let has_recall = context.callbacks.recall.is_set();
-    let (mut deposits, mut borrowed, mut places) = (Vec::new(), Vec::new(), Vec::new());
-    for (index, fd) in fds.iter().enumerate() {
-        // SAFETY: as above; its driver data too, and its fd stays open over the call.
-        let wanted = unsafe {
-            let deposit = allocations.get(index).and_then(|it| deposit(&it));
-            deposit.and_then(|deposit| match deposit.recallable && !has_recall {
-                true => Err(Error::no_recall_callback().into()),
-                false => Ok((deposit, borrow(*fd)?)),
-            })
-        };
-        match wanted {
-            Ok((deposit, fd)) => {
-                deposits.push(deposit);
-                borrowed.push(fd);
-                places.push(index);
-                outcomes.push(Ok(fdbroker_handle_t::NONE));
-            }
-            Err(failure) => outcomes.push(Err(failure)),
-        }
-    }
+    let Wanted { deposits, fds, refused } = wanted;
     let deadline = Deadline::from_ms(deadline_ms);
-    let registered = context.exports.register_many(&deposits, &borrowed, deadline)?;
-    for (index, outcome) in places.into_iter().zip(registered) {
-        outcomes[index] = outcome.map(fdbroker_handle_t::from).map_err(Failure::from);
+    Ok(refused.fill(context.exports.register_many(&deposits, &fds, deadline)?))
+}
+
+/// What a call is to register.
+pub(crate) struct Wanted<'fd> {
+    pub deposits: Vec<Deposit>,
+    pub fds: Vec<BorrowedFd<'fd>>,
+    pub refused: Refused,
+}
+
+/// For each allocation of a call why it cannot be registered; `None`: it is in `Wanted`.
+pub(crate) struct Refused(Vec<Option<Failure>>);
+
+impl<'fd> Wanted<'fd> {
+    /// # Safety
+    /// The arrays are as the header states, and the fds stay open as long as the result is used.
+    pub unsafe fn new(
+        context: &fdbroker_t,
+        count: usize,
+        allocations: *const fdbroker_allocation_t,
+        fds: *const c_int,
+    ) -> Result<Self, Failure> {
+        // SAFETY: the caller's promise.
+        let (allocations, fds) =
+            unsafe { (Input::new(allocations, count)?, slice(fds, count, "fds")?) };
+        let has_recall = context.callbacks.recall.is_set();
+        let refused = Refused(Vec::with_capacity(count));
+        let mut wanted = Wanted { deposits: Vec::new(), fds: Vec::new(), refused };
+        for (index, fd) in fds.iter().enumerate() {
+            // SAFETY: as above; its driver data too.
+            let one = unsafe {
+                let deposit = allocations.get(index).and_then(|it| deposit(&it));
+                deposit.and_then(|deposit| match deposit.recallable && !has_recall {
+                    true => Err(Error::no_recall_callback().into()),
+                    false => Ok((deposit, borrow(*fd)?)),
+                })
+            };
+            wanted.refused.0.push(match one {
+                Ok((deposit, fd)) => {
+                    wanted.deposits.push(deposit);
+                    wanted.fds.push(fd);
+                    None
+                }
+                Err(failure) => Some(failure),
+            });
+        }
+        Ok(wanted)
     }
-    Ok(outcomes)
+}
+
+impl Refused {
+    /// One outcome per allocation of the call, in their order.
+    pub fn fill(
+        self,
+        registered: Vec<Result<Handle, Error>>,
+    ) -> Vec<Result<fdbroker_handle_t, Failure>> {
+        let mut registered = registered.into_iter();
+        let outcome = |refused: Option<Failure>| match refused {
+            Some(failure) => Err(failure),
+            None => {
+                let made = registered.next().expect("one outcome per deposit");
+                made.map(fdbroker_handle_t::from).map_err(Failure::from)
+            }
+        };
+        self.0.into_iter().map(outcome).collect()
+    }
 }
 
 /// # Safety

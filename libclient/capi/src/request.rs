@@ -1,4 +1,4 @@
-//! Acquiring and importing without waiting, for progress engines: start, test, cancel.
+//! Acquiring, importing and registering without waiting, for progress engines: start, test, cancel.
 //! Must never wait, nor keep a request that is done.
 
 use crate::acquire::{Grants, fdbroker_grant_t};
@@ -9,8 +9,13 @@ use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, many};
 use crate::import::{answers, fdbroker_import_t, mode, taken_apart};
 use crate::leases::Leases;
+use crate::register::{self, Refused, Wanted, fdbroker_allocation_t};
 use crate::slot::refuse_in_callback;
-use fdbroker_client::{AcquireRequest, Deadline, ImportProgress, ImportRequest, Progress};
+use fdbroker_client::{
+    AcquireRequest, Deadline, ImportProgress, ImportRequest, Progress, RegisterProgress,
+    RegisterRequest,
+};
+use std::ffi::c_int;
 use std::sync::Arc;
 
 /// A request under way. Only one thread at a time may use it.
@@ -24,6 +29,8 @@ enum What {
     Acquire(Option<AcquireRequest>, Arc<Leases>),
     /// The same inside `fdbroker_import_test`.
     Import(Option<ImportRequest<'static>>),
+    /// The same inside `fdbroker_register_test`.
+    Register(Option<(RegisterRequest<'static>, Refused)>),
 }
 
 /// The caller's request.
@@ -91,7 +98,7 @@ pub unsafe extern "C" fn fdbroker_request_test(
         // SAFETY: the caller's pointers, as the header states.
         let this = unsafe { under_way(request) }?;
         let What::Acquire(acquire, leases) = &mut this.what else {
-            return Err(Failure::argument("request is one of fdbroker_import_start()"));
+            return Err(Failure::argument("request was not started by fdbroker_acquire_start()"));
         };
         // SAFETY: as above; as many as were started.
         let mut grants = unsafe { Grants::new(this.count, grants, codes) }?;
@@ -155,7 +162,7 @@ pub unsafe extern "C" fn fdbroker_import_test(
         // SAFETY: the caller's pointers, as the header states.
         let this = unsafe { under_way(request) }?;
         let What::Import(import) = &mut this.what else {
-            return Err(Failure::argument("request is one of fdbroker_acquire_start()"));
+            return Err(Failure::argument("request was not started by fdbroker_import_start()"));
         };
         // SAFETY: as above; as many as were started.
         let mut answers = unsafe { answers(this.count, imports, codes) }?;
@@ -172,8 +179,74 @@ pub unsafe extern "C" fn fdbroker_import_test(
     })
 }
 
-/// Cancels a request and frees it: the broker is told, and what it has got or still gets is given back. Never waits; also
-/// inside a callback. NULL: does nothing.
+/// Starts to register count allocations, without waiting; fds[i] belongs to allocations[i]. Otherwise as
+/// fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library duplicates the fds and closes each duplicate
+/// when its allocation is registered: the caller may close its own at once. Until the request is done, another registration
+/// of the same memory (device and base) waits for it.
+///
+/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (an array). All others come from fdbroker_register_test().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_register_start(
+    broker: *mut fdbroker_t,
+    count: usize,
+    allocations: *const fdbroker_allocation_t,
+    fds: *const c_int,
+    deadline_ms: u32,
+    request: *mut *mut fdbroker_request_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states. The request ends before the context does: it lives as long as
+        // the request needs it.
+        let (out, context): (_, &'static fdbroker_t) =
+            unsafe { (place(request)?, context(broker, "register")?) };
+        // SAFETY: as above; the fds stay open over the call.
+        let wanted = unsafe { Wanted::new(context, count, allocations, fds) }?;
+        let Wanted { deposits, fds, refused } = wanted;
+        let deadline = Deadline::from_ms(deadline_ms);
+        let started = context.exports.register_start(&deposits, &fds, deadline)?;
+        let what = What::Register(Some((started, refused)));
+        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
+        Ok(())
+    })
+}
+
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
+/// done and freed: all handles and codes (codes may be NULL) are filled as by fdbroker_register_many(). Also inside a
+/// callback.
+///
+/// Errors: the first of those of fdbroker_register(); FDBROKER_LOCAL_FD_LIMIT (no fd for a duplicate);
+/// FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is NULL or it is another kind of request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_register_test(
+    request: *mut fdbroker_request_t,
+    handles: *mut fdbroker_handle_t,
+    codes: *mut fdbroker_code_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let this = unsafe { under_way(request) }?;
+        let What::Register(register) = &mut this.what else {
+            return Err(Failure::argument("request was not started by fdbroker_register_start()"));
+        };
+        // SAFETY: as above; as many as were started.
+        let mut answers = unsafe { register::answers(this.count, handles, codes) }?;
+        let (started, refused) = register.take().expect("put back while under way");
+        let outcomes = match started.test() {
+            RegisterProgress::UnderWay(under_way) => {
+                *register = Some((under_way, refused));
+                return Err(Failure::NotReady);
+            }
+            RegisterProgress::Done(outcomes) => outcomes,
+        };
+        // SAFETY: made by fdbroker_register_start, and this is its last use.
+        drop(unsafe { Box::from_raw(request) });
+        answers.fill(Ok(refused.fill(outcomes)))
+    })
+}
+
+/// Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a base that
+/// is registered already stays so, and the next registration of it finds it). Never waits; also inside a callback. NULL: does
+/// nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_cancel(
     request: *mut fdbroker_request_t,

@@ -15,7 +15,7 @@ const SECTIONS: [(&str, &[&str]); 10] = [
     ("Producers: host memory", &["host"]),
     ("Consumers: fds and leases", &["acquire"]),
     ("Consumers: memory, through the import cache", &["import", "opener", "suspend"]),
-    ("Consumers: without waiting", &["request"]),
+    ("Without waiting", &["request"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),
 ];

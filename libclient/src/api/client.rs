@@ -64,7 +64,8 @@ impl ClientBuilder {
     pub fn connect(self) -> Result<Client, Error> {
         let settings = self.resolve()?;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
-        let common = Arc::new(Common::new(window, settings.on_recall.is_some())?);
+        let max_held_fds = settings.caller.max_held_fds;
+        let common = Arc::new(Common::new(window, max_held_fds, settings.on_recall.is_some())?);
         let greeted = greet(&settings.caller)?;
         let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
         let connection = Arc::new(connection);
@@ -420,7 +421,7 @@ impl Client {
     }
 
     /// The connection of the moment, if it works.
-    fn usable(&self, what: &str) -> Result<Arc<Connection>, Error> {
+    pub(crate) fn usable(&self, what: &str) -> Result<Arc<Connection>, Error> {
         if self.is_forked_copy() {
             // Before any lock: it may be held by a thread that this child does not have.
             return Err(Error::forked(what));

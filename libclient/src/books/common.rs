@@ -26,6 +26,8 @@ pub(crate) struct Common {
     pub watchers: Parties<dyn LeaseWatcher>,
     pub registrants: Parties<dyn Registrant>,
     has_recall_callback: bool,
+    /// How many fds the broker may hold for this client by its own will; 0: no bound.
+    pub max_held_fds: u32,
     /// In dispatch mode: serves for the calls that wait.
     dispatcher: OnceLock<Weak<dyn Dispatcher>>,
     /// Allocations of the application that were drained when their unregister, which nobody waits for any more, was answered.
@@ -56,7 +58,7 @@ impl<T: ?Sized> Default for Parties<T> {
 }
 
 impl Common {
-    pub fn new(window: u32, has_recall_callback: bool) -> Result<Self, Error> {
+    pub fn new(window: u32, max_held_fds: u32, has_recall_callback: bool) -> Result<Self, Error> {
         let wake = Wake::new()?;
         Ok(Common {
             process: Process::current(),
@@ -67,6 +69,7 @@ impl Common {
             owners: Parties::default(),
             watchers: Parties::default(),
             registrants: Parties::default(),
+            max_held_fds,
             has_recall_callback,
             dispatcher: OnceLock::new(),
             drained: Mutex::default(),

@@ -176,7 +176,10 @@ impl ImportCache {
     /// fork(2), NOT_SUPPORTED in a callback.
     pub fn suspend(&self, deadline: Deadline) -> Result<Vec<Handle>, Error> {
         self.0.client.check_may_wait("suspend")?;
-        self.0.table.suspend(deadline)?;
+        let suspended = self.0.table.suspend(deadline);
+        // Releases do not wait for others when the process may be stopped.
+        self.0.client.current().send_queued();
+        suspended?;
         let in_use = self.0.client.common().holdings.in_use();
         Ok(in_use.into_iter().map(Handle::from).collect())
     }

@@ -8,6 +8,9 @@
 //! **Lock order**: underway, then known. No lock is held over an export, a message or an answer.
 
 mod known;
+mod started;
+
+pub use started::{RegisterProgress, RegisterRequest};
 
 use crate::api::client::Client;
 use crate::books::holdings::LostRegistration;
@@ -20,6 +23,7 @@ use crate::error::Error;
 use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::register::Batch;
 use crate::sync::{lock, wait_until};
+use crate::wire::connection::Connection;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use known::{Entry, Known};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -164,7 +168,7 @@ impl Exports {
         deadline: Deadline,
     ) -> Result<Vec<Result<Handle, Error>>, Error> {
         assert_eq!(deposits.len(), fds.len(), "one fd per deposit");
-        self.connected(deposits)?;
+        self.connected(deposits, Client::connection)?;
         let mut handles: Vec<Option<Result<Handle, Error>>> = Vec::new();
         handles.resize_with(deposits.len(), || None);
         let mut claims: Vec<(usize, Option<Claim<'_>>)> = Vec::new();
@@ -289,7 +293,7 @@ impl Exports {
         if let Some(handle) = self.known_as(place, &deposit) {
             return Ok(handle);
         }
-        self.connected(batch.deposits)?;
+        self.connected(batch.deposits, Client::connection)?;
         match self.find_waiting(place, &deposit, deadline)? {
             Found::Known(handle) => Ok(handle),
             Found::Claimed(claim) => claim.keep(&deposit, &self.send_one(batch, deadline)?),
@@ -321,10 +325,14 @@ impl Exports {
         self.client.common().page.verdict(id) == Verdict::Ended
     }
 
-    /// That there is a broker. If not: what is in these ranges besides the very same allocations is not there any more, and
+    /// The connection of the moment. If there is none: what is in these ranges besides the very same allocations is not there any more, and
     /// is not named to the next one.
-    fn connected(&self, deposits: &[Deposit]) -> Result<(), Error> {
-        let connected = self.client.connection("register").map(drop);
+    fn connected(
+        &self,
+        deposits: &[Deposit],
+        find: impl FnOnce(&Client, &str) -> Result<Arc<Connection>, Error>,
+    ) -> Result<Arc<Connection>, Error> {
+        let connected = find(&self.client, "register");
         if connected.as_ref().is_err_and(|error| error.code == ErrorCode::NotConnected)
             && !self.client.is_forked_copy()
         {

@@ -111,7 +111,7 @@ impl Wanted {
         deadline: Deadline,
     ) -> Result<Option<u64>, Error> {
         let request = Request { handles, chunk: &self.chunk, deadline };
-        connection.start(&request.call(), |writer| request.write(writer))
+        connection.start(&request.call(), &[], |writer| request.write(writer))
     }
 
     /// Takes the outcomes of a message started, if they have come.

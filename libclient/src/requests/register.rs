@@ -7,12 +7,12 @@ use crate::deposit::{Deposit, Drained, Export, Registration};
 use crate::error::Error;
 use crate::limits::MAX_CREDITS_WANTED;
 use crate::requests::acquire::is_final;
-use crate::wire::call::{Call, check_count};
+use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
 use crate::wire::credits::Claim;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
-use fdbroker_protocol::{ErrorCode, Kind, Status, Writer};
+use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Resource, Scope, Status, Writer};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// One outcome per deposit, in their order.
@@ -159,37 +159,54 @@ fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<u
 /// A register of 0 items: waits until the broker has a place. The reader counts the credits of the reply.
 fn ask_for_credit(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<(), Error> {
     let request = Request { deposits: &[], sent: &[], follow: wanted, deadline };
-    let call = request.call("register: no place for another fd in the broker");
-    let granted = connection.call(
-        call,
-        &[],
-        |writer| request.write(writer),
-        |reply| {
-            let (head, _) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
-            Ok(head.deposit_credits.get())
-        },
-    )?;
-    match granted {
+    let credits = connection.call(request.call(), &[], |writer| request.write(writer), credits);
+    has_credit(connection, credits)
+}
+
+/// The credits of a reply.
+fn credits(reply: Reply<'_>) -> Result<u32, DecodeError> {
+    let (head, _) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
+    Ok(head.deposit_credits.get())
+}
+
+fn has_credit(connection: &Connection, credits: Result<u32, Error>) -> Result<(), Error> {
+    match credits.map_err(|error| name_bound(connection, error))? {
         // A broker that has none to give says `failed`.
-        0 => Err(Error::new(ErrorCode::Protocol, call.what)),
+        0 => Err(Error::new(ErrorCode::Protocol, NO_PLACE)),
         _ => Ok(()),
     }
 }
 
-/// One register message.
-struct Request<'a> {
-    deposits: &'a [Deposit],
+const NO_PLACE: &str = "register: no place for another fd in the broker";
+
+/// Names the bound that this client has set for itself, which is no cap of the broker's.
+fn name_bound(connection: &Connection, error: Error) -> Error {
+    let most = connection.common.max_held_fds;
+    let status = Status::no_quota(Resource::HeldFds, Scope::Client, most.into(), 0);
+    let is_own = |said: Status| Status { pid: 0.into(), ..said } == status;
+    match most > 0 && error.status.is_some_and(is_own) {
+        false => error,
+        true => error.because(format!(
+            "the broker holds as many fds of this process as it allows (FDBROKER_MAX_HELD, max_held_fds = {most}); register \
+             memory as recallable, release registrations, or raise FDBROKER_MAX_HELD"
+        )),
+    }
+}
+
+/// One register message. Without deposits it asks for credit.
+pub(super) struct Request<'a> {
+    pub deposits: &'a [Deposit],
     /// Those in this message, and the fd of each.
-    sent: &'a [(usize, BorrowedFd<'a>)],
+    pub sent: &'a [(usize, BorrowedFd<'a>)],
     /// How many follow it.
-    follow: usize,
-    deadline: Deadline,
+    pub follow: usize,
+    pub deadline: Deadline,
 }
 
 impl Request<'_> {
-    fn call<'a>(&self, what: &'a str) -> Call<'a> {
+    fn call(&self) -> Call<'static> {
         Call {
-            what,
+            what: if self.sent.is_empty() { NO_PLACE } else { "register" },
             kind: Kind::Register,
             answer: Kind::RegisterReply,
             until: self.deadline.given_up_at(),
@@ -208,30 +225,52 @@ impl Request<'_> {
         self.sent.len()
     }
 
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.sent.iter().map(|(_, fd)| *fd).collect()
+    }
+
     fn make(&self, connection: &Connection) -> Result<Registrations, Error> {
-        let call = self.call("register");
-        let fds: Vec<BorrowedFd<'_>> = self.sent.iter().map(|(_, fd)| *fd).collect();
-        connection.call(
-            call,
-            &fds,
-            |writer| self.write(writer),
-            |reply| {
-                let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
-                check_count(Kind::RegisterReply, items.len(), self.sent.len())?;
-                let answers = items.iter().zip(self.sent).map(|(item, (index, _))| {
-                    if !item.status.is_ok() {
-                        return Err(Error::from_status(item.status, "register"));
-                    }
-                    let Registered { handle, token, .. } = *item;
-                    let made = Registration { handle, token, epoch: connection.epoch };
-                    let deposit = &self.deposits[*index];
-                    let holdings = &connection.common.holdings;
-                    let epoch = holdings.enter_registration(connection.epoch, deposit, &made);
-                    Ok(Registration { epoch, ..made })
-                });
-                Ok(answers.collect())
-            },
-        )
+        let write = |writer: &mut Writer| self.write(writer);
+        let read = |reply: Reply<'_>| self.read(connection, reply);
+        connection.call(self.call(), &self.fds(), write, read)
+    }
+
+    /// Starts it, without waiting. `None`: it does not fit now.
+    pub fn start(&self, connection: &Connection) -> Result<Option<u64>, Error> {
+        connection.start(&self.call(), &self.fds(), |writer| self.write(writer))
+    }
+
+    /// Takes the answers to a message started, if they have come.
+    pub fn look(&self, connection: &Connection, id: u64) -> Option<Result<Registrations, Error>> {
+        connection.look(id, &self.call(), |reply| self.read(connection, reply))
+    }
+
+    /// The same of one that asks for credit.
+    pub fn look_for_credit(&self, connection: &Connection, id: u64) -> Option<Result<(), Error>> {
+        let credits = connection.look(id, &self.call(), credits)?;
+        Some(has_credit(connection, credits))
+    }
+
+    fn read(
+        &self,
+        connection: &Connection,
+        reply: Reply<'_>,
+    ) -> Result<Registrations, DecodeError> {
+        let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
+        check_count(Kind::RegisterReply, items.len(), self.sent.len())?;
+        let answers = items.iter().zip(self.sent).map(|(item, (index, _))| {
+            if !item.status.is_ok() {
+                let error = Error::from_status(item.status, "register");
+                return Err(name_bound(connection, error));
+            }
+            let Registered { handle, token, .. } = *item;
+            let made = Registration { handle, token, epoch: connection.epoch };
+            let deposit = &self.deposits[*index];
+            let holdings = &connection.common.holdings;
+            let epoch = holdings.enter_registration(connection.epoch, deposit, &made);
+            Ok(Registration { epoch, ..made })
+        });
+        Ok(answers.collect())
     }
 }
 

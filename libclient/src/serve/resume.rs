@@ -117,7 +117,7 @@ impl Resume {
     fn ask(&mut self, mut asked: Asked, connection: &Connection) -> Option<Outcome> {
         let call = asked.call();
         if asked.id.is_none() {
-            match connection.start(&call, |writer| asked.what.write(writer)) {
+            match connection.start(&call, &[], |writer| asked.what.write(writer)) {
                 Ok(id) => asked.id = id,
                 Err(error) => {
                     connection.kill(&error.to_string());

@@ -89,13 +89,14 @@ impl Connection {
     pub fn start(
         &self,
         call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
         write: impl Fn(&mut Writer) -> usize,
     ) -> Result<Option<u64>, Error> {
         let Some(id) = self.try_begin(call)? else { return Ok(None) };
-        match self.try_send(id, call, &[], &write) {
+        match self.try_send(id, call, fds, &write) {
             Ok(None) => {
-                if self.common.dispatches() {
-                    // From now on the event fd is to tell of its reply.
+                if self.common.dispatches() || call.deposits > 0 {
+                    // From now on the event fd is to tell of its reply, or the library thread to read it.
                     self.common.wake.kick();
                 }
                 Ok(Some(id))
@@ -190,7 +191,7 @@ impl Connection {
             return Ok(None);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        inbox.enter_untended(id);
+        inbox.enter_untended(id, call.deposits);
         Ok(Some(id))
     }
 

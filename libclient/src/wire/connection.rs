@@ -207,10 +207,14 @@ impl Connection {
         (stuck || self.is_for_the_server(&inbox)) && !inbox.reading
     }
 
-    /// Whether replies will come that no thread waits for. Those to started requests are read by their tests; in
-    /// dispatch mode the event fd is to tell of them, too.
+    /// Whether replies will come that no thread waits for. Those to started requests are read by their tests, unless they
+    /// bring back credits that others may wait for; in dispatch mode the event fd is to tell of them, too.
     fn is_for_the_server(&self, inbox: &Inbox) -> bool {
-        inbox.is_owed() || (self.common.dispatches() && inbox.has_untended())
+        let is_untended = match self.common.dispatches() {
+            true => inbox.has_untended(),
+            false => inbox.has_untended_deposits(),
+        };
+        inbox.is_owed() || is_untended
     }
 
     /// The error of a call that the connection was lost for.

@@ -96,14 +96,19 @@ impl Inbox {
     }
 
     /// A request that someone will look after now and then.
-    pub fn enter_untended(&mut self, id: u64) {
-        let (deposits, ends) = (0, Vec::new());
+    pub fn enter_untended(&mut self, id: u64, deposits: u32) {
+        let ends = Vec::new();
         self.waiting.push(Waiting { id, deposits, ends, wake: None, sleeps: false, parcel: None });
     }
 
     /// Whether such a one is under way.
     pub fn has_untended(&self) -> bool {
         self.waiting.iter().any(|waiting| waiting.wake.is_none())
+    }
+
+    /// Whether one is under way whose reply brings back credits.
+    pub fn has_untended_deposits(&self) -> bool {
+        self.waiting.iter().any(|waiting| waiting.wake.is_none() && waiting.deposits > 0)
     }
 
     pub fn leave(&mut self, at: usize) {

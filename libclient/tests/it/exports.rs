@@ -3,6 +3,7 @@
 use crate::support::*;
 use fdbroker_client::{
     AllocationId, Client, Deposit, Drained, Error, ErrorCode, Exports, Handle, MemoryKind, Notice,
+    RegisterProgress, RegisterRequest,
 };
 use fdbroker_protocol::Kind;
 use std::os::fd::AsFd;
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -37,6 +39,62 @@ fn register(exports: &Exports, peer: &Peer, deposit: &Deposit, slot: u32) -> Han
         peer.registered(&peer.recv_kind(Kind::Register), 8, slot);
         call.join().unwrap().unwrap()
     })
+}
+
+/// Tests a request until it is done.
+fn finish(mut request: RegisterRequest<'_>) -> Vec<Result<Handle, Error>> {
+    loop {
+        match request.test() {
+            RegisterProgress::UnderWay(again) => request = again,
+            RegisterProgress::Done(outcomes) => return outcomes,
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn register_start_when_credits_are_few_then_it_asks_and_goes_on_test_by_test() {
+    let broker = FakeBroker::listen();
+    let terms = Terms { credits: 2, ..Terms::default() };
+    let (client, peer) = broker.client_with(Client::builder(), terms);
+    let exports = Exports::new(&client);
+    let deposits = [at(0, 4096, 1), at(4096, 4096, 2), at(8192, 4096, 3), at(0, 4096, 1)];
+    let fd = memory(b"");
+    let request = exports.register_start(&deposits, &[fd.as_fd(); 4], soon()).unwrap();
+    drop(fd);
+    let first = peer.recv_kind(Kind::Register);
+    assert_eq!((first.count, first.fds.len()), (2, 2));
+    peer.registered(&first, 0, 1);
+    let outcomes = thread::scope(|scope| {
+        let call = scope.spawn(|| finish(request));
+        let ask = peer.recv_kind(Kind::Register);
+        assert_eq!((ask.register().0, ask.count, ask.fds.len()), (1, 0, 0));
+        peer.registered(&ask, 5, 0);
+        let second = peer.recv_kind(Kind::Register);
+        assert_eq!((second.count, second.fds.len()), (1, 1));
+        peer.registered(&second, 5, 3);
+        call.join().unwrap()
+    });
+    let handles: Vec<Handle> = outcomes.into_iter().map(Result::unwrap).collect();
+    assert_eq!(handles, [handle(1), handle(2), handle(3), handle(1)]);
+    assert_eq!(exports.len(), 3);
+}
+
+#[test]
+fn register_start_when_cancelled_before_the_answer_then_undone_and_its_range_is_free() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let exports = Exports::new(&client);
+    let (deposit, fd) = (at(0, 4096, 1), memory(b""));
+    let request = exports.register_start(&[deposit], &[fd.as_fd()], soon()).unwrap();
+    let sent = peer.recv_kind(Kind::Register);
+    request.cancel();
+    peer.recv_kind(Kind::Cancel);
+    peer.registered(&sent, 8, 1);
+    let undone = peer.recv_kind(Kind::Unregister);
+    assert_eq!(undone.unregister(), [id(1)]);
+    peer.unregistered(&undone, true);
+    assert_eq!(register(&exports, &peer, &deposit, 2), handle(2));
 }
 
 #[test]
