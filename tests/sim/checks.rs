@@ -380,8 +380,18 @@ fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
 fn stands_before(model: &Model, ledger: &Ledger, client: u32, request: &Request) -> Vec<Blocker> {
     match request.ask {
         Ask::Register { .. } => credit_blockers(model, ledger, client),
-        Ask::Hello { own_fds, .. } if u64::from(own_fds) > limits::HELLO_IN_LINE_FDS => Vec::new(),
-        Ask::Hello { own_fds, .. } => hello_blockers(model, ledger, client, own_fds),
+        Ask::Hello { own_fds, .. } => {
+            let mut all = hello_blockers(model, ledger, client, own_fds);
+            // It stands before others for what comes back soon, and for few fds.
+            let coming = model.closing_in(Holder::Node) as u64 + ledger.node.idle_credits;
+            let to_be =
+                (model.config.table_fds + coming).saturating_sub(model.table_fds(&ledger.node));
+            all.retain(|blocker| match blocker.resource {
+                Resource::TablePlaces => to_be >= limits::FDS_PER_CONNECTION,
+                _ => u64::from(own_fds) <= limits::HELLO_IN_LINE_FDS,
+            });
+            all
+        }
         _ => request
             .wanted()
             .filter(|id| !model.is_awaited(*id))
@@ -452,7 +462,33 @@ fn hello_blockers(model: &Model, ledger: &Ledger, client: u32, own_fds: u32) -> 
     let accounts = model.accounts_of_client(client).into_iter();
     let full = accounts.filter(|account| model.is_full(ledger, *account, resource, need));
     let full = full.map(|account| Blocker { resource, account });
-    full.chain(beyond_share(model, ledger, client, SHARE_OF_FDS, need)).collect()
+    let shares = beyond_share(model, ledger, client, SHARE_OF_FDS, need);
+    let mut all: Vec<_> = full.chain(shares).collect();
+    let (resource, places) = (Resource::TablePlaces, limits::FDS_PER_CONNECTION);
+    if model.is_full(ledger, Holder::Node, resource, places) {
+        all.push(Blocker { resource, account: Holder::Node });
+    }
+    let domain = model.clients.get(&client).map(|client| client.domain);
+    let beyond = domain.filter(|domain| model.places_are_beyond_share(ledger, *domain));
+    all.extend(beyond.map(|domain| Blocker { resource, account: Holder::Domain(domain) }));
+    all
+}
+
+/// How many fds would have to be closed to let a client in, as far as this blocker goes; how many may be closed.
+fn closes_for_hello(model: &Model, ledger: &Ledger, own: u64, blocker: &Blocker) -> (u128, usize) {
+    let Blocker { resource, account } = *blocker;
+    let (need, kept, used, cap) = match resource {
+        Resource::TablePlaces => {
+            let used = model.table_fds(&ledger.node).into();
+            let kept = limits::IDLE_FDS_KEPT as usize;
+            (limits::FDS_PER_CONNECTION, kept, used, model.config.table_fds)
+        }
+        _ => (own, 0, ledger.of(account).usage(resource), model.cap(account, resource)),
+    };
+    let idle = u128::from(ledger.of(account).idle_credits);
+    let short_of = (used + u128::from(need)).saturating_sub(u128::from(cap) + idle);
+    let in_scope = |one: &&Evictable| is_in_scope(model, (one.1, one.2), account);
+    (short_of, evictable(model).iter().filter(in_scope).count().saturating_sub(kept))
 }
 
 /// The share of a client's domain, if that is used up.
@@ -546,7 +582,7 @@ fn needs_of(
 
 pub const LEASE: &[Resource] = &[Resource::OpenLeases, Resource::Fds];
 const CREDIT: &[Resource] = &[Resource::HeldFds, Resource::Fds, Resource::TablePlaces];
-const HELLO: &[Resource] = &[Resource::Fds, SHARE_OF_FDS];
+const HELLO: &[Resource] = &[Resource::TablePlaces, Resource::Fds, SHARE_OF_FDS];
 const PLACE: &[Resource] =
     &[Resource::HeldFds, Resource::Fds, Resource::TablePlaces, Resource::HeldBytes];
 
@@ -614,22 +650,20 @@ fn room_could_be_made(
     if model.closing_in(blocker.account) > 0 {
         return None;
     }
-    let victims = evictable(model).into_iter().filter(|(id, client, domain, _)| {
-        let (id, client, domain) = (*id, *client, *domain);
-        let wanted = request.wanted().any(|wanted| wanted == id);
-        is_in_scope(model, (client, domain), blocker.account) && !wanted
-    });
     // For a hello, fds are closed only if that lets it in.
-    let own = request.own_fds().unwrap_or(1);
-    let cap = u128::from(model.cap(blocker.account, blocker.resource));
-    let used = ledger.of(blocker.account).usage(blocker.resource);
-    let idle = u128::from(ledger.of(blocker.account).idle_credits);
-    let short_of = match request.own_fds() {
-        Some(own) => usize::try_from((used + u128::from(own)).saturating_sub(cap + idle)),
-        None => Ok(1),
-    };
-    let enough = short_of.is_ok_and(|short_of| victims.count() >= short_of);
-    (enough && own <= MAX_BATCH as u64).then_some(blocker)
+    if let Some(own) = request.own_fds() {
+        let enough = |blocker: &Blocker| {
+            let (short_of, closable) = closes_for_hello(model, ledger, own, blocker);
+            short_of <= closable as u128
+        };
+        let can_be_made = blockers.iter().all(enough);
+        return (can_be_made && own <= MAX_BATCH as u64).then_some(blocker);
+    }
+    let mut victims = evictable(model).into_iter().filter(|(id, client, domain, _)| {
+        let wanted = request.wanted().any(|wanted| wanted == *id);
+        is_in_scope(model, (*client, *domain), blocker.account) && !wanted
+    });
+    victims.next().map(|_| blocker)
 }
 
 type Evictable = (AllocationId, Option<u32>, fdbroker_core::DomainKey, u64);
@@ -691,16 +725,13 @@ pub fn hello_helps(model: &Model, step: &Step, after: &Ledger, action: &Action) 
     let own = u64::from(*own_fds);
     ensure!(own <= MAX_BATCH as u64, "fds of others are closed for {own} fds of client {client}");
     let blockers = hello_blockers(model, after, *client, *own_fds);
-    let mut full = blockers.iter().filter(|blocker| blocker.resource == Resource::Fds);
-    let helps = full.any(|blocker| {
-        let account = blocker.account;
-        let cap = u128::from(model.cap(account, blocker.resource));
-        let used = after.of(account).usage(blocker.resource);
-        let idle = u128::from(after.of(account).idle_credits);
-        let short_of = (used + u128::from(own)).saturating_sub(cap + idle);
-        let in_scope = |one: &&Evictable| is_in_scope(model, (one.1, one.2), account);
-        let closable = evictable(model).iter().filter(in_scope).count();
-        short_of <= (closable + model.closing_in(account)) as u128
+    let is_cap = |it: &&Blocker| match it.resource {
+        Resource::TablePlaces => it.account == Holder::Node,
+        resource => resource == Resource::Fds,
+    };
+    let helps = blockers.iter().filter(is_cap).all(|blocker| {
+        let (short_of, closable) = closes_for_hello(model, after, own, blocker);
+        short_of <= (closable + model.closing_in(blocker.account)) as u128
     });
     ensure!(helps, "fds are closed for the hello of client {client}, and do not let it in");
     Ok(())

@@ -197,7 +197,7 @@ impl Model {
         let state = self.client_mut(client.0)?;
         ensure!(credits <= most, "{credits} deposit credits at hello, more than {most}");
         state.phase = Phase::Active;
-        state.own = u64::from(own_fds);
+        (state.own, state.seated) = (u64::from(own_fds), true);
         step.let_in.push((client.0, own_fds.into()));
         state.credits = u64::from(credits);
         Ok(())
@@ -459,7 +459,10 @@ impl Model {
         match asked.ask {
             Ask::Hello { own_fds, deadline } => {
                 step.disconnect = Some((client.0, true));
-                quota.need = u64::from(own_fds).max(1);
+                quota.need = match Resource::from_number(status.resource) {
+                    Some(Resource::TablePlaces) => limits::FDS_PER_CONNECTION,
+                    _ => u64::from(own_fds).max(1),
+                };
                 let never = u64::from(own_fds) > self.most_own_fds();
                 ensure!(never || deadline <= self.now, "hello is refused before its deadline");
                 // What did not let it in may have been for the others that this step has let in.
@@ -699,21 +702,8 @@ impl Model {
                 let beyond = self.connection_is_beyond_share(&ledger, client.0)?;
                 client.0 >= self.config.max_clients || accounts.iter().any(is_full) || beyond
             }
-            Some(Resource::TablePlaces) => {
-                let ledger = self.ledger();
-                let used = self.table_fds(&ledger.node) - ledger.node.idle_credits;
-                let is_full = used > self.config.table_fds;
-                let idle = self.allocations.iter().filter(|(id, it)| self.is_evictable(**id, it));
-                is_full && (idle.count() as u64) <= limits::IDLE_FDS_KEPT
-                    || self.connection_is_beyond_share(&ledger, client.0)?
-            }
-            // Fds are being closed to make room for it.
-            _ if step.connecting.is_some() => {
-                let node = self.ledger().node;
-                let is_full = self.table_fds(&node) - node.idle_credits > self.config.table_fds;
-                let is_told = status.result() == Err(ErrorCode::Again);
-                is_told && is_full && self.closing_in(Holder::Node) > 0
-            }
+            // Only a hello asks for more.
+            _ if step.connecting.is_some() => false,
             _ => true,
         };
         ensure!(justified, "client {} is disconnected with {shown}, and there is room", client.0);

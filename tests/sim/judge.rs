@@ -273,6 +273,7 @@ impl Model {
             pid,
             key: OwnerKey::default(),
             most_held: None,
+            seated: false,
             phase: Phase::Connected,
             own: 0,
             credits: 0,

@@ -59,6 +59,8 @@ pub struct Client {
     pub key: OwnerKey,
     /// The most fds that it wants to be held for it.
     pub most_held: Option<u32>,
+    /// It has been let in: its connection has its places of the table.
+    pub seated: bool,
     pub phase: Phase,
     pub own: u64,
     pub credits: u64,
@@ -202,6 +204,8 @@ pub struct Sums {
     pub pinned_bytes: u128,
     pub kept: u64,
     pub connections: u64,
+    /// Connections that have been let in.
+    pub seats: u64,
     pub parked: u64,
     pub parked_items: u64,
     pub refused: u64,
@@ -307,9 +311,12 @@ impl Ledger {
         .unwrap_or_default()
     }
 
-    /// The same without the fds that a client was let in with.
-    pub fn without_own(mut self, client: u32, domain: DomainKey, own: u64) -> Self {
-        self.charge(Some(client), domain, |sums| sums.own = sums.own.saturating_sub(own));
+    /// The same without what a client was let in with.
+    pub fn without_hello(mut self, client: u32, domain: DomainKey, own: u64) -> Self {
+        self.charge(Some(client), domain, |sums| {
+            sums.own = sums.own.saturating_sub(own);
+            sums.seats = sums.seats.saturating_sub(1);
+        });
         self
     }
 
@@ -563,6 +570,7 @@ impl Model {
                 sums.idle_credits += client.idle_credits();
                 sums.own += client.own;
                 sums.connections += 1;
+                sums.seats += u64::from(client.seated);
                 sums.parked += client.requests.len() as u64;
                 sums.parked_items += client.requests.values().map(Request::items).sum::<u64>();
                 sums.promised_open += self.promised.get(number).copied().unwrap_or(0);
@@ -638,7 +646,7 @@ impl Model {
         let uninvited = self.tickets.values().filter(|closing| closing.uninvited).count() as u64;
         node.held_fds()
             + uninvited
-            + self.clients.len() as u64 * limits::FDS_PER_CONNECTION
+            + node.seats * limits::FDS_PER_CONNECTION
             + limits::TABLE_RESERVE
     }
 

@@ -3,7 +3,7 @@
 
 use crate::action::{Action, show_status};
 use crate::judge::ensure;
-use crate::model::Check;
+use crate::model::{Check, Phase};
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use fdbroker_core::{Config, Deposit, Lane, Now, Redeposit, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
@@ -67,7 +67,11 @@ pub fn connections_when_the_share_is_used_up_then_refused_and_others_get_in(
             rig.client()?;
         }
         let greedy = rig.connect(UID, None)?;
-        ensure!(!rig.is_connected(greedy), "a connection beyond the share of its domain");
+        if rig.is_connected(greedy) {
+            let now = rig.world.now;
+            let request = rig.say_hello(greedy, 0, now)?;
+            ensure!(rig.is_refused(greedy, request), "a connection beyond its domain's share");
+        }
         rig.client_of(OTHER_UID)?;
         rig.end()?;
     }
@@ -90,6 +94,37 @@ pub fn hello_when_room_cannot_be_made_then_others_keep_their_fds(rig: &mut Rig) 
     rig.settle(&[])?;
     let held = ids.iter().filter(|id| rig.is_held(**id)).count();
     ensure!(held == 0, "{held} fds are still held, and the hello waits for them");
+    rig.end()
+}
+
+pub fn hello_when_idle_fds_fill_the_table_then_ranks_get_in_as_they_are_closed(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| {
+        config.base_credits = 0;
+        config.table_fds = limits::TABLE_RESERVE + 8 * limits::FDS_PER_CONNECTION;
+    });
+    let owner = rig.client()?;
+    let ids = rig.register_new(owner, 28)?;
+    let deadline = rig.world.now + LONG_US;
+    let mut ranks = Vec::new();
+    for _ in 0..7 {
+        ranks.push(rig.hello(OTHER_UID, 0, deadline)?);
+    }
+    rig.settle(&[])?;
+    // The last idle fds stay; so does the last rank, until another one ends.
+    let is_in = |rig: &Rig, client| rig.world.phase(client) == Some(Phase::Active);
+    for (client, _) in &ranks[..6] {
+        ensure!(is_in(rig, *client), "rank {client} waits, and idle fds could be closed for it");
+    }
+    let held = ids.iter().filter(|id| rig.is_held(**id)).count() as u64;
+    ensure!(held == limits::IDLE_FDS_KEPT, "{held} idle fds are left");
+    ensure!(!is_in(rig, ranks[6].0), "rank {} has no place", ranks[6].0);
+    // Nothing comes back for it: others go on with the fds that they have.
+    rig.register_new(owner, 1)?;
+    rig.world.feed(Action::Gone { client: ranks[0].0 })?;
+    rig.settle(&[])?;
+    ensure!(is_in(rig, ranks[6].0), "the last rank waits, and there are places");
     rig.end()
 }
 

@@ -115,7 +115,7 @@ impl Rig {
         Ok(client)
     }
 
-    fn say_hello(&mut self, client: u32, own_fds: u32, deadline: u64) -> Check<u64> {
+    pub fn say_hello(&mut self, client: u32, own_fds: u32, deadline: u64) -> Check<u64> {
         let request = self.world.next_request(client);
         self.world.feed(Action::Hello { client, request, own_fds, deadline })?;
         Ok(request)

@@ -47,6 +47,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     reclaim_when_the_share_is_used_up_by_a_domain_with_much_then_others_are_not_asked
     reclaim_when_the_share_is_used_up_by_a_domain_with_little_then_others_are_asked
     connections_when_the_share_is_used_up_then_refused_and_others_get_in
+    hello_when_idle_fds_fill_the_table_then_ranks_get_in_as_they_are_closed
     hello_when_room_cannot_be_made_then_others_keep_their_fds
     refused_fds_when_they_pile_up_then_deposits_are_refused_unread
     reclaim_when_a_domain_is_full_then_only_its_own_clients_are_asked

@@ -30,7 +30,7 @@ impl Model {
         };
         // What can be closed counts as free, once.
         let places = |sums: &Sums, evictable: u128| {
-            let connections = sums.connections * limits::FDS_PER_CONNECTION;
+            let connections = sums.seats * limits::FDS_PER_CONNECTION;
             let held = sums.held_fds() - sums.idle_credits + sums.taken_out;
             u128::from(connections + held).saturating_sub(evictable)
         };
@@ -119,9 +119,12 @@ impl Model {
         }
         for (client, own) in &step.let_in {
             let domain = self.client(*client)?.domain;
-            let without = after.clone().without_own(*client, domain, *own);
+            let without = after.clone().without_hello(*client, domain, *own);
             self.proofs.count(Promise::Shares, 1);
-            let beyond = |ledger| self.is_beyond_share(ledger, domain, SHARE_OF_FDS, *own);
+            let beyond = |ledger| {
+                self.is_beyond_share(ledger, domain, SHARE_OF_FDS, *own)
+                    || self.places_are_beyond_share(ledger, domain)
+            };
             let is_right = !beyond(before) || !beyond(&without);
             ensure!(
                 is_right,
@@ -162,11 +165,16 @@ impl Model {
     pub fn connection_is_beyond_share(&self, ledger: &Ledger, client: u32) -> Check<bool> {
         let domain = self.client(client)?.domain;
         let without = ledger.clone().without_connection(client, domain);
-        let needs =
-            [(Resource::TablePlaces, limits::FDS_PER_CONNECTION), (Resource::Connections, 1)];
         // A domain that has nothing at all always finds some.
         let has_some = without.of(Holder::Domain(domain)) != Sums::default();
-        Ok(has_some
-            && needs.iter().any(|(it, need)| self.is_beyond_share(&without, domain, *it, *need)))
+        Ok(has_some && self.is_beyond_share(&without, domain, Resource::Connections, 1))
+    }
+
+    /// Whether the places of another connection are beyond the share of a domain. One that has none always finds some.
+    pub fn places_are_beyond_share(&self, ledger: &Ledger, domain: DomainKey) -> bool {
+        let (table, need) = (Resource::TablePlaces, limits::FDS_PER_CONNECTION);
+        let parts = self.parts(ledger, domain);
+        parts.iter().any(|(of, part)| *of == table && part.held > 0)
+            && self.is_beyond_share(ledger, domain, table, need)
     }
 }

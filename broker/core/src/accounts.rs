@@ -4,7 +4,6 @@
 use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
 use crate::clients::DOMAIN;
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
-use crate::limits::FDS_PER_CONNECTION;
 use crate::slots::NONE;
 use crate::state::{Closing, Domain, Job};
 use crate::work::visit;
@@ -42,6 +41,11 @@ impl Core {
         Ok(())
     }
 
+    /// What is in the way of a charge of a client. Idle credits are not.
+    pub(crate) fn blocked(&self, client: u32, charge: Charge) -> Option<Blocked> {
+        self.ledger.blocked(&[(self.scope_of(client), charge)])
+    }
+
     /// What a client was charged for in advance has come.
     pub(crate) fn settle(&mut self, client: u32, charge: Charge) {
         let scope = self.scope_of(client);
@@ -54,7 +58,7 @@ impl Core {
         self.room_appeared |= charge.0 != Resource::PinnedBytes && !self.rooms.is_empty();
     }
 
-    /// Takes a charge back that was made just now, on trial: no room has appeared.
+    /// Takes a charge back that nobody waits for.
     pub(crate) fn undo_charge(&mut self, client: u32, charge: Charge) {
         let scope = self.scope_of(client);
         self.ledger.take(scope, charge);
@@ -90,11 +94,6 @@ impl Core {
         self.ledger.add(scope, charge);
     }
 
-    /// Whether another connection fits the table.
-    pub(crate) fn connection_fits(&self) -> bool {
-        self.ledger.table_room() >= FDS_PER_CONNECTION
-    }
-
     /// Free room for held places of a client: the least of all its scopes', and of its domain's share.
     pub(crate) fn held_room(&mut self, client: u32) -> u64 {
         let record = self.client_mut(client);
@@ -116,7 +115,8 @@ impl Core {
             }
             (Resource::TablePlaces, Scope::Domain) => {
                 let share = self.share_of_table(number);
-                (resource, account.counted(Resource::HeldFds).saturating_add(share))
+                let places = account.counted(resource) + account.counted(Resource::HeldFds);
+                (resource, places.saturating_add(share))
             }
             (Resource::TablePlaces, _) => (resource, self.config.table_fds),
             _ => (resource, self.ledger.cap(scope, resource)),
@@ -217,6 +217,8 @@ impl Core {
             return;
         };
         self.ledger.set_unplaced(self.ledger.unplaced() + 1);
+        // A hello that stands in line for places may have fewer to come.
+        self.room_appeared |= !self.rooms.is_empty();
         self.ledger.add(self.domains[domain].scope, REFUSED_FD);
         let ticket = self.ticket(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });

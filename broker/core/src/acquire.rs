@@ -364,7 +364,8 @@ impl Core {
             let full = match self.item(client, *item) {
                 Item::Ready(_) => {
                     ahead = ahead.or_else(|| self.ahead(Turn::Last, client.0, FOR_LEASE));
-                    self.lease_blocked(client.0)
+                    let lease = Charge(Resource::OpenLeases, 1);
+                    self.share_blocked(client.0, 1).or_else(|| self.blocked(client.0, lease))
                 }
                 Item::Evicted(slot) => {
                     ahead = ahead.or_else(|| self.ahead_of_recall(Turn::Last, client.0, slot));

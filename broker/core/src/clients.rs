@@ -3,8 +3,8 @@
 
 use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer};
 use crate::job_name::JobName;
-use crate::ledger::{Blocked, Charge, ScopeId};
-use crate::limits::{FDS_PER_CONNECTION, IDLE_FDS_KEPT, TEARDOWN_PER_STEP};
+use crate::ledger::{Charge, ScopeId};
+use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::rooms::items_of;
 use crate::slots::NONE;
 use crate::state::{AllocationList, Client, Domain, Job};
@@ -15,11 +15,11 @@ use fdbroker_protocol::{Resource, Scope, Status};
 /// What the node is charged with for each domain in use.
 pub(crate) const DOMAIN: Charge = Charge(Resource::Domains, 1);
 
-/// The broker's own table is full.
-const TABLE: Blocked = Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE };
-
 /// What each client is charged with until nothing of it is left.
 pub(crate) const CONNECTION: Charge = Charge(Resource::Connections, 1);
+
+/// And from when it is let in.
+pub(crate) const PLACES: Charge = Charge(Resource::TablePlaces, FDS_PER_CONNECTION);
 
 impl Core {
     pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
@@ -32,8 +32,6 @@ impl Core {
             Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
         } else if let Some(status) = self.is_beyond_share(key) {
             status
-        } else if !self.connection_fits() && !self.take_idle_credits(TABLE, FDS_PER_CONNECTION) {
-            self.make_room_at_the_door(fx)
         } else if let Some(domain) = self.domain(key) {
             match self.take_in(client, peer, domain) {
                 Ok(()) => return,
@@ -47,20 +45,6 @@ impl Core {
         fx.list.push(Effect::Disconnect { client, status });
         // Nothing of it was ever kept.
         fx.list.push(Effect::Forget { client });
-    }
-
-    /// A connection does not fit the table: has idle fds closed for it, and says to try again while some are being closed.
-    fn make_room_at_the_door(&mut self, fx: &mut Effects) -> Status {
-        let node = &self.ledger[ScopeId::NODE];
-        let free = self.ledger.table_room() + node.coming + node.idle_credits;
-        let short_of = FDS_PER_CONNECTION.saturating_sub(free);
-        let closable = node.evictable.saturating_sub(IDLE_FDS_KEPT);
-        let count = usize::try_from(short_of.min(closable)).expect("one connection's at most");
-        self.evict_for(TABLE, count, fx);
-        match self.ledger[ScopeId::NODE].coming {
-            0 => self.no_quota(TABLE),
-            _ => ErrorCode::Again.into(),
-        }
     }
 
     /// Makes a client of a domain, or says which cap is in the way; then nothing of it is left.
@@ -117,14 +101,10 @@ impl Core {
         self.forget_domain_if_unused(client.domain);
     }
 
-    /// Why the domain may not have another connection, though there is room: that is for others. A domain that has
-    /// nothing yet always finds some.
+    /// Why the domain may not have another connection, though there is room: that is for others.
     fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
         let domain = *self.domain_by_key.get(&key)?;
         let scope = self.domains[domain].scope;
-        if self.share_of_table(domain) < FDS_PER_CONNECTION {
-            return Some(self.no_quota(Blocked { resource: Resource::TablePlaces, scope }));
-        }
         let now = self.ledger[scope].account.now(Resource::Connections);
         let is_beyond = self.share_of_connections(domain) == 0
             && self.ledger[ScopeId::NODE].account.now(Resource::Connections)
@@ -258,6 +238,9 @@ impl Core {
         let closing = std::mem::take(&mut self.client_mut(number).closing);
         self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
         self.release_charge(number, CONNECTION);
+        if self.client_mut(number).welcome {
+            self.release_charge(number, PLACES);
+        }
         let client = self.client_mut(number);
         assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
         assert!(client.revoked.is_empty() && client.reclaims.is_empty());

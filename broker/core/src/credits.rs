@@ -6,7 +6,7 @@ use crate::acquire::Turn;
 use crate::api::{ClientId, Effect, Effects, Now, RequestId};
 use crate::ledger::{Blocked, Charge, FOR_CREDIT};
 use crate::state::{Parked, Wait, Wish};
-use fdbroker_protocol::{ErrorCode, MAX_BATCH, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
 /// What a client is charged with for so many credits.
 fn places(count: u64) -> Charge {
@@ -36,12 +36,8 @@ impl Core {
     /// Takes back idle credits in the scope in which a charge did not fit, those first that were given first. `false`: the
     /// charge would not fit all the same, and they stay.
     pub(crate) fn take_idle_credits(&mut self, blocked: Blocked, amount: u64) -> bool {
-        let mut left = self.ledger.lacking(blocked, amount);
-        let idle = self.ledger[blocked.scope].idle_credits;
-        if left == 0 || left > idle.min(MAX_BATCH as u64) || !FOR_CREDIT.contains(&blocked.resource)
-        {
-            return false;
-        }
+        let short_of = self.ledger.short_of_credits(blocked, amount);
+        let Some(mut left) = short_of.filter(|left| *left > 0) else { return false };
         while left > 0
             && let Some((_, number)) = self.ledger[blocked.scope].creditors.first_key()
         {
@@ -167,10 +163,7 @@ impl Core {
         if let Some(share) = self.beyond_share_of_held(domain) {
             return self.no_quota(share);
         }
-        let full = self.charge(client.0, places(1)).err();
-        if full.is_none() {
-            self.undo_charge(client.0, places(1));
-        }
+        let full = self.blocked(client.0, places(1));
         match full.or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
             Some(blocked) => self.no_quota(blocked),
             None => ErrorCode::Again.into(),

@@ -1,17 +1,19 @@
-//! Hello: a client is let in as soon as what it declares fits, and waits for that until its deadline, like any request.
+//! Hello: a client is let in as soon as its connection and what it declares fit, and waits for that until its deadline, like
+//! any request. Before, its connection has nothing but its socket, for which the daemon has a place.
 //! Must never take from others for a client that cannot be let in.
 
 use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{ClientId, Effect, Effects, Now, RequestId};
-use crate::ledger::{Blocked, Charge, SHARE_OF_FDS};
-use crate::limits::HELLO_IN_LINE_FDS;
+use crate::clients::PLACES;
+use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId};
+use crate::limits::{HELLO_IN_LINE_FDS, IDLE_FDS_KEPT};
 use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{MAX_BATCH, Resource, Status};
 
-/// Resources of which a hello takes some.
-const FOR_HELLO: &[Resource] = &[Resource::Fds, SHARE_OF_FDS];
+/// Resources of which a hello takes some; the first one always, the others if it declares fds.
+const FOR_HELLO: &[Resource] = &[Resource::TablePlaces, Resource::Fds, SHARE_OF_FDS];
 
 impl Core {
     pub(crate) fn hello(
@@ -31,10 +33,9 @@ impl Core {
         if deadline <= self.now || own > self.most_own_fds() {
             return self.refuse_hello(client, request, self.no_quota(blocked), fx);
         }
+        let wait = self.wait_of_hello(client.0, own, blocked, fx);
         let (seq, wish, nodes) = (self.arrival(), Wish::Hello(own), Box::default());
-        let wait = hello_waits(own, blocked);
         self.park(seq, Parked { client, request, deadline, wish, nodes, wait, supplied: false });
-        self.make_room_for_hello(own, blocked, fx);
     }
 
     /// The client's own bound of what is held for it, beside its caps.
@@ -56,8 +57,7 @@ impl Core {
         fx: &mut Effects,
     ) -> Option<Wait> {
         let blocked = self.let_in(client, request, own, turn, fx).err()?;
-        self.make_room_for_hello(own, blocked, fx);
-        Some(hello_waits(own, blocked))
+        Some(self.wait_of_hello(client.0, own, blocked, fx))
     }
 
     /// The deadline of a hello has passed: the client is let in now, or never.
@@ -92,12 +92,21 @@ impl Core {
         turn: Turn,
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
-        if own > 0
-            && let Some(blocked) = self.ahead(turn, client.0, FOR_HELLO)
-        {
+        let needs = if own > 0 { FOR_HELLO } else { &FOR_HELLO[..1] };
+        if let Some(blocked) = self.ahead(turn, client.0, needs) {
             return Err(blocked);
         }
-        self.charge_share(client.0, Charge(Resource::OwnFds, own))?;
+        let (scope, domain) = (self.scope_of(client.0), self.client_mut(client.0).domain);
+        let own_fds = Charge(Resource::OwnFds, own);
+        let share =
+            self.beyond_share_of_places(domain).or_else(|| self.beyond_share_of_fds(domain, own));
+        let blocked = share.or_else(|| self.ledger.blocked(&[(scope, own_fds), (scope, PLACES)]));
+        if let Some(blocked) = blocked {
+            return Err(blocked);
+        }
+        for charge in [own_fds, PLACES] {
+            self.charge(client.0, charge).expect("nothing was in the way just now");
+        }
         let record = self.client_mut(client.0);
         record.own_fds = own;
         record.welcome = true;
@@ -124,29 +133,44 @@ impl Core {
         self.ledger.caps().iter().map(|(_, caps)| caps.fds).fold(u64::MAX, u64::min)
     }
 
+    /// What a hello waits for that something is in the way of. It has room made, and stands in line with other requests if
+    /// these must leave to it what comes back: one that declares many fds would hold them all up until so many are free, and
+    /// one for whose connection nothing comes back, or the share of its domain is used up, for no use.
+    fn wait_of_hello(&mut self, client: u32, own: u64, blocked: Blocked, fx: &mut Effects) -> Wait {
+        if own <= MAX_BATCH as u64 && self.may_make_room(blocked) {
+            self.make_room_for_hello(client, own, blocked, fx);
+        }
+        let node = &self.ledger[ScopeId::NODE];
+        let table_to_be = self.ledger.table_room() + node.idle_credits + node.coming;
+        let is_in_line = match blocked.resource {
+            _ if blocked == Blocked::TABLE => table_to_be >= PLACES.1,
+            Resource::Fds => own <= HELLO_IN_LINE_FDS,
+            _ => false,
+        };
+        if is_in_line { Wait::Room(blocked) } else { Wait::Space(blocked) }
+    }
+
     /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
     /// help nobody. One that declares few fds has clients asked for leases, too.
-    fn make_room_for_hello(&mut self, own: u64, blocked: Blocked, fx: &mut Effects) {
-        if own > MAX_BATCH as u64 || !self.may_make_room(blocked) {
-            return;
-        }
-        let Blocked { resource, scope } = blocked;
-        let lacking = self.ledger.lacking(blocked, own);
-        let short_of = lacking.saturating_sub(self.ledger[scope].idle_credits);
-        let short_of = usize::try_from(short_of).unwrap_or(usize::MAX);
-        if resource != SHARE_OF_FDS && self.ledger[scope].evictable >= short_of as u64 {
-            self.evict_for(blocked, short_of, fx);
+    fn make_room_for_hello(&mut self, client: u32, own: u64, blocked: Blocked, fx: &mut Effects) {
+        let short_of = |at: Blocked, amount| {
+            let lacking = if amount > 0 { self.ledger.lacking(at, amount) } else { 0 };
+            lacking.saturating_sub(self.ledger[at.scope].idle_credits)
+        };
+        let closable = |at: Blocked| {
+            let kept = if at == Blocked::TABLE { IDLE_FDS_KEPT } else { 0 };
+            self.ledger[at.scope].evictable.saturating_sub(kept)
+        };
+        let resource = Resource::Fds;
+        let caps = self.ledger.path(self.scope_of(client)).map(|scope| Blocked { resource, scope });
+        let needs = caps.map(|at| (at, own)).chain([(Blocked::TABLE, PLACES.1)]);
+        let can_be_made = { needs }.all(|(at, amount)| short_of(at, amount) <= closable(at));
+        let amount = if blocked == Blocked::TABLE { PLACES.1 } else { own };
+        let count = usize::try_from(short_of(blocked, amount)).unwrap_or(usize::MAX);
+        if can_be_made && (blocked == Blocked::TABLE || blocked.resource == resource) {
+            self.evict_for(blocked, count, fx);
         } else if own <= HELLO_IN_LINE_FDS {
-            self.reclaim(blocked, short_of);
+            self.reclaim(blocked, count);
         }
-    }
-}
-
-/// A hello that declares few fds stands in line with other requests. One that declares many would hold them all up until
-/// so many are free: it stands before nobody. Neither does one for which the share of its domain is used up.
-fn hello_waits(own: u64, blocked: Blocked) -> Wait {
-    match own <= HELLO_IN_LINE_FDS && blocked.resource != SHARE_OF_FDS {
-        true => Wait::Room(blocked),
-        false => Wait::Space(blocked),
     }
 }

@@ -1,7 +1,7 @@
 //! The invariants, asserted: cheaply after every step, and whole on demand. Must never change anything.
 
 use crate::Core;
-use crate::clients::CONNECTION;
+use crate::clients::{CONNECTION, PLACES};
 use crate::continuity::Grace;
 use crate::leases::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
@@ -105,6 +105,7 @@ impl Core {
             right.add(client.scope, Charge(Resource::ReservedPlaces, client.credits));
             right.add(client.scope, Charge(Resource::OwnFds, client.own_fds));
             right.add(client.scope, CONNECTION);
+            right.add(client.scope, Charge(PLACES.0, u64::from(client.welcome) * PLACES.1));
             let parked = client.parked.len() as u64;
             right.add(client.scope, Charge(Resource::ParkedRequests, parked));
             for seq in &client.parked {

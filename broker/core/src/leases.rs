@@ -54,15 +54,6 @@ impl Core {
         self.shelve(number);
     }
 
-    /// The cap in the way of another lease of the client.
-    pub(crate) fn lease_blocked(&mut self, client: u32) -> Option<Blocked> {
-        let blocked = self.charge_share(client, Charge(Resource::OpenLeases, 1)).err();
-        if blocked.is_none() {
-            self.undo_charge(client, Charge(Resource::OpenLeases, 1));
-        }
-        blocked
-    }
-
     /// The slot of a lease of this client; `None` when it has no such lease (any more).
     fn lease_slot(&self, client: ClientId, lease: LeaseId) -> Option<u32> {
         let (slot, generation) = (lease.0 as u32, (lease.0 >> 32) as u32);

@@ -3,10 +3,10 @@
 //! counted of a scope is counted here, too. Must never let a sum pass its cap or go below zero.
 
 use crate::api::{CapsOfScopes, Now};
-use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::limits::TABLE_RESERVE;
 use crate::order::Index;
 use crate::work::visit;
-use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
+use fdbroker_protocol::{Caps, MAX_BATCH, NO_CAP, Resource, Scope};
 use serde::{Deserialize, Serialize};
 
 /// One charge: of what, and how many fds, bytes, leases, ... of it.
@@ -19,9 +19,15 @@ impl Charge {
         std::iter::once(self.0).chain(self.0.counted_in().iter().copied())
     }
 
+    /// What can be in its way in a scope.
+    fn blocked_in(self, scope: ScopeId) -> impl Iterator<Item = Blocked> {
+        let capped = self.resources().filter(|it| *it != Resource::TablePlaces);
+        capped.map(move |resource| Blocked { resource, scope })
+    }
+
     /// Whether it takes places of the broker's own fd table.
     fn is_in_table(self) -> bool {
-        matches!(self.0, Resource::HeldFds | Resource::ReservedPlaces)
+        matches!(self.0, Resource::HeldFds | Resource::ReservedPlaces | Resource::TablePlaces)
     }
 }
 
@@ -146,6 +152,9 @@ pub struct Blocked {
 }
 
 impl Blocked {
+    /// The broker's own table is full.
+    pub const TABLE: Blocked = Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE };
+
     /// Whether an fd that is closed makes room. Else only leases that are given back do.
     pub fn is_helped_by_eviction(self) -> bool {
         FOR_HELD.contains(&self.resource)
@@ -418,7 +427,7 @@ impl Ledger {
     pub fn fits_in_table(&self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
         self.fits(from, None, charge)?;
         match charge.is_in_table() && charge.1 > self.table_room() {
-            true => Err(Blocked { resource: Resource::TablePlaces, scope: ScopeId::NODE }),
+            true => Err(Blocked::TABLE),
             false => Ok(()),
         }
     }
@@ -496,10 +505,10 @@ impl Ledger {
 
     // --- the broker's own fd table ------------------------------------------------------------------
 
-    /// Places of the table that are used or kept: for held fds, connections, fds without a place, the reserve.
+    /// Places of the table that are used or kept: for held fds, connections let in, fds without a place, the reserve.
     pub fn table_now(&self) -> u64 {
         let node = &self[ScopeId::NODE].account;
-        let connections = node.now(Resource::Connections) * FDS_PER_CONNECTION;
+        let connections = node.counted(Resource::TablePlaces);
         node.counted(Resource::HeldFds) + connections + self.unplaced + TABLE_RESERVE
     }
 
@@ -551,8 +560,39 @@ impl Ledger {
         if resource == Resource::TablePlaces {
             return amount.saturating_sub(self.table_room());
         }
-        let with_it = self[scope].account.counted(resource).saturating_add(amount);
-        with_it.saturating_sub(self.cap(scope, resource))
+        let with_it = self[scope].account.counted[resource.index()] + u128::from(amount);
+        u64::try_from(with_it.saturating_sub(self.cap(scope, resource).into())).unwrap_or(u64::MAX)
+    }
+
+    /// Whether so much fits once idle credits are taken back; how many of them have to be.
+    pub fn short_of_credits(&self, blocked: Blocked, amount: u64) -> Option<u64> {
+        let lacking = self.lacking(blocked, amount);
+        let idle = self[blocked.scope].idle_credits.min(MAX_BATCH as u64);
+        let can_be_had = lacking <= idle && FOR_CREDIT.contains(&blocked.resource);
+        (lacking == 0 || can_be_had).then_some(lacking)
+    }
+
+    /// What would be in the way of these charges, one after the other, each from a scope. Idle credits are not.
+    pub fn blocked(&self, charges: &[(ScopeId, Charge)]) -> Option<Blocked> {
+        let is_full = |at, amount| self.short_of_credits(at, amount).is_none();
+        for (last, (from, charge)) in charges.iter().enumerate().filter(|(_, it)| it.1.1 > 0) {
+            visit(1);
+            let so_far = &charges[..=last];
+            for at in self.path(*from).flat_map(|scope| charge.blocked_in(scope)) {
+                let counts = |(of, charge): &&(ScopeId, Charge)| {
+                    charge.blocked_in(at.scope).any(|it| it == at)
+                        && self.path(*of).any(|scope| scope == at.scope)
+                };
+                if is_full(at, so_far.iter().filter(counts).map(|(_, it)| it.1).sum()) {
+                    return Some(at);
+                }
+            }
+            let in_table = so_far.iter().filter(|(_, it)| it.is_in_table());
+            if charge.is_in_table() && is_full(Blocked::TABLE, in_table.map(|(_, it)| it.1).sum()) {
+                return Some(Blocked::TABLE);
+            }
+        }
+        None
     }
 
     /// A client has so many idle credits now; `place`: where it comes among the others if it had none.

@@ -30,7 +30,8 @@ impl Core {
         // Last, because evictions may be made for it.
         let may_evict = promised_to.is_some();
         if let Err(blocked) = self.charge_bytes(owner, size, may_evict, fx) {
-            self.undo_places(owner, promised_to);
+            self.undo_charge(owner, RECALLED_PLACE);
+            promised_to.into_iter().for_each(|client| self.undo_charge(client, PROMISED_LEASE));
             return Err(blocked);
         }
         let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
@@ -59,25 +60,14 @@ impl Core {
         charged
     }
 
-    fn undo_places(&mut self, owner: u32, promised_to: Option<u32>) {
-        self.undo_charge(owner, RECALLED_PLACE);
-        if let Some(client) = promised_to {
-            self.undo_charge(client, PROMISED_LEASE);
-        }
-    }
-
-    /// The cap in the way of a recall for `client`, were it started now; nothing is evicted for it.
-    pub(crate) fn recall_blocked(&mut self, slot: u32, client: u32) -> Option<Blocked> {
-        let (owner, size) = (self.allocations[slot].owner, self.bytes_to_recall(slot));
-        if let Err(blocked) = self.charge_places(owner, Some(client)) {
-            return Some(blocked);
-        }
-        let bytes = self.charge(owner, Charge(Resource::HeldBytes, size));
-        if bytes.is_ok() {
-            self.undo_charge(owner, Charge(Resource::HeldBytes, size));
-        }
-        self.undo_places(owner, Some(client));
-        bytes.err()
+    /// What is in the way of a recall for `client`, were it started now; nothing is evicted for it.
+    pub(crate) fn recall_blocked(&self, slot: u32, client: u32) -> Option<Blocked> {
+        let owner = self.allocations[slot].owner;
+        let (payer, taker) = (self.scope_of(owner), self.scope_of(client));
+        let bytes = Charge(Resource::HeldBytes, self.bytes_to_recall(slot));
+        self.share_blocked(client, 1).or_else(|| {
+            self.ledger.blocked(&[(taker, PROMISED_LEASE), (payer, RECALLED_PLACE), (payer, bytes)])
+        })
     }
 
     pub(crate) fn set_recall_timer(&mut self, slot: u32, deadline: Option<Now>) {

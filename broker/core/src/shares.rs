@@ -61,7 +61,7 @@ impl Core {
     }
 
     /// The share in the way of so many more fds of a domain, though there are some, or fds that can be closed.
-    fn beyond_share_of_fds(&self, domain: u32, more: u64) -> Option<Blocked> {
+    pub(crate) fn beyond_share_of_fds(&self, domain: u32, more: u64) -> Option<Blocked> {
         let is_beyond = more > self.share_of_fds(domain)
             && lasting_fds(&self.ledger[ScopeId::NODE]) < self.ledger.caps().node.fds;
         is_beyond.then(|| Blocked { resource: SHARE_OF_FDS, scope: self.domains[domain].scope })
@@ -69,11 +69,17 @@ impl Core {
 
     /// Charges a client with leases or fds of its own, within the share of its domain.
     pub(crate) fn charge_share(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
-        let domain = self.client_mut(client).domain;
-        match self.beyond_share_of_fds(domain, charge.1) {
+        match self.share_blocked(client, charge.1) {
             Some(share) => Err(share),
             None => self.charge(client, charge),
         }
+    }
+
+    /// The share in the way of so many more fds of a client.
+    pub(crate) fn share_blocked(&self, client: u32, more: u64) -> Option<Blocked> {
+        let client = self.clients[client as usize].as_deref();
+        let domain = client.expect("numbers in the state are of clients").domain;
+        self.beyond_share_of_fds(domain, more)
     }
 
     /// Where leases given back help against the share of a domain. In all domains; but one that has as much as it would get
@@ -95,23 +101,30 @@ impl Core {
     /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. Fds
     /// that can be closed, and idle credits, count as free.
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
-        let [record, node] = self.shared(domain);
-        let connections = record.account.now(Resource::Connections) * FDS_PER_CONNECTION;
-        let held =
-            connections + record.account.counted(Resource::HeldFds) - record.can_be_had_back();
-        let used = self.ledger.table_now() - TABLE_RESERVE - node.can_be_had_back();
+        let [held, _] = self.shared(domain).map(lasting_places);
+        let used =
+            self.ledger.table_now() - TABLE_RESERVE - self.ledger[ScopeId::NODE].can_be_had_back();
         let most = self.config.table_fds.saturating_sub(TABLE_RESERVE);
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
-    /// The share in the way of another place for a held fd of a domain, though there are some, or fds that can be closed.
-    pub(crate) fn beyond_share_of_held(&self, domain: u32) -> Option<Blocked> {
-        let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
+    /// The share in the way of so many more places of a domain, though there are as many, or fds that can be closed.
+    fn beyond_share_of_table(&self, domain: u32, more: u64) -> Option<Blocked> {
         let free = self.ledger.table_room() + self.ledger[ScopeId::NODE].can_be_had_back();
-        let is_beyond = self.share_of_table(domain) == 0 && free > 0;
-        is_beyond
-            .then_some(Blocked { resource, scope })
-            .or_else(|| self.beyond_share_of_fds(domain, 1))
+        let is_beyond = self.share_of_table(domain) < more && free >= more;
+        let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
+        is_beyond.then_some(Blocked { resource, scope })
+    }
+
+    /// The share in the way of another place for a held fd of a domain.
+    pub(crate) fn beyond_share_of_held(&self, domain: u32) -> Option<Blocked> {
+        self.beyond_share_of_table(domain, 1).or_else(|| self.beyond_share_of_fds(domain, 1))
+    }
+
+    /// The share in the way of the places of another connection. A domain that has none yet always finds some.
+    pub(crate) fn beyond_share_of_places(&self, domain: u32) -> Option<Blocked> {
+        let [held, _] = self.shared(domain).map(lasting_places);
+        self.beyond_share_of_table(domain, FDS_PER_CONNECTION).filter(|_| held > 0)
     }
 
     /// What is counted of a domain, and of the node.
@@ -123,6 +136,12 @@ impl Core {
 /// The fds of a domain, or of the node, but for those that can be closed, and idle credits.
 fn lasting_fds(scope: &ScopeRecord) -> u64 {
     scope.account.counted(Resource::Fds) - scope.can_be_had_back()
+}
+
+/// The same for its places of the table.
+fn lasting_places(scope: &ScopeRecord) -> u64 {
+    let places = [Resource::TablePlaces, Resource::HeldFds];
+    places.map(|it| scope.account.counted(it)).iter().sum::<u64>() - scope.can_be_had_back()
 }
 
 #[cfg(test)]

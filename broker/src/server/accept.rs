@@ -78,15 +78,9 @@ impl Server {
         let (domain, pid) = (connection.domain, connection.pid);
         let Some(socket) = &self.connections[number].socket else { return self.forget(number) };
         let registered = register(&self.poll, socket.as_fd(), Source::Main(number));
-        let pidfd = kernel::peer_pidfd(socket.as_fd(), pid, domain.uid, self.settings.kernel);
-        let registered = registered.and_then(|()| match &pidfd {
-            Some(pidfd) => register(&self.poll, pidfd.as_fd(), Source::Process(number)),
-            None => Ok(()),
-        });
         let gid =
             getsockopt(socket, PeerCredentials).map_or(NO_GROUP, |peer| self.group(peer.gid()));
         let groups = self.groups(socket.as_fd());
-        self.connections[number].pidfd = pidfd;
         let peer = Peer { domain, job: process.job, pid, gid, groups: &groups };
         self.step(Input::Connect { client, peer });
         if let Err(error) = registered {

@@ -3,6 +3,7 @@
 
 use crate::clients::connection::{Blocked, HelloReply, Phase, index};
 use crate::fds::table::FdTable;
+use crate::kernel;
 use crate::messages::replies;
 use crate::readiness::Source;
 use crate::readiness::register;
@@ -219,13 +220,19 @@ impl Server {
     /// Makes the event socket and answers hello.
     fn welcome(&mut self, client: ClientId, request: RequestId, deposit_credits: u32) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket() else { return };
+        let (pid, uid) = (connection.pid, connection.domain.uid);
+        let pidfd = kernel::peer_pidfd(socket, pid, uid, self.settings.kernel);
         let pair = fdbroker_scm::seqpacket_pair().and_then(|(ours, theirs)| {
             register(&self.poll, ours.as_fd(), Source::Event(index(client)))?;
+            if let Some(pidfd) = &pidfd {
+                register(&self.poll, pidfd.as_fd(), Source::Process(index(client)))?;
+            }
             Ok((ours, theirs))
         });
         match pair {
             Ok((ours, client_end)) => {
-                connection.event = Some(ours);
+                (connection.event, connection.pidfd) = (Some(ours), pidfd);
                 connection.phase = Phase::Welcomed;
                 let reply = HelloReply { request, deposit_credits, client_end };
                 connection.hello_reply = Some(reply);

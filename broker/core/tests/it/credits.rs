@@ -110,3 +110,23 @@ fn caps_when_lowered_then_idle_credits_go_before_fds() {
     assert_eq!(world.credits(), [0, 0, 4]);
     assert_eq!(world.core.totals().counters.evictions, 0);
 }
+
+#[test]
+fn credits_when_refused_because_others_wait_then_idle_ones_stay() {
+    let mut world = World::new(node_fds(6));
+    let id = world.register(Deposit { recallable: false, ..deposit(1) }).id;
+    let (deposits, credits_wanted) = (&[][..], 2);
+    let ask = |client, deadline| {
+        let request = RequestId(900);
+        Input::Register { client, request, deposits, credits_wanted, deadline }
+    };
+    world.step(ask(USER, Now(0)));
+    (0..3).for_each(|_| _ = world.grant(OTHER, id));
+    // It waits for two fds, and only one of the credits is idle.
+    let (client, request, deadline) = (ClientId(5), RequestId(1), Now(1000));
+    world.step(connect(client, DomainKey { listener: 0, uid: 2000 }, 1));
+    assert_eq!(world.step(Input::Hello { client, request, own_fds: 2, deadline }).len(), 1);
+    let refused = world.step(ask(OTHER, Now(0)));
+    assert!(matches!(refused[0], Effect::Failed { .. }), "{refused:?}");
+    assert_eq!(world.client(USER).credits, 2);
+}

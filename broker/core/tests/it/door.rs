@@ -174,7 +174,7 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
         Config { table_fds, share_factor: 8, max_clients: 2000, max_domains: 20, ..config() };
     let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
     let mut number = 0;
-    while !is_refused(&knock(&mut world, ClientId(number), 2000, 0), ClientId(number)) {
+    while is_welcome(&knock(&mut world, ClientId(number), 2000, 0), ClientId(number)) {
         // Idle, and with as many credits as it gets.
         let (client, request, deadline) = (ClientId(number), RequestId(2), Now(0));
         let (deposits, credits_wanted) = (&[][..], 64);
@@ -182,6 +182,8 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
         number += 1;
     }
     assert!(number > 10, "only {number} connections");
+    let refused = world.at(1000);
+    assert!(is_refused(&refused, ClientId(number)), "{refused:?}");
     for uid in 3000..3010 {
         let client = ClientId(uid - 2000);
         assert!(is_welcome(&knock(&mut world, client, uid, 0), client), "{uid}");
@@ -192,7 +194,7 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
 }
 
 #[test]
-fn connect_when_what_a_user_has_left_is_beyond_its_share_of_the_table_then_only_others_get_in() {
+fn hello_when_what_a_user_has_left_is_beyond_its_share_of_the_table_then_only_others_get_in() {
     let places = 4 * limits::FDS_PER_CONNECTION + 9;
     let table_fds = limits::TABLE_RESERVE + places;
     let config = Config { table_fds, share_factor: 8, base_credits: 0, ..config() };
@@ -208,15 +210,16 @@ fn connect_when_what_a_user_has_left_is_beyond_its_share_of_the_table_then_only_
     world.step(Input::Gone { client: keeper });
     // It holds 5 of 9 that are left, and then of 5.
     world.connect(ClientId(4), 3000);
-    let refused = world.step(connect(keeper, DomainKey { listener: 0, uid: 2000 }, 1));
-    let Effect::Disconnect { status, .. } = refused[0] else { panic!("{refused:?}") };
+    assert_eq!(knock(&mut world, keeper, 2000, 0), []);
+    let refused = world.at(1000);
+    let Effect::Failed { status, .. } = refused[0] else { panic!("{refused:?}") };
     let (resource, scope) = (Resource::TablePlaces as u8, Scope::Domain as u8);
     assert_eq!((status.resource, status.scope), (resource, scope), "{status}");
-    assert!(world.step(connect(keeper, DomainKey { listener: 0, uid: 4000 }, 1)).is_empty());
+    assert!(is_welcome(&knock(&mut world, LATE, 4000, 0), LATE));
 }
 
-#[test]
-fn connect_when_idle_fds_of_others_fill_the_table_then_they_make_room_for_a_newcomer() {
+/// A table with room for one client and 8 places, in which idle fds fill all but one.
+fn table_full_of_idle_fds() -> World {
     let table_fds = limits::TABLE_RESERVE + 3 * limits::FDS_PER_CONNECTION;
     let config = Config { table_fds, share_factor: 8, base_credits: 0, ..config() };
     let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
@@ -225,22 +228,59 @@ fn connect_when_idle_fds_of_others_fill_the_table_then_they_make_room_for_a_newc
         world.register(deposit(base));
         world.close_all();
     }
-    let stranger = |client| connect(client, DomainKey { listener: 0, uid: 2000 }, 1);
+    world
+}
+
+#[test]
+fn hello_when_idle_fds_of_others_fill_the_table_then_it_waits_until_some_are_closed_for_it() {
+    let mut world = table_full_of_idle_fds();
     let (early, late) = (ClientId(4), ClientId(5));
-    let again = Effect::Disconnect { client: early, status: ErrorCode::Again.into() };
-    assert!(world.step(stranger(early)).contains(&again), "it is to try again");
     let closing = |world: &World| world.core.totals().gauges.closing_fds;
+    let asked = knock(&mut world, early, 2000, 0);
+    assert!(!is_welcome(&asked, early) && !is_refused(&asked, early), "{asked:?}");
     assert_eq!(closing(&world), limits::FDS_PER_CONNECTION);
-    assert!(world.step(stranger(early)).contains(&again), "fds are being closed for it");
+    assert_eq!(knock(&mut world, late, 2001, 0), [], "fds are being closed");
     assert_eq!(closing(&world), limits::FDS_PER_CONNECTION);
-    world.close_all();
-    assert_eq!(world.step(stranger(early)), []);
+    let closed = close(&mut world);
+    assert!(is_welcome(&closed, early) && !is_welcome(&closed, late), "{closed:?}");
     // The last idle fds are not given up for connections.
-    assert!(is_refused(&world.step(stranger(late)), late));
     assert_eq!(
         (closing(&world), world.core.totals().gauges.stored_fds),
         (0, limits::IDLE_FDS_KEPT)
     );
+    let refused = world.at(1000);
+    assert!(is_refused(&refused, late), "{refused:?}");
+    let Some(Effect::Failed { status, .. }) = refused.first() else { panic!("{refused:?}") };
+    assert_eq!(status.resource, Resource::TablePlaces as u8, "{status}");
+}
+
+#[test]
+fn hello_when_a_connection_ends_then_it_has_the_places_and_nobody_has_waited_behind_it() {
+    let mut world = table_full_of_idle_fds();
+    let (early, late) = (ClientId(4), ClientId(5));
+    knock(&mut world, early, 2000, 0);
+    close(&mut world);
+    assert_eq!(knock(&mut world, late, 2001, 0), []);
+    // One idle fd makes room for another, though the hello waits for more.
+    world.register(deposit(30));
+    let gone = world.step(Input::Gone { client: early });
+    assert!(is_welcome(&gone, late), "{gone:?}");
+}
+
+#[test]
+fn hello_when_what_it_declares_cannot_be_had_then_no_fd_is_closed_for_its_connection() {
+    let table_fds = limits::TABLE_RESERVE + 4 * limits::FDS_PER_CONNECTION;
+    let node = Caps { fds: 12, ..Caps::NONE };
+    let config = Config { table_fds, node, base_credits: 0, ..config() };
+    let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
+    world.connect(OWNER, 1000);
+    world.connect(USER, 1000);
+    let id = world.register(deposit(1)).id;
+    (2..=8).for_each(|base| _ = world.register(deposit(base)));
+    (0..4).for_each(|_| _ = world.grant(USER, id));
+    assert_eq!(knock(&mut world, LATE, 2000, 9), []);
+    assert!(is_refused(&world.at(1000), LATE));
+    assert_eq!(world.core.totals().gauges.stored_fds, 8);
 }
 
 /// A client that wants no more than so many fds held for it.
