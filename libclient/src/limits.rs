@@ -47,6 +47,10 @@ pub const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// read. It bounds how long "nobody reads" can last, see `connection`.
 pub const SEND_SLICE: Duration = Duration::from_millis(10);
 
+/// How long the first read for a reply waits by itself, which saves a poll(2) before it. Most replies come within microseconds;
+/// for a later one poll(2) waits until the deadline, and for a deadline sooner than this at once.
+pub const READ_SLICE: Duration = Duration::from_millis(10);
+
 /// First and longest pause between two tries to reach a broker that went away: short enough that a
 /// restart is hardly noticed, long enough that a thousand waiting ranks are no load.
 pub const RECONNECT_FIRST: Duration = Duration::from_millis(10);

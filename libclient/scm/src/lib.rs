@@ -29,6 +29,6 @@ pub use error::{RecvError, SendError};
 pub use fds::ReceivedFds;
 #[cfg(feature = "sendfd")]
 pub use grant::send_grant;
-pub use recv::{Message, is_control_next, peek, recv, recv_timeout};
+pub use recv::{Message, is_control_next, peek, recv, recv_timeout, recv_waiting};
 pub use send::{send, send_timeout};
 pub use socket::{queued_bytes, seqpacket_pair, unread_bytes};

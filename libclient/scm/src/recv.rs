@@ -43,14 +43,39 @@ pub fn recv(
     buf: &mut [u8],
     fds: &mut ReceivedFds,
 ) -> Result<Message, RecvError> {
+    recv_with(sock, buf, fds, libc::MSG_DONTWAIT)
+}
+
+/// The same as [`recv`], but on a blocking socket it waits for a message in that one syscall, as long as the socket's
+/// `SO_RCVTIMEO` says, or until a signal comes.
+///
+/// # Errors
+/// See [`RecvError`]; `WouldBlock` when none came.
+pub fn recv_waiting(
+    sock: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut ReceivedFds,
+) -> Result<Message, RecvError> {
+    recv_with(sock, buf, fds, 0)
+}
+
+fn recv_with(
+    sock: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut ReceivedFds,
+    flags: i32,
+) -> Result<Message, RecvError> {
     debug_assert!(!buf.is_empty(), "a buffer without room looks like the end");
     debug_assert!(fds.is_empty(), "take the fds of the last message out before the next one");
     fds.clear();
 
     let mut resets = 0;
     let received = loop {
-        match recv_once(sock, buf, fds) {
+        match recv_once(sock, buf, fds, flags) {
             Ok(received) => break received,
+            Err(libc::EINTR) if flags & libc::MSG_DONTWAIT == 0 => {
+                return Err(RecvError::WouldBlock);
+            }
             Err(libc::EINTR) => {}
             // The kernel reports it once, ahead of the messages that the peer sent before it died.
             Err(libc::ECONNRESET) if resets < RESET_RETRIES => resets += 1,
@@ -92,7 +117,12 @@ struct Received {
     any_control: bool,
 }
 
-fn recv_once(sock: BorrowedFd<'_>, buf: &mut [u8], fds: &mut ReceivedFds) -> Result<Received, i32> {
+fn recv_once(
+    sock: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut ReceivedFds,
+    flags: i32,
+) -> Result<Received, i32> {
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     // SAFETY: `msghdr` is plain data for which all zeroes is the empty value.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
@@ -102,7 +132,7 @@ fn recv_once(sock: BorrowedFd<'_>, buf: &mut [u8], fds: &mut ReceivedFds) -> Res
     message.msg_control = control;
     message.msg_controllen = room as _;
 
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    let flags = flags | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: `message` points to `buf` and to the control buffer of `fds`, both exclusively
     // borrowed for the call and as long as stated.
     let len = unsafe { libc::recvmsg(sock.as_raw_fd(), &raw mut message, flags) };

@@ -14,7 +14,7 @@ use super::reading::Received;
 use super::wait::Wait;
 use crate::books::one_way::Unregister;
 use crate::error::Error;
-use crate::limits::SEND_SLICE;
+use crate::limits::{READ_SLICE, SEND_SLICE};
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Status, Writer};
 use fdbroker_scm::SendError;
@@ -393,16 +393,25 @@ impl Connection {
 
     /// Reads for everyone until it is someone's turn.
     fn read_until(&self, reader: &mut Reader, id: u64, until: Instant, wait: &mut Wait) -> Turn {
-        // Before the first read: the reply to a request just sent is never there yet. But after serving events,
-        // lest a flood of them should keep it from being read.
+        // The reply to a request just sent is never there yet. But after serving events it is looked for first, lest a flood
+        // of them should keep it from being read.
         let mut waits = !wait.take_served();
+        // Where nothing but the reply is awaited, the first read itself waits for it.
+        let mut reads_waiting = !wait.serves();
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let waits_now = waits && !left.is_zero();
-            if waits_now && wait.poll(Some((self.socket.as_fd(), PollFlags::POLLIN)), left) {
-                return Turn::Events;
-            }
-            match self.read_one(reader, Some(id)) {
+            let recv = match std::mem::take(&mut reads_waiting) && left > READ_SLICE {
+                true => fdbroker_scm::recv_waiting,
+                false => {
+                    let socket = (self.socket.as_fd(), PollFlags::POLLIN);
+                    if waits_now && wait.poll(Some(socket), left) {
+                        return Turn::Events;
+                    }
+                    fdbroker_scm::recv
+                }
+            };
+            match self.read_one(reader, Some(id), recv) {
                 Received::Mine => return Turn::Mine,
                 Received::Other => waits = false,
                 Received::Nothing if left.is_zero() => return Turn::Over,

@@ -8,13 +8,13 @@ use super::gathering::Fate;
 use super::handshake::Greeted;
 use super::inbox::{Inbox, Reader};
 use super::outbox::Outbox;
-use super::poll::shut_down;
+use super::poll::{let_reads_wait, shut_down};
 use crate::books::common::Common;
 use crate::books::holdings::LostRegistration;
 use crate::books::one_way::{Line, OneWay};
 use crate::books::page::PageFacts;
 use crate::error::Error;
-use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY};
+use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
 use crate::sync::lock;
 use fdbroker_protocol::MAX_BATCH;
 use fdbroker_protocol::message::HelloReply;
@@ -67,6 +67,7 @@ impl Connection {
     /// A connection on greeted sockets, and its page, not shown yet.
     pub fn new(epoch: u64, greeted: Greeted, common: Arc<Common>) -> (Self, UnseenPage) {
         let Greeted { socket, events, page, reply } = greeted;
+        let_reads_wait(socket.as_fd(), READ_SLICE);
         let (slots, incarnation) = (reply.page_slots.get(), reply.incarnation.get());
         let page = UnseenPage { fd: page, facts: PageFacts { slots, incarnation } };
         let connection = Connection {

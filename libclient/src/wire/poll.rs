@@ -1,7 +1,10 @@
 //! Waiting for sockets: poll(2) and shutdown(2). Must never wait without a bound of the caller's.
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Shutdown, shutdown};
+use nix::sys::socket::sockopt::ReceiveTimeout;
+use nix::sys::socket::{Shutdown, setsockopt, shutdown};
+use nix::sys::time::{TimeVal, TimeValLike};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -24,6 +27,15 @@ pub(crate) fn poll_many(fds: &mut [PollFd<'_>], timeout: Duration) {
 /// What came for one fd, unknown bits included.
 pub(crate) fn came(fd: &PollFd<'_>) -> PollFlags {
     fd.revents().unwrap_or(PollFlags::POLLERR)
+}
+
+/// Makes reads that are to wait do so for `slice`. Where the system refuses that, they do not wait.
+pub(crate) fn let_reads_wait(socket: BorrowedFd<'_>, slice: Duration) {
+    let slice = TimeVal::microseconds(slice.as_micros().try_into().unwrap_or(i64::MAX));
+    let _ = setsockopt(&socket, ReceiveTimeout, &slice)
+        .and_then(|()| fcntl(socket, FcntlArg::F_GETFL))
+        .map(|flags| OFlag::from_bits_retain(flags) - OFlag::O_NONBLOCK)
+        .and_then(|flags| fcntl(socket, FcntlArg::F_SETFL(flags)));
 }
 
 /// Ends both directions, for every holder of the socket. That it is over already is no error.

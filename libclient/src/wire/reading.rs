@@ -1,4 +1,4 @@
-//! Reading the request socket, without waiting. Every reply finds its thread, or is undone.
+//! Reading the request socket. Every reply finds its thread, or is undone.
 //! Must never drop a reply unread: its leases would stay on the ledger.
 //!
 //! **Reading: leader and follower.** A thread that waits for its reply either has the reader's role
@@ -15,8 +15,8 @@ use crate::books::one_way::{OneWay, Unregister};
 use crate::sync::lock;
 use fdbroker_protocol::message::{RegisterReplyHead, Registered};
 use fdbroker_protocol::{DecodeError, Kind, Message, Status};
-use fdbroker_scm::{RecvError, SendError};
-use std::os::fd::AsFd;
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 /// What became of one attempt to read.
@@ -31,20 +31,23 @@ pub(super) enum Received {
     Dead,
 }
 
+/// How a message is received: at once or not at all, or waiting for it.
+pub(super) type Recv =
+    fn(BorrowedFd<'_>, &mut [u8], &mut ReceivedFds) -> Result<fdbroker_scm::Message, RecvError>;
+
 impl Connection {
     /// Reads all that is queued, for others; how many. The caller has the reader's role.
     pub(super) fn read_queued(&self, reader: &mut Reader) -> usize {
         let mut count = 0;
-        while let Received::Other = self.read_one(reader, None) {
+        while let Received::Other = self.read_one(reader, None, fdbroker_scm::recv) {
             count += 1;
         }
         count
     }
 
-    /// Reads one message, if there is one, and brings it where it belongs.
-    pub(super) fn read_one(&self, reader: &mut Reader, mine: Option<u64>) -> Received {
-        let received = fdbroker_scm::recv(self.socket.as_fd(), &mut reader.buf, &mut reader.fds);
-        let received = match received {
+    /// Reads one message by `recv`, if there is one, and brings it where it belongs.
+    pub(super) fn read_one(&self, reader: &mut Reader, mine: Option<u64>, recv: Recv) -> Received {
+        let received = match recv(self.socket.as_fd(), &mut reader.buf, &mut reader.fds) {
             Ok(received) => received,
             Err(RecvError::WouldBlock) => return Received::Nothing,
             Err(error) => {
@@ -169,7 +172,7 @@ impl Connection {
     /// Reads what is queued, for everyone, up to the reply to `id`. Whether that is in the buffers.
     pub(super) fn read_for(&self, reader: &mut Reader, id: u64) -> bool {
         loop {
-            match self.read_one(reader, Some(id)) {
+            match self.read_one(reader, Some(id), fdbroker_scm::recv) {
                 Received::Mine => return true,
                 Received::Other => {}
                 Received::Nothing | Received::Dead => return false,

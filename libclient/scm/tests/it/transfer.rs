@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{is_write_side_closed, many, pair, pipe, receive};
 use fdbroker_scm::{
-    MAX_FDS, Message, ReceivedFds, RecvError, SendError, recv, recv_timeout, send, send_timeout,
-    unread_bytes,
+    MAX_FDS, Message, ReceivedFds, RecvError, SendError, recv, recv_timeout, recv_waiting, send,
+    send_timeout, unread_bytes,
 };
 
 const WHOLE: (bool, bool) = (false, false);
@@ -228,6 +228,31 @@ fn recv_when_nothing_is_queued_then_would_block_also_on_a_blocking_socket() {
     unsafe { libc::fcntl(b.as_raw_fd(), libc::F_SETFL, 0) };
     assert_eq!(receive(&b, &mut ReceivedFds::new()), Err(RecvError::WouldBlock));
     drop(a);
+}
+
+#[test]
+fn recv_waiting_when_the_socket_blocks_then_waits_as_long_as_it_says() {
+    use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
+    use nix::sys::time::{TimeVal, TimeValLike};
+    let (a, b) = pair();
+    let receive = || recv_waiting(b.as_fd(), &mut [0; 8], &mut ReceivedFds::new());
+    assert_eq!(receive().unwrap_err(), RecvError::WouldBlock, "it does not block");
+    let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty());
+    nix::fcntl::fcntl(&b, flags).unwrap();
+    setsockopt(&b, ReceiveTimeout, &TimeVal::milliseconds(20)).unwrap();
+    let begin = std::time::Instant::now();
+    assert_eq!(receive().unwrap_err(), RecvError::WouldBlock);
+    assert!(begin.elapsed() >= Duration::from_millis(20));
+    assert_eq!(recv(b.as_fd(), &mut [0; 8], &mut ReceivedFds::new()), Err(RecvError::WouldBlock));
+    setsockopt(&b, ReceiveTimeout, &TimeVal::milliseconds(0)).unwrap();
+    std::thread::scope(|scope| {
+        let received = scope.spawn(receive);
+        send(a.as_fd(), b"late", &[]).unwrap();
+        assert_eq!(received.join().unwrap().unwrap().len, 4);
+        let ended = scope.spawn(receive);
+        drop(a);
+        assert_eq!(ended.join().unwrap().unwrap_err(), RecvError::Eof);
+    });
 }
 
 #[test]
