@@ -33,14 +33,22 @@ const _: () = is_shared::<fdbroker_t>();
 ///
 /// # Safety
 /// `broker` is NULL, or a context that nobody closes while the result is used.
+#[inline]
 pub(crate) unsafe fn context<'a>(
     broker: *const fdbroker_t,
     what: &str,
 ) -> Result<&'a fdbroker_t, Failure> {
     // SAFETY: the caller's promise.
-    let context = unsafe { broker.as_ref() }.ok_or_else(|| Failure::argument("broker is NULL"))?;
-    match context.client.is_forked_copy() {
-        false => Ok(context),
-        true => Err(Error::forked(what).into()),
+    match unsafe { broker.as_ref() } {
+        Some(context) if !context.client.is_forked_copy() => Ok(context),
+        found => Err(no_context(found.is_none(), what)),
+    }
+}
+
+#[cold]
+fn no_context(is_null: bool, what: &str) -> Failure {
+    match is_null {
+        true => Failure::argument("broker is NULL"),
+        false => Error::forked(what).into(),
     }
 }

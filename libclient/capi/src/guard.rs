@@ -8,15 +8,19 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `body` and answers its code; a failure becomes this thread's last error.
+#[inline]
 pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> fdbroker_code_t {
     match caught(body) {
         Ok(Ok(())) => FDBROKER_OK,
-        Ok(Err(failure)) => {
-            note(&failure);
-            failure.code()
-        }
+        Ok(Err(failure)) => refused(&failure),
         Err(()) => FDBROKER_INTERNAL,
     }
+}
+
+#[cold]
+fn refused(failure: &Failure) -> fdbroker_code_t {
+    note(failure);
+    failure.code()
 }
 
 /// The same for functions that answer a value; they answer `otherwise` when they fail.
@@ -37,14 +41,18 @@ fn note(failure: &Failure) {
     }
 }
 
+#[inline]
 fn caught<T>(body: impl FnOnce() -> T) -> Result<T, ()> {
     // A panic leaves consistent data: every lock here is released between consistent states.
-    catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
-        let what = reason(payload.as_ref());
-        last_error::set(format_args!("INTERNAL: a fault in the library: {what}; please report it"));
-        // The payload's own drop may panic too.
-        std::mem::forget(payload);
-    })
+    catch_unwind(AssertUnwindSafe(body)).map_err(note_panic)
+}
+
+#[cold]
+fn note_panic(payload: Box<dyn Any + Send>) {
+    let what = reason(payload.as_ref());
+    last_error::set(format_args!("INTERNAL: a fault in the library: {what}; please report it"));
+    // The payload's own drop may panic too.
+    std::mem::forget(payload);
 }
 
 fn reason(payload: &(dyn Any + Send)) -> &str {

@@ -134,10 +134,10 @@ pub unsafe extern "C" fn fdbroker_handle_same(
 ///
 /// # Safety
 /// `handle` is NULL, or points to a handle.
-pub(crate) unsafe fn one(handle: *const fdbroker_handle_t) -> Result<Handle, Failure> {
-    // SAFETY: the caller's promise; 64 bytes without alignment.
-    let handle = unsafe { handle.as_ref() };
-    Ok(handle.ok_or_else(|| Failure::argument("handle is NULL"))?.get())
+pub(crate) unsafe fn one<'a>(handle: *const fdbroker_handle_t) -> Result<&'a Handle, Failure> {
+    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted above).
+    let handle = unsafe { handle.cast::<Handle>().as_ref() };
+    handle.ok_or_else(|| Failure::argument("handle is NULL"))
 }
 
 /// The caller's handles.

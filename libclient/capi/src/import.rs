@@ -2,12 +2,12 @@
 //! Must never leave a pin behind that the caller does not have.
 
 use crate::context::{context, fdbroker_t};
-use crate::errors::fdbroker_code_t;
+use crate::errors::{FDBROKER_OK, fdbroker_code_t};
 use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many, one};
 use crate::sized::{Answers, Results, plain};
-use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ImportMode, Pin};
+use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, Handle, ImportMode, Pin};
 use std::ffi::c_void;
 
 /// Map for reading.
@@ -51,15 +51,14 @@ pub unsafe extern "C" fn fdbroker_import(
     deadline_ms: u32,
     import: *mut fdbroker_import_t,
 ) -> fdbroker_code_t {
-    // SAFETY: the caller's pointers, as the header states.
-    guard(|| unsafe {
-        match hit(broker, handle, flags, import) {
-            true => Ok(()),
-            false => {
-                import_all(broker, 1, handle, flags, deadline_ms, import, std::ptr::null_mut())
-            }
-        }
-    })
+    // A hit does nothing that can panic. SAFETY: the caller's pointers, as the header states.
+    match unsafe { hit(broker, handle, flags, import) } {
+        true => FDBROKER_OK,
+        // SAFETY: as above.
+        false => guard(|| unsafe {
+            import_all(broker, 1, handle, flags, deadline_ms, import, std::ptr::null_mut())
+        }),
+    }
 }
 
 /// The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a callback.
@@ -80,7 +79,7 @@ pub unsafe extern "C" fn fdbroker_import_hit(
         *out = NONE;
         // SAFETY: as above.
         let (context, handle) = unsafe { (context(broker, "import")?, one(handle)?) };
-        let found = context.cache.hit(&handle, mode(flags)?.access);
+        let found = context.cache.hit(handle, mode(flags)?.access);
         *out = taken_apart(found.ok_or(Failure::NotReady)?);
         Ok(())
     })
@@ -90,6 +89,7 @@ pub unsafe extern "C" fn fdbroker_import_hit(
 ///
 /// # Safety
 /// The pointers are as the header states.
+#[inline]
 unsafe fn hit(
     broker: *mut fdbroker_t,
     handle: *const fdbroker_handle_t,
@@ -98,25 +98,32 @@ unsafe fn hit(
 ) -> bool {
     // SAFETY: the caller's promise. `hit` takes no lock and looks for a fork itself.
     let (Some(context), Some(handle), Some(import)) =
-        (unsafe { (broker.as_ref(), handle.as_ref(), import.as_mut()) })
+        (unsafe { (broker.as_ref(), handle.cast::<Handle>().as_ref(), import.as_mut()) })
     else {
         return false;
     };
-    let hit = mode(flags).ok().and_then(|mode| context.cache.hit(&handle.get(), mode.access));
+    let hit = access(flags).and_then(|access| context.cache.hit(handle, access));
     hit.map(|hit| *import = taken_apart(hit)).is_some()
 }
 
 pub(crate) fn mode(flags: u32) -> Result<ImportMode, Failure> {
     let keep = flags & FDBROKER_IMPORT_NO_CACHE == 0;
-    let access = match flags & !FDBROKER_IMPORT_NO_CACHE {
-        FDBROKER_IMPORT_READ => Access::Read,
-        FDBROKER_IMPORT_WRITE => Access::ReadWrite,
-        _ => {
+    match access(flags) {
+        Some(access) => Ok(ImportMode { access, keep }),
+        None => {
             let text = format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known");
-            return Err(Failure::argument(text));
+            Err(Failure::argument(text))
         }
-    };
-    Ok(ImportMode { access, keep })
+    }
+}
+
+#[inline]
+fn access(flags: u32) -> Option<Access> {
+    match flags & !FDBROKER_IMPORT_NO_CACHE {
+        FDBROKER_IMPORT_READ => Some(Access::Read),
+        FDBROKER_IMPORT_WRITE => Some(Access::ReadWrite),
+        _ => None,
+    }
 }
 
 /// Maps count handles. Memory that is not in the cache comes 253 per message, and the fds are closed as they come: a
@@ -184,6 +191,7 @@ unsafe fn try_import<'a>(
     Ok(context.cache.import_many(handles, mode(flags)?, Deadline::from_ms(deadline_ms))?)
 }
 
+#[inline]
 pub(crate) fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {
     let (ptr, size_bytes, id) = (import.as_ptr().cast(), import.len() as u64, import.id());
     let pin = import.into_pin().to_u64();

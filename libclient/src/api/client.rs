@@ -10,6 +10,7 @@ use crate::books::roles::Dispatcher;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
+use crate::fork::Process;
 use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::acquire::{acquire_each, acquire_one};
 use crate::requests::flush::flush;
@@ -42,6 +43,8 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Client {
     owner: Arc<Owner>,
+    /// The one of the owner, without a look there.
+    process: Process,
 }
 
 /// Ends the connection and the library thread when the last client is dropped.
@@ -83,7 +86,9 @@ impl ClientBuilder {
         } else {
             thread = Some(LibraryThread::start(Arc::clone(&session))?);
         }
-        Ok(Client { owner: Arc::new(Owner { session, dispatch, thread: Mutex::new(thread) }) })
+        let process = session.common.process;
+        let owner = Arc::new(Owner { session, dispatch, thread: Mutex::new(thread) });
+        Ok(Client { owner, process })
     }
 }
 
@@ -382,8 +387,9 @@ impl Client {
 
     /// Whether the caller is a child of fork(2), and this a copy of its parent's client: everything answers
     /// NOT_CONNECTED then. One load, no lock: to be asked before taking a lock that the fork may have copied.
+    #[inline]
     pub fn is_forked_copy(&self) -> bool {
-        !self.common().process.is_current()
+        !self.process.is_current()
     }
 
     /// Whether calls can be made now.

@@ -23,6 +23,9 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+/// Seats of threads: see [`my_seat`].
+pub(super) const SEATS: usize = 2 * PIN_STRIPES;
+
 const SEGMENT: usize = 1 << CACHE_SEGMENT_SHIFT;
 const SEGMENTS: usize = CACHE_ENTRIES.div_ceil(SEGMENT as u32) as usize;
 
@@ -132,12 +135,16 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Takes back a pin that the caller says to have; `false`: there is none.
+    /// Takes back a pin that the caller says to have; `false`: there is none. For a moment the count of none may then look
+    /// like one of very many, by which nothing is closed: look at the entry again, as after a release.
     #[inline]
     pub fn try_unpin(self, stripe: usize) -> bool {
         let Some(count) = self.count(stripe) else { return false };
-        let less = |before: u32| before.checked_sub(1);
-        count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
+        let is_pinned = count.fetch_sub(1, Ordering::SeqCst) != 0;
+        if !is_pinned {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        is_pinned
     }
 
     /// All pins. See the file's head for what it says.
@@ -178,22 +185,31 @@ impl<'a> Row<'a> {
 /// The calling thread's stripe.
 #[inline]
 pub(super) fn my_stripe() -> usize {
+    my_seat() % PIN_STRIPES
+}
+
+/// The calling thread's place among all: below `PIN_STRIPES` it is the thread's alone, for as long as the process lives.
+#[inline]
+pub(super) fn my_seat() -> usize {
     // No destructor, so that it works while the thread ends, and in a library that is unloaded.
-    thread_local!(static STRIPE: Cell<u8> = const { Cell::new(u8::MAX) });
-    let mine = usize::from(STRIPE.get());
-    if mine < PIN_STRIPES {
+    thread_local!(static SEAT: Cell<u8> = const { Cell::new(u8::MAX) });
+    let mine = usize::from(SEAT.get());
+    if mine < SEATS {
         return mine;
     }
-    let mine = next_stripe();
-    STRIPE.set(mine);
+    let mine = next_seat();
+    SEAT.set(mine);
     mine.into()
 }
 
-/// Round robin: the threads of a process fill the stripes evenly.
+/// Round robin: the threads of a process fill the stripes evenly. The first of each stripe has a seat of its own, all
+/// later ones share another.
 #[cold]
-fn next_stripe() -> u8 {
+fn next_seat() -> u8 {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    (NEXT.fetch_add(1, Ordering::Relaxed) % PIN_STRIPES).try_into().expect("a few stripes")
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let seat = if number < PIN_STRIPES { number } else { PIN_STRIPES + number % PIN_STRIPES };
+    seat.try_into().expect("a few seats")
 }
 
 #[cfg(test)]
@@ -232,5 +248,15 @@ mod tests {
         assert_eq!(mine, my_stripe());
         let others: Vec<_> = (1..PIN_STRIPES).map(|_| std::thread::spawn(my_stripe)).collect();
         assert!(others.into_iter().any(|other| other.join().unwrap() != mine));
+    }
+
+    #[test]
+    fn my_seat_when_below_the_stripes_then_no_other_thread_has_it() {
+        let seats: Vec<_> = (0..3 * PIN_STRIPES).map(|_| std::thread::spawn(my_seat)).collect();
+        let mut seats: Vec<usize> = seats.into_iter().map(|one| one.join().unwrap()).collect();
+        assert!(seats.iter().all(|seat| *seat < SEATS));
+        seats.retain(|seat| *seat < PIN_STRIPES);
+        seats.sort_unstable();
+        assert!(seats.is_sorted_by(|one, two| one < two), "{seats:?}");
     }
 }

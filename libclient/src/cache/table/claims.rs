@@ -8,7 +8,7 @@ use crate::cache::entry::tag_of;
 use crate::cache::flight::{End, Flight, Key};
 use crate::cache::mode::ImportMode;
 use crate::cache::pin::Pin;
-use crate::cache::segments::my_stripe;
+use crate::cache::segments::{my_seat, my_stripe};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::map::Access;
@@ -74,7 +74,7 @@ impl Table {
                 // Pinned too often: it is fetched anew, and this one is closed when the last user releases it.
                 if row.pin(stripe).is_ok() {
                     row.entry().refer(word);
-                    self.hits.add(stripe);
+                    self.hits.add(my_seat());
                     return Look::Found(pinned(row, Pin::new(number, stripe, word.incarnation())));
                 }
             }
@@ -163,7 +163,7 @@ impl Table {
 
     /// Takes a flight out that nobody else has ended; whether it was there.
     fn forget_flight(&self, key: Key, flight: &Arc<Flight>) -> bool {
-        if !self.common.process.is_current() {
+        if !self.is_own_process() {
             return false;
         }
         let mut cold = lock(&self.cold);

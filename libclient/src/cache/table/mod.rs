@@ -9,12 +9,13 @@ use crate::cache::cold::{Closed, Cold, Held};
 use crate::cache::entry::{Entry, Word, tag_of};
 use crate::cache::pin::Pin;
 use crate::cache::room::Room;
-use crate::cache::segments::{Row, Segments, Unpinnable, my_stripe};
+use crate::cache::segments::{Row, Segments, Unpinnable, my_seat, my_stripe};
 use crate::cache::settings::CacheSettings;
 use crate::cache::stats::{CacheStats, Hits};
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS};
+use crate::fork::Process;
+use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS, PIN_STRIPES};
 use crate::map::Access;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
@@ -85,6 +86,8 @@ struct Flags(AtomicU32);
 #[derive(Debug)]
 pub(in crate::cache) struct Table {
     common: Arc<Common>,
+    /// The one of `common`, without a look there.
+    process: Process,
     settings: CacheSettings,
     room: Room,
     segments: Segments,
@@ -98,6 +101,7 @@ impl Table {
         let flags = if settings.leave_pinned { 0 } else { CLOSE_UNUSED };
         Table {
             common: Arc::clone(common),
+            process: common.process,
             settings,
             room: Room::of_process(),
             segments: Segments::new(),
@@ -108,8 +112,9 @@ impl Table {
     }
 
     /// Whether the caller is the process that made it, not a child.
+    #[inline]
     pub fn is_own_process(&self) -> bool {
-        self.common.process.is_current()
+        self.process.is_current()
     }
 
     pub fn settings(&self) -> &CacheSettings {
@@ -120,7 +125,7 @@ impl Table {
     /// room for the thread's pins). An offset outside is no hit.
     #[inline]
     pub fn hit(&self, handle: &Handle, access: Access) -> Option<Pinned<'_>> {
-        if !self.common.process.is_current() {
+        if !self.is_own_process() {
             return None;
         }
         let number = handle.id().slot;
@@ -161,7 +166,8 @@ impl Table {
         handle: &Handle,
         access: Access,
     ) -> Option<Pinned<'a>> {
-        let stripe = my_stripe();
+        let seat = my_seat();
+        let stripe = seat % PIN_STRIPES;
         match row.pin(stripe) {
             Ok(()) => {}
             Err(Unpinnable::TooMany) => return None,
@@ -172,7 +178,7 @@ impl Table {
             let found = pinned(row, Pin::new(number, stripe, word.incarnation()));
             if handle.offset_bytes.get() < found.len as u64 {
                 row.entry().refer(word);
-                self.hits.add(stripe);
+                self.hits.add(seat);
                 return Some(found);
             }
         }
@@ -216,11 +222,9 @@ impl Table {
         if !word.is_open() || word.incarnation() != pin.incarnation() {
             return false;
         }
-        if !row.try_unpin(pin.stripe()) {
-            return false;
-        }
+        let is_pinned = row.try_unpin(pin.stripe());
         self.after_unpin(row);
-        true
+        is_pinned
     }
 
     /// Gives back a pin that the caller has.
@@ -249,7 +253,7 @@ impl Table {
     #[cold]
     fn settle(&self, row: Row<'_>) {
         // In a child of fork(2) the lock may be held by a thread that it does not have.
-        if !self.common.process.is_current() || row.pins() != 0 {
+        if !self.is_own_process() || row.pins() != 0 {
             return;
         }
         let mut closed = Vec::new();
@@ -306,7 +310,7 @@ impl Table {
         let entry = row.entry();
         let is_its = pin.number() == id.slot || self.elsewhere(id.slot) == Some(pin.number());
         // As in `validate`.
-        let is_current = self.common.process.is_current() && self.common.page.is_current(id);
+        let is_current = self.is_own_process() && self.common.page.is_current(id);
         let word = entry.word();
         is_its
             && is_current
