@@ -6,6 +6,7 @@ use crate::fork::Process;
 use fdbroker_protocol::ErrorCode;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use nix::sys::stat::fstat;
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
@@ -88,6 +89,17 @@ impl Mapping {
                 .map_err(|errno| cannot_map(span.get(), access, errno))?;
         }
         Ok(mapping)
+    }
+
+    /// Takes off what lies behind the first `len` bytes, which are whole pages. Each part is unmapped by itself.
+    pub fn split_off(&mut self, len: usize) -> Mapping {
+        let page = page_size();
+        assert!(self.lead == 0 && len < self.len && len.is_multiple_of(page), "whole pages inside");
+        // SAFETY: `len` is less than `span`, so the result is inside the mapping.
+        let start = unsafe { self.start.add(len) };
+        let rest = Mapping { start, span: self.span - len, len: self.len - len, ..*self };
+        (self.span, self.len) = (len, len);
+        rest
     }
 
     /// Keeps it out of core dumps (MADV_DONTDUMP). Writing a dump touches every page of shared memory, so that each
@@ -270,6 +282,12 @@ pub(crate) unsafe fn copy_in(bytes: &[u8], mut to: *mut u8) {
             to = to.add(1);
         }
     }
+}
+
+/// Whether both fds are of one file. `false` too when that cannot be told.
+pub(crate) fn is_same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
+    let file = |fd| fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
+    file(one).is_some_and(|one| file(other) == Some(one))
 }
 
 /// Bytes of a page, sysconf(3).

@@ -1,4 +1,4 @@
-/* Leases given back: they may share a message, but none waits for a call that does not come. */
+/* What many buffers share: leases a message, but none waits for a call that does not come; neighbours a mapping. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -151,6 +151,55 @@ static void releases_arrive_while_a_callback_does_not_end(void) {
   leave(&pair);
 }
 
+static int is_mapped(void *page) {
+  unsigned char in_core;
+  return mincore(page, PAGE, &in_core) == 0;
+}
+
+static void ranges_of_one_file_are_mapped_together_and_unmapped_one_by_one(void) {
+  fdbroker_t *owner = open_at(&broker), *consumer = open_at(&broker);
+  fdbroker_allocation_t allocations[BUFFERS];
+  fdbroker_handle_t handles[BUFFERS];
+  fdbroker_import_t imports[BUFFERS];
+  int fd = sealed_memfd(BUFFERS * PAGE, 0), fds[BUFFERS];
+  char *memory = mmap(NULL, BUFFERS * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  MUST(memory != MAP_FAILED);
+  for (int at = 0; at < BUFFERS; at++) {
+    memset(memory + at * PAGE, at, PAGE);
+    allocations[at] = memfd_allocation(PAGE);
+    allocations[at].fd_offset = (uint64_t)at * PAGE;
+    allocations[at].base = 0x50000000u + (uint64_t)at * PAGE;
+    fds[at] = fd;
+  }
+  OK(fdbroker_register_many(owner, BUFFERS, allocations, fds, SOON, handles, NULL));
+  /* One stands alone: its neighbours are two rows. */
+  fdbroker_handle_t alone = handles[10];
+  handles[10] = handles[0];
+  handles[0] = alone;
+  OK(fdbroker_import_many(consumer, BUFFERS, handles, FDBROKER_IMPORT_NO_CACHE, SOON, imports, NULL));
+  for (int at = 0; at < BUFFERS; at++) {
+    int page = at == 0 ? 10 : at == 10 ? 0 : at;
+    CHECK(imports[at].size_bytes == PAGE && all_bytes_are(imports[at].ptr, page, PAGE));
+    int follows = at > 0 && (char *)imports[at].ptr == (char *)imports[at - 1].ptr + PAGE;
+    if (at > 1 && at != 10 && at != 11) CHECK(follows);
+  }
+  for (int at = 1; at < BUFFERS; at += 2) {
+    void *page = imports[at].ptr;
+    OK(fdbroker_import_release(consumer, &imports[at]));
+    CHECK(!is_mapped(page));
+  }
+  for (int at = 0; at < BUFFERS; at += 2) {
+    int page = at == 0 ? 10 : at == 10 ? 0 : at;
+    CHECK(all_bytes_are(imports[at].ptr, page, PAGE));
+    OK(fdbroker_import_release(consumer, &imports[at]));
+  }
+  CHECK(stats_of(consumer).entries == 0);
+  munmap(memory, BUFFERS * PAGE);
+  close(fd);
+  OK(fdbroker_close(consumer));
+  OK(fdbroker_close(owner));
+}
+
 int main(void) {
   begin();
   broker_start(&broker, NULL);
@@ -160,6 +209,7 @@ int main(void) {
   RUN(one_release_of_what_has_ended_drains_the_owner);
   RUN(one_release_of_an_import_drains_the_owner);
   RUN(releases_arrive_while_a_callback_does_not_end);
+  RUN(ranges_of_one_file_are_mapped_together_and_unmapped_one_by_one);
   broker_stop(&broker);
   return end();
 }

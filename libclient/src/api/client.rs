@@ -12,7 +12,7 @@ use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::UNREGISTER_TIMEOUT;
-use crate::requests::acquire::{acquire_each, acquire_one};
+use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::flush::flush;
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::started::AcquireRequest;
@@ -295,10 +295,13 @@ impl Client {
         &self,
         handles: &[Handle],
         deadline: Deadline,
-        each: impl FnMut(usize, Result<Grant, Error>),
+        mut each: impl FnMut(usize, Result<Grant, Error>),
     ) -> Result<(), Error> {
         let connection = self.connection("acquire")?;
-        acquire_each(&connection, handles, deadline, each);
+        acquire_each(&connection, handles, deadline, |handed| match handed {
+            Handed::One(index, outcome) => each(index, outcome),
+            Handed::End => {}
+        });
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use super::import::Import;
 use super::lease::Lease;
 use crate::deposit::AllocationInfo;
 use crate::error::Error;
-use crate::map::{Access, AtFork, CannotMap, Mapping};
+use crate::map::{Access, AtFork, CannotMap, Mapping, is_same_file, page_size};
 use fdbroker_protocol::ErrorCode;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -36,6 +36,19 @@ impl Grant {
         let mapping = self.map(access, offset)?;
         let Grant { fd, lease, info } = self;
         Ok(Import::of_grant(mapping, fd, lease, info))
+    }
+
+    /// Whether `next` begins in the same file where this one ends, both in whole pages: one mmap(2) serves both.
+    pub(crate) fn is_followed_by(&self, next: &Grant) -> bool {
+        let (one, two) = (&self.info, &next.info);
+        let page = page_size() as u64;
+        let is_whole = |bytes: u64| bytes.is_multiple_of(page);
+        one.kind == two.kind
+            && one.kind.is_mappable()
+            && one.size_bytes > 0
+            && one.fd_offset.checked_add(one.size_bytes) == Some(two.fd_offset)
+            && [one.fd_offset, one.size_bytes, two.size_bytes].into_iter().all(is_whole)
+            && is_same_file(self.fd.as_fd(), next.fd.as_fd())
     }
 
     /// Maps the allocation from `offset` to its end; see [`Grant::import`].

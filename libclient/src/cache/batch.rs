@@ -10,9 +10,11 @@ use crate::cache::flight::Key;
 use crate::cache::miss::{Importer, Slices};
 use crate::cache::table::claims::{Claim, Look, Waiter};
 use crate::error::Error;
-use crate::limits::GATHER_MOST;
+use crate::map::{Access, AtFork, Mapping};
+use crate::requests::acquire::{Handed, acquire_each};
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 
 /// What is to be done for the handles of one call, by their places in it.
 #[derive(Default)]
@@ -21,6 +23,24 @@ struct Plan<'a> {
     waits: Vec<(usize, Waiter<'a>)>,
     /// The same allocation as at an earlier place.
     repeats: Vec<(usize, usize)>,
+}
+
+/// Grants each of which begins where the one before ends, in one file.
+#[derive(Default)]
+struct Row<'a>(Vec<(usize, Claim<'a>, Grant)>);
+
+impl Row<'_> {
+    fn goes_on_with(&self, grant: &Grant) -> bool {
+        self.0.last().is_some_and(|(.., last)| last.is_followed_by(grant))
+    }
+
+    /// All of it, mapped by one call. `None`: there is but one, or they do not fit; then each is mapped by itself.
+    fn map(&self, access: Access) -> Option<Mapping> {
+        let [(.., first), .., (.., last)] = &self.0[..] else { return None };
+        let (begin, end) = (first.info.fd_offset, last.info.fd_offset + last.info.size_bytes);
+        let len = usize::try_from(end - begin).ok()?;
+        Mapping::new(first.fd.as_fd(), begin, len, access, AtFork::Leave).ok()
+    }
 }
 
 type Outcome<'a> = Option<Result<CachedImport<'a>, Error>>;
@@ -96,24 +116,31 @@ impl<'a> Importer<'a, '_> {
             let until = slices.next(self.table);
             let wanted: Vec<Handle> = fetches.iter().map(|(place, _)| handles[*place]).collect();
             let mut claims: Vec<_> = fetches.drain(..).map(Some).collect();
-            let (mut refused, mut released) = (Vec::new(), Vec::new());
-            let asked = client.acquire_each(&wanted, until, |index, granted| {
-                let (place, claim) = claims[index].take().expect("each index comes once");
-                match granted {
-                    Err(error) if slices.allow_another(&error) => {
-                        refused.push((place, claim, error))
+            let mut refused = Vec::new();
+            let (mut row, mut released) = (Row::default(), Vec::new());
+            let asked = client.connection("import").map(|connection| {
+                acquire_each(&connection, &wanted, until, |handed| match handed {
+                    Handed::End => {
+                        released.extend(self.take_row(&mut row, handles, outcomes));
+                        Lease::release_many(released.drain(..));
                     }
-                    granted => {
-                        let handle = &handles[place];
-                        outcomes[place] =
-                            Some(self.take_one(claim, handle, granted, &mut released));
-                        if released.len() >= GATHER_MOST {
-                            Lease::release_many(released.drain(..));
+                    Handed::One(index, granted) => {
+                        let (place, claim) = claims[index].take().expect("each index comes once");
+                        match granted {
+                            Err(error) if slices.allow_another(&error) => {
+                                refused.push((place, claim, error));
+                            }
+                            Err(error) => outcomes[place] = Some(Err(error)),
+                            Ok(grant) => {
+                                if !(self.maps(&grant) && row.goes_on_with(&grant)) {
+                                    released.extend(self.take_row(&mut row, handles, outcomes));
+                                }
+                                row.0.push((place, claim, grant));
+                            }
                         }
                     }
-                }
+                });
             });
-            Lease::release_many(released.drain(..));
             if let Err(error) = asked {
                 let left = claims.into_iter().flatten();
                 left.for_each(|(place, _)| outcomes[place] = Some(Err(error.clone())));
@@ -128,17 +155,31 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    fn take_one(
+    /// Maps what stands in a row by one mmap(2), and takes in each; the leases of what was closed for it.
+    fn take_row(
         &mut self,
-        claim: Claim<'a>,
-        handle: &Handle,
-        granted: Result<Grant, Error>,
-        released: &mut Vec<Lease>,
-    ) -> Result<CachedImport<'a>, Error> {
+        row: &mut Row<'a>,
+        handles: &[Handle],
+        outcomes: &mut [Outcome<'a>],
+    ) -> Vec<Lease> {
+        let mut rest = row.map(self.mode.access);
         let mut closed = Vec::new();
-        let kept = self.take_in(claim, handle, granted?, &mut closed);
-        released.extend(closed.into_iter().map(Held::close));
-        CachedImport::new(self.table, kept?, handle)
+        let count = row.0.len();
+        for (at, (place, claim, grant)) in row.0.drain(..).enumerate() {
+            let mapped = match &mut rest {
+                // Whole pages, all of them inside.
+                Some(mapping) if at + 1 < count => {
+                    let behind = mapping.split_off(grant.info.size_bytes as usize);
+                    rest.replace(behind)
+                }
+                last => last.take(),
+            };
+            let handle = &handles[place];
+            let kept = self.take_in(claim, handle, grant, mapped, &mut closed);
+            let import = kept.and_then(|kept| CachedImport::new(self.table, kept, handle));
+            outcomes[place] = Some(import);
+        }
+        closed.into_iter().map(Held::close).collect()
     }
 
     fn await_one(

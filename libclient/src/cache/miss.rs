@@ -76,17 +76,18 @@ impl<'a> Importer<'a, '_> {
             }
         };
         let mut closed = Vec::new();
-        let kept = self.take_in(claim, handle, grant, &mut closed);
+        let kept = self.take_in(claim, handle, grant, None, &mut closed);
         close_all(closed);
         kept
     }
 
-    /// Opens what was granted, closes its fd, reports it and keeps it.
+    /// Opens what was granted unless it is `mapped`, closes its fd, reports it and keeps it.
     pub fn take_in(
         &mut self,
         claim: Claim<'_>,
         handle: &Handle,
         grant: Grant,
+        mapped: Option<Mapping>,
         closed: &mut Vec<Held>,
     ) -> Result<Pinned<'a>, Error> {
         let info = grant.info;
@@ -98,7 +99,10 @@ impl<'a> Importer<'a, '_> {
             return Err(out_of_bounds(handle, info.size_bytes));
         }
         self.table.make_room_for(info.id, info.size_bytes)?;
-        let (opened, is_host) = self.open(&grant)?;
+        let (opened, is_host): (Box<dyn Opened>, bool) = match mapped {
+            Some(mapping) => (Box::new(mapping), true),
+            None => self.open(&grant)?,
+        };
         let Grant { fd, lease, .. } = grant;
         // Declared together: memory is closed before its lease is given back, whatever fails from here on.
         let mut held = Held { opened, lease };
@@ -122,6 +126,11 @@ impl Importer<'_, '_> {
             leave_out_of_children(opened.as_ptr(), opened.len())?;
         }
         Ok((opened, false))
+    }
+
+    /// Whether this library maps what is granted.
+    pub fn maps(&self, grant: &Grant) -> bool {
+        matches!(self.opening, Opening::Map) && self.openers.of(grant.info.kind).is_none()
     }
 
     /// Maps what was granted. While the process has no room for it, what is unused here is closed.

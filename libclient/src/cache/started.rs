@@ -102,7 +102,7 @@ impl<'a> ImportRequest<'a> {
             Look::Found(pinned) => Ok(pinned),
             Look::Fetch(claim) => {
                 let mut closed: Vec<Held> = Vec::new();
-                let kept = self.importer.take_in(claim, &handle, grant, &mut closed);
+                let kept = self.importer.take_in(claim, &handle, grant, None, &mut closed);
                 close_all(closed);
                 kept
             }

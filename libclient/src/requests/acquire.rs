@@ -48,19 +48,29 @@ pub(crate) fn acquire_one(
     }
 }
 
+/// What is handed over.
+pub(crate) enum Handed {
+    /// The outcome of the handle at this index.
+    One(usize, Result<Grant, Error>),
+    /// Nothing more before the next message is asked for.
+    End,
+}
+
 /// Acquires many and hands each over once, in the order in which they come.
 pub(crate) fn acquire_each(
     connection: &Connection,
     handles: &[Handle],
     deadline: Deadline,
-    mut each: impl FnMut(usize, Result<Grant, Error>),
+    mut take: impl FnMut(Handed),
 ) {
     let mut wanted = Wanted::all_of(handles.len());
     while wanted.choose(connection.facts.max_batch) {
         let request = Request { handles, chunk: &wanted.chunk, deadline };
         let outcomes = request.make(connection, |items| wanted.outcomes.extend(items));
         let handing_over = connection.hand_over();
-        let pause = wanted.settle(outcomes, handles, deadline, &mut each);
+        let each = |index, outcome| take(Handed::One(index, outcome));
+        let pause = wanted.settle(outcomes, handles, deadline, each);
+        take(Handed::End);
         drop(handing_over);
         connection.pause(pause);
     }
