@@ -98,3 +98,7 @@ pub(crate) struct SavedSlot {
     pub fd: Option<Fd>,
     pub files: Files,
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/saved_state.rs"]
+mod tests;
