@@ -21,6 +21,12 @@ impl Deadline {
         Deadline { at, answer_at: at - (timeout / 4).min(ANSWER_LEAD) }
     }
 
+    /// The same, but the broker is to answer within `most` from now: the caller may then ask again. A slow answer is
+    /// waited for as long as before.
+    pub(crate) fn answered_within(self, most: Duration) -> Self {
+        Deadline { answer_at: self.answer_at.min(Instant::now() + most), ..self }
+    }
+
     /// `ms` milliseconds from now, cut to one hour.
     pub fn from_ms(ms: u32) -> Self {
         Self::after(Duration::from_millis(ms.into()))

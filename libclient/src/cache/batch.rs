@@ -145,7 +145,8 @@ impl<'a> Importer<'a, '_> {
                 let left = claims.into_iter().flatten();
                 left.for_each(|(place, _)| outcomes[place] = Some(Err(error.clone())));
             }
-            let tries_again = !refused.is_empty() && slices.make_room(self.table);
+            let errors = refused.iter().map(|(_, _, error)| error);
+            let tries_again = !refused.is_empty() && slices.make_room(self.table, errors);
             for (place, claim, error) in refused {
                 match tries_again {
                     true => fetches.push((place, claim)),

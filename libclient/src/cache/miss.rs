@@ -71,7 +71,8 @@ impl<'a> Importer<'a, '_> {
         let mut slices = Slices::of(self.deadline);
         let grant = loop {
             match self.client.acquire(handle, slices.next(self.table)) {
-                Err(error) if slices.allow_another(&error) && slices.make_room(self.table) => {}
+                Err(error)
+                    if slices.allow_another(&error) && slices.make_room(self.table, [&error]) => {}
                 outcome => break outcome?,
             }
         };
@@ -144,8 +145,8 @@ impl Importer<'_, '_> {
     }
 }
 
-/// Time for one try after the other, each longer: while something here could be closed for the broker's caps, a
-/// try does not get all of the time.
+/// One try after the other, each longer: while something here could be closed for the broker's caps, the broker does not
+/// get all of the time for a try.
 pub(super) struct Slices {
     deadline: Deadline,
     next: Duration,
@@ -160,7 +161,7 @@ impl Slices {
     /// How long the broker may take for the next try.
     pub fn next(&mut self, table: &Table) -> Deadline {
         self.current = match table.has_listed() {
-            true => self.deadline.min(Deadline::after(self.next)),
+            true => self.deadline.answered_within(self.next),
             false => self.deadline,
         };
         self.next *= 2;
@@ -174,8 +175,14 @@ impl Slices {
         (is_quota || (was_cut && error.code == ErrorCode::TimedOut)) && !self.deadline.has_passed()
     }
 
-    /// Makes room after a try that was refused; whether to try again: room was made, or time is left.
-    pub fn make_room(&self, table: &Table) -> bool {
-        table.close_unused(CLOSE_CHUNK) > 0 || self.current < self.deadline
+    /// Makes room after a try that the broker has refused. An owner that is asked, or no answer, says nothing of its caps.
+    /// Whether to try again: room was made, or time is left.
+    pub fn make_room<'e>(
+        &self,
+        table: &Table,
+        errors: impl IntoIterator<Item = &'e Error>,
+    ) -> bool {
+        let is_refused = errors.into_iter().any(|error| error.status.is_some());
+        (is_refused && table.close_unused(CLOSE_CHUNK) > 0) || self.current < self.deadline
     }
 }

@@ -126,6 +126,22 @@ fn empty_when_some_are_in_use_then_the_others_are_closed() {
 }
 
 #[test]
+fn import_when_the_broker_is_slow_then_it_is_asked_once_and_what_is_unused_stays() {
+    let rig = rig(unbounded());
+    (1..=10).for_each(|slot| rig.touch(slot));
+    rig.granting.hold_answers(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.touch(11));
+        rig.granting.until("it is asked", |log| log.acquires.len() == 11);
+        // Longer than the first try of a miss at the broker's caps.
+        std::thread::sleep(SILENCE);
+        rig.granting.hold_answers(false);
+    });
+    assert_eq!((rig.granting.acquires(), rig.cache.stats().entries), (11, 11));
+    rig.assert_leases_match();
+}
+
+#[test]
 fn drop_when_the_cache_ends_then_every_lease_is_given_back() {
     let rig = rig(unbounded());
     (1..=300).for_each(|slot| rig.touch(slot));
