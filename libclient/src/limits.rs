@@ -29,7 +29,7 @@ pub const IDLE: Duration = Duration::from_secs(3600);
 
 /// How much sooner than the caller's deadline the broker has to answer; a quarter of the deadline where that is less. It
 /// covers the broker's loop and the scheduler on a loaded node: the broker's answer says which cap was in the way.
-pub const ANSWER_LEAD: Duration = Duration::from_millis(100);
+pub const ANSWER_LEAD: Duration = Duration::from_secs(1);
 
 /// How much longer than its deadline a call waits for an answer: for a deadline of 0, and for an answer under way.
 /// After it: cancel, TIMED_OUT, whatever the broker does.

@@ -330,7 +330,7 @@ static void the_broker_holds_no_more_of_a_producer_than_it_wants(void) {
     for (int at = 0; code == FDBROKER_OK && at < MOST + 1; at++) {
       fdbroker_handle_t isolated;
       void *kept;
-      code = fdbroker_host_alloc(owner, FDBROKER_HOST_ISOLATED, PAGE, 50, &kept, &isolated);
+      code = fdbroker_host_alloc(owner, FDBROKER_HOST_ISOLATED, PAGE, 2000, &kept, &isolated);
     }
     CHECK(code == FDBROKER_NO_QUOTA && strstr(fdbroker_last_error(), "raise FDBROKER_MAX_HELD") != NULL);
     CHECK(strstr(fdbroker_last_error(), "max_held_fds = 4") != NULL && strstr(fdbroker_last_error(), "the cap") == NULL);

@@ -4,18 +4,14 @@
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
+use crate::support::raw::Raw;
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{
-    Access, CacheSettings, Client, Deadline, Deposit, Error, Grant, Handle, ImportCache, Progress,
-    Share,
+    Access, CacheSettings, Client, Deposit, Error, Grant, Handle, ImportCache, Progress, Share,
 };
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 use nix::sys::signal::{Signal, kill};
-use std::time::Duration;
-
-fn soon() -> Deadline {
-    Deadline::after(Duration::from_millis(400))
-}
+use std::path::PathBuf;
 
 /// NO_QUOTA that names this cap and this process as the one that holds most.
 #[track_caller]
@@ -36,7 +32,7 @@ fn acquire_when_the_job_is_at_its_cap_then_no_quota_names_it_and_release_cures_i
         .iter()
         .map(|client| client.acquire(&owner.handle(0), patience()).expect("below the cap"))
         .collect();
-    let error = clients[2].acquire(&owner.handle(0), soon()).expect_err("the third of two");
+    let error = Raw::connect(&broker.socket()).refusal(&owner.handle(0));
     assert_cap(&error, Resource::OpenLeases, Scope::Job, 2);
     grants.pop();
     let grant = clients[2].acquire(&owner.handle(0), patience()).expect("the second of two");
@@ -47,9 +43,12 @@ fn acquire_when_the_job_is_at_its_cap_then_no_quota_names_it_and_release_cures_i
 const LISTENERS: [&str; 2] = ["fdbroker", "second"];
 
 /// A client that came by one of two listeners: of the same user, and of another domain.
+fn socket_by(broker: &Broker, listener: &str) -> PathBuf {
+    broker.dir().join(listener).join("broker.sock")
+}
+
 fn client_by(broker: &Broker, listener: &str, name: &str) -> Client {
-    let socket = broker.dir().join(listener).join("broker.sock");
-    Client::builder().socket(socket).name(name).connect().expect("connect")
+    Client::builder().socket(socket_by(broker, listener)).name(name).connect().expect("connect")
 }
 
 /// One block that everybody may have.
@@ -111,7 +110,7 @@ fn acquire_when_another_domain_waits_at_its_own_cap_then_not_delayed() {
         assert_bytes(clients[1].acquire(&handle, patience()).expect("its domain has room"), 0);
     }
     assert_eq!(parked(&broker) as usize, waiting.len());
-    let error = clients[0].acquire(&handle, soon()).expect_err("the second of one");
+    let error = Raw::connect(&socket_by(&broker, LISTENERS[0])).refusal(&handle);
     assert_cap(&error, Resource::OpenLeases, Scope::Domain, 1);
     waiting.into_iter().for_each(drop);
 }
@@ -150,7 +149,7 @@ fn acquire_when_the_cache_of_another_has_leases_in_use_then_no_quota_names_it_un
     let in_use: Vec<_> = (0..2)
         .map(|n| cache.import(&owner.handle(n), Access::Read, patience()).expect("room"))
         .collect();
-    let error = other.acquire(&owner.handle(2), soon()).expect_err("all is in use");
+    let error = Raw::connect(&broker.socket()).refusal(&owner.handle(2));
     assert_cap(&error, Resource::OpenLeases, Scope::Node, 2);
     drop(in_use);
     assert_bytes(other.acquire(&owner.handle(2), patience()).expect("asked for again"), 2);
@@ -178,7 +177,7 @@ fn reload_when_caps_are_lowered_then_what_can_go_goes_and_the_rest_as_it_is_give
     reload(&broker, lowered, "changed: caps.node.fds 64 -> 8");
     eventually("what can go has gone", || broker.status().gauges.stored_fds.get() == 0);
     assert_eq!(broker.status().uses.open_leases.now.get(), 9);
-    let error = client.acquire(&owner.handle(9), soon()).expect_err("above the cap");
+    let error = Raw::connect(&broker.socket()).refusal(&owner.handle(9));
     assert_cap(&error, Resource::Fds, Scope::Node, 8);
     grants.truncate(1);
     assert_bytes(client.acquire(&owner.handle(9), patience()).expect("below it again"), 9);

@@ -6,12 +6,11 @@ use crate::support::owner::Owner;
 use crate::support::peer::{Peer, to_line};
 use crate::support::rank::rank;
 use crate::support::raw::{Raw, block_item};
-use crate::support::wait::{eventually, many_fds, patience};
-use fdbroker_client::{Client, Deadline, Deposit, Error, Handle};
+use crate::support::wait::{eventually, many_fds, patience, soon};
+use fdbroker_client::{Client, Deposit, Error, Handle};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, Resource, Scope, Status};
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 /// The status of a NO_QUOTA names this cap, and says who holds most of it.
 #[track_caller]
@@ -104,8 +103,7 @@ fn register_when_all_that_is_held_is_resident_then_no_quota_names_the_cap() {
     let mut owner = Owner::without(&broker, "resident", 4);
     owner.register(0..3, resident);
     let deposit = resident(owner.blocks.deposit(3));
-    let soon = Deadline::after(Duration::from_millis(400));
-    let outcomes = owner.client.register_with(&[deposit], |_| Ok(owner.blocks.export(3)), soon);
+    let outcomes = owner.client.register_with(&[deposit], |_| Ok(owner.blocks.export(3)), soon());
     let error = outcomes.expect("connected").remove(0).expect_err("no room");
     assert_cap(&error, Resource::HeldFds, Scope::Node, 3);
 
@@ -121,7 +119,6 @@ fn acquire_when_the_clients_leases_are_at_their_cap_then_no_quota_names_it_and_r
     let client = broker.client("greedy");
     let held = client.acquire_many(&owner.handles()[..2], patience()).expect("connected");
     assert!(held.iter().all(Result::is_ok));
-    let soon = || Deadline::after(Duration::from_millis(400));
     let error = client.acquire(&owner.handle(2), soon()).expect_err("the third of two");
     assert_cap(&error, Resource::OpenLeases, Scope::Client, 2);
     let another = broker.client("modest");

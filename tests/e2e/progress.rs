@@ -3,8 +3,8 @@
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
-use crate::support::wait::{PATIENCE, eventually, patience};
-use fdbroker_client::{AcquireRequest, Client, Deadline, Error, Grant, Handle, Progress};
+use crate::support::wait::{PATIENCE, eventually, patience, soon};
+use fdbroker_client::{AcquireRequest, Client, Error, Grant, Handle, Progress};
 use fdbroker_protocol::ErrorCode;
 use std::time::Instant;
 
@@ -87,8 +87,7 @@ fn request_when_its_deadline_passes_while_parked_then_the_brokers_reason() {
     let owner = Owner::of(&broker, "owner", 2);
     let client = broker.client("engine");
     let _held = owner.client.acquire(&owner.handle(0), patience()).expect("ready");
-    let soon = Deadline::from_ms(400);
-    let request = client.acquire_start(&[owner.handle(1)], soon).expect("connected");
+    let request = client.acquire_start(&[owner.handle(1)], soon()).expect("connected");
     let error = finish(request).remove(0).expect_err("there is no room");
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
 }

@@ -8,7 +8,7 @@ use crate::support::memory::{
 };
 use crate::support::owner::notices;
 use crate::support::peer::Peer;
-use crate::support::wait::{eventually, patience};
+use crate::support::wait::{eventually, patience, soon};
 use fdbroker_client::{
     Access, AllocationId, Arena, Client, Deadline, Error, IsolatedBuffer, IsolatedMemory, Notice,
     Share,
@@ -17,7 +17,6 @@ use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
 /// More than an arena keeps of freed memory at hand.
 const LARGE_BYTES: usize = 6 << 20;
@@ -97,8 +96,7 @@ fn isolated_when_the_cap_is_full_of_such_then_no_quota_names_it_and_one_less_mak
     let make = |seed| isolated(&client, seed, patience()).expect("it fits");
     let mut buffers: Vec<_> = (0..CAP).map(make).collect();
     for turn in 0..3 {
-        let soon = Deadline::after(Duration::from_millis(400));
-        let error = isolated(&client, 9, soon).expect_err("one too many");
+        let error = isolated(&client, 9, soon()).expect_err("one too many");
         assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
         let status = error.status.expect("from the broker");
         let named = (status.resource, status.scope, status.value.get());
@@ -127,8 +125,7 @@ fn isolated_when_bytes_are_at_their_cap_then_no_quota_names_it() {
     // What is written to them is seen when they are looked at again.
     let full = 2 * BLOCK_BYTES as u64;
     eventually("all is counted", || broker.status().uses.held_bytes.now.get() >= full);
-    let soon = Deadline::after(Duration::from_millis(400));
-    let error = isolated(&client, 9, soon).expect_err("more than the cap");
+    let error = isolated(&client, 9, soon()).expect_err("more than the cap");
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     let status = error.status.expect("from the broker");
     assert_eq!(status.resource, Resource::HeldBytes as u8, "{error}");

@@ -29,7 +29,7 @@
  * Waiting. A function that may wait takes deadline_ms: milliseconds from the call, at most an hour. 0 waits for nothing
  * but the broker's answer. The call is back 50 ms after its deadline at the latest, whatever the broker and other processes
  * do (a driver's calls and callbacks take the time that they take); a refusal may come a little before it, by a quarter or
- * 100 ms. A function without a deadline never waits, unless its comment says how long at most.
+ * a second. A function without a deadline never waits, unless its comment says how long at most.
  *
  * Ownership. The caller keeps what it passes in (structs, arrays, strings, fds); the library does not look at it after
  * the call. The caller owns what a function writes: it closes fds, and it gives leases, imports, host memory, requests

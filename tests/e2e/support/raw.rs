@@ -2,6 +2,7 @@
 //! Must never check what it sends. Every wait for an answer is bounded.
 
 use super::wait::PATIENCE;
+use fdbroker_client::Error;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, GrantItem, HELLO_MAGIC, Hello, HelloReply, LeaseItem,
@@ -179,6 +180,19 @@ impl Raw {
         put_acquire(writer.start(Kind::Acquire, id), handles, deadline_ms);
         self.send(writer.finish(handles.len(), 0), &[]).expect("the broker reads");
         id
+    }
+
+    /// The broker's refusal of an acquire that waits in vain. Unlike the library, this waits for it however late it is.
+    #[track_caller]
+    pub fn refusal(&mut self, handle: &Handle) -> Error {
+        const DEADLINE_MS: u32 = 50;
+        let answer = self.request(
+            Kind::Acquire,
+            |writer| put_acquire(writer, &[*handle], DEADLINE_MS),
+            1,
+            &[],
+        );
+        Error::from_status(grants(answer).0[0].status, "acquire")
     }
 
     /// Acquires; returns the items, and the fds in the order of arrival. Asks again for items that answer AGAIN, as clients

@@ -29,6 +29,11 @@ pub fn patience() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
+/// The deadline of a call that the broker refuses. Its answer comes a quarter sooner: time for threads that get no processor.
+pub fn soon() -> Deadline {
+    Deadline::from_ms(3000)
+}
+
 /// Looks again and again until `condition` holds.
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
