@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use fdbroker_client::{
-    AllocationId, Client, Deposit, Drained, Error, ErrorCode, Exports, Handle, MemoryKind, Notice,
-    RegisterProgress, RegisterRequest,
+    AllocationId, Client, Deadline, Deposit, Drained, Error, ErrorCode, Exports, Handle,
+    MemoryKind, Notice, RegisterProgress, RegisterRequest,
 };
 use fdbroker_protocol::Kind;
 use std::os::fd::AsFd;
@@ -267,7 +267,7 @@ fn register_when_another_thread_does_not_end_then_timed_out_at_the_deadline() {
     thread::scope(|scope| {
         let first = scope.spawn(|| exports.register(&at(0, 4096, 5), || Ok(memory(b"")), soon()));
         let request = peer.recv();
-        let deadline = fdbroker_client::Deadline::from_ms(20);
+        let deadline = Deadline::from_ms(20);
         for other in [at(0, 4096, 5), at(0, 4096, 6)] {
             let error = exports.register(&other, no_export, deadline).unwrap_err();
             assert_eq!(error.code, ErrorCode::TimedOut, "{error}");
@@ -316,6 +316,9 @@ fn register_when_other_memory_is_under_way_there_then_the_broker_hears_of_it_aft
             exports.register(&at(0, 4096, 5), export, soon())
         });
         is_inside.recv_timeout(PATIENCE).unwrap();
+        // Shows that other memory is there now.
+        let error = exports.register(&at(2048, 4096, 6), no_export, Deadline::from_ms(20));
+        assert_eq!(error.unwrap_err().code, ErrorCode::TimedOut);
         let new = scope.spawn(|| exports.register(&at(2048, 4096, 6), || Ok(memory(b"")), soon()));
         peer.assert_silent();
         go_on.send(()).unwrap();

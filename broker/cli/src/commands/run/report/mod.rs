@@ -68,8 +68,9 @@ impl Report {
         options.write(true).create(true).truncate(false).custom_flags(libc::O_NONBLOCK);
         options.open(&file.path).context(|| format!("write {}", file.path.display()))?;
         let (end, ended) = sync_channel(0);
+        let begin = Instant::now();
         let sampler = std::thread::Builder::new().name("report".into());
-        let sampler = sampler.spawn(move || sample(&admin_socket, &ended));
+        let sampler = sampler.spawn(move || sample(&admin_socket, begin, &ended));
         let sampler = sampler.context(|| "start a thread for the report")?;
         Ok(Report { file: file.clone(), was_there, end, sampler })
     }
@@ -111,9 +112,8 @@ fn remove_regular(path: &Path) {
     }
 }
 
-/// Looks at the broker again and again, until the other end of `ended` is dropped or the broker does not answer any more.
-fn sample(admin_socket: &Path, ended: &Receiver<()>) -> Series {
-    let begin = Instant::now();
+/// Looks at the broker again and again, with times since `begin`, until the other end of `ended` is dropped or the broker does not answer any more.
+fn sample(admin_socket: &Path, begin: Instant, ended: &Receiver<()>) -> Series {
     let mut series = Series::default();
     let look = |series: &mut Series, admin: &mut Admin| {
         let status = admin.status()?;
