@@ -141,7 +141,7 @@ impl Core {
             self.make_room_for_hello(client, own, blocked, fx);
         }
         let node = &self.ledger[ScopeId::NODE];
-        let table_to_be = self.ledger.table_room() + node.idle_credits + node.coming;
+        let table_to_be = self.ledger.table_room_after(node.idle_credits + node.coming);
         let is_in_line = match blocked.resource {
             _ if blocked == Blocked::TABLE => table_to_be >= PLACES.1,
             Resource::Fds => own <= HELLO_IN_LINE_FDS,

@@ -524,7 +524,12 @@ impl Ledger {
 
     /// Held places that still fit the table.
     pub fn table_room(&self) -> u64 {
-        self.table_fds.saturating_sub(self.table_now())
+        self.table_room_after(0)
+    }
+
+    /// The same once so many more places have come back. Fds that have no place may stand where these were.
+    pub fn table_room_after(&self, coming: u64) -> u64 {
+        (self.table_fds + coming).saturating_sub(self.table_now())
     }
 
     /// Fds that have no place and wait for the closers.
@@ -558,7 +563,7 @@ impl Ledger {
     /// How much is missing where a charge of so much does not fit. An account above a lowered cap lacks that, too.
     pub fn lacking(&self, Blocked { resource, scope }: Blocked, amount: u64) -> u64 {
         if resource == Resource::TablePlaces {
-            return amount.saturating_sub(self.table_room());
+            return (self.table_now() + amount).saturating_sub(self.table_fds);
         }
         let with_it = self[scope].account.counted[resource.index()] + u128::from(amount);
         u64::try_from(with_it.saturating_sub(self.cap(scope, resource).into())).unwrap_or(u64::MAX)

@@ -110,7 +110,7 @@ impl Core {
 
     /// The share in the way of so many more places of a domain, though there are as many, or fds that can be closed.
     fn beyond_share_of_table(&self, domain: u32, more: u64) -> Option<Blocked> {
-        let free = self.ledger.table_room() + self.ledger[ScopeId::NODE].can_be_had_back();
+        let free = self.ledger.table_room_after(self.ledger[ScopeId::NODE].can_be_had_back());
         let is_beyond = self.share_of_table(domain) < more && free >= more;
         let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
         is_beyond.then_some(Blocked { resource, scope })

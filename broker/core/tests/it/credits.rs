@@ -1,6 +1,7 @@
 //! Deposit credits: idle ones are taken back when another needs the place, and a message that could not know is answered.
 
 use super::*;
+use fdbroker_core::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 
 /// A node of `fds` in which each client keeps 4 credits. All three clients have theirs, as far as there is room.
 fn with_idle_credits(fds: u64) -> World {
@@ -129,4 +130,27 @@ fn credits_when_refused_because_others_wait_then_idle_ones_stay() {
     let refused = world.step(ask(OTHER, Now(0)));
     assert!(matches!(refused[0], Effect::Failed { .. }), "{refused:?}");
     assert_eq!(world.client(USER).credits, 2);
+}
+
+#[test]
+fn hello_when_fds_without_a_place_are_more_than_fit_then_it_waits_until_they_are_closed() {
+    let table_fds = TABLE_RESERVE + 3 * FDS_PER_CONNECTION + 8;
+    let mut world = World::new(Config { table_fds, ..config() });
+    let credits = world.credits().iter().sum::<u64>();
+    assert!(
+        (FDS_PER_CONNECTION..=8).contains(&credits),
+        "idle ones, which count as free: {credits}"
+    );
+    // More than it may deposit, and more than there is room for.
+    world.send(OWNER, &vec![deposit(1); 10], 0);
+    let late = ClientId(4);
+    let domain = DomainKey { listener: 0, uid: 2000 };
+    world.step(connect(late, domain, 4004));
+    let (request, deadline) = (RequestId(1), Now(1000 * MS));
+    let effects = world.step(Input::Hello { client: late, request, own_fds: 0, deadline });
+    assert_eq!(effects, [], "it is parked");
+    for ticket in 0..10 {
+        world.step(Input::Closed { ticket: Ticket(ticket) });
+    }
+    assert_eq!(world.core.totals().node.counted(Resource::TablePlaces), 4 * FDS_PER_CONNECTION);
 }
