@@ -145,6 +145,16 @@ static void an_opener_that_fails_leaves_nothing(void) {
   CHECK(import.ptr == NULL && strstr(fdbroker_last_error(), "opener") != NULL);
   driver.refuses = 12345;
   CODE(FDBROKER_INTERNAL, fdbroker_import(context, &handles[0], FDBROKER_IMPORT_READ, SOON, &import));
+  /* AGAIN of a request says that it is not done: an item that ends with it is CANCELLED. */
+  fdbroker_request_t *request;
+  fdbroker_code_t code;
+  unsigned waited = 0;
+  driver.refuses = FDBROKER_AGAIN;
+  CODE(FDBROKER_AGAIN, fdbroker_import(context, &handles[0], FDBROKER_IMPORT_READ, SOON, &import));
+  OK(fdbroker_import_start(context, 1, &handles[0], FDBROKER_IMPORT_READ, SOON, &request));
+  while ((code = fdbroker_import_test(request, &import, NULL)) == FDBROKER_AGAIN && waited++ < SOON) nap_ms(1);
+  CODE(FDBROKER_CANCELLED, code);
+  CHECK(import.ptr == NULL && strstr(fdbroker_last_error(), "opener") != NULL);
   driver.refuses = 0;
   for (driver.lies = 1; driver.lies <= 2; driver.lies++) {
     CODE(FDBROKER_INTERNAL, fdbroker_import(context, &handles[0], FDBROKER_IMPORT_READ, SOON, &import));

@@ -549,7 +549,8 @@ fdbroker_code_t fdbroker_set_opener(fdbroker_t *broker, uint32_t kind, fdbroker_
  *
  * FDBROKER_OK: nothing is in use. FDBROKER_AGAIN: *count is the number of allocations that are, and the first room of them
  * are in handles (NULL: room is 0), without their hints: imports not released, and leases not given back, whose fds are the
- * program's to close. Release them, and call again to see what is left.
+ * program's to close. Release them, and call again to see what is left. End requests (fdbroker_request_t) before: the fds that
+ * one has got, and that no test has handed out yet, are not named.
  *
  * Errors: FDBROKER_TIMED_OUT (another thread's import has not ended; it is suspended all the same), FDBROKER_NOT_SUPPORTED
  * (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
@@ -574,6 +575,9 @@ typedef struct fdbroker_request fdbroker_request_t;
 /* Starts to acquire count handles, without waiting. On success *request is a request, which ends when
  * fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
  * fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
+ *
+ * For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN, an item of a
+ * request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker was not ready in time.
  *
  * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others. */
 fdbroker_code_t fdbroker_acquire_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,

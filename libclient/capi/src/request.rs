@@ -1,5 +1,5 @@
 //! Acquiring, importing and registering without waiting, for progress engines: start, test, cancel.
-//! Must never wait, nor keep a request that is done.
+//! Must never wait, keep a request that is done, nor answer FDBROKER_AGAIN for one that is.
 
 use crate::acquire::{Grants, fdbroker_grant_t};
 use crate::context::{context, fdbroker_t};
@@ -12,8 +12,8 @@ use crate::leases::Leases;
 use crate::register::{self, Refused, Wanted, fdbroker_allocation_t};
 use crate::slot::refuse_in_callback;
 use fdbroker_client::{
-    AcquireRequest, Deadline, ImportProgress, ImportRequest, Progress, RegisterProgress,
-    RegisterRequest,
+    AcquireRequest, Deadline, Error, ErrorCode, ImportProgress, ImportRequest, Progress,
+    RegisterProgress, RegisterRequest,
 };
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -58,9 +58,24 @@ unsafe fn place<'a>(
     Ok(out)
 }
 
+/// The outcomes of a request that is done. FDBROKER_AGAIN says that it is not, and is CANCELLED here: who tested once more would
+/// use a request that is freed.
+fn ended<T>(outcomes: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
+    let end = |mut error: Error| {
+        if error.code == ErrorCode::Again {
+            (error.code, error.status) = (ErrorCode::Cancelled, None);
+        }
+        error
+    };
+    outcomes.into_iter().map(|outcome| outcome.map_err(end)).collect()
+}
+
 /// Starts to acquire count handles, without waiting. On success *request is a request, which ends when
 /// fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
 /// fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
+///
+/// For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN, an item of a
+/// request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker was not ready in time.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others.
 #[unsafe(no_mangle)]
@@ -112,7 +127,7 @@ pub unsafe extern "C" fn fdbroker_request_test(
         let leases = Arc::clone(leases);
         // SAFETY: made by fdbroker_acquire_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
-        grants.fill(&leases, outcomes)
+        grants.fill(&leases, ended(outcomes))
     })
 }
 
@@ -175,7 +190,7 @@ pub unsafe extern "C" fn fdbroker_import_test(
         };
         // SAFETY: made by fdbroker_import_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
-        answers.fill(Ok::<_, Failure>(outcomes.into_iter().map(|one| one.map(taken_apart))))
+        answers.fill(Ok::<_, Failure>(ended(outcomes).into_iter().map(|one| one.map(taken_apart))))
     })
 }
 
@@ -240,7 +255,7 @@ pub unsafe extern "C" fn fdbroker_register_test(
         };
         // SAFETY: made by fdbroker_register_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
-        answers.fill(Ok(refused.fill(outcomes)))
+        answers.fill(Ok(refused.fill(ended(outcomes))))
     })
 }
 

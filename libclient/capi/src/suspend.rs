@@ -26,10 +26,10 @@ impl Names<'_> {
         count: *mut usize,
     ) -> Result<Self, Failure> {
         // SAFETY: the caller's promise.
-        let (array, count) = unsafe { (slice_mut(array, room)?, count.as_mut()) };
-        let count = count.ok_or_else(|| Failure::argument("count is NULL"))?;
+        let count = unsafe { count.as_mut() }.ok_or_else(|| Failure::argument("count is NULL"))?;
         *count = 0;
-        let array = match array {
+        // SAFETY: as above.
+        let array = match unsafe { slice_mut(array, room) }? {
             None if room > 0 => return Err(Failure::argument("handles is NULL")),
             array => array.unwrap_or_default(),
         };
@@ -50,7 +50,8 @@ impl Names<'_> {
 ///
 /// FDBROKER_OK: nothing is in use. FDBROKER_AGAIN: *count is the number of allocations that are, and the first room of them
 /// are in handles (NULL: room is 0), without their hints: imports not released, and leases not given back, whose fds are the
-/// program's to close. Release them, and call again to see what is left.
+/// program's to close. Release them, and call again to see what is left. End requests (fdbroker_request_t) before: the fds that
+/// one has got, and that no test has handed out yet, are not named.
 ///
 /// Errors: FDBROKER_TIMED_OUT (another thread's import has not ended; it is suspended all the same), FDBROKER_NOT_SUPPORTED
 /// (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
