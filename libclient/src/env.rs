@@ -26,7 +26,7 @@ impl Variable {
         let text = self.value.to_string_lossy();
         read(text.trim()).ok_or_else(|| {
             let context = format!("{}={text}: set it to {allowed}, or unset it", self.name);
-            Error::new(ErrorCode::NotSupported, context)
+            Error::new(ErrorCode::NotSupported, context).because("the variable has no such value")
         })
     }
 }

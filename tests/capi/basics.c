@@ -127,12 +127,12 @@ static void null_arguments_are_refused(void) {
 
 static void values_that_cannot_be_are_refused_one_by_one(void) {
   fdbroker_t *context = open_at(&broker);
-  fdbroker_allocation_t wanted[6];
-  fdbroker_handle_t handles[6];
-  fdbroker_code_t codes[6];
-  int fds[6];
+  fdbroker_allocation_t wanted[7];
+  fdbroker_handle_t handles[7];
+  fdbroker_code_t codes[7];
+  int fds[7];
   int fd = sealed_memfd(4096, 1);
-  for (int at = 0; at < 6; at++) {
+  for (int at = 0; at < 7; at++) {
     wanted[at] = memfd_allocation(4096);
     fds[at] = fd;
   }
@@ -141,16 +141,17 @@ static void values_that_cannot_be_are_refused_one_by_one(void) {
   wanted[2].flags = 1u << 30;
   wanted[3].size_bytes = 0;
   wanted[4].driver_data_len = 65;
-  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_register_many(context, 6, wanted, fds, SOON, handles, codes));
-  for (int at = 0; at < 5; at++) {
+  wanted[5].base = ~(uint64_t)4000; /* it would end behind the last address */
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_register_many(context, 7, wanted, fds, SOON, handles, codes));
+  for (int at = 0; at < 6; at++) {
     CHECK(codes[at] == FDBROKER_INVALID_ARGUMENT && all_bytes_are(&handles[at], 0, 64));
   }
-  CHECK(codes[5] == FDBROKER_OK);
-  OK(fdbroker_unregister(context, &handles[5]));
+  CHECK(codes[6] == FDBROKER_OK);
+  OK(fdbroker_unregister(context, &handles[6]));
 
   int unsealed = memfd_create("unsealed", MFD_CLOEXEC);
   MUST(ftruncate(unsealed, 4096) == 0);
-  CODE(FDBROKER_UNSUPPORTED_FD, fdbroker_register(context, &wanted[5], unsealed, SOON, &handles[0]));
+  CODE(FDBROKER_UNSUPPORTED_FD, fdbroker_register(context, &wanted[6], unsealed, SOON, &handles[0]));
   CHECK(strstr(fdbroker_last_error(), "F_SEAL_SHRINK") != NULL);
   close(unsealed);
   close(fd);
@@ -326,6 +327,7 @@ static void settings_come_from_the_environment_unless_set(void) {
   setenv("FDBROKER_MAX_HELD", "few", 1);
   CHECK(fdbroker_open(NULL, &context) != FDBROKER_OK && context == NULL);
   CHECK(strstr(fdbroker_last_error(), "FDBROKER_MAX_HELD=few") != NULL);
+  CHECK(strstr(fdbroker_last_error(), "absent here") == NULL);
   unsetenv("FDBROKER_MAX_HELD");
   unsetenv("FDBROKER_SOCKET");
 }

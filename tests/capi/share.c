@@ -243,6 +243,33 @@ static void an_allocation_is_registered_once_however_many_pointers_are_asked(voi
   OK(fdbroker_close(context));
 }
 
+/* The handle of another broker may have the number of an allocation of this one. */
+static void another_brokers_handle_ends_nothing_here(void) {
+  struct broker first, second;
+  broker_start(&first, NULL);
+  broker_start(&second, NULL);
+  fdbroker_t *contexts[2] = {open_at(&first), open_at(&second)};
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  fdbroker_handle_t handles[2];
+  fdbroker_handle_info_t infos[2] = {{.struct_size = sizeof infos[0]}, {.struct_size = sizeof infos[0]}};
+  fdbroker_import_t import;
+  int fd = sealed_memfd(PAGE, 1);
+  for (int at = 0; at < 2; at++) {
+    OK(fdbroker_register(contexts[at], &allocation, fd, SOON, &handles[at]));
+    OK(fdbroker_handle_parse(&handles[at], &infos[at]));
+  }
+  CHECK(infos[0].slot == infos[1].slot && infos[0].generation == infos[1].generation);
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_unregister(contexts[0], &handles[1]));
+  OK(fdbroker_import(contexts[0], &handles[0], FDBROKER_IMPORT_READ, SOON, &import));
+  OK(fdbroker_import_release(contexts[0], &import));
+  OK(fdbroker_unregister(contexts[0], &handles[0]));
+  CODE(FDBROKER_STALE, fdbroker_unregister(contexts[0], &handles[0]));
+  close(fd);
+  for (int at = 0; at < 2; at++) OK(fdbroker_close(contexts[at]));
+  broker_stop(&first);
+  broker_stop(&second);
+}
+
 static void isolated_memory_is_shared_without_an_fd_here(void) {
   fdbroker_t *context = open_at(&broker);
   int before = open_fds();
@@ -366,6 +393,7 @@ int main(void) {
   RUN(many_imported_some_stale_then_each_has_its_bytes);
   RUN(given_back_twice_is_an_error_and_changes_no_count);
   RUN(an_allocation_is_registered_once_however_many_pointers_are_asked);
+  RUN(another_brokers_handle_ends_nothing_here);
   RUN(isolated_memory_is_shared_without_an_fd_here);
   RUN(a_strict_cache_refuses_what_does_not_fit);
   RUN(the_broker_holds_no_more_of_a_producer_than_it_wants);

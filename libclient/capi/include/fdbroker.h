@@ -186,7 +186,8 @@ void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size
  * FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
  *
  * Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens), FDBROKER_NOT_PERMITTED (the socket refuses this
- * user), FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
+ * user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback), FDBROKER_PROTOCOL,
+ * FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_open(const fdbroker_options_t *options, fdbroker_t **out);
 
 /* Ends the connection: gives back all leases, unmaps all imports, frees all host memory, and waits for a running

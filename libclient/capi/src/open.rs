@@ -130,7 +130,8 @@ pub unsafe extern "C" fn fdbroker_options_init_sized(
 /// FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens), FDBROKER_NOT_PERMITTED (the socket refuses this
-/// user), FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT.
+/// user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback), FDBROKER_PROTOCOL,
+/// FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_open(
     options: *const fdbroker_options_t,

@@ -280,6 +280,12 @@ unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure
     if size_bytes == 0 {
         return Err(Failure::argument("register: size_bytes is 0; an allocation has bytes"));
     }
+    let base = allocation.base;
+    if base.checked_add(size_bytes).is_none() {
+        let text =
+            format!("register: base {base:#x} and size_bytes {size_bytes} pass the last address");
+        return Err(Failure::argument(text));
+    }
     Ok(Deposit {
         fd_offset: allocation.fd_offset,
         owner_allocation_id: allocation.owner_allocation_id,
@@ -383,7 +389,7 @@ unsafe fn unregister(
     // SAFETY: the caller's promise.
     let (context, handle) = unsafe { (context(broker, "unregister")?, one(handle)?) };
     let deadline = Deadline::from_ms(deadline_ms);
-    Ok(context.exports.unregister_within(handle.id(), deadline)?)
+    Ok(context.exports.unregister_handle(handle, deadline)?)
 }
 
 /// Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, or an

@@ -272,6 +272,18 @@ impl Exports {
         self.client.unregister_within(RegistrationRef { id, epoch }, deadline)
     }
 
+    /// The same by a handle, which another broker may have made: BAD_HANDLE then, and what has its number here stays.
+    ///
+    /// # Errors
+    /// As [`Client::unregister`].
+    pub fn unregister_handle(&self, handle: &Handle, deadline: Deadline) -> Result<Drained, Error> {
+        let id = handle.id();
+        if !self.client.is_forked_copy() && self.client.common().holdings.is_another(handle) {
+            return Err(Error::new(ErrorCode::BadHandle, format!("unregister {id}")));
+        }
+        self.unregister_within(id, deadline)
+    }
+
     /// Allocations in the table; some of them may have ended otherwise.
     pub fn len(&self) -> usize {
         match self.client.is_forked_copy() {

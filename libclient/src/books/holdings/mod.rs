@@ -21,7 +21,7 @@ use super::one_way::{Line, OneWay, OwnerKey};
 use super::wake::Wake;
 use crate::deposit::{Deposit, Registration, RegistrationRef};
 use crate::sync::lock;
-use fdbroker_protocol::{AllocationId, ErrorCode, HandlePrefix};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle, HandlePrefix};
 use leases::Leases;
 use registrations::{Memory, Registrations};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,6 +160,11 @@ impl Holdings {
     /// An allocation that is registered, as its owner knows it.
     pub fn key_of(&self, id: AllocationId) -> Option<OwnerKey> {
         lock(&self.state).registrations.key_of(id)
+    }
+
+    /// Whether a registration has the number in this handle, and another handle.
+    pub fn is_another(&self, handle: &Handle) -> bool {
+        lock(&self.state).registrations.is_another(handle)
     }
 
     /// Ends one registration, the last of its count for good.

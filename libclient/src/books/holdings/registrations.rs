@@ -214,6 +214,10 @@ impl Registrations {
         Some(OwnerKey { base, owner_allocation_id })
     }
 
+    pub fn is_another(&self, handle: &Handle) -> bool {
+        self.all.get(&handle.id()).is_some_and(|named| named.handle.prefix != handle.prefix)
+    }
+
     /// Whether it is known to the broker, or is going to be named to the next.
     pub fn has(&self, registration: &Registration) -> bool {
         let named = self.all.get(&registration.id());
