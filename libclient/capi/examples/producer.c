@@ -2,7 +2,7 @@
  *
  *     cc producer.c -o producer $(pkg-config --cflags --libs fdbroker)
  *     fdbroker run -- sh            # a private broker, unless the node runs one
- *     ./producer handle.txt         # meanwhile, in another shell of that broker: ./consumer handle.txt
+ *     ./producer handle.txt         # meanwhile, in another shell with the same FDBROKER_SOCKET: ./consumer handle.txt
  */
 #include <fdbroker.h>
 
