@@ -1,6 +1,6 @@
 //! The import cache against its targets, with a real daemon, real registrations, real leases and its real
 //! generation page, through Rust and through C, beside a plain hash map, an LRU behind a mutex and a bare mmap+munmap of the
-//! same size in the same run. Must never assert a time.
+//! same size in the same run; and the life of a buffer in batches. Must never assert a time.
 //!
 //! `cargo bench -p fdbroker-client`. Everything of one thread, daemon included, runs on one core; the two
 //! threads of the contended case have a core each, and what is compared there is their CPU time. Medians.
@@ -12,7 +12,9 @@
 mod cpu;
 mod daemon;
 mod hits;
+mod lives;
 mod misses;
+mod relay;
 mod report;
 mod rivals;
 mod through_c;
@@ -29,6 +31,9 @@ use world::World;
 const ENTRIES: usize = 1_000_000;
 
 fn main() {
+    if std::env::args().any(|arg| arg == lives::RAW_PEER) {
+        return lives::answer_raw();
+    }
     let begun = Instant::now();
     let mut report = Report::default();
     let core = cpu::pin_to(cpu::allowed()[0]);
@@ -52,7 +57,7 @@ fn main() {
         world.memory_fds(&daemon),
     );
 
-    // `cargo bench ... -- hits`, or misses: that part alone.
+    // `cargo bench ... -- hits`, or misses, or lives: that part alone.
     let wants =
         |case: &str| std::env::args().nth(1).is_none_or(|arg| arg == "--bench" || arg == case);
     if wants("hits") {
@@ -61,6 +66,9 @@ fn main() {
     drop(cache);
     if wants("misses") {
         misses::measure(&mut world, CacheSettings::default(), &mut report);
+    }
+    if wants("lives") {
+        lives::measure(&daemon, &world, &mut report);
     }
     report.print();
     println!("took {:.0} s", begun.elapsed().as_secs_f64());

@@ -46,7 +46,7 @@ pub fn measure(world: &mut World, settings: CacheSettings, report: &mut Report) 
 }
 
 /// Time of one call in ns.
-fn per_call(calls: usize, mut call: impl FnMut(usize)) -> f64 {
+pub fn per_call(calls: usize, mut call: impl FnMut(usize)) -> f64 {
     let begun = Instant::now();
     (0..calls).for_each(&mut call);
     begun.elapsed().as_nanos() as f64 / calls as f64
