@@ -4,6 +4,7 @@
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
 use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
+use crate::limits::PLACES_AT_ONCE;
 use crate::rooms::items_of;
 use crate::state::{Parked, State, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
@@ -292,9 +293,15 @@ impl Core {
             (false, false) => full,
         };
         let Some(in_the_way) = in_the_way else { return Wait::Recall };
-        // A grant needs one place; a recall its own and, where leases count too, that of the lease to come.
+        // For all items: the others are asked for again as soon as one is granted. A grant needs one place; a recall its own
+        // and, where leases count too, that of the lease to come. Bytes are free at once: a recall has closed what it needs.
         let for_lease = FOR_LEASE.contains(&in_the_way.resource);
-        let short_of = if ready.is_some() || !for_lease { 1 } else { 2 };
+        let short_of = match ready {
+            _ if in_the_way.resource == Resource::HeldBytes => 1,
+            None if for_lease => wanted.len() * 2,
+            _ => wanted.len(),
+        };
+        let short_of = short_of.min(PLACES_AT_ONCE);
         if first || self.may_make_room(in_the_way) {
             let evicted = self.evict_for(in_the_way, short_of, fx);
             if evicted == 0 && several_ready {

@@ -92,6 +92,10 @@ pub const DRAINED_PER_STEP: usize = 64;
 /// most those of a full message with the evictions for it.
 pub const NOTES_KEPT: usize = 1024;
 
+/// Most places that are made at a time for a request that waits, some 50 us of evictions: enough that a batch is not served
+/// item by item, and asked for again each time; few enough that one request does not close most of what a node holds.
+pub const PLACES_AT_ONCE: usize = 64;
+
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 

@@ -1,5 +1,6 @@
 //! Tests of the core's rules, one by one. The simulator (tests/sim) has the long and the random ones.
 
+use fdbroker_core::limits::PLACES_AT_ONCE;
 use fdbroker_core::*;
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{
@@ -291,6 +292,19 @@ fn one_evicted() -> (World, AllocationId) {
     assert_eq!(world.state(first), AllocationState::Evicted);
     world.close_all();
     (world, first)
+}
+
+#[test]
+fn acquire_when_several_are_evicted_and_the_cap_is_full_then_room_is_made_for_all_up_to_a_bound() {
+    for (wanted, closed) in [(1, 2), (3, 6), (100, PLACES_AT_ONCE)] {
+        let mut world = World::new(Config { max_credits: 1, ..node_fds(100) });
+        let ids: Vec<_> = (1..=200).map(|base| world.register(deposit(base)).id).collect();
+        world.close_all();
+        let all: Vec<Wanted> = ids[..wanted].iter().copied().map(Ok).collect();
+        world.acquire(USER, &all, 1000);
+        let is_close = |effect: &&Effect| matches!(effect, Effect::CloseHeld { .. });
+        assert_eq!(world.fx.list.iter().filter(is_close).count(), closed, "{wanted} wanted");
+    }
 }
 
 #[test]
